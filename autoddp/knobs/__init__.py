@@ -1,0 +1,7 @@
+"""Floor 1. Each knob is one declaration; a configuration is a value for some of them."""
+
+from autoddp.knobs.base import Knob, Rung, Value
+from autoddp.knobs.configuration import AS_WRITTEN, BY_NAME, KNOBS, Configuration
+from autoddp.knobs.live import LiveModel
+
+__all__ = ["AS_WRITTEN", "BY_NAME", "KNOBS", "Configuration", "Knob", "LiveModel", "Rung", "Value"]

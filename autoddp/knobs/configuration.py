@@ -1,0 +1,105 @@
+"""A configuration: a value for every knob that differs from the script as written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autoddp.errors import did_you_mean
+from autoddp.knobs.base import Knob, Rung, Value
+from autoddp.knobs.buckets import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
+from autoddp.knobs.copies import BATCHED_GRAD_COPY, GRADIENT_AS_BUCKET_VIEW
+from autoddp.knobs.graph import STATIC_GRAPH
+from autoddp.knobs.hook import HOOK, POWERSGD_RANK, POWERSGD_START_STEP
+
+KNOBS: tuple[Knob, ...] = (
+    BUCKET_CAP_MB,
+    BUCKET_CAP_MB_LIST,
+    GRADIENT_AS_BUCKET_VIEW,
+    BATCHED_GRAD_COPY,
+    STATIC_GRAPH,
+    HOOK,
+    POWERSGD_RANK,
+    POWERSGD_START_STEP,
+)
+"""Every knob, in the order a reader meets them. To add one: declare it in a file of this folder and list it here."""
+
+BY_NAME = {knob.name: knob for knob in KNOBS}
+
+
+class Configuration(Mapping[str, Value]):
+    """Immutable and hashable; a knob that is absent stays as the script wrote it.
+
+    >>> Configuration({"hook": "bf16", "bucket_cap_mb": 50}).rung.value
+    'near'
+    >>> str(Configuration({}))
+    'as written'
+
+    ValueError, one line, for an unknown knob, a value that breaks the knob's rule, or knobs that exclude each other.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        given = dict(values or {})
+        for name, value in given.items():
+            _check(name, value, given)
+        ordered = {knob.name: given[knob.name] for knob in KNOBS if knob.name in given}
+        self._values: dict[str, Value] = {k: tuple(v) if isinstance(v, list) else v for k, v in ordered.items()}
+
+    @property
+    def rung(self) -> Rung:
+        """The highest rung of its values; exact for a configuration as written."""
+        rungs = [BY_NAME[name].rung_of(value) for name, value in self._values.items()]
+        return max(rungs, key=lambda rung: rung.height, default=Rung.EXACT)
+
+    @property
+    def ddp_arguments(self) -> dict[str, Value]:
+        """The part that goes to DistributedDataParallel's constructor."""
+        return {name: value for name, value in self._values.items() if BY_NAME[name].ddp_argument}
+
+    def with_values(self, **values: Value) -> Configuration:
+        """The same with these values set."""
+        return Configuration({**self._values, **values})
+
+    def plain(self) -> dict[str, Any]:
+        """JSON and TOML types only: tuples become lists."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in self._values.items()}
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._values.items()))
+
+    def __repr__(self) -> str:
+        return f"Configuration({self.plain()})"
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={json.dumps(value)}" for name, value in self.plain().items()) or "as written"
+
+
+AS_WRITTEN = Configuration()
+"""The script's own settings: the baseline."""
+
+
+def _check(name: str, value: Any, beside: Mapping[str, Any]) -> None:
+    knob = BY_NAME.get(name)
+    if knob is None:
+        raise ValueError(f"unknown knob {name!r}{did_you_mean(name, BY_NAME)}")
+    rule = knob.check(value)
+    if rule:
+        raise ValueError(f"{name} = {json.dumps(value, default=str)}: {rule}")
+    if knob.needs and beside.get(knob.needs[0]) != knob.needs[1]:
+        raise ValueError(f'{name}: needs {knob.needs[0]} = "{knob.needs[1]}" beside it')
+    if name == "bucket_cap_mb_list" and "bucket_cap_mb" in beside:
+        raise ValueError("bucket_cap_mb_list: excludes bucket_cap_mb, keep one of them")
+    if name == "hook" and value == "powersgd" and "powersgd_rank" not in beside:
+        raise ValueError('hook = "powersgd": needs powersgd_rank beside it')

@@ -1,0 +1,46 @@
+"""What travels instead of full-precision gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoddp.knobs.base import Knob, Rung, one_of, whole_number_between
+
+POWERSGD_RANKS = (1, 2, 4, 8)
+
+
+def _rung(value: Any) -> Rung:
+    return Rung.LOSSY if value == "powersgd" else Rung.NEAR
+
+
+def _lossy(_value: Any) -> Rung:
+    return Rung.LOSSY
+
+
+HOOK = Knob(
+    name="hook",
+    says='what travels: "fp16" or "bf16" halves the bytes, "powersgd" sends low-rank factors',
+    check=one_of("fp16", "bf16", "powersgd"),
+    rung_of=_rung,
+    ddp_argument=False,
+)
+
+POWERSGD_RANK = Knob(
+    name="powersgd_rank",
+    says="rank of the factors: higher is closer to the exact gradient and slower",
+    check=whole_number_between(1, 64),
+    rung_of=_lossy,
+    ddp_argument=False,
+    needs=("hook", "powersgd"),
+)
+
+POWERSGD_START_STEP = Knob(
+    name="powersgd_start_step",
+    says="reductions done exactly before compression starts: early gradients change too fast for low rank",
+    check=whole_number_between(0, 10**9),
+    rung_of=_lossy,
+    ddp_argument=False,
+    needs=("hook", "powersgd"),
+)
+
+DEFAULT_START_STEP = 1000  # torch's own default for its PowerSGD hook

@@ -1,0 +1,23 @@
+"""What the trial runner needs from a running model; the worker implements it on DistributedDataParallel."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from autoddp.knobs.configuration import Configuration
+
+
+class LiveModel(Protocol):
+    """A training job whose knobs can be turned between two steps.
+
+    Not promised: that parameters stay equal on all ranks while `reduce(False)` holds.
+    """
+
+    def turn(self, configuration: Configuration) -> None:
+        """Bring `configuration` into effect from the next forward on; every rank calls it at the same step boundary."""
+
+    def reduce(self, on: bool) -> None:
+        """Switch gradient reduction off, as under `no_sync`, or on again, re-broadcasting the parameters of rank 0."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all work queued so far; nothing to do on a CPU."""

@@ -1,0 +1,46 @@
+"""Whoever wants to watch a study: the terminal, a file, a test."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from autoddp.study.outcome import Outcome, TrialRecord
+from autoddp.wire import JobFacts
+
+
+class Observer(Protocol):
+    """Called from the study's thread, between measurements, so drawing disturbs no timing."""
+
+    def ready(self, facts: JobFacts) -> None:
+        """The job runs and its DDP models are known."""
+
+    def baseline(self, record: TrialRecord, headroom: float) -> None:
+        """The baseline and the headroom (0.0 to 1.0) are measured."""
+
+    def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:
+        """A trial has ended; `planned` is how many there are in all, `best` the fastest so far."""
+
+    def final(self, number: int, planned: int) -> None:
+        """Final round `number` of `planned` has ended."""
+
+    def finished(self, outcome: Outcome) -> None:
+        """The study is over."""
+
+
+class Silent:
+    """An observer that does nothing."""
+
+    def ready(self, facts: JobFacts) -> None:
+        """See `Observer`."""
+
+    def baseline(self, record: TrialRecord, headroom: float) -> None:
+        """See `Observer`."""
+
+    def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:
+        """See `Observer`."""
+
+    def final(self, number: int, planned: int) -> None:
+        """See `Observer`."""
+
+    def finished(self, outcome: Outcome) -> None:
+        """See `Observer`."""

@@ -1,0 +1,76 @@
+"""What a study leaves behind: plain data for the recipe, the report and summary.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from autoddp.knobs import Configuration, Rung
+from autoddp.timing import Block, Speedup, median
+from autoddp.wire import JobFacts
+
+State = Literal["measured", "cut short", "failed"]
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One configuration measured."""
+
+    number: int
+    """0 for the baseline, then 1 to N."""
+    configuration: Configuration
+    state: State
+    blocks: tuple[Block, ...] = ()
+    reason: str = ""
+    """Why it failed or was cut short."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a typical step over all its blocks; infinite when it failed."""
+        steps = [second for block in self.blocks for second in block.seconds]
+        return median(steps) if steps and self.state != "failed" else float("inf")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A finalist: what it gave in the final rounds, measured in turn with the baseline."""
+
+    configuration: Configuration
+    seconds: float
+    speedup: Speedup
+    rounds: tuple[Block, ...] = ()
+
+    @property
+    def rung(self) -> Rung:
+        """The rung it stands on."""
+        return self.configuration.rung
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is launched, and why in one sentence. An empty configuration: the script's own settings stay."""
+
+    configuration: Configuration
+    why: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A whole study."""
+
+    facts: JobFacts
+    baseline: TrialRecord
+    headroom: float
+    """The share of the baseline's step that ends when DDP's reduction is switched off: 0.0 to 1.0."""
+    headroom_block: Block
+    trials: tuple[TrialRecord, ...]
+    baseline_rounds: tuple[Block, ...]
+    """The baseline's blocks in the final rounds; index i stands beside every finalist's round i."""
+    finalists: tuple[Standing, ...]
+    ladder: tuple[Standing, ...]
+    """The best finalist of each rung, exact first; a rung nobody reached is absent."""
+    decision: Decision
+    steps: dict[str, int] = field(default_factory=dict)
+    """Steps of the running model used, by purpose: "measured", "warm-up"."""
+    wall_seconds: dict[str, float] = field(default_factory=dict)
+    """Wall time by phase: "headroom", "baseline", "trials", "finals"; of which "measured", "warm-up"."""

@@ -1,0 +1,62 @@
+"""Quantities as people write them: durations in, times and sizes out."""
+
+from __future__ import annotations
+
+import re
+
+MIB = 2**20
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds(text: str) -> float:
+    """Seconds from `90`, `90s`, `5m`, `1.5h` or `1h30m`. ValueError if it is none of these.
+
+    >>> seconds("5m"), seconds("1h30m"), seconds("45")
+    (300.0, 5400.0, 45.0)
+    """
+    plain = text.strip()
+    if re.fullmatch(r"\d+(\.\d+)?", plain):
+        return float(plain)
+    if not re.fullmatch(r"(\d+(\.\d+)?[smh])+", plain):
+        raise ValueError(f"{text!r} is not a duration: write 90s, 5m, 1.5h or 1h30m")
+    return sum(float(number) * _SECONDS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([smh])", plain))
+
+
+def duration(value: float) -> str:
+    """A wait as people say it.
+
+    >>> duration(4.2), duration(75), duration(3700)
+    ('4 s', '1 min 15 s', '1 h 1 min')
+    """
+    whole = round(value)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def milliseconds(value: float) -> str:
+    """Seconds shown as milliseconds with three significant digits.
+
+    >>> milliseconds(1.1042), milliseconds(0.0283), milliseconds(0.00123)
+    ('1104', '28.3', '1.23')
+    """
+    ms = value * 1e3
+    if ms >= 99.95:
+        return f"{ms:.0f}"
+    return f"{ms:.1f}" if ms >= 9.995 else f"{ms:.2f}"
+
+
+def data_size(count: int) -> str:
+    """Bytes with a binary unit.
+
+    >>> data_size(25 * 2**20), data_size(512)
+    ('25.0 MiB', '512 B')
+    """
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"

@@ -1,0 +1,31 @@
+"""Floor 3. Messages between the worker and its node's launcher: versioned JSON over a private Unix socket."""
+
+from autoddp.wire.facts import JobFacts
+from autoddp.wire.messages import (
+    VERSION,
+    BlockDone,
+    Finish,
+    Goodbye,
+    Hello,
+    Measure,
+    Message,
+    Ready,
+    Welcome,
+    decode,
+    encode,
+)
+
+__all__ = [
+    "VERSION",
+    "BlockDone",
+    "Finish",
+    "Goodbye",
+    "Hello",
+    "JobFacts",
+    "Measure",
+    "Message",
+    "Ready",
+    "Welcome",
+    "decode",
+    "encode",
+]

@@ -1,0 +1,30 @@
+"""What the worker learns about the job before the first trial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """The same on every rank; part of it goes into the recipe."""
+
+    world_size: int
+    nodes: int
+    backend: str
+    """`gloo` or `nccl`, as torch names it."""
+    devices: tuple[str, ...]
+    """Distinct device names over all ranks, sorted; `cpu` for a CPU job."""
+    torch: str
+    gradient_bytes: int
+    """Of all DDP models in the script together, one reduction each."""
+    parameters_digest: str
+    """Of every parameter's shape and type in order: 16 hex digits."""
+    ddp_arguments: dict[str, str]
+    """What the script passes to DistributedDataParallel, as text: the baseline."""
+    knobs: tuple[str, ...]
+    """Names of the knobs that can be turned in this job."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Knob name → why it cannot be turned here (pinned by the script, absent from this torch, …)."""
+    micro_steps: float = 1.0
+    """Forward passes that end in a reduction, per step."""

@@ -1,0 +1,118 @@
+"""The messages, one dataclass each. A trial is a call: `Measure` goes to rank 0, `BlockDone` comes back.
+
+    worker → launcher    Hello (every local rank), Ready, BlockDone (local rank 0), Goodbye (whoever leaves)
+    launcher → worker    Welcome (answers Hello), Measure, Finish
+
+Encoded as one JSON object with the message's name under "is". An unknown name, a missing or a surplus field is a
+ValueError: both ends come from one installation, so that is a fault of ours or a stranger on the socket.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from autoddp.wire.facts import JobFacts
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A worker process has started and wraps its first DDP model."""
+
+    version: int
+    rank: int
+    local_rank: int
+    pid: int
+    restart: int
+    """How often elastic has restarted the group: TORCHELASTIC_RESTART_COUNT."""
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """`go` is False when tuning cannot go on: the worker then leaves at once with exit code 0."""
+
+    go: bool
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The first step boundaries have passed; trials may begin."""
+
+    facts: JobFacts
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Turn to `configuration`, let `warmup` steps pass, then time `steps` steps."""
+
+    index: int
+    """Position in the journal, the same on every node."""
+    configuration: dict[str, Any]
+    warmup: int
+    steps: int
+    reduce: bool = True
+    """False: with DDP's reduction switched off, for the headroom."""
+    turn: bool = True
+    """False: the configuration is in effect already; measure on."""
+
+
+@dataclass(frozen=True)
+class BlockDone:
+    """Seconds of each measured step (mean over ranks), and of the warm-up before them, in all."""
+
+    index: int
+    seconds: tuple[float, ...]
+    warmup_seconds: float
+    turn_seconds: float
+    """Wall time from the last step before the turn to the first step after it."""
+    measure: dict[str, Any] = field(default_factory=dict)
+    """The `Measure` it answers, so that every node's launcher can keep the journal."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The study is over: every rank leaves with exit code 0. `recipe` is the text every node writes."""
+
+    recipe: str
+
+
+@dataclass(frozen=True)
+class Goodbye:
+    """A worker leaves before the study is over: with an exception's text, or "" when its script simply ended."""
+
+    rank: int
+    reason: str
+    in_trial: bool = False
+
+
+Message = Hello | Welcome | Ready | Measure | BlockDone | Finish | Goodbye
+_TYPES: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Hello, Welcome, Ready, Measure, BlockDone, Finish, Goodbye)
+}
+
+
+def encode(message: Message) -> bytes:
+    """One message as UTF-8 JSON."""
+    return json.dumps({"is": type(message).__name__, **asdict(message)}).encode()
+
+
+def decode(data: bytes) -> Message:
+    """The message back; ValueError for anything that is not one."""
+    try:
+        fields = json.loads(data)
+        kind = _TYPES[fields.pop("is")]
+        if kind is Ready:
+            fields["facts"] = _facts(fields["facts"])
+        if kind is BlockDone:
+            fields["seconds"] = tuple(fields["seconds"])
+        message: Message = kind(**fields)
+    except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"not a message of this protocol: {error!r}") from error
+    return message
+
+
+def _facts(fields: dict[str, Any]) -> JobFacts:
+    return JobFacts(**{**fields, "devices": tuple(fields["devices"]), "knobs": tuple(fields["knobs"])})
