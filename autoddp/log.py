@@ -1,6 +1,6 @@
 """The project's one logger: silent unless asked, the root logger untouched.
 
-    AUTODDP_LOG=debug autoddp train.py      # autoddp's own steps on stderr
+AUTODDP_LOG=debug autoddp train.py      # autoddp's own steps on stderr
 """
 
 from __future__ import annotations

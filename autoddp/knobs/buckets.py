@@ -54,7 +54,7 @@ def shrinking_plans(gradient_mib: float) -> list[tuple[float, ...]]:
     whole, so that the first starts to travel early. Gradient-ready order, MiB.
 
     >>> shrinking_plans(6.0)
-    [(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5), (1.0, 1.0, 1.0, 1.0, 1.0, 1.0)]
+    [(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5), (1.0, 1.0, 1.0, 1.0, 1.0, 1.0), (2.0, 2.0, 2.0), (4.0, 4.0)]
     """
     plans = []
     for tail in (0.5, 1.0, 2.0, 4.0):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from autoddp.knobs import Configuration, Rung
 
@@ -52,6 +53,10 @@ class LadderEntry:
     speedup_low: float
     speedup_high: float
 
+    def plain(self) -> dict[str, Any]:
+        """JSON and TOML types only."""
+        return {**vars(self), "rung": self.rung.value, "configuration": self.configuration.plain()}
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -78,3 +83,15 @@ class Recipe:
     ladder: tuple[LadderEntry, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     """Variables set for the workers alone, from the allowed list only."""
+
+    def plain(self) -> dict[str, Any]:
+        """JSON and TOML types only, in the order a reader meets them."""
+        return {
+            "schema": SCHEMA,
+            "made_by": asdict(self.made_by),
+            "fits": {**asdict(self.fits), "devices": list(self.fits.devices), "digest": self.fits.digest},
+            "configuration": self.configuration.plain(),
+            "env": dict(sorted(self.env.items())),
+            "evidence": asdict(self.evidence),
+            "ladder": [entry.plain() for entry in self.ladder],
+        }

@@ -74,3 +74,9 @@ class Outcome:
     """Steps of the running model used, by purpose: "measured", "warm-up"."""
     wall_seconds: dict[str, float] = field(default_factory=dict)
     """Wall time by phase: "headroom", "baseline", "trials", "finals"; of which "measured", "warm-up"."""
+
+    @property
+    def baseline_seconds(self) -> float:
+        """Seconds of a step as written: in the finals where there were any, since the finalists stand beside it there."""
+        rounds = [block.median for block in self.baseline_rounds]
+        return median(rounds) if rounds else self.baseline.seconds

@@ -57,6 +57,8 @@ class Measure:
     """False: with DDP's reduction switched off, for the headroom."""
     turn: bool = True
     """False: the configuration is in effect already; measure on."""
+    failures: tuple[dict[str, Any], ...] = ()
+    """Measurements that failed since the last block: {"asked": …, "failure": …}, for the journals of other nodes."""
 
 
 @dataclass(frozen=True)

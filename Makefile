@@ -1,0 +1,45 @@
+# make demo    tune and train handwritten digits on this machine, from nothing, in the folder demo/
+# make test    the linters, the type checker and every test
+# make clean   remove what the two have made, the virtual environment included
+#
+# On a fresh machine both first make .venv with everything in it. Variables that may be set (make TORCH=torch demo):
+PYTHON ?= python3
+# What pip installs as torch. The version is fixed because torchvision has to match it.
+TORCH ?= torch==2.13.0
+TORCHVISION ?= torchvision==0.28.0
+# VENV_FLAGS=--system-site-packages keeps the torch (and torchvision) that PYTHON already has.
+VENV_FLAGS ?=
+# Most tests start jobs of 2 to 4 processes: more than two at once would only wait for one another.
+PYTEST_ARGS ?= -n 2 --dist loadfile
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+HAS = $(BIN)/python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("$(1)") is None)'
+
+.PHONY: demo test clean
+.DEFAULT_GOAL := test
+
+# demo/ ignores itself, so that no run of the demo shows up in git.
+demo: .venv/.ready
+	@mkdir -p demo && echo '*' > demo/.gitignore
+	cd demo && ../$(BIN)/autoddp --nproc-per-node 2 --trials 20 ../recipes/digits/train.py
+
+test: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# torch comes first: with no torch present, pip would take the newest one for autoddp's "torch>=2.4". torchvision comes
+# last and without its dependencies, because it would replace that torch.
+.venv/.ready: pyproject.toml
+	@test -x $(BIN)/python || { echo "setup: making .venv"; $(PYTHON) -m venv $(VENV_FLAGS) .venv; }
+	@$(call HAS,torch) || { echo "setup: installing $(TORCH)"; $(PIP) '$(TORCH)'; }
+	@echo "setup: installing autoddp and the tools for its tests"
+	@$(PIP) -e '.[test]'
+	@$(call HAS,torchvision) || { echo "setup: installing $(TORCHVISION) for the ViT recipe"; $(PIP) --no-deps '$(TORCHVISION)'; }
+	@touch $@
+
+clean:
+	rm -rf .venv demo .autoddp build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,37 @@
+"""The entry point: a command if the first word is one and no such file exists, else a training job."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from autoddp.errors import AutoddpError
+
+COMMANDS = ("recipe",)
+
+
+def main() -> None:
+    """Ends the process. A user's error is one line on stderr and exit code 2; a failed job ends as under torchrun."""
+    words = sys.argv[1:]
+    try:
+        if words and words[0] in COMMANDS and not os.path.exists(words[0]):
+            from autoddp.cli import recipe
+
+            sys.exit(recipe.run(words[1:]))
+        if words and words[0] == "--version":
+            from autoddp.version import __version__
+
+            print(f"autoddp {__version__}")
+            sys.exit(0)
+        from autoddp.cli import run
+
+        job = run.prepare(words)
+    except AutoddpError as error:
+        sys.stderr.write(f"autoddp: error: {error}\n")
+        sys.exit(error.exit_code)
+    if job is not None:
+        run.launch(job)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""`autoddp recipe show FILE`, `autoddp recipe check FILE`: a recipe for people, or for a script with --json."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from autoddp.errors import AutoddpError, UsageError
+from autoddp.recipe import Fits, LadderEntry, Recipe, load
+from autoddp.timing import Speedup
+from autoddp.units import data_size, milliseconds
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of `autoddp recipe` with these arguments.
+
+        run(["show", "train.autoddp.toml"])
+        run(["check", "train.autoddp.toml", "--json"])      # {"ok": true, …} or {"ok": false, "error": …}
+
+    AutoddpError for what the user got wrong; under --json a recipe's faults are printed instead.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        recipe = load(options.file)
+    except AutoddpError as problem:
+        if not options.json:
+            raise
+        print(json.dumps({"ok": False, "file": options.file, "error": str(problem)}))
+        return problem.exit_code
+    answer: dict[str, Any] = options.data(recipe)
+    text: Callable[[str, Recipe], str] = options.text
+    print(json.dumps({"ok": True, "file": options.file, **answer}) if options.json else text(options.file, recipe))
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose complaints are UsageErrors: one line, like every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"recipe: {message}; see {self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="autoddp recipe", description="Look at a recipe.", allow_abbrev=False)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    show = commands.add_parser(
+        "show", help="what it fits, what it launches and why, and the ladder", allow_abbrev=False
+    )
+    show.set_defaults(text=_show, data=lambda recipe: {"recipe": recipe.plain()})
+    check = commands.add_parser("check", help="whether it is sound, and what it fits", allow_abbrev=False)
+    check.set_defaults(text=_check, data=lambda recipe: {"fits": recipe.plain()["fits"]})
+    for command in (show, check):
+        command.add_argument("file", metavar="FILE", help="a recipe, such as train.autoddp.toml")
+        command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    return parser
+
+
+def _check(file: str, recipe: Recipe) -> str:
+    return f"{file}: sound\nfits {_fits(recipe.fits)}"
+
+
+def _show(file: str, recipe: Recipe) -> str:
+    made, rung = recipe.made_by, recipe.configuration.rung
+    facts = [
+        ("made by", f"autoddp {made.autoddp} with torch {made.torch} and Python {made.python}, {made.date}"),
+        ("fits", _fits(recipe.fits)),
+        ("launches", f"{recipe.configuration} ({rung.value}: {rung.changes})" if recipe.configuration else _AS_WRITTEN),
+        *([("sets", " ".join(f"{name}={value}" for name, value in sorted(recipe.env.items())))] if recipe.env else []),
+        ("why", recipe.evidence.why),
+        ("evidence", _evidence(recipe)),
+    ]
+    return "\n".join([file, "", *_aligned(facts), "", *_ladder(recipe.ladder)])
+
+
+_AS_WRITTEN = "the script's own settings, as written"
+
+
+def _fits(fits: Fits) -> str:
+    devices = " and ".join(fits.devices)
+    return (
+        f"{_count(fits.world_size, 'process', 'processes')} on {_count(fits.nodes, 'node', 'nodes')}, {devices}, "
+        f"{fits.backend}, torch {fits.torch}, {data_size(fits.gradient_bytes)} of gradients "
+        f"(parameters {fits.parameters_digest})"
+    )
+
+
+def _evidence(recipe: Recipe) -> str:
+    found = recipe.evidence
+    return (
+        f"baseline {milliseconds(found.baseline_ms_per_step / 1e3)} ms per step, headroom {found.headroom:.1%}, "
+        f"{_count(found.trials, 'trial', 'trials')}, {_count(found.final_rounds, 'final round', 'final rounds')}, "
+        f"{_count(found.steps, 'step', 'steps')} measured"
+    )
+
+
+def _ladder(ladder: Sequence[LadderEntry]) -> list[str]:
+    if not ladder:
+        return ["The ladder is empty: no configuration reached the final rounds."]
+    rows = [
+        (
+            entry.rung.value,
+            entry.rung.changes,
+            milliseconds(entry.ms_per_step / 1e3),
+            str(Speedup(entry.speedup, entry.speedup_low, entry.speedup_high)),
+            str(entry.configuration),
+        )
+        for entry in ladder
+    ]
+    # the configuration comes last because it is the one that can be long
+    return _aligned([("rung", "what changes", "ms per step", "speed-up (95 %)", "configuration"), *rows])
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

@@ -1,0 +1,95 @@
+"""`autoddp [options] train.py …`: find or make a recipe, then launch the job with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autoddp.launch.elastic import environment_with, run_real_job
+from autoddp.launch.options import Request, help_text, parse
+from autoddp.launch.ownership import require_script
+from autoddp.launch.plan import Plan, choose
+from autoddp.worker.order import Order
+
+
+@dataclass(frozen=True)
+class Job:
+    """A real job, ready to run: the request, and what the workers get beside torchrun's environment."""
+
+    request: Request
+    variables: dict[str, str]
+
+
+def prepare(words: Sequence[str]) -> Job | None:
+    """Everything up to the real job; None when there is none to run. AutoddpError for what the user has to mend."""
+    if any(word in ("-h", "--help") for word in _before_script(words)):
+        print(help_text())
+        return None
+    request = parse(words)
+    require_script(request.torchrun)
+    if request.taken:
+        _say(f"taken as autoddp's own: {' '.join(request.taken)}")
+    plan = choose(request)
+    if plan.says:
+        _say(plan.says)
+    if request.dry_run:
+        return _show(request, plan)
+    keep = _confer(request, plan)
+    if plan.tune:
+        from autoddp.cli.tuned import tuned_plan
+
+        plan = tuned_plan(request, plan)
+    del keep
+    return None if request.tune_only else Job(request, _variables(plan))
+
+
+def launch(job: Job) -> None:
+    """The real job, as torchrun runs it: the same code, the same errors, the same exit codes."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    with environment_with(job.variables):
+        record(run_real_job)(job.request.torchrun)
+
+
+def _confer(request: Request, plan: Plan) -> object:
+    """On several nodes: make sure that all mean the same. What is returned keeps the meeting point open."""
+    if not plan.several_nodes or plan.as_torchrun:
+        return None
+    from autoddp.launch.conference import Conference
+
+    conference = Conference(request.torchrun)
+    conference.agree(plan.digest, plan.reads)
+    return conference
+
+
+def _variables(plan: Plan) -> dict[str, str]:
+    if plan.recipe is None:
+        return {}
+    configuration = plan.configuration.plain()
+    order = Order(configuration=configuration, parameters_digest=plan.recipe.fits.parameters_digest)
+    return {**plan.recipe.env, **(order.environment(os.environ) if configuration else {})}
+
+
+def _show(request: Request, plan: Plan) -> None:
+    if plan.tune:
+        print(f"would tune: {plan.trials} trials, up to rung {plan.allow.value}, then write {request.recipe_path}")
+    variables = " ".join(f"{name}={value!r}" for name, value in (plan.recipe.env if plan.recipe else {}).items())
+    words = [request.script, *request.torchrun.training_script_args]
+    print(f"would launch: {variables + ' ' if variables else ''}{' '.join(words)}")
+    print(f"configuration: {'the best one found' if plan.tune else plan.configuration}")
+
+
+def _before_script(words: Sequence[str]) -> list[str]:
+    """The words up to the first that is no option: enough to tell our --help from the script's."""
+    found = []
+    for word in words:
+        if not word.startswith("-"):
+            break
+        found.append(word)
+    return found
+
+
+def _say(text: str) -> None:
+    print(f"autoddp: {text}", file=sys.stderr, flush=True)

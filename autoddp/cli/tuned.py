@@ -1,0 +1,83 @@
+"""The tuning half of a run: tune, write the recipe and the summary, and turn what was found into a plan."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from autoddp.errors import AutoddpError
+from autoddp.launch.options import Request
+from autoddp.launch.plan import Plan
+from autoddp.launch.run_folder import RunFolder
+from autoddp.launch.tune import Tuned, tune
+from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse, save
+from autoddp.report import Terminal, say, summary, write_summary
+from autoddp.study import Outcome
+from autoddp.version import __version__
+
+
+def tuned_plan(request: Request, plan: Plan) -> Plan:
+    """Run the tuning job; the plan to launch with. Whatever goes wrong, the job can still run as written."""
+    folder = RunFolder(request.output)
+    say(f"tuning {request.script}: {plan.trials} trials; logs in {folder.path}")
+    tuned = tune(request, folder, Terminal(), lambda outcome: dump(recipe_of(outcome)))
+    if tuned.outcome is not None:
+        content = summary(tuned.outcome, tuned.wall_seconds, str(request.recipe_path))
+        write_summary(folder.summary, content)
+    if not tuned.recipe:
+        say(f"warning: not tuned, launching as written: {tuned.why or 'the leading node gave up'}; see {folder.path}")
+        return plan
+    _write(request, folder, tuned)
+    return replace(plan, recipe=parse(tuned.recipe, request.recipe_path))
+
+
+def _write(request: Request, folder: RunFolder, tuned: Tuned) -> None:
+    try:
+        kept = save(tuned.recipe, request.recipe_path, previous=folder.previous_recipe)
+    except AutoddpError as error:
+        say(f"warning: the recipe is used, but could not be saved: {error}")
+        return
+    say(f"recipe written: {request.recipe_path}" + (f" (the older one is kept as {kept})" if kept else ""))
+
+
+def recipe_of(outcome: Outcome) -> Recipe:
+    """The recipe that a study's outcome amounts to."""
+    facts = outcome.facts
+    return Recipe(
+        made_by=MadeBy(
+            autoddp=__version__,
+            torch=facts.torch,
+            python=platform.python_version(),
+            date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        ),
+        fits=Fits(
+            world_size=facts.world_size,
+            nodes=facts.nodes,
+            backend=facts.backend,
+            devices=facts.devices,
+            torch=facts.torch,
+            gradient_bytes=facts.gradient_bytes,
+            parameters_digest=facts.parameters_digest,
+        ),
+        configuration=outcome.decision.configuration,
+        evidence=Evidence(
+            baseline_ms_per_step=outcome.baseline_seconds * 1e3,
+            headroom=outcome.headroom,
+            trials=len(outcome.trials),
+            final_rounds=len(outcome.baseline_rounds),
+            steps=outcome.steps.get("measured", 0),
+            why=outcome.decision.why,
+        ),
+        ladder=tuple(
+            LadderEntry(
+                rung=standing.rung,
+                configuration=standing.configuration,
+                ms_per_step=standing.seconds * 1e3,
+                speedup=standing.speedup.ratio,
+                speedup_low=standing.speedup.low,
+                speedup_high=standing.speedup.high,
+            )
+            for standing in outcome.ladder
+        ),
+    )

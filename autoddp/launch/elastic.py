@@ -1,0 +1,172 @@
+"""The single point of contact with torch elastic: its parser, the real job, and the tuning job beside it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import logging
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TUNING_RESTARTS = 12
+"""The tuning job's own restart budget: so many configurations may crash before tuning is given up."""
+_FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Each start of the workers gets a store of its own. With elastic's shared one (torch 2.13), a restarted rank may find
+the address under which its peer listened before the restart, and the restart fails."""
+DEFAULT_PORT = 29500  # torchrun's, for a static rendezvous without --master-port
+
+
+def torchrun_parser() -> argparse.ArgumentParser:
+    """The installed torch's own parser, fresh."""
+    from torch.distributed.run import get_args_parser
+
+    parser: argparse.ArgumentParser = get_args_parser()
+    parser.prog = "autoddp"
+    return parser
+
+
+def run_real_job(torchrun: argparse.Namespace) -> None:
+    """What torchrun does with these arguments, by torchrun's own code."""
+    from torch.distributed.run import run
+
+    run(torchrun)
+
+
+def processes_per_node(torchrun: argparse.Namespace) -> int:
+    """How many ranks this node starts; ValueError as under torchrun for a word that it does not know."""
+    from torch.distributed.run import determine_local_world_size
+
+    with _quiet_elastic(None):
+        return int(determine_local_world_size(torchrun.nproc_per_node))
+
+
+def node_range(torchrun: argparse.Namespace) -> tuple[int, int]:
+    """Fewest and most nodes."""
+    from torch.distributed.run import parse_min_max_nnodes
+
+    fewest, most = parse_min_max_nnodes(torchrun.nnodes)
+    return int(fewest), int(most)
+
+
+def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> str:
+    """One pass: the script's workers with the launcher's present environment. Blocks; "" or why it failed.
+
+    Whatever elastic says meanwhile goes to `folder`, as do the workers' stdout and stderr, one file per rank.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.run import config_from_args
+
+    arguments = _tuning_arguments(torchrun, folder / f"pass{number}", f"tune{number}")
+    with _quiet_elastic(folder / "elastic.log"), _signal_handlers_kept(), environment_with(_FRESH_STORE):
+        config, command, words = config_from_args(arguments)
+        try:
+            elastic_launch(config=config, entrypoint=command)(*words)
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            return f"rank {rank} ended with exit code {failure.exitcode}"
+    return ""
+
+
+def meeting_point(torchrun: argparse.Namespace, name: str) -> Any:
+    """A rendezvous handler at the job's own endpoint, for launchers to meet before the job.
+
+    Whoever holds it keeps the endpoint's store alive, so that one job's end and the next one's start cannot race.
+    """
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+    from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
+
+    arguments = _other_rendezvous(torchrun, name)
+    fewest, most = node_range(torchrun)
+    config = {"timeout": 900, **_parse_rendezvous_config(arguments.rdzv_conf)}
+    parameters = RendezvousParameters(
+        backend=arguments.rdzv_backend,
+        endpoint=arguments.rdzv_endpoint,
+        run_id=arguments.rdzv_id,
+        min_nodes=fewest,
+        max_nodes=most,
+        local_addr=arguments.local_addr,
+        **config,
+    )
+    return get_rendezvous_handler(parameters)
+
+
+def _other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Namespace:
+    """The same hosts under another run id. A static rendezvous lends its endpoint to a dynamic one.
+
+    Dynamic, because only there a restart on one node restarts the others; and because a static job's workers keep their
+    keys in the endpoint's store, where the next job's workers would find them.
+    """
+    arguments = copy.copy(torchrun)
+    if node_range(torchrun)[1] == 1:
+        arguments.rdzv_backend, arguments.rdzv_endpoint = "c10d", "localhost:0"
+        arguments.rdzv_id = f"{uuid.uuid4()}.{name}"
+        return arguments
+    if torchrun.rdzv_backend == "static":
+        arguments.rdzv_backend = "c10d"
+        arguments.rdzv_endpoint = torchrun.rdzv_endpoint or (
+            f"{torchrun.master_addr}:{torchrun.master_port or DEFAULT_PORT}"
+        )
+        is_host = f"is_host={'1' if torchrun.node_rank == 0 else '0'}"
+        arguments.rdzv_conf = ",".join(filter(None, [torchrun.rdzv_conf, is_host]))
+    arguments.rdzv_id = f"{torchrun.rdzv_id}.{name}"
+    return arguments
+
+
+def _tuning_arguments(torchrun: argparse.Namespace, logs: Path, name: str) -> argparse.Namespace:
+    arguments = _other_rendezvous(torchrun, name)
+    arguments.standalone = False
+    arguments.node_rank = 0
+    arguments.master_port = torchrun.master_port or DEFAULT_PORT
+    arguments.max_restarts = TUNING_RESTARTS
+    arguments.log_dir = str(logs)
+    arguments.redirects, arguments.tee, arguments.local_ranks_filter = "3", "0", ""
+    return arguments
+
+
+@contextlib.contextmanager
+def _quiet_elastic(log: Path | None) -> Iterator[None]:
+    """torchrun's own remarks belong to the real job, where torchrun makes them again."""
+    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.distributed.run")]
+    loggers += [logging.getLogger(n) for n in list(logging.root.manager.loggerDict) if n.startswith(loggers[0].name)]
+    before = [(logger, list(logger.handlers), logger.propagate) for logger in loggers]
+    handler = logging.FileHandler(log) if log else logging.NullHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
+    for logger in loggers:
+        logger.handlers, logger.propagate = [handler], False
+    try:
+        yield
+    finally:
+        for logger, handlers, propagate in before:
+            logger.handlers, logger.propagate = handlers, propagate
+        handler.close()
+
+
+@contextlib.contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Elastic installs handlers and leaves them; between two jobs they would raise its exception in our code."""
+    present = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
+    try:
+        yield
+    finally:
+        for number, handler in present.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def environment_with(variables: dict[str, str]) -> Iterator[None]:
+    """Set variables for the workers of one job; afterwards the environment is what it was, to the last variable."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)

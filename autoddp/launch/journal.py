@@ -1,0 +1,41 @@
+"""Every measurement of a tuning run, one JSON line each, the same on every node.
+
+A launcher that comes to lead after a restart replays it; and whoever doubts a figure finds each block's times in it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from autoddp.wire import BlockDone, Measure
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was asked, and what came of it: a block or the reason of a failure."""
+
+    asked: Measure
+    done: BlockDone | None
+    failure: str = ""
+
+
+class Journal:
+    """Append-only; `path` gets a line at once for each entry."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.entries: list[Entry] = []
+
+    def add(self, entry: Entry) -> None:
+        """Append; an index that is here already is another node's copy of the same entry."""
+        if entry.asked.index != len(self.entries):
+            return
+        self.entries.append(entry)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(entry)) + "\n")
+
+    def forget_from(self, index: int) -> None:
+        """Drop entries that a replay does not ask for again."""
+        del self.entries[index:]

@@ -1,0 +1,264 @@
+"""The running tuning job as the study sees it: a callable that measures, whatever happens to the processes behind it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from autoddp.knobs import Configuration
+from autoddp.launch.journal import Entry, Journal
+from autoddp.launch.server import Heard, Worker, WorkerServer
+from autoddp.log import get_logger
+from autoddp.study import TrialFailed, TuningOver
+from autoddp.timing import median
+from autoddp.wire import BlockDone, Finish, Goodbye, Hello, JobFacts, Measure, Ready
+
+logger = get_logger(__name__)
+
+_FIRST_PATIENCE = 300.0  # seconds for the first block, whose step time is unknown
+_LEAST_PATIENCE = 20.0  # seconds without a sign of life before a trial is called hung
+_FEWEST_STEPS = 2
+_FUTILE_PASSES = 3
+
+
+class LiveJob:
+    """Implements `study.Measure`. Used from the study's thread; the main thread runs elastic and calls `pass_*`."""
+
+    def __init__(self, server: WorkerServer, journal: Journal) -> None:
+        self._server = server
+        self._journal = journal
+        self._next = 0
+        self._leader: Worker | None = None
+        self._facts: JobFacts | None = None
+        self._workers: list[Worker] = []
+        self._first_failure = ""
+        self._ready_in_this_start = False
+        self._entries_before = 0
+        self._most_steps = 10**9
+        self._fresh_start = True
+        self._unreported: list[dict[str, Any]] = []
+        self._futile_passes = 0
+        self._step_seconds = 0.0
+        self._heartbeats = Path()
+        self._over = ""
+        self.finished: Finish | None = None
+        """What a follower hears from the leader's study."""
+
+    # Called by the main thread
+
+    def pass_begins(self, heartbeats: Path) -> None:
+        """Another start of the script is about to be made."""
+        self._heartbeats = heartbeats
+        self._workers = []
+        self._ready_in_this_start = False
+        self._entries_before = len(self._journal.entries)
+
+    def pass_ended(self, failure: str) -> bool:
+        """Elastic has returned. Whether another pass makes sense; else the study is told that tuning is over."""
+        if self.finished is not None or self._over:
+            return False
+        if failure:
+            return self._end(failure)
+        if not self._workers:
+            return self._end("the script built no DistributedDataParallel model")
+        futile = len(self._journal.entries) == self._entries_before
+        self._futile_passes = self._futile_passes + 1 if futile else 0
+        if self._futile_passes >= _FUTILE_PASSES:
+            return self._end("the script ends before a single measurement can be made")
+        return True
+
+    def _end(self, why: str) -> bool:
+        self._over = self._over or why
+        self._server.dismiss()
+        self._server.heard.put(Heard(_NOBODY, None))
+        return False
+
+    # Called by the study's thread
+
+    def facts(self) -> JobFacts:
+        """Wait until the job is ready."""
+        while self._facts is None:
+            self._take(self._hear(None))
+        return self._facts
+
+    def finish(self, recipe: str) -> None:
+        """Tell all ranks to leave; every node writes the `recipe` of the node that leads when it is told."""
+        if self._facts is None or self._facts.nodes == 1:
+            self.finished = Finish(recipe)
+        while self.finished is None:
+            self._take(self._hear(None))
+            if self._leader is not None:
+                self._tell(self._leader, Finish(recipe))
+        if self._leader is not None:
+            self._tell(self._leader, self.finished)
+        else:
+            self._server.dismiss()
+
+    def _tell(self, leader: Worker, message: Finish) -> None:
+        try:
+            leader.send(message)
+            self.finished = message
+        except OSError:
+            self._leader = None
+
+    def give_up(self, why: str) -> None:
+        """Stop tuning: the workers of this node leave, here and after any restart."""
+        self._end(why)
+
+    def __call__(
+        self, configuration: Configuration, warmup: int, steps: int, *, reduce: bool = True, turn: bool = True
+    ) -> BlockDone:
+        """See `study.Measure`."""
+        index, self._next = self._next, self._next + 1
+        asked = Measure(index, configuration.plain(), warmup, steps, reduce, turn)
+        entry = self._entry(asked)
+        if entry.done is None:
+            raise TrialFailed(entry.failure)
+        self._step_seconds = self._step_seconds or median(entry.done.seconds)
+        return entry.done
+
+    def _entry(self, asked: Measure) -> Entry:
+        """From the journal, as long as it has what is asked; then, on the node that leads, from the running model."""
+        while True:
+            if asked.index < len(self._journal.entries):
+                return self._journal.entries[asked.index]
+            if self._leader is not None:
+                entry = self._measure(asked, self._leader)
+                if entry is not None:
+                    self._journal.add(entry)
+            else:
+                self._take(self._hear(None))
+
+    def _measure(self, asked: Measure, leader: Worker) -> Entry | None:
+        """One attempt; None when the script has simply ended meanwhile."""
+        order = self._order_for(asked)
+        done = self._send(leader, order)
+        if done is not None:
+            self._unreported = []
+            return Entry(asked, done)
+        self._leader = None
+        if self._first_failure:
+            self._unreported.append({"asked": asdict(asked), "failure": self._first_failure})
+            return Entry(asked, None, self._first_failure)
+        # Whatever remains must fit between two of the script's ends.
+        self._most_steps = max(_FEWEST_STEPS, order.steps // 2)
+        return None
+
+    def _order_for(self, asked: Measure) -> Measure:
+        """What is asked, cut to a short script; after a restart nothing is in effect that an earlier order turned on."""
+        steps = max(_FEWEST_STEPS, min(asked.steps, self._most_steps))
+        again = self._fresh_start and not asked.turn
+        self._fresh_start = False
+        return replace(
+            asked,
+            steps=steps,
+            turn=asked.turn or again,
+            warmup=max(asked.warmup, 2) if again else asked.warmup,
+            failures=tuple(self._unreported),
+        )
+
+    def _send(self, leader: Worker, order: Measure) -> BlockDone | None:
+        """Send it and wait: the block, or None once the leader has gone."""
+        self._first_failure = ""
+        try:
+            leader.send(order)
+        except OSError:
+            self._drain_until_gone(leader)
+            return None
+        patience = self._patience(order)
+        began = time.time()
+        while True:
+            heard = self._hear(1.0)
+            if heard is None:
+                self._kill_if_hung(began, patience)
+                continue
+            self._take(heard)
+            if heard.worker is leader and isinstance(heard.message, BlockDone):
+                return heard.message
+            if heard.worker is leader and heard.message is None:
+                return None
+
+    def _patience(self, order: Measure) -> float:
+        if not self._step_seconds:
+            return _FIRST_PATIENCE
+        return max(_LEAST_PATIENCE, 5 * (order.warmup + order.steps) * self._step_seconds)
+
+    def _kill_if_hung(self, began: float, patience: float) -> None:
+        """Hung: for that long no step boundary came and no rank's main thread has moved."""
+        beats = [path.stat().st_mtime for path in self._heartbeats.glob("*")]
+        if time.time() - max([began, *beats]) < patience or self._first_failure:
+            return
+        self._first_failure = f"hung: no rank has moved for {patience:.0f} s"
+        for worker in self._workers:
+            try:
+                os.kill(worker.hello.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def _drain_until_gone(self, leader: Worker) -> None:
+        while True:
+            heard = self._hear(None)
+            self._take(heard)
+            if heard is not None and heard.worker is leader and heard.message is None:
+                return
+
+    def _hear(self, timeout: float | None) -> Heard | None:
+        if self._over:
+            raise TuningOver(self._over)
+        try:
+            return self._server.heard.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def _take(self, heard: Heard | None) -> None:
+        """Keep account of who is here and why anybody left."""
+        if heard is None or heard.worker is _NOBODY:
+            return
+        worker, message = heard.worker, heard.message
+        if isinstance(message, Hello):
+            self._new_worker(worker, message)
+        elif isinstance(message, Ready):
+            self._facts, self._ready_in_this_start = message.facts, True
+            if worker.hello.rank == 0:
+                self._leader, self._fresh_start = worker, True
+        elif isinstance(message, BlockDone) and worker.hello.rank != 0:
+            self._copy(message)
+        elif isinstance(message, Finish):
+            self.finished = message
+            self._end("the study was finished by another node's launcher")
+        elif isinstance(message, Goodbye) and message.reason:
+            self._failed(f"rank {message.rank}: {message.reason}")
+        elif message is None:
+            self._gone(worker)
+
+    def _copy(self, message: BlockDone) -> None:
+        """Another node's launcher leads: keep its journal."""
+        order = Measure(**message.measure)
+        for failed in order.failures:
+            self._journal.add(Entry(Measure(**failed["asked"]), None, failed["failure"]))
+        self._journal.add(Entry(order, message))
+
+    def _new_worker(self, worker: Worker, hello: Hello) -> None:
+        if any(present.hello.local_rank == hello.local_rank for present in self._workers):
+            # The group has been started again.
+            if not self._ready_in_this_start:
+                self._end(self._first_failure or "the script ended before its first steps were over")
+            self._ready_in_this_start, self._workers = False, []
+        self._workers.append(worker)
+
+    def _gone(self, worker: Worker) -> None:
+        if not worker.said_goodbye and self.finished is None:
+            worker.ended_by.wait(timeout=2.0)
+            self._failed(f"rank {worker.hello.rank} {worker.end or 'vanished'}")
+
+    def _failed(self, why: str) -> None:
+        # The first in time is the cause; the others are ranks that lost a peer.
+        self._first_failure = self._first_failure or why
+
+
+_NOBODY = Worker(None, Hello(0, -1, -1, 0, 0))  # type: ignore[arg-type]

@@ -1,0 +1,179 @@
+"""The command line: torchrun's own parser, untouched, and autoddp's options beside it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autoddp.errors import UsageError, did_you_mean
+from autoddp.knobs import Rung
+from autoddp.launch.elastic import torchrun_parser
+from autoddp.launch.ownership import declared_by_script
+from autoddp.units import seconds
+
+DEFAULT_TRIALS = 20
+_EXAMPLES = {
+    "--trials": "a whole number of 0 or more, e.g. --trials 20",
+    "--allow": "exact, near or lossy, e.g. --allow near",
+    "--budget": "a duration, e.g. --budget 5m",
+    "--seed": "a whole number, e.g. --seed 0",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One command line, understood."""
+
+    torchrun: argparse.Namespace
+    """What torchrun's parser makes of its part."""
+    trials: int | None = None
+    """None: not given."""
+    recipe: Path | None = None
+    allow: Rung | None = None
+    """None: not given; tuning then allows near, a saved recipe is launched as it is."""
+    budget: float = 300.0
+    tune_only: bool = False
+    seed: int = 0
+    output: Path = Path(".autoddp")
+    dry_run: bool = False
+    force: bool = False
+    taken: tuple[str, ...] = field(default=())
+    """Words that stood after the script and were taken as autoddp's own."""
+
+    @property
+    def script(self) -> str:
+        """The script, module or program."""
+        return str(self.torchrun.training_script)
+
+    @property
+    def recipe_path(self) -> Path:
+        """Where the recipe is, or will be: as given, or named after the script in the current folder."""
+        stem = self.script.replace("/", ".") if self.torchrun.module else Path(self.script).stem
+        return self.recipe or Path(f"{stem}.autoddp.toml")
+
+
+def own_parser() -> argparse.ArgumentParser:
+    """autoddp's own options, and nothing of torchrun's."""
+    parser = argparse.ArgumentParser(prog="autoddp", add_help=False, allow_abbrev=False)
+    parser.error = _refuse  # type: ignore[method-assign]
+    add = parser.add_argument_group("autoddp").add_argument
+    add("--trials", type=_whole("--trials", 0), metavar="N", help=f"configurations to measure ({DEFAULT_TRIALS})")
+    add("--recipe", type=Path, metavar="FILE", help="launch with this recipe; with --trials: write it there")
+    add("--allow", choices=[r.value for r in Rung], help="how far training may be changed (near)")
+    add("--budget", type=_checked("--budget", seconds), default=300.0, metavar="TIME", help="limit of measuring (5m)")
+    add("--tune-only", action="store_true", help="write the recipe and stop")
+    add("--seed", type=_whole("--seed", 0), default=0, metavar="N", help="of the search (0)")
+    add("--output", type=Path, default=Path(".autoddp"), metavar="DIR", help="logs and summary.json (.autoddp/)")
+    add("--dry-run", action="store_true", help="print what would be run")
+    add("--force", action="store_true", help="launch a recipe that was made for another machine")
+    return parser
+
+
+def help_text() -> str:
+    """torchrun's help with autoddp's options at its end."""
+    parser = torchrun_parser()
+    parser.prog = "autoddp"
+    parser.description = "Tunes DDP on the live, unmodified script, then launches it. Every option of torchrun works."
+    group = parser.add_argument_group("autoddp (before the script, or after it up to `--`)")
+    for action in own_parser()._actions:
+        group._add_action(action)
+    return parser.format_help()
+
+
+def parse(argv: Sequence[str]) -> Request:
+    """Understand a command line; UsageError, one line, for one that cannot be."""
+    ours, rest, taken_from = _divide(list(argv))
+    parser = torchrun_parser()
+    parser.error = _refuse  # type: ignore[method-assign]
+    torchrun = parser.parse_args(rest)
+    script_at = len(rest) - len(torchrun.training_script_args) - 1
+    taken = [word for word, position in zip(ours, taken_from, strict=True) if position > script_at]
+    _refuse_shared_options(torchrun, taken)
+    torchrun.training_script_args = _without_separator(torchrun.training_script_args, bool(taken))
+    own = own_parser().parse_args(ours)
+    return Request(
+        torchrun=torchrun, taken=tuple(taken), **{**vars(own), "allow": Rung(own.allow) if own.allow else None}
+    )
+
+
+def _divide(argv: list[str]) -> tuple[list[str], list[str], list[int]]:
+    """Our words, torchrun's and the script's words, and for each of ours how many of the others stood before it."""
+    ours: list[str] = []
+    rest: list[str] = []
+    places: list[int] = []
+    flags = {option: action.nargs == 0 for action in own_parser()._actions for option in action.option_strings}
+    words = iter(argv)
+    for word in words:
+        name, has_value, _ = word.partition("=")
+        if word == "--":
+            rest += [word, *words]
+        elif name in flags:
+            found = [word] if flags[name] or has_value else [word, *_value(name, words)]
+            ours += found
+            places += [len(rest)] * len(found)
+        else:
+            rest.append(word)
+    return ours, rest, places
+
+
+def _value(name: str, words: Any) -> list[str]:
+    value = next(words, None)
+    if value is None or (value.startswith("--") and len(value) > 2):
+        raise UsageError(f"{name}: needs a value: {_EXAMPLES.get(name, name + ' VALUE')}")
+    return [value]
+
+
+def _without_separator(words: list[str], shielding: bool) -> list[str]:
+    """The script gets its words untouched, but for the `--` that only told autoddp where to stop."""
+    own = {option for action in own_parser()._actions for option in action.option_strings}
+    if "--" not in words:
+        return words
+    at = words.index("--")
+    shields = shielding or any(word.partition("=")[0] in own for word in words[at:])
+    return words[:at] + words[at + 1 :] if shields else words
+
+
+def _refuse_shared_options(torchrun: argparse.Namespace, taken: list[str]) -> None:
+    for word in taken:
+        name = word.partition("=")[0]
+        if name.startswith("--") and declared_by_script(name, torchrun):
+            script = torchrun.training_script
+            raise UsageError(
+                f"{name}: both autoddp and {script} have this option; for autoddp write it before the script "
+                f"(autoddp {word} … {script}), for the script after -- ({script} -- {word} …)"
+            )
+
+
+def _refuse(message: str) -> NoReturn:
+    known = [option for parser in (torchrun_parser(), own_parser()) for option in parser._option_string_actions]
+    prefix, _, words = message.partition("unrecognized arguments: ")
+    if words and not prefix:
+        unknown = next((word for word in words.split() if word.startswith("-")), words)
+        raise UsageError(f"unknown option {unknown}{did_you_mean(unknown, known)}; autoddp --help lists all")
+    if "training_script" in message:
+        raise UsageError("no script given: autoddp [options] train.py [its arguments]; autoddp --help lists all")
+    raise UsageError(message.replace("argument ", "", 1))
+
+
+def _checked(name: str, convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A converter for argparse whose error says the rule and shows an example."""
+
+    def converted(text: str) -> Any:
+        try:
+            return convert(text)
+        except ValueError:
+            raise UsageError(f"{name} {text!r}: must be {_EXAMPLES[name]}") from None
+
+    return converted
+
+
+def _whole(name: str, low: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        if int(text) < low:
+            raise ValueError(text)
+        return int(text)
+
+    return _checked(name, convert)

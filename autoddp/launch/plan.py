@@ -1,0 +1,108 @@
+"""What a command line amounts to: launch as torchrun would, launch with a recipe, or tune first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.launch.elastic import node_range, processes_per_node
+from autoddp.launch.options import DEFAULT_TRIALS, Request
+from autoddp.recipe import Recipe, differences, load, require_fit
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is about to be done."""
+
+    tune: bool
+    recipe: Recipe | None
+    several_nodes: bool
+    trials: int = DEFAULT_TRIALS
+    allow: Rung = Rung.NEAR
+    chosen_rung: Rung | None = None
+    """The rung asked for of a saved recipe; None: what the recipe launches."""
+    says: str = ""
+    """One line for the user."""
+
+    @property
+    def as_torchrun(self) -> bool:
+        """Nothing but torchrun."""
+        return not self.tune and self.recipe is None
+
+    @property
+    def configuration(self) -> Configuration:
+        """What the workers will be given."""
+        if self.recipe is None:
+            return AS_WRITTEN
+        if self.chosen_rung is None or self.chosen_rung.allows(self.recipe.configuration.rung):
+            return self.recipe.configuration
+        allowed = [e for e in self.recipe.ladder if self.chosen_rung.allows(e.rung) and e.speedup_low > 1]
+        return max(allowed, key=lambda e: e.speedup).configuration if allowed else AS_WRITTEN
+
+    @property
+    def digest(self) -> str:
+        """Equal on two nodes if they are about to do the same."""
+        if self.recipe is None:
+            return f"tune {self.trials} {self.allow.value}" if self.tune else "torchrun"
+        return f"launch {self.configuration!r} {sorted(self.recipe.env.items())}"
+
+    @property
+    def reads(self) -> str:
+        """The plan in a few words."""
+        if self.recipe is None:
+            return f"no recipe, tuning with {self.trials} trials" if self.tune else "no recipe"
+        return f"a recipe with {self.configuration}"
+
+
+def choose(request: Request) -> Plan:
+    """The plan for a request. AutoddpError for a recipe that cannot be used."""
+    fewest, most = node_range(request.torchrun)
+    several = most > 1
+    world = fewest * processes_per_node(request.torchrun)
+    known: dict[str, object] = {"torch": _torch_version()}
+    if fewest == most:
+        known |= {"world_size": world, "nodes": fewest}
+    plan = Plan(
+        tune=True,
+        recipe=None,
+        several_nodes=several,
+        trials=DEFAULT_TRIALS if request.trials is None else request.trials,
+        allow=request.allow or Rung.NEAR,
+        chosen_rung=request.allow,
+    )
+    if request.trials is None and request.recipe is not None:
+        return _with_given_recipe(request, plan, known)
+    if request.trials == 0:
+        return Plan(tune=False, recipe=None, several_nodes=several)
+    if world == 1 and not several:
+        return Plan(False, None, several, says="nothing to tune in a world of one: launching as torchrun would")
+    if request.trials is None and request.recipe_path.is_file():
+        return _with_found_recipe(request, plan, known)
+    return plan
+
+
+def _with_given_recipe(request: Request, plan: Plan, known: dict[str, object]) -> Plan:
+    assert request.recipe is not None
+    recipe = load(request.recipe)
+    if not request.force:
+        require_fit(recipe, request.recipe, **known)
+    return _launching(plan, recipe, request)
+
+
+def _with_found_recipe(request: Request, plan: Plan, known: dict[str, object]) -> Plan:
+    recipe = load(request.recipe_path)
+    unlike = differences(recipe.fits, **known)
+    if unlike and not request.force:
+        return Plan(**{**vars(plan), "says": f"{request.recipe_path} does not fit ({'; '.join(unlike)}): tuning again"})
+    return _launching(plan, recipe, request)
+
+
+def _launching(plan: Plan, recipe: Recipe, request: Request) -> Plan:
+    found = Plan(**{**vars(plan), "tune": False, "recipe": recipe})
+    return Plan(**{**vars(found), "says": f"recipe {request.recipe_path}: launching {found.configuration}"})
+
+
+def _torch_version() -> str:
+    from torch import __version__
+
+    return str(__version__).split("+")[0]

@@ -1,0 +1,28 @@
+"""Floor 2. The recipe: what was found fastest, on which job, and the evidence, as a TOML file people can read.
+
+recipe = load("train.autoddp.toml")
+require_fit(recipe, "train.autoddp.toml", world_size=8, nodes=2)
+kept = save(recipe, Path("train.autoddp.toml"), previous=Path(".autoddp/previous.toml"))
+"""
+
+from autoddp.recipe.env import ENV_ALLOWED
+from autoddp.recipe.match import differences, require_fit
+from autoddp.recipe.read import load, parse
+from autoddp.recipe.schema import SCHEMA, Evidence, Fits, LadderEntry, MadeBy, Recipe
+from autoddp.recipe.write import dump, save
+
+__all__ = [
+    "ENV_ALLOWED",
+    "SCHEMA",
+    "Evidence",
+    "Fits",
+    "LadderEntry",
+    "MadeBy",
+    "Recipe",
+    "differences",
+    "dump",
+    "load",
+    "parse",
+    "require_fit",
+    "save",
+]

@@ -1,0 +1,72 @@
+"""Does a recipe fit this job? Compared part by part, as far as the parts are known yet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from autoddp.errors import UnfitRecipe
+from autoddp.recipe.schema import Fits, Recipe
+from autoddp.recipe.table import one_line
+from autoddp.units import data_size
+
+
+def differences(fits: Fits, **known: object) -> list[str]:
+    """One phrase for each part of `known` that differs; None stands for a part not known yet.
+
+    >>> differences(Fits(8, 2, "nccl", ("NVIDIA H100",), "2.13.0", 4096, "0123456789abcdef"), world_size=2, nodes=2)
+    ['world size 8 in the recipe, 2 here']
+
+    Before the launch only the world, the devices and torch are known; gradients and parameters once the model is built.
+    """
+    names = [part.name for part in fields(Fits)]
+    assert set(known) <= set(names), f"not parts of Fits: {set(known) - set(names)}"
+    found = []
+    for name in names:
+        here = known.get(name)
+        if here is None:
+            continue
+        there, here = (_PLAIN.get(name, _same)(value) for value in (getattr(fits, name), here))
+        if there != here:
+            found.append(_phrase(name, there, here))
+    return found
+
+
+def require_fit(recipe: Recipe, path: str | os.PathLike[str], **known: object) -> None:
+    """UnfitRecipe, one line with every differing part and the fix, unless `recipe` fits what is known."""
+    found = differences(recipe.fits, **known)
+    if found:
+        where = one_line(os.fspath(path))
+        fix = "tune again with --trials 20, or launch it all the same with --force"
+        raise UnfitRecipe(f"{where}: made for another job: {'; '.join(found)}: {fix}")
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _distinct(devices: Any) -> tuple[str, ...]:
+    return tuple(sorted(set(devices)))
+
+
+def _without_build(version: Any) -> str:
+    return str(version).partition("+")[0]
+
+
+_PLAIN: Mapping[str, Callable[[Any], Any]] = {"devices": _distinct, "torch": _without_build}
+"""How a part is brought into the form to compare: 2.13.0+cpu → 2.13.0, eight equal devices → one."""
+
+_LABELS = {"world_size": "world size", "parameters_digest": "parameter shapes and types"}
+
+
+def _phrase(name: str, there: Any, here: Any) -> str:
+    if name == "gradient_bytes":
+        # two sizes that differ by a few bytes must not both read 97.5 MiB
+        rough = data_size(there) != data_size(here)
+        there, here = (data_size(size) if rough else f"{size} B" for size in (there, here))
+        return f"{there} of gradients in the recipe, {here} here"
+    if name == "devices":
+        there, here = " and ".join(there), " and ".join(here)
+    return f"{_LABELS.get(name, name)} {there} in the recipe, {here} here"

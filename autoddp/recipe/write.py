@@ -1,0 +1,149 @@
+"""From a recipe to TOML that people can read aloud, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autoddp.errors import RecipeError
+from autoddp.knobs import BY_NAME, Configuration
+from autoddp.recipe.read import parse
+from autoddp.recipe.schema import SCHEMA, LadderEntry, Recipe
+from autoddp.recipe.table import one_line
+from autoddp.units import data_size
+
+_HEAD = """\
+# A recipe of autoddp: the DistributedDataParallel settings that were fastest on the job described under [fits].
+#     autoddp SCRIPT --recipe FILE      launches SCRIPT with the recipe in FILE
+#     autoddp recipe show FILE          shows it as a table
+"""
+
+_SAYS = {
+    "date": "UTC",
+    "world_size": "processes in all",
+    "backend": "what carries the gradients",
+    "devices": "each kind once",
+    "parameters_digest": "over every parameter's shape and type",
+    "digest": "over the lines above, so that an edit by hand is noticed",
+    "baseline_ms_per_step": "the script as written",
+    "trials": "configurations measured",
+    "final_rounds": "turns that each finalist took, side by side with the baseline",
+    "steps": "training steps measured in all",
+    "speedup_low": "95 % interval, from",
+    "speedup_high": "to",
+}
+
+
+def dump(recipe: Recipe) -> str:
+    """The recipe as TOML with a comment beside each value that needs one; `parse(dump(recipe), "") == recipe`."""
+    plain = recipe.plain()
+    fits_says = {"gradient_bytes": f"{data_size(recipe.fits.gradient_bytes)} in each reduction of the whole model"}
+    evidence_says = {
+        "headroom": f"{recipe.evidence.headroom:.1%} of a step would go if gradients travelled for nothing"
+    }
+    parts = [
+        _HEAD,
+        f"schema = {SCHEMA}\n",
+        "[made_by]\n" + _lines(plain["made_by"]),
+        "# Elsewhere the recipe is refused, since other settings may be faster there; --force overrules that.\n"
+        "[fits]\n" + _lines(plain["fits"], fits_says),
+        _launched(recipe.configuration),
+        *(["# Set for the training processes alone.\n[env]\n" + _lines(plain["env"])] if recipe.env else []),
+        "[evidence]\n" + _lines(plain["evidence"], evidence_says),
+        *(_rung(entry) for entry in recipe.ladder),
+    ]
+    return "\n".join(parts)
+
+
+def save(recipe: Recipe | str, path: str | os.PathLike[str], previous: Path | None = None) -> Path | None:
+    """Write `recipe`, or its text, to `path` in one atomic step, keeping another file that stood there.
+
+        kept = save(recipe, Path("train.autoddp.toml"), previous=Path(".autoddp/run/previous.autoddp.toml"))
+
+    Answers where the older file is kept, None if there was none or it said the same. If `previous` is taken too, the
+    next free `previous.2`, `.3`, … is used. RecipeError, with `path` untouched, when it cannot be written, when `load`
+    would refuse it, or when another file is there and no `previous` was given.
+    """
+    text = recipe if isinstance(recipe, str) else dump(recipe)
+    parse(text, path)
+    whole = text.encode()
+    try:
+        target = Path(os.path.realpath(path))  # a linked recipe stays a link
+        old = target.read_bytes() if os.path.lexists(target) else None
+        if old == whole:
+            return None
+        kept = _keep(old, str(path), previous) if old is not None else None
+        _replace(target, whole)
+        return kept
+    except OSError as problem:
+        place = one_line(str(path))
+        raise RecipeError(f"{place}: cannot be written: {_reason(problem)}; name a file you may write to") from None
+
+
+def _keep(old: bytes, path: str, previous: Path | None) -> Path:
+    """A copy of `old`, not a move: `path` is never absent, and whole if what follows fails."""
+    if previous is None:
+        raise RecipeError(f"{one_line(path)}: another file is there already; move it away, or name another file")
+    place, number = previous, 2
+    while os.path.lexists(place):
+        place, number = previous.with_name(f"{previous.name}.{number}"), number + 1
+    place.parent.mkdir(parents=True, exist_ok=True)
+    _replace(place, old)
+    return place
+
+
+def _replace(path: Path, content: bytes) -> None:
+    scratch = path.with_name(f".autoddp-{secrets.token_hex(8)}.tmp")
+    try:
+        # not mkstemp: its files are the owner's alone, a recipe is shared under the user's umask
+        with open(scratch, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        raise
+
+
+def _reason(problem: OSError) -> str:
+    # the folder, not the scratch file's name: it tells whether `path` or `previous` is the trouble
+    where = f" (in {one_line(os.path.dirname(problem.filename) or '.')})" if problem.filename else ""
+    return f"{problem.strerror or problem}{where}"
+
+
+def _launched(configuration: Configuration) -> str:
+    if not configuration:
+        return "[configuration]\n# Empty: the script's own settings stay.\n"
+    lines = [f"# {BY_NAME[name].says}\n{name} = {_toml(value)}\n" for name, value in configuration.plain().items()]
+    rung = configuration.rung
+    return (
+        f"# What is launched. It changes in training ({rung.value} rung): {rung.changes}.\n[configuration]\n"
+        + "".join(lines)
+    )
+
+
+def _rung(entry: LadderEntry) -> str:
+    title = f"# The best of the {entry.rung.value} rung, which changes in training: {entry.rung.changes}.\n[[ladder]]\n"
+    return title + _lines(entry.plain())
+
+
+def _lines(values: Mapping[str, Any], says: Mapping[str, str] | None = None) -> str:
+    comments = {**_SAYS, **(says or {})}
+    lines = ((f"{name} = {_toml(value)}", comments.get(name)) for name, value in values.items())
+    return "".join(f"{line}  # {comment}\n" if comment else f"{line}\n" for line, comment in lines)
+
+
+def _toml(value: Any) -> str:
+    # Imported here so that whoever only reads recipes does not pay for the writer.
+    import tomlkit
+
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_toml(part)}" for name, part in value.items()) + "}"
+    text: str = tomlkit.item(value).as_string()
+    return text

@@ -1,0 +1,68 @@
+"""summary.json: a whole study for programs, every block's times included. Arithmetic only, no drawing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from autoddp.study import Outcome, Standing, TrialRecord
+from autoddp.timing import Block
+
+SCHEMA = 1
+
+
+def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> dict[str, Any]:
+    """JSON types only. Times are seconds per step unless the name says otherwise."""
+    return {
+        "schema": SCHEMA,
+        "recipe": recipe,
+        "job": asdict(outcome.facts),
+        "baseline": _trial(outcome.baseline),
+        "headroom": {"share": outcome.headroom, "without_reduction": list(outcome.headroom_block.seconds)},
+        "trials": [_trial(record) for record in outcome.trials],
+        "finals": {
+            "baseline_rounds": _blocks(outcome.baseline_rounds),
+            "finalists": [_standing(standing) for standing in outcome.finalists],
+        },
+        "ladder": [_standing(standing) for standing in outcome.ladder],
+        "decision": {"configuration": outcome.decision.configuration.plain(), "why": outcome.decision.why},
+        "steps": outcome.steps,
+        "wall_seconds": {**outcome.wall_seconds, **wall_seconds},
+    }
+
+
+def write_summary(path: Path, content: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    beside = path.with_suffix(".tmp")
+    beside.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    os.replace(beside, path)
+
+
+def _trial(record: TrialRecord) -> dict[str, Any]:
+    return {
+        "number": record.number,
+        "rung": record.configuration.rung.value,
+        "configuration": record.configuration.plain(),
+        "state": record.state,
+        "reason": record.reason,
+        "seconds": record.seconds if record.blocks else None,
+        "blocks": _blocks(record.blocks),
+    }
+
+
+def _standing(standing: Standing) -> dict[str, Any]:
+    return {
+        "rung": standing.rung.value,
+        "configuration": standing.configuration.plain(),
+        "seconds": standing.seconds,
+        "speedup": asdict(standing.speedup),
+        "rounds": _blocks(standing.rounds),
+    }
+
+
+def _blocks(blocks: Sequence[Block]) -> list[list[float]]:
+    return [list(block.seconds) for block in blocks]

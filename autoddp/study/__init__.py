@@ -1,0 +1,23 @@
+"""Floor 4. The search: which configuration to measure next, and what the measurements allow to conclude.
+
+The only home of Optuna. It knows no process and no socket: whoever runs it hands in a `Measure` callable.
+"""
+
+from autoddp.study.measure import Measure, TrialFailed, TuningOver
+from autoddp.study.observer import Observer, Silent
+from autoddp.study.outcome import Decision, Outcome, Standing, TrialRecord
+from autoddp.study.search import Plan, Study
+
+__all__ = [
+    "Decision",
+    "Measure",
+    "Observer",
+    "Outcome",
+    "Plan",
+    "Silent",
+    "Standing",
+    "Study",
+    "TrialFailed",
+    "TrialRecord",
+    "TuningOver",
+]

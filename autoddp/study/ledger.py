@@ -1,0 +1,41 @@
+"""Counts what a study spends: steps and wall time, by phase and by purpose."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+
+from autoddp.knobs import Configuration
+from autoddp.study.measure import Measure
+from autoddp.timing import Block
+
+
+class Ledger:
+    """`block` measures; `steps` and `wall_seconds` are what it has cost so far."""
+
+    def __init__(self, measure: Measure) -> None:
+        self._measure = measure
+        self.phase = "baseline"
+        self.steps: dict[str, int] = defaultdict(int)
+        self.wall_seconds: dict[str, float] = defaultdict(float)
+
+    @property
+    def spent(self) -> float:
+        """Seconds of turning, warming up and measuring: the same on every node, as the decisions are that rest on it."""
+        return sum(self.wall_seconds[purpose] for purpose in ("measured", "warm-up", "turns"))
+
+    def block(
+        self, configuration: Configuration, warmup: int, steps: int, *, reduce: bool = True, turn: bool = True
+    ) -> Block:
+        """One measured block. Also what failed has cost its time."""
+        began = time.perf_counter()
+        try:
+            done = self._measure(configuration, warmup, steps, reduce=reduce, turn=turn)
+        finally:
+            self.wall_seconds[self.phase] += time.perf_counter() - began
+        self.steps["measured"] += len(done.seconds)
+        self.steps["warm-up"] += warmup
+        self.wall_seconds["measured"] += sum(done.seconds)
+        self.wall_seconds["warm-up"] += done.warmup_seconds
+        self.wall_seconds["turns"] += done.turn_seconds
+        return Block(done.seconds)

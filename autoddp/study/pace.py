@@ -1,0 +1,41 @@
+"""How many steps to spend: enough for a tight interval on fast steps, as few as possible on slow ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_BLOCK_SECONDS = 0.1
+_FEWEST, _MOST = 2, 40
+_SLOW = 0.3  # seconds per step from which every single step is counted
+
+
+@dataclass(frozen=True)
+class Pace:
+    """`step` is the baseline's seconds per step."""
+
+    step: float
+
+    @property
+    def slow(self) -> bool:
+        """Whether a step takes so long that the link, not noise, decides its time."""
+        return self.step >= _SLOW
+
+    @property
+    def warmup(self) -> int:
+        """Steps to let pass after a turn. The first has the buckets of no particular order, so never fewer than one."""
+        return 1 if self.slow else 2 if self.step >= 0.05 else 3
+
+    @property
+    def final_rounds(self) -> int:
+        """Rounds of the finals: each measures every finalist and the baseline once."""
+        return 4 if self.slow else 6
+
+    @property
+    def headroom_rounds(self) -> int:
+        """How often reduction is switched off and on again for the headroom."""
+        return 2 if self.slow else 4
+
+    def block(self, seconds: float) -> int:
+        """Steps of a block for a configuration that takes `seconds` per step."""
+        return max(_FEWEST, min(_MOST, math.ceil(_BLOCK_SECONDS / max(seconds, 1e-6))))

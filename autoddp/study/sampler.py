@@ -1,0 +1,58 @@
+"""Optuna behind two methods: what to measure next on a rung, and what came of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optuna
+
+from autoddp.knobs import Configuration
+from autoddp.study.space import Space
+
+_ASKS = 12  # draws before a configuration that was measured already is accepted once more
+
+
+class Sampler:
+    """Asks Optuna's TPE for one rung's configurations, the space's guesses first. Deterministic for a seed and results.
+
+    sampler = Sampler(space, seed=0)
+    configuration = sampler.ask()
+    sampler.tell(0.123)
+    """
+
+    def __init__(self, space: Space, seed: int) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._space = space
+        tpe = optuna.samplers.TPESampler(seed=seed, n_startup_trials=3, n_ei_candidates=48)
+        self._study = optuna.create_study(direction="minimize", sampler=tpe)
+        for guess in space.guesses():
+            self._study.enqueue_trial(guess, skip_if_exists=True)
+        self._pending: optuna.trial.Trial | None = None
+        self._told: dict[Configuration, float | None] = {}
+
+    def ask(self) -> Configuration:
+        """The next configuration to measure."""
+        for _ in range(_ASKS):
+            configuration = self._draw()
+            if configuration not in self._told:
+                return configuration
+            self.tell(self._told[configuration])
+        return self._draw()
+
+    def _draw(self) -> Configuration:
+        trial = self._study.ask()
+        chosen: dict[str, Any] = {
+            name: trial.suggest_categorical(name, values) for name, values in self._space.choices.items()
+        }
+        self._pending, self._asked = trial, self._space.configuration(chosen)
+        return self._asked
+
+    def tell(self, seconds: float | None) -> None:
+        """Seconds per step of the configuration asked last; None when it failed."""
+        assert self._pending is not None
+        self._told[self._asked] = seconds
+        if seconds is None:
+            self._study.tell(self._pending, state=optuna.trial.TrialState.FAIL)
+        else:
+            self._study.tell(self._pending, seconds)
+        self._pending = None

@@ -1,0 +1,173 @@
+"""A study from headroom to decision. Deterministic for a seed and a sequence of measurements.
+
+A launcher that takes over replays the journal through the same code, and goes on where the first one stopped.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.study.decision import decide, ladder_of
+from autoddp.study.ledger import Ledger
+from autoddp.study.measure import Measure, TrialFailed
+from autoddp.study.observer import Observer
+from autoddp.study.outcome import Decision, Outcome, Standing, TrialRecord
+from autoddp.study.pace import Pace
+from autoddp.study.sampler import Sampler
+from autoddp.study.space import Space
+from autoddp.timing import Block, median, speedup
+from autoddp.wire import JobFacts
+
+WORTHWHILE = 0.03
+"""Headroom below which no trial is run: less can hardly be told from noise."""
+_HOPELESS = 1.15  # times the rung's best, after the first block: measured no further
+_FINALISTS = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the user asked for."""
+
+    trials: int = 20
+    allow: Rung = Rung.NEAR
+    budget: float = 300.0
+    """Seconds of measuring after which no new trial begins."""
+    seed: int = 0
+
+
+class Study:
+    """`Study(measure, facts, plan, observer).run()`."""
+
+    def __init__(self, measure: Measure, facts: JobFacts, plan: Plan, observer: Observer) -> None:
+        self._ledger = Ledger(measure)
+        self._facts = facts
+        self._plan = plan
+        self._observer = observer
+        self._random = random.Random(plan.seed)
+        self._trials: list[TrialRecord] = []
+
+    def run(self) -> Outcome:
+        """Measure and decide. TuningOver, or TrialFailed of the baseline itself, when there is nothing to decide on."""
+        self._observer.ready(self._facts)
+        baseline, headroom, off = self._headroom()
+        self._observer.baseline(baseline, headroom)
+        self._pace = Pace(baseline.seconds)
+        rounds: list[Block] = []
+        finalists: list[Standing] = []
+        if headroom >= WORTHWHILE:
+            self._run_trials(baseline)
+            rounds, finalists = self._finals(baseline)
+        ladder = ladder_of(finalists)
+        outcome = Outcome(
+            facts=self._facts,
+            baseline=baseline,
+            headroom=headroom,
+            headroom_block=off,
+            trials=tuple(self._trials),
+            baseline_rounds=tuple(rounds),
+            finalists=tuple(finalists),
+            ladder=ladder,
+            decision=self._decide(headroom, ladder),
+            steps=dict(self._ledger.steps),
+            wall_seconds=dict(self._ledger.wall_seconds),
+        )
+        self._observer.finished(outcome)
+        return outcome
+
+    def _headroom(self) -> tuple[TrialRecord, float, Block]:
+        """The step as written, and the same with DDP's reduction off, in turn."""
+        ledger = self._ledger
+        ledger.phase = "baseline"
+        pilot = ledger.block(AS_WRITTEN, warmup=1, steps=2)
+        pace = Pace(pilot.median)
+        on, off = [], []
+        for _ in range(pace.headroom_rounds):
+            ledger.phase = "headroom"
+            off.append(ledger.block(AS_WRITTEN, 1, pace.block(pilot.median), reduce=False, turn=False))
+            ledger.phase = "baseline"
+            on.append(ledger.block(AS_WRITTEN, 1, pace.block(pilot.median), turn=False))
+        baseline = TrialRecord(0, AS_WRITTEN, "measured", tuple(on))
+        without = median([block.median for block in off])
+        headroom = max(0.0, 1 - without / baseline.seconds)
+        return baseline, headroom, Block(tuple(second for block in off for second in block.seconds))
+
+    def _run_trials(self, baseline: TrialRecord) -> None:
+        self._ledger.phase = "trials"
+        spaces = [Space(rung, self._facts) for rung in Rung]
+        samplers = {space.rung: Sampler(space, self._plan.seed) for space in spaces if not space.empty}
+        for number, rung in enumerate(islice(self._turns(list(samplers)), self._plan.trials), start=1):
+            if self._ledger.spent > self._plan.budget:
+                break
+            record = self._trial(number, rung, samplers[rung])
+            self._trials.append(record)
+            left = self._ledger.wall_seconds["trials"] / number * (self._plan.trials - number)
+            best = min((t for t in self._trials if t.state != "failed"), key=lambda t: t.seconds, default=None)
+            self._observer.trial(record, self._plan.trials, best, left)
+
+    @staticmethod
+    def _turns(rungs: list[Rung]) -> Iterator[Rung]:
+        """Rungs take turns, so that each has its share however many trials there are."""
+        return cycle(rungs) if rungs else iter(())
+
+    def _trial(self, number: int, rung: Rung, sampler: Sampler) -> TrialRecord:
+        configuration = sampler.ask()
+        record = self._measured(number, configuration, self._best_of(rung))
+        sampler.tell(None if record.state == "failed" else record.seconds)
+        return record
+
+    def _best_of(self, rung: Rung) -> float:
+        good = [t.seconds for t in self._trials if t.configuration.rung is rung and t.state != "failed"]
+        return min(good, default=float("inf"))
+
+    def _measured(self, number: int, configuration: Configuration, best: float) -> TrialRecord:
+        pace = self._pace
+        try:
+            first = self._ledger.block(configuration, pace.warmup, pace.block(pace.step))
+            if first.median > best * _HOPELESS:
+                why = f"{first.median / best:.2f} times the best of its rung"
+                return TrialRecord(number, configuration, "cut short", (first,), why)
+            if Pace(first.median).slow:
+                return TrialRecord(number, configuration, "measured", (first,))
+            second = self._ledger.block(configuration, 0, pace.block(first.median), turn=False)
+        except TrialFailed as failure:
+            return TrialRecord(number, configuration, "failed", (), str(failure))
+        return TrialRecord(number, configuration, "measured", (first, second))
+
+    def _finals(self, baseline: TrialRecord) -> tuple[list[Block], list[Standing]]:
+        """The best few of each rung and the baseline, in turn, each round in a new order."""
+        self._ledger.phase = "finals"
+        contenders = [c for rung in Rung for c in self._contenders(rung)]
+        blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *contenders)}
+        expected = {t.configuration: t.seconds for t in (*self._trials, baseline)}
+        planned = self._pace.final_rounds if contenders else 0
+        for number in range(1, planned + 1):
+            for configuration in self._random.sample(list(blocks), len(blocks)):
+                try:
+                    steps = self._pace.block(expected[configuration])
+                    blocks[configuration].append(self._ledger.block(configuration, self._pace.warmup, steps))
+                except TrialFailed:
+                    del blocks[configuration]  # it ran in its trial and fails now: not to be launched
+            self._observer.final(number, planned)
+        rounds = blocks.pop(AS_WRITTEN, [])
+        return rounds, [_standing(c, rounds, found) for c, found in blocks.items() if len(found) == len(rounds) > 1]
+
+    def _contenders(self, rung: Rung) -> list[Configuration]:
+        ranked = sorted((t for t in self._trials if t.configuration.rung is rung), key=lambda t: t.seconds)
+        distinct = dict.fromkeys(t.configuration for t in ranked if t.state != "failed")
+        distinct.pop(AS_WRITTEN, None)
+        return list(distinct)[: _FINALISTS if self._plan.allow.allows(rung) else 1]
+
+    def _decide(self, headroom: float, ladder: tuple[Standing, ...]) -> Decision:
+        if headroom < WORTHWHILE:
+            why = f"only {headroom:.1%} of the step could be won, so no trial was run: your settings stay"
+            return Decision(AS_WRITTEN, why)
+        return decide(ladder, self._plan.allow, headroom)
+
+
+def _standing(configuration: Configuration, rounds: list[Block], blocks: list[Block]) -> Standing:
+    gain = speedup([b.median for b in rounds], [b.median for b in blocks])
+    return Standing(configuration, median([b.median for b in blocks]), gain, tuple(blocks))

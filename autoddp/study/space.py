@@ -1,0 +1,103 @@
+"""The configurations worth trying on one rung of one job, and the guesses to start from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from autoddp.knobs import Configuration, Rung
+from autoddp.knobs.buckets import caps, shrinking_plans
+from autoddp.knobs.hook import POWERSGD_RANKS
+from autoddp.units import MIB
+from autoddp.wire import JobFacts
+
+_SWITCHES = ("gradient_as_bucket_view", "batched_grad_copy", "static_graph")
+
+
+class Chooser(Protocol):
+    """Optuna's trial, as far as a space needs it."""
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        """One of `choices`."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """All configurations of `rung` for a job with these facts. Parameters are categorical, named after their knobs."""
+
+    rung: Rung
+    facts: JobFacts
+
+    @property
+    def choices(self) -> dict[str, tuple[Any, ...]]:
+        """Parameter → its values; a switch that is off is as written."""
+        known = set(self.facts.knobs)
+        found: dict[str, tuple[Any, ...]] = {"buckets": self._buckets(known)}
+        found |= {name: (False, True) for name in _SWITCHES if name in known}
+        if self.rung is Rung.NEAR:
+            found["hook"] = ("fp16", "bf16")
+        if self.rung is Rung.LOSSY:
+            found["powersgd_rank"] = POWERSGD_RANKS
+        return found
+
+    @property
+    def empty(self) -> bool:
+        """Whether this rung offers nothing to try here."""
+        if self.rung is not Rung.EXACT:
+            return "hook" not in self.facts.knobs
+        return all(len(values) < 2 for values in self.choices.values())
+
+    def _buckets(self, known: set[str]) -> tuple[str, ...]:
+        mib = self.facts.gradient_bytes / MIB
+        labels = ["as written"]
+        if "bucket_cap_mb" in known:
+            labels += [f"cap {cap:g}" for cap in caps(mib)]
+        if "bucket_cap_mb_list" in known:
+            labels += [f"plan {' '.join(f'{size:g}' for size in plan)}" for plan in shrinking_plans(mib)]
+        return tuple(labels)
+
+    def configuration(self, chosen: dict[str, Any]) -> Configuration:
+        """The configuration that a choice of parameters stands for."""
+        values: dict[str, Any] = {name: True for name in _SWITCHES if chosen.get(name)}
+        kind, _, sizes = str(chosen["buckets"]).partition(" ")
+        if kind == "cap":
+            values["bucket_cap_mb"] = float(sizes)
+        elif kind == "plan":
+            values["bucket_cap_mb_list"] = [float(size) for size in sizes.split()]
+        if self.rung is Rung.NEAR:
+            values["hook"] = chosen["hook"]
+        if self.rung is Rung.LOSSY:
+            values |= {"hook": "powersgd", "powersgd_rank": chosen["powersgd_rank"]}
+        return Configuration(values)
+
+    def guesses(self) -> list[dict[str, Any]]:
+        """Where to start, the most promising first: the extremes of each knob, then their combinations.
+
+        Few large buckets pay latency once and suit compressed gradients; a shrinking plan leaves a small exposed tail;
+        the switches save copies.
+        """
+        buckets = self.choices["buckets"]
+        whole = next((label for label in reversed(buckets) if label.startswith("cap")), buckets[0])
+        tail = next((label for label in buckets if label.startswith("plan")), buckets[0])
+        quarter = _quarter(buckets)
+        view, batched = {"gradient_as_bucket_view": True}, {"batched_grad_copy": True}
+        if self.rung is Rung.EXACT:
+            rows = [{"buckets": buckets[0], **view}, {"buckets": tail, **view}, {"buckets": buckets[0], **batched},
+                    {"buckets": whole, **view}, {"buckets": quarter, **view}]  # fmt: skip
+        elif self.rung is Rung.NEAR:
+            rows = [{"hook": "bf16", "buckets": quarter, **view}, {"hook": "fp16", "buckets": quarter, **view},
+                    {"hook": "bf16", "buckets": tail, **view}, {"hook": "bf16", "buckets": whole, **view}]  # fmt: skip
+        else:
+            rows = [{"powersgd_rank": 1, "buckets": whole, **view}, {"powersgd_rank": 1, "buckets": quarter, **view},
+                    {"powersgd_rank": 2, "buckets": whole, **view}]  # fmt: skip
+        return [self._complete(row) for row in rows]
+
+    def _complete(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A guess with a value for every parameter, and none that this job lacks."""
+        return {name: row.get(name, values[0]) for name, values in self.choices.items()}
+
+
+def _quarter(buckets: tuple[str, ...]) -> str:
+    """The cap that cuts the gradients into about four buckets."""
+    found = [label for label in buckets if label.startswith("cap")]
+    return found[max(0, len(found) - 3)] if found else buckets[0]

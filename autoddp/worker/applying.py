@@ -1,0 +1,46 @@
+"""The real job under a recipe: DDP objects are built with the recipe's configuration, and that is all."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from torch import nn
+
+from autoddp.knobs import AS_WRITTEN, Configuration
+from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, Wrapped, parameters_digest
+from autoddp.worker.order import Order
+
+
+def start_applying(order: Order) -> None:
+    """Patch DDP so that it is built as the order says; nothing runs per step."""
+    patch = Patch()
+    recipe = _Applied(Configuration(order.configuration), order.parameters_digest)
+    patch.configuration = recipe.for_module
+    patch.script_registered = recipe.set_hook_aside
+    patch.install()
+
+
+class _Applied:
+    def __init__(self, configuration: Configuration, digests: str) -> None:
+        missing = [name for name in configuration.ddp_arguments if name not in AVAILABLE_ARGUMENTS]
+        if missing:
+            _warn(f"this torch's DDP has no {', '.join(missing)}: the recipe's value is left out")
+        self._configuration = Configuration({k: v for k, v in configuration.items() if k not in missing})
+        self._digests = set(digests.split("+")) if digests else set()
+
+    def for_module(self, module: nn.Module) -> Configuration:
+        """The recipe's configuration, for the models it was measured on."""
+        if self._digests and parameters_digest(module) not in self._digests:
+            _warn("this model's parameters are not the recipe's: it runs as written; tune again with --trials 20")
+            return AS_WRITTEN
+        return self._configuration
+
+    def set_hook_aside(self, wrapped: Wrapped) -> None:
+        if "hook" in self._configuration:
+            _warn("the script registers a communication hook of its own: it stays, the recipe's is set aside")
+
+
+def _warn(text: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(f"autoddp: warning: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,52 @@
+"""Arms the worker: when (and only if) the script imports torch, DistributedDataParallel is patched in place."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from types import ModuleType
+
+import wrapt
+
+from autoddp.worker.order import Order
+
+
+def arm(text: str) -> None:
+    """`text` is the order's JSON. Imports no torch itself, so a process that needs none pays milliseconds."""
+    order = Order.parse(text)
+    _put_back_pythonpath(order.pythonpath)
+    if order.socket:
+        _arm_for_tuning(order)
+    else:
+        _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.applying").start_applying(order))
+
+
+def _arm_for_tuning(order: Order) -> None:
+    from autoddp.worker import guard
+    from autoddp.worker.leaving import leave, watch_the_end
+    from autoddp.worker.link import Link
+
+    link = Link(order.socket)
+    # A group that was started again asks first: what broke the last start may have ended the tuning.
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not link.hello():
+        leave()
+    watch_the_end(link)
+    guard.divert_writes(order.scratch)
+    _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.tuning").start_tuning(order, link))
+
+
+def _when_torch_is_imported(then: Callable[[], None]) -> None:
+    def imported(torch: ModuleType) -> None:
+        if torch.distributed.is_available():
+            then()
+
+    wrapt.register_post_import_hook(imported, "torch")
+
+
+def _put_back_pythonpath(theirs: str | None) -> None:
+    """The script and what it starts see the environment that torchrun would give them."""
+    if theirs is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = theirs

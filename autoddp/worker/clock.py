@@ -1,0 +1,76 @@
+"""The step clock: calls back at the end of each step of the script, a moment at which no gradient is on its way.
+
+A step is one `step()` of the clock optimizer: of those that hold DDP parameters the last in the script's cycle. In a
+GAN the generator's graph may still be waiting while the discriminator steps, but nothing waits after the last of them.
+A script that updates its parameters without a torch optimizer is counted by its reducing forward passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+_CYCLES = 3  # steps of the first optimizer seen before the clock is chosen
+_FORWARDS = 12  # reducing forward passes without any optimizer step: the script has none
+
+
+class StepClock:
+    """`on_step()` is called at each step boundary once the clock is chosen.
+
+    `parameters()` gives the ids of all parameters under DDP. `forwards` counts reducing forward passes since the last
+    boundary.
+    """
+
+    def __init__(self, parameters: Callable[[], set[int]], on_step: Callable[[], None]) -> None:
+        self._parameters = parameters
+        self._on_step = on_step
+        self._seen: list[frozenset[int]] = []
+        self._counts: dict[frozenset[int], int] = {}
+        self._clock: frozenset[int] | None = None
+        self._stray_steps = 0
+        self.forwards = 0
+        self._by_forwards = False
+        self._handle = register_optimizer_step_post_hook(self._stepped)
+
+    @property
+    def steps_without_ddp(self) -> int:
+        """Optimizer steps that touched no DDP parameter, so far."""
+        return self._stray_steps
+
+    def stop(self) -> None:
+        """Call back no more."""
+        self._handle.remove()
+
+    def forward_begins(self, reduces: bool) -> None:
+        """A forward pass of a DDP model is about to run."""
+        if not (reduces and torch.is_grad_enabled()):
+            return
+        if self._by_forwards:
+            self._on_step()
+        elif self._clock is None and not self._seen and self.forwards >= _FORWARDS:
+            self._by_forwards = True
+        self.forwards += 1
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._by_forwards:
+            return
+        ours = self._parameters()
+        held = frozenset(id(p) for group in optimizer.param_groups for p in group["params"]) & ours
+        if not held:
+            self._stray_steps += 1
+        elif self._is_clock(held):
+            self._on_step()
+            self.forwards = 0
+
+    def _is_clock(self, held: frozenset[int]) -> bool:
+        """By what an optimizer holds, not by identity: some scripts make a new one every epoch."""
+        if self._clock is None:
+            if held not in self._seen:
+                self._seen.append(held)
+            self._counts[held] = self._counts.get(held, 0) + 1
+            if held == self._seen[-1] and self._counts[self._seen[0]] >= _CYCLES:
+                self._clock = self._seen[-1]
+        return held == self._clock

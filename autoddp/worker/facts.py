@@ -1,0 +1,96 @@
+"""What the worker can say about the job before the first trial, and which knobs it can turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from autoddp.knobs import BY_NAME
+from autoddp.wire import JobFacts, Ready
+from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Wrapped, parameters_digest
+from autoddp.worker.ranks import Ranks
+
+_HOOK_KNOBS = ("hook", "powersgd_rank", "powersgd_start_step")
+_BUCKET_KNOBS = ("bucket_cap_mb", "bucket_cap_mb_list")
+
+
+def gather_facts(wrapped: Sequence[Wrapped], ranks: Ranks, is_static: bool, forwards: Sequence[int]) -> JobFacts:
+    """The same facts on every rank; all ranks call this together."""
+    device = wrapped[0].parameters[0].device
+    of_all = ranks.gather([_device_name(device), is_static])
+    facts = _facts(wrapped, ranks, of_all, forwards) if ranks.rank == 0 else None
+    told = ranks.broadcast(Ready(facts) if facts else None)
+    assert isinstance(told, Ready)
+    return told.facts
+
+
+def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], forwards: Sequence[int]) -> JobFacts:
+    left_out = why_left_out(wrapped, all(static for _, static in of_all))
+    return JobFacts(
+        world_size=ranks.world_size,
+        nodes=ranks.nodes,
+        backend=dist.get_backend(_process_group(wrapped[0])),
+        devices=tuple(sorted({name for name, _ in of_all})),
+        torch=torch.__version__.split("+")[0],
+        gradient_bytes=sum(p.numel() * p.element_size() for w in wrapped for p in w.parameters),
+        parameters_digest="+".join(dict.fromkeys(parameters_digest(_module(w)) for w in wrapped)),
+        ddp_arguments={name: _short(value) for w in wrapped for name, value in w.arguments.items()},
+        knobs=tuple(name for name in BY_NAME if name not in left_out),
+        left_out=left_out,
+        micro_steps=sum(forwards) / len(forwards) / len(wrapped) if forwards else 1.0,
+    )
+
+
+def why_left_out(wrapped: Sequence[Wrapped], is_static: bool) -> dict[str, str]:
+    """Knob name → why it cannot be turned in this job."""
+    untouchable = next((why for w in wrapped if (why := w.why_untouchable())), "")
+    if untouchable:
+        return dict.fromkeys(BY_NAME, untouchable)
+    left_out = {
+        name: f"DDP of torch {torch.__version__} has no such argument"
+        for name, knob in BY_NAME.items()
+        if knob.ddp_argument and name not in AVAILABLE_ARGUMENTS
+    }
+    if any(w.script_hook is not None for w in wrapped):
+        left_out |= dict.fromkeys(_HOOK_KNOBS, "the script registers a hook of its own")
+    elif any(_is_sparse(_module(w)) for w in wrapped):
+        left_out |= dict.fromkeys(_HOOK_KNOBS, "the model has sparse gradients")
+    if any(isinstance(m, torch._dynamo.OptimizedModule) for w in wrapped for m in _module(w).modules()):
+        left_out |= dict.fromkeys(_BUCKET_KNOBS, "the module is compiled, and a new cap would compile it again")
+    if any(w.arguments.get("static_graph") for w in wrapped):
+        left_out["static_graph"] = "the script sets it already"
+    elif not is_static:
+        left_out["static_graph"] = "gradients did not become ready once per step in one order"
+    return left_out
+
+
+def _is_sparse(module: nn.Module) -> bool:
+    return any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in module.modules())
+
+
+def _module(wrapped: Wrapped) -> nn.Module:
+    ddp = wrapped.ddp
+    assert ddp is not None
+    module: nn.Module = ddp.module
+    return module
+
+
+def _process_group(wrapped: Wrapped) -> dist.ProcessGroup:
+    ddp = wrapped.ddp
+    assert ddp is not None
+    return ddp.process_group
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return device.type
+
+
+def _short(value: object) -> str:
+    text = repr(value).splitlines()[0]
+    return text if len(text) <= 60 else text[:57] + "..."

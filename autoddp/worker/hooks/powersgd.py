@@ -1,0 +1,186 @@
+"""PowerSGD (Vogels et al., 2019): each gradient matrix travels as two thin factors, the error is fed back.
+
+torch's own hook issues its second collective from a future's callback, whose order differs between ranks: with more
+than one bucket in flight gloo aborts the process. Here every collective is issued from the hook itself, in bucket
+order, as a pipeline: the hook call for bucket i+1 issues that bucket's first collective and then finishes the first
+half of bucket i; the last bucket drains the pipeline. So the order is the same on all ranks, for any number of buckets
+and any backend, and the first collectives still overlap with backward.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+_SEED = 20191  # the factors' first draw: any number, the same on all ranks
+
+
+@dataclass
+class _Matrices:
+    """Gradients of one bucket that share a shape, stacked: views into the bucket, or copies of them."""
+
+    views: list[torch.Tensor]
+    shape: tuple[int, int]
+    stacked: torch.Tensor
+    """[count, rows, columns]: gradient plus the error fed back."""
+    q: torch.Tensor
+    """[count, columns, rank]."""
+
+
+@dataclass
+class _Flight:
+    """A bucket whose factors are on the way."""
+
+    bucket: torch.Tensor
+    matrices: list[_Matrices]
+    plain: list[torch.Tensor]
+    """Gradients too small or too thin to compress: they travel whole, beside the first factors."""
+    wire: torch.Tensor
+    work: dist.Work
+    future: torch.futures.Future[torch.Tensor]
+    index: int
+    p: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass
+class PowerSGDState:
+    """Kept from step to step. Memory: the error is as large as the gradients."""
+
+    group: dist.ProcessGroup
+    rank: int
+    start_step: int
+    """Reductions done exactly first."""
+    step: int = 0
+    errors: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    """Bucket index → what compression has left out so far, one stack per shape."""
+    factors: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    """Bucket index → last step's q: a warm start of the power iteration."""
+    flights: list[_Flight] = field(default_factory=list)
+
+
+def powersgd_hook(state: PowerSGDState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Mean over the ranks, projected on `state.rank` directions per matrix."""
+    compress = state.step >= state.start_step
+    if bucket.is_last():
+        state.step += 1
+    if not compress:
+        return _exact(state, bucket)
+    _take_off(state, bucket)
+    flight = state.flights[-1]
+    if len(state.flights) > 1:
+        _second_half(state, state.flights[-2])
+    if bucket.is_last():
+        _second_half(state, flight)
+        _land(state)
+    return flight.future
+
+
+def _exact(state: PowerSGDState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    buffer = bucket.buffer().div_(state.group.size())
+    work = dist.all_reduce(buffer, group=state.group, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+def _take_off(state: PowerSGDState, bucket: dist.GradBucket) -> None:
+    """Issue the first collective of a bucket: every p = M q, and the plain gradients beside them."""
+    index, buffer = bucket.index(), bucket.buffer()
+    matrices, plain = _sort(state, index, bucket.gradients())
+    parts = [torch.bmm(m.stacked, m.q) for m in matrices] + plain
+    wire = torch.cat([part.reshape(-1) for part in parts]).div_(state.group.size())
+    work = dist.all_reduce(wire, group=state.group, async_op=True)
+    devices = [buffer.device] if buffer.device.type != "cpu" else []
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+    state.flights.append(_Flight(buffer, matrices, plain, wire, work, future, index))
+
+
+def _second_half(state: PowerSGDState, flight: _Flight) -> None:
+    """Receive p, orthogonalise it, and issue the second collective: every q = Mᵀ p."""
+    flight.work.wait()
+    offset = 0
+    for m in flight.matrices:
+        p, offset = _cut(flight.wire, offset, (len(m.views), m.shape[0], m.q.shape[2]))
+        flight.p.append(_orthogonal(p))
+    for gradient in flight.plain:
+        whole, offset = _cut(flight.wire, offset, tuple(gradient.shape))
+        gradient.copy_(whole)
+    if not flight.matrices:
+        return
+    qs = [torch.bmm(m.stacked.transpose(1, 2), p) for m, p in zip(flight.matrices, flight.p, strict=True)]
+    flight.wire = torch.cat([q.reshape(-1) for q in qs]).div_(state.group.size())
+    flight.work = dist.all_reduce(flight.wire, group=state.group, async_op=True)
+
+
+def _land(state: PowerSGDState) -> None:
+    """Receive every q, write p qᵀ into the buckets, keep the error, and hand the buckets back to DDP."""
+    flights, state.flights = state.flights, []
+    for flight in flights:
+        if flight.matrices:
+            flight.work.wait()
+        offset, errors, factors = 0, [], []
+        for m, p in zip(flight.matrices, flight.p, strict=True):
+            q, offset = _cut(flight.wire, offset, tuple(m.q.shape))
+            approximate = torch.bmm(p, q.transpose(1, 2))
+            errors.append(m.stacked.sub_(approximate))
+            factors.append(q.clone())
+            for view, matrix in zip(m.views, approximate, strict=True):
+                view.copy_(matrix.view_as(view))
+        state.errors[flight.index], state.factors[flight.index] = errors, factors
+        flight.future.set_result(flight.bucket)
+
+
+def _sort(
+    state: PowerSGDState, index: int, gradients: list[torch.Tensor]
+) -> tuple[list[_Matrices], list[torch.Tensor]]:
+    """Gradients worth compressing, stacked by shape with their error added; and the others."""
+    by_shape: dict[tuple[int, int], list[torch.Tensor]] = {}
+    plain = []
+    for gradient in gradients:
+        rows = gradient.shape[0] if gradient.dim() > 1 else 0
+        columns = gradient.numel() // rows if rows else 0
+        if rows and (rows + columns) * state.rank < gradient.numel():
+            by_shape.setdefault((rows, columns), []).append(gradient)
+        else:
+            plain.append(gradient)
+    stacks = [torch.stack([view.reshape(shape) for view in views]) for shape, views in by_shape.items()]
+    # After the first step DDP rebuilds its buckets: what was kept then belongs to other tensors, and is dropped.
+    kept = state.errors.get(index, [])
+    if [tuple(e.shape) for e in kept] == [tuple(s.shape) for s in stacks]:
+        for stack, error in zip(stacks, kept, strict=True):
+            stack.add_(error)
+        factors = state.factors[index]
+    else:
+        factors = [_first_factor(stack, state.rank, index) for stack in stacks]
+    return [
+        _Matrices(views, shape, stack, q)
+        for (shape, views), stack, q in zip(by_shape.items(), stacks, factors, strict=True)
+    ], plain
+
+
+def _first_factor(stack: torch.Tensor, rank: int, index: int) -> torch.Tensor:
+    """A random orthogonal q, equal on all ranks; the script's own random numbers are left alone."""
+    generator = torch.Generator().manual_seed(_SEED + index)
+    draw = torch.randn(stack.shape[0], stack.shape[2], rank, generator=generator)
+    return _orthogonal(draw).to(stack)
+
+
+def _orthogonal(matrices: torch.Tensor) -> torch.Tensor:
+    """Orthonormal columns by modified Gram-Schmidt; in place. [count, rows, rank]; rank is small.
+
+    QR would do the same and costs more than the product itself at these widths. 16-bit factors are worked on in float32.
+    """
+    working = matrices.float() if matrices.dtype in (torch.float16, torch.bfloat16) else matrices
+    for column in range(working.shape[2]):
+        this = working[:, :, column : column + 1]
+        this.div_(this.norm(dim=1, keepdim=True).clamp_min(1e-12))
+        rest = working[:, :, column + 1 :]
+        if rest.shape[2]:
+            rest.sub_(this @ (this.transpose(1, 2) @ rest))
+    return working.to(matrices.dtype)
+
+
+def _cut(wire: torch.Tensor, offset: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, int]:
+    """The next tensor of `shape` in the flat `wire`, and where the one after it begins."""
+    count = 1
+    for size in shape:
+        count *= size
+    return wire[offset : offset + count].view(shape), offset + count

@@ -1,0 +1,103 @@
+"""The trial runner: between two steps of the running model it takes an order, turns, warms up and times.
+
+It knows neither the launcher nor whether the job is a tuning job: a `Director` gives the orders (on rank 0) and hears
+the results. So the same runner can serve inside a real job's first steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Protocol
+
+from autoddp.knobs import Configuration, LiveModel
+from autoddp.wire import BlockDone, Finish, Measure, Message
+from autoddp.worker.ranks import Ranks
+from autoddp.worker.stopwatch import Stopwatch
+
+
+class Director(Protocol):
+    """Gives rank 0 its orders; the other methods serve every rank."""
+
+    def next(self, done: BlockDone | None) -> Message:
+        """Hand over the last block (None at first) and wait for the next order. Called on rank 0."""
+
+    def heard(self, done: BlockDone) -> None:
+        """A block of rank 0's, as broadcast to all ranks. Called on the other ranks."""
+
+    def finish(self, order: Finish) -> None:
+        """The study is over. Called on every rank."""
+
+
+class TrialRunner:
+    """Call `begin()` at a step boundary, then `on_step()` at every one after it."""
+
+    def __init__(self, model: LiveModel, ranks: Ranks, director: Director, stopwatch: Stopwatch) -> None:
+        self._model = model
+        self._ranks = ranks
+        self._director = director
+        self._stopwatch = stopwatch
+        self._steps_left = 0
+        self._then: Callable[[], None] = lambda: None
+        self._lap: Callable[[], None] = lambda: None
+        self._order: Measure | None = None
+
+    def begin(self) -> None:
+        """Take the first order; every rank at the same step boundary."""
+        self._obey(None)
+
+    def on_step(self) -> None:
+        """A step has ended."""
+        self._lap()
+        self._steps_left -= 1
+        if self._steps_left == 0:
+            self._then()
+
+    def _obey(self, done: BlockDone | None) -> None:
+        """Rank 0 brings its block to the director and everybody the next order."""
+        self._boundary = time.perf_counter()
+        order = self._ranks.broadcast(self._director.next(done) if self._ranks.rank == 0 else None)
+        if isinstance(order, Finish):
+            self._ranks.part()
+            self._director.finish(order)
+            return
+        assert isinstance(order, Measure)
+        self._start(order)
+
+    def _start(self, order: Measure) -> None:
+        self._order = order
+        began = time.perf_counter()
+        if order.turn:
+            self._model.turn(Configuration(order.configuration))
+        self._model.reduce(order.reduce)
+        self._warm_from = time.perf_counter()
+        self._turn_seconds = self._warm_from - began
+        self._lap = lambda: None
+        self._expect(order.warmup, self._time)
+
+    def _expect(self, steps: int, then: Callable[[], None]) -> None:
+        self._steps_left, self._then = steps, then
+        if steps == 0:
+            then()
+
+    def _time(self) -> None:
+        """The warm-up is over."""
+        assert self._order is not None
+        if self._order.warmup:
+            self._model.synchronize()
+        self._warm_seconds = time.perf_counter() - self._warm_from
+        self._stopwatch.start()
+        self._lap = self._stopwatch.lap
+        self._expect(self._order.steps, self._report)
+
+    def _report(self) -> None:
+        assert self._order is not None
+        gathered = self._ranks.gather(self._stopwatch.stop())
+        means = tuple(sum(map(float, step)) / self._ranks.world_size for step in zip(*gathered, strict=True))
+        done = BlockDone(self._order.index, means, self._warm_seconds, self._turn_seconds, asdict(self._order))
+        told = self._ranks.broadcast(done if self._ranks.rank == 0 else None)
+        assert isinstance(told, BlockDone)
+        if self._ranks.rank != 0:
+            self._director.heard(told)
+        self._obey(told)

@@ -1,0 +1,132 @@
+"""A worker of the tuning job: watches the script's first steps, then lets the launcher's study turn its knobs."""
+
+from __future__ import annotations
+
+import os
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from autoddp.wire import BlockDone, Finish, JobFacts, Message, Ready
+from autoddp.worker.clock import StepClock
+from autoddp.worker.ddp import Patch, ReductionSwitch, Wrapped
+from autoddp.worker.facts import gather_facts
+from autoddp.worker.heartbeat import start_heartbeat
+from autoddp.worker.leaving import leave
+from autoddp.worker.link import Link
+from autoddp.worker.model import LiveDdp
+from autoddp.worker.order import Order
+from autoddp.worker.ranks import Ranks
+from autoddp.worker.ready_order import ReadyOrder
+from autoddp.worker.runner import TrialRunner
+from autoddp.worker.stopwatch import stopwatch_for
+
+_WATCHED_STEPS = 4
+_STEPS_WITHOUT_DDP = 20
+
+
+def start_tuning(order: Order, link: Link) -> None:
+    """Patch DDP and wait for the script to build one."""
+    patch, switch = Patch(), ReductionSwitch()
+    job = _TuningJob(order, link, patch, switch)
+    patch.built = job.ddp_built
+    patch.forward_begins = job.forward_begins
+    patch.install()
+    switch.install()
+
+
+class _TuningJob:
+    """From the first DDP object to the last trial."""
+
+    def __init__(self, order: Order, link: Link, patch: Patch, switch: ReductionSwitch) -> None:
+        self._order = order
+        self._link = link
+        self._wrapped_any = False
+        self._patch = patch
+        self._switch = switch
+        self._watched = 0
+        self._forwards: list[int] = []
+        self._ready_order: ReadyOrder | None = None
+        self._runner: TrialRunner | None = None
+        self._clock = StepClock(self._parameter_ids, self._on_step)
+        register_optimizer_step_post_hook(lambda *_: self._leave_if_no_ddp())
+
+    def ddp_built(self, _wrapped: Wrapped) -> None:
+        """The first DDP object: this process takes part from here on."""
+        if self._wrapped_any:
+            return
+        self._wrapped_any = True
+        if not self._link.hello():
+            leave()
+        start_heartbeat(os.path.join(self._order.scratch, "heartbeats"), self._link.local_rank)
+
+    def forward_begins(self, ddp: DDP) -> None:
+        """Count forward passes that reduce."""
+        self._clock.forward_begins(reduces=bool(ddp.require_backward_grad_sync))
+
+    def _parameter_ids(self) -> set[int]:
+        return {id(p) for wrapped in self._patch.alive() for p in wrapped.parameters}
+
+    def _leave_if_no_ddp(self) -> None:
+        if not self._wrapped_any and self._clock.steps_without_ddp >= _STEPS_WITHOUT_DDP:
+            leave()
+
+    def _on_step(self) -> None:
+        if self._runner is not None:
+            self._runner.on_step()
+            return
+        if self._ready_order is None:
+            self._ready_order = ReadyOrder(self._all_parameters())
+            return
+        self._ready_order.step()
+        self._forwards.append(self._clock.forwards)
+        if len(self._forwards) > _WATCHED_STEPS:
+            self._ready_order.stop()
+            self._begin()
+
+    def _all_parameters(self) -> list[nn.Parameter]:
+        return [p for wrapped in self._patch.alive() for p in wrapped.parameters]
+
+    def _begin(self) -> None:
+        assert self._ready_order is not None
+        ranks = Ranks()
+        wrapped = self._patch.alive()
+        one_forward_each = all(count == len(wrapped) for count in self._forwards[1:])
+        is_static = self._ready_order.is_static and one_forward_each
+        facts = gather_facts(wrapped, ranks, is_static, self._forwards[1:])
+        device = next(iter(self._all_parameters())).device.type
+        director = _LauncherDirector(self._link, facts)
+        model = LiveDdp(self._patch, self._switch)
+        self._runner = TrialRunner(model, ranks, director, stopwatch_for(device))
+        self._runner.begin()
+
+
+class _LauncherDirector:
+    """The study in the launcher, over the link; local rank 0 of every other node tells its own launcher what it hears."""
+
+    def __init__(self, link: Link, facts: JobFacts) -> None:
+        self._link = link
+        self._facts = facts
+        self._reports = link.local_rank == 0 and link.rank != 0
+        if self._reports:
+            link.send(Ready(facts))
+
+    def next(self, done: BlockDone | None) -> Message:
+        """See `runner.Director`. A launcher that is gone has nothing more to ask: all ranks leave."""
+        try:
+            self._link.send(Ready(self._facts) if done is None else done)
+            return self._link.receive()
+        except (EOFError, OSError):
+            return Finish(recipe="")
+
+    def heard(self, done: BlockDone) -> None:
+        """See `runner.Director`."""
+        if self._reports:
+            self._link.send(done)
+
+    def finish(self, order: Finish) -> None:
+        """See `runner.Director`."""
+        if self._reports:
+            self._link.send(order)
+        leave()

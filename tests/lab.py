@@ -1,0 +1,171 @@
+"""Several hosts on one machine: namespaces joined by a bridge, each with its own NIC, name and rate.
+
+    with Lab(hosts=2, rate="200mbit") as lab:
+        agents = [lab.popen(i, ["torchrun", "--node-rank", str(i), "--master-addr", lab.address(0), ...]) for i in (0, 1)]
+
+A host is a process that sleeps in a network, host-name and mount namespace of its own. Nothing has a name outside of
+those, so labs of parallel test workers cannot collide, and nothing is left to remove once the processes are dead.
+Inside a host the NIC is eth0, `hostname` is host0, host1, ... and every host's name resolves (a torchrun agent gives
+its own name to the others as MASTER_ADDR). Files are shared, processes see each other, the outside network is absent.
+
+Not promised: latency (the kernels this runs on lack netem) or a limit on what a host receives (only eth0's egress is
+shaped). Imports no pytest: the benchmarks use it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+NAMESPACES = ("--net", "--uts", "--mount")
+SHAPE = ("burst", "256kb", "latency", "100ms")  # 256 kB: a whole offloaded packet (64 kB) must fit several times
+
+
+@functools.cache
+def unavailable() -> str:
+    """Why there can be no lab on this machine, or "" if there can."""
+    if os.name != "posix" or os.geteuid() != 0:
+        return "needs root"
+    missing = [tool for tool in ("ip", "tc", "unshare", "nsenter", "mount", "hostname") if not shutil.which(tool)]
+    if missing:
+        return f"needs {', '.join(missing)} (iproute2, util-linux)"
+    # Root in a container may still lack the rights, and a kernel may lack a driver: only trying tells.
+    attempt = (
+        "ip link add port0 type veth peer name eth0 && ip link add bridge0 type bridge"
+        " && tc qdisc add dev eth0 root tbf rate 100mbit " + " ".join(SHAPE) + " && mount -t sysfs sysfs /sys"
+    )
+    tried = subprocess.run(["unshare", *NAMESPACES, "sh", "-c", attempt], capture_output=True, text=True)
+    return "" if tried.returncode == 0 else f"cannot make namespaces: {tried.stderr.strip()}"
+
+
+class Lab:
+    """`hosts` hosts on one bridge; `rate` as tc writes it ("200mbit", "1gbit"), None for as fast as memory copies."""
+
+    def __init__(self, hosts: int = 2, rate: str | None = None) -> None:
+        reason = unavailable()
+        if reason:
+            raise RuntimeError(f"no lab on this machine: {reason}")
+        self._holders: list[subprocess.Popen[str]] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="lab-")
+        self._rate: str | None = None
+        try:
+            self._build(hosts)
+            self.shape(rate)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._holders) - 1
+
+    def address(self, host: int) -> str:
+        """The IPv4 address of a host, for --rdzv-endpoint and --master-addr."""
+        return f"10.77.{host // 250}.{host % 250 + 1}"
+
+    def popen(
+        self,
+        host: int,
+        argv: Sequence[str | os.PathLike[str]],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> subprocess.Popen[Any]:
+        """Start a program on a host; the rest is as in subprocess.Popen.
+
+        The process returned is the program itself (nsenter and the shell replace themselves by it), so signals reach
+        it and its exit code is its own. GLOO_SOCKET_IFNAME is set, or Gloo would look for the outside network.
+        """
+        env = {"GLOO_SOCKET_IFNAME": "eth0", **(os.environ if env is None else env)}
+        # Entering the mount namespace moves a process to its root folder: the shell goes back.
+        go = ["sh", "-c", 'cd "$0" && exec "$@"', os.fspath(cwd or os.getcwd())]
+        return subprocess.Popen([*self._enter(host), *go, *map(os.fspath, argv)], env=env, **options)
+
+    def shape(self, rate: str | None) -> None:
+        """Give every host's link this rate (None: unlimited), also while programs run."""
+        for host in range(len(self)):
+            if rate is not None:
+                self._run(host, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, *SHAPE)
+            elif self._rate is not None:
+                self._run(host, "tc", "qdisc", "del", "dev", "eth0", "root")
+        self._rate = rate
+
+    def processes(self, host: int) -> list[int]:
+        """The ids of all processes on a host, however they were started, without the one that holds it open."""
+        holder = self._holders[host].pid
+        here = os.stat(f"/proc/{holder}/ns/net").st_ino
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == holder:
+                continue
+            with contextlib.suppress(OSError):  # it ended while we looked; a zombie has no namespaces any more
+                if os.stat(entry / "ns/net").st_ino == here:
+                    found.append(int(entry.name))
+        return found
+
+    def close(self) -> None:
+        """Kill everything on every host; the links and the bridge go with the last process."""
+        for host, holder in enumerate(self._holders):
+            # Again and again: a process may fork while its parent is being killed.
+            while holder.poll() is None and (left := self.processes(host)):
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.01)
+            holder.kill()
+            holder.communicate()
+        self._holders.clear()
+        self._folder.cleanup()
+
+    def _build(self, hosts: int) -> None:
+        names = Path(self._folder.name, "hosts")
+        known = "".join(f"{self.address(host)} host{host}\n" for host in range(hosts))
+        names.write_text("127.0.0.1 localhost\n::1 localhost\n" + known)
+        # A fresh /sys shows the host's own NICs; its own hosts file lets every host's name resolve.
+        room = f"mount -t sysfs sysfs /sys && mount --bind {names} /etc/hosts && ip link set lo up"
+        for host in range(hosts):
+            self._hold(f"{room} && hostname host{host}")
+        # The bridge comes last, so that the index of a host is that of its holder.
+        self._hold("ip link add bridge0 type bridge && ip link set bridge0 up")
+        for host in range(hosts):
+            self._join(host)
+
+    def _hold(self, setup: str) -> None:
+        """Open namespaces by a process that reads its stdin: it ends by itself when this process dies."""
+        command = ["unshare", *NAMESPACES, "sh", "-c", f"{setup} && echo up && exec cat"]
+        holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._holders.append(holder)
+        assert holder.stdout is not None
+        if holder.stdout.readline() != "up\n":
+            raise RuntimeError(f"the lab could not set up a host: {setup}")
+
+    def _join(self, host: int) -> None:
+        bridge, port = len(self._holders) - 1, f"port{host}"
+        peer = ("peer", "name", "eth0", "netns", str(self._holders[host].pid))
+        self._run(bridge, "ip", "link", "add", port, "type", "veth", *peer)
+        self._run(bridge, "ip", "link", "set", port, "master", "bridge0", "up")
+        self._run(host, "ip", "address", "add", f"{self.address(host)}/16", "dev", "eth0")
+        self._run(host, "ip", "link", "set", "eth0", "up")
+
+    def _enter(self, host: int) -> list[str]:
+        return ["nsenter", "--target", str(self._holders[host].pid), *NAMESPACES, "--"]
+
+    def _run(self, host: int, *command: str) -> None:
+        done = subprocess.run([*self._enter(host), *command], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")

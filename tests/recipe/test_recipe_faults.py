@@ -1,0 +1,126 @@
+"""Each way for a recipe to be wrong ends as one line with the file, the key, the rule and the fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autoddp.errors import RecipeError
+from autoddp.recipe import load
+
+SOUND = Path(__file__).with_name("sound.autoddp.toml").read_text(encoding="utf-8")
+BACK = "; put it back, or tune again with --trials 20"
+REMOVE = "; correct or remove it"
+TEXT = ": must be one line of text in quotes"
+CAP = ": must be a number from 0.5 to 512 MiB"
+EXPORT = "; if the job needs it, export it"
+POSITIVE = ": must be a finite number above 0"
+LIST = ': must be a list of one or more texts, as ["cpu"]'
+
+BAD = [
+    # what is replaced, by what, the exact line after "train.autoddp.toml: "
+    ("schema = 1", "", "schema: missing; a recipe begins with schema = 1, is this one?"),
+    ("schema = 1", "schema = 2", "schema = 2: written by a newer autoddp; upgrade it: pip install -U autoddp"),
+    ("schema = 1", "schema = 2\nnew = 1", "schema = 2: written by a newer autoddp; upgrade it: pip install -U autoddp"),
+    ("schema = 1", "schema = 0", "schema = 0: must be a whole number, 1 or more"),
+    ("schema = 1", 'schema = "1"', 'schema = "1": must be a whole number, 1 or more'),
+    ("schema = 1", "schema = true", "schema = true: must be a whole number, 1 or more"),
+    ("[env]", "[envv]", "envv: unknown key (did you mean 'env'?)" + REMOVE),
+    ("[env]", '["a\\u001bb\\n"]', '"a\\u001bb\\n": unknown key' + REMOVE),
+    ("world_size =", "wrld_size =", "fits.wrld_size: unknown key (did you mean 'world_size'?)" + REMOVE),
+    ("autoddp =", "autodp =", "made_by.autodp: unknown key (did you mean 'autoddp'?)" + REMOVE),
+    ("trials =", "trails =", "evidence.trails: unknown key (did you mean 'trials'?)" + REMOVE),
+    ("speedup_low = 1.39", "speed = 1", "ladder[1].speed: unknown key (did you mean 'speedup'?)" + REMOVE),
+    ("nodes = 2\n", "", "fits.nodes: missing" + BACK),
+    ("headroom = 0.384\n", "", "evidence.headroom: missing" + BACK),
+    ('date = "2025-11-20T21:00:00Z"', "date = 2025-11-20", 'made_by.date = "2025-11-20"' + TEXT),
+    ('torch = "2.13.0"\npython', "torch = 2.13\npython", "made_by.torch = 2.13" + TEXT),
+    ('"the exact rung wins 21 %"', '""', 'evidence.why = ""' + TEXT),
+    ('"the exact rung wins 21 %"', '"\\u001b[31m"', 'evidence.why = "\\u001b[31m"' + TEXT),
+    ("world_size = 8", "world_size = 0", "fits.world_size = 0: must be a whole number, 1 or more"),
+    ("world_size = 8", "world_size = true", "fits.world_size = true: must be a whole number, 1 or more"),
+    ("world_size = 8", "world_size = 8.0", "fits.world_size = 8.0: must be a whole number, 1 or more"),
+    ("world_size = 8", "world_size = 0x" + "f" * 5000, "fits.world_size = …: too large for a whole number of 64 bits"),
+    ("nodes = 2", "nodes = 0", "fits.nodes = 0: must be a whole number, 1 or more"),
+    ("nodes = 2", "nodes = 9", "fits.nodes = 9: must not exceed world_size, 8"),
+    ("nodes = 2", "nodes = 1", 'fits.digest = "84095ccab6049765": [fits] was edited by hand' + BACK),
+    ('["NVIDIA H100 80GB HBM3"]', "[]", "fits.devices = []" + LIST),
+    ('["NVIDIA H100 80GB HBM3"]', "[1]", "fits.devices = [1]" + LIST),
+    ('["NVIDIA H100 80GB HBM3"]', '"cpu"', 'fits.devices = "cpu"' + LIST),
+    ("[configuration]\nbucket_cap_mb = 50", "", "configuration: missing" + BACK),
+    (
+        "bucket_cap_mb = 50\n",
+        "buket_cap_mb = 50\n",
+        "configuration.buket_cap_mb: unknown key (did you mean 'bucket_cap_mb'?)" + REMOVE,
+    ),
+    ("bucket_cap_mb = 50\n", "bucket_cap_mb = 0\n", "configuration.bucket_cap_mb = 0" + CAP),
+    ("bucket_cap_mb = 50\n", "bucket_cap_mb = nan\n", "configuration.bucket_cap_mb = NaN" + CAP),
+    ("bucket_cap_mb = 50\n", "bucket_cap_mb = true\n", "configuration.bucket_cap_mb = true" + CAP),
+    ("bucket_cap_mb = 50\n", 'hook = "powersgd"\n', 'configuration.hook = "powersgd": needs powersgd_rank beside it'),
+    ("bucket_cap_mb = 50\n", "powersgd_rank = 2\n", 'configuration.powersgd_rank: needs hook = "powersgd" beside it'),
+    (
+        "bucket_cap_mb = 50\n",
+        "bucket_cap_mb = 50\nbucket_cap_mb_list = [1]\n",
+        "configuration.bucket_cap_mb_list: excludes bucket_cap_mb, keep one of them",
+    ),
+    (
+        '{hook = "bf16"}',
+        '{hook = "bf17"}',
+        'ladder[1].configuration.hook = "bf17": must be one of "fp16", "bf16", "powersgd"',
+    ),
+    (
+        '{hook = "bf16"}',
+        '"bf16"',
+        'ladder[1].configuration = "bf16": must be a table; write [ladder[1].configuration] above its keys',
+    ),
+    ("OMP_NUM_THREADS =", "LD_PRELOAD =", "env.LD_PRELOAD: not a variable that a recipe may set" + EXPORT),
+    (
+        "OMP_NUM_THREADS =",
+        "OMP_NUM_THREAD =",
+        "env.OMP_NUM_THREAD: not a variable that a recipe may set (did you mean 'OMP_NUM_THREADS'?)" + EXPORT,
+    ),
+    ('OMP_NUM_THREADS = "4"', "OMP_NUM_THREADS = 4", "env.OMP_NUM_THREADS = 4" + TEXT),
+    ('OMP_NUM_THREADS = "4"', 'OMP_NUM_THREADS = "4\\n"', 'env.OMP_NUM_THREADS = "4\\n"' + TEXT),
+    ('OMP_NUM_THREADS = "4"', 'OMP_NUM_THREADS = "4\\u0000"', 'env.OMP_NUM_THREADS = "4\\u0000"' + TEXT),
+    ("headroom = 0.384", "headroom = 1.01", "evidence.headroom = 1.01: must be a number from 0 to 1"),
+    ("headroom = 0.384", "headroom = nan", "evidence.headroom = NaN: must be a number from 0 to 1"),
+    ("headroom = 0.384", "headroom = true", "evidence.headroom = true: must be a number from 0 to 1"),
+    ("trials = 20", "trials = -1", "evidence.trials = -1: must be a whole number, 0 or more"),
+    ("baseline_ms_per_step = 31", "baseline_ms_per_step = 0", "evidence.baseline_ms_per_step = 0" + POSITIVE),
+    ("baseline_ms_per_step = 31", "baseline_ms_per_step = inf", "evidence.baseline_ms_per_step = Infinity" + POSITIVE),
+    ("speedup = 1.21", "speedup = -1", "ladder[0].speedup = -1" + POSITIVE),
+    (
+        "speedup = 1.21",
+        "speedup = 2",
+        "ladder[0].speedup = 2: must lie between speedup_low, 1.19, and speedup_high, 1.23",
+    ),
+    (
+        "speedup_low = 1.19",
+        "speedup_low = 1.24",
+        "ladder[0].speedup = 1.21: must lie between speedup_low, 1.24, and speedup_high, 1.23",
+    ),
+    (
+        'rung = "near"',
+        'rung = "exact"',
+        'ladder[1].rung = "exact": its configuration stands on another rung; write rung = "near"',
+    ),
+    ('rung = "near"', 'rung = "close"', 'ladder[1].rung = "close": must be one of "exact", "near", "lossy"'),
+    ('rung = "near"', "rung = []", 'ladder[1].rung = []: must be one of "exact", "near", "lossy"'),
+    (
+        'rung = "exact"\nconfiguration = {bucket_cap_mb = 50}',
+        'rung = "near"\nconfiguration = {hook = "fp16"}',
+        'ladder[1].rung = "near": stands on the ladder twice; keep the better one',
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "line"), BAD, ids=[line[:60] for _, _, line in BAD])
+def test_each_fault_is_one_exact_line(tmp_path: Path, old: str, new: str, line: str) -> None:
+    file = tmp_path / "train.autoddp.toml"
+    assert old in SOUND
+    file.write_text(SOUND.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(RecipeError) as caught:
+        load(file)
+    assert str(caught.value) == f"{file}: {line}"
+    assert str(caught.value).isprintable()

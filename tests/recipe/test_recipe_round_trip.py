@@ -1,0 +1,84 @@
+"""For any recipe: what is dumped is read back equal; for any damage: one line, never a traceback."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("hypothesis")
+
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from autoddp.errors import RecipeError
+from autoddp.knobs import Configuration, Rung
+from autoddp.recipe import ENV_ALLOWED, Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse
+
+printable = some.characters(exclude_categories=("C", "Z")) | some.just(" ")
+words = some.text(printable, min_size=1, max_size=20).filter(lambda text: bool(text.strip()))
+counts = some.integers(0, 2**40)
+positive = some.floats(min_value=0, exclude_min=True, allow_infinity=False)
+caps = some.one_of(some.integers(1, 512), some.floats(0.5, 512))
+
+exact = some.one_of(
+    some.fixed_dictionaries({}, optional={"bucket_cap_mb": caps, "static_graph": some.booleans()}),
+    some.fixed_dictionaries({"bucket_cap_mb_list": some.lists(caps, min_size=1, max_size=32)}),
+)
+near = some.fixed_dictionaries({"hook": some.sampled_from(["fp16", "bf16"])}, optional={"bucket_cap_mb": caps})
+lossy = some.fixed_dictionaries(
+    {"hook": some.just("powersgd"), "powersgd_rank": some.integers(1, 64)},
+    optional={"powersgd_start_step": some.integers(0, 10**9)},
+)
+configurations = some.one_of(exact, near, lossy).map(Configuration)
+
+
+@some.composite
+def fits(draw: some.DrawFn) -> Fits:
+    world = draw(some.integers(1, 10**6))
+    devices = tuple(draw(some.lists(words, min_size=1, max_size=3)))
+    return Fits(world, draw(some.integers(1, world)), draw(words), devices, draw(words), draw(counts), draw(words))
+
+
+@some.composite
+def ladders(draw: some.DrawFn) -> tuple[LadderEntry, ...]:
+    entries = []
+    for rung, values in ((Rung.EXACT, exact), (Rung.NEAR, near), (Rung.LOSSY, lossy)):
+        if draw(some.booleans()):
+            low, middle, high = sorted(draw(some.tuples(positive, positive, positive)))
+            entries.append(LadderEntry(rung, Configuration(draw(values)), draw(positive), middle, low, high))
+    return tuple(entries)
+
+
+recipes = some.builds(
+    Recipe,
+    made_by=some.builds(MadeBy, words, words, words, words),
+    fits=fits(),
+    configuration=configurations,
+    evidence=some.builds(Evidence, positive, some.floats(0, 1), counts, counts, counts, words),
+    ladder=ladders(),
+    env=some.dictionaries(some.sampled_from(sorted(ENV_ALLOWED)), words | some.just(""), max_size=4),
+)
+
+
+@settings(max_examples=80, deadline=None, database=None)
+@given(recipes)
+def test_any_recipe_is_read_back_equal(recipe: Recipe) -> None:
+    text = dump(recipe)
+    again = parse(text, "x")
+    assert again == recipe
+    assert dump(again) == text
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(recipe=some.shared(recipes), place=some.floats(0, 1), cut=some.integers(0, 8), put=some.text(max_size=4))
+def test_any_damage_is_one_line(recipe: Recipe, place: float, cut: int, put: str) -> None:
+    text = dump(recipe)
+    start = int(place * len(text))
+    assert complaint(text[:start] + put + text[start + cut :]).isprintable()
+
+
+def complaint(text: str) -> str:
+    try:
+        parse(text, "x")
+    except RecipeError as problem:
+        return str(problem)
+    return "none: the damage hit a comment, or made another sound recipe"

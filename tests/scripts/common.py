@@ -1,0 +1,58 @@
+"""What the scripts share: start, data, network, end. None of it touches DistributedDataParallel."""
+
+import os
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+FEATURES, CLASSES, BATCH = 16, 4, 8
+
+
+def start() -> int:
+    """Join the process group and seed: every rank begins with the same weights."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(7)
+    return dist.get_rank()
+
+
+def network(width: int = 32) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, CLASSES)
+    )
+
+
+def batches(steps: int, rank: int, seed: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Its own generator: neither draws of the network nor of another iterator change the data."""
+    source = torch.Generator().manual_seed(1000 * seed + rank)
+    for _ in range(steps):
+        inputs = torch.randn(BATCH, FEATURES, generator=source)
+        yield inputs, inputs[:, :CLASSES].argmax(dim=1)
+
+
+def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def optimizer(*modules: nn.Module) -> torch.optim.Optimizer:
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def finish(*modules: nn.Module) -> None:
+    """Leave this rank's parameters in the folder OUT, if there is one."""
+    if "OUT" in os.environ:
+        state = {
+            f"{i}.{name}": value for i, module in enumerate(modules) for name, value in module.state_dict().items()
+        }
+        torch.save(state, os.path.join(os.environ["OUT"], f"rank{os.environ['RANK']}.pt"))
+
+
+def stop() -> None:
+    """Leave the process group; only after main(), whose DDP objects are gone by then.
+
+    A reducer that outlives destroy_process_group() takes Gloo's threads down with the GIL held, while one of them may
+    wait for the GIL: torch 2.13 then hangs at the end of a script, about once in twenty times on a busy machine.
+    """
+    dist.destroy_process_group()

@@ -1,0 +1,53 @@
+"""Runs several scripts one after another in one launch, each in a fork: `several.py a.py 'b.py --option x'`.
+
+A test that launches twenty scripts pays for the launcher and for `import torch` once. Each script gets its own working
+folder and its own OUT, named as the script and its arguments.
+"""
+
+import os
+import runpy
+import shlex
+import socket
+import sys
+from pathlib import Path
+
+import torch._dynamo  # noqa: F401  (the first optimizer imports it: seconds that each fork would spend again)
+from torch.distributed import TCPStore
+
+SCRIPTS = Path(__file__).parent
+
+
+def own_store(number: int) -> None:
+    """Let rank 0 host a new store: in the launcher's, Gloo would find the addresses that the script before left."""
+    launchers = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    if os.environ["RANK"] == "0":
+        with socket.create_server(("", 0)) as free:
+            launchers.set(f"several/{number}", str(free.getsockname()[1]))
+    os.environ["MASTER_PORT"] = launchers.get(f"several/{number}").decode()
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+
+
+def run(number: int, command: str) -> None:
+    script, *arguments = shlex.split(command)
+    folder = Path(os.environ["OUT"], "-".join([Path(script).stem, *arguments]).replace("---", "-"))
+    folder.mkdir(exist_ok=True, parents=True)
+    os.chdir(folder)
+    os.environ["OUT"] = str(folder)
+    own_store(number)
+    sys.argv = [script, *arguments]
+    runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+
+
+def main() -> None:
+    for number, command in enumerate(sys.argv[1:]):
+        child = os.fork()
+        if child == 0:
+            run(number, command)
+            sys.exit(0)
+        _, status = os.waitpid(child, 0)
+        if status:
+            sys.exit(f"{command} ended with {os.waitstatus_to_exitcode(status)}")
+
+
+if __name__ == "__main__":
+    main()
