@@ -1,7 +1,7 @@
 """Several hosts on one machine: namespaces joined by a bridge, each with its own NIC, name and rate.
 
     with Lab(hosts=2, rate="200mbit") as lab:
-        agents = [lab.popen(i, ["torchrun", "--node-rank", str(i), "--master-addr", lab.address(0), ...]) for i in (0, 1)]
+        agents = [lab.popen(i, [*torchrun, "--rdzv-endpoint", f"{lab.address(0)}:29400", ...]) for i in range(2)]
 
 A host is a process that sleeps in a network, host-name and mount namespace of its own. Nothing has a name outside of
 those, so labs of parallel test workers cannot collide, and nothing is left to remove once the processes are dead.

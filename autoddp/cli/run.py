@@ -35,7 +35,8 @@ def prepare(words: Sequence[str]) -> Job | None:
     if plan.says:
         _say(plan.says)
     if request.dry_run:
-        return _show(request, plan)
+        _show(request, plan)
+        return None
     keep = _confer(request, plan)
     if plan.tune:
         from autoddp.cli.tuned import tuned_plan

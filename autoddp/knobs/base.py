@@ -53,7 +53,7 @@ class Knob:
     rung_of: Callable[[Any], Rung]
     """The rung of a value: a knob's values may stand on several (`hook`)."""
     ddp_argument: bool
-    """Whether it is an argument of DistributedDataParallel: then it exists where the installed torch's signature has it."""
+    """Whether it is an argument of DistributedDataParallel: then it exists where the installed torch has it."""
     needs: tuple[str, ...] = ()
     """`hook=powersgd`: the knob means something only beside that value."""
 

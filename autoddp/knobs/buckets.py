@@ -26,7 +26,7 @@ BUCKET_CAP_MB = Knob(
 
 BUCKET_CAP_MB_LIST = Knob(
     name="bucket_cap_mb_list",
-    says="MiB of each bucket in the order gradients become ready; a small last one leaves little to wait for after backward",
+    says="MiB of each bucket, in the order gradients become ready; after backward, only the last is left to wait for",
     check=_check_plan,
     rung_of=exact,
     ddp_argument=True,

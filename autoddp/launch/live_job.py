@@ -1,4 +1,4 @@
-"""The running tuning job as the study sees it: a callable that measures, whatever happens to the processes behind it."""
+"""The running tuning job as the study sees it: a callable that measures, whatever happens to the processes."""
 
 from __future__ import annotations
 
@@ -89,15 +89,13 @@ class LiveJob:
     def finish(self, recipe: str) -> None:
         """Tell all ranks to leave; every node writes the `recipe` of the node that leads when it is told."""
         if self._facts is None or self._facts.nodes == 1:
-            self.finished = Finish(recipe)
+            self.finished = Finish(recipe)  # whether or not anybody is there to be told
         while self.finished is None:
-            self._take(self._hear(None))
             if self._leader is not None:
                 self._tell(self._leader, Finish(recipe))
-        if self._leader is not None:
-            self._tell(self._leader, self.finished)
-        else:
-            self._server.dismiss()
+            else:
+                self._take(self._hear(None))
+        self._server.dismiss()
 
     def _tell(self, leader: Worker, message: Finish) -> None:
         try:
@@ -150,7 +148,7 @@ class LiveJob:
         return None
 
     def _order_for(self, asked: Measure) -> Measure:
-        """What is asked, cut to a short script; after a restart nothing is in effect that an earlier order turned on."""
+        """What is asked, cut to a short script; after a restart nothing is in effect that was turned on before."""
         steps = max(_FEWEST_STEPS, min(asked.steps, self._most_steps))
         again = self._fresh_start and not asked.turn
         self._fresh_start = False

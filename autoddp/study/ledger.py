@@ -21,7 +21,7 @@ class Ledger:
 
     @property
     def spent(self) -> float:
-        """Seconds of turning, warming up and measuring: the same on every node, as the decisions are that rest on it."""
+        """Seconds of turning, warming up and measuring: the same on every node, as what is decided by it must be."""
         return sum(self.wall_seconds[purpose] for purpose in ("measured", "warm-up", "turns"))
 
     def block(

@@ -77,6 +77,6 @@ class Outcome:
 
     @property
     def baseline_seconds(self) -> float:
-        """Seconds of a step as written: in the finals where there were any, since the finalists stand beside it there."""
+        """Seconds of a step as written: from the finals where there were any, beside the finalists."""
         rounds = [block.median for block in self.baseline_rounds]
         return median(rounds) if rounds else self.baseline.seconds

@@ -110,6 +110,8 @@ def decode(data: bytes) -> Message:
             fields["facts"] = _facts(fields["facts"])
         if kind is BlockDone:
             fields["seconds"] = tuple(fields["seconds"])
+        if kind is Measure and "failures" in fields:
+            fields["failures"] = tuple(fields["failures"])
         message: Message = kind(**fields)
     except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"not a message of this protocol: {error!r}") from error

@@ -12,7 +12,7 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -131,10 +131,10 @@ class Patch:
 
     def install(self) -> None:
         """Patch the class in place."""
-        DDP.__init__ = self._wrap_construction()
-        DDP.register_comm_hook = self._wrap_registration()
+        DDP.__init__ = self._wrap_construction()  # type: ignore[method-assign]
+        DDP.register_comm_hook = self._wrap_registration()  # type: ignore[method-assign]
         if self.forward_begins is not None:
-            DDP._pre_forward = self._wrap_forward(self.forward_begins)
+            DDP._pre_forward = self._wrap_forward(self.forward_begins)  # type: ignore[method-assign]
 
     def _wrap_construction(self) -> Callable[..., None]:
         @functools.wraps(_construct)
@@ -183,8 +183,8 @@ class Patch:
             return before(ddp, *inputs, **kwargs)
 
         # Dynamo skips torch's own file, and must skip this frame in it too.
-        undisturbed: Callable[..., Any] = torch.compiler.disable(_pre_forward, recursive=False)  # type: ignore[no-untyped-call]
-        return undisturbed
+        disable: Any = getattr(torch.compiler, "disable")  # noqa: B009, it carries no annotations
+        return cast("Callable[..., Any]", disable(_pre_forward, recursive=False))
 
     @contextlib.contextmanager
     def _inside_construction(self) -> Iterator[None]:

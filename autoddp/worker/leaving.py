@@ -1,4 +1,4 @@
-"""How a worker of the tuning job ends: at the study's word, with the script's exception, or because the script is over."""
+"""How a worker of the tuning job ends: at the study's word, with the script's exception, or with the script."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sys
 from types import TracebackType
+from typing import Any
 
 from autoddp.worker.link import Link
 
@@ -21,6 +22,25 @@ def watch_the_end(link: Link) -> None:
 
     sys.excepthook = said
     atexit.register(link.goodbye, "")
+
+
+def leave_at_the_end_of_training(link: Link) -> None:
+    """A script that destroys its process group trains no more, so this process leaves then.
+
+    Staying is a risk: where the DDP object outlives the group, its destructor can deadlock with gloo's thread over the
+    GIL (torch 2.13), and that would look like a hung trial.
+    """
+    from torch import distributed
+
+    def destroy_process_group(group: Any = None) -> None:
+        if group is None or group is distributed.GroupMember.WORLD:
+            link.goodbye("")
+            leave()
+        before(group)
+
+    before = distributed.destroy_process_group
+    distributed.destroy_process_group = destroy_process_group
+    distributed.distributed_c10d.destroy_process_group = destroy_process_group
 
 
 def leave() -> None:

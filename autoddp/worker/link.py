@@ -56,7 +56,7 @@ class Link:
         return decode(self._connection.recv_bytes())
 
     def goodbye(self, reason: str) -> None:
-        """Say once why this process leaves; a forked child of it says nothing, nor does one that simply ends unheard."""
+        """Say once why this process leaves; forked children say nothing, nor does one that ends unheard."""
         if self._said_goodbye or os.getpid() != self._pid or "RANK" not in os.environ:
             return
         if self._connection is None and not reason:

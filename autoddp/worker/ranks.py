@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from autoddp.wire import Message, decode, encode
 
@@ -53,5 +53,5 @@ class Ranks:
         return decode(self._store.get(key))
 
     def part(self) -> None:
-        """The last thing the ranks do together: rank 0, which may host the store, waits until all have read everything."""
+        """The last thing the ranks do together: rank 0, which may host the store, waits until all have read it."""
         self.gather([])

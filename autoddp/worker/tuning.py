@@ -13,7 +13,7 @@ from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import Patch, ReductionSwitch, Wrapped
 from autoddp.worker.facts import gather_facts
 from autoddp.worker.heartbeat import start_heartbeat
-from autoddp.worker.leaving import leave
+from autoddp.worker.leaving import leave, leave_at_the_end_of_training
 from autoddp.worker.link import Link
 from autoddp.worker.model import LiveDdp
 from autoddp.worker.order import Order
@@ -34,6 +34,7 @@ def start_tuning(order: Order, link: Link) -> None:
     patch.forward_begins = job.forward_begins
     patch.install()
     switch.install()
+    leave_at_the_end_of_training(link)
 
 
 class _TuningJob:
@@ -103,7 +104,7 @@ class _TuningJob:
 
 
 class _LauncherDirector:
-    """The study in the launcher, over the link; local rank 0 of every other node tells its own launcher what it hears."""
+    """The study in the launcher, over the link; local rank 0 of any other node tells its own launcher what it hears."""
 
     def __init__(self, link: Link, facts: JobFacts) -> None:
         self._link = link

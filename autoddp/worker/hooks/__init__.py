@@ -10,10 +10,11 @@ import torch.distributed as dist
 
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import DEFAULT_START_STEP
+from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.powersgd import PowerSGDState, powersgd_hook
 from autoddp.worker.hooks.sixteen_bit import SixteenBitState, sixteen_bit_hook
 
-Hook = Callable[[Any, dist.GradBucket], "torch.futures.Future[torch.Tensor]"]
+Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 
 
 def hook_for(

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from autoddp.worker.hooks.bucket import GradBucket
+
 _SEED = 20191  # the factors' first draw: any number, the same on all ranks
 
 
@@ -58,7 +60,7 @@ class PowerSGDState:
     flights: list[_Flight] = field(default_factory=list)
 
 
-def powersgd_hook(state: PowerSGDState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def powersgd_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Mean over the ranks, projected on `state.rank` directions per matrix."""
     compress = state.step >= state.start_step
     if bucket.is_last():
@@ -75,20 +77,21 @@ def powersgd_hook(state: PowerSGDState, bucket: dist.GradBucket) -> torch.future
     return flight.future
 
 
-def _exact(state: PowerSGDState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _exact(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     buffer = bucket.buffer().div_(state.group.size())
     work = dist.all_reduce(buffer, group=state.group, async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
+    done: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
+    return done
 
 
-def _take_off(state: PowerSGDState, bucket: dist.GradBucket) -> None:
+def _take_off(state: PowerSGDState, bucket: GradBucket) -> None:
     """Issue the first collective of a bucket: every p = M q, and the plain gradients beside them."""
     index, buffer = bucket.index(), bucket.buffer()
     matrices, plain = _sort(state, index, bucket.gradients())
     parts = [torch.bmm(m.stacked, m.q) for m in matrices] + plain
     wire = torch.cat([part.reshape(-1) for part in parts]).div_(state.group.size())
     work = dist.all_reduce(wire, group=state.group, async_op=True)
-    devices = [buffer.device] if buffer.device.type != "cpu" else []
+    devices: list[int | str | torch.device] = [buffer.device] if buffer.device.type != "cpu" else []
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
     state.flights.append(_Flight(buffer, matrices, plain, wire, work, future, index))
 
@@ -166,7 +169,7 @@ def _first_factor(stack: torch.Tensor, rank: int, index: int) -> torch.Tensor:
 def _orthogonal(matrices: torch.Tensor) -> torch.Tensor:
     """Orthonormal columns by modified Gram-Schmidt; in place. [count, rows, rank]; rank is small.
 
-    QR would do the same and costs more than the product itself at these widths. 16-bit factors are worked on in float32.
+    QR would do the same and costs more than the product itself at these widths. 16-bit factors become float32 here.
     """
     working = matrices.float() if matrices.dtype in (torch.float16, torch.bfloat16) else matrices
     for column in range(working.shape[2]):

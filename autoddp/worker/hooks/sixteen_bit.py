@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from autoddp.worker.hooks.bucket import GradBucket
+
 
 @dataclass
 class SixteenBitState:
@@ -17,7 +19,7 @@ class SixteenBitState:
     dtype: torch.dtype
 
 
-def sixteen_bit_hook(state: SixteenBitState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def sixteen_bit_hook(state: SixteenBitState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Mean over the ranks, rounded to `state.dtype` once before and once during the sum.
 
     The division comes first and in full precision: a sum over many ranks would overflow float16 sooner than its mean.
@@ -27,6 +29,8 @@ def sixteen_bit_hook(state: SixteenBitState, bucket: dist.GradBucket) -> torch.f
     work = dist.all_reduce(narrow, group=state.group, async_op=True)
 
     def widen(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        return buffer.copy_(future.value()[0])
+        widened: torch.Tensor = buffer.copy_(future.value()[0])
+        return widened
 
-    return work.get_future().then(widen)
+    done: torch.futures.Future[torch.Tensor] = work.get_future().then(widen)
+    return done

@@ -1,0 +1,5 @@
+"""torch's bucket type, which its own stubs do not export; DDP compares a hook's annotations with it."""
+
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+
+__all__ = ["GradBucket"]

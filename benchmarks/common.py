@@ -1,0 +1,175 @@
+"""What the benchmarks share: starting a job on one host or several, its step times, tables and the JSON file.
+
+    words = [*torchrun("--nproc-per-node", "2"), MLP, "--steps", "50"]
+    seconds = Local(folder).step_seconds(words, warmup=5)
+
+Both sides of a comparison go through the same code, so that whatever starting costs, it costs both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from lab import Lab  # noqa: E402
+
+from autoddp.timing import Speedup, median, speedup  # noqa: E402
+
+JOBS = ROOT / "benchmarks" / "jobs"
+MLP, NOOP = str(JOBS / "mlp.py"), str(JOBS / "noop.py")
+TIMEOUT = 900.0  # seconds after which a job is called hung
+_ports = itertools.count(29400)
+
+
+def torchrun(*options: str) -> list[str]:
+    """The command line of torchrun up to the script."""
+    return [sys.executable, "-m", "torch.distributed.run", *options]
+
+
+def autoddp(*options: str) -> list[str]:
+    """The command line of autoddp up to the script."""
+    return [sys.executable, "-m", "autoddp", *options]
+
+
+def environment() -> dict[str, str]:
+    """One thread per rank on every side: with one rank on a host torchrun would not say so, and hosts share cores here."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+class Local:
+    """Jobs on this machine. `folder` is where they run, with a folder of its own for each host."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._numbers = itertools.count()
+        self.home(0)
+
+    def home(self, host: int) -> Path:
+        """Where a host's program runs, and so where autoddp's recipe and .autoddp/ appear."""
+        place = self.folder / f"host{host}"
+        place.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def start(self, words: Sequence[str], log: Any) -> list[subprocess.Popen[Any]]:
+        """Start the command on every host."""
+        return [subprocess.Popen(words, cwd=self.home(0), env=environment(), stdout=log, stderr=subprocess.STDOUT)]
+
+    def run(self, words: Sequence[str]) -> float:
+        """Wall seconds of the command; RuntimeError with the end of its output if it fails."""
+        path = self.folder / f"run{next(self._numbers)}.log"
+        with path.open("w") as log:
+            began = time.perf_counter()
+            processes = self.start(words, log)
+            try:
+                codes = [process.wait(TIMEOUT) for process in processes]
+            except subprocess.TimeoutExpired:
+                codes = [1]
+            finally:
+                for process in processes:
+                    process.kill()
+            seconds = time.perf_counter() - began
+        if any(codes):
+            raise RuntimeError(f"{' '.join(words)} failed {codes}:\n{path.read_text()[-3000:]}")
+        return seconds
+
+    def step_seconds(self, words: Sequence[str], warmup: int) -> float:
+        """Median seconds per step of a job that takes --times, after `warmup` steps; the mean over ranks."""
+        path = self.folder / f"times{next(self._numbers)}.json"
+        self.run([*words, "--times", str(path)])
+        ranks = json.loads(path.read_text())
+        return sum(median(rank[warmup:]) for rank in ranks) / len(ranks)
+
+    def summary(self) -> dict[str, Any]:
+        """The newest summary.json of a tuning run."""
+        newest = max(self.home(0).glob(".autoddp/*/summary.json"), key=lambda path: path.stat().st_mtime)
+        found: dict[str, Any] = json.loads(newest.read_text())
+        return found
+
+
+class Hosts(Local):
+    """Jobs on all hosts of a lab, one rank each; the rendezvous options are put in behind the launcher's name."""
+
+    def __init__(self, folder: Path, lab: Lab) -> None:
+        super().__init__(folder)
+        self.lab = lab
+
+    def start(self, words: Sequence[str], log: Any) -> list[subprocess.Popen[Any]]:
+        """See `Local.start`."""
+        endpoint = f"{self.lab.address(0)}:{next(_ports)}"
+        meet = ["--nnodes", str(len(self.lab)), "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
+        meet += ["--rdzv-endpoint", endpoint, "--rdzv-id", "benchmark"]
+        processes = []
+        for host in range(len(self.lab)):
+            own = [*words[:3], *meet, "--local-addr", self.lab.address(host), *words[3:]]
+            options = {"env": environment(), "cwd": self.home(host), "stdout": log, "stderr": subprocess.STDOUT}
+            processes.append(self.lab.popen(host, own, **options))
+        return processes
+
+
+def paired(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Each side once a round, forwards and backwards in turn; value i of every side belongs to round i."""
+    values: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
+            values[name].append(sides[name]())
+        shown = "  ".join(f"{name} {found[-1] * 1e3:.1f} ms" for name, found in values.items())
+        say(f"round {number + 1}/{rounds}: {shown}")
+    return values
+
+
+def gain(before: Sequence[float], after: Sequence[float]) -> Speedup:
+    """The speed-up with its interval; a single round has none and shows as an interval from 0."""
+    if len(before) < 2:
+        ratio = before[0] / after[0]
+        return Speedup(ratio, 0.0, float("inf"))
+    return speedup(before, after)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print aligned columns."""
+    cells = [list(head), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    print()
+    for row in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(flush=True)
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+
+
+def verdict(reached: bool) -> str:
+    """In a table."""
+    return "yes" if reached else "NO"
+
+
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """--json and --quick; the caller adds its own."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: the figures mean nothing")
+    return parser
+
+
+def write_json(path: Path | None, figures: dict[str, Any]) -> None:
+    """The figures, and on what they were made."""
+    if path is None:
+        return
+    import torch
+
+    machine = {"cores": os.cpu_count(), "torch": torch.__version__, "load": os.getloadavg()}
+    date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    path.write_text(json.dumps({"date": date, "machine": machine, **figures}, indent=1), encoding="utf-8")

@@ -1,0 +1,103 @@
+"""A plain DDP job: a multilayer perceptron on random data, 6.3 million parameters unless asked otherwise.
+
+    torchrun --nproc-per-node 2 jobs/mlp.py --steps 50 --times times.json
+
+It times its own steps, from zero_grad to the end of step(), and knows nothing of any launcher. The options from
+--bucket-cap-mb on are DDP settings written by hand, for comparison with the same settings from elsewhere.
+"""
+
+import argparse
+import json
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+def parse_args() -> argparse.Namespace:
+    """The options of this script."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--width", type=int, default=1024, help="of every layer (1024)")
+    parser.add_argument("--depth", type=int, default=6, help="number of layers (6)")
+    parser.add_argument("--batch", type=int, default=32, help="rows per rank and step (32)")
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
+    parser.add_argument("--times", metavar="FILE", help="rank 0 writes the seconds of every rank's steps here")
+    parser.add_argument("--bucket-cap-mb", type=float, help="by hand: MiB per bucket")
+    parser.add_argument("--bucket-view", action="store_true", help="by hand: gradient_as_bucket_view=True")
+    parser.add_argument("--bf16", action="store_true", help="by hand: a hook that sends bfloat16")
+    return parser.parse_args()
+
+
+def build_network(width: int, depth: int) -> nn.Module:
+    """`depth` square layers with ReLU between them."""
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def bf16_hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """torch's bf16_compress_hook in our own words, since that one refuses gloo by its name."""
+    buffer = bucket.buffer()
+    narrow = buffer.div_(group.size()).to(torch.bfloat16)
+    work = dist.all_reduce(narrow, group=group, async_op=True)
+    return work.get_future().then(lambda future: buffer.copy_(future.value()[0]))
+
+
+def wrap(network: nn.Module, args: argparse.Namespace, device: torch.device) -> DDP:
+    """DDP as a script has it: without an argument unless the options ask for one."""
+    given: dict[str, Any] = {"device_ids": [device.index]} if device.type == "cuda" else {}
+    if args.bucket_cap_mb is not None:
+        given["bucket_cap_mb"] = args.bucket_cap_mb
+    if args.bucket_view:
+        given["gradient_as_bucket_view"] = True
+    model = DDP(network, **given)
+    if args.bf16:
+        model.register_comm_hook(dist.group.WORLD, bf16_hook)
+    return model
+
+
+def train(model: DDP, args: argparse.Namespace, device: torch.device) -> list[float]:
+    """Seconds of each step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    source = torch.Generator().manual_seed(dist.get_rank())
+    inputs = torch.randn(args.batch, args.width, generator=source).to(device)
+    targets = torch.randn(args.batch, args.width, generator=source).to(device)
+    seconds = []
+    for _ in range(args.steps):
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def main() -> None:
+    """Train, then leave the times."""
+    args = parse_args()
+    dist.init_process_group(args.backend)
+    torch.manual_seed(0)
+    use_cuda = args.backend == "nccl"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_cuda else torch.device("cpu")
+    if use_cuda:
+        torch.cuda.set_device(device)
+    # The DDP object must not outlive the process group: torch 2.13 on gloo may then hang while freeing it.
+    seconds = train(wrap(build_network(args.width, args.depth).to(device), args, device), args, device)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, seconds)
+    if args.times and dist.get_rank() == 0:
+        with open(args.times, "w", encoding="utf-8") as file:
+            json.dump(everyone, file)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

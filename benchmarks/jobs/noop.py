@@ -1,0 +1,1 @@
+"""Does nothing: what remains of a launch is the launcher."""

@@ -1,0 +1,69 @@
+"""Redirected, teed and filtered output: the same files with the same content, the same lines on the console."""
+
+import pytest
+from launchers import REPORTER, SIDES, side_by_side
+
+LOGS = ["--nproc-per-node", "2", "--rdzv-id", "job", "--log-dir", "{out}/logs"]
+# name: words, files below the job's log folder, one line that the console shows and one that it does not
+OUTPUTS = {
+    "redirects": (
+        [*LOGS, "-r", "0:3,1:1", REPORTER],
+        ["0/stderr.log", "0/stdout.log", "1/stdout.log"],
+        "rank 1 on stderr",
+        "rank 0 on stderr",
+    ),
+    "tee": (
+        [*LOGS, "--tee", "3", "--role", "trainer", REPORTER],
+        ["0/stderr.log", "0/stdout.log", "1/stderr.log", "1/stdout.log"],
+        "[trainer1]:rank 1 on stdout",
+        "rank 1 on stdout",
+    ),
+    "filtered": (
+        [*LOGS, "-t", "3", "--local-ranks-filter", "1", "--duplicate-stdout-filters", "rank", REPORTER],
+        ["0/stderr.log", "0/stdout.log", "1/stderr.log", "1/stdout.log"],
+        "[default1]:rank 1 on stderr",
+        "[default0]:rank 0 on stderr",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=OUTPUTS)
+def output(request, tmp_path_factory):
+    words, files, shown, hidden = OUTPUTS[request.param]
+    return side_by_side(tmp_path_factory.mktemp(request.param), words), files, shown, hidden
+
+
+def logs(launch) -> dict[str, str]:
+    """All log files by their place, without the random end of the job's folder."""
+    found = {}
+    for path in sorted((launch.folder / "logs").rglob("*")):
+        if path.is_file():
+            job, *rest = path.relative_to(launch.folder / "logs").parts
+            found["/".join([job[: job.rindex("_")], *rest])] = launch.anonymous(path.read_text())
+    return found
+
+
+def console(launch) -> list[str]:
+    """What came from workers; their order among each other is chance."""
+    return sorted(line for text in (launch.stdout, launch.stderr) for line in text.splitlines() if "rank " in line)
+
+
+def test_log_files(output):
+    both, files, _, _ = output
+    expected = logs(both["torchrun"])
+    assert {f"job/attempt_0/{file}" for file in files} <= expected.keys()
+    assert any("rank 0 on stdout" in text for text in expected.values())
+    assert logs(both["autoddp"]) == expected
+
+
+def test_console(output):
+    both, _, shown, hidden = output
+    expected = console(both["torchrun"])
+    assert shown in expected
+    assert hidden not in expected
+    assert console(both["autoddp"]) == expected
+
+
+def test_ends_well(output):
+    both, _, _, _ = output
+    assert {side: launch.returncode for side, launch in both.items()} == dict.fromkeys(SIDES, 0)

@@ -1,0 +1,131 @@
+"""torchrun and autoddp side by side: the same words, environment and folder layout, one body for both.
+
+    both = side_by_side(tmp_path, ["--nproc-per-node", "2", REPORTER, "--exit", "7"])
+    assert both["autoddp"].returncode == both["torchrun"].returncode
+
+Both run at the same time, each in a folder of its own (`{out}` in a word or variable stands for it) which is also OUT for scripts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ROOT / "tests" / "scripts"
+REPORTER = str(SCRIPTS / "reporter.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+AUTODDP = (sys.executable, "-m", "autoddp")
+SIDES = {"torchrun": TORCHRUN, "autoddp": (*AUTODDP, "--trials", "0")}
+PATIENCE = 150  # seconds; a launch takes 2 to 10, many times that on a machine that is busy elsewhere
+_LAUNCHERS_OWN = re.compile("PET_|AUTODDP|TORCHELASTIC|OMP_NUM_THREADS|MASTER_|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)")
+
+
+@dataclass
+class Launch:
+    """A launcher at work, or ended; all that it starts carries a mark in its environment."""
+
+    process: subprocess.Popen[Any]
+    folder: Path
+    mark: str
+    words: Sequence[str] = field(repr=False)
+
+    @property
+    def returncode(self) -> int:
+        assert self.process.returncode is not None, "still running"
+        return int(self.process.returncode)
+
+    @property
+    def stdout(self) -> str:
+        return Path(f"{self.folder}.stdout").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return Path(f"{self.folder}.stderr").read_text()
+
+    def wait(self) -> Launch:
+        """Until the launcher ends; a launch that does not end fails the test and is killed."""
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running: {' '.join(self.words)}\n{self.stderr[-3000:]}") from None
+        finally:
+            if self.process.returncode is None:
+                self.kill()
+        return self
+
+    def processes(self) -> list[int]:
+        """Living processes that this launch started, in whatever session; zombies have no environment."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+        return found
+
+    def kill(self) -> None:
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def reports(self) -> dict[str, dict[str, Any]]:
+        """What reporter.py left behind, by file name."""
+        return {path.name: json.loads(path.read_text()) for path in sorted(self.folder.glob("report*.json"))}
+
+    def anonymous(self, text: str) -> str:
+        """Text without what differs between any two launches: folder, mark, times, ids, ports."""
+        text = text.replace(str(self.folder), "<out>").replace(self.mark, "<mark>")
+        text = re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "<uuid>", text)
+        text = re.sub(r"\d{4}-\d{2}-\d{2}[_ ]\d{2}:\d{2}:\d{2}", "<time>", text)
+        text = re.sub(r"(pid:? |\bprocess )\d+", r"\1<pid>", text)
+        return re.sub(r"/tmp/torchelastic_\w+/(\S+?)_\w{8}/", r"<tmp>/\1/", text)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment, without what launchers set or read, and with the checkout to import from."""
+    own = {name: value for name, value in os.environ.items() if not _LAUNCHERS_OWN.match(name)}
+    return {**own, "PYTHONPATH": str(ROOT), **more}
+
+
+def start(
+    command: Sequence[str], folder: Path, words: Sequence[str], env: Mapping[str, str] | None = None, popen: Any = None
+) -> Launch:
+    """Start one launcher in its folder; `popen` may be a lab host's (functools.partial(lab.popen, 0))."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = f"mark-{uuid.uuid4().hex}"
+    argv = [*command, *(word.replace("{out}", str(folder)) for word in words)]
+    more = {name: value.replace("{out}", str(folder)) for name, value in (env or {}).items()}
+    full = {**environment(), "OUT": str(folder), "LAUNCH_MARK": mark, **more}
+    with open(f"{folder}.stdout", "a") as stdout, open(f"{folder}.stderr", "a") as stderr:
+        process = (popen or subprocess.Popen)(argv, cwd=folder, env=full, stdout=stdout, stderr=stderr)
+    return Launch(process, folder, mark, argv)
+
+
+def side_by_side(parent: Path, words: Sequence[str], env: Mapping[str, str] | None = None) -> dict[str, Launch]:
+    """Run the same words under torchrun and autoddp, to the end."""
+    launches = {side: start(command, parent / side, words, env) for side, command in SIDES.items()}
+    try:
+        return {side: launch.wait() for side, launch in launches.items()}
+    finally:
+        for launch in launches.values():
+            if launch.process.poll() is None:
+                launch.kill()
+
+
+def wait_for(condition: Any, what: str) -> None:
+    """Until `condition()` is true."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE} s for {what}"
+        time.sleep(0.05)

@@ -1,0 +1,129 @@
+"""A running model in arithmetic: what a step costs under each configuration, with seeded noise.
+
+    job = SimulatedJob(link_mib_per_second=100.0)
+    Study(job, facts(), Plan(trials=20), Silent()).run()
+
+Backward is a row of buckets whose gradients become ready one after another; each bucket's reduction costs a latency
+and its bytes over the link, and what has not ended when backward ends is exposed. Copies cost time, a switch saves it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator
+
+from autoddp.knobs import BY_NAME, Configuration, Rung
+from autoddp.study.space import Space
+from autoddp.wire import BlockDone, JobFacts, Measure
+
+MIB = 24.0
+FORWARD, BACKWARD = 0.010, 0.020  # seconds
+
+
+def facts(knobs: tuple[str, ...] = tuple(BY_NAME), nodes: int = 1) -> JobFacts:
+    return JobFacts(
+        world_size=2,
+        nodes=nodes,
+        backend="gloo",
+        devices=("cpu",),
+        torch="2.13.0",
+        gradient_bytes=int(MIB * 2**20),
+        parameters_digest="0123456789abcdef",
+        ddp_arguments={},
+        knobs=knobs,
+    )
+
+
+class SimulatedJob:
+    """A `study.Measure`. `cost` is the true seconds per step; `asked` all that was measured.
+
+    `spoil(index, configuration)` is called before each measurement and may raise what a real job would.
+    """
+
+    def __init__(
+        self,
+        link_mib_per_second: float = 500.0,
+        latency: float = 0.0005,
+        noise: float = 0.01,
+        seed: int = 0,
+        copies: float = 1.0,
+        interruption: float = 0.0,
+        spoil: Callable[[int, Configuration], None] = lambda index, configuration: None,
+    ) -> None:
+        self._link = link_mib_per_second
+        self._latency = latency
+        self._noise = noise
+        self._copies = copies
+        self._interruption = interruption
+        self._steps = 0
+        self._random = random.Random(seed)
+        self._spoil = spoil
+        self._now = Configuration()
+        self.asked: list[Measure] = []
+
+    def __call__(
+        self, configuration: Configuration, warmup: int, steps: int, *, reduce: bool = True, turn: bool = True
+    ) -> BlockDone:
+        order = Measure(len(self.asked), configuration.plain(), warmup, steps, reduce, turn)
+        self.asked.append(order)
+        assert turn or configuration == self._now, "what is measured without a turn must be in effect"
+        self._now = configuration
+        self._spoil(order.index, configuration)
+        true = self.cost(configuration) if reduce else FORWARD + BACKWARD
+        self._steps += warmup
+        seconds = tuple(self._step(true) for _ in range(steps))
+        return BlockDone(order.index, seconds, warmup * true, 0.001)
+
+    def _step(self, true: float) -> float:
+        """One noisy step; every 25th step the script saves a checkpoint."""
+        self._steps += 1
+        return true * math.exp(self._random.gauss(0, self._noise)) + self._interruption * (self._steps % 25 == 0)
+
+    def cost(self, configuration: Configuration) -> float:
+        """Seconds per step without noise."""
+        free = 0.0
+        for ready, mib in _buckets(configuration):
+            travel, work = _wire(configuration, mib, self._link, self._latency)
+            free = max(free, FORWARD + ready * BACKWARD + work) + travel
+        return max(free, FORWARD + BACKWARD) + _copies(configuration) * self._copies
+
+    def best(self, rung: Rung) -> float:
+        """The true seconds of the best configuration that a study can try on that rung."""
+        return min(self.cost(configuration) for configuration in every(Space(rung, facts())))
+
+
+def every(space: Space) -> Iterator[Configuration]:
+    """All configurations of a space."""
+    names = list(space.choices)
+    for values in itertools.product(*space.choices.values()):
+        yield space.configuration(dict(zip(names, values, strict=True)))
+
+
+def _buckets(configuration: Configuration) -> Iterator[tuple[float, float]]:
+    """For each bucket the share of backward that is over when its gradients are ready, and its MiB."""
+    plan = configuration.plain().get("bucket_cap_mb_list") or []
+    last = plan[-1] if plan else float(configuration.get("bucket_cap_mb", 25.0))
+    done = 0.0
+    for size in itertools.chain(plan, itertools.repeat(last)):
+        size = min(size, MIB - done)
+        done += size
+        yield done / MIB, size
+        if done >= MIB:
+            return
+
+
+def _wire(configuration: Configuration, mib: float, link: float, latency: float) -> tuple[float, float]:
+    """Seconds on the link and of computing for one bucket."""
+    hook = configuration.get("hook")
+    if hook == "powersgd":
+        rank = int(configuration["powersgd_rank"])
+        return 2 * latency + mib / link * rank / 50, 0.0004 + 0.00005 * mib * rank
+    return latency + mib / link * (0.5 if hook else 1.0), 0.0001 * mib if hook else 0.0
+
+
+def _copies(configuration: Configuration) -> float:
+    if configuration.get("gradient_as_bucket_view"):
+        return 0.0002
+    return 0.0008 if configuration.get("batched_grad_copy") else 0.0015

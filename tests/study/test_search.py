@@ -1,0 +1,241 @@
+"""A whole study on a simulated job whose true cost is known: what it finds, what it refuses, what it survives."""
+
+from __future__ import annotations
+
+import pytest
+from simulated import MIB, SimulatedJob, facts
+
+from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.study import Outcome, Plan, Silent, Study, TrialFailed, TrialRecord, TuningOver
+
+LINKS = {  # MiB per second, seconds of latency
+    "slow": (200.0, 0.0005),
+    "medium": (500.0, 0.0005),
+    "latency": (1000.0, 0.001),
+    "fast": (5000.0, 0.0002),
+}
+BUCKETS_ONLY = ("bucket_cap_mb",)
+
+
+def run(job: SimulatedJob, knobs: tuple[str, ...] | None = None, **plan: object) -> Outcome:
+    known = facts() if knobs is None else facts(knobs)
+    return Study(job, known, Plan(**plan), Silent()).run()
+
+
+def job_on(link: str, seed: int = 0, **more: object) -> SimulatedJob:
+    return SimulatedJob(*LINKS[link], seed=seed, **more)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("link", LINKS)
+def test_the_best_of_each_rung_is_found(link: str, seed: int) -> None:
+    job = job_on(link, seed)
+    outcome = run(job, trials=20, seed=seed)
+    assert [standing.rung for standing in outcome.ladder] == list(Rung)
+    for standing in outcome.ladder:
+        assert job.cost(standing.configuration) <= 1.03 * job.best(standing.rung)
+        true = job.cost(AS_WRITTEN) / job.cost(standing.configuration)
+        assert standing.speedup.low * 0.995 <= true <= standing.speedup.high * 1.005
+
+
+def test_interruptions_of_the_script_do_not_spoil_it() -> None:
+    job = job_on("medium", interruption=2.0)
+    outcome = run(job, trials=20)
+    blocks = [block for record in (outcome.baseline, *outcome.trials) for block in record.blocks]
+    assert sum(second > 2.0 for block in blocks for second in block.seconds) >= 3
+    for standing in outcome.ladder:
+        assert job.cost(standing.configuration) <= 1.03 * job.best(standing.rung)
+
+
+def test_headroom_is_the_share_of_the_reduction() -> None:
+    job = job_on("medium")
+    assert run(job, trials=0).headroom == pytest.approx(1 - 0.030 / job.cost(AS_WRITTEN), abs=0.01)
+
+
+def test_no_trial_where_nothing_can_be_won() -> None:
+    job = SimulatedJob(link_mib_per_second=1e7, latency=0.0, copies=0.3, noise=0.002)
+    outcome = run(job, trials=20)
+    assert 0.005 < outcome.headroom < 0.03
+    assert (outcome.trials, outcome.finalists, outcome.ladder) == ((), (), ())
+    assert outcome.decision.configuration == AS_WRITTEN
+    assert outcome.decision.why == (
+        f"only {outcome.headroom:.1%} of the step could be won, so no trial was run: your settings stay"
+    )
+    assert {Configuration(asked.configuration) for asked in job.asked} == {AS_WRITTEN}
+
+
+def test_never_slower_where_the_script_is_best_already() -> None:
+    """A latency that makes one bucket the best, and only bucket caps to turn: the default of 25 MiB is it."""
+    whys = []
+    for seed in range(20):
+        job = SimulatedJob(500.0, latency=0.05, seed=seed)
+        outcome = run(job, BUCKETS_ONLY, trials=10, seed=seed)
+        assert outcome.headroom > 0.5
+        assert job.cost(outcome.decision.configuration) <= job.cost(AS_WRITTEN)
+        whys.append(outcome.decision.why)
+    # A cap of 32 MiB is the same single bucket; chance may call it faster now and then, at no cost.
+    assert sum(why.startswith("no significant gain within what you allow (near): your settings") for why in whys) >= 17
+
+
+@pytest.mark.parametrize("allow", list(Rung))
+def test_only_what_is_allowed_is_launched(allow: Rung) -> None:
+    outcome = run(job_on("slow"), trials=15, allow=allow)
+    assert outcome.decision.configuration.rung is allow  # on a slow link each rung beats the one below it
+    assert ("--allow lossy would give ×" in outcome.decision.why) is (allow is not Rung.LOSSY)
+    assert {record.configuration.rung for record in outcome.trials} == set(Rung)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_milder_rung_is_taken_when_equal(seed: int) -> None:
+    """On the fast link the last small bucket decides, and 16 bits win nothing that could be measured."""
+    outcome = run(job_on("fast", seed), trials=20, allow=Rung.LOSSY, seed=seed)
+    assert outcome.decision.configuration.rung is Rung.EXACT
+    assert outcome.decision.configuration != AS_WRITTEN
+
+
+def refuse_fp16(_index: int, configuration: Configuration) -> None:
+    if configuration.get("hook") == "fp16":
+        raise TrialFailed("rank 1 killed by SIGABRT")
+
+
+def test_a_failing_configuration_costs_only_itself() -> None:
+    outcome = run(job_on("slow", spoil=refuse_fp16), trials=20)
+    failed = [record for record in outcome.trials if record.state == "failed"]
+    assert failed
+    assert {record.reason for record in failed} == {"rank 1 killed by SIGABRT"}
+    assert all(record.blocks == () and record.seconds == float("inf") for record in failed)
+    assert len(outcome.trials) == 20
+    assert outcome.decision.configuration["hook"] == "bf16"
+    assert all(standing.configuration.get("hook") != "fp16" for standing in outcome.finalists)
+
+
+def test_what_fails_in_the_finals_is_not_launched() -> None:
+    first = run(job_on("slow"), trials=9)
+    winner = first.decision.configuration
+    finals_from = len(first.baseline_rounds) * (len(first.finalists) + 1)
+    job = job_on("slow", spoil=lambda index, c: _fail(c == winner and index > last_trial))
+    last_trial = sum(1 for _ in _asked_by(first)) - finals_from
+    outcome = run(job, trials=9)
+    assert winner in {record.configuration for record in outcome.trials if record.state == "measured"}
+    assert winner not in {standing.configuration for standing in outcome.finalists}
+    assert outcome.decision.configuration.rung is Rung.NEAR
+
+
+def _fail(condition: bool) -> None:
+    if condition:
+        raise TrialFailed("out of memory")
+
+
+def _asked_by(outcome: Outcome) -> list[object]:
+    """As many entries as the study made measurements."""
+    job = job_on("slow")
+    assert run(job, trials=len(outcome.trials)).decision == outcome.decision
+    return list(job.asked)
+
+
+@pytest.mark.parametrize("error", [TrialFailed, TuningOver])
+def test_without_a_baseline_there_is_no_outcome(error: type[Exception]) -> None:
+    def spoil(index: int, _configuration: Configuration) -> None:
+        if index == 3:
+            raise error("the script fails as written")
+
+    with pytest.raises(error, match="as written"):
+        run(job_on("slow", spoil=spoil))
+
+
+def test_over_is_over_in_a_trial_too() -> None:
+    def spoil(_index: int, configuration: Configuration) -> None:
+        if configuration != AS_WRITTEN:
+            raise TuningOver("the launcher of node 1 is gone")
+
+    with pytest.raises(TuningOver, match="node 1"):
+        run(job_on("slow", spoil=spoil))
+
+
+def test_a_seed_and_its_measurements_decide_everything() -> None:
+    jobs = [job_on("medium") for _ in range(3)]
+    outcomes = [run(job, trials=20, seed=seed) for job, seed in zip(jobs, (0, 0, 1), strict=True)]
+    assert jobs[0].asked == jobs[1].asked
+    assert [t.configuration for t in outcomes[0].trials] == [t.configuration for t in outcomes[1].trials]
+    assert jobs[0].asked != jobs[2].asked
+
+
+def test_finals_measure_all_in_turn_in_changing_order() -> None:
+    job = job_on("medium")
+    outcome = run(job, trials=12)
+    contenders = {AS_WRITTEN, *(standing.configuration for standing in outcome.finalists)}
+    rounds, width = len(outcome.baseline_rounds), len(contenders)
+    assert (rounds, width) == (6, 6)  # two of exact and near, which are allowed; the best of lossy; the baseline
+    finals = job.asked[-rounds * width :]
+    orders = [[Configuration(asked.configuration) for asked in finals[i : i + width]] for i in range(0, 36, width)]
+    assert all(set(order) == contenders for order in orders)
+    assert len({tuple(order) for order in orders}) > 3
+    assert all(asked.turn and asked.reduce and asked.warmup > 0 for asked in finals)
+    assert all(len(standing.rounds) == rounds for standing in outcome.finalists)
+
+
+def test_rungs_take_turns() -> None:
+    outcome = run(job_on("medium"), trials=20)
+    assert [record.number for record in outcome.trials] == list(range(1, 21))
+    assert [r.configuration.rung.value for r in outcome.trials[:4]] == ["exact", "near", "lossy", "exact"]
+    only_buckets = run(job_on("medium"), BUCKETS_ONLY, trials=5)
+    assert {record.configuration.rung for record in only_buckets.trials} == {Rung.EXACT}
+
+
+def test_a_clear_loser_is_cut_short() -> None:
+    outcome = run(job_on("slow"), trials=20)
+    cut = [record for record in outcome.trials if record.state == "cut short"]
+    assert cut
+    assert all(len(record.blocks) == 1 and "times the best of its rung" in record.reason for record in cut)
+
+
+@pytest.mark.parametrize("trials", [1, 2, 3])
+def test_few_trials(trials: int) -> None:
+    outcome = run(job_on("slow"), trials=trials)
+    assert len(outcome.trials) == trials
+    assert outcome.decision.configuration in {AS_WRITTEN, *(record.configuration for record in outcome.trials)}
+
+
+def test_the_budget_ends_the_trials_but_not_the_finals() -> None:
+    job = job_on("slow")
+    outcome = run(job, trials=20, budget=8.0)
+    assert 3 <= len(outcome.trials) < 20
+    assert outcome.ladder
+    assert run(job_on("slow"), trials=20, budget=0.0).trials == ()
+
+
+def test_steps_and_seconds_are_accounted_for() -> None:
+    job = job_on("medium")
+    outcome = run(job, trials=10)
+    assert outcome.steps == {
+        "measured": sum(asked.steps for asked in job.asked),
+        "warm-up": sum(asked.warmup for asked in job.asked),
+    }
+    assert outcome.wall_seconds["measured"] > 0.9 * outcome.steps["measured"] * 0.03
+    assert outcome.wall_seconds["turns"] == pytest.approx(0.001 * len(job.asked))
+    assert facts().gradient_bytes == MIB * 2**20
+
+
+class Watching(Silent):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:
+        assert best is None or best.seconds <= record.seconds
+        assert seconds_left >= 0
+        self.told.append(f"trial {record.number}/{planned}")
+
+    def final(self, number: int, planned: int) -> None:
+        self.told.append(f"final {number}/{planned}")
+
+    def finished(self, outcome: Outcome) -> None:
+        self.told.append("finished")
+
+
+def test_an_observer_is_told_everything() -> None:
+    watching = Watching()
+    Study(job_on("medium"), facts(), Plan(trials=3), watching).run()
+    finals = [f"final {number}/6" for number in range(1, 7)]
+    assert watching.told == ["trial 1/3", "trial 2/3", "trial 3/3", *finals, "finished"]

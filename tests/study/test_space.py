@@ -1,0 +1,70 @@
+"""Spaces and guesses: every choice is a sound configuration of its rung, and none needs what the job lacks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from simulated import every, facts
+
+from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.study.sampler import Sampler
+from autoddp.study.space import Space
+
+ALL = list(Rung)
+
+
+@pytest.mark.parametrize("rung", ALL)
+@pytest.mark.parametrize("mib", [0.1, 24.0, 1200.0])
+def test_every_choice_is_a_configuration_of_the_rung(rung: Rung, mib: float) -> None:
+    space = Space(rung, replace(facts(), gradient_bytes=int(mib * 2**20)))
+    found = list(every(space))
+    assert {configuration.rung for configuration in found} == {rung}
+    assert len(set(found)) == len(found)
+    assert (AS_WRITTEN in found) is (rung is Rung.EXACT)
+
+
+@pytest.mark.parametrize("rung", ALL)
+def test_a_guess_names_every_parameter_once(rung: Rung) -> None:
+    space = Space(rung, facts())
+    guesses = space.guesses()
+    assert all(guess.keys() == space.choices.keys() for guess in guesses)
+    assert all(value in space.choices[name] for guess in guesses for name, value in guess.items())
+    assert len({space.configuration(guess) for guess in guesses}) == len(guesses)
+
+
+@pytest.mark.parametrize("rung", ALL)
+def test_the_job_without_a_knob_is_not_asked_for_it(rung: Rung) -> None:
+    known = ("bucket_cap_mb", "gradient_as_bucket_view", "hook", "powersgd_rank")
+    space = Space(rung, facts(known))
+    assert not {"batched_grad_copy", "static_graph"} & space.choices.keys()
+    assert not any(label.startswith("plan") for label in space.choices["buckets"])
+    assert all(guess.keys() == space.choices.keys() for guess in space.guesses())
+    assert {name for configuration in every(space) for name in configuration} <= set(known)
+
+
+def test_a_rung_with_nothing_to_try_is_empty() -> None:
+    assert [Space(rung, facts(())).empty for rung in Rung] == [True, True, True]
+    assert [Space(rung, facts(("static_graph",))).empty for rung in Rung] == [False, True, True]
+    assert [Space(rung, facts(("hook", "powersgd_rank"))).empty for rung in Rung] == [True, False, False]
+
+
+def test_the_sampler_begins_with_the_guesses_and_repeats_nothing() -> None:
+    space = Space(Rung.NEAR, facts())
+    sampler = Sampler(space, seed=0)
+    asked: list[Configuration] = []
+    for number in range(20):
+        asked.append(sampler.ask())
+        sampler.tell(None if number % 5 == 4 else 1.0 + number / 100)
+    guesses = [space.configuration(guess) for guess in space.guesses()]
+    assert asked[: len(guesses)] == guesses
+    assert len(set(asked)) == 20
+
+
+def test_a_space_that_is_used_up_is_asked_on() -> None:
+    sampler = Sampler(Space(Rung.EXACT, facts(("static_graph",))), seed=0)
+    asked = []
+    for _ in range(4):
+        asked.append(sampler.ask())
+        sampler.tell(1.0)
+    assert set(asked) == {AS_WRITTEN, Configuration({"static_graph": True})}

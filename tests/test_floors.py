@@ -1,0 +1,191 @@
+"""The house stays as drawn: who may import whom, one home for each dependency, short files and functions.
+
+Every import counts, also those inside functions and those written as importlib.import_module("...").
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "autoddp"
+SOURCES = {str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+
+FLOORS = (
+    ("version",),  # below the ground: what the package's own __init__ says of itself
+    ("__init__", "errors", "units", "log"),
+    ("topology", "cluster", "knobs", "timing"),
+    ("recipe", "bench", "trace"),
+    ("wire", "predict"),
+    ("worker", "study", "diagnose"),
+    ("launch", "report"),
+    ("cli",),
+    ("__main__",),
+)
+FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
+
+HOMES = {
+    "torch": ("worker/", "launch/elastic.py", "launch/plan.py", "cli/run.py"),
+    "optuna": ("study/sampler.py",),
+    "wrapt": ("worker/arm.py", "worker/guard.py"),
+    "rich": ("report/terminal.py",),
+    "tomlkit": ("recipe/write.py",),
+    "tomli": ("recipe/read.py",),
+    "psutil": ("topology/machine.py",),
+    "pynvml": ("topology/machine.py",),
+}
+ONLY_THIS_OF_TORCH = {
+    "launch/plan.py": {"torch.__version__"},  # to compare with a recipe's
+    "cli/run.py": {"torch.distributed.elastic.multiprocessing.errors.record"},  # as torchrun's own main is decorated
+}
+
+PRIVATE_TO_OTHERS = {
+    # The parser of --rdzv-conf: the handler's registry wants its result, and torch has no public one.
+    ("launch/elastic.py", "_parse_rendezvous_config"),
+    # The class of a compiled module has no public name.
+    ("worker/facts.py", "_dynamo"),
+    # argparse has no public list of a parser's options.
+    ("launch/options.py", "_actions"),
+    ("launch/options.py", "_add_action"),
+    ("launch/options.py", "_option_string_actions"),
+    # Python's own, documented in spite of their names.
+    ("worker/leaving.py", "_exit"),
+    ("worker/heartbeat.py", "_current_frames"),
+}
+PRIVATE_ALLOWED_IN = "worker/ddp.py"  # the single file that touches DistributedDataParallel's private names
+
+
+def unit_of(file: str) -> str:
+    return file.partition("/")[0].removesuffix(".py")
+
+
+def imports(source: str) -> Iterator[str]:
+    """Full dotted names: `from a.b import c` is a.b.c."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "a relative import: write it out"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("import_module", "find_spec"):
+            yield from (a.value for a in node.args if isinstance(a, ast.Constant))
+
+
+def upward_imports(file: str, source: str) -> list[str]:
+    here, found = unit_of(file), []
+    for name in imports(source):
+        first, _, rest = name.partition(".")
+        unit = rest.partition(".")[0]
+        if first != "autoddp":
+            continue
+        there = unit if unit in FLOOR_OF else "__init__"
+        if there != here and FLOOR_OF[there] >= FLOOR_OF[here]:
+            found.append(f"{file} imports {name}")
+    return found
+
+
+def homeless_imports(file: str, source: str) -> list[str]:
+    found = []
+    for name in imports(source):
+        package = name.partition(".")[0]
+        if package in sys.stdlib_module_names or package in ("autoddp", "sitecustomize"):
+            continue
+        homes = HOMES.get(package, ())
+        at_home = any(file == home or (home.endswith("/") and file.startswith(home)) for home in homes)
+        if not at_home or name not in ONLY_THIS_OF_TORCH.get(file, {name}):
+            found.append(f"{file} imports {name}")
+    return found
+
+
+def private_names(source: str) -> set[str]:
+    """`_x` of something that is not `self`, imports of `_x`, and getattr(thing, "_x")."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") not in ("self", "cls"):
+            found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr", "setattr"):
+            found |= {a.value for a in node.args[1:2] if isinstance(a, ast.Constant)}
+    return {name for name in found if re.match("_[a-z]", name)}
+
+
+def lengths_of_functions(source: str) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert node.end_lineno is not None
+            yield node.name, node.end_lineno - node.lineno + 1
+
+
+def test_every_unit_has_a_floor() -> None:
+    assert {unit_of(file) for file in SOURCES} <= FLOOR_OF.keys()
+    assert {"cli", "launch", "worker", "study", "knobs"} <= {unit_of(file) for file in SOURCES}
+
+
+def test_imports_go_down_only() -> None:
+    assert [fault for file, source in SOURCES.items() for fault in upward_imports(file, source)] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("study/x.py", "from autoddp.launch.tune import tune"),  # up
+        ("study/x.py", "def f():\n    import autoddp.worker.arm"),  # a neighbour, inside a function
+        ("timing/x.py", "from autoddp.knobs import Rung"),
+        ("worker/x.py", "importlib.import_module('autoddp.cli.main')"),
+        ("errors.py", "from autoddp import is_tuning"),
+    ],
+)
+def test_the_floor_check_sees(file: str, line: str) -> None:
+    assert len(upward_imports(file, line)) == 1
+
+
+def test_a_dependency_is_imported_at_home_only() -> None:
+    assert [fault for file, source in SOURCES.items() for fault in homeless_imports(file, source)] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("launch/tune.py", "import torch"),
+        ("study/search.py", "def f():\n    from optuna import create_study"),
+        ("cli/run.py", "from torch.distributed import init_process_group"),
+        ("knobs/base.py", "import numpy"),
+    ],
+)
+def test_the_home_check_sees(file: str, line: str) -> None:
+    assert len(homeless_imports(file, line)) == 1
+
+
+def test_every_declared_dependency_has_a_home_here() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    block = text.partition("\ndependencies = [")[2].partition("\n]")[0]
+    declared = set(re.findall(r'^    "([a-z-]+)', block, re.MULTILINE))
+    assert declared == {name.replace("pynvml", "nvidia-ml-py") for name in HOMES}
+
+
+def test_private_names_of_others() -> None:
+    """The list is exact: a name that is no longer used has to go from it."""
+    found = {
+        (file, name)
+        for file, source in SOURCES.items()
+        if file != PRIVATE_ALLOWED_IN
+        for name in private_names(source)
+    }
+    assert found == PRIVATE_TO_OTHERS
+
+
+def test_files_are_short() -> None:
+    lines = {file: source.count("\n") for file, source in SOURCES.items()}
+    assert {file: count for file, count in lines.items() if count > 300} == {}
+
+
+def test_functions_are_short() -> None:
+    found = [(file, *found) for file, source in SOURCES.items() for found in lengths_of_functions(source)]
+    assert [entry for entry in found if entry[2] > 60] == []

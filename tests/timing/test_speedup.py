@@ -1,0 +1,103 @@
+"""The speed-up and its interval: known values, coverage over many seeded experiments, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from autoddp.timing import Block, Speedup, median, speedup
+
+ROUNDS = 6
+
+
+def test_equal_ratios_keep_a_small_interval() -> None:
+    gain = speedup([1.0, 2.0, 4.0], [0.5, 1.0, 2.0])
+    assert gain.ratio == pytest.approx(2.0)
+    # the spread that is believed at least, 0.3 %, times t for 2 degrees of freedom over the root of 3 rounds
+    half = 4.303 * 0.003 / math.sqrt(3)
+    assert (gain.low, gain.high) == pytest.approx((2 * math.exp(-half), 2 * math.exp(half)))
+
+
+def test_the_interval_is_students() -> None:
+    before, after = [1.0, 1.1, 0.9, 1.0], [0.8, 0.9, 0.75, 0.82]
+    logs = [math.log(b / a) for b, a in zip(before, after, strict=True)]
+    mean = sum(logs) / 4
+    half = 3.182 * math.sqrt(sum((x - mean) ** 2 for x in logs) / 3 / 4)
+    gain = speedup(before, after)
+    expected = (math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+    assert (gain.ratio, gain.low, gain.high) == pytest.approx(expected)
+
+
+def test_swapping_the_two_inverts() -> None:
+    before, after = [1.0, 1.2, 0.9], [0.7, 0.9, 0.8]
+    there, back = speedup(before, after), speedup(after, before)
+    assert (back.ratio, back.low, back.high) == pytest.approx((1 / there.ratio, 1 / there.high, 1 / there.low))
+
+
+def test_pairing_cancels_what_both_sides_share() -> None:
+    """The machine slows down from round to round; side by side the two still differ by the same factor."""
+    before = [1.0 * 1.3**i for i in range(ROUNDS)]
+    gain = speedup(before, [b / 1.1 for b in before])
+    assert gain.sure
+    assert gain.high - gain.low < 0.02
+
+
+def experiments(true_ratio: float, noise: float, count: int = 600) -> list[Speedup]:
+    source = random.Random(5)
+    return [
+        speedup(
+            [true_ratio * math.exp(source.gauss(0, noise)) for _ in range(ROUNDS)],
+            [math.exp(source.gauss(0, noise)) for _ in range(ROUNDS)],
+        )
+        for _ in range(count)
+    ]
+
+
+def test_the_interval_holds_the_truth_19_times_of_20() -> None:
+    held = sum(gain.low <= 1.3 <= gain.high for gain in experiments(1.3, noise=0.05))
+    assert 0.93 <= held / 600 <= 0.97
+
+
+def test_no_gain_is_rarely_called_sure() -> None:
+    """One-sided: 2.5 % of the experiments in which nothing differs."""
+    sure = sum(gain.sure for gain in experiments(1.0, noise=0.05))
+    assert 0.005 <= sure / 600 <= 0.045
+
+
+def test_many_rounds_are_not_trusted_more_than_the_table_knows() -> None:
+    source = random.Random(1)
+    values = [1 + source.gauss(0, 0.1) for _ in range(60)]
+    gain = speedup(values, [1.0] * 60)
+    logs = [math.log(v) for v in values]
+    mean = sum(logs) / 60
+    error = math.sqrt(sum((x - mean) ** 2 for x in logs) / 59 / 60)
+    assert math.log(gain.high / gain.ratio) == pytest.approx(2.131 * error)
+
+
+@pytest.mark.parametrize(("before", "after"), [([], []), ([1.0], [1.0]), ([1.0, 1.0], [1.0, 1.0, 1.0])])
+def test_no_interval_without_pairs(before: list[float], after: list[float]) -> None:
+    with pytest.raises(ValueError, match=f"got {len(before)} and {len(after)}"):
+        speedup(before, after)
+
+
+@pytest.mark.parametrize(
+    ("gain", "sure", "text"),
+    [
+        (Speedup(1.5, 1.4, 1.6), True, "×1.5 (1.4 to 1.6)"),
+        (Speedup(1.02, 0.99, 1.05), False, "×1.02 (0.99 to 1.05)"),
+        (Speedup(1.0, 1.0, 1.0), False, "×1 (1 to 1)"),
+        (Speedup(16.42, 15.83, 17.04), True, "×16.4 (15.8 to 17)"),
+    ],
+)
+def test_what_people_read(gain: Speedup, sure: bool, text: str) -> None:
+    assert gain.sure is sure
+    assert str(gain) == text
+
+
+def test_a_block_is_its_median() -> None:
+    assert Block((0.1, 0.1, 5.0)).median == 0.1  # the step in which the script saved a checkpoint
+    assert Block((0.1, 0.3)).median == pytest.approx(0.2)
+    with pytest.raises(ValueError, match="no values"):
+        median([])
