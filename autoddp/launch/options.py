@@ -19,7 +19,7 @@ _EXAMPLES = {
     "--trials": "a whole number of 0 or more, e.g. --trials 20",
     "--allow": "exact, near or lossy, e.g. --allow near",
     "--budget": "a duration, e.g. --budget 5m",
-    "--seed": "a whole number, e.g. --seed 0",
+    "--seed": "a whole number of 0 or more, e.g. --seed 0",
 }
 
 
@@ -88,8 +88,11 @@ def parse(argv: Sequence[str]) -> Request:
     ours, rest, taken_from = _divide(list(argv))
     parser = torchrun_parser()
     parser.error = _refuse  # type: ignore[method-assign]
+    parser.format_help = help_text  # type: ignore[method-assign]
     torchrun = parser.parse_args(rest)
     script_at = len(rest) - len(torchrun.training_script_args) - 1
+    if rest[script_at] == "--":  # argparse swallows one that follows the script at once
+        script_at -= 1
     taken = [word for word, position in zip(ours, taken_from, strict=True) if position > script_at]
     _refuse_shared_options(torchrun, taken)
     torchrun.training_script_args = _without_separator(torchrun.training_script_args, bool(taken))

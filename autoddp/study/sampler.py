@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import optuna
 
-from autoddp.knobs import Configuration
+from autoddp.knobs import Configuration, Value
 from autoddp.study.space import Space
 
-_ASKS = 12  # draws before a configuration that was measured already is accepted once more
+_ASKS = 40  # draws before a configuration that was measured already is accepted once more
 
 
 class Sampler:
@@ -30,13 +31,16 @@ class Sampler:
         self._pending: optuna.trial.Trial | None = None
         self._told: dict[Configuration, float | None] = {}
 
-    def ask(self) -> Configuration:
-        """The next configuration to measure."""
+    def ask(self, guilty: Set[tuple[str, Value]] = frozenset()) -> Configuration:
+        """The next configuration to measure, with none of the `guilty` values, which are known to fail."""
         for _ in range(_ASKS):
             configuration = self._draw()
-            if configuration not in self._told:
+            if guilty & set(configuration.items()):
+                self.tell(None)
+            elif configuration in self._told:
+                self.tell(self._told[configuration])
+            else:
                 return configuration
-            self.tell(self._told[configuration])
         return self._draw()
 
     def _draw(self) -> Configuration:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
 
-from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.knobs import AS_WRITTEN, Configuration, Rung, Value
 from autoddp.study.decision import decide, ladder_of
 from autoddp.study.ledger import Ledger
 from autoddp.study.measure import Measure, TrialFailed
@@ -49,6 +49,7 @@ class Study:
         self._observer = observer
         self._random = random.Random(plan.seed)
         self._trials: list[TrialRecord] = []
+        self._guilty: frozenset[tuple[str, Value]] = frozenset()
 
     def run(self) -> Outcome:
         """Measure and decide. TuningOver, or TrialFailed of the baseline itself, when there is nothing to decide on."""
@@ -114,8 +115,10 @@ class Study:
         return cycle(rungs) if rungs else iter(())
 
     def _trial(self, number: int, rung: Rung, sampler: Sampler) -> TrialRecord:
-        configuration = sampler.ask()
+        configuration = sampler.ask(self._guilty)
         record = self._measured(number, configuration, self._best_of(rung))
+        if record.state == "failed" and len(configuration) == 1:
+            self._guilty |= set(configuration.items())  # it alone differs from what runs
         sampler.tell(None if record.state == "failed" else record.seconds)
         return record
 

@@ -11,6 +11,7 @@ from autoddp.knobs.hook import POWERSGD_RANKS
 from autoddp.units import MIB
 from autoddp.wire import JobFacts
 
+_FIRST_BUCKET_MIB = 1.0  # DDP's default puts that much into one bucket: cutting less only adds latency
 _SWITCHES = ("gradient_as_bucket_view", "batched_grad_copy", "static_graph")
 
 
@@ -50,6 +51,8 @@ class Space:
     def _buckets(self, known: set[str]) -> tuple[str, ...]:
         mib = self.facts.gradient_bytes / MIB
         labels = ["as written"]
+        if mib <= _FIRST_BUCKET_MIB and not {"bucket_cap_mb", "bucket_cap_mb_list"} & set(self.facts.ddp_arguments):
+            return tuple(labels)
         if "bucket_cap_mb" in known:
             labels += [f"cap {cap:g}" for cap in caps(mib)]
         if "bucket_cap_mb_list" in known:

@@ -175,7 +175,7 @@ class Patch:
 
     @staticmethod
     def _wrap_forward(begins: Callable[[DDP], None]) -> Callable[..., Any]:
-        before = DDP._pre_forward
+        before = cast("Callable[..., Any]", DDP._pre_forward)
 
         @functools.wraps(before)
         def _pre_forward(ddp: DDP, *inputs: Any, **kwargs: Any) -> Any:
@@ -183,7 +183,7 @@ class Patch:
             return before(ddp, *inputs, **kwargs)
 
         # Dynamo skips torch's own file, and must skip this frame in it too.
-        disable: Any = getattr(torch.compiler, "disable")  # noqa: B009, it carries no annotations
+        disable = cast("Callable[..., Any]", torch.compiler.disable)
         return cast("Callable[..., Any]", disable(_pre_forward, recursive=False))
 
     @contextlib.contextmanager

@@ -1,0 +1,147 @@
+"""Bad input, typed for real: one line on stderr, exit code 2, nothing started, nothing written.
+
+Every case is a process of its own. They are forked from one that has torch imported already, which is what takes a
+second; the commands at the end of the file start from nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launchers import ROOT, environment
+
+from autoddp.knobs import Configuration
+from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, dump
+
+RECIPE = dump(
+    Recipe(
+        made_by=MadeBy("0.1.0", "2.13.0", "3.11.7", "2025-11-20T21:00:00Z"),
+        fits=Fits(8, 2, "nccl", ("NVIDIA H100",), "2.13.0", 102228128, "0123456789abcdef"),
+        configuration=Configuration({"bucket_cap_mb": 50}),
+        evidence=Evidence(31.21, 0.384, 20, 6, 1234, "the exact rung wins"),
+    )
+)
+FILES = {
+    "train.py": "raise SystemExit('this must not run')\n",
+    "own_seed.py": "add_argument('--seed')\n",
+    "a_file": "",
+    "unfit.toml": RECIPE,
+    "newer.toml": RECIPE.replace("schema = 1", "schema = 2"),
+    "not.toml": "this is no TOML\n",
+    "key.toml": RECIPE.replace("bucket_cap_mb = 50", "buket_cap_mb = 50"),
+    "type.toml": RECIPE.replace("bucket_cap_mb = 50", 'bucket_cap_mb = "50"'),
+    "range.toml": RECIPE.replace("bucket_cap_mb = 50", "bucket_cap_mb = 5000"),
+    "code.toml": RECIPE + '\n[env]\nLD_PRELOAD = "/tmp/x.so"\n',
+}
+MIB = "must be a number from 0.5 to 512 MiB"
+CASES = {
+    # what is typed, what the line says besides the prefix
+    "unknown option": ("--trails 20 train.py", "unknown option --trails (did you mean '--trials'?)"),
+    "trials no number": ("--trials x train.py", "--trials 'x': must be a whole number of 0 or more, e.g. --trials 20"),
+    "trials negative": ("--trials -3 train.py", "--trials '-3': must be a whole number of 0 or more"),
+    "missing value": ("train.py --trials", "--trials: needs a value: a whole number of 0 or more"),
+    "missing value of torchrun's": ("--nnodes", "--nnodes: expected one argument"),
+    "no script": ("--trials 3", "no script given: autoddp [options] train.py [its arguments]"),
+    "script not found": ("nowhere.py", "script not found: nowhere.py (looked in {cwd}); check the path, or -m"),
+    "program not found": ("--no-python nowhere", "program not found: nowhere (looked in {cwd})"),
+    "option for both": ("own_seed.py --seed 3", "--seed: both autoddp and own_seed.py have this option; for autoddp"),
+    "recipe not found": ("--recipe unfot.toml train.py", "unfot.toml: no such file; autoddp SCRIPT --trials 20 writes"),
+    "recipe not TOML": ("--recipe not.toml train.py", "not.toml: not TOML: "),
+    "recipe newer": ("--recipe newer.toml train.py", "newer.toml: schema = 2: written by a newer autoddp; upgrade it"),
+    "recipe key": ("--recipe key.toml train.py", "unknown key (did you mean 'bucket_cap_mb'?)"),
+    "recipe type": ("--recipe type.toml train.py", f'type.toml: configuration.bucket_cap_mb = "50": {MIB}'),
+    "recipe range": ("--recipe range.toml train.py", f"range.toml: configuration.bucket_cap_mb = 5000: {MIB}"),
+    "recipe variable": ("--recipe code.toml train.py", "code.toml: env"),
+    "recipe unfit": (
+        "--nproc-per-node 2 --recipe unfit.toml train.py",
+        "unfit.toml: made for another job: world size 8 in the recipe, 2 here; nodes 2 in the recipe, 1 here",
+    ),
+    "output unwritable": (
+        "--nproc-per-node 2 --output a_file/below train.py",
+        "--output a_file/below: cannot be written (Not a directory); name a folder that can",
+    ),
+    "recipe command": ("recipe check not.toml", "not.toml: not TOML: "),
+    "recipe command's word": ("recipe chekc not.toml", "recipe: "),
+}
+
+
+FORKING = """
+import json, os, runpy, sys
+import torch.distributed.run
+for name, words in json.load(sys.stdin).items():
+    if os.fork() == 0:
+        for number, stream in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{name}.{stream}", os.O_WRONLY | os.O_CREAT), number)
+        os.chdir(name)
+        sys.argv[1:] = words
+        runpy.run_module("autoddp", run_name="__main__", alter_sys=True)
+    with open(f"{name}.code", "w") as file:
+        file.write(str(os.waitstatus_to_exitcode(os.wait()[1])))
+"""
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which every case has run, each in a folder of its own."""
+    parent = tmp_path_factory.mktemp("cases")
+    for name in CASES:
+        make(parent / name)
+    words = json.dumps({name: words.split() for name, (words, _) in CASES.items()})
+    subprocess.run([sys.executable, "-c", FORKING], cwd=parent, env=environment(), input=words, text=True, check=True)
+    return parent
+
+
+def typed(folder: Path, words: str, command: tuple[str, ...] = ("-m", "autoddp")) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, *command, *words.split()], cwd=folder, env=environment(), capture_output=True, text=True
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def everything_below(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() if path.is_file() else "" for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_line_and_nothing_else(cases: Path, name: str) -> None:
+    code, out, err = ((cases / f"{name}.{what}").read_text() for what in ("code", "out", "err"))
+    assert (code, out) == ("2", "")
+    assert err.startswith("autoddp: error: ")
+    assert CASES[name][1].format(cwd=cases / name) in err
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    assert everything_below(cases / name) == FILES
+
+
+@pytest.mark.parametrize("words", ["--trails 20 train.py", "--recipe key.toml train.py"])
+def test_all_entries_speak_alike(folder: Path, words: str) -> None:
+    installed = (
+        "-c",
+        f"import sys; sys.argv = ['autoddp', *{words.split()}]; from autoddp.cli.main import main; main()",
+    )
+    answers = {typed(folder, words, command) for command in (("-m", "autoddp"), (f"{ROOT}/launch.py",), installed)}
+    assert len(answers) == 1
+    assert answers.pop()[0] == 2
+
+
+def test_a_file_of_a_commands_name_is_a_script(folder: Path) -> None:
+    (folder / "recipe").write_text("")
+    assert "unknown option --trails" in typed(folder, "--trails 3 recipe")[2]
+    code, out, _ = typed(folder, "recipe --dry-run --nproc-per-node 2")
+    assert (code, out) == (0, "would launch: recipe --nproc-per-node 2\nconfiguration: as written\n")
