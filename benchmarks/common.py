@@ -43,7 +43,7 @@ def autoddp(*options: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """One thread per rank on every side: with one rank on a host torchrun would not say so, and hosts share cores here."""
+    """One thread per rank on every side: hosts share cores here, and torchrun would not say so for one rank a host."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 

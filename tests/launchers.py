@@ -3,7 +3,8 @@
     both = side_by_side(tmp_path, ["--nproc-per-node", "2", REPORTER, "--exit", "7"])
     assert both["autoddp"].returncode == both["torchrun"].returncode
 
-Both run at the same time, each in a folder of its own (`{out}` in a word or variable stands for it) which is also OUT for scripts.
+Both run at the same time, each in a folder of its own, which scripts know as OUT. In a word or in a variable's value,
+`{out}` stands for it, and `{port}` for a free port.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -88,7 +90,7 @@ class Launch:
         text = text.replace(str(self.folder), "<out>").replace(self.mark, "<mark>")
         text = re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "<uuid>", text)
         text = re.sub(r"\d{4}-\d{2}-\d{2}[_ ]\d{2}:\d{2}:\d{2}", "<time>", text)
-        text = re.sub(r"(pid:? |\bprocess )\d+", r"\1<pid>", text)
+        text = re.sub(r"(pid:? |PID |\b[Pp]rocess )\d+", r"\1<pid>", text)
         return re.sub(r"/tmp/torchelastic_\w+/(\S+?)_\w{8}/", r"<tmp>/\1/", text)
 
 
@@ -104,12 +106,19 @@ def start(
     """Start one launcher in its folder; `popen` may be a lab host's (functools.partial(lab.popen, 0))."""
     folder.mkdir(parents=True, exist_ok=True)
     mark = f"mark-{uuid.uuid4().hex}"
-    argv = [*command, *(word.replace("{out}", str(folder)) for word in words)]
+    port = free_port()
+    argv = [*command, *(word.replace("{out}", str(folder)).replace("{port}", port) for word in words)]
     more = {name: value.replace("{out}", str(folder)) for name, value in (env or {}).items()}
     full = {**environment(), "OUT": str(folder), "LAUNCH_MARK": mark, **more}
     with open(f"{folder}.stdout", "a") as stdout, open(f"{folder}.stderr", "a") as stderr:
         process = (popen or subprocess.Popen)(argv, cwd=folder, env=full, stdout=stdout, stderr=stderr)
     return Launch(process, folder, mark, argv)
+
+
+def free_port() -> str:
+    """A port that nobody listens on just now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
 
 
 def side_by_side(parent: Path, words: Sequence[str], env: Mapping[str, str] | None = None) -> dict[str, Launch]:

@@ -173,10 +173,7 @@ def test_every_declared_dependency_has_a_home_here() -> None:
 def test_private_names_of_others() -> None:
     """The list is exact: a name that is no longer used has to go from it."""
     found = {
-        (file, name)
-        for file, source in SOURCES.items()
-        if file != PRIVATE_ALLOWED_IN
-        for name in private_names(source)
+        (file, name) for file, source in SOURCES.items() if file != PRIVATE_ALLOWED_IN for name in private_names(source)
     }
     assert found == PRIVATE_TO_OTHERS
 

@@ -20,6 +20,8 @@ class Job:
 
     request: Request
     variables: dict[str, str]
+    meeting_point: object = None
+    """Keeps the endpoint's store alive until the real job has its own hold on it."""
 
 
 def prepare(words: Sequence[str]) -> Job | None:
@@ -37,13 +39,12 @@ def prepare(words: Sequence[str]) -> Job | None:
     if request.dry_run:
         _show(request, plan)
         return None
-    keep = _confer(request, plan)
+    meeting_point = _confer(request, plan)
     if plan.tune:
         from autoddp.cli.tuned import tuned_plan
 
         plan = tuned_plan(request, plan)
-    del keep
-    return None if request.tune_only else Job(request, _variables(plan))
+    return None if request.tune_only else Job(request, _variables(plan), meeting_point)
 
 
 def launch(job: Job) -> None:

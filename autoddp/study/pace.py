@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 _BLOCK_SECONDS = 0.1
-_FEWEST, _MOST = 2, 40
+_FEWEST, _MOST = 2, 30
 _SLOW = 0.3  # seconds per step from which every single step is counted
 
 

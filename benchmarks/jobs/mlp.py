@@ -101,5 +101,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # Not through the interpreter's own end: there a thread of torch 2.13's gloo, waiting for the GIL, may abort the process.
+    # Not through the interpreter's own end: a thread of torch 2.13's gloo that waits for the GIL may abort there.
     os._exit(0)

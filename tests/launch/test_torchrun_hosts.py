@@ -10,7 +10,7 @@ from launchers import REPORTER, SIDES, start
 PORT = "29500"  # each host of a lab has all ports to itself
 TRAINS = [REPORTER, "--then", "plain.py", "--steps", "20"]
 # Which host gets which rank is chance under c10d, and the endpoint's store may choose a port.
-OWN_TO_A_LAUNCH = {"LAUNCH_MARK", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "OUT"}
+OWN_TO_A_LAUNCH = {"LAUNCH_MARK", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "OUT", "PWD"}
 
 
 def static(lab, host):
@@ -19,6 +19,9 @@ def static(lab, host):
 
 def c10d(lab, host):
     return ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{lab.address(0)}:{PORT}", "--rdzv-id", "job"]
+
+
+JOBS = {"static2": (2, static), "c10d2": (2, c10d), "c10d3": (3, c10d)}
 
 
 def run_on_all(lab, command, folder, rendezvous):
@@ -43,9 +46,7 @@ def environments(launch):
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize(
-    ("hosts", "rendezvous"), [(2, static), (2, c10d), (3, c10d)], ids=["static2", "c10d2", "c10d3"]
-)
+@pytest.mark.parametrize(("hosts", "rendezvous"), JOBS.values(), ids=JOBS)
 def test_same_as_torchrun(lab, tmp_path, hosts, rendezvous):
     net = lab(hosts=hosts)
     torchrun, autoddp = (run_on_all(net, command, tmp_path / side, rendezvous) for side, command in SIDES.items())

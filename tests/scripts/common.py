@@ -1,6 +1,7 @@
 """What the scripts share: start, data, network, end. None of it touches DistributedDataParallel."""
 
 import os
+import time
 from collections.abc import Iterator
 
 import torch
@@ -24,9 +25,12 @@ def network(width: int = 32) -> nn.Module:
 
 
 def batches(steps: int, rank: int, seed: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Its own generator: neither draws of the network nor of another iterator change the data."""
+    """Its own generator: neither draws of the network nor of another iterator change the data.
+
+    TIMES_LONGER multiplies the steps: a study that needs many would start a short script again and again.
+    """
     source = torch.Generator().manual_seed(1000 * seed + rank)
-    for _ in range(steps):
+    for _ in range(steps * int(os.environ.get("TIMES_LONGER", "1"))):
         inputs = torch.randn(BATCH, FEATURES, generator=source)
         yield inputs, inputs[:, :CLASSES].argmax(dim=1)
 
@@ -52,7 +56,9 @@ def finish(*modules: nn.Module) -> None:
 def stop() -> None:
     """Leave the process group; only after main(), whose DDP objects are gone by then.
 
-    A reducer that outlives destroy_process_group() takes Gloo's threads down with the GIL held, while one of them may
-    wait for the GIL: torch 2.13 then hangs at the end of a script, about once in twenty times on a busy machine.
+    Gloo's threads need the GIL to let go of the last collective. If one still waits for it when a reducer takes the
+    process group down, or when the interpreter ends, then torch 2.13 hangs or aborts (about once in twenty times on a
+    busy machine). Sleeping gives them the GIL.
     """
+    time.sleep(0.1)
     dist.destroy_process_group()

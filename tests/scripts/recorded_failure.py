@@ -1,13 +1,14 @@
 """Raises on rank 1 under torch's `record`, which hands the traceback to the launcher."""
 
-import os
-
+from reporter import RANK, report, wait_until_alone
 from torch.distributed.elastic.multiprocessing.errors import record
 
 
 @record
 def main() -> None:
-    if os.environ["RANK"] == "1":
+    report()
+    if RANK == 1:
+        wait_until_alone()
         raise RuntimeError("planted: rank 1 cannot go on")
 
 

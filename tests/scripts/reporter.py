@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 
 RANK = int(os.environ["RANK"])
+START = os.environ["TORCHELASTIC_RESTART_COUNT"]
 OUT = Path(os.environ["OUT"])
 
 
 def report() -> None:
     """One file for each rank and restart; written whole, because others wait for it."""
     known = {
+        "pid": os.getpid(),
         "argv": sys.argv,
         "command": sys.orig_argv,
         "name": __name__,
@@ -23,9 +25,20 @@ def report() -> None:
         "path": sys.path,
         "environ": dict(os.environ),
     }
-    final = OUT / f"report{RANK}.{os.environ['TORCHELASTIC_RESTART_COUNT']}.json"
+    final = OUT / f"report{RANK}.{START}.json"
     final.with_suffix(".part").write_text(json.dumps(known))
     final.with_suffix(".part").rename(final)
+
+
+def wait_until_alone() -> None:
+    """Until all other ranks have ended: else it is chance whether the launcher stops one of them, and says so."""
+    for rank in set(range(int(os.environ["WORLD_SIZE"]))) - {RANK}:
+        file = OUT / f"report{rank}.{START}.json"
+        while not file.exists():
+            time.sleep(0.02)
+        command = Path("/proc", str(json.loads(file.read_text())["pid"]), "cmdline")
+        while command.exists() and command.read_bytes():  # a zombie's is empty
+            time.sleep(0.02)
 
 
 def wait_for_signal() -> None:
@@ -58,12 +71,11 @@ def main() -> None:
     if args.then:
         sys.argv = [args.then, *rest]
         runpy.run_path(str(Path(__file__).with_name(args.then)), run_name="__main__")
-    if RANK == 1 and args.kill:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if RANK == 1 and int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < args.restarts:
-        sys.exit(1)
     if RANK == 1:
-        sys.exit(args.exit)
+        wait_until_alone()
+        if args.kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit(1 if int(START) < args.restarts else args.exit)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,8 @@ class PowerSGDState:
     """Bucket index → what compression has left out so far, one stack per shape."""
     factors: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     """Bucket index → last step's q: a warm start of the power iteration."""
+    owners: dict[int, list[int]] = field(default_factory=dict)
+    """Bucket index → the parameters that both belong to, by identity."""
     flights: list[_Flight] = field(default_factory=list)
 
 
@@ -87,6 +89,7 @@ def _exact(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[tor
 def _take_off(state: PowerSGDState, bucket: GradBucket) -> None:
     """Issue the first collective of a bucket: every p = M q, and the plain gradients beside them."""
     index, buffer = bucket.index(), bucket.buffer()
+    _drop_what_belongs_to_others(state, index, [id(parameter) for parameter in bucket.parameters()])
     matrices, plain = _sort(state, index, bucket.gradients())
     parts = [torch.bmm(m.stacked, m.q) for m in matrices] + plain
     wire = torch.cat([part.reshape(-1) for part in parts]).div_(state.group.size())
@@ -123,12 +126,27 @@ def _land(state: PowerSGDState) -> None:
         for m, p in zip(flight.matrices, flight.p, strict=True):
             q, offset = _cut(flight.wire, offset, tuple(m.q.shape))
             approximate = torch.bmm(p, q.transpose(1, 2))
-            errors.append(m.stacked.sub_(approximate))
-            factors.append(q.clone())
+            # An overflow (AMP looks for its scale by them) must not be fed back for ever.
+            errors.append(m.stacked.sub_(approximate).nan_to_num_(0.0, 0.0, 0.0))
+            factors.append(_usable(q, m.q))
             for view, matrix in zip(m.views, approximate, strict=True):
                 view.copy_(matrix.view_as(view))
         state.errors[flight.index], state.factors[flight.index] = errors, factors
         flight.future.set_result(flight.bucket)
+
+
+def _usable(q: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """A copy of q, with the column before where one is zero or not finite: no iteration ever leaves those again."""
+    norm = q.norm(dim=1, keepdim=True)
+    return torch.where((norm > 0) & (norm < float("inf")), q, before)
+
+
+def _drop_what_belongs_to_others(state: PowerSGDState, index: int, owners: list[int]) -> None:
+    """After the first step DDP rebuilds its buckets: what was kept under an index then belongs to other tensors."""
+    if state.owners.get(index) != owners:
+        state.errors.pop(index, None)
+        state.factors.pop(index, None)
+        state.owners[index] = owners
 
 
 def _sort(
@@ -145,10 +163,8 @@ def _sort(
         else:
             plain.append(gradient)
     stacks = [torch.stack([view.reshape(shape) for view in views]) for shape, views in by_shape.items()]
-    # After the first step DDP rebuilds its buckets: what was kept then belongs to other tensors, and is dropped.
-    kept = state.errors.get(index, [])
-    if [tuple(e.shape) for e in kept] == [tuple(s.shape) for s in stacks]:
-        for stack, error in zip(stacks, kept, strict=True):
+    if index in state.errors:
+        for stack, error in zip(stacks, state.errors[index], strict=True):
             stack.add_(error)
         factors = state.factors[index]
     else:

@@ -1,0 +1,129 @@
+"""Measure the whole search space on one live job, then its best against studies' winners; a part of shaped_link.py.
+
+    python -u benchmarks/grid.py --task task.json [torchrun's options] jobs/mlp.py --steps 100000
+
+`Grid` stands where autoddp has its `Study`: the same launcher, worker and `Measure` time the blocks, and on several
+hosts every launcher follows the same measurements. grid.json appears in the current folder. For each rung:
+
+1. screen: every distinct configuration once, in random order (those with equal buckets are one, see layouts.py);
+2. select: the best few and all winners, interleaved in some rounds; the best of these is the grid's best;
+3. compare: that one and the winners, interleaved in new rounds, so that what chose the best does not also judge it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import common
+from layouts import bucket_part
+
+import autoddp.launch.tune
+from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.launch.options import parse
+from autoddp.launch.run_folder import RunFolder
+from autoddp.study import Measure, Silent, TrialFailed
+from autoddp.study.pace import Pace
+from autoddp.study.space import Space
+from autoddp.timing import median
+from autoddp.wire import JobFacts
+
+TOP = 4  # of the screen, to be measured again
+Key = tuple[str, str]
+
+
+class Grid:
+    """`task`: "winners" (rung → configurations), "layouts" (bucket setting → buckets), "thin" (measure every n-th)."""
+
+    def __init__(self, task: dict[str, Any], measure: Measure, facts: JobFacts) -> None:
+        self._task = task
+        self._measure = measure
+        self._facts = facts
+        self._random = random.Random(0)
+
+    def run(self) -> dict[str, Any]:
+        """Rung → what was found."""
+        pilot = self._seconds(AS_WRITTEN, Pace(1.0))
+        return {space.rung.value: self._rung(space, Pace(pilot)) for space in map(self._space, Rung) if not space.empty}
+
+    def _space(self, rung: Rung) -> Space:
+        return Space(rung, self._facts)
+
+    def _rung(self, space: Space, pace: Pace) -> dict[str, Any]:
+        everything = [
+            space.configuration(dict(zip(space.choices, values, strict=True)))
+            for values in itertools.product(*space.choices.values())
+        ]
+        distinct = {self._key(configuration): configuration for configuration in reversed(everything)}
+        asked = [Configuration(plain) for plain in self._task["winners"].get(space.rung.value, [])]
+        winners = {self._key(configuration): configuration for configuration in asked}
+        screened = self._screen(dict(list(distinct.items())[:: self._task["thin"]]), pace)
+        ranked = sorted(screened, key=lambda key: screened[key])
+        finalists = {**{key: distinct[key] for key in ranked[:TOP]}, **winners}
+        selecting = self._rounds(finalists, 2 if pace.slow else 4, pace)
+        best = min(selecting, key=lambda key: median(selecting[key]))
+        comparing = self._rounds({best: finalists[best], **winners}, 4 if pace.slow else 8, pace)
+        return {
+            "configurations": len(everything),
+            "distinct": len(distinct),
+            "screened": [{**_shown(distinct[key]), "seconds": screened[key]} for key in ranked],
+            "best": {**_shown(finalists[best]), "rounds": comparing[best]},
+            "winners": [self._judged(configuration, best, comparing) for configuration in asked],
+        }
+
+    def _judged(self, winner: Configuration, best: Key, rounds: dict[Key, list[float]]) -> dict[str, Any]:
+        key = self._key(winner)
+        return {**_shown(winner), "same": key == best, "rounds": rounds[key]}
+
+    def _key(self, configuration: Configuration) -> Key:
+        buckets = bucket_part(configuration)
+        rest = {n: v for n, v in configuration.plain().items() if not n.startswith("bucket_cap_mb")}
+        return self._task["layouts"].get(buckets, buckets), json.dumps(rest, sort_keys=True)
+
+    def _screen(self, configurations: dict[Key, Configuration], pace: Pace) -> dict[Key, float]:
+        seconds = {}
+        for key in self._random.sample(list(configurations), len(configurations)):
+            try:
+                seconds[key] = self._seconds(configurations[key], pace)
+            except TrialFailed as failure:
+                print(f"{configurations[key]} failed: {failure}", flush=True)
+        return seconds
+
+    def _rounds(self, configurations: dict[Key, Configuration], rounds: int, pace: Pace) -> dict[Key, list[float]]:
+        found: dict[Key, list[float]] = {key: [] for key in configurations}
+        for _ in range(rounds):
+            for key in self._random.sample(list(configurations), len(configurations)):
+                found[key].append(self._seconds(configurations[key], pace))
+        return found
+
+    def _seconds(self, configuration: Configuration, pace: Pace) -> float:
+        """Compressed steps are short even where the baseline's are long, and get as many as the study's finals give."""
+        steps = 6 if configuration.rung is Rung.LOSSY else pace.block(pace.step)
+        return median(self._measure(configuration, pace.warmup, steps).seconds)
+
+
+def _shown(configuration: Configuration) -> dict[str, Any]:
+    return {"configuration": configuration.plain(), "reads": str(configuration)}
+
+
+def main() -> None:
+    """One tuning job whose study is the grid."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--task", type=Path, required=True)
+    args, words = parser.parse_known_args()
+    task = json.loads(args.task.read_text())
+    tune = autoddp.launch.tune
+    tune.Study = lambda measure, facts, plan, observer: Grid(task, measure, facts)  # type: ignore[assignment, misc]
+    tuned = tune.tune(parse(words), RunFolder(Path(".autoddp")), Silent(), lambda outcome: "done")
+    if tuned.outcome is None:
+        sys.exit(f"the grid was not measured: {tuned.why}")
+    common.write_json(Path("grid.json"), {"rungs": tuned.outcome, "wall_seconds": tuned.wall_seconds})
+
+
+if __name__ == "__main__":
+    main()

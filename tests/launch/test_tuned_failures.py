@@ -1,0 +1,39 @@
+"""A configuration that fails costs only itself: it is marked with its reason, the study ends, the job is launched."""
+
+import pytest
+from launchers import AUTODDP
+from test_tuned_scripts import run, summary
+
+REASONS = {
+    "abort": "killed by SIGABRT",
+    "raise": "rank 1: RuntimeError: planted: rank 1 cannot train with gradient_as_bucket_view",
+    "hang": "hung: no rank has moved for",
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_planted_failure(kind, tmp_path):
+    launch = run(
+        AUTODDP, tmp_path / "run", f"planted_failure.py --kind {kind}", "--trials", "4", env={"TIMES_LONGER": "12"}
+    )
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    trials = summary(launch)["trials"]
+    assert len(trials) == 4
+    failed = [trial for trial in trials if trial["state"] == "failed"]
+    assert failed
+    assert all("gradient_as_bucket_view" in trial["configuration"] for trial in failed)
+    assert REASONS[kind] in failed[0]["reason"]
+    assert any(trial["state"] == "measured" for trial in trials)
+    assert (launch.folder / "rank0.pt").exists()  # the real job has run
+    assert launch.processes() == []
+
+
+def test_a_script_that_fails_as_written_fails_as_under_torchrun(tmp_path):
+    script = tmp_path / "broken.py"
+    script.write_text("import torch\nraise ValueError('broken as written')\n")
+    launch = run(AUTODDP, tmp_path / "run", str(script), "--trials", "4")
+    assert launch.returncode == 1
+    assert "not tuned, launching as written: rank" in launch.stderr
+    assert "ValueError: broken as written" in launch.stderr
+    assert "ChildFailedError" in launch.stderr
+    assert launch.processes() == []

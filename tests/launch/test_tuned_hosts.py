@@ -1,0 +1,71 @@
+"""Several hosts run one study, launch one configuration, and each keeps the recipe."""
+
+import functools
+import json
+
+import pytest
+from launchers import AUTODDP, SCRIPTS, start
+
+PLAIN = str(SCRIPTS / "plain.py")
+
+
+def rendezvous(lab, kind, host):
+    """The words that join `host` to the others."""
+    if kind == "static":
+        return ["--node-rank", str(host), "--master-addr", lab.address(0), "--master-port", "29411"]
+    endpoint = f"{lab.address(0)}:29411"
+    return ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--local-addr", lab.address(host), "--rdzv-id", "t"]
+
+
+def run_on_all(lab, kind, parent, *words, env=None):
+    """The same command on every host, to the end."""
+    variables = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TIMES_LONGER": "12", **(env or {})}
+    launches = [
+        start(
+            AUTODDP,
+            parent / f"host{host}",
+            ["--nnodes", str(len(lab)), "--nproc-per-node", "1", *rendezvous(lab, kind, host), *words],
+            variables,
+            popen=functools.partial(lab.popen, host),
+        )
+        for host in range(len(lab))
+    ]
+    return [launch.wait() for launch in launches]
+
+
+def summaries(launches):
+    return [json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text()) for launch in launches]
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("kind", ["c10d", "static"])
+def test_two_hosts_tune_once(lab, kind, tmp_path):
+    launches = run_on_all(lab(hosts=2), kind, tmp_path, "--trials", "3", PLAIN)
+    assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
+    first, second = summaries(launches)
+    assert first["trials"] == second["trials"]
+    assert len(first["trials"]) == 3
+    recipes = [(launch.folder / "plain.autoddp.toml").read_text() for launch in launches]
+    assert recipes[0] == recipes[1]
+    assert first["decision"]["configuration"] == second["decision"]["configuration"]
+
+
+@pytest.mark.lab
+def test_a_crash_on_one_host_costs_only_its_trial(lab, tmp_path):
+    script = str(SCRIPTS / "planted_failure.py")
+    launches = run_on_all(lab(hosts=2), "c10d", tmp_path, "--trials", "3", script, "--kind", "abort")
+    assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
+    for study in summaries(launches):
+        assert [trial["state"] == "failed" for trial in study["trials"]] == [True, False, False]
+
+
+@pytest.mark.lab
+def test_hosts_with_different_recipes_start_nothing(lab, tmp_path):
+    hosts = lab(hosts=2)
+    run_on_all(hosts, "c10d", tmp_path, "--trials", "1", "--tune-only", PLAIN)
+    (tmp_path / "host1" / "plain.autoddp.toml").unlink()
+    launches = run_on_all(hosts, "c10d", tmp_path, PLAIN)
+    assert [launch.returncode for launch in launches] == [2, 2]
+    for launch in launches:
+        assert "autoddp: error: hosts differ: here" in launch.stderr
+        assert "Traceback" not in launch.stderr

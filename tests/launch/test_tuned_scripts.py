@@ -1,0 +1,104 @@
+"""Every script of tests/scripts is tuned and launched, or run as written with the reason; the result is torchrun's.
+
+Only exact settings are allowed here, so the launched job's parameters may differ from torchrun's by rounding alone.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from launchers import AUTODDP, SCRIPTS, TORCHRUN, Launch, start
+
+BINDINGS = ("from_import", "torch_nn", "nn_parallel", "own_module", "local_import")
+TUNED = [
+    "plain.py",
+    *(f"bind_name.py --how {how}" for how in BINDINGS),
+    "positional.py",
+    "subclass.py",
+    "two_models.py",
+    "no_sync.py",
+    "toggle_sync.py",
+    "grad_scaler.py",
+    "best_checkpoint.py",
+    "snapshot.py",
+    "rank0_evaluates.py",
+    "closure.py",
+    "gan.py",
+]
+LONG = {"TIMES_LONGER": "12"}
+
+
+def run(command: tuple[str, ...], folder: Path, script: str, *options: str, env: dict[str, str] | None = None) -> Launch:
+    """One launch of two ranks in its own folder, to the end."""
+    name, *arguments = script.split()
+    words = ["--nproc-per-node", "2", *options, str(SCRIPTS / name), *arguments]
+    return start(command, folder, words, env).wait()
+
+
+def summary(launch: Launch) -> dict:
+    """The newest summary.json that a launch left behind."""
+    return json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text())
+
+
+def same_parameters(found: Path, expected: Path) -> bool:
+    """Whether both runs trained both ranks to the same parameters, up to rounding."""
+    pairs = [(torch.load(found / f"rank{r}.pt"), torch.load(expected / f"rank{r}.pt")) for r in (0, 1)]
+    return all(torch.allclose(a[name], b[name], rtol=1e-3, atol=1e-4) for a, b in pairs for name in b)
+
+
+@pytest.mark.parametrize("script", TUNED)
+def test_tuned_and_launched(script, tmp_path):
+    tuned = run(AUTODDP, tmp_path / "tuned", script, "--trials", "2", "--allow", "exact", env=LONG)
+    assert tuned.returncode == 0, tuned.stderr[-2000:]
+    study = summary(tuned)
+    assert study["baseline"]["seconds"] > 0
+    # no trial where next to nothing can be won (no_sync reduces once in four backward passes)
+    assert len(study["trials"]) == (2 if study["headroom"]["share"] >= 0.03 else 0)
+    assert all(trial["state"] != "failed" for trial in study["trials"])
+    plain = run(TORCHRUN, tmp_path / "plain", script, env=LONG)
+    assert plain.returncode == 0
+    assert same_parameters(tuned.folder, plain.folder)
+
+
+def test_a_script_of_thirty_steps_is_started_again_until_the_study_is_over(tmp_path):
+    tuned = run(AUTODDP, tmp_path / "tuned", "short.py", "--trials", "1", "--allow", "exact")
+    assert tuned.returncode == 0, tuned.stderr[-2000:]
+    assert len(summary(tuned)["trials"]) == 1
+    assert len(list(tuned.folder.glob(".autoddp/*/pass*"))) > 1
+    assert (tuned.folder / "rank0.pt").exists()
+
+
+@pytest.mark.parametrize("script", ["no_ddp.py", "exits_at_once.py"])
+def test_without_ddp_the_script_runs_as_written_and_the_reason_is_said(script, tmp_path):
+    launch = run(AUTODDP, tmp_path / "run", script, "--trials", "2")
+    assert launch.returncode == 0
+    assert "not tuned, launching as written: the script built no DistributedDataParallel model" in launch.stderr
+    assert not list(launch.folder.glob("*.toml"))
+    assert script == "exits_at_once.py" or (launch.folder / "rank0.pt").exists()
+
+
+def test_a_world_of_one_is_not_tuned(tmp_path):
+    launch = start(AUTODDP, tmp_path / "one", ["--trials", "2", str(SCRIPTS / "plain.py")]).wait()
+    assert launch.returncode == 0
+    assert "nothing to tune in a world of one" in launch.stderr
+    assert not list(launch.folder.glob(".autoddp"))
+
+
+def test_a_snapshot_written_while_tuning_is_not_there_to_resume_from(tmp_path):
+    tuned = run(AUTODDP, tmp_path / "tuned", "snapshot.py", "--trials", "1", "--tune-only", env=LONG)
+    assert tuned.returncode == 0
+    assert not (tuned.folder / "snapshot.pt").exists()
+
+
+def test_a_saved_recipe_is_launched_without_trials(tmp_path):
+    tuned = run(AUTODDP, tmp_path / "run", "plain.py", "--trials", "1", "--allow", "exact", "--tune-only", env=LONG)
+    recipe = tuned.folder / "plain.autoddp.toml"
+    assert recipe.exists()
+    before = recipe.read_text()
+    again = run(AUTODDP, tmp_path / "run", "plain.py")
+    assert again.returncode == 0
+    assert "recipe plain.autoddp.toml: launching" in again.stderr
+    assert "trial" not in again.stderr.replace(tuned.stderr, "")
+    assert recipe.read_text() == before
+    assert len(list(again.folder.glob(".autoddp/*"))) == 1
