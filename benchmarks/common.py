@@ -28,7 +28,7 @@ from autoddp.timing import Speedup, median, speedup  # noqa: E402
 
 JOBS = ROOT / "benchmarks" / "jobs"
 MLP, NOOP = str(JOBS / "mlp.py"), str(JOBS / "noop.py")
-TIMEOUT = 900.0  # seconds after which a job is called hung
+TIMEOUT = 600.0  # seconds after which a job is called hung
 _ports = itertools.count(29400)
 
 

@@ -37,8 +37,6 @@ HOMES = {
     "rich": ("report/terminal.py",),
     "tomlkit": ("recipe/write.py",),
     "tomli": ("recipe/read.py",),
-    "psutil": ("topology/machine.py",),
-    "pynvml": ("topology/machine.py",),
 }
 ONLY_THIS_OF_TORCH = {
     "launch/plan.py": {"torch.__version__"},  # to compare with a recipe's
@@ -167,7 +165,7 @@ def test_every_declared_dependency_has_a_home_here() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     block = text.partition("\ndependencies = [")[2].partition("\n]")[0]
     declared = set(re.findall(r'^    "([a-z-]+)', block, re.MULTILINE))
-    assert declared == {name.replace("pynvml", "nvidia-ml-py") for name in HOMES}
+    assert declared == set(HOMES)
 
 
 def test_private_names_of_others() -> None:

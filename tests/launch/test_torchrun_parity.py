@@ -34,15 +34,11 @@ def way(request, tmp_path_factory):
 
 def comparable(launch):
     """The reports without what differs between any two launches, keys of the environment kept."""
-    reports = {}
-    for name, report in launch.reports().items():
-        report = json.loads(launch.anonymous(json.dumps(report)))
-        reports[name] = {
-            **report,
-            "pid": 0,
-            "environ": {**report["environ"], **dict.fromkeys(OWN_TO_A_LAUNCH, "masked")},
-        }
+    reports = json.loads(launch.anonymous(json.dumps(launch.reports())))
+    for report in reports.values():
+        del report["pid"]
         assert report["environ"].keys() >= OWN_TO_A_LAUNCH
+        report["environ"].update(dict.fromkeys(OWN_TO_A_LAUNCH, "masked"))
     return reports
 
 

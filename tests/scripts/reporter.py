@@ -71,11 +71,12 @@ def main() -> None:
     if args.then:
         sys.argv = [args.then, *rest]
         runpy.run_path(str(Path(__file__).with_name(args.then)), run_name="__main__")
-    if RANK == 1:
+    code = 1 if int(START) < args.restarts else args.exit
+    if RANK == 1 and (code or args.kill):
         wait_until_alone()
         if args.kill:
             os.kill(os.getpid(), signal.SIGKILL)
-        sys.exit(1 if int(START) < args.restarts else args.exit)
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,246 @@
+"""Turning a live DDP object: two gloo ranks train on through many configurations, and everything else stays put."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable
+from itertools import cycle, islice
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from on_ranks import on_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, ReductionSwitch
+from autoddp.worker.hooks import hook_for
+from autoddp.worker.model import LiveDdp
+
+WORLD, STEPS, WIDTH = 2, 24, 256
+EXACT = [
+    Configuration({name: value for name, value in values.items() if name in AVAILABLE_ARGUMENTS})
+    for values in (
+        {"bucket_cap_mb": 0.5},
+        {"gradient_as_bucket_view": True},
+        {"bucket_cap_mb_list": [0.5, 0.5, 0.5]},
+        {"batched_grad_copy": True, "bucket_cap_mb": 1},
+        {"static_graph": True, "gradient_as_bucket_view": True},
+        {"static_graph": True, "bucket_cap_mb": 512},
+        {},
+    )
+]
+LOSSY = [
+    Configuration({"hook": "bf16", "bucket_cap_mb": 0.5}),
+    Configuration({"hook": "powersgd", "powersgd_rank": 2, "bucket_cap_mb": 0.5}),
+    Configuration({"hook": "fp16", "gradient_as_bucket_view": True}),
+    Configuration({"hook": "powersgd", "powersgd_rank": 1}),
+    AS_WRITTEN,
+]
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        layers = [layer for _ in range(5) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+        super().__init__(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), *layers, nn.Linear(WIDTH, 4))
+
+
+def data(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(100 * rank + step))
+
+
+def step_of(ddp: DDP, optimizer: torch.optim.Optimizer, rank: int, step: int, to_none: bool = True) -> None:
+    optimizer.zero_grad(set_to_none=to_none)
+    inputs = data(rank, step)
+    (ddp(inputs) - inputs[:, :4]).square().mean().backward()
+    optimizer.step()
+
+
+def train(
+    ddp: DDP, rank: int, live: LiveDdp | None = None, turns: Iterable[Configuration] = (), to_none: bool = True
+) -> torch.Tensor:
+    """STEPS steps, turning before every other one; all parameters in one vector."""
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    sequence = iter(turns)
+    for step in range(STEPS):
+        if live is not None and step % 2:
+            live.turn(next(sequence))
+        step_of(ddp, optimizer, rank, step, to_none)
+    return vector(ddp)
+
+
+def vector(ddp: DDP) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in ddp.parameters()])
+
+
+def ranks_differ_by(tensor: torch.Tensor) -> float:
+    found = [torch.empty_like(tensor) for _ in range(WORLD)]
+    dist.all_gather(found, tensor)
+    return float((found[0] - found[1]).abs().max())
+
+
+def trained(rank: int, patch: Patch, live: LiveDdp, untouched: torch.Tensor) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for to_none in (True, False):
+        end = train(DDP(Net(), None, None, 0), rank, live, cycle(EXACT), to_none)
+        live.turn(AS_WRITTEN)
+        found[f"exact {to_none}"] = float((end - untouched).abs().max()), ranks_differ_by(end)
+    end = train(DDP(Net()), rank, live, cycle(LOSSY))
+    live.turn(AS_WRITTEN)
+    found["lossy"] = float((end - untouched).abs().max()), ranks_differ_by(end)
+    gc.collect()
+    found["alive afterwards"] = len(patch.alive())
+    return found
+
+
+def in_effect(rank: int, live: LiveDdp) -> list[tuple[int, bool, bool]]:
+    """What DDP itself says of its settings under some configurations; its own are cap 25, no view."""
+    ddp = DDP(Net(), bucket_cap_mb=25)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    found = []
+    for configuration in (AS_WRITTEN, EXACT[0], EXACT[4], AS_WRITTEN):
+        live.turn(configuration)
+        for step in range(5):
+            step_of(ddp, optimizer, rank, step)
+        buckets = ddp._get_ddp_logging_data()["num_buckets_reduced"]
+        found.append((buckets, ddp.gradient_as_bucket_view, ddp.static_graph))
+    return found
+
+
+def carried_over(rank: int, live: LiveDdp) -> dict[str, Any]:
+    calls = {"forward hook": 0, "script hook": 0}
+    ddp = DDP(Net())
+    ddp.note = "the user's"
+    ddp.register_forward_hook(lambda *_: calls.update({"forward hook": calls["forward hook"] + 1}))
+    state, sixteen = hook_for(Configuration({"hook": "bf16"}), ddp.process_group)
+
+    def script_hook(state, bucket):  # DDP reads a hook's annotations and wants its own types there
+        calls["script hook"] += bucket.is_last()
+        return sixteen(state, bucket)
+
+    ddp.register_comm_hook(state, script_hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    parameters = list(map(id, ddp.parameters()))
+    for turn, configuration in enumerate([EXACT[0], Configuration({"hook": "fp16"}), EXACT[1], AS_WRITTEN]):
+        live.turn(configuration)
+        step_of(ddp, optimizer, rank, turn)
+    ddp.eval()
+    ddp.require_backward_grad_sync = False
+    live.turn(EXACT[0])
+    found = {"training": ddp.training, "sync": ddp.require_backward_grad_sync, "note": ddp.note, **calls}
+    live.turn(AS_WRITTEN)
+    return {**found, "same parameters": list(map(id, ddp.parameters())) == parameters, "type": type(ddp) is DDP}
+
+
+def reducers_alive(rank: int, live: LiveDdp) -> int:
+    """After a model was turned 40 times."""
+    ddp = DDP(Net())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    references = []
+    for turn in range(40):
+        live.turn(EXACT[turn % len(EXACT)])
+        step_of(ddp, optimizer, rank, turn)
+        references.append(weakref.ref(ddp.reducer))
+    alive = sum(reference() is not None for reference in references)
+    live.turn(AS_WRITTEN)
+    return alive
+
+
+def switched_off(rank: int, live: LiveDdp) -> dict[str, Any]:
+    ddp = DDP(Net())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    live.reduce(False)
+    ddp.require_backward_grad_sync = True  # as scripts that accumulate do
+    found = {"sync while off": ddp.require_backward_grad_sync}
+    for step in range(2):
+        step_of(ddp, optimizer, rank, step)
+    found["off"] = ranks_differ_by(vector(ddp))
+    before = vector(ddp)
+    live.reduce(True)
+    found |= {"on": ranks_differ_by(vector(ddp)), "rank 0 kept": bool((vector(ddp) == before).all())}
+    step_of(ddp, optimizer, rank, 2)
+    found["after"] = ranks_differ_by(vector(ddp))
+    with ddp.no_sync():
+        found["no_sync"] = ddp.require_backward_grad_sync
+    return {**found, "sync": ddp.require_backward_grad_sync}
+
+
+def checks(rank: int) -> dict[str, Any]:
+    untouched = train(DDP(Net()), rank)
+    patch, switch = Patch(), ReductionSwitch()
+    patch.install()
+    switch.install()
+    live = LiveDdp(patch, switch)
+    return {
+        "moved": float((untouched - vector(DDP(Net()))).abs().max()),
+        "trained": trained(rank, patch, live, untouched),
+        "in effect": in_effect(rank, live),
+        "carried over": carried_over(rank, live),
+        "reducers alive": reducers_alive(rank, live),
+        "switched off": switched_off(rank, live),
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return on_ranks(WORLD, checks, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_exact_turns_change_no_bit_of_the_training(ranks: list[dict[str, Any]], to_none: bool) -> None:
+    """Two ranks: a sum of two numbers is the same in any order, so not even rounding differs."""
+    for found in ranks:
+        assert found["moved"] > 0.01
+        assert found["trained"][f"exact {to_none}"] == (0.0, 0.0)
+
+
+def test_lossy_turns_keep_the_ranks_together(ranks: list[dict[str, Any]]) -> None:
+    for difference, between_ranks in (found["trained"]["lossy"] for found in ranks):
+        assert between_ranks == 0.0
+        assert 1e-5 < difference < 0.2
+
+
+def test_a_turn_takes_effect(ranks: list[dict[str, Any]]) -> None:
+    """Buckets, gradient_as_bucket_view, static_graph: as written, cap 0.5, view and static graph, as written."""
+    expected = [(1, False, False), (3, False, False), (1, True, True), (1, False, False)]
+    assert [found["in effect"] for found in ranks] == [expected] * WORLD
+
+
+def test_a_turn_leaves_the_rest_alone(ranks: list[dict[str, Any]]) -> None:
+    expected = {
+        "training": False,
+        "sync": False,
+        "note": "the user's",
+        "forward hook": 4,
+        "script hook": 4,
+        "same parameters": True,
+        "type": True,
+    }
+    assert [found["carried over"] for found in ranks] == [expected] * WORLD
+
+
+def test_old_reducers_go(ranks: list[dict[str, Any]]) -> None:
+    """With a reducer go its hooks on the parameters: 40 turns leave one."""
+    assert [found["reducers alive"] for found in ranks] == [1] * WORLD
+
+
+def test_models_are_held_weakly(ranks: list[dict[str, Any]]) -> None:
+    assert [found["trained"]["alive afterwards"] for found in ranks] == [0] * WORLD
+
+
+def test_reduction_is_switched_off_and_on(ranks: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(found["switched off"] for found in ranks):
+        assert (found["sync while off"], found["sync"], found["no_sync"]) == (False, True, False)
+        assert found["off"] > 1e-3
+        assert (found["on"], found["after"]) == (0.0, 0.0)
+        assert found["rank 0 kept"] is (rank == 0)
+
+
+def test_only_what_torch_has_is_tried() -> None:
+    assert {configuration.rung for configuration in EXACT} == {Rung.EXACT}
+    assert "bucket_cap_mb" in AVAILABLE_ARGUMENTS
+    assert len(set(EXACT)) >= 5
