@@ -33,7 +33,7 @@ _SAYS = {
     "trials": "configurations measured",
     "final_rounds": "turns that each finalist took, side by side with the baseline",
     "steps": "training steps measured in all",
-    "speedup_low": "95 % interval, from",
+    "speedup_low": "99 % interval, from",
     "speedup_high": "to",
 }
 

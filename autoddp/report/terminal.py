@@ -83,7 +83,7 @@ def _ladder(outcome: Outcome) -> Table:
     table.add_column("what it changes in training", max_width=30)
     table.add_column("configuration", overflow="fold")
     table.add_column("ms/step", justify="right", no_wrap=True)
-    table.add_column("speed-up (95 %)", no_wrap=True)
+    table.add_column("speed-up (99 %)", no_wrap=True)
     baseline = outcome.baseline_seconds
     table.add_row("as written", "nothing", "your settings", milliseconds(baseline), "×1")
     for standing in outcome.ladder:

@@ -14,6 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _CYCLES = 3  # steps of the first optimizer seen before the clock is chosen
+_MOST_STEPS = 12  # of the first optimizer before parameters that nobody has stepped are waited for no longer
 _FORWARDS = 12  # reducing forward passes without any optimizer step: the script has none
 
 
@@ -61,16 +62,21 @@ class StepClock:
         held = frozenset(id(p) for group in optimizer.param_groups for p in group["params"]) & ours
         if not held:
             self._stray_steps += 1
-        elif self._is_clock(held):
+        elif self._is_clock(held, ours):
             self._on_step()
             self.forwards = 0
 
-    def _is_clock(self, held: frozenset[int]) -> bool:
-        """By what an optimizer holds, not by identity: some scripts make a new one every epoch."""
+    def _is_clock(self, held: frozenset[int], ours: set[int]) -> bool:
+        """By what an optimizer holds, not by identity: some scripts make a new one every epoch.
+
+        A discriminator may step several times before its generator does: as long as parameters under DDP have not been
+        stepped at all, the last optimizer of the cycle may be yet to come.
+        """
         if self._clock is None:
             if held not in self._seen:
                 self._seen.append(held)
             self._counts[held] = self._counts.get(held, 0) + 1
-            if held == self._seen[-1] and self._counts[self._seen[0]] >= _CYCLES:
+            patience = _CYCLES if ours <= frozenset().union(*self._seen) else _MOST_STEPS
+            if held == self._seen[-1] and self._counts[self._seen[0]] >= patience:
                 self._clock = self._seen[-1]
         return held == self._clock

@@ -48,7 +48,7 @@ def test_show(file: str, capsys: Any) -> None:
         "why       the exact rung wins",
         "evidence  baseline 31.2 ms per step, headroom 38.4%, 20 trials, 6 final rounds, 1234 steps measured",
         "",
-        "rung   what changes                        ms per step  speed-up (95 %)       configuration",
+        "rung   what changes                        ms per step  speed-up (99 %)       configuration",
         "exact  nothing but the order of additions  28.3         ×1.21 (1.19 to 1.23)  bucket_cap_mb=50",
         'near   gradients travel in 16 bits         22.3         ×1.41 (1.39 to 1.43)  hook="bf16"',
     ]

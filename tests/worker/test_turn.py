@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable
-from itertools import cycle, islice
+from itertools import cycle
 from typing import Any
 
 import pytest

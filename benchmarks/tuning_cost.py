@@ -1,0 +1,127 @@
+"""Claim: twenty live trials cost little more than the steps they time, and far less than a process start for each.
+
+    python benchmarks/tuning_cost.py --json tuning_cost.json          # as root, on a quiet machine: about 10 minutes
+
+live      `autoddp --trials 20` on recipes/digits with two local ranks: wall time by start-up, timed steps, warm-up
+          steps, turns, and the rest. Target: the rest is at most 10 % of the whole.
+starts    the same number of trials with a start of the process each. Measured: the start of that script under torchrun,
+          wall time less the training that it reports itself, the median of several. Extrapolated: 20 such starts, and
+          the very steps of the study, final rounds included, at the time they took there. Target: at least 8 times the
+          live run's whole wall time.
+slow link two hosts at 200 Mbit/s, jobs/mlp.py, all rungs: 20 trials end within 120 of the baseline's steps, beside
+          start-up.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from common import MLP, ROOT, Hosts, Lab, Local, autoddp, median, options, say, table, torchrun, verdict, write_json
+
+DIGITS = str(ROOT / "recipes" / "digits" / "train.py")
+STEPS_PER_EPOCH = 45  # 1,437 images over 2 ranks in batches of 16
+TWO = ["--nproc-per-node", "2"]
+REST, STARTS, SLOW = 0.10, 8.0, 120
+PARTS = ("start-up", "measured", "warm-up", "turns")
+
+
+def study(local: Local, trials: int, *words: str) -> dict[str, Any]:
+    """One study's cost."""
+    wall = local.run([*autoddp(*words[:-1], "--trials", str(trials), "--tune-only"), *words[-1].split()])
+    summary = local.summary()
+    seconds = summary["wall_seconds"]
+    parts = {name: seconds[name] for name in PARTS}
+    parts["rest"] = seconds["total"] - sum(parts.values())
+    return {
+        "trials": len(summary["trials"]),
+        "parts": parts,
+        "total": seconds["total"],
+        "command": wall,
+        "steps": summary["steps"],
+        "baseline": summary["baseline"]["seconds"],
+    }
+
+
+def start_seconds(local: Local, repeats: int) -> list[float]:
+    """Wall seconds of torchrun on the digits for one epoch, without the epoch's own time."""
+    found = []
+    for _ in range(repeats):
+        wall = local.run([*torchrun(*TWO), DIGITS, "--epochs", "1"])
+        log = max(local.folder.glob("run*.log"), key=lambda path: path.stat().st_mtime).read_text()
+        per_step = re.search(r"([\d.]+) ms per step", log)
+        assert per_step is not None, log
+        found.append(wall - STEPS_PER_EPOCH * float(per_step[1]) / 1e3)
+        say(f"a start of the digits job: {found[-1]:.2f} s")
+    return found
+
+
+def digits(folder: Path, args: Namespace) -> dict[str, Any]:
+    """Live trials against starts, in turn."""
+    local = Local(folder)
+    live, starts = [], []
+    for number in range(args.rounds):
+        live.append(study(local, args.trials, *TWO, "--recipe", f"{number}.toml", DIGITS))
+        say(f"{args.trials} live trials: {live[-1]['total']:.1f} s, the command {live[-1]['command']:.1f} s")
+        starts += start_seconds(local, args.starts)
+    live.sort(key=lambda cost: cost["command"])
+    typical = live[(len(live) - 1) // 2]
+    stepping = typical["parts"]["measured"] + typical["parts"]["warm-up"]
+    apart = args.trials * median(starts) + stepping
+    return {"live": live, "typical": typical, "starts": starts, "apart": apart, "ratio": apart / typical["command"]}
+
+
+def slow_link(folder: Path, args: Namespace) -> dict[str, Any]:
+    """20 trials of all rungs at 200 Mbit/s."""
+    with Lab(2, "200mbit") as lab:
+        cost = study(Hosts(folder, lab), args.trials, "--allow", "lossy", "--budget", "10m", f"{MLP} --steps 1000000")
+    return {**cost, "in_steps": (cost["total"] - cost["parts"]["start-up"]) / cost["baseline"]}
+
+
+def show(local: dict[str, Any], slow: dict[str, Any]) -> None:
+    """Where the time went, and the three targets."""
+    rows = []
+    for name, cost in (("digits", local["typical"]), ("200 Mbit/s", slow)):
+        parts = [f"{seconds:.1f} s ({seconds / cost['total']:.0%})" for seconds in cost["parts"].values()]
+        rows.append((name, str(cost["trials"]), *parts, f"{cost['total']:.1f} s"))
+    table(("study", "trials", *PARTS, "rest", "total"), rows)
+    typical, starts = local["typical"], local["starts"]
+    rest = typical["parts"]["rest"] / typical["total"]
+    again = f"start {median(starts):.2f} s ({min(starts):.2f} to {max(starts):.2f}, n={len(starts)}), "
+    again += f"× {typical['trials']} + steps = {local['apart']:.0f} s, live {typical['command']:.1f} s"
+    ratio, steps = local["ratio"], slow["in_steps"]
+    rows = [
+        ("digits: the rest", "see above", f"{rest:.1%}", f"≤ {REST:.0%}", verdict(rest <= REST)),
+        ("digits: a start per trial", again, f"{ratio:.1f} times", f"≥ {STARTS:g}", verdict(ratio >= STARTS)),
+        (
+            "200 Mbit/s: without start-up",
+            f"a baseline step {slow['baseline'] * 1e3:.0f} ms",
+            f"{steps:.0f} steps",
+            f"≤ {SLOW}",
+            verdict(steps <= SLOW),
+        ),
+    ]
+    table(("claim", "from", "figure", "target", "reached"), rows)
+
+
+def main() -> None:
+    """Run both, show them, write them."""
+    parser = options(__doc__)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=3, help="studies of the digits job, with starts after each (3)")
+    parser.add_argument("--starts", type=int, default=3, help="process starts measured in each round (3)")
+    args = parser.parse_args()
+    if args.quick:
+        args.trials, args.rounds, args.starts = 6, 1, 1
+    with tempfile.TemporaryDirectory(prefix="tuning-cost-") as folder:
+        local = digits(Path(folder) / "digits", args)
+        slow = slow_link(Path(folder) / "slow", args)
+    show(local, slow)
+    write_json(args.json, {"digits": local, "slow_link": slow})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The step clock on real optimizers: one boundary per step of the script, wherever its last optimizer stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from autoddp.worker.clock import StepClock
+
+
+class Script:
+    """Two networks under DDP and one that is not; `boundaries` counts what the clock says of what the script did."""
+
+    def __init__(self) -> None:
+        self.ours, self.second, self.foreign = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+        self.boundaries = 0
+        self.held = [self.ours, self.second]
+        self.clock = StepClock(self._parameters, self._boundary)
+
+    def _parameters(self) -> set[int]:
+        return {id(parameter) for network in self.held for parameter in network.parameters()}
+
+    def _boundary(self) -> None:
+        self.boundaries += 1
+
+    def during(self, action: Callable[[], object]) -> int:
+        """How many boundaries an action of the script makes."""
+        before = self.boundaries
+        action()
+        return self.boundaries - before
+
+    def forward(self, reduces: bool = True) -> None:
+        self.clock.forward_begins(reduces)
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    found = Script()
+    yield found
+    found.clock.stop()
+
+
+def optimizer(*networks: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([parameter for network in networks for parameter in network.parameters()], lr=0.1)
+
+
+def test_one_optimizer(script: Script) -> None:
+    one = optimizer(script.ours, script.second)
+    assert [script.during(one.step) for _ in range(6)] == [0, 0, 1, 1, 1, 1]
+
+
+def test_a_step_that_raises_is_none(script: Script) -> None:
+    def closure() -> float:
+        raise ValueError("no data")
+
+    one = optimizer(script.ours, script.second)
+    for _ in range(3):
+        one.step()
+    with pytest.raises(ValueError, match="no data"):
+        one.step(closure)
+    assert script.boundaries == 1
+
+
+def test_of_two_optimizers_the_last_in_the_cycle(script: Script) -> None:
+    discriminator, generator = optimizer(script.ours), optimizer(script.second)
+    cycles = [(script.during(discriminator.step), script.during(generator.step)) for _ in range(5)]
+    assert cycles == [(0, 0), (0, 0), (0, 1), (0, 1), (0, 1)]
+
+
+def test_a_discriminator_that_steps_five_times(script: Script) -> None:
+    """As in a Wasserstein GAN: the boundary is still after the generator."""
+    discriminator, generator = optimizer(script.ours), optimizer(script.second)
+    for _ in range(3):
+        assert [script.during(discriminator.step) for _ in range(5)] == [0] * 5
+        script.during(generator.step)
+    assert script.during(generator.step) == 1
+
+
+def test_parameters_that_nobody_steps_hold_up_nothing_for_long(script: Script) -> None:
+    one = optimizer(script.ours)
+    found = [script.during(one.step) for _ in range(20)]
+    assert found[0] == 0
+    assert found[12:] == [1] * 8
+
+
+def test_an_optimizer_made_anew_each_epoch(script: Script) -> None:
+    epochs = [[script.during(one.step) for _ in range(3)] for one in (optimizer(script.ours) for _ in range(6))]
+    assert epochs[-2:] == [[1] * 3] * 2
+    assert sum(map(sum, epochs)) >= 6
+
+
+def test_an_optimizer_of_other_parameters(script: Script) -> None:
+    other, one = optimizer(script.foreign), optimizer(script.ours, script.second, script.foreign)
+    for _ in range(4):
+        assert script.during(other.step) == 0
+    assert script.clock.steps_without_ddp == 4
+    assert [script.during(one.step) for _ in range(4)] == [0, 0, 1, 1]
+    assert script.during(other.step) == 0
+
+
+def test_without_an_optimizer_forwards_count(script: Script) -> None:
+    found = [script.during(script.forward) for _ in range(20)]
+    assert found[:12] == [0] * 12
+    assert found[-6:] == [1] * 6
+    assert script.during(optimizer(script.ours, script.second).step) == 0  # one clock, not two
+
+
+def test_forwards_that_reduce_nothing_do_not_count(script: Script) -> None:
+    for _ in range(40):
+        script.forward(reduces=False)
+        with torch.no_grad():
+            script.forward()
+    assert (script.boundaries, script.clock.forwards) == (0, 0)
+
+
+def test_forwards_per_step(script: Script) -> None:
+    one, found = optimizer(script.ours, script.second), []
+    for _ in range(6):
+        for reduces in (False, True, True):
+            script.forward(reduces)
+        found.append(script.clock.forwards)
+        one.step()
+    assert found[-3:] == [2, 2, 2]
+    assert script.clock.forwards == 0
+
+
+def test_a_stopped_clock_stands(script: Script) -> None:
+    one = optimizer(script.ours, script.second)
+    for _ in range(4):
+        one.step()
+    script.clock.stop()
+    assert script.during(one.step) == 0
