@@ -28,7 +28,7 @@ from autoddp.timing import Speedup, median, speedup  # noqa: E402
 
 JOBS = ROOT / "benchmarks" / "jobs"
 MLP, NOOP = str(JOBS / "mlp.py"), str(JOBS / "noop.py")
-TIMEOUT = 600.0  # seconds after which a job is called hung
+TIMEOUT = 300.0  # seconds after which a job is called hung
 _ports = itertools.count(29400)
 
 
@@ -72,15 +72,14 @@ class Local:
             began = time.perf_counter()
             processes = self.start(words, log)
             try:
-                codes = [process.wait(TIMEOUT) for process in processes]
-            except subprocess.TimeoutExpired:
-                codes = [1]
+                codes = _wait(processes)
             finally:
                 for process in processes:
                     process.kill()
             seconds = time.perf_counter() - began
-        if any(codes):
-            raise RuntimeError(f"{' '.join(words)} failed {codes}:\n{path.read_text()[-3000:]}")
+        if codes != [0] * len(codes):
+            # None: it did not end. A torchrun whose peer has failed would wait for minutes.
+            raise RuntimeError(f"{' '.join(words)} ended with {codes}:\n{path.read_text()[-3000:]}")
         return seconds
 
     def step_seconds(self, words: Sequence[str], warmup: int) -> float:
@@ -115,6 +114,17 @@ class Hosts(Local):
             options = {"env": environment(), "cwd": self.home(host), "stdout": log, "stderr": subprocess.STDOUT}
             processes.append(self.lab.popen(host, own, **options))
         return processes
+
+
+def _wait(processes: Sequence[subprocess.Popen[Any]]) -> list[int | None]:
+    """Their exit codes: until all have ended, one has failed, or TIMEOUT is over."""
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        codes = [process.poll() for process in processes]
+        if all(code is not None for code in codes) or any(codes):
+            break
+        time.sleep(0.005)
+    return codes
 
 
 def paired(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autoddp.errors import UsageError
 from autoddp.launch.elastic import environment_with, run_real_job
 from autoddp.launch.options import Request, help_text, parse
 from autoddp.launch.ownership import require_script
 from autoddp.launch.plan import Plan, choose
+from autoddp.launch.run_folder import RunFolder
 from autoddp.worker.order import Order
 
 
@@ -39,11 +41,12 @@ def prepare(words: Sequence[str]) -> Job | None:
     if request.dry_run:
         _show(request, plan)
         return None
+    folder = _writable(request) if plan.tune else None
     meeting_point = _confer(request, plan)
-    if plan.tune:
+    if folder is not None:
         from autoddp.cli.tuned import tuned_plan
 
-        plan = tuned_plan(request, plan)
+        plan = tuned_plan(request, plan, folder)
     return None if request.tune_only else Job(request, _variables(plan), meeting_point)
 
 
@@ -53,6 +56,14 @@ def launch(job: Job) -> None:
 
     with environment_with(job.variables):
         record(run_real_job)(job.request.torchrun)
+
+
+def _writable(request: Request) -> RunFolder:
+    """The run's folder; and the recipe's, which must take a file after minutes of tuning, is looked at before them."""
+    parent = request.recipe_path.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UsageError(f"--recipe {request.recipe_path}: its folder cannot be written; name another file")
+    return RunFolder(request.output)
 
 
 def _confer(request: Request, plan: Plan) -> object:

@@ -17,11 +17,14 @@ from autoddp.study import Outcome
 from autoddp.version import __version__
 
 
-def tuned_plan(request: Request, plan: Plan) -> Plan:
+def tuned_plan(request: Request, plan: Plan, folder: RunFolder) -> Plan:
     """Run the tuning job; the plan to launch with. Whatever goes wrong, the job can still run as written."""
-    folder = RunFolder(request.output)
     say(f"tuning {request.script}: {plan.trials} trials; logs in {folder.path}")
-    tuned = tune(request, folder, Terminal(), lambda outcome: dump(recipe_of(outcome)))
+    terminal = Terminal()
+    try:
+        tuned = tune(request, folder, terminal, lambda outcome: dump(recipe_of(outcome)))
+    finally:
+        terminal.close()
     if tuned.outcome is not None:
         content = summary(tuned.outcome, tuned.wall_seconds, str(request.recipe_path))
         write_summary(folder.summary, content)

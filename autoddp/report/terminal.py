@@ -32,9 +32,19 @@ class Terminal:
     def __init__(self) -> None:
         self._console = _console()
         self._baseline = float("inf")
+        # Only until the job runs: whatever redraws while steps are timed costs them a core.
+        self._waiting = self._console.status("starting the script") if self._console.is_terminal else None
+        if self._waiting is not None:
+            self._waiting.start()
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._waiting is not None:
+            self._waiting.stop()
 
     def ready(self, facts: JobFacts) -> None:
         """What is being tuned."""
+        self.close()
         where = f"{facts.world_size} ranks on {facts.nodes} node{'s' if facts.nodes > 1 else ''}"
         self._line(f"{where}, {facts.backend}, {data_size(facts.gradient_bytes)} of gradients per step")
         for why in dict.fromkeys(facts.left_out.values()):

@@ -56,15 +56,9 @@ class Wrapped:
         ddp = self.ddp
         if ddp is None:
             return ""
-        if self.arguments.get("mixed_precision") is not None:
-            return "DDP's own mixed_precision is on"
-        if self.arguments.get("delay_all_reduce_named_params") is not None:
-            return "delay_all_reduce_named_params is used"
         if getattr(ddp, "_use_python_reducer", False):
             return "torch.compile's python_reducer is on"
-        if any(hasattr(p, "_in_backward_optimizers") for p in self.parameters):
-            return "the optimizer runs inside backward"
-        return ""
+        return _why_untouchable(self.arguments, ddp.module)
 
     def rebuild(self, configuration: Configuration, start_step: int | None) -> None:
         """Run DDP's constructor again on the same object. Every rank does so at the same step boundary."""
@@ -76,6 +70,17 @@ class Wrapped:
         hook = self.script_hook or hook_for(configuration, ddp.process_group, start_step)
         if hook is not None:
             _register(ddp, *hook)
+
+
+def _why_untouchable(arguments: dict[str, Any], module: nn.Module) -> str:
+    """In all these cases DDP registers a hook of its own, or goes by other arguments than ours."""
+    if arguments.get("mixed_precision") is not None:
+        return "DDP's own mixed_precision is on"
+    if arguments.get("delay_all_reduce_named_params") is not None:
+        return "delay_all_reduce_named_params is used"
+    if any(hasattr(p, "_in_backward_optimizers") for p in module.parameters()):
+        return "the optimizer runs inside backward"
+    return ""
 
 
 def _as_arguments(configuration: Configuration) -> dict[str, Any]:
@@ -142,7 +147,8 @@ class Patch:
             given = _bind(ddp, args, kwargs)
             if given is None:  # not a valid call: torch's own error is the right one
                 return _construct(ddp, *args, **kwargs)
-            configuration = self.configuration(given["module"])
+            untouchable = _why_untouchable(given, given["module"])
+            configuration = AS_WRITTEN if untouchable else self.configuration(given["module"])
             with self._inside_construction():
                 _construct(ddp, **{**_plain(given), **_as_arguments(configuration)})
             self._remember(Wrapped(ddp, given), configuration)

@@ -29,7 +29,9 @@ TUNED = [
 LONG = {"TIMES_LONGER": "12"}
 
 
-def run(command: tuple[str, ...], folder: Path, script: str, *options: str, env: dict[str, str] | None = None) -> Launch:
+def run(
+    command: tuple[str, ...], folder: Path, script: str, *options: str, env: dict[str, str] | None = None
+) -> Launch:
     """One launch of two ranks in its own folder, to the end."""
     name, *arguments = script.split()
     words = ["--nproc-per-node", "2", *options, str(SCRIPTS / name), *arguments]

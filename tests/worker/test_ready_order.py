@@ -64,9 +64,7 @@ def test_the_same_in_every_step_is_static() -> None:
     assert watched(plain, partial=True).is_static
 
 
-@pytest.mark.parametrize(
-    "step", [one_is_never_used, one_is_used_in_turn, order_changes, two_micro_steps, no_backward]
-)
+@pytest.mark.parametrize("step", [one_is_never_used, one_is_used_in_turn, order_changes, two_micro_steps, no_backward])
 def test_what_is_not_static(step: Step) -> None:
     assert not watched(step).is_static
 

@@ -37,7 +37,6 @@ def _give_way() -> None:
 
 
 order = os.environ.pop("AUTODDP_WORKER", None)
-_give_way()
 if order is not None:
     try:
         _package()
@@ -46,3 +45,4 @@ if order is not None:
         arm(order)
     except Exception as error:
         print(f"autoddp: warning: the script runs as written, the worker could not start: {error!r}", file=sys.stderr)
+_give_way()  # last: it may raise, and it is to find the environment as the user had it

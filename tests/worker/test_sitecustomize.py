@@ -1,0 +1,112 @@
+"""The way into a script's process leaves no trace: environment, import path, sitecustomize, errors are as without it.
+
+Each test runs the same program twice, as torchrun would start it and with an order in the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launchers import environment
+
+from autoddp.worker.order import VARIABLE, Order
+
+PROGRAM = """
+import json, os, sys
+site = sys.modules.get("sitecustomize")
+print(json.dumps({
+    "environment": dict(os.environ),
+    "path": sys.path,
+    "arguments": sys.argv,
+    "sitecustomize": getattr(site, "__file__", None) if hasattr(site, "marks") else None,
+    "marks": getattr(site, "marks", None),
+    "of a child": os.popen("env | sort | grep -v ^_=").read(),
+    "torch": "torch" in sys.modules,
+}))
+"""
+ORDERS = {
+    "tuning": Order(socket="/nowhere/s", scratch="/nowhere/scratch"),
+    "recipe": Order(configuration={"bucket_cap_mb": 50.0}, parameters_digest="0123456789abcdef"),
+}
+SITES = {
+    "none": None,
+    "counting": "import os, sys\nsys.marks = marks = [*getattr(sys, 'marks', []), os.environ.get('PYTHONPATH')]\n",
+    "broken": "raise ValueError('broken by its owner')\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "script").mkdir()
+    (tmp_path / "script" / "train.py").write_text(PROGRAM)
+    (tmp_path / "user").mkdir()
+    return tmp_path
+
+
+def bare(folder: Path, pythonpath: str | None) -> dict[str, str]:
+    env = environment(RANK="0", LOCAL_RANK="0")
+    del env["PYTHONPATH"]
+    return env if pythonpath is None else {**env, "PYTHONPATH": pythonpath}
+
+
+def run(folder: Path, env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-u", *(words or ("script/train.py", "--lr", "0.1"))],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("site", SITES)
+def test_a_script_sees_what_it_would_see(folder: Path, order: str, site: str) -> None:
+    if SITES[site]:
+        (folder / "user" / "sitecustomize.py").write_text(SITES[site])
+    env = bare(folder, str(folder / "user"))
+    without, with_order = run(folder, env), run(folder, {**env, **ORDERS[order].environment(env)})
+    assert without.returncode == with_order.returncode == 0
+    assert json.loads(with_order.stdout) == json.loads(without.stdout)
+    assert with_order.stderr == without.stderr
+    assert json.loads(without.stdout)["torch"] is False
+    if site == "counting":
+        assert json.loads(with_order.stdout)["marks"] == [str(folder / "user")]
+
+
+@pytest.mark.parametrize("pythonpath", [None, "", "a:/b::c"])
+@pytest.mark.parametrize("words", [["-c", PROGRAM], ["-m", "train"], ["script/train.py"]], ids=lambda words: words[0])
+def test_whatever_pythonpath_was(folder: Path, pythonpath: str | None, words: list[str]) -> None:
+    env = bare(folder, pythonpath)
+    (folder / "train.py").write_text(PROGRAM)
+    without, with_order = (run(folder, {**env, **more}, *words) for more in ({}, ORDERS["recipe"].environment(env)))
+    assert json.loads(with_order.stdout) == json.loads(without.stdout)
+    assert (with_order.stderr, with_order.returncode) == (without.stderr, 0)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_script_that_fails_fails_alike(folder: Path, order: str) -> None:
+    env = bare(folder, None)
+    program = ("-c", "def main():\n    raise KeyError('x')\nmain()")
+    without, with_order = run(folder, env, *program), run(folder, {**env, **ORDERS[order].environment(env)}, *program)
+    assert (with_order.returncode, with_order.stdout, with_order.stderr) == (1, "", without.stderr)
+    assert "KeyError" in without.stderr
+
+
+@pytest.mark.parametrize("text", ["no JSON", '{"surplus": 1}'])
+def test_an_order_that_cannot_be_read_stops_nothing(folder: Path, text: str) -> None:
+    env = bare(folder, None)
+    found = run(folder, {**env, **ORDERS["recipe"].environment(env), VARIABLE: text}, "-c", "print('trained')")
+    assert (found.returncode, found.stdout) == (0, "trained\n")
+    assert found.stderr.startswith("autoddp: warning: the script runs as written, the worker could not start: ")
+    assert found.stderr.count("\n") == 1
+
+
+def test_a_process_started_again_leaves_when_the_launcher_is_gone(folder: Path) -> None:
+    env = {**bare(folder, None), "TORCHELASTIC_RESTART_COUNT": "1"}
+    found = run(folder, {**env, **ORDERS["tuning"].environment(env)}, "-c", "print('trained')")
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
