@@ -73,10 +73,9 @@ class Local:
             processes = self.start(words, log)
             try:
                 codes = _wait(processes)
+                seconds = time.perf_counter() - began
             finally:
-                for process in processes:
-                    process.kill()
-            seconds = time.perf_counter() - began
+                _end(processes)
         if codes != [0] * len(codes):
             # None: it did not end. A torchrun whose peer has failed would wait for minutes.
             raise RuntimeError(f"{' '.join(words)} ended with {codes}:\n{path.read_text()[-3000:]}")
@@ -125,6 +124,17 @@ def _wait(processes: Sequence[subprocess.Popen[Any]]) -> list[int | None]:
             break
         time.sleep(0.005)
     return codes
+
+
+def _end(processes: Sequence[subprocess.Popen[Any]]) -> None:
+    """Nothing is left of those that have not ended: a launcher that is asked takes its workers along."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def paired(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:

@@ -4,8 +4,8 @@
 
 Two local ranks, ten seeds each of two jobs: a tiny model, and a script whose own settings are good already (one big
 bucket that its gradients live in). Each seed is tuned afresh (20 trials); then the job under its recipe and under
-torchrun run in turn (AB BA …). A seed counts as slower if the whole interval of its speed-up lies below 1, and so does a job over
-all its seeds. The smallest loss that a run could have seen is the width of that last interval, so it is printed.
+torchrun run in turn (AB BA …). A seed counts as slower if the whole interval of its speed-up lies below 1, and so does
+a job over all its seeds. How small a loss that could have shown is the lower end of that last interval.
 """
 
 from __future__ import annotations

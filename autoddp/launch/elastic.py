@@ -38,7 +38,7 @@ def run_real_job(torchrun: argparse.Namespace) -> None:
 
 
 def processes_per_node(torchrun: argparse.Namespace) -> int:
-    """How many ranks this node starts; ValueError as under torchrun for a word that it does not know."""
+    """How many ranks this node starts; ValueError, torch's own, for a word that it does not know."""
     from torch.distributed.run import determine_local_world_size
 
     with _quiet_elastic(None):

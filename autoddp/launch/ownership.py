@@ -11,29 +11,60 @@ from pathlib import Path
 from autoddp.errors import UsageError
 
 
-def source_of(torchrun: argparse.Namespace) -> str:
-    """The script's text, or nothing where there is none to read (a binary, a package, a module that is not found)."""
-    path: str | None = torchrun.training_script
-    if torchrun.module:
-        try:
-            spec = importlib.util.find_spec(torchrun.training_script)
-        except (ImportError, ValueError):
-            spec = None
-        path = spec.origin if spec else None
+def script_path(torchrun: argparse.Namespace) -> Path | None:
+    """The script's file, or None where there is none to read (a binary, a module that is not found)."""
+    if not torchrun.module:
+        return Path(torchrun.training_script)
     try:
-        return Path(path).read_text(encoding="utf-8") if path else ""
-    except (OSError, UnicodeDecodeError):
-        return ""
+        spec = importlib.util.find_spec(torchrun.training_script)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec and spec.origin else None
 
 
 def declared_by_script(option: str, torchrun: argparse.Namespace) -> bool:
-    """Whether the script names `--option` in a string of its own: argparse, click and absl all write it out."""
-    try:
-        tree = ast.parse(source_of(torchrun))
-    except (SyntaxError, ValueError):
+    """Whether the script, or a module beside it that it imports, has an option of this name.
+
+    argparse, click and absl write `--option` out; others make it of a dataclass's field or a function's parameter.
+    Mistaking some other field for an option costs the user a pair of dashes, overlooking one costs a wrong training.
+    """
+    path = script_path(torchrun)
+    tree = _parsed(path) if path else None
+    if path is None or tree is None:
         return False
-    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    return option in texts
+    beside = [_parsed(path.parent / f"{name}.py") for name in _imported(tree)]
+    return any(_declares(option, found) for found in (tree, *beside) if found is not None)
+
+
+def _parsed(path: Path) -> ast.Module | None:
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.replace(".", "/") for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.replace(".", "/"))
+    return names
+
+
+def _declares(option: str, tree: ast.Module) -> bool:
+    field = option.removeprefix("--").replace("-", "_")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value == option:
+            return True
+        if isinstance(node, ast.ClassDef) and any(
+            isinstance(entry, ast.AnnAssign) and getattr(entry.target, "id", "") == field for entry in node.body
+        ):
+            return True
+        if isinstance(node, ast.FunctionDef) and node.name == "main":
+            return any(argument.arg == field for argument in (*node.args.args, *node.args.kwonlyargs))
+    return False
 
 
 def require_script(torchrun: argparse.Namespace) -> None:

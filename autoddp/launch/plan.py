@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autoddp.errors import UsageError
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.launch.elastic import node_range, processes_per_node
 from autoddp.launch.options import DEFAULT_TRIALS, Request
@@ -56,9 +57,12 @@ class Plan:
 
 def choose(request: Request) -> Plan:
     """The plan for a request. AutoddpError for a recipe that cannot be used."""
-    fewest, most = node_range(request.torchrun)
+    try:
+        fewest, most = node_range(request.torchrun)
+        world = fewest * processes_per_node(request.torchrun)
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(f"{error}; see --nnodes and --nproc-per-node in autoddp --help") from None
     several = most > 1
-    world = fewest * processes_per_node(request.torchrun)
     known: dict[str, object] = {"torch": _torch_version()}
     if fewest == most:
         known |= {"world_size": world, "nodes": fewest}

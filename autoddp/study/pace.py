@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from autoddp.knobs import Configuration
+
 _BLOCK_SECONDS = 0.1
 _FEWEST, _MOST = 2, 30
 _SLOW = 0.3  # seconds per step from which every single step is counted
@@ -21,10 +23,13 @@ class Pace:
         """Whether a step takes so long that the link, not noise, decides its time."""
         return self.step >= _SLOW
 
-    @property
-    def warmup(self) -> int:
-        """Steps to let pass after a turn. The first has the buckets of no particular order, so never fewer than one."""
-        return 1 if self.slow else 2 if self.step >= 0.05 else 3
+    def warmup_of(self, configuration: Configuration) -> int:
+        """Steps to let pass after a turn, never fewer than it takes DDP to rebuild its buckets in gradient-ready order.
+
+        That is one; with static_graph two, the first of which reduces only at the end of backward.
+        """
+        least = 2 if configuration.get("static_graph") else 1
+        return least if self.slow else max(least, 2 if self.step >= 0.05 else 3)
 
     @property
     def final_rounds(self) -> int:

@@ -129,7 +129,7 @@ class Study:
     def _measured(self, number: int, configuration: Configuration, best: float) -> TrialRecord:
         pace = self._pace
         try:
-            first = self._ledger.block(configuration, pace.warmup, pace.block(pace.step))
+            first = self._ledger.block(configuration, pace.warmup_of(configuration), pace.block(pace.step))
             if first.median > best * _HOPELESS:
                 why = f"{first.median / best:.2f} times the best of its rung"
                 return TrialRecord(number, configuration, "cut short", (first,), why)
@@ -151,7 +151,8 @@ class Study:
             for configuration in self._random.sample(list(blocks), len(blocks)):
                 try:
                     steps = self._pace.block(expected[configuration])
-                    blocks[configuration].append(self._ledger.block(configuration, self._pace.warmup, steps))
+                    warmup = self._pace.warmup_of(configuration)
+                    blocks[configuration].append(self._ledger.block(configuration, warmup, steps))
                 except TrialFailed:
                     del blocks[configuration]  # it ran in its trial and fails now: not to be launched
             self._observer.final(number, planned)

@@ -70,8 +70,10 @@ class Diversion:
 
     def patch_checkpoint(self, filesystem: ModuleType) -> None:
         """Writers and readers of `torch.distributed.checkpoint`, and whatever is built on them."""
-        self._path_argument(filesystem.FileSystemWriter, "__init__", "path", 1, self.write)
-        self._path_argument(filesystem.FileSystemReader, "__init__", "path", 1, self.read)
+        for owner, change in ((filesystem.FileSystemWriter, self.write), (filesystem.FileSystemReader, self.read)):
+            self._path_argument(owner, "__init__", "path", 1, change)
+            # save(checkpoint_id=…) and load(checkpoint_id=…) name the path a second time.
+            self._path_argument(owner, "reset", "checkpoint_id", 1, change)
 
     def patch_safetensors(self, safetensors: ModuleType) -> None:
         """`safetensors.torch.save_file` and `load_file`."""

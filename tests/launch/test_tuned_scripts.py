@@ -49,8 +49,18 @@ def same_parameters(found: Path, expected: Path) -> bool:
     return all(torch.allclose(a[name], b[name], rtol=1e-3, atol=1e-4) for a, b in pairs for name in b)
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """All scripts under torchrun, in one launch; each in a folder of its own."""
+    folder = tmp_path_factory.mktemp("plain") / "run"
+    words = ["--nproc-per-node", "2", str(SCRIPTS / "several.py"), *TUNED]
+    launch = start(TORCHRUN, folder, words, LONG).wait()
+    assert launch.returncode == 0
+    return {script: folder / script.replace(".py", "").replace(" --", "-").replace(" ", "-") for script in TUNED}
+
+
 @pytest.mark.parametrize("script", TUNED)
-def test_tuned_and_launched(script, tmp_path):
+def test_tuned_and_launched(script, plain, tmp_path):
     tuned = run(AUTODDP, tmp_path / "tuned", script, "--trials", "2", "--allow", "exact", env=LONG)
     assert tuned.returncode == 0, tuned.stderr[-2000:]
     study = summary(tuned)
@@ -58,9 +68,7 @@ def test_tuned_and_launched(script, tmp_path):
     # no trial where next to nothing can be won (no_sync reduces once in four backward passes)
     assert len(study["trials"]) == (2 if study["headroom"]["share"] >= 0.03 else 0)
     assert all(trial["state"] != "failed" for trial in study["trials"])
-    plain = run(TORCHRUN, tmp_path / "plain", script, env=LONG)
-    assert plain.returncode == 0
-    assert same_parameters(tuned.folder, plain.folder)
+    assert same_parameters(tuned.folder, plain[script])
 
 
 def test_a_script_of_thirty_steps_is_started_again_until_the_study_is_over(tmp_path):
