@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autoddp.errors import UsageError
 from autoddp.launch.elastic import environment_with, run_real_job
-from autoddp.launch.options import Request, help_text, parse
+from autoddp.launch.options import Request, parse
 from autoddp.launch.ownership import require_script
 from autoddp.launch.plan import Plan, choose
 from autoddp.launch.run_folder import RunFolder
@@ -28,9 +28,6 @@ class Job:
 
 def prepare(words: Sequence[str]) -> Job | None:
     """Everything up to the real job; None when there is none to run. AutoddpError for what the user has to mend."""
-    if any(word in ("-h", "--help") for word in _before_script(words)):
-        print(help_text())
-        return None
     request = parse(words)
     require_script(request.torchrun)
     if request.taken:
@@ -92,16 +89,6 @@ def _show(request: Request, plan: Plan) -> None:
     words = [request.script, *request.torchrun.training_script_args]
     print(f"would launch: {variables + ' ' if variables else ''}{' '.join(words)}")
     print(f"configuration: {'the best one found' if plan.tune else plan.configuration}")
-
-
-def _before_script(words: Sequence[str]) -> list[str]:
-    """The words up to the first that is no option: enough to tell our --help from the script's."""
-    found = []
-    for word in words:
-        if not word.startswith("-"):
-            break
-        found.append(word)
-    return found
 
 
 def _say(text: str) -> None:

@@ -55,16 +55,20 @@ def _imported(tree: ast.Module) -> set[str]:
 
 def _declares(option: str, tree: ast.Module) -> bool:
     field = option.removeprefix("--").replace("-", "_")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and node.value == option:
-            return True
-        if isinstance(node, ast.ClassDef) and any(
-            isinstance(entry, ast.AnnAssign) and getattr(entry.target, "id", "") == field for entry in node.body
-        ):
-            return True
-        if isinstance(node, ast.FunctionDef) and node.name == "main":
-            return any(argument.arg == field for argument in (*node.args.args, *node.args.kwonlyargs))
-    return False
+    return any(
+        (isinstance(node, ast.Constant) and node.value == option)
+        or (isinstance(node, ast.ClassDef) and field in _fields(node))
+        or (isinstance(node, ast.FunctionDef) and node.name == "main" and field in _parameters(node))
+        for node in ast.walk(tree)
+    )
+
+
+def _fields(node: ast.ClassDef) -> set[str]:
+    return {e.target.id for e in node.body if isinstance(e, ast.AnnAssign) and isinstance(e.target, ast.Name)}
+
+
+def _parameters(node: ast.FunctionDef) -> set[str]:
+    return {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
 
 
 def require_script(torchrun: argparse.Namespace) -> None:
