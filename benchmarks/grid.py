@@ -104,7 +104,7 @@ class Grid:
     def _seconds(self, configuration: Configuration, pace: Pace) -> float:
         """Compressed steps are short even where the baseline's are long, and get as many as the study's finals give."""
         steps = 6 if configuration.rung is Rung.LOSSY else pace.block(pace.step)
-        return median(self._measure(configuration, pace.warmup, steps).seconds)
+        return median(self._measure(configuration, pace.warmup_of(configuration), steps).seconds)
 
 
 def _shown(configuration: Configuration) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def one_seed(local: Local, name: str, seed: int, args: Namespace) -> dict[str, A
         "torchrun": lambda: local.step_seconds([*torchrun(*TWO), *job], warmup),
         "launched": lambda: local.step_seconds([*autoddp(*TWO, "--recipe", f"{seed}.toml"), *job], warmup),
     }
-    return {"seed": seed, "headroom": summary["headroom"]["share"], "launched": chosen, **paired(sides, args.pairs)}
+    return {"seed": seed, "headroom": summary["headroom"]["share"], "chosen": chosen, **paired(sides, args.pairs)}
 
 
 def slower(found: Speedup) -> bool:
@@ -72,7 +72,7 @@ def show(results: dict[str, list[dict[str, Any]]]) -> None:
                 name,
                 str(seed["seed"]),
                 f"{seed['headroom']:.0%}",
-                seed["launched"],
+                seed["chosen"],
                 found,
                 verdict(not slower(found)),
             )
