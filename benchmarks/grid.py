@@ -102,8 +102,8 @@ class Grid:
         return found
 
     def _seconds(self, configuration: Configuration, pace: Pace) -> float:
-        """Compressed steps are short even where the baseline's are long, and get as many as the study's finals give."""
-        steps = 6 if configuration.rung is Rung.LOSSY else pace.block(pace.step)
+        """Twice the steps of a trial where steps are fast enough for noise to matter."""
+        steps = 6 if configuration.rung is Rung.LOSSY else pace.block(pace.step) * (1 if pace.slow else 2)
         return median(self._measure(configuration, pace.warmup_of(configuration), steps).seconds)
 
 

@@ -41,6 +41,8 @@ class LiveJob:
         self._entries_before = 0
         self._most_steps = 10**9
         self._fresh_start = True
+        self.waited = 0.0
+        """Seconds spent waiting for another start of the script, or for the node that leads."""
         self._unreported: list[dict[str, Any]] = []
         self._futile_passes = 0
         self._step_seconds = 0.0
@@ -130,7 +132,9 @@ class LiveJob:
                 if entry is not None:
                     self._journal.add(entry)
             else:
+                began = time.perf_counter()
                 self._take(self._hear(None))
+                self.waited += time.perf_counter() - began
 
     def _measure(self, asked: Measure, leader: Worker) -> Entry | None:
         """One attempt; None when the script has simply ended meanwhile."""

@@ -92,6 +92,7 @@ def _study(
         facts = job.facts()
         tuned.wall_seconds["start-up"] = time.perf_counter() - began
         tuned.outcome = Study(job, facts, plan, observer).run()
+        tuned.wall_seconds["start-up"] += job.waited
         tuned.recipe = write(tuned.outcome)
         job.finish(tuned.recipe)
     except TuningOver as over:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from autoddp.knobs import Configuration
 
-_BLOCK_SECONDS = 0.1
-_FEWEST, _MOST = 2, 30
+_BLOCK_SECONDS = 0.05
+_FEWEST, _MOST = 2, 20
 _SLOW = 0.3  # seconds per step from which every single step is counted
 
 
@@ -33,8 +33,8 @@ class Pace:
 
     @property
     def final_rounds(self) -> int:
-        """Rounds of the finals: each measures every finalist and the baseline once."""
-        return 4 if self.slow else 6
+        """Rounds of the finals: each measures every finalist and the baseline once. Many short ones pair better."""
+        return 4 if self.slow else 6 if self.step >= 0.05 else 8
 
     @property
     def headroom_rounds(self) -> int:
