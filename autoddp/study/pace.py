@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autoddp.knobs import Configuration
 
 _BLOCK_SECONDS = 0.05
-_FEWEST, _MOST = 2, 20
+_MOST = 20
 _SLOW = 0.3  # seconds per step from which every single step is counted
 
 
@@ -43,4 +43,6 @@ class Pace:
 
     def block(self, seconds: float) -> int:
         """Steps of a block for a configuration that takes `seconds` per step."""
-        return max(_FEWEST, min(_MOST, math.ceil(_BLOCK_SECONDS / max(seconds, 1e-6))))
+        # Three, so that the median of a block does not feel one step in which the script saved or evaluated.
+        fewest = 2 if seconds >= _SLOW else 3
+        return max(fewest, min(_MOST, math.ceil(_BLOCK_SECONDS / max(seconds, 1e-6))))

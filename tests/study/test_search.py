@@ -42,6 +42,7 @@ def test_interruptions_of_the_script_do_not_spoil_it() -> None:
     job = job_on("medium", interruption=2.0)
     outcome = run(job, trials=20)
     blocks = [block for record in (outcome.baseline, *outcome.trials) for block in record.blocks]
+    blocks += [*outcome.baseline_rounds, *(block for finalist in outcome.finalists for block in finalist.rounds)]
     assert sum(second > 2.0 for block in blocks for second in block.seconds) >= 3
     for standing in outcome.ladder:
         assert job.cost(standing.configuration) <= 1.03 * job.best(standing.rung)
