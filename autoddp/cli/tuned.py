@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from autoddp.errors import AutoddpError
+from autoddp.knobs import Configuration
+from autoddp.knobs.hook import DEFAULT_START_STEP
 from autoddp.launch.options import Request
 from autoddp.launch.plan import Plan
 from autoddp.launch.run_folder import RunFolder
@@ -42,6 +44,16 @@ def _write(request: Request, folder: RunFolder, tuned: Tuned) -> None:
         say(f"warning: the recipe is used, but could not be saved: {error}")
         return
     say(f"recipe written: {request.recipe_path}" + (f" (the older one is kept as {kept})" if kept else ""))
+    start = parse(tuned.recipe, request.recipe_path).configuration.get("powersgd_start_step")
+    if start:
+        say(f"PowerSGD begins after {start} exact reductions: powersgd_start_step in the recipe")
+
+
+def _explicit(configuration: Configuration) -> Configuration:
+    """With the step at which PowerSGD begins, which trials leave out because they measure it from their first."""
+    if configuration.get("hook") != "powersgd":
+        return configuration
+    return configuration.with_values(powersgd_start_step=DEFAULT_START_STEP)
 
 
 def recipe_of(outcome: Outcome) -> Recipe:
@@ -63,7 +75,7 @@ def recipe_of(outcome: Outcome) -> Recipe:
             gradient_bytes=facts.gradient_bytes,
             parameters_digest=facts.parameters_digest,
         ),
-        configuration=outcome.decision.configuration,
+        configuration=_explicit(outcome.decision.configuration),
         evidence=Evidence(
             baseline_ms_per_step=outcome.baseline_seconds * 1e3,
             headroom=outcome.headroom,
@@ -75,7 +87,7 @@ def recipe_of(outcome: Outcome) -> Recipe:
         ladder=tuple(
             LadderEntry(
                 rung=standing.rung,
-                configuration=standing.configuration,
+                configuration=_explicit(standing.configuration),
                 ms_per_step=standing.seconds * 1e3,
                 speedup=standing.speedup.ratio,
                 speedup_low=standing.speedup.low,
