@@ -6,18 +6,19 @@ import argparse
 from typing import Any
 
 from autoddp.errors import UsageError
-from autoddp.launch.elastic import meeting_point
+from autoddp.launch.elastic import meet, meeting_point
 
 
 class Conference:
     """Holds the job's meeting point for as long as it lives; see `elastic.meeting_point`."""
 
     def __init__(self, torchrun: argparse.Namespace) -> None:
+        self._torchrun = torchrun
         self._handler: Any = meeting_point(torchrun, "plan")
 
     def agree(self, plan: str, says: str) -> None:
         """`plan` must be the same on all nodes; `says` is how this node's plan reads in the error."""
-        info = self._handler.next_rendezvous()
+        info = meet(self._handler, self._torchrun)
         store, rank, nodes = info.store, info.rank, info.world_size
         store.set(f"plan/{rank}", f"{plan}\n{says}")
         plans = [store.get(f"plan/{node}").decode().split("\n", 1) for node in range(nodes)]

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from autoddp.errors import UsageError
+
 TUNING_RESTARTS = 12
 """The tuning job's own restart budget: so many configurations may crash before tuning is given up."""
 _FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -94,7 +96,27 @@ def meeting_point(torchrun: argparse.Namespace, name: str) -> Any:
         local_addr=arguments.local_addr,
         **config,
     )
-    return get_rendezvous_handler(parameters)
+    with _rendezvous_errors(arguments):
+        return get_rendezvous_handler(parameters)
+
+
+def meet(handler: Any, torchrun: argparse.Namespace) -> Any:
+    """Wait for all launchers at a meeting point; torch's RendezvousInfo (store, rank, world_size)."""
+    with _rendezvous_errors(torchrun):
+        return handler.next_rendezvous()
+
+
+@contextlib.contextmanager
+def _rendezvous_errors(arguments: argparse.Namespace) -> Iterator[None]:
+    """Hosts that cannot meet are the user's to mend: one line, as long as nothing has been started."""
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    try:
+        yield
+    except (ValueError, RendezvousError) as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        where = f"--rdzv-backend {arguments.rdzv_backend} --rdzv-endpoint {arguments.rdzv_endpoint or 'none'}"
+        raise UsageError(f"the hosts cannot meet ({where}): {first} Check both on every host") from None
 
 
 def _other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Namespace:
