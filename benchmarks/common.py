@@ -43,8 +43,12 @@ def autoddp(*options: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """One thread per rank on every side: hosts share cores here, and torchrun would not say so for one rank a host."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    """One thread per rank on every side: hosts share cores here, and torchrun would not say so for one rank a host.
+
+    Bytecode is kept, as an installed package's is: else each process would compile autoddp anew, and torch not.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 class Local:

@@ -13,9 +13,8 @@ from autoddp.worker.order import Order
 
 
 def arm(text: str) -> None:
-    """`text` is the order's JSON. Imports no torch itself, so a process that needs none pays milliseconds."""
+    """`text` is the order's JSON. Imports no torch itself."""
     order = Order.parse(text)
-    _put_back_pythonpath(order.pythonpath)
     if order.socket:
         _arm_for_tuning(order)
     else:
@@ -42,11 +41,3 @@ def _when_torch_is_imported(then: Callable[[], None]) -> None:
             then()
 
     wrapt.register_post_import_hook(imported, "torch")
-
-
-def _put_back_pythonpath(theirs: str | None) -> None:
-    """The script and what it starts see the environment that torchrun would give them."""
-    if theirs is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = theirs

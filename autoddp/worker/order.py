@@ -1,4 +1,4 @@
-"""What the launcher tells a worker process, in one environment variable that the process removes at once."""
+"""What the launcher tells a worker process, in environment variables that the process removes at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-VARIABLE = "AUTODDP_WORKER"
+TUNE, APPLY = "AUTODDP_WORKER_TUNES", "AUTODDP_WORKER_APPLIES"
+"""The order's variable, by what it orders. `inject/sitecustomize.py` spells these names again: it imports nothing."""
+USERS_PYTHONPATH = "AUTODDP_USERS_PYTHONPATH"
+"""PYTHONPATH as the user had it, to be put back; absent if there was none."""
 INJECT = Path(__file__).parent / "inject"
 
 
@@ -27,15 +30,16 @@ class Order:
     configuration: dict[str, Any] = field(default_factory=dict)
     parameters_digest: str = ""
     """Of the models the configuration was measured on; another model runs as written."""
-    pythonpath: str | None = None
-    """PYTHONPATH as the user had it, to be put back; filled in by `environment`."""
 
     def environment(self, present: Mapping[str, str]) -> dict[str, str]:
         """The variables that bring this order into every Python process started with them."""
+        variables = {TUNE if self.socket else APPLY: json.dumps(asdict(self)), "PYTHONPATH": str(INJECT)}
         theirs = present.get("PYTHONPATH")
-        order = asdict(self) | {"pythonpath": theirs}
-        path = os.pathsep.join([str(INJECT), *([theirs] if theirs else [])])
-        return {VARIABLE: json.dumps(order), "PYTHONPATH": path}
+        if theirs is not None:
+            variables[USERS_PYTHONPATH] = theirs
+        if theirs:
+            variables["PYTHONPATH"] += os.pathsep + theirs
+        return variables
 
     @classmethod
     def parse(cls, text: str) -> Order:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launchers import environment
 
-from autoddp.worker.order import VARIABLE, Order
+from autoddp.worker.order import APPLY, Order
 
 PROGRAM = """
 import json, os, sys
@@ -100,10 +100,18 @@ def test_a_script_that_fails_fails_alike(folder: Path, order: str) -> None:
 @pytest.mark.parametrize("text", ["no JSON", '{"surplus": 1}'])
 def test_an_order_that_cannot_be_read_stops_nothing(folder: Path, text: str) -> None:
     env = bare(folder, None)
-    found = run(folder, {**env, **ORDERS["recipe"].environment(env), VARIABLE: text}, "-c", "print('trained')")
+    env |= {**ORDERS["recipe"].environment(env), APPLY: text}
+    found = run(folder, env, "-c", "import torch; print('trained')")
     assert (found.returncode, found.stdout) == (0, "trained\n")
     assert found.stderr.startswith("autoddp: warning: the script runs as written, the worker could not start: ")
     assert found.stderr.count("\n") == 1
+
+
+def test_a_process_without_torch_imports_nothing_for_it(folder: Path) -> None:
+    env = bare(folder, None)
+    program = ("-c", "import sys; print(*sorted(set(sys.modules) - {'sitecustomize'}), sep='\\n')")
+    without, with_order = (run(folder, {**env, **more}, *program) for more in ({}, ORDERS["recipe"].environment(env)))
+    assert with_order.stdout == without.stdout
 
 
 def test_a_process_started_again_leaves_when_the_launcher_is_gone(folder: Path) -> None:

@@ -2,26 +2,68 @@
 
 It arms the worker, takes its own traces out of the environment and gives way to a sitecustomize of the user's, if there
 is one. Whatever goes wrong here must not stop the script: it is said in one line and the script runs as written.
+
+In the real job the worker is armed at the first sight of torch, and until then this file imports nothing: wrapt alone
+costs five times a bare start of Python (asyncio, importlib.metadata). A process that never imports torch pays nothing.
 """
 
-import importlib
-import importlib.util
 import os
 import sys
+
+TYPE_CHECKING = False  # typing's own would import typing
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
+
+class FirstSightOfTorch:
+    """A finder that waits for the first import of torch, finds no module itself, and is gone after it."""
+
+    def __init__(self, order: str) -> None:
+        self.order = order
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
+        """Called by the import system. It looks torch up afresh, past the finder that arming puts in front."""
+        if name != "torch":
+            return None
+        from importlib.util import find_spec
+
+        sys.meta_path.remove(self)
+        arm(self.order)
+        return find_spec(name)
+
+
+def arm(order: str) -> None:
+    """Hand over to the package; a failure is a warning."""
+    try:
+        _package()
+        from autoddp.worker.arm import arm
+
+        arm(order)
+    except Exception as error:
+        print(f"autoddp: warning: the script runs as written, the worker could not start: {error!r}", file=sys.stderr)
 
 
 def _package() -> None:
     """autoddp from the checkout this file lies in, without putting that folder on the script's sys.path."""
     if "autoddp" not in sys.modules:
+        from importlib.util import module_from_spec, spec_from_file_location
+
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        spec = importlib.util.spec_from_file_location(
-            "autoddp", os.path.join(root, "__init__.py"), submodule_search_locations=[root]
-        )
+        spec = spec_from_file_location("autoddp", os.path.join(root, "__init__.py"), submodule_search_locations=[root])
         assert spec is not None
         assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
+        module = module_from_spec(spec)
         sys.modules["autoddp"] = module
         spec.loader.exec_module(module)
+
+
+def _put_back_pythonpath() -> None:
+    """The script and what it starts see the environment that torchrun would give them."""
+    theirs = os.environ.pop("AUTODDP_USERS_PYTHONPATH", None)
+    if theirs is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = theirs
 
 
 def _give_way() -> None:
@@ -30,19 +72,20 @@ def _give_way() -> None:
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     this = sys.modules.pop("sitecustomize", None)
     try:
-        importlib.import_module("sitecustomize")
+        __import__("sitecustomize")  # theirs: this one's folder is gone from the path
     except ImportError:
         if this is not None:
             sys.modules["sitecustomize"] = this
 
 
-order = os.environ.pop("AUTODDP_WORKER", None)
-if order is not None:
-    try:
-        _package()
-        from autoddp.worker.arm import arm
-
-        arm(order)
-    except Exception as error:
-        print(f"autoddp: warning: the script runs as written, the worker could not start: {error!r}", file=sys.stderr)
+tune, apply = os.environ.pop("AUTODDP_WORKER_TUNES", None), os.environ.pop("AUTODDP_WORKER_APPLIES", None)
+if tune is not None or apply is not None:
+    _put_back_pythonpath()
+if tune is not None:
+    arm(tune)
+if apply is not None:
+    if "torch" in sys.modules:  # a .pth file may import it
+        arm(apply)
+    else:
+        sys.meta_path.insert(0, FirstSightOfTorch(apply))
 _give_way()  # last: it may raise, and it is to find the environment as the user had it
