@@ -4,7 +4,8 @@ AutoddpError            exit code 2, printed as `autoddp: error: …`, never wit
 ├── UsageError          the command line asks for something that cannot be
 ├── RecipeError         a recipe that cannot be read, or says something not allowed
 ├── UnfitRecipe         a sound recipe made for another job or machine
-└── NothingReadable     an input file of which nothing could be understood
+├── NothingReadable     an input file of which nothing could be understood
+└── JobFailed           a job of autoddp's own ended early; exit code 1
 
 Faults of our own are `assert`s and ordinary exceptions: they show a traceback on purpose.
 """
@@ -35,6 +36,12 @@ class UnfitRecipe(AutoddpError):
 
 class NothingReadable(AutoddpError):
     """An input of which nothing could be understood."""
+
+
+class JobFailed(AutoddpError):
+    """A job that autoddp started for itself ended early; its processes have said more on stderr."""
+
+    exit_code = 1
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -1,0 +1,143 @@
+"""One node as it was found: frozen facts, where each came from, and why the missing ones are missing.
+
+    node = probe()
+    for fact, because in node.unknown.items():
+        print(f"{fact}: could not be learned, because {because}")
+
+A value that is not known is None (or an empty tuple) and never a guess. The key of `unknown` is the path of the fact as
+`plain()` shows it: `gpus.3.memory_bytes`, `rdma`, `limits.memlock_bytes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from autoddp.topology.rdma import Gid, RdmaPort
+
+Relation = Literal["PIX", "PXB", "PHB", "NODE", "SYS"]
+"""What two PCIe devices have to cross, nearest first: one switch, several, a host bridge, a node's fabric, sockets."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as the driver numbers it."""
+
+    index: int
+    name: str = ""
+    uuid: str = ""
+    bus: str = ""
+    """PCI address, `0000:0f:00.0`."""
+    memory_bytes: int | None = None
+    pcie_generation: int | None = None
+    """Now; an idle GPU may have slowed its link down."""
+    pcie_width: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width_max: int | None = None
+    numa: int | None = None
+    cpus: str = ""
+    """CPUs near it, as a list: `0-23,48-71`."""
+    mig: bool | None = None
+
+
+@dataclass(frozen=True)
+class GpuPair:
+    """What joins two GPUs; a < b."""
+
+    a: int
+    b: int
+    relation: Relation | None = None
+    nvlinks: int = 0
+    nvlink_version: int | None = None
+    nvlink_gbs: float | None = None
+    """GB/s of all their NVLinks together, in one direction."""
+    p2p: str = ""
+    """OK, or why not, in nvidia-smi's letters: CNS (chipset not supported), GNS, TNS, DR, NS."""
+
+
+@dataclass(frozen=True)
+class Nic:
+    """A network interface that is not the loopback."""
+
+    name: str
+    driver: str = ""
+    kind: Literal["physical", "bridge", "virtual"] = "physical"
+    """virtual: veth, bond, vlan, tunnel: no device of its own."""
+    up: bool | None = None
+    speed_mbit: int | None = None
+    """Mbit/s as the driver says; virtual interfaces often claim 10000."""
+    numa: int | None = None
+    bus: str = ""
+    addresses: tuple[str, ...] = ()
+    """IPv4 and global IPv6."""
+    routed: bool | None = None
+    """Whether the node's default route leaves by it."""
+
+
+@dataclass(frozen=True)
+class NumaNode:
+    """CPUs that share memory."""
+
+    number: int
+    cpus: str
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the operating system grants this process."""
+
+    shm_bytes: int | None = None
+    """Size of /dev/shm, which NCCL's SHM transport and data loaders share."""
+    memlock_bytes: int | None = None
+    """How much memory may be pinned; RDMA needs plenty. -1: no limit."""
+    cgroup_cpus: float | None = None
+    cgroup_memory_bytes: int | None = None
+    container: bool | None = None
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """The processor."""
+
+    model: str = ""
+    vendor: str = ""
+    """GenuineIntel, AuthenticAMD, ARM, …: decides over NCCL's peer-to-peer default."""
+    cores: int | None = None
+    threads: int | None = None
+    usable: int | None = None
+    """CPUs this process may run on."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """All of it."""
+
+    host: str
+    gpus: tuple[Gpu, ...] = ()
+    pairs: tuple[GpuPair, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    rdma: tuple[RdmaPort, ...] = ()
+    gids: tuple[Gid, ...] = ()
+    near: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """NIC or RDMA device → the GPUs nearest to it."""
+    gpudirect: Literal["nvidia_peermem", "dma-buf"] | None = None
+    """How a NIC reads a GPU's memory, if it can."""
+    numa: tuple[NumaNode, ...] = ()
+    cpu: Cpu = Cpu()
+    limits: Limits = Limits()
+    versions: dict[str, str] = field(default_factory=dict)
+    """torch, cuda, nccl, driver, python, kernel."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Fact or group of facts → what told it."""
+    unknown: dict[str, str] = field(default_factory=dict)
+    """Fact → why it could not be learned."""
+
+    def pair(self, a: int, b: int) -> GpuPair:
+        """What joins GPUs a and b; an empty pair if nothing is known."""
+        low, high = sorted((a, b))
+        return next((pair for pair in self.pairs if (pair.a, pair.b) == (low, high)), GpuPair(low, high))
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)

@@ -1,0 +1,62 @@
+"""What of this machine a recipe depends on, in words short enough to compare and to read: its GPUs, links, network."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from autoddp.topology.facts import Node
+from autoddp.topology.interfaces import interfaces
+from autoddp.topology.sysfs_rdma import sysfs_rdma
+
+_DRIVER = "/proc/driver/nvidia"
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """One node's. Empty words: not known, or not there."""
+
+    devices: tuple[str, ...] = ()
+    """Distinct GPU names."""
+    links: str = ""
+    """Classes of link between its GPUs, nearest first: `NV18`, `PIX SYS`."""
+    network: str = ""
+    """What leads to other nodes: `InfiniBand 8 x 400 Gbit/s`, `TCP 25 Gbit/s`, `TCP` where no rate is told."""
+
+
+def fingerprint() -> Fingerprint:
+    """This node's. The driver is asked only where there is one: without GPUs it costs milliseconds."""
+    devices, links = _gpus() if os.path.isdir(_DRIVER) else ((), "")
+    ports = sysfs_rdma().ports
+    return Fingerprint(devices, links, network_of(Node("", nics=interfaces(), rdma=ports)))
+
+
+def _gpus() -> tuple[tuple[str, ...], str]:
+    from autoddp.topology.nvml import read_nvml
+
+    facts = read_nvml()
+    node = Node("", gpus=facts.gpus, pairs=facts.pairs)
+    return tuple(sorted({gpu.name for gpu in facts.gpus if gpu.name})), links_of(node)
+
+
+def links_of(node: Node) -> str:
+    """The classes of link between its GPUs, the closest first."""
+    order = ("PIX", "PXB", "PHB", "NODE", "SYS")
+    nvlinks = sorted({pair.nvlinks for pair in node.pairs if pair.nvlinks}, reverse=True)
+    others = {pair.relation for pair in node.pairs if not pair.nvlinks}
+    return " ".join([*(f"NV{count}" for count in nvlinks), *(word for word in order if word in others)])
+
+
+def network_of(node: Node) -> str:
+    """RDMA if a port is active, else TCP over the interface that the default route takes, else over the fastest."""
+    active = [port for port in node.rdma if port.active]
+    if active:
+        rates = sorted({port.rate_gbps for port in active if port.rate_gbps is not None}, reverse=True)
+        fabric = "InfiniBand" if any(port.fabric == "InfiniBand" for port in active) else "RoCE"
+        rate = f" x {' and '.join(f'{rate:g}' for rate in rates)} Gbit/s" if rates else ""
+        return f"{fabric} {len(active)}{rate}"
+    usable = [nic for nic in node.nics if nic.up is not False and nic.addresses and nic.kind != "bridge"]
+    if not usable:
+        return ""
+    best = max(usable, key=lambda nic: (bool(nic.routed), nic.speed_mbit or 0))
+    return "TCP" if best.speed_mbit is None else f"TCP {best.speed_mbit / 1e3:g} Gbit/s"

@@ -1,0 +1,68 @@
+"""Network interfaces: what they are, whether they are up, where they lead."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from pathlib import Path
+from typing import Literal
+
+from autoddp.topology.facts import Nic
+from autoddp.topology.files import entries, number, target, word
+
+_PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+_LOOPBACK = 772  # ARPHRD_LOOPBACK of linux/if_arp.h
+
+
+def interfaces(root: Path = Path("/")) -> tuple[Nic, ...]:
+    """Every interface but the loopback, by name. Under another root only sysfs is read: no addresses, no routes."""
+    here = root == Path("/")
+    addresses = _addresses() if here else {}
+    routed = default_routes(root)
+    return tuple(
+        _interface(folder, addresses.get(folder.name, ()), folder.name in routed if here else None)
+        for folder in entries(root / "sys/class/net")
+        if number(folder / "type") not in (None, _LOOPBACK)
+    )
+
+
+def _interface(folder: Path, addresses: tuple[str, ...], routed: bool | None) -> Nic:
+    state, speed, numa = word(folder / "operstate"), number(folder / "speed"), number(folder / "device/numa_node")
+    return Nic(
+        name=folder.name,
+        driver=target(folder / "device/driver"),
+        kind=_kind(folder),
+        up=None if state is None or state == "unknown" else state == "up",
+        speed_mbit=speed if speed is not None and speed > 0 else None,
+        numa=numa if numa is not None and numa >= 0 else None,
+        bus=bus if (bus := target(folder / "device")) and re.fullmatch(_PCI, bus) else "",
+        addresses=addresses,
+        routed=routed,
+    )
+
+
+def _kind(folder: Path) -> Literal["physical", "bridge", "virtual"]:
+    if (folder / "bridge").is_dir():
+        return "bridge"
+    return "physical" if (folder / "device").exists() else "virtual"
+
+
+def _addresses() -> dict[str, tuple[str, ...]]:
+    import psutil  # a launch that asks nothing about interfaces must not wait for it
+
+    found = {}
+    for name, entries_ in psutil.net_if_addrs().items():
+        texts = [entry.address.partition("%")[0] for entry in entries_ if entry.family in _FAMILIES]
+        found[name] = tuple(text for text in texts if not ipaddress.ip_address(text).is_link_local)
+    return found
+
+
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+
+
+def default_routes(root: Path = Path("/")) -> set[str]:
+    """Interfaces by which a default IPv4 route leaves."""
+    table = word(root / "proc/self/net/route") or word(root / "proc/net/route") or ""
+    rows = [line.split() for line in table.splitlines()[1:]]
+    return {row[0] for row in rows if len(row) > 1 and row[1] == "00000000"}
