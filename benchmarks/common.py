@@ -42,17 +42,23 @@ def autoddp(*options: str) -> list[str]:
     return [sys.executable, "-m", "autoddp", *options]
 
 
-def environment() -> dict[str, str]:
+def environment(threads: str | None = "1") -> dict[str, str]:
     """One thread per rank on every side: hosts share cores here, and torchrun would not say so for one rank a host.
+
+    None: nothing is said about threads.
 
     Bytecode is kept, as an installed package's is: else each process would compile autoddp anew, and torch not.
     """
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    dropped = {"PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS"}
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {**kept, "PYTHONPATH": str(ROOT), **({"OMP_NUM_THREADS": threads} if threads else {})}
 
 
 class Local:
     """Jobs on this machine. `folder` is where they run, with a folder of its own for each host."""
+
+    threads: str | None = "1"
+    """OMP_NUM_THREADS of every side."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,16 +73,17 @@ class Local:
 
     def start(self, words: Sequence[str], log: Any) -> list[subprocess.Popen[Any]]:
         """Start the command on every host."""
-        return [subprocess.Popen(words, cwd=self.home(0), env=environment(), stdout=log, stderr=subprocess.STDOUT)]
+        own = environment(self.threads)
+        return [subprocess.Popen(words, cwd=self.home(0), env=own, stdout=log, stderr=subprocess.STDOUT)]
 
-    def run(self, words: Sequence[str]) -> float:
+    def run(self, words: Sequence[str], timeout: float = TIMEOUT) -> float:
         """Wall seconds of the command; RuntimeError with the end of its output if it fails."""
         path = self.folder / f"run{next(self._numbers)}.log"
         with path.open("w") as log:
             began = time.perf_counter()
             processes = self.start(words, log)
             try:
-                codes = _wait(processes)
+                codes = _wait(processes, timeout)
                 seconds = time.perf_counter() - began
             finally:
                 _end(processes)
@@ -113,15 +120,16 @@ class Hosts(Local):
         meet += ["--rdzv-endpoint", endpoint, "--rdzv-id", "benchmark"]
         processes = []
         for host in range(len(self.lab)):
-            own = [*words[:3], *meet, "--local-addr", self.lab.address(host), *words[3:]]
-            options = {"env": environment(), "cwd": self.home(host), "stdout": log, "stderr": subprocess.STDOUT}
-            processes.append(self.lab.popen(host, own, **options))
+            at = 4 if words[3:4] == ["bench"] else 3  # a command stands before its options
+            own = [*words[:at], *meet, "--local-addr", self.lab.address(host), *words[at:]]
+            options = {"env": environment(self.threads), "cwd": self.home(host)}
+            processes.append(self.lab.popen(host, own, stdout=log, stderr=subprocess.STDOUT, **options))
         return processes
 
 
-def _wait(processes: Sequence[subprocess.Popen[Any]]) -> list[int | None]:
-    """Their exit codes: until all have ended, one has failed, or TIMEOUT is over."""
-    deadline = time.monotonic() + TIMEOUT
+def _wait(processes: Sequence[subprocess.Popen[Any]], timeout: float) -> list[int | None]:
+    """Their exit codes: until all have ended, one has failed, or the seconds are over."""
+    deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         codes = [process.poll() for process in processes]
         if all(code is not None for code in codes) or any(codes):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 
 from autoddp.errors import AutoddpError
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import DEFAULT_START_STEP
+from autoddp.launch.network import Network
 from autoddp.launch.options import Request
 from autoddp.launch.plan import Plan
 from autoddp.launch.run_folder import RunFolder
@@ -19,7 +20,7 @@ from autoddp.study import Outcome
 from autoddp.version import __version__
 
 
-def tuned_plan(request: Request, plan: Plan, folder: RunFolder) -> Plan:
+def tuned_plan(request: Request, plan: Plan, folder: RunFolder, network: Network) -> Plan:
     """Run the tuning job; the plan to launch with. Whatever goes wrong, the job can still run as written."""
     say(f"tuning {request.script}: {plan.trials} trials; logs in {folder.path}")
     terminal = Terminal()
@@ -29,7 +30,7 @@ def tuned_plan(request: Request, plan: Plan, folder: RunFolder) -> Plan:
         terminal.close()
     if tuned.outcome is not None:
         content = summary(tuned.outcome, tuned.wall_seconds, str(request.recipe_path))
-        write_summary(folder.summary, content)
+        write_summary(folder.summary, {**content, "network": asdict(network)})
     if not tuned.recipe:
         say(f"warning: not tuned, launching as written: {tuned.why or 'the leading node gave up'}; see {folder.path}")
         return plan
@@ -74,8 +75,13 @@ def recipe_of(outcome: Outcome) -> Recipe:
             torch=facts.torch,
             gradient_bytes=facts.gradient_bytes,
             parameters_digest=facts.parameters_digest,
+            links=facts.links,
+            networks=facts.networks,
+            cuda=facts.cuda,
+            nccl=facts.nccl,
         ),
-        configuration=_explicit(outcome.decision.configuration),
+        configuration=_explicit(outcome.decision.configuration.without_variables),
+        env=outcome.decision.configuration.variables,
         evidence=Evidence(
             baseline_ms_per_step=outcome.baseline_seconds * 1e3,
             headroom=outcome.headroom,

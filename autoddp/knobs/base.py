@@ -56,6 +56,8 @@ class Knob:
     """Whether it is an argument of DistributedDataParallel: then it exists where the installed torch has it."""
     needs: tuple[str, ...] = ()
     """`hook=powersgd`: the knob means something only beside that value."""
+    variable: str = ""
+    """The environment variable that sets it at a process's start: the launched job gets it that way."""
 
 
 def exact(_value: Any) -> Rung:

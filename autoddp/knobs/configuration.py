@@ -12,6 +12,7 @@ from autoddp.knobs.buckets import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.knobs.copies import BATCHED_GRAD_COPY, GRADIENT_AS_BUCKET_VIEW
 from autoddp.knobs.graph import STATIC_GRAPH
 from autoddp.knobs.hook import HOOK, POWERSGD_RANK, POWERSGD_START_STEP
+from autoddp.knobs.threads import THREADS
 
 KNOBS: tuple[Knob, ...] = (
     BUCKET_CAP_MB,
@@ -22,6 +23,7 @@ KNOBS: tuple[Knob, ...] = (
     HOOK,
     POWERSGD_RANK,
     POWERSGD_START_STEP,
+    THREADS,
 )
 """Every knob, in the order a reader meets them. To add one: declare it in a file of this folder and list it here."""
 
@@ -58,6 +60,16 @@ class Configuration(Mapping[str, Value]):
     def ddp_arguments(self) -> dict[str, Value]:
         """The part that goes to DistributedDataParallel's constructor."""
         return {name: value for name, value in self._values.items() if BY_NAME[name].ddp_argument}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The part that a process learns from its environment."""
+        return {BY_NAME[name].variable: str(value) for name, value in self._values.items() if BY_NAME[name].variable}
+
+    @property
+    def without_variables(self) -> Configuration:
+        """The part that can be turned in a running process and nowhere else."""
+        return Configuration({name: value for name, value in self._values.items() if not BY_NAME[name].variable})
 
     def with_values(self, **values: Value) -> Configuration:
         """The same with these values set."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from autoddp.errors import UsageError
-from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.errors import RecipeError, UnfitRecipe, UsageError
+from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Rung
 from autoddp.launch.elastic import node_range, processes_per_node
+from autoddp.launch.machine import known_here
 from autoddp.launch.options import DEFAULT_TRIALS, Request
 from autoddp.recipe import Recipe, differences, load, require_fit
 
@@ -41,11 +43,22 @@ class Plan:
         return max(allowed, key=lambda e: e.speedup).configuration if allowed else AS_WRITTEN
 
     @property
+    def variables(self) -> dict[str, str]:
+        """What the workers' environment gets: the recipe's, or another rung's in the place of what was launched."""
+        if self.recipe is None:
+            return {}
+        if self.configuration == self.recipe.configuration:
+            return self.recipe.env | self.configuration.variables
+        knobs = {knob.variable for knob in KNOBS}
+        others = {name: value for name, value in self.recipe.env.items() if name not in knobs}
+        return others | self.configuration.variables
+
+    @property
     def digest(self) -> str:
         """Equal on two nodes if they are about to do the same."""
         if self.recipe is None:
             return f"tune {self.trials} {self.allow.value}" if self.tune else "torchrun"
-        return f"launch {self.configuration!r} {sorted(self.recipe.env.items())}"
+        return f"launch {self.configuration!r} {sorted(self.variables.items())}"
 
     @property
     def reads(self) -> str:
@@ -87,15 +100,42 @@ def choose(request: Request) -> Plan:
 
 def _with_given_recipe(request: Request, plan: Plan, known: dict[str, object]) -> Plan:
     assert request.recipe is not None
+    if request.recipe.is_dir():
+        return _with_fitting_recipe(request, request.recipe, plan, known)
     recipe = load(request.recipe)
     if not request.force:
-        require_fit(recipe, request.recipe, **known)
+        require_fit(recipe, request.recipe, **known, **known_here(recipe.fits))
     return _launching(plan, recipe, request)
+
+
+def _with_fitting_recipe(request: Request, folder: Path, plan: Plan, known: dict[str, object]) -> Plan:
+    """The one recipe of a folder that fits; why the others do not is said, also where there is none or several."""
+    fitting, others = [], []
+    for path in sorted(folder.glob("*.toml")):
+        try:
+            recipe = load(path)
+            unlike = differences(recipe.fits, **known, **known_here(recipe.fits))
+        except RecipeError as problem:
+            unlike = [str(problem)]
+        if unlike:
+            others.append(f"{path.name}: {'; '.join(unlike)}")
+        else:
+            fitting.append((path, recipe))
+    if len(fitting) != 1:
+        found = (
+            f"{len(fitting)} of its recipes fit ({', '.join(path.name for path, _ in fitting)})"
+            if fitting
+            else (f"none of its recipes fits ({' | '.join(others)})" if others else "no recipe in it")
+        )
+        raise UnfitRecipe(f"--recipe {folder}: {found}: name one file, or tune with --trials 20")
+    path, recipe = fitting[0]
+    says = f"recipe {path}: launching {recipe.configuration}" + "".join(f"; not {other}" for other in others)
+    return Plan(**{**vars(_launching(plan, recipe, request)), "says": says})
 
 
 def _with_found_recipe(request: Request, plan: Plan, known: dict[str, object]) -> Plan:
     recipe = load(request.recipe_path)
-    unlike = differences(recipe.fits, **known)
+    unlike = differences(recipe.fits, **known, **known_here(recipe.fits))
     if unlike and not request.force:
         return Plan(**{**vars(plan), "says": f"{request.recipe_path} does not fit ({'; '.join(unlike)}): tuning again"})
     return _launching(plan, recipe, request)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autoddp.knobs import Rung
+from autoddp.knobs.threads import THREADS
 from autoddp.launch.elastic import environment_with, run_tuning_job
 from autoddp.launch.journal import Journal
 from autoddp.launch.live_job import LiveJob
@@ -77,7 +78,8 @@ def _run_passes(request: Request, folder: RunFolder, job: LiveJob) -> None:
     while True:
         scratch = folder.scratch(number)
         job.pass_begins(scratch / "heartbeats")
-        order = Order(socket=folder.socket, scratch=str(scratch))
+        pinned = f"{THREADS.variable} is set" if THREADS.variable in os.environ else ""
+        order = Order(socket=folder.socket, scratch=str(scratch), threads_pinned=pinned)
         with environment_with({"AUTODDP_TUNING": "1", **_TRACKERS_OFF, **order.environment(os.environ)}):
             failure = run_tuning_job(request.torchrun, folder.path, number)
         if not job.pass_ended(failure):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import cycle
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung, Value
 from autoddp.study.decision import decide, ladder_of
@@ -26,6 +26,7 @@ WORTHWHILE = 0.03
 """Headroom below which no trial is run: less can hardly be told from noise."""
 _HOPELESS = 1.15  # times the rung's best, after the first block: measured no further
 _FINALISTS = 2
+_SHARE_FOR_THREADS = 4  # one trial of so many, at most, looks for the number of threads
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,10 @@ class Study:
         self._pace = Pace(baseline.seconds)
         rounds: list[Block] = []
         finalists: list[Standing] = []
+        held = self._find_threads(baseline)
         if headroom >= WORTHWHILE:
-            self._run_trials(baseline)
+            self._run_trials(held)
+        if self._trials:
             rounds, finalists = self._finals(baseline)
         ladder = ladder_of(finalists)
         outcome = Outcome(
@@ -96,18 +99,33 @@ class Study:
         headroom = max(0.0, 1 - without / baseline.seconds)
         return baseline, headroom, Block(tuple(second for block in off for second in block.seconds))
 
-    def _run_trials(self, baseline: TrialRecord) -> None:
+    def _find_threads(self, baseline: TrialRecord) -> Configuration:
+        """The number of threads that all later trials have. Searched first and alone: it weighs on every other knob.
+
+        It can win where the reduction costs nothing, so it is tried whatever the headroom.
+        """
         self._ledger.phase = "trials"
-        spaces = [Space(rung, self._facts) for rung in Rung]
+        counts = self._facts.thread_counts[: self._plan.trials // _SHARE_FOR_THREADS]
+        for number, count in enumerate(counts, start=1):
+            self._add(self._measured(number, Configuration({"threads": count}), self._best_of(Rung.EXACT)))
+        good = [trial for trial in self._trials if trial.state == "measured"]
+        best = min(good, key=lambda trial: trial.seconds, default=baseline)
+        return best.configuration if best.seconds < baseline.seconds * (1 - WORTHWHILE) else AS_WRITTEN
+
+    def _run_trials(self, held: Configuration) -> None:
+        spaces = [Space(rung, self._facts, held) for rung in Rung]
         samplers = {space.rung: Sampler(space, self._plan.seed) for space in spaces if not space.empty}
-        for number, rung in enumerate(islice(self._turns(list(samplers)), self._plan.trials), start=1):
+        numbers = range(len(self._trials) + 1, self._plan.trials + 1)
+        for number, rung in zip(numbers, self._turns(list(samplers)), strict=False):
             if self._ledger.spent > self._plan.budget:
                 break
-            record = self._trial(number, rung, samplers[rung])
-            self._trials.append(record)
-            left = self._ledger.wall_seconds["trials"] / number * (self._plan.trials - number)
-            best = min((t for t in self._trials if t.state != "failed"), key=lambda t: t.seconds, default=None)
-            self._observer.trial(record, self._plan.trials, best, left)
+            self._add(self._trial(number, rung, samplers[rung]))
+
+    def _add(self, record: TrialRecord) -> None:
+        self._trials.append(record)
+        left = self._ledger.wall_seconds["trials"] / record.number * (self._plan.trials - record.number)
+        best = min((t for t in self._trials if t.state != "failed"), key=lambda t: t.seconds, default=None)
+        self._observer.trial(record, self._plan.trials, best, left)
 
     @staticmethod
     def _turns(rungs: list[Rung]) -> Iterator[Rung]:
@@ -166,7 +184,7 @@ class Study:
         return list(distinct)[: _FINALISTS if self._plan.allow.allows(rung) else 1]
 
     def _decide(self, headroom: float, ladder: tuple[Standing, ...]) -> Decision:
-        if headroom < WORTHWHILE:
+        if headroom < WORTHWHILE and not self._trials:
             why = f"only {headroom:.1%} of the step could be won, so no trial was run: your settings stay"
             return Decision(AS_WRITTEN, why)
         return decide(ladder, self._plan.allow, headroom)

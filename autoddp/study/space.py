@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from autoddp.knobs import Configuration, Rung
+from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.knobs.buckets import caps, shrinking_plans
 from autoddp.knobs.hook import POWERSGD_RANKS
 from autoddp.units import MIB
@@ -28,6 +28,8 @@ class Space:
 
     rung: Rung
     facts: JobFacts
+    held: Configuration = AS_WRITTEN
+    """Values that every configuration of this space has, because they were found before."""
 
     @property
     def choices(self) -> dict[str, tuple[Any, ...]]:
@@ -61,7 +63,7 @@ class Space:
 
     def configuration(self, chosen: dict[str, Any]) -> Configuration:
         """The configuration that a choice of parameters stands for."""
-        values: dict[str, Any] = {name: True for name in _SWITCHES if chosen.get(name)}
+        values: dict[str, Any] = {**self.held, **{name: True for name in _SWITCHES if chosen.get(name)}}
         kind, _, sizes = str(chosen["buckets"]).partition(" ")
         if kind == "cap":
             values["bucket_cap_mb"] = float(sizes)

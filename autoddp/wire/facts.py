@@ -28,3 +28,12 @@ class JobFacts:
     """Knob name → why it cannot be turned here (pinned by the script, absent from this torch, …)."""
     micro_steps: float = 1.0
     """Forward passes that end in a reduction, per step."""
+    links: tuple[str, ...] = ()
+    """Distinct classes of link between GPUs, one for each kind of node; see `topology.Fingerprint`."""
+    networks: tuple[str, ...] = ()
+    """Distinct ways to other nodes; empty on one node."""
+    cuda: str = ""
+    nccl: str = ""
+    """Versions, where NCCL carries the gradients."""
+    thread_counts: tuple[int, ...] = ()
+    """CPU threads per rank worth trying; as written is not among them."""

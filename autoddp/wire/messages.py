@@ -119,4 +119,5 @@ def decode(data: bytes) -> Message:
 
 
 def _facts(fields: dict[str, Any]) -> JobFacts:
-    return JobFacts(**{**fields, "devices": tuple(fields["devices"]), "knobs": tuple(fields["knobs"])})
+    plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in fields.items()}
+    return JobFacts(**plain)

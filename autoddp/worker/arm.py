@@ -32,7 +32,8 @@ def _arm_for_tuning(order: Order) -> None:
         leave()
     watch_the_end(link)
     guard.divert_writes(order.scratch)
-    _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.tuning").start_tuning(order, link))
+    threads = os.environ.get("OMP_NUM_THREADS")
+    _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.tuning").start_tuning(order, link, threads))
 
 
 def _when_torch_is_imported(then: Callable[[], None]) -> None:

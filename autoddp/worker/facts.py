@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,18 +11,27 @@ import torch.distributed as dist
 from torch import nn
 
 from autoddp.knobs import BY_NAME
+from autoddp.knobs.threads import THREADS, thread_counts
+from autoddp.topology import Fingerprint, fingerprint
 from autoddp.wire import JobFacts, Ready
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Wrapped, parameters_digest
 from autoddp.worker.ranks import Ranks
+from autoddp.worker.threads import Threads, usable_cpus
 
 _HOOK_KNOBS = ("hook", "powersgd_rank", "powersgd_start_step")
 _BUCKET_KNOBS = ("bucket_cap_mb", "bucket_cap_mb_list")
 
 
-def gather_facts(wrapped: Sequence[Wrapped], ranks: Ranks, is_static: bool, forwards: Sequence[int]) -> JobFacts:
+def gather_facts(
+    wrapped: Sequence[Wrapped], ranks: Ranks, threads: Threads, is_static: bool, forwards: Sequence[int]
+) -> JobFacts:
     """The same facts on every rank; all ranks call this together."""
     device = wrapped[0].parameters[0].device
-    of_all = ranks.gather([_device_name(device), is_static])
+    counts = thread_counts(usable_cpus(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")), threads.as_written)
+    # One rank of a node looks at the machine for all of them.
+    machine = fingerprint() if os.environ.get("LOCAL_RANK", "0") == "0" else Fingerprint()
+    mine = [_device_name(device), is_static, threads.pinned(), counts, machine.links, machine.network]
+    of_all = ranks.gather(mine)
     facts = _facts(wrapped, ranks, of_all, forwards) if ranks.rank == 0 else None
     told = ranks.broadcast(Ready(facts) if facts else None)
     assert isinstance(told, Ready)
@@ -29,12 +39,15 @@ def gather_facts(wrapped: Sequence[Wrapped], ranks: Ranks, is_static: bool, forw
 
 
 def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], forwards: Sequence[int]) -> JobFacts:
-    left_out = why_left_out(wrapped, all(static for _, static in of_all))
+    names, static, pinned, counts, links, networks = zip(*of_all, strict=True)
+    backend = dist.get_backend(_process_group(wrapped[0]))
+    left_out = why_left_out(wrapped, all(static))
+    left_out |= _why_no_threads(set(names), next(filter(None, pinned), ""), counts)
     return JobFacts(
         world_size=ranks.world_size,
         nodes=ranks.nodes,
-        backend=dist.get_backend(_process_group(wrapped[0])),
-        devices=tuple(sorted({name for name, _ in of_all})),
+        backend=backend,
+        devices=tuple(sorted(set(names))),
         torch=torch.__version__.split("+")[0],
         gradient_bytes=sum(p.numel() * p.element_size() for w in wrapped for p in w.parameters),
         parameters_digest="+".join(dict.fromkeys(parameters_digest(_module(w)) for w in wrapped)),
@@ -42,7 +55,25 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], fo
         knobs=tuple(name for name in BY_NAME if name not in left_out),
         left_out=left_out,
         micro_steps=sum(forwards) / len(forwards) / len(wrapped) if forwards else 1.0,
+        links=tuple(sorted(set(links) - {""})) if backend == "nccl" else (),
+        networks=tuple(sorted(set(networks) - {""})) if ranks.nodes > 1 else (),
+        cuda=str(torch.version.cuda or "") if backend == "nccl" else "",
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if backend == "nccl" else "",
+        thread_counts=() if THREADS.name in left_out else tuple(counts[0]),
     )
+
+
+def _why_no_threads(devices: set[str], pinned: str, counts: Sequence[Sequence[int]]) -> dict[str, str]:
+    """Why the number of threads is not tuned: it must be open, and the same choice on every rank."""
+    if devices != {"cpu"}:
+        return {THREADS.name: "the models are not on the CPU"}
+    if pinned:
+        return {THREADS.name: pinned}
+    if not counts[0]:
+        return {THREADS.name: "every rank has its share of the cores already"}
+    if any(list(other) != list(counts[0]) for other in counts):
+        return {THREADS.name: "the nodes differ in cores"}
+    return {}
 
 
 def why_left_out(wrapped: Sequence[Wrapped], is_static: bool) -> dict[str, str]:

@@ -6,6 +6,7 @@ import torch
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.worker.ddp import Patch, ReductionSwitch, broadcast_parameters
+from autoddp.worker.threads import Threads
 
 
 class LiveDdp:
@@ -14,18 +15,22 @@ class LiveDdp:
     A trial measures PowerSGD from its first step: its exact first steps would be the baseline's time, not its own.
     """
 
-    def __init__(self, patch: Patch, switch: ReductionSwitch) -> None:
+    def __init__(self, patch: Patch, switch: ReductionSwitch, threads: Threads) -> None:
         self._patch = patch
         self._switch = switch
+        self._threads = threads
         self._current = AS_WRITTEN
 
     def turn(self, configuration: Configuration) -> None:
         """Bring `configuration` into effect from the next forward on."""
-        if configuration == self._current:
+        count = configuration.get("threads")
+        self._threads.turn(count if isinstance(count, int) else None)
+        live = configuration.without_variables
+        if live == self._current:
             return
         for wrapped in self._patch.alive():
-            wrapped.rebuild(configuration, start_step=0)
-        self._current = configuration
+            wrapped.rebuild(live, start_step=0)
+        self._current = live
 
     def reduce(self, on: bool) -> None:
         """Switch gradient reduction off for all of them, or on again with the parameters of rank 0."""

@@ -27,6 +27,8 @@ class Order:
     """Path of the launcher's Unix socket."""
     scratch: str = ""
     """Folder for whatever the script writes while tuning."""
+    threads_pinned: str = ""
+    """Why the number of threads must stay as it is; "" if it may be tuned."""
     configuration: dict[str, Any] = field(default_factory=dict)
     parameters_digest: str = ""
     """Of the models the configuration was measured on; another model runs as written."""

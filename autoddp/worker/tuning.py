@@ -21,15 +21,16 @@ from autoddp.worker.ranks import Ranks
 from autoddp.worker.ready_order import ReadyOrder
 from autoddp.worker.runner import TrialRunner
 from autoddp.worker.stopwatch import stopwatch_for
+from autoddp.worker.threads import Threads
 
 _WATCHED_STEPS = 4
 _STEPS_WITHOUT_DDP = 20
 
 
-def start_tuning(order: Order, link: Link) -> None:
-    """Patch DDP and wait for the script to build one."""
+def start_tuning(order: Order, link: Link, threads_given: str | None) -> None:
+    """Patch DDP and wait for the script to build one. `threads_given`: OMP_NUM_THREADS as the process was started."""
     patch, switch = Patch(), ReductionSwitch()
-    job = _TuningJob(order, link, patch, switch)
+    job = _TuningJob(order, link, patch, switch, Threads(threads_given, order.threads_pinned))
     patch.built = job.ddp_built
     patch.forward_begins = job.forward_begins
     patch.install()
@@ -40,8 +41,9 @@ def start_tuning(order: Order, link: Link) -> None:
 class _TuningJob:
     """From the first DDP object to the last trial."""
 
-    def __init__(self, order: Order, link: Link, patch: Patch, switch: ReductionSwitch) -> None:
+    def __init__(self, order: Order, link: Link, patch: Patch, switch: ReductionSwitch, threads: Threads) -> None:
         self._order = order
+        self._threads = threads
         self._link = link
         self._wrapped_any = False
         self._patch = patch
@@ -95,10 +97,10 @@ class _TuningJob:
         wrapped = self._patch.alive()
         one_forward_each = all(count == len(wrapped) for count in self._forwards[1:])
         is_static = self._ready_order.is_static and one_forward_each
-        facts = gather_facts(wrapped, ranks, is_static, self._forwards[1:])
+        facts = gather_facts(wrapped, ranks, self._threads, is_static, self._forwards[1:])
         device = next(iter(self._all_parameters())).device.type
         director = _LauncherDirector(self._link, facts)
-        model = LiveDdp(self._patch, self._switch)
+        model = LiveDdp(self._patch, self._switch, self._threads)
         self._runner = TrialRunner(model, ranks, director, stopwatch_for(device))
         self._runner.begin()
 

@@ -22,7 +22,7 @@ MIB = 24.0
 FORWARD, BACKWARD = 0.010, 0.020  # seconds
 
 
-def facts(knobs: tuple[str, ...] = tuple(BY_NAME), nodes: int = 1) -> JobFacts:
+def facts(knobs: tuple[str, ...] = tuple(BY_NAME), nodes: int = 1, thread_counts: tuple[int, ...] = ()) -> JobFacts:
     return JobFacts(
         world_size=2,
         nodes=nodes,
@@ -33,6 +33,7 @@ def facts(knobs: tuple[str, ...] = tuple(BY_NAME), nodes: int = 1) -> JobFacts:
         parameters_digest="0123456789abcdef",
         ddp_arguments={},
         knobs=knobs,
+        thread_counts=thread_counts,
     )
 
 
@@ -50,6 +51,7 @@ class SimulatedJob:
         seed: int = 0,
         copies: float = 1.0,
         interruption: float = 0.0,
+        computing: Callable[[int | None], float] = lambda threads: 1.0,
         spoil: Callable[[int, Configuration], None] = lambda index, configuration: None,
     ) -> None:
         self._link = link_mib_per_second
@@ -57,6 +59,7 @@ class SimulatedJob:
         self._noise = noise
         self._copies = copies
         self._interruption = interruption
+        self._computing = computing
         self._steps = 0
         self._random = random.Random(seed)
         self._spoil = spoil
@@ -71,7 +74,7 @@ class SimulatedJob:
         assert turn or configuration == self._now, "what is measured without a turn must be in effect"
         self._now = configuration
         self._spoil(order.index, configuration)
-        true = self.cost(configuration) if reduce else FORWARD + BACKWARD
+        true = self.cost(configuration) if reduce else self._alone(configuration)
         self._steps += warmup
         seconds = tuple(self._step(true) for _ in range(steps))
         return BlockDone(order.index, seconds, warmup * true, 0.001)
@@ -81,13 +84,16 @@ class SimulatedJob:
         self._steps += 1
         return true * math.exp(self._random.gauss(0, self._noise)) + self._interruption * (self._steps % 25 == 0)
 
+    def _alone(self, configuration: Configuration) -> float:
+        return (FORWARD + BACKWARD) * self._computing(configuration.get("threads"))
+
     def cost(self, configuration: Configuration) -> float:
         """Seconds per step without noise."""
-        free = 0.0
+        free, slower = 0.0, self._computing(configuration.get("threads"))
         for ready, mib in _buckets(configuration):
             travel, work = _wire(configuration, mib, self._link, self._latency)
-            free = max(free, FORWARD + ready * BACKWARD + work) + travel
-        return max(free, FORWARD + BACKWARD) + _copies(configuration) * self._copies
+            free = max(free, (FORWARD + ready * BACKWARD) * slower + work) + travel
+        return max(free, (FORWARD + BACKWARD) * slower) + _copies(configuration) * self._copies
 
     def best(self, rung: Rung) -> float:
         """The true seconds of the best configuration that a study can try on that rung."""

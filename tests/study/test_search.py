@@ -240,3 +240,37 @@ def test_an_observer_is_told_everything() -> None:
     Study(job_on("medium"), facts(), Plan(trials=3), watching).run()
     finals = [f"final {number}/6" for number in range(1, 7)]
     assert watching.told == ["trial 1/3", "trial 2/3", "trial 3/3", *finals, "finished"]
+
+
+def threaded(best: int, **more: object) -> SimulatedJob:
+    """A job whose computing takes 0.6 times as long with `best` threads and 1.5 times with any other number."""
+    return SimulatedJob(computing=lambda threads: {None: 1.0, best: 0.6}.get(threads, 1.5), **more)
+
+
+@pytest.mark.parametrize("best", [1, 4, 8])
+def test_the_number_of_threads_is_found_first_and_held(best: int) -> None:
+    outcome = Study(threaded(best), facts(thread_counts=(1, 2, 4, 8)), Plan(trials=20), Silent()).run()
+    tried = [trial.configuration.get("threads") for trial in outcome.trials]
+    assert tried == [1, 2, 4, 8] + [best] * 16
+    assert outcome.decision.configuration["threads"] == best
+    assert [standing.rung for standing in outcome.ladder] == list(Rung)
+
+
+def test_threads_may_win_where_the_reduction_costs_nothing() -> None:
+    job = threaded(2, link_mib_per_second=1e7, latency=0.0, copies=0.1)
+    outcome = Study(job, facts(thread_counts=(1, 2)), Plan(trials=20), Silent()).run()
+    assert outcome.headroom < 0.03
+    assert [trial.configuration.plain() for trial in outcome.trials] == [{"threads": 1}, {"threads": 2}]
+    assert outcome.decision.configuration == Configuration({"threads": 2})
+    assert outcome.decision.configuration.variables == {"OMP_NUM_THREADS": "2"}
+
+
+def test_a_number_of_threads_that_gains_nothing_is_left_as_written() -> None:
+    outcome = Study(threaded(64), facts(thread_counts=(1, 2)), Plan(trials=20), Silent()).run()
+    assert [trial.configuration.get("threads") for trial in outcome.trials] == [1, 2, *[None] * 18]
+    assert "threads" not in outcome.decision.configuration
+
+
+def test_few_trials_leave_threads_alone() -> None:
+    outcome = Study(threaded(2), facts(thread_counts=(1, 2)), Plan(trials=3), Silent()).run()
+    assert all("threads" not in trial.configuration for trial in outcome.trials)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from collections.abc import Iterable
 from itertools import cycle
@@ -19,6 +20,7 @@ from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, ReductionSwitch
 from autoddp.worker.hooks import hook_for
 from autoddp.worker.model import LiveDdp
+from autoddp.worker.threads import Threads
 
 WORLD, STEPS, WIDTH = 2, 24, 256
 EXACT = [
@@ -169,12 +171,20 @@ def switched_off(rank: int, live: LiveDdp) -> dict[str, Any]:
     return {**found, "sync": ddp.require_backward_grad_sync}
 
 
+def threads(live: LiveDdp) -> list[int]:
+    counts = [torch.get_num_threads()]
+    for configuration in ({"threads": 3}, {"threads": 2, "bucket_cap_mb": 1}, {}):
+        live.turn(Configuration(configuration))
+        counts.append(torch.get_num_threads())
+    return counts
+
+
 def checks(rank: int) -> dict[str, Any]:
     untouched = train(DDP(Net()), rank)
     patch, switch = Patch(), ReductionSwitch()
     patch.install()
     switch.install()
-    live = LiveDdp(patch, switch)
+    live = LiveDdp(patch, switch, Threads(os.environ.get("OMP_NUM_THREADS"), pinned=""))
     return {
         "moved": float((untouched - vector(DDP(Net()))).abs().max()),
         "trained": trained(rank, patch, live, untouched),
@@ -182,6 +192,7 @@ def checks(rank: int) -> dict[str, Any]:
         "carried over": carried_over(rank, live),
         "reducers alive": reducers_alive(rank, live),
         "switched off": switched_off(rank, live),
+        "threads": threads(live),
     }
 
 
@@ -244,3 +255,8 @@ def test_only_what_torch_has_is_tried() -> None:
     assert {configuration.rung for configuration in EXACT} == {Rung.EXACT}
     assert "bucket_cap_mb" in AVAILABLE_ARGUMENTS
     assert len(set(EXACT)) >= 5
+
+
+def test_threads_turn_and_return(ranks: list[dict[str, Any]]) -> None:
+    for found in (rank["threads"] for rank in ranks):
+        assert found[1:] == [3, 2, found[0]]

@@ -1,0 +1,60 @@
+"""The all-reduces that are timed: float32 sums, in place, back to back, as nccl-tests runs them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device; on a CPU everything has been waited for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class AllReduces:
+    """Makes a process group for every group of ranks; all ranks construct it together, after `init_process_group`."""
+
+    def __init__(self, layouts: Mapping[str, Sequence[Sequence[int]]], device: torch.device) -> None:
+        self._device = device
+        self._mine: dict[str, dist.ProcessGroup] = {}
+        self._tensor = torch.empty(0, device=device)
+        self._one = torch.zeros(1, device=device)
+        for layout, groups in layouts.items():
+            for ranks in groups:
+                group = dist.new_group(list(ranks))
+                if dist.get_rank() in ranks:
+                    self._mine[layout] = group
+
+    def run(self, layout: str, size: int, iterations: int, blocks: int) -> list[float]:
+        """Seconds per all-reduce of `size` bytes, one value a block; nothing on a rank outside the layout."""
+        group = self._mine.get(layout)
+        if group is None:
+            return []
+        if self._tensor.numel() != size // 4:
+            # Zeros, because sums of anything else would overflow; no backend looks at the values.
+            self._tensor = torch.empty(0, device=self._device)  # first let go of the old one
+            self._tensor = torch.zeros(size // 4, device=self._device)
+        return [self._block(group, iterations) for _ in range(blocks)]
+
+    def _block(self, group: dist.ProcessGroup, iterations: int) -> float:
+        # The ranks come from the store at different times: let them meet on the group itself first.
+        dist.all_reduce(self._one, group=group)
+        synchronize(self._device)
+        began = time.perf_counter()
+        for _ in range(iterations):
+            dist.all_reduce(self._tensor, group=group)
+        synchronize(self._device)
+        return (time.perf_counter() - began) / iterations
+
+
+def of_slowest_group(by_rank: Sequence[Sequence[float]], groups: Sequence[Sequence[int]]) -> list[float]:
+    """One value a block: the mean over a group's ranks, of the group that took longest.
+
+    The mean, as nccl-tests does; the slowest group, because a job waits for it.
+    """
+    blocks = len(by_rank[groups[0][0]])
+    return [max(sum(by_rank[rank][b] for rank in ranks) / len(ranks) for ranks in groups) for b in range(blocks)]

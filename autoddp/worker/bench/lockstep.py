@@ -1,0 +1,39 @@
+"""Every rank does what rank 0 says next, at the same time; agreed through the job's store, between timings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autoddp.worker.ranks import Ranks
+
+Act = Callable[..., "list[float]"]
+
+
+class Lockstep:
+    """Only rank 0 decides: sizes, repetitions and the end. So no rank can run one all-reduce more than another.
+
+    if ranks.rank == 0:
+        seconds = lockstep.do("reduce", "all", 1024, 10, 5)     # of every rank, [rank][block]
+        lockstep.end()
+    else:
+        lockstep.follow()
+    """
+
+    def __init__(self, ranks: Ranks, acts: Mapping[str, Act]) -> None:
+        self._ranks = ranks
+        self._acts = acts
+
+    def do(self, act: str, *arguments: Any) -> list[list[float]]:
+        """On rank 0: all ranks run the act; what it returned on each. `arguments` are JSON types."""
+        self._ranks.share([act, *arguments])
+        return self._ranks.gather(self._acts[act](*arguments))
+
+    def follow(self) -> None:
+        """On the other ranks: until rank 0 ends."""
+        while order := self._ranks.share(None):
+            self._ranks.gather(self._acts[order[0]](*order[1:]))
+
+    def end(self) -> None:
+        """On rank 0: the others return from `follow`."""
+        self._ranks.share([])

@@ -1,0 +1,67 @@
+"""The number of CPU threads: tried live, written to [env], given to the launched job; pinned by whoever sets it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from launchers import AUTODDP, REPORTER, SCRIPTS, start
+
+from autoddp.knobs import Configuration
+from autoddp.recipe import load, save
+
+PLAIN = str(SCRIPTS / "plain.py")
+CPUS = len(os.sched_getaffinity(0))
+
+
+def tuned(folder, *words, **variables):
+    """One rank on each of two nodes of this machine, so that each believes it has all cores."""
+    meet = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "threads"]
+    meet += ["--rdzv-endpoint", "127.0.0.1:29437", "--local-addr", "127.0.0.1"]
+    variables = {"TIMES_LONGER": "12", "GLOO_SOCKET_IFNAME": "lo", **variables}
+    launches = [start(AUTODDP, folder / f"node{n}", [*meet, *words], variables) for n in range(2)]
+    for launch in launches:
+        assert launch.wait().returncode == 0, launch.stderr[-2000:]
+    return launches[0]
+
+
+def summary_of(launch):
+    return json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text())
+
+
+@pytest.mark.skipif(CPUS < 2, reason="needs two cores")
+def test_threads_are_tried_first(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    launch = tuned(tmp_path, "--trials", "4", "--tune-only", PLAIN)
+    study = summary_of(launch)
+    assert study["job"]["thread_counts"][0] == 1
+    assert study["trials"][0]["configuration"] == {"threads": 1}
+    chosen = study["decision"]["configuration"].get("threads")
+    recipe = load(launch.folder / "plain.autoddp.toml")
+    assert recipe.env == ({} if chosen is None else {"OMP_NUM_THREADS": str(chosen)})
+    assert "threads" not in recipe.configuration
+
+
+def test_a_number_that_the_user_set_is_pinned(tmp_path):
+    launch = tuned(tmp_path, "--trials", "4", "--tune-only", PLAIN, OMP_NUM_THREADS="1")
+    study = summary_of(launch)
+    assert study["job"]["left_out"]["threads"] == "OMP_NUM_THREADS is set"
+    assert all("threads" not in trial["configuration"] for trial in study["trials"])
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, "3"), ("2", "2")])
+def test_the_launched_job_gets_it_unless_the_user_says_otherwise(tmp_path, monkeypatch, own, expected):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    found = tuned(tmp_path, "--trials", "4", "--tune-only", PLAIN).folder / "plain.autoddp.toml"
+    here = replace(load(found).fits, nodes=1, networks=())
+    recipe = replace(load(found), fits=here, configuration=Configuration(), env={"OMP_NUM_THREADS": "3"})
+    save(recipe, tmp_path / "recipe.toml")
+    variables = {} if own is None else {"OMP_NUM_THREADS": own}
+    words = ["--nproc-per-node", "2", "--recipe", str(tmp_path / "recipe.toml"), REPORTER]
+    launch = start(AUTODDP, tmp_path / "job", words, variables).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    reports = [json.loads(path.read_text()) for path in launch.folder.glob("report*.json")]
+    assert [report["environ"]["OMP_NUM_THREADS"] for report in reports] == [expected] * 2
+    assert ("OMP_NUM_THREADS=2 is set here and stays" in launch.stderr) is (own is not None)
