@@ -48,9 +48,16 @@ def unavailable() -> str:
 
 
 class Lab:
-    """`hosts` hosts on one bridge; `rate` as tc writes it ("200mbit", "1gbit"), None for as fast as memory copies."""
+    """`hosts` hosts on one bridge; `rate` as tc writes it ("200mbit", "1gbit"), None for as fast as memory copies.
 
-    def __init__(self, hosts: int = 2, rate: str | None = None) -> None:
+    `more` are further networks, interface → rate: host 1's address on the first of them is 10.78.0.2. With `trap` every
+    host has a docker-like bridge with the same private address, and its own name stands for 127.0.1.1, as Debian has
+    it, while nobody knows the others' names: a host as many are found.
+    """
+
+    def __init__(
+        self, hosts: int = 2, rate: str | None = None, more: Mapping[str, str] | None = None, trap: bool = False
+    ) -> None:
         reason = unavailable()
         if reason:
             raise RuntimeError(f"no lab on this machine: {reason}")
@@ -58,8 +65,11 @@ class Lab:
         self._folder = tempfile.TemporaryDirectory(prefix="lab-")
         self._rate: str | None = None
         try:
+            self._trap = trap
             self._build(hosts)
             self.shape(rate)
+            for number, (name, speed) in enumerate((more or {}).items(), start=1):
+                self._add_network(name, speed, number)
         except BaseException:
             self.close()
             raise
@@ -73,9 +83,9 @@ class Lab:
     def __len__(self) -> int:
         return len(self._holders) - 1
 
-    def address(self, host: int) -> str:
-        """The IPv4 address of a host, for --rdzv-endpoint and --master-addr."""
-        return f"10.77.{host // 250}.{host % 250 + 1}"
+    def address(self, host: int, network: int = 0) -> str:
+        """The IPv4 address of a host, for --rdzv-endpoint and --master-addr; `network` counts `more` from 1."""
+        return f"10.{77 + network}.{host // 250}.{host % 250 + 1}"
 
     def popen(
         self,
@@ -89,9 +99,10 @@ class Lab:
         """Start a program on a host; the rest is as in subprocess.Popen.
 
         The process returned is the program itself (nsenter and the shell replace themselves by it), so signals reach
-        it and its exit code is its own. GLOO_SOCKET_IFNAME is set, or Gloo would look for the outside network.
+        it and its exit code is its own. GLOO_SOCKET_IFNAME is set, or Gloo would look for the outside network; not in a
+        trap.
         """
-        env = {"GLOO_SOCKET_IFNAME": "eth0", **(os.environ if env is None else env)}
+        env = {**({} if self._trap else {"GLOO_SOCKET_IFNAME": "eth0"}), **(os.environ if env is None else env)}
         # Entering the mount namespace moves a process to its root folder: the shell goes back.
         go = ["sh", "-c", 'cd "$0" && exec "$@"', os.fspath(cwd or os.getcwd())]
         return subprocess.Popen([*self._enter(host), *go, *map(os.fspath, argv)], env=env, **options)
@@ -139,11 +150,33 @@ class Lab:
         # A fresh /sys shows the host's own NICs; its own hosts file lets every host's name resolve.
         room = f"mount -t sysfs sysfs /sys && mount --bind {names} /etc/hosts && ip link set lo up"
         for host in range(hosts):
-            self._hold(f"{room} && hostname host{host}")
+            self._hold(f"{room} && hostname host{host}{self._trapped(host) if self._trap else ''}")
         # The bridge comes last, so that the index of a host is that of its holder.
         self._hold("ip link add bridge0 type bridge && ip link set bridge0 up")
         for host in range(hosts):
             self._join(host)
+
+    def _trapped(self, host: int) -> str:
+        names = Path(self._folder.name, f"hosts{host}")
+        names.write_text(f"127.0.0.1 localhost\n127.0.1.1 host{host}\n")
+        docker = "ip link add docker0 type bridge && ip link add busy type veth peer name inside"
+        up = "ip link set busy master docker0 up && ip link set inside up && ip link set docker0 up"
+        docker += " && ip address add 172.17.0.1/16 dev docker0"
+        return f" && mount --bind {names} /etc/hosts && {docker} && {up}"
+
+    def _add_network(self, name: str, rate: str, number: int) -> None:
+        """One more bridge, and a NIC of this name on every host."""
+        bridge = len(self._holders) - 1
+        self._run(bridge, "ip", "link", "add", f"bridge{number}", "type", "bridge")
+        self._run(bridge, "ip", "link", "set", f"bridge{number}", "up")
+        for host in range(len(self)):
+            port = f"port{number}-{host}"
+            peer = ("peer", "name", name, "netns", str(self._holders[host].pid))
+            self._run(bridge, "ip", "link", "add", port, "type", "veth", *peer)
+            self._run(bridge, "ip", "link", "set", port, "master", f"bridge{number}", "up")
+            self._run(host, "ip", "address", "add", f"{self.address(host, number)}/16", "dev", name)
+            self._run(host, "ip", "link", "set", name, "up")
+            self._run(host, "tc", "qdisc", "add", "dev", name, "root", "tbf", "rate", rate, *SHAPE)
 
     def _hold(self, setup: str) -> None:
         """Open namespaces by a process that reads its stdin: it ends by itself when this process dies."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from autoddp.errors import UsageError
 from autoddp.launch.elastic import environment_with, run_real_job
+from autoddp.launch.network import Network
 from autoddp.launch.options import Request, parse
 from autoddp.launch.ownership import require_script
 from autoddp.launch.plan import Plan, choose
@@ -39,12 +40,13 @@ def prepare(words: Sequence[str]) -> Job | None:
         _show(request, plan)
         return None
     folder = _writable(request) if plan.tune else None
-    meeting_point = _confer(request, plan)
+    meeting_point, network = _confer(request, plan)
     if folder is not None:
         from autoddp.cli.tuned import tuned_plan
 
-        plan = tuned_plan(request, plan, folder)
-    return None if request.tune_only else Job(request, _variables(plan), meeting_point)
+        with environment_with(network.variables):
+            plan = tuned_plan(request, plan, folder, network)
+    return None if request.tune_only else Job(request, {**_variables(plan), **network.variables}, meeting_point)
 
 
 def launch(job: Job) -> None:
@@ -63,29 +65,38 @@ def _writable(request: Request) -> RunFolder:
     return RunFolder(request.output)
 
 
-def _confer(request: Request, plan: Plan) -> object:
-    """On several nodes: make sure that all mean the same. What is returned keeps the meeting point open."""
+def _confer(request: Request, plan: Plan) -> tuple[object, Network]:
+    """On several nodes: make sure that all mean the same, and find the network. The object keeps the meeting open."""
     if not plan.several_nodes or plan.as_torchrun:
-        return None
-    from autoddp.launch.conference import Conference
+        return None, Network()
+    from autoddp.launch.conference import confer
 
-    conference = Conference(request.torchrun)
-    conference.agree(plan.digest, plan.reads)
-    return conference
+    meeting_point, network = confer(request.torchrun, plan.digest, plan.reads, plan.variables)
+    if network.says:
+        _say(network.says)
+    return meeting_point, network
 
 
 def _variables(plan: Plan) -> dict[str, str]:
     if plan.recipe is None:
         return {}
-    configuration = plan.configuration.plain()
+    configuration = plan.configuration.without_variables.plain()
     order = Order(configuration=configuration, parameters_digest=plan.recipe.fits.parameters_digest)
-    return {**plan.recipe.env, **(order.environment(os.environ) if configuration else {})}
+    return {**_not_set_here(plan.variables), **(order.environment(os.environ) if configuration else {})}
+
+
+def _not_set_here(variables: dict[str, str]) -> dict[str, str]:
+    """A recipe's variables without those that the user has set: the user's own values stay."""
+    for name in sorted(set(variables) & set(os.environ)):
+        if os.environ[name] != variables[name]:
+            _say(f"{name}={os.environ[name]} is set here and stays; the recipe has {variables[name]}")
+    return {name: value for name, value in variables.items() if name not in os.environ}
 
 
 def _show(request: Request, plan: Plan) -> None:
     if plan.tune:
         print(f"would tune: {plan.trials} trials, up to rung {plan.allow.value}, then write {request.recipe_path}")
-    variables = " ".join(f"{name}={value!r}" for name, value in (plan.recipe.env if plan.recipe else {}).items())
+    variables = " ".join(f"{name}={value!r}" for name, value in plan.variables.items())
     words = [request.script, *request.torchrun.training_script_args]
     print(f"would launch: {variables + ' ' if variables else ''}{' '.join(words)}")
     print(f"configuration: {'the best one found' if plan.tune else plan.configuration}")

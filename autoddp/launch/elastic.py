@@ -8,6 +8,7 @@ import copy
 import logging
 import os
 import signal
+import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ TUNING_RESTARTS = 12
 _FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Each start of the workers gets a store of its own. With elastic's shared one (torch 2.13), a restarted rank may find
 the address under which its peer listened before the restart, and the restart fails."""
+_AGENTS_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
+"""Our own workers meet in the store before they make a process group, so it must not be one that rank 0 makes there."""
 DEFAULT_PORT = 29500  # torchrun's, for a static rendezvous without --master-port
 
 
@@ -55,6 +58,29 @@ def node_range(torchrun: argparse.Namespace) -> tuple[int, int]:
     return int(fewest), int(most)
 
 
+def host_endpoint_if_ours(torchrun: argparse.Namespace, addresses: set[str]) -> None:
+    """Say that this node hosts the c10d store if the endpoint is one of its `addresses` and elastic cannot know that.
+
+    Elastic compares the endpoint with what the host's name resolves to, and finds nobody to host the store where the
+    name stands for 127.0.1.1. Where it can know, nothing is said: of two agents on one machine one then gives way.
+    """
+    from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
+
+    if torchrun.rdzv_backend != "c10d" or "is_host" in torchrun.rdzv_conf or not torchrun.rdzv_endpoint:
+        return
+    host, _ = parse_rendezvous_endpoint(torchrun.rdzv_endpoint, DEFAULT_PORT)
+    try:
+        ours = socket.gethostbyname(host) in addresses
+    except OSError:
+        return  # the meeting will say so
+    try:
+        known = _matches_machine_hostname(host)
+    except OSError:
+        known = False  # this host's own name has no address at all
+    if ours and not known:
+        torchrun.rdzv_conf = ",".join(filter(None, [torchrun.rdzv_conf, "is_host=1"]))
+
+
 def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> str:
     """One pass: the script's workers with the launcher's present environment. Blocks; "" or why it failed.
 
@@ -72,6 +98,32 @@ def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> s
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             return f"rank {rank} ended with exit code {failure.exitcode}"
+    return ""
+
+
+def run_own_job(torchrun: argparse.Namespace, name: str, more: dict[str, str]) -> str:
+    """A job of ours on the user's hosts, without restarts, `more` in its environment. Blocks; "" or why it failed.
+
+    The workers' output goes where the user's options send it. UsageError for hosts that cannot meet; a signal ends this
+    process as it would have ended the job.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.run import config_from_args
+
+    arguments = _other_rendezvous(torchrun, name)
+    arguments.max_restarts = 0
+    with _quiet_elastic(None), _signal_handlers_kept(), environment_with(_AGENTS_STORE | more):
+        try:
+            with _rendezvous_errors(arguments):
+                config, command, words = config_from_args(arguments)
+                elastic_launch(config=config, entrypoint=command)(*words)
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            return f"rank {rank} ended with exit code {failure.exitcode}"
+        except SignalException as error:
+            raise SystemExit(128 + error.sigval) from None
     return ""
 
 

@@ -72,6 +72,11 @@ def own_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def option_names(*parsers: argparse.ArgumentParser) -> list[str]:
+    """Every spelling of every option."""
+    return [option for parser in parsers for option in parser._option_string_actions]
+
+
 def help_text() -> str:
     """torchrun's help with autoddp's options at its end."""
     parser = torchrun_parser()
@@ -151,7 +156,7 @@ def _refuse_shared_options(torchrun: argparse.Namespace, taken: list[str]) -> No
 
 
 def _refuse(message: str) -> NoReturn:
-    known = [option for parser in (torchrun_parser(), own_parser()) for option in parser._option_string_actions]
+    known = option_names(torchrun_parser(), own_parser())
     prefix, _, words = message.partition("unrecognized arguments: ")
     if words and not prefix:
         unknown = next((word for word in words.split() if word.startswith("-")), words)

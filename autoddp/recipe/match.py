@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from autoddp.errors import UnfitRecipe
-from autoddp.recipe.schema import Fits, Recipe
+from autoddp.recipe.schema import OPTIONAL, Fits, Recipe
 from autoddp.recipe.table import one_line
 from autoddp.units import data_size
 
@@ -26,8 +26,10 @@ def differences(fits: Fits, **known: object) -> list[str]:
     found = []
     for name in names:
         here = known.get(name)
-        if here is None:
+        if here is None or (name in OPTIONAL and not (here and getattr(fits, name))):
             continue
+        if name in _ANY_OF and set(here) <= set(getattr(fits, name)):  # type: ignore[call-overload]
+            continue  # nodes may differ; this one is of a kind that was there
         there, here = (_PLAIN.get(name, _same)(value) for value in (getattr(fits, name), here))
         if there != here:
             found.append(_phrase(name, there, here))
@@ -58,7 +60,15 @@ def _without_build(version: Any) -> str:
 _PLAIN: Mapping[str, Callable[[Any], Any]] = {"devices": _distinct, "torch": _without_build}
 """How a part is brought into the form to compare: 2.13.0+cpu → 2.13.0, eight equal devices → one."""
 
-_LABELS = {"world_size": "world size", "parameters_digest": "parameter shapes and types"}
+_ANY_OF = ("devices", "links", "networks")
+_LABELS = {
+    "world_size": "world size",
+    "parameters_digest": "parameter shapes and types",
+    "links": "GPUs joined by",
+    "networks": "network",
+    "cuda": "CUDA",
+    "nccl": "NCCL",
+}
 
 
 def _phrase(name: str, there: Any, here: Any) -> str:
@@ -67,6 +77,6 @@ def _phrase(name: str, there: Any, here: Any) -> str:
         rough = data_size(there) != data_size(here)
         there, here = (data_size(size) if rough else f"{size} B" for size in (there, here))
         return f"{there} of gradients in the recipe, {here} here"
-    if name == "devices":
+    if name in _ANY_OF:
         there, here = " and ".join(there), " and ".join(here)
     return f"{_LABELS.get(name, name)} {there} in the recipe, {here} here"

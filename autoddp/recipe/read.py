@@ -109,6 +109,10 @@ def _fits(table: Table) -> Fits:
         torch=table.text("torch"),
         gradient_bytes=table.whole("gradient_bytes", low=0),
         parameters_digest=table.text("parameters_digest"),
+        links=table.texts("links") if "links" in table.values else (),
+        networks=table.texts("networks") if "networks" in table.values else (),
+        cuda=table.text("cuda") if "cuda" in table.values else "",
+        nccl=table.text("nccl") if "nccl" in table.values else "",
     )
     if fits.nodes > fits.world_size:
         raise table.error("nodes", f"must not exceed world_size, {fits.world_size}", show=True)

@@ -10,6 +10,8 @@ from typing import Any
 from autoddp.knobs import Configuration, Rung
 
 SCHEMA = 1
+OPTIONAL = ("links", "networks", "cuda", "nccl")
+"""Parts of [fits] that a recipe may lack."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,23 @@ class Fits:
     """Without the build suffix: 2.13.0, not 2.13.0+cpu."""
     gradient_bytes: int
     parameters_digest: str
+    links: tuple[str, ...] = ()
+    """Between the GPUs of a node; see `topology.Fingerprint`. These four may be absent: nothing depends on them."""
+    networks: tuple[str, ...] = ()
+    cuda: str = ""
+    nccl: str = ""
 
     @property
     def digest(self) -> str:
-        """16 hex digits over all fields."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        """16 hex digits over all fields that are there."""
+        return hashlib.sha256(json.dumps(self._present(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def plain(self) -> dict[str, Any]:
+        """JSON and TOML types only; what is absent is left out."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in self._present().items()}
+
+    def _present(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name not in OPTIONAL or value}
 
 
 @dataclass(frozen=True)
@@ -89,7 +103,7 @@ class Recipe:
         return {
             "schema": SCHEMA,
             "made_by": asdict(self.made_by),
-            "fits": {**asdict(self.fits), "devices": list(self.fits.devices), "digest": self.fits.digest},
+            "fits": {**self.fits.plain(), "digest": self.fits.digest},
             "configuration": self.configuration.plain(),
             "env": dict(sorted(self.env.items())),
             "evidence": asdict(self.evidence),

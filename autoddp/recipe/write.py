@@ -28,6 +28,8 @@ _SAYS = {
     "backend": "what carries the gradients",
     "devices": "each kind once",
     "parameters_digest": "over every parameter's shape and type",
+    "links": "between the GPUs of a node: NV18 is 18 NVLinks, SYS crosses the sockets",
+    "networks": "between nodes",
     "digest": "over the lines above, so that an edit by hand is noticed",
     "baseline_ms_per_step": "the script as written",
     "trials": "configurations measured",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,6 +46,26 @@ def test_what_fits(known: dict[str, Any]) -> None:
 )
 def test_each_difference_is_a_phrase(known: dict[str, Any], phrase: str) -> None:
     assert differences(FITS, **known) == [phrase]
+
+
+MACHINE = replace(FITS, links=("NV18", "NV4 SYS"), networks=("InfiniBand 8 x 400 Gbit/s",), cuda="13.0", nccl="2.27.7")
+
+
+@pytest.mark.parametrize(
+    ("known", "phrases"),
+    [
+        ({"links": ("NV18",), "networks": ("InfiniBand 8 x 400 Gbit/s",), "cuda": "13.0", "nccl": "2.27.7"}, []),
+        ({"links": (), "networks": None, "cuda": ""}, []),  # not known here
+        ({"links": ("PIX SYS",)}, ["GPUs joined by NV18 and NV4 SYS in the recipe, PIX SYS here"]),
+        ({"networks": ("TCP 25 Gbit/s",)}, ["network InfiniBand 8 x 400 Gbit/s in the recipe, TCP 25 Gbit/s here"]),
+        ({"cuda": "12.8"}, ["CUDA 13.0 in the recipe, 12.8 here"]),
+        ({"nccl": "2.26.2"}, ["NCCL 2.27.7 in the recipe, 2.26.2 here"]),
+    ],
+)
+def test_the_machine(known: dict[str, Any], phrases: list[str]) -> None:
+    assert differences(MACHINE, **known) == phrases
+    assert differences(FITS, **known) == []  # a recipe that says nothing of these depends on none of them
+    assert MACHINE.digest != FITS.digest
 
 
 def test_the_refusal_names_them_all() -> None:

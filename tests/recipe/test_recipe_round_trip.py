@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("hypothesis")
@@ -35,7 +37,9 @@ configurations = some.one_of(exact, near, lossy).map(Configuration)
 def fits(draw: some.DrawFn) -> Fits:
     world = draw(some.integers(1, 10**6))
     devices = tuple(draw(some.lists(words, min_size=1, max_size=3)))
-    return Fits(world, draw(some.integers(1, world)), draw(words), devices, draw(words), draw(counts), draw(words))
+    base = Fits(world, draw(some.integers(1, world)), draw(words), devices, draw(words), draw(counts), draw(words))
+    several = some.lists(words, max_size=2).map(tuple)
+    return replace(base, links=draw(several), networks=draw(several), cuda=draw(words), nccl=draw(words))
 
 
 @some.composite

@@ -1,0 +1,157 @@
+"""`autoddp bench`: its command line, and the job that measures, started like any other on the user's hosts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autoddp.bench import BenchResult, Settings, sizes
+from autoddp.errors import JobFailed, UsageError, did_you_mean
+from autoddp.launch.conference import confer
+from autoddp.launch.elastic import node_range, processes_per_node, run_own_job, torchrun_parser
+from autoddp.launch.network import Network
+from autoddp.launch.options import option_names
+from autoddp.units import byte_count, seconds
+
+MODULE = "autoddp.worker.bench"
+_ROOT = Path(__file__).resolve().parents[2]  # where the workers find the package, also in a checkout
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """One command line, understood."""
+
+    torchrun: argparse.Namespace
+    """What torchrun's parser makes of its part; the script is our module."""
+    settings: Settings
+    json: bool
+    svg: Path | None
+    output: Path
+
+
+def parse(words: Sequence[str]) -> BenchRequest:
+    """Understand the words after `autoddp bench`; UsageError, one line, for those that cannot be."""
+    if "--" in words:
+        raise UsageError("bench: takes no script, so nothing can follow `--`")
+    own, rest = own_parser().parse_known_args(list(words))
+    parser = torchrun_parser()
+    parser.error = _refuse  # type: ignore[method-assign]
+    torchrun = parser.parse_args([*rest, "--module", MODULE])
+    if torchrun.training_script != MODULE:
+        raise UsageError(f"bench: takes no script, but got {torchrun.training_script!r}; autoddp bench --help")
+    if torchrun.no_python or torchrun.run_path:
+        raise UsageError("bench: --no-python and --run-path are for scripts, and bench has its own: leave them out")
+    _require_two(torchrun)
+    settings = Settings(own.budget, own.max_size, own.factor, own.backend or "")
+    return BenchRequest(torchrun, settings, own.json, own.svg, own.output)
+
+
+def run_bench(request: BenchRequest) -> BenchResult:
+    """Measure, in about the budget and some seconds of start-up. UsageError, or JobFailed when a rank ended early."""
+    with tempfile.TemporaryDirectory(prefix="autoddp-bench-") as scratch:
+        place = Path(scratch) / "result.json"
+        request.torchrun.training_script_args = [str(place), json.dumps(asdict(request.settings))]
+        paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        meeting_point, network = _confer(request)
+        variables = {"PYTHONPATH": os.pathsep.join(paths), **network.variables}
+        failure = run_own_job(request.torchrun, "bench", variables)
+        del meeting_point  # it had to live until the job had its own hold on the endpoint
+        if failure or not place.exists():
+            raise JobFailed(f"bench: {failure or 'no rank of this node left a result'}; what it said is above")
+        plain: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+    if "error" in plain:
+        raise UsageError(f"bench: {plain['error']}")
+    return BenchResult.from_plain(plain)
+
+
+def _confer(request: BenchRequest) -> tuple[object, Network]:
+    """On several nodes: all must mean the same, and the gradients' network is the one to measure."""
+    if node_range(request.torchrun)[1] == 1:
+        return None, Network()
+    reads = f"bench {request.settings}"
+    meeting_point, network = confer(request.torchrun, reads, reads)
+    if network.says:
+        print(f"autoddp: {network.says}", file=sys.stderr)
+    return meeting_point, network
+
+
+def own_parser() -> argparse.ArgumentParser:
+    """The options that are not torchrun's."""
+    parser = argparse.ArgumentParser(
+        prog="autoddp bench",
+        usage="autoddp bench [torchrun's options] [options]",
+        description="Time all-reduces over message sizes, within nodes and between them, and fit a model to them. "
+        "Started like any job: on several hosts give the same command on each.",
+        epilog="Every option of torchrun works too, such as --nnodes, --nproc-per-node and --rdzv-endpoint.",
+        allow_abbrev=False,
+    )
+    parser.error = _refuse  # type: ignore[method-assign]
+    add: Callable[..., Any] = parser.add_argument
+    add(
+        "--budget", type=_checked("--budget", _budget, _BUDGET), default=20.0, metavar="TIME", help="of measuring (20s)"
+    )
+    size = _checked("--max-size", _largest, "a size of 1K or more, e.g. --max-size 64M")
+    add("--max-size", type=size, default=2**30, metavar="SIZE", help="largest message per rank (1G)")
+    factor = _checked("--factor", _factor, "a whole number of 2 or more, e.g. --factor 4")
+    add("--factor", type=factor, default=2, metavar="N", help="from one size to the next (2)")
+    add("--backend", choices=("gloo", "nccl"), help="nccl where every rank has a GPU, else gloo on the CPU")
+    add("--json", action="store_true", help="print one JSON document instead of tables")
+    add("--svg", type=Path, metavar="FILE", help="also draw bandwidth over size into this file")
+    add(
+        "--output", type=Path, default=Path(".autoddp"), metavar="DIR", help="keeps the result in DIR/bench (.autoddp/)"
+    )
+    return parser
+
+
+_BUDGET = "a duration above 0, e.g. --budget 20s"
+
+
+def _budget(text: str) -> float:
+    if seconds(text) <= 0:
+        raise ValueError(text)
+    return seconds(text)
+
+
+def _largest(text: str) -> int:
+    sizes(byte_count(text))
+    return byte_count(text)
+
+
+def _factor(text: str) -> int:
+    sizes(2**30, int(text))
+    return int(text)
+
+
+def _checked(name: str, convert: Callable[[str], Any], rule: str) -> Callable[[str], Any]:
+    def converted(text: str) -> Any:
+        try:
+            return convert(text)
+        except ValueError:
+            raise UsageError(f"bench: {name} {text!r}: must be {rule}") from None
+
+    return converted
+
+
+def _refuse(message: str) -> NoReturn:
+    _, _, words = message.partition("unrecognized arguments: ")
+    if words:
+        known = option_names(torchrun_parser(), own_parser())
+        raise UsageError(f"bench: unknown option {words.split()[0]}{did_you_mean(words.split()[0], known)}")
+    raise UsageError(f"bench: {message.replace('argument ', '', 1)}; autoddp bench --help")
+
+
+def _require_two(torchrun: argparse.Namespace) -> None:
+    """Two ranks at least: a world of one has no link, and a caller must not take silence for a result."""
+    try:
+        most = node_range(torchrun)[1] * processes_per_node(torchrun)
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(f"bench: {error}; see --nnodes and --nproc-per-node in autoddp --help") from None
+    if most < 2:
+        raise UsageError("bench: nothing to measure in a world of one; start two ranks: --nproc-per-node 2")

@@ -1,0 +1,110 @@
+"""Hosts as many are found: a docker bridge, a slow and a fast network, and a name that stands for 127.0.1.1."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from launchers import AUTODDP, SCRIPTS, TORCHRUN, start
+
+from autoddp.errors import UsageError
+from autoddp.launch import network
+from autoddp.launch.listener import Listener, reaches, send_rate
+from autoddp.topology import Nic
+
+PLAIN = str(SCRIPTS / "plain.py")
+UNSET = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch):
+    for name in UNSET:
+        monkeypatch.delenv(name, raising=False)
+
+
+def on_all(lab, command, parent, *words, endpoint=0):
+    meet = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "t"]
+    meet += ["--rdzv-endpoint", f"{lab.address(0, endpoint)}:29421"]
+    variables = {"OMP_NUM_THREADS": "1", "TIMES_LONGER": "12"}
+    return [
+        start(command, parent / f"host{host}", [*meet, *words], variables, popen=functools.partial(lab.popen, host))
+        for host in range(2)
+    ]
+
+
+@pytest.mark.lab
+def test_the_fast_network_is_found_and_used(lab, tmp_path):
+    hosts = lab(hosts=2, rate="100mbit", more={"eth1": "1gbit"}, trap=True)
+    launches = [launch.wait() for launch in on_all(hosts, AUTODDP, tmp_path, "--trials", "1", PLAIN)]
+    assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
+    for host, launch in enumerate(launches):
+        said = next(line for line in launch.stderr.splitlines() if "network:" in line)
+        assert f"eth1 {hosts.address(host, 1)} reaches all hosts at 0." in said
+        assert "docker0 reaches not all hosts" in said
+        assert "this host's name stands for 127.0.1.1" in said
+        summary = json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text())
+        assert summary["network"]["interface"] == "eth1"
+
+
+@pytest.mark.lab
+def test_torchrun_does_not_get_through_there(lab, tmp_path):
+    hosts = lab(hosts=2, rate="100mbit", more={"eth1": "1gbit"}, trap=True)
+    for launch in on_all(hosts, TORCHRUN, tmp_path, PLAIN):
+        try:
+            assert launch.process.wait(30) != 0
+        except subprocess.TimeoutExpired:
+            continue
+
+
+@pytest.mark.parametrize(
+    ("candidates", "rates", "own", "interface"),
+    [
+        ({"eth0": "10.0.0.1"}, {"eth0": 9.0}, "10.0.0.1", ""),  # nothing to choose: left to the library
+        ({"eth0": "10.0.0.1"}, {"eth0": 9.0}, "127.0.1.1", "eth0"),
+        ({"a": "10.0.0.1", "b": "10.1.0.1"}, {"a": 9.0, "b": 9.9}, "10.0.0.1", "a"),  # no clear gain: the name's own
+        ({"a": "10.0.0.1", "b": "10.1.0.1"}, {"a": 1.0, "b": 9.9}, "10.0.0.1", "b"),
+        ({"a": "10.0.0.1", "b": "10.1.0.1"}, {"a": 1.0}, "10.1.0.1", "a"),  # the name's own reaches not all
+    ],
+)
+def test_what_is_chosen(monkeypatch, candidates, rates, own, interface):
+    monkeypatch.setattr(network, "_address_of_name", lambda: own)
+    found = network._chosen(candidates, rates)
+    assert found.interface == interface
+    assert found.address == candidates.get(interface, "")
+    assert set(found.variables) == (set(UNSET) if interface else set())
+
+
+def test_a_stranger_with_the_same_address_is_not_a_peer():
+    with Listener() as one, Listener() as other:
+        assert reaches("127.0.0.1", one.port, one.secret)
+        assert not reaches("127.0.0.1", one.port, other.secret)
+        assert send_rate("127.0.0.1", one.port, one.secret) > 1e6
+        assert send_rate("127.0.0.1", one.port, other.secret) == 0.0
+    assert not reaches("127.0.0.1", one.port, one.secret)
+
+
+class Board(dict):
+    """A store for threads."""
+
+    def set(self, key, value):
+        self[key] = value.encode()
+
+    def get(self, key):
+        while key not in self:
+            time.sleep(0.001)
+        return self[key]
+
+
+def test_hosts_that_cannot_reach_each_other_are_told_so_on_all(monkeypatch):
+    monkeypatch.setattr(network, "interfaces", lambda: (Nic("eth0", up=True, addresses=("192.0.2.77",)),))
+    monkeypatch.setattr(network, "reaches", lambda *_: False)
+    store = Board()
+    with ThreadPoolExecutor(2) as pool:
+        nodes = [pool.submit(network.choose, store, node, 2) for node in range(2)]
+        for node in nodes:
+            with pytest.raises(UsageError, match=r"node 0 has no address .* \(tried eth0 192\.0\.2\.77\)"):
+                node.result(30)
