@@ -22,6 +22,18 @@ def seconds(text: str) -> float:
     return sum(float(number) * _SECONDS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([smh])", plain))
 
 
+def byte_count(text: str) -> int:
+    """Bytes from `512`, `64K`, `64M`, `1G` or `64MiB`, binary units. ValueError if it is none of these.
+
+    >>> byte_count("64K"), byte_count("1 GiB"), byte_count("512")
+    (65536, 1073741824, 512)
+    """
+    found = re.fullmatch(r"(\d+)\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise ValueError(f"{text!r} is not a size: write 64K, 64M or 1G")
+    return int(found[1]) << 10 * " KMG".index(found[2].upper() or " ")
+
+
 def duration(value: float) -> str:
     """A wait as people say it.
 

@@ -47,6 +47,7 @@ from autoddp.recipe import load, save
 
 TARGETS = {"200mbit": {"near": 1.9, "lossy": 12.0}, "1gbit": {"near": 1.4}}
 REGRET = 0.03
+GRID_TIMEOUT = 1800.0  # seconds; the default is for single jobs
 START = 5  # powersgd_start_step of the lossy job
 ENDLESS = ["--steps", "1000000"]  # the study ends the job
 
@@ -104,7 +105,7 @@ def grid(hosts: Hosts, studies: list[dict[str, Any]], args: Namespace) -> dict[s
     task = hosts.folder / "task.json"
     task.write_text(json.dumps({"winners": winners, "layouts": layouts, "thin": 12 if args.quick else 1}))
     driver = [sys.executable, "-u", str(ROOT / "benchmarks/grid.py"), "--task", str(task)]
-    say(f"grid: {hosts.run([*driver, MLP, *ENDLESS]):.0f} s")
+    say(f"grid: {hosts.run([*driver, MLP, *ENDLESS], timeout=GRID_TIMEOUT):.0f} s")
     found: dict[str, Any] = json.loads((hosts.home(0) / "grid.json").read_text())
     return found
 

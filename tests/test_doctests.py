@@ -17,9 +17,12 @@ EXAMPLES = {
     "autoddp.knobs.buckets": 2,
     "autoddp.knobs.configuration": 2,
     "autoddp.recipe.match": 1,
+    "autoddp.timing.samples": 1,
     "autoddp.timing.speedup": 1,
+    "autoddp.bench.conventions": 4,
+    "autoddp.bench.result": 1,
 }
-FLOORS = ("errors", "units", "log", "knobs", "timing", "recipe", "wire")
+FLOORS = ("errors", "units", "log", "knobs", "timing", "recipe", "bench", "wire")
 
 
 def modules() -> list[str]:

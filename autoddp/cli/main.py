@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 
 from autoddp.errors import AutoddpError
 
-COMMANDS = ("recipe",)
+COMMANDS = ("bench", "probe", "recipe")
 
 
 def main() -> None:
@@ -15,9 +16,7 @@ def main() -> None:
     words = sys.argv[1:]
     try:
         if words and words[0] in COMMANDS and not os.path.exists(words[0]):
-            from autoddp.cli import recipe
-
-            sys.exit(recipe.run(words[1:]))
+            sys.exit(import_module(f"autoddp.cli.{words[0]}").run(words[1:]))
         if words and words[0] == "--version":
             from autoddp.version import __version__
 

@@ -1,0 +1,52 @@
+"""`autoddp bench [torchrun's options]`: what the job's own link carries, as tables, JSON or a plot."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from autoddp.bench import store
+from autoddp.errors import UsageError
+from autoddp.launch.bench import BenchRequest, parse, run_bench
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of `autoddp bench` with these arguments; AutoddpError for what the user has to mend.
+
+        run(["--nproc-per-node", "2"])                      # tables on stdout, progress on stderr
+        run(["--nproc-per-node", "2", "--json", "--svg", "link.svg"])
+
+    On several nodes each prints the same and keeps the result in its own output folder.
+    """
+    request = parse(arguments)
+    _require_room(request)
+    result = run_bench(request)
+    try:
+        print(f"autoddp: kept as {store(request.output, result)}", file=sys.stderr)
+        if request.svg is not None:
+            from autoddp.report.bench_svg import svg
+
+            request.svg.write_text(svg(result), encoding="utf-8")
+    except OSError as problem:  # the figures are still printed
+        print(f"autoddp: warning: {problem.filename}: not written: {problem.strerror}", file=sys.stderr)
+    if request.json:
+        print(json.dumps(result.plain()))
+    else:
+        from autoddp.report.bench import tables
+
+        print(tables(result))
+    return 0
+
+
+def _require_room(request: BenchRequest) -> None:
+    """Files that cannot be written are an error before anything is started."""
+    output, svg = request.output, request.svg
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UsageError(f"bench: --output {output}: cannot be written ({problem.strerror}); name a folder") from None
+    if not os.access(output, os.W_OK):
+        raise UsageError(f"bench: --output {output}: cannot be written; name a folder that can")
+    if svg is not None and (svg.is_dir() or not os.access(svg if svg.exists() else svg.parent, os.W_OK)):
+        raise UsageError(f"bench: --svg {svg}: cannot be written; name a file in a folder that exists")

@@ -1,0 +1,70 @@
+"""The link as tables of plain text: one for each layout, its model below it, then what hooks cost in computing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autoddp.bench import BenchResult, LinkModel, Sweep, algbw, busbw
+from autoddp.units import data_size, milliseconds
+
+
+def tables(result: BenchResult) -> str:
+    """All that people want to see of a result; several lines."""
+    facts = result.facts
+    nodes = f"{facts.nodes} node{'s' if facts.nodes > 1 else ''}"
+    head = f"{facts.world_size} ranks on {nodes}, {facts.backend}, {' and '.join(facts.devices)}, torch {facts.torch}"
+    parts = [f"{head}: all-reduce of float32, in place"]
+    parts += [_sweep(sweep) for sweep in result.sweeps]
+    if result.hooks:
+        parts.append(_hooks(result))
+    return "\n\n".join(parts)
+
+
+def _sweep(sweep: Sweep) -> str:
+    errors = dict(sweep.model.residuals) if sweep.model else {}
+    rows = [("size", "time µs", "99 % interval", "algbw GB/s", "busbw GB/s", "model off by")]
+    for p in sweep.points:
+        bandwidths = (_short(algbw(p.bytes, p.seconds)), _short(busbw(p.bytes, p.seconds, sweep.ranks)))
+        interval = f"{_micro(p.low)} to {_micro(p.high)}"
+        off = f"{errors[p.bytes]:+.1%}" if p.bytes in errors else "-"
+        rows.append((data_size(p.bytes), _micro(p.seconds), interval, *bandwidths, off))
+    lines = [f"{sweep.layout}: {sweep.ranks} ranks", *_aligned(rows)]
+    if sweep.stopped:
+        lines.append(sweep.stopped)
+    return "\n".join([*lines, *(_model(sweep.model) if sweep.model else [])])
+
+
+def _model(model: LinkModel) -> list[str]:
+    """`from 64.0 KiB: 35.1 µs + bytes / 1.17 GB/s`, one line for each segment."""
+    lines = [f"model, off by {model.worst:.1%} at most:"]
+    for segment in model.segments:
+        slope = f" + bytes / {_short(segment.beta / 1e9)} GB/s" if segment.per_byte else ", whatever the size"
+        lines.append(f"  from {data_size(round(segment.start))}: {_micro(segment.alpha)} µs{slope}")
+    return lines
+
+
+def _hooks(result: BenchResult) -> str:
+    sizes = list(dict.fromkeys(cost.point.bytes for cost in result.hooks))
+    found = {(c.hook, c.rank, c.point.bytes): c.point.seconds for c in result.hooks}
+    rows = [("hook", *map(data_size, sizes))]
+    for hook, rank in dict.fromkeys((cost.hook, cost.rank) for cost in result.hooks):
+        times = [found.get((hook, rank, size)) for size in sizes]
+        name = f"{hook} rank {rank}" if rank else hook
+        rows.append((name, *("-" if time is None else milliseconds(time) for time in times)))
+    return "\n".join(["computing of the hooks alone, ms for one square matrix", *_aligned(rows)])
+
+
+def _micro(seconds: float) -> str:
+    micro = seconds * 1e6
+    return f"{micro:.1f}" if abs(micro) < 1000 else f"{micro:.0f}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Numbers to the right, the first column to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows)
+    return ["  ".join(row).rstrip() for row in cells]
