@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from autoddp.errors import AutoddpError
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import DEFAULT_START_STEP
+from autoddp.launch.nccl_logs import transports
 from autoddp.launch.network import Network
 from autoddp.launch.options import Request
 from autoddp.launch.plan import Plan
@@ -30,7 +31,10 @@ def tuned_plan(request: Request, plan: Plan, folder: RunFolder, network: Network
         terminal.close()
     if tuned.outcome is not None:
         content = summary(tuned.outcome, tuned.wall_seconds, str(request.recipe_path))
-        write_summary(folder.summary, {**content, "network": asdict(network)})
+        found = transports(folder.path)
+        write_summary(folder.summary, {**content, "network": asdict(network), "transports": found})
+        for finding in found.get("findings", ()):
+            say(finding)
     if not tuned.recipe:
         say(f"warning: not tuned, launching as written: {tuned.why or 'the leading node gave up'}; see {folder.path}")
         return plan

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from autoddp.knobs import Rung
 from autoddp.knobs.threads import THREADS
+from autoddp.launch import nccl_logs
 from autoddp.launch.elastic import environment_with, run_tuning_job
 from autoddp.launch.journal import Journal
 from autoddp.launch.live_job import LiveJob
@@ -80,7 +81,8 @@ def _run_passes(request: Request, folder: RunFolder, job: LiveJob) -> None:
         job.pass_begins(scratch / "heartbeats")
         pinned = f"{THREADS.variable} is set" if THREADS.variable in os.environ else ""
         order = Order(socket=folder.socket, scratch=str(scratch), threads_pinned=pinned)
-        with environment_with({"AUTODDP_TUNING": "1", **_TRACKERS_OFF, **order.environment(os.environ)}):
+        asked = {"AUTODDP_TUNING": "1", **_TRACKERS_OFF, **nccl_logs.variables(folder.path)}
+        with environment_with({**asked, **order.environment(os.environ)}):
             failure = run_tuning_job(request.torchrun, folder.path, number)
         if not job.pass_ended(failure):
             return

@@ -17,6 +17,7 @@ from autoddp.topology.rdma import Gid, RdmaPort
 
 Relation = Literal["PIX", "PXB", "PHB", "NODE", "SYS"]
 """What two PCIe devices have to cross, nearest first: one switch, several, a host bridge, a node's fabric, sockets."""
+RELATIONS: tuple[Relation, ...] = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 
 @dataclass(frozen=True)

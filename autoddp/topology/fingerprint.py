@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from autoddp.topology.facts import Node
+from autoddp.topology.facts import RELATIONS, Node
 from autoddp.topology.interfaces import interfaces
 from autoddp.topology.sysfs_rdma import sysfs_rdma
 
@@ -41,10 +41,9 @@ def _gpus() -> tuple[tuple[str, ...], str]:
 
 def links_of(node: Node) -> str:
     """The classes of link between its GPUs, the closest first."""
-    order = ("PIX", "PXB", "PHB", "NODE", "SYS")
     nvlinks = sorted({pair.nvlinks for pair in node.pairs if pair.nvlinks}, reverse=True)
     others = {pair.relation for pair in node.pairs if not pair.nvlinks}
-    return " ".join([*(f"NV{count}" for count in nvlinks), *(word for word in order if word in others)])
+    return " ".join([*(f"NV{count}" for count in nvlinks), *(word for word in RELATIONS if word in others)])
 
 
 def network_of(node: Node) -> str:

@@ -89,16 +89,13 @@ def read_matrix(text: str) -> TopologyMatrix:
     links, nic_links = _relations(found)
     cpus, nodes = _affinities(found, "CPU"), _affinities(found, "NUMA")
     legend, nics = _legend(text), found.columns.nics if _columns_are_sure(found) else None
-    near: dict[int, dict[str, str]] = defaultdict(dict)
-    for (gpu, nic), relation in _agreed(nic_links).items():
-        near[gpu][nic] = relation
     return TopologyMatrix(
         gpus=found.columns.gpus,
         links={f"{a}-{b}": relation for (a, b), relation in _agreed(links).items()},
         rows_present=tuple(sorted({row.gpu for row in found.rows if row.gpu is not None})),
         nics=None if nics is None else len(nics),
         nic_names=_nic_names(nics, legend),
-        nic_links=dict(near),
+        nic_links=_by_gpu(_agreed(nic_links)),
         cpu_affinity=_agreed(cpus),
         numa_affinity=_agreed(nodes),
         missing=(
@@ -112,6 +109,13 @@ def read_matrix(text: str) -> TopologyMatrix:
 
 def _agreed(said: _Said[_Key]) -> dict[_Key, str]:
     return {key: next(iter(words)) for key, words in sorted(said.items()) if len(words) == 1}
+
+
+def _by_gpu(relations: dict[tuple[int, str], str]) -> dict[int, dict[str, str]]:
+    near: dict[int, dict[str, str]] = {}
+    for (gpu, nic), relation in relations.items():
+        near.setdefault(gpu, {})[nic] = relation
+    return near
 
 
 def _relations(found: Table) -> tuple[_Said[tuple[int, int]], _Said[tuple[int, str]]]:
@@ -186,7 +190,7 @@ def _missing_rows(found: Table) -> Iterator[str]:
     if partly:
         yield f"the row is cut or damaged of {_some(partly)}"
     if found.foreign:
-        yield f"{found.foreign} lines look like rows and fit no header or belong to another matrix"
+        yield f"lines that look like rows but fit no header, or belong to another matrix: {found.foreign}"
 
 
 def _missing_relations(found: Table, links: _Said[tuple[int, int]], nic_links: _Said[tuple[int, str]]) -> Iterator[str]:

@@ -177,11 +177,12 @@ def _header(line: str) -> Columns | None:
     words = line[: affinity.start() if affinity else None].split()
     names = [name for word in words for name in _SEAM.split(word)]
     last = max((i for i, name in enumerate(names) if _GPU.fullmatch(name)), default=len(names))
-    seen: dict[str | None, int] = {}
-    for i, name in enumerate(names):  # the GPUs stand first, so a name among them is a damaged one
-        if _GPU.fullmatch(name) or (i > last and _NIC.fullmatch(name)):
-            seen.setdefault(name, i)
-    readable = set(seen.values())
+    times = Counter(names)  # a name that stands twice is damaged in one place, and nothing says in which
+    readable = {
+        i
+        for i, name in enumerate(names)  # the GPUs stand first: another name among them is a damaged one
+        if times[name] == 1 and (_GPU.fullmatch(name) or (i > last and _NIC.fullmatch(name)))
+    }
     if last == len(names) or 2 * len(readable) <= len(names) or (len(names) == 1 and not affinity):
         return None
     affinities = tuple(match[1] or match[2] for match in _AFFINITY_NAME.finditer(line))

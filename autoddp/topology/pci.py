@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autoddp.topology.facts import Relation
+from autoddp.topology.facts import RELATIONS, Relation
 from autoddp.topology.files import number
-
-_RANK: dict[Relation, int] = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 3, "SYS": 4}
 
 
 def path_of(bus: str, root: Path = Path("/")) -> tuple[str, ...]:
@@ -46,6 +44,6 @@ def relation(a: str, b: str, root: Path = Path("/")) -> Relation | None:
 def nearest(device: str, others: dict[int, str], root: Path = Path("/")) -> tuple[int, ...]:
     """The numbers of `others` (number → PCI address) that are least far from `device`; empty if that is not known."""
     far = {number: relation(device, bus, root) for number, bus in others.items() if bus}
-    known = {number: _RANK[between] for number, between in far.items() if between is not None}
+    known = {number: RELATIONS.index(between) for number, between in far.items() if between is not None}
     least = min(known.values(), default=0)
     return tuple(sorted(number for number, rank in known.items() if rank == least))

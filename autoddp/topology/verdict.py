@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autoddp.topology.facts import GpuPair, Node, Relation
+from autoddp.topology.facts import RELATIONS, GpuPair, Node, Relation
 from autoddp.topology.rdma import RdmaPort
 
 PCIE_GBS_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
@@ -30,7 +30,8 @@ _OF_RDMA = (0.80, 0.97)
 _OF_RDMA_BY_HOST = (0.40, 0.70)  # through main memory on both sides
 _OF_SOCKET = (0.50, 0.95)
 
-_NEAREST_FIRST: tuple[Relation, ...] = ("PIX", "PXB", "PHB", "NODE", "SYS")
+_USUAL_NVLINK_GBS = 25  # one way, from V100 to H100; taken where only the number of links is known
+
 _CROSSING = {
     "PIX": "share a PCIe switch",
     "PXB": "are several PCIe switches apart",
@@ -92,7 +93,7 @@ def between_gpus(node: Node, pair: GpuPair, environment: Mapping[str, str] = os.
     raw = _pcie_gbs(node, pair)
     crossing = f"they {_CROSSING[pair.relation]}"
     level = _peer_level(node, environment)
-    if not refused and _NEAREST_FIRST.index(pair.relation) <= _NEAREST_FIRST.index(level):
+    if not refused and RELATIONS.index(pair.relation) <= RELATIONS.index(level):
         share = _OF_PCIE_SWITCH if pair.relation in ("PIX", "PXB") else _OF_PCIE_HOST
         return Verdict(name, "P2P/PCIe", *_range(raw, share), crossing, _slow_slot(node, pair))
     far = pair.relation == "SYS"
@@ -103,8 +104,11 @@ def between_gpus(node: Node, pair: GpuPair, environment: Mapping[str, str] = os.
 
 def _by_nvlink(name: str, pair: GpuPair) -> Verdict:
     links = f"{pair.nvlinks} NVLink{'s' if pair.nvlinks > 1 else ''}"
-    rate = "" if pair.nvlink_gbs is None else f", {pair.nvlink_gbs:.4g} GB/s each way"
-    return Verdict(name, "P2P/NVLink", *_range(pair.nvlink_gbs, _OF_NVLINK), links + rate)
+    if pair.nvlink_gbs is not None:
+        why = f"{links}, {pair.nvlink_gbs:.4g} GB/s each way"
+        return Verdict(name, "P2P/NVLink", *_range(pair.nvlink_gbs, _OF_NVLINK), why)
+    usual = pair.nvlinks * _USUAL_NVLINK_GBS
+    return Verdict(name, "P2P/NVLink", *_range(usual, _OF_NVLINK), f"{links}, at {_USUAL_NVLINK_GBS} GB/s a link")
 
 
 def _range(raw: float | None, share: tuple[float, float]) -> tuple[float | None, float | None]:
@@ -114,8 +118,8 @@ def _range(raw: float | None, share: tuple[float, float]) -> tuple[float | None,
 def _peer_level(node: Node, environment: Mapping[str, str]) -> Relation:
     """How far apart two GPUs may be for NCCL to let one write to the other: anywhere on AMD, else below one CPU."""
     asked = environment.get("NCCL_P2P_LEVEL", "").upper()
-    if asked in _NEAREST_FIRST:
-        return next(level for level in _NEAREST_FIRST if level == asked)
+    if asked in RELATIONS:
+        return next(level for level in RELATIONS if level == asked)
     return "SYS" if node.cpu.vendor == "AuthenticAMD" else "PXB"
 
 
@@ -147,7 +151,9 @@ def between_nodes(node: Node) -> Verdict:
         return _by_rdma(node, ports)
     transport = "NET/Socket" if node.gpus else "Gloo/TCP"
     usable = [nic for nic in node.nics if nic.up and nic.kind == "physical"] or [nic for nic in node.nics if nic.up]
-    idle = "an RDMA device is there and not active" if node.rdma else ""
+    if not node.nics and not any(port.active is False for port in node.rdma):
+        return Verdict("nodes", "", None, None, "what joins nodes is not known")
+    idle = "an RDMA device is there and not active" if any(port.active is False for port in node.rdma) else ""
     if not usable:
         return Verdict("nodes", transport if node.nics else "", None, None, "no interface is up", idle)
     best = max(usable, key=lambda nic: (bool(nic.routed), nic.speed_mbit or 0))

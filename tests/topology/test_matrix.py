@@ -168,6 +168,11 @@ def test_a_header_that_the_rows_refute_is_left_out(header: str) -> None:
     assert matrix.missing[0] == NIC_LOST
 
 
+def test_a_name_that_stands_twice_is_no_name() -> None:
+    matrix = read_matrix(FOUR.replace("NIC0\tNIC1", "NIC1\tNIC1", 1))
+    assert (matrix.links, matrix.nics, matrix.nic_links) == (LINKS, None, {})
+
+
 def test_a_header_that_lost_a_nic_still_tells_the_gpus() -> None:
     matrix = read_matrix(FOUR.replace("NIC0\t", "", 1))
     assert (matrix.gpus, matrix.links, matrix.nics, matrix.nic_links) == ((0, 1, 2, 3), LINKS, None, {})
@@ -249,7 +254,7 @@ def test_of_two_machines_the_wider_matrix_is_read() -> None:
     for text in (small + FOUR, FOUR + small):
         matrix = read_matrix(text)
         assert (matrix.gpus, matrix.links) == (WHOLE.gpus, LINKS)
-        assert matrix.missing == ("2 lines look like rows and fit no header or belong to another matrix",)
+        assert matrix.missing == ("lines that look like rows but fit no header, or belong to another matrix: 2",)
 
 
 @pytest.mark.parametrize(
@@ -305,8 +310,9 @@ def assert_no_link_is_wrong(matrix: TopologyMatrix | None, name: str) -> None:
     if matrix is not None:
         true = read_matrix(TEXTS[name])
         assert matrix.links.items() <= true.links.items()
-        if true.nics is not None:
-            assert all(near.items() <= true.nic_links.get(gpu, {}).items() for gpu, near in matrix.nic_links.items())
+        for gpu, near in matrix.nic_links.items():
+            known = true.nic_links.get(gpu, {})
+            assert all(known.get(nic, relation) == relation for nic, relation in near.items())
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -1,0 +1,169 @@
+"""A node on the terminal: what stands where, how the GPUs are joined, what to expect of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from autoddp.topology import Gpu, GpuPair, Nic, Node, NumaNode, RdmaPort, Verdict, switches
+from autoddp.units import data_size
+
+_PLAIN_WIDTH = 160
+_COLOURS = {"NV": "green", "PIX": "cyan", "PXB": "blue", "PHB": "yellow", "NODE": "dark_orange", "SYS": "red"}
+
+
+def show_node(node: Node, verdicts: Sequence[Verdict]) -> None:
+    """Everything `autoddp probe` says, on stdout."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_PLAIN_WIDTH)
+    for part in (_tree(node), _matrix(node), *_facts(node), _verdicts(verdicts), _unknown(node)):
+        if part is not None:
+            console.print(part)
+
+
+def link_word(pair: GpuPair) -> str:
+    """As nvidia-smi writes it: NV12, PIX, SYS; `?` if nothing is known."""
+    return f"NV{pair.nvlinks}" if pair.nvlinks else pair.relation or "?"
+
+
+def colour(word: str) -> str:
+    """The colour of a link's class."""
+    return _COLOURS.get("NV" if word.startswith("NV") else word, "default")
+
+
+def _tree(node: Node) -> RenderableType:
+    tree = Tree(Text(node.host or "a node"))
+    places = {place.number: place for place in node.numa}
+    known = {gpu.numa for gpu in node.gpus} | {nic.numa for nic in node.nics} | {port.numa for port in node.rdma}
+    numbers = {*places, *(number for number in known if number is not None)}
+    only = next(iter(numbers)) if len(numbers) == 1 else None
+    for number in sorted(numbers):
+        branch = tree.add(_numa(places.get(number, NumaNode(number, ""))))
+        _add_devices(branch, node, {number, None} if number == only else {number})
+    if only is None and None in known:
+        _add_devices(tree.add("NUMA node not known, or none") if numbers else tree, node, {None})
+    return tree
+
+
+def _numa(place: NumaNode) -> str:
+    cpus = f": CPUs {place.cpus}" if place.cpus else ""
+    return f"NUMA {place.number}{cpus}" + (f", {data_size(place.memory_bytes)}" if place.memory_bytes else "")
+
+
+def _add_devices(branch: Tree, node: Node, numbers: set[int | None]) -> None:
+    """What hangs on these NUMA nodes; None is what sysfs gives none: virtual interfaces, GPUs of an old driver."""
+    _add_gpus(branch, node, [gpu for gpu in node.gpus if gpu.numa in numbers])
+    for nic in node.nics:
+        if nic.numa in numbers:
+            branch.add(_nic(node, nic))
+    for port in node.rdma:
+        if port.numa in numbers:
+            branch.add(_rdma(node, port))
+
+
+def _add_gpus(branch: Tree, node: Node, gpus: list[Gpu]) -> None:
+    for group in switches(node, gpus):
+        place = branch.add("PCIe switch") if len(group) > 1 else branch
+        for gpu in group:
+            place.add(_gpu(gpu))
+
+
+def _gpu(gpu: Gpu) -> Text:
+    parts = [gpu.name, data_size(gpu.memory_bytes) if gpu.memory_bytes else ""]
+    if gpu.pcie_generation_max or gpu.pcie_generation:
+        most = f" of ×{gpu.pcie_width_max}" if gpu.pcie_width_max and gpu.pcie_width_max != gpu.pcie_width else ""
+        parts.append(f"PCIe {gpu.pcie_generation_max or gpu.pcie_generation} ×{gpu.pcie_width}{most}")
+    parts.append("MIG" if gpu.mig else "")
+    parts.append(f"CPUs {gpu.cpus}" if gpu.cpus else "")
+    return Text.assemble((f"GPU{gpu.index}", "bold green"), "  ", ", ".join(part for part in parts if part))
+
+
+def _nic(node: Node, nic: Nic) -> Text:
+    state = {True: "up", False: "down", None: "state not known"}[nic.up]
+    speed = f"{nic.speed_mbit / 1e3:g} Gbit/s" if nic.speed_mbit else ""
+    near = _near(node, nic.name)
+    route = "default route" if nic.routed else ""
+    parts = [nic.kind, nic.driver, state, speed, ", ".join(nic.addresses), route, near]
+    return Text.assemble((nic.name, "bold magenta"), "  ", ", ".join(part for part in parts if part))
+
+
+def _rdma(node: Node, port: RdmaPort) -> Text:
+    rate = f"{port.rate_gbps:g} Gbit/s" if port.rate_gbps else ""
+    layer = {"Ethernet": "RoCE", "InfiniBand": "InfiniBand", None: ""}[port.link_layer]
+    near = _near(node, port.device)
+    gids = sum(gid.device == port.device and gid.port == port.port for gid in node.gids)
+    parts = [layer, port.state or "state not known", rate, f"{gids} GIDs" if gids else "", near]
+    return Text.assemble(
+        (f"{port.device}:{port.port}", "bold magenta"), "  RDMA ", ", ".join(part for part in parts if part)
+    )
+
+
+def _near(node: Node, device: str) -> str:
+    gpus = ", ".join(f"GPU{number}" for number in node.near.get(device, ()))
+    return f"near {gpus}" if gpus else ""
+
+
+def _matrix(node: Node) -> RenderableType | None:
+    if len(node.gpus) < 2:
+        return None
+    table = Table(title="how the GPUs are joined", title_justify="left", box=None, padding=(0, 1))
+    numbers = [gpu.index for gpu in node.gpus]
+    for name in ("", *(f"GPU{number}" for number in numbers)):
+        table.add_column(name)
+    for a in numbers:
+        words = ["X" if a == b else link_word(node.pair(a, b)) for b in numbers]
+        table.add_row(f"GPU{a}", *(Text(word, style=colour(word)) for word in words))
+    return table
+
+
+def _facts(node: Node) -> list[Text]:
+    limits, cpu = node.limits, node.cpu
+    said = [
+        ("CPU", f"{cpu.model}, {cpu.cores} cores, {cpu.usable} usable" if cpu.usable else cpu.model),
+        ("/dev/shm", data_size(limits.shm_bytes) if limits.shm_bytes is not None else ""),
+        ("memlock", _memlock(limits.memlock_bytes)),
+        ("cgroup CPUs", f"{limits.cgroup_cpus:g}" if limits.cgroup_cpus else ""),
+        ("cgroup memory", data_size(limits.cgroup_memory_bytes) if limits.cgroup_memory_bytes else ""),
+        ("container", {True: "yes", False: "no", None: ""}[limits.container]),
+        ("GPUDirect", node.gpudirect or ""),
+        ("versions", ", ".join(f"{name} {version}" for name, version in node.versions.items())),
+        ("sources", ", ".join(f"{fact}: {source}" for fact, source in node.sources.items())),
+    ]
+    return [Text(f"{name:<14} {text}") for name, text in said if text]
+
+
+def _memlock(value: int | None) -> str:
+    if value is None:
+        return ""
+    return "no limit" if value < 0 else data_size(value)
+
+
+def _verdicts(verdicts: Sequence[Verdict]) -> RenderableType | None:
+    if not verdicts:
+        return None
+    table = Table(title="what to expect", title_justify="left", box=None, padding=(0, 1))
+    for name in ("between", "transport", "expected bus bandwidth", "why", "what holds it back"):
+        table.add_column(name)
+    alike = sorted(verdicts, key=lambda verdict: (verdict.between == "nodes", *_likeness(verdict)))
+    for _, group in groupby(alike, key=_likeness):
+        same = list(group)
+        between = ", ".join(verdict.between for verdict in same)
+        first = same[0]
+        table.add_row(between, first.transport or "?", first.expected, first.why, first.holds_back)
+    return table
+
+
+def _likeness(verdict: Verdict) -> tuple[str, ...]:
+    return verdict.transport, verdict.expected, verdict.why, verdict.holds_back
+
+
+def _unknown(node: Node) -> RenderableType | None:
+    if not node.unknown:
+        return None
+    return Text("\n".join(f"{fact}: could not be learned, because {why}" for fact, why in node.unknown.items()))

@@ -1,0 +1,93 @@
+"""Another machine's outputs: which reader serves which option of `autoddp probe`, and what node they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from autoddp.errors import NothingReadable
+from autoddp.topology.facts import Node
+from autoddp.topology.ibstat import read_ibstat, read_ibstatus
+from autoddp.topology.ibv_devinfo import read_ibv_devinfo
+from autoddp.topology.matrix import TopologyMatrix, read_matrix
+from autoddp.topology.nccl_log import read_nccl_log
+from autoddp.topology.nvlink_status import NvlinkStatus, read_nvlink_status
+from autoddp.topology.probe import machine, node_of_matrix
+from autoddp.topology.rdma import RdmaPorts
+from autoddp.topology.show_gids import GidTable, read_show_gids
+
+
+class Output(Protocol):
+    """What a reader returns."""
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A copy of another machine's /sys."""
+
+    node: Node
+
+    def plain(self) -> dict[str, Any]:
+        """The node, as `autoddp probe --json` shows one."""
+        return self.node.plain()
+
+
+def _ports(text: str) -> RdmaPorts:
+    """Three tools print the same facts; their headings tell which it was."""
+    for read in (read_ibv_devinfo, read_ibstatus, read_ibstat):
+        try:
+            found = read(text)
+        except NothingReadable:
+            continue
+        if found.ports:
+            return found
+    return read_ibv_devinfo(text)
+
+
+def _machine(root: Path) -> Machine:
+    node = machine(root)
+    if not (node.nics or node.rdma or node.numa):
+        raise NothingReadable(f"{root}: no sys/class/net, sys/class/infiniband or sys/devices/system/node below it")
+    return Machine(node)
+
+
+OUTPUTS: Mapping[str, Callable[[Any], Output]] = {
+    "topo_matrix": read_matrix,
+    "nccl_log": read_nccl_log,
+    "ibv_devinfo": _ports,
+    "show_gids": read_show_gids,
+    "nvlink_status": read_nvlink_status,
+    "sysfs": _machine,
+}
+"""Option → reader. It takes the file's text (--sysfs: the folder); NothingReadable if it understands none of it."""
+
+
+def node_of(read: Mapping[str, Output]) -> Node | None:
+    """One node of all outputs together; None where none of them describes its GPUs or its machine."""
+    matrix, folder = read.get("topo_matrix"), read.get("sysfs")
+    node = folder.node if isinstance(folder, Machine) else None
+    if isinstance(matrix, TopologyMatrix):
+        seen = node_of_matrix(matrix)
+        node = seen if node is None else replace(node, gpus=seen.gpus, pairs=seen.pairs)
+    if node is None:
+        return None
+    ports, gids, links = read.get("ibv_devinfo"), read.get("show_gids"), read.get("nvlink_status")
+    if isinstance(ports, RdmaPorts):
+        node = replace(node, rdma=ports.ports)
+    if isinstance(gids, GidTable):
+        node = replace(node, gids=gids.gids)
+    return _with_rates(node, links) if isinstance(links, NvlinkStatus) else node
+
+
+def _with_rates(node: Node, links: NvlinkStatus) -> Node:
+    """GB/s of each pair, where all links run at one speed."""
+    speed = links.speed_gbs
+    if speed is None:
+        return node
+    pairs = (replace(p, nvlink_gbs=p.nvlinks * speed) if p.nvlinks else p for p in node.pairs)
+    return replace(node, pairs=tuple(pairs))

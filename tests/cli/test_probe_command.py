@@ -1,0 +1,107 @@
+"""`autoddp probe`, typed as a user would: this machine, other machines' files, files of any bytes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+import pytest
+from launchers import environment
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+TOPO = DATA / "topo" / "h200_8gpu_ansi_10nic.txt"
+
+
+def typed(folder: Path, *words: object) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "autoddp", "probe", *map(str, words)]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_this_node(tmp_path: Path) -> None:
+    code, out, err = typed(tmp_path, "--svg", "here.svg")
+    assert (code, err) == (0, "")
+    assert "NUMA 0" in out or "CPU" in out
+    assert xml.parse(tmp_path / "here.svg").getroot().tag.endswith("svg")
+    assert list(tmp_path.iterdir()) == [tmp_path / "here.svg"]
+
+
+def test_this_node_for_a_program(tmp_path: Path) -> None:
+    code, out, _ = typed(tmp_path, "--json")
+    node = json.loads(out)
+    assert code == 0
+    assert node["cpu"]["usable"] >= 1
+    assert node["verdicts"][-1]["between"] == "nodes"
+
+
+def test_another_machines_matrix(tmp_path: Path) -> None:
+    code, out, err = typed(tmp_path, "--topo-matrix", TOPO, "--svg", "node.svg")
+    assert (code, err) == (0, "")
+    assert "P2P/NVLink" in out
+    assert "18 NVLinks" in out
+    names = [text.text for text in xml.parse(tmp_path / "node.svg").getroot().iter() if text.tag.endswith("text")]
+    assert [f"GPU{number}" for number in range(8)] == [name for name in names if name and name.startswith("GPU")]
+
+
+def test_the_jsons_fields_are_at_the_top_for_one_file(tmp_path: Path) -> None:
+    code, out, _ = typed(tmp_path, "--topo-matrix", TOPO, "--json")
+    expected = json.loads(TOPO.with_suffix(".json").read_text())
+    assert code == 0
+    assert {name: json.loads(out)[name] for name in ("gpus", "gpu_links")} == {
+        name: expected[name] for name in ("gpus", "gpu_links")
+    }
+
+
+def test_several_files_stand_under_their_options(tmp_path: Path) -> None:
+    gids = DATA / "rdma" / "show_gids_bond_vxlan.txt"
+    code, out, _ = typed(tmp_path, "--topo-matrix", TOPO, "--show-gids", gids, "--json")
+    assert code == 0
+    assert set(json.loads(out)) == {"topo_matrix", "show_gids"}
+
+
+@pytest.mark.parametrize(
+    ("option", "file"),
+    [
+        ("--nccl-log", "nccl/2nodes_8gpu_shm_and_socket.log"),
+        ("--ibv-devinfo", "rdma/ibv_devinfo_1x_cx7_ethernet_active.txt"),
+        ("--ibv-devinfo", "rdma/ibstat_cx4_edr_active.txt"),
+        ("--ibv-devinfo", "rdma/ibstatus_roce_100g.txt"),
+        ("--show-gids", "rdma/show_gids_6_two_link_locals.txt"),
+        ("--nvlink-status", "rdma/nvlink_s_8xA100_sxm.txt"),
+        ("--sysfs", "rdma/sysfs_infiniband_h100_dgxlike"),
+    ],
+)
+def test_every_kind_of_file(tmp_path: Path, option: str, file: str) -> None:
+    code, out, err = typed(tmp_path, option, DATA / file)
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--topo-matrix", "rubbish"), "no GPU matrix in the text"),
+        (("--topo-matrix", "absent.txt"), "--topo-matrix absent.txt: No such file or directory; name a readable file"),
+        (("--topo-matrix", "."), "--topo-matrix .: Is a directory"),
+        (("--nccl-log", "rubbish"), "autoddp: error: "),
+        (("--ibv-devinfo", "rubbish"), "autoddp: error: "),
+        (("--show-gids", "rubbish"), "autoddp: error: "),
+        (("--nvlink-status", "rubbish"), "autoddp: error: "),
+        (("--sysfs", "rubbish"), "--sysfs rubbish: not a folder"),
+        (("--sysfs", "empty"), "autoddp: error: "),
+        (("--svg", "nowhere/x.svg"), "--svg nowhere/x.svg: No such file or directory"),
+        (("--topo-matrx", "rubbish"), "autoddp: error: probe: "),
+        (("surplus",), "autoddp: error: probe: "),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+    (tmp_path / "rubbish").write_bytes(bytes(range(256)) * 40)
+    (tmp_path / "empty").mkdir()
+    code, out, err = typed(tmp_path, *words)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert err.startswith("autoddp: error: ")
+    assert err.count("\n") == 1

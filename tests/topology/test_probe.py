@@ -1,0 +1,141 @@
+"""One node from several sources: this machine as it is, and files and programs laid out as other machines have them."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from autoddp.topology import Gpu, GpuPair, Node, fingerprint, interfaces, switches
+from autoddp.topology.facts import Nic
+from autoddp.topology.fingerprint import links_of, network_of
+from autoddp.topology.matrix import read_matrix
+from autoddp.topology.probe import machine, node_of_matrix, probe
+from autoddp.topology.rdma import RdmaPort
+from autoddp.topology.smi import ask
+
+MATRIX = """\
+\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tPIX\tSYS\tSYS\t0-23\t0
+GPU1\tPIX\t X \tSYS\tSYS\t0-23\t0
+GPU2\tSYS\tSYS\t X \tNV4\t24-47\t1
+GPU3\tSYS\tSYS\tNV4\t X \t24-47\t1
+"""
+
+
+def put(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_this_machine() -> None:
+    node = probe()
+    assert node.host
+    assert node.cpu.usable == len(os.sched_getaffinity(0))
+    assert node.limits.shm_bytes
+    assert node.versions["torch"]
+    assert all(because for because in node.unknown.values())
+    if not os.path.isdir("/proc/driver/nvidia"):
+        assert node.gpus == ()
+        assert node.unknown["gpus"].startswith("no NVIDIA driver")
+
+
+def test_a_smi_that_hangs_is_not_followed_by_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("autoddp.topology.probe.ask", partial(ask, patience=0.3))
+    assert probe().unknown["gpus"] == "nvidia-smi did not answer within 0.3 s"
+
+
+def test_a_matrix_alone_makes_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi is there (with a warning before its matrix), its library is not: as in some containers."""
+    put(tmp_path, {"matrix": MATRIX, "nvidia-smi": f'#!/bin/sh\necho "Warning: old VBIOS"\ncat {tmp_path}/matrix\n'})
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    node = probe()
+    assert [gpu.index for gpu in node.gpus] == [0, 1, 2, 3]
+    assert node.sources["gpus"] == "nvidia-smi topo -m"
+    assert node.pair(0, 1).relation == "PIX"
+
+
+def test_matrix_to_node() -> None:
+    node = node_of_matrix(read_matrix(MATRIX))
+    assert node.gpus[2] == Gpu(2, cpus="24-47", numa=1)
+    assert node.pair(3, 2) == GpuPair(2, 3, nvlinks=4)
+    assert node.pair(1, 3) == GpuPair(1, 3, "SYS")
+    assert [[gpu.index for gpu in group] for group in switches(node, node.gpus)] == [[0, 1], [2], [3]]
+    assert links_of(node) == "NV4 PIX SYS"
+
+
+def test_a_copy_of_another_machines_sysfs(tmp_path: Path) -> None:
+    root = put(
+        tmp_path,
+        {
+            "sys/class/net/lo/type": "772\n",
+            "sys/class/net/eth0/type": "1\n",
+            "sys/class/net/eth0/operstate": "up\n",
+            "sys/class/net/eth0/speed": "100000\n",
+            "sys/class/net/eth0/device/numa_node": "1\n",
+            "sys/class/net/docker0/type": "1\n",
+            "sys/class/net/docker0/bridge/bridge_id": "8000.0242\n",
+            "sys/class/net/docker0/operstate": "down\n",
+            "sys/class/net/bond0/type": "1\n",
+            "sys/class/net/bond0/speed": "-1\n",
+            "sys/devices/system/node/node0/cpulist": "0-31\n",
+            "sys/devices/system/node/node0/meminfo": "Node 0 MemTotal:       65536 kB\n",
+            "sys/devices/system/node/node10/cpulist": "32-63\n",
+            "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
+            "sys/class/infiniband/mlx5_0/ports/1/link_layer": "InfiniBand\n",
+            "sys/class/infiniband/mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)\n",
+            "proc/cpuinfo": "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Xeon\n",
+        },
+    )
+    node = machine(root)
+    assert [(nic.name, nic.kind, nic.up, nic.speed_mbit, nic.numa) for nic in node.nics] == [
+        ("bond0", "virtual", None, None, None),
+        ("docker0", "bridge", False, None, None),
+        ("eth0", "physical", True, 100_000, 1),
+    ]
+    assert [(place.number, place.cpus, place.memory_bytes) for place in node.numa] == [
+        (0, "0-31", 65536 * 1024),
+        (10, "32-63", None),
+    ]
+    assert [(port.device, port.active, port.rate_gbps) for port in node.rdma] == [("mlx5_0", True, 400.0)]
+    assert (node.cpu.vendor, node.cpu.model) == ("GenuineIntel", "Xeon")
+    assert network_of(node) == "InfiniBand 1 x 400 Gbit/s"
+
+
+def test_an_empty_folder_is_an_empty_node(tmp_path: Path) -> None:
+    node = machine(tmp_path)
+    assert (node.nics, node.rdma, node.numa) == ((), (), ())
+
+
+@pytest.mark.parametrize(
+    ("nics", "rdma", "expected"),
+    [
+        ((Nic("a", up=True, addresses=("10.0.0.1",), speed_mbit=25_000),), (), "TCP 25 Gbit/s"),
+        ((Nic("a", up=True, addresses=("10.0.0.1",)),), (), "TCP"),
+        ((Nic("a", up=False, addresses=("10.0.0.1",)),), (), ""),
+        ((Nic("docker0", kind="bridge", up=True, addresses=("172.17.0.1",)),), (), ""),
+        ((), (RdmaPort("m", 1, "DOWN", link_layer="InfiniBand", rate_gbps=400.0),), ""),
+        (
+            (),
+            tuple(RdmaPort(f"m{i}", 1, "ACTIVE", link_layer="Ethernet", rate_gbps=100.0) for i in range(2)),
+            "RoCE 2 x 100 Gbit/s",
+        ),
+    ],
+)
+def test_the_network_in_words(nics: tuple[Nic, ...], rdma: tuple[RdmaPort, ...], expected: str) -> None:
+    assert network_of(Node("", nics=nics, rdma=rdma)) == expected
+
+
+def test_this_machines_fingerprint_is_repeatable() -> None:
+    assert fingerprint() == fingerprint()
+    assert "lo" not in [nic.name for nic in interfaces()]
