@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 from autoddp.errors import UsageError
 from autoddp.launch.elastic import host_endpoint_if_ours, meet, meeting_point
-from autoddp.launch.network import VARIABLES, Network, choose
+from autoddp.launch.network import VARIABLES, Network, choose, with_rdma
 from autoddp.topology import interfaces
 
 
 def confer(
-    torchrun: argparse.Namespace, plan: str, reads: str, variables: Iterable[str] = ()
+    torchrun: argparse.Namespace, plan: str, reads: str, variables: Collection[str] = ()
 ) -> tuple[object, Network]:
     """Meet the other nodes' launchers: `plan` must be the same on all, and the network is chosen, if nobody did.
 
@@ -24,7 +24,7 @@ def confer(
     host_endpoint_if_ours(torchrun, {address for nic in interfaces() for address in nic.addresses})
     conference = Conference(torchrun)
     is_set = any(name in os.environ or name in variables for name in VARIABLES)
-    network = conference.agree(plan, reads, network_is_set=is_set)
+    network = with_rdma(conference.agree(plan, reads, network_is_set=is_set), {*os.environ, *variables})
     if network.interface and torchrun.local_addr is None:
         # torchrun would give the others this host's name, which may stand for 127.0.0.1 or another network.
         torchrun.local_addr = network.address

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import json
 import socket
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from autoddp.errors import UsageError
 from autoddp.launch.listener import Listener, reaches, send_rate
 from autoddp.topology import Nic, interfaces
+from autoddp.topology.rdma_settings import rdma_settings
+from autoddp.topology.sysfs_rdma import sysfs_rdma
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _CLEARLY = 1.2  # times as fast before a faster interface beats the one that the host's name stands for
@@ -44,11 +47,21 @@ class Network:
     """What was chosen and why, for people."""
     rates: dict[str, float] = field(default_factory=dict)
     """Interface → Gbit/s, of those that all others reach."""
+    rdma: dict[str, str] = field(default_factory=dict)
+    """What NCCL is told about RDMA: variable → value."""
 
     @property
     def variables(self) -> dict[str, str]:
         """For the workers alone."""
-        return dict.fromkeys(VARIABLES, self.interface) if self.interface else {}
+        return (dict.fromkeys(VARIABLES, self.interface) if self.interface else {}) | self.rdma
+
+
+def with_rdma(network: Network, taken: Collection[str]) -> Network:
+    """The same with what NCCL must be told about this node's RDMA ports; variables in `taken` stay as they are."""
+    found = sysfs_rdma()
+    settings = {n: told for n, told in rdma_settings(found.ports, found.gids).items() if n not in taken}
+    says = [*filter(None, [network.says]), *(f"{name}={value}: {why}" for name, (value, why) in settings.items())]
+    return replace(network, says="; ".join(says), rdma={name: value for name, (value, _) in settings.items()})
 
 
 def choose(store: Store, node: int, nodes: int) -> Network:

@@ -1,0 +1,50 @@
+"""The RDMA settings that NCCL must be told, from real tables of addresses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoddp.topology.rdma import Gid, RdmaPort
+from autoddp.topology.rdma_settings import rdma_settings
+from autoddp.topology.show_gids import read_show_gids
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "rdma"
+ROCE = RdmaPort("mlx5_0", 1, "ACTIVE", link_layer="Ethernet", rate_gbps=100.0)
+INFINIBAND = replace(ROCE, link_layer="InfiniBand")
+
+
+def gids_of(name: str) -> tuple[Gid, ...]:
+    return read_show_gids((DATA / f"{name}.txt").read_text()).gids
+
+
+def test_the_usual_index_three_is_not_taken_for_granted() -> None:
+    value, why = rdma_settings((ROCE,), gids_of("show_gids_6_two_link_locals"))["NCCL_IB_GID_INDEX"]
+    assert value == "5"
+    assert "RoCE v2" in why
+
+
+def test_the_bond_itself_goes_before_what_stands_on_it() -> None:
+    port = replace(ROCE, device="mlx5_bond_0")
+    assert rdma_settings((port,), gids_of("show_gids_bond_vxlan"))["NCCL_IB_GID_INDEX"][0] == "5"
+
+
+@pytest.mark.parametrize("ports", [(), (INFINIBAND,), (replace(ROCE, device="mlx5_7"),), (replace(ROCE, state=None),)])
+def test_nothing_is_said_where_nothing_is_certain(ports: tuple[RdmaPort, ...]) -> None:
+    assert rdma_settings(ports, gids_of("show_gids_6_two_link_locals")) == {}
+
+
+def test_devices_that_differ_are_left_to_nccl() -> None:
+    gids = gids_of("show_gids_6_two_link_locals")
+    other = tuple(replace(gid, device="mlx5_1", index=gid.index + 1) for gid in gids)
+    assert rdma_settings((ROCE, replace(ROCE, device="mlx5_1")), gids + other) == {}
+
+
+def test_devices_none_of_which_is_active() -> None:
+    down = replace(ROCE, state="DOWN")
+    assert rdma_settings((down, replace(down, device="mlx5_1")), ()) == {
+        "NCCL_IB_DISABLE": ("1", "no port of mlx5_0, mlx5_1 is active")
+    }
+    assert rdma_settings((down, ROCE), ()) == {}
