@@ -7,8 +7,11 @@ import os
 import sys
 
 from autoddp.bench import store
+from autoddp.bench.expectation import judge
 from autoddp.errors import UsageError
 from autoddp.launch.bench import BenchRequest, parse, run_bench
+from autoddp.topology import verdicts
+from autoddp.topology.probe import probe
 
 
 def run(arguments: list[str]) -> int:
@@ -30,12 +33,13 @@ def run(arguments: list[str]) -> int:
             request.svg.write_text(svg(result), encoding="utf-8")
     except OSError as problem:  # the figures are still printed
         print(f"autoddp: warning: {problem.filename}: not written: {problem.strerror}", file=sys.stderr)
+    verdict = judge(result, verdicts(probe()))
     if request.json:
-        print(json.dumps(result.plain()))
+        print(json.dumps(result.plain() | {"verdict": verdict}))
     else:
         from autoddp.report.bench import tables
 
-        print(tables(result))
+        print("\n\n".join([tables(result), *verdict]))
     return 0
 
 

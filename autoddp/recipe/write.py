@@ -47,6 +47,7 @@ def dump(recipe: Recipe) -> str:
     evidence_says = {
         "headroom": f"{recipe.evidence.headroom:.1%} of a step would go if gradients travelled for nothing"
     }
+    env_says = {knob.variable: knob.says for knob in BY_NAME.values() if knob.variable}
     parts = [
         _HEAD,
         f"schema = {SCHEMA}\n",
@@ -54,7 +55,7 @@ def dump(recipe: Recipe) -> str:
         "# Elsewhere the recipe is refused, since other settings may be faster there; --force overrules that.\n"
         "[fits]\n" + _lines(plain["fits"], fits_says),
         _launched(recipe.configuration),
-        *(["# Set for the training processes alone.\n[env]\n" + _lines(plain["env"])] if recipe.env else []),
+        *(["# Set for the training processes alone.\n[env]\n" + _lines(plain["env"], env_says)] if recipe.env else []),
         "[evidence]\n" + _lines(plain["evidence"], evidence_says),
         *(_rung(entry) for entry in recipe.ladder),
     ]
