@@ -8,8 +8,9 @@ from collections.abc import Collection
 from typing import Any
 
 from autoddp.errors import UsageError
+from autoddp.launch.choosing import choose, with_rdma
 from autoddp.launch.elastic import host_endpoint_if_ours, meet, meeting_point
-from autoddp.launch.network import VARIABLES, Network, choose, with_rdma
+from autoddp.launch.network import VARIABLES, Network
 from autoddp.topology import interfaces
 
 

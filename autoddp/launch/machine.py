@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from autoddp.recipe import Fits
-from autoddp.topology import fingerprint
 
 
 def known_here(fits: Fits) -> dict[str, object]:
@@ -11,6 +10,8 @@ def known_here(fits: Fits) -> dict[str, object]:
     on_gpus = fits.devices != ("cpu",)
     if not on_gpus and not fits.networks:
         return {}
+    from autoddp.topology import fingerprint  # only where a recipe depends on the machine
+
     found = fingerprint()
     # Some of a workstation's GPUs may be another model's: one of the recipe's kind is enough.
     shared = tuple(set(found.devices) & set(fits.devices))

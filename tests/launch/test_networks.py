@@ -12,7 +12,7 @@ import pytest
 from launchers import AUTODDP, SCRIPTS, TORCHRUN, start
 
 from autoddp.errors import UsageError
-from autoddp.launch import network
+from autoddp.launch import choosing
 from autoddp.launch.listener import Listener, reaches, send_rate
 from autoddp.topology import Nic
 
@@ -71,8 +71,8 @@ def test_torchrun_does_not_get_through_there(lab, tmp_path):
     ],
 )
 def test_what_is_chosen(monkeypatch, candidates, rates, own, interface):
-    monkeypatch.setattr(network, "_address_of_name", lambda: own)
-    found = network._chosen(candidates, rates)
+    monkeypatch.setattr(choosing, "_address_of_name", lambda: own)
+    found = choosing._chosen(candidates, rates)
     assert found.interface == interface
     assert found.address == candidates.get(interface, "")
     assert set(found.variables) == (set(UNSET) if interface else set())
@@ -100,11 +100,11 @@ class Board(dict):
 
 
 def test_hosts_that_cannot_reach_each_other_are_told_so_on_all(monkeypatch):
-    monkeypatch.setattr(network, "interfaces", lambda: (Nic("eth0", up=True, addresses=("192.0.2.77",)),))
-    monkeypatch.setattr(network, "reaches", lambda *_: False)
+    monkeypatch.setattr(choosing, "interfaces", lambda: (Nic("eth0", up=True, addresses=("192.0.2.77",)),))
+    monkeypatch.setattr(choosing, "reaches", lambda *_: False)
     store = Board()
     with ThreadPoolExecutor(2) as pool:
-        nodes = [pool.submit(network.choose, store, node, 2) for node in range(2)]
+        nodes = [pool.submit(choosing.choose, store, node, 2) for node in range(2)]
         for node in nodes:
             with pytest.raises(UsageError, match=r"node 0 has no address .* \(tried eth0 192\.0\.2\.77\)"):
                 node.result(30)
