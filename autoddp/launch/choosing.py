@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from autoddp.errors import UsageError
 from autoddp.launch.listener import Listener, reaches, send_rate
-from autoddp.launch.network import Network
+from autoddp.launch.network import VARIABLES, Network
 from autoddp.topology import Nic, interfaces
 from autoddp.topology.rdma_settings import rdma_settings
 from autoddp.topology.sysfs_rdma import sysfs_rdma
@@ -90,7 +90,8 @@ def _require_all(usable: list[list[str]], all_: list[dict[str, Any]]) -> None:
             tried = ", ".join(f"{name} {address}" for name, address in all_[node]["addresses"].items()) or "none"
             raise UsageError(
                 f"the hosts cannot reach each other: node {node} has no address that all others can connect to "
-                f"(tried {tried}): open its firewall between the hosts, or join them by one network"
+                f"(tried {tried}): open its firewall between the hosts, or skip this "
+                f"check by setting {' or '.join(VARIABLES)}"
             )
 
 
@@ -101,8 +102,8 @@ def _rate(other: dict[str, Any], name: str) -> float:
 
 def _chosen(candidates: dict[str, str], rates: dict[str, float]) -> Network:
     """The fastest; the one that the host's own name stands for, if that is no slower."""
-    own = _address_of_name()
-    default = next((name for name in rates if candidates[name] == own), "")
+    own = _addresses_of_name()
+    default = next((name for name in rates if candidates[name] in own), "")
     best = max(rates, key=lambda name: rates[name])
     if default and rates[best] < _CLEARLY * rates[default]:
         best = default
@@ -111,13 +112,13 @@ def _chosen(candidates: dict[str, str], rates: dict[str, float]) -> Network:
     others = [f"{name} {rate:.2g} Gbit/s" for name, rate in rates.items() if name != best]
     others += [f"{name} reaches not all hosts" for name in candidates if name not in rates]
     beside = f" ({'; '.join(others)})" if others else ""
-    name = "" if own == candidates[best] else f"; this host's name stands for {own or 'no address'}"
+    name = "" if candidates[best] in own else f"; this host's name stands for {', '.join(sorted(own)) or 'no address'}"
     says = f"network: {best} {candidates[best]} reaches all hosts at {rates[best]:.2g} Gbit/s{beside}{name}"
     return Network(best, candidates[best], says, rates)
 
 
-def _address_of_name() -> str:
+def _addresses_of_name() -> set[str]:
     try:
-        return socket.gethostbyname(socket.gethostname())
+        return {str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)}
     except OSError:
-        return ""
+        return set()

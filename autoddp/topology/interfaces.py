@@ -16,15 +16,18 @@ _LOOPBACK = 772  # ARPHRD_LOOPBACK of linux/if_arp.h
 
 
 def interfaces(root: Path = Path("/")) -> tuple[Nic, ...]:
-    """Every interface but the loopback, by name. Under another root only sysfs is read: no addresses, no routes."""
+    """Every interface but the loopback. Under another root only sysfs is read: no addresses, no routes."""
     here = root == Path("/")
     addresses = _addresses() if here else {}
     routed = default_routes(root)
-    return tuple(
-        _interface(folder, addresses.get(folder.name, ()), folder.name in routed if here else None)
+    found = [
+        _interface(folder, addresses.pop(folder.name, ()), folder.name in routed if here else None)
         for folder in entries(root / "sys/class/net")
         if number(folder / "type") not in (None, _LOOPBACK)
-    )
+    ]
+    # A container may show the host's /sys: what only the kernel's own list has is there all the same.
+    found += [Nic(name, kind="virtual", addresses=known, routed=name in routed) for name, known in addresses.items()]
+    return tuple(found)
 
 
 def _interface(folder: Path, addresses: tuple[str, ...], routed: bool | None) -> Nic:
@@ -54,7 +57,9 @@ def _addresses() -> dict[str, tuple[str, ...]]:
     found = {}
     for name, entries_ in psutil.net_if_addrs().items():
         texts = [entry.address.partition("%")[0] for entry in entries_ if entry.family in _FAMILIES]
-        found[name] = tuple(text for text in texts if not ipaddress.ip_address(text).is_link_local)
+        usable = tuple(text for text in texts if not ipaddress.ip_address(text).is_link_local)
+        if not all(ipaddress.ip_address(text).is_loopback for text in usable):
+            found[name] = usable
     return found
 
 

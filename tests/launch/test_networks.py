@@ -71,7 +71,7 @@ def test_torchrun_does_not_get_through_there(lab, tmp_path):
     ],
 )
 def test_what_is_chosen(monkeypatch, candidates, rates, own, interface):
-    monkeypatch.setattr(choosing, "_address_of_name", lambda: own)
+    monkeypatch.setattr(choosing, "_addresses_of_name", lambda: {own})
     found = choosing._chosen(candidates, rates)
     assert found.interface == interface
     assert found.address == candidates.get(interface, "")
