@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autoddp.errors import UsageError
 from autoddp.launch.elastic import environment_with, run_real_job
-from autoddp.launch.network import Network
+from autoddp.launch.network import VARIABLES, Network
 from autoddp.launch.options import Request, parse
 from autoddp.launch.ownership import require_script
 from autoddp.launch.plan import Plan, choose
@@ -46,7 +46,8 @@ def prepare(words: Sequence[str]) -> Job | None:
 
         with environment_with(network.variables):
             plan = tuned_plan(request, plan, folder, network)
-    return None if request.tune_only else Job(request, {**_variables(plan), **network.variables}, meeting_point)
+    variables = {**network.variables, **_variables(plan, network)}
+    return None if request.tune_only else Job(request, variables, meeting_point)
 
 
 def launch(job: Job) -> None:
@@ -77,12 +78,23 @@ def _confer(request: Request, plan: Plan) -> tuple[object, Network]:
     return meeting_point, network
 
 
-def _variables(plan: Plan) -> dict[str, str]:
+def _variables(plan: Plan, network: Network) -> dict[str, str]:
     if plan.recipe is None:
         return {}
     configuration = plan.configuration.without_variables.plain()
     order = Order(configuration=configuration, parameters_digest=plan.recipe.fits.parameters_digest)
-    return {**_not_set_here(plan.variables), **(order.environment(os.environ) if configuration else {})}
+    return {
+        **_not_set_here(_reachable(plan.variables, network)),
+        **(order.environment(os.environ) if configuration else {}),
+    }
+
+
+def _reachable(variables: dict[str, str], network: Network) -> dict[str, str]:
+    """A recipe's variables without a choice of interfaces that leads nowhere on this host."""
+    absent = [name for name in variables if name in VARIABLES and not network.has(variables[name])]
+    for name in absent:
+        _say(f"the recipe's {name}={variables[name]} is left out: not all of these reach all hosts here")
+    return {name: value for name, value in variables.items() if name not in absent}
 
 
 def _not_set_here(variables: dict[str, str]) -> dict[str, str]:

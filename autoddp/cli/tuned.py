@@ -26,7 +26,7 @@ def tuned_plan(request: Request, plan: Plan, folder: RunFolder, network: Network
     say(f"tuning {request.script}: {plan.trials} trials; logs in {folder.path}")
     terminal = Terminal()
     try:
-        tuned = tune(request, folder, terminal, lambda outcome: dump(recipe_of(outcome)))
+        tuned = tune(request, folder, terminal, lambda outcome: dump(recipe_of(outcome)), network.together)
     finally:
         terminal.close()
     if tuned.outcome is not None:

@@ -58,6 +58,8 @@ class Knob:
     """`hook=powersgd`: the knob means something only beside that value."""
     variable: str = ""
     """The environment variable that sets it at a process's start: the launched job gets it that way."""
+    start: bool = False
+    """Whether only a new process can take another value."""
 
 
 def exact(_value: Any) -> Rung:

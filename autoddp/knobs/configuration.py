@@ -12,6 +12,7 @@ from autoddp.knobs.buckets import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.knobs.copies import BATCHED_GRAD_COPY, GRADIENT_AS_BUCKET_VIEW
 from autoddp.knobs.graph import STATIC_GRAPH
 from autoddp.knobs.hook import HOOK, POWERSGD_RANK, POWERSGD_START_STEP
+from autoddp.knobs.start import INTERFACES, NCCL_P2P_LEVEL, NCCL_SOCKET_THREADS, NCCL_SOCKETS_PER_THREAD
 from autoddp.knobs.threads import THREADS
 
 KNOBS: tuple[Knob, ...] = (
@@ -24,6 +25,10 @@ KNOBS: tuple[Knob, ...] = (
     POWERSGD_RANK,
     POWERSGD_START_STEP,
     THREADS,
+    INTERFACES,
+    NCCL_SOCKET_THREADS,
+    NCCL_SOCKETS_PER_THREAD,
+    NCCL_P2P_LEVEL,
 )
 """Every knob, in the order a reader meets them. To add one: declare it in a file of this folder and list it here."""
 
@@ -65,6 +70,12 @@ class Configuration(Mapping[str, Value]):
     def variables(self) -> dict[str, str]:
         """The part that a process learns from its environment."""
         return {BY_NAME[name].variable: str(value) for name, value in self._values.items() if BY_NAME[name].variable}
+
+    @property
+    def start_variables(self) -> dict[str, str]:
+        """The part of `variables` that only a new process can take."""
+        knobs = (BY_NAME[name] for name in self._values)
+        return {knob.variable: str(self._values[knob.name]) for knob in knobs if knob.start}
 
     @property
     def without_variables(self) -> Configuration:

@@ -24,7 +24,7 @@ def confer(
     """
     host_endpoint_if_ours(torchrun, {address for nic in interfaces() for address in nic.addresses})
     conference = Conference(torchrun)
-    is_set = any(name in os.environ or name in variables for name in VARIABLES)
+    is_set = any(name in os.environ for name in VARIABLES)
     network = with_rdma(conference.agree(plan, reads, network_is_set=is_set), {*os.environ, *variables})
     if network.interface and torchrun.local_addr is None:
         # torchrun would give the others this host's name, which may stand for 127.0.0.1 or another network.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 from autoddp.knobs import Configuration
 from autoddp.launch.journal import Entry, Journal
 from autoddp.launch.server import Heard, Worker, WorkerServer
+from autoddp.launch.starts import Starts, kill_children
 from autoddp.log import get_logger
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.timing import median
@@ -47,18 +49,22 @@ class LiveJob:
         self._futile_passes = 0
         self._step_seconds = 0.0
         self._heartbeats = Path()
+        self._starts = Starts()
         self._over = ""
         self.finished: Finish | None = None
         """What a follower hears from the leader's study."""
 
     # Called by the main thread
 
-    def pass_begins(self, heartbeats: Path) -> None:
-        """Another start of the script is about to be made."""
+    def pass_begins(self, heartbeats: Path) -> dict[str, str]:
+        """Another start of the script is about to be made, with these variables."""
+        self._starts.begin()
+        self._server.go = not self._over
         self._heartbeats = heartbeats
         self._workers = []
         self._ready_in_this_start = False
         self._entries_before = len(self._journal.entries)
+        return self._starts.wanted
 
     def pass_ended(self, failure: str) -> bool:
         """Elastic has returned. Whether another pass makes sense; else the study is told that tuning is over."""
@@ -68,6 +74,9 @@ class LiveJob:
             return self._end(failure)
         if not self._workers:
             return self._end("the script built no DistributedDataParallel model")
+        self._starts.settle()
+        if self._starts.stale:
+            return True
         futile = len(self._journal.entries) == self._entries_before
         self._futile_passes = self._futile_passes + 1 if futile else 0
         if self._futile_passes >= _FUTILE_PASSES:
@@ -92,6 +101,7 @@ class LiveJob:
         """Tell all ranks to leave; every node writes the `recipe` of the node that leads when it is told."""
         if self._facts is None or self._facts.nodes == 1:
             self.finished = Finish(recipe)  # whether or not anybody is there to be told
+        self._starts.wanted = {}
         while self.finished is None:
             if self._leader is not None:
                 self._tell(self._leader, Finish(recipe))
@@ -116,6 +126,7 @@ class LiveJob:
         """See `study.Measure`."""
         index, self._next = self._next, self._next + 1
         asked = Measure(index, configuration.plain(), warmup, steps, reduce, turn)
+        self._starts.wanted = configuration.start_variables
         entry = self._entry(asked)
         if entry.done is None:
             raise TrialFailed(entry.failure)
@@ -127,14 +138,30 @@ class LiveJob:
         while True:
             if asked.index < len(self._journal.entries):
                 return self._journal.entries[asked.index]
-            if self._leader is not None:
+            if self._leader is not None and self._starts.stale:
+                self._leave_start(self._leader)
+            elif self._leader is not None:
                 entry = self._measure(asked, self._leader)
                 if entry is not None:
                     self._journal.add(entry)
             else:
-                began = time.perf_counter()
-                self._take(self._hear(None))
-                self.waited += time.perf_counter() - began
+                self._wait_for_a_leader(asked)
+
+    def _leave_start(self, leader: Worker) -> None:
+        """The ranks leave; the main thread starts the script again, with the variables wanted."""
+        self._leader = None
+        with contextlib.suppress(OSError):  # gone already
+            leader.send(Finish("", again=True))
+
+    def _wait_for_a_leader(self, asked: Measure) -> None:
+        began = time.perf_counter()
+        self._take(self._hear(1.0))
+        self.waited += time.perf_counter() - began
+        if self._starts.hangs and self._leader is None and not self._ready_in_this_start:
+            self._journal.add(Entry(asked, None, self._starts.why_hung))
+            self._starts.wanted = {}
+            self._server.go = False  # whoever elastic starts now is sent away
+            kill_children()
 
     def _measure(self, asked: Measure, leader: Worker) -> Entry | None:
         """One attempt; None when the script has simply ended meanwhile."""
@@ -213,9 +240,15 @@ class LiveJob:
         if self._over:
             raise TuningOver(self._over)
         try:
+            return self._server.heard.get_nowait()
+        except queue.Empty:
+            self._starts.listening.set()
+        try:
             return self._server.heard.get(timeout=timeout)
         except queue.Empty:
             return None
+        finally:
+            self._starts.listening.clear()
 
     def _take(self, heard: Heard | None) -> None:
         """Keep account of who is here and why anybody left."""
@@ -226,11 +259,12 @@ class LiveJob:
             self._new_worker(worker, message)
         elif isinstance(message, Ready):
             self._facts, self._ready_in_this_start = message.facts, True
+            self._starts.ready()
             if worker.hello.rank == 0:
                 self._leader, self._fresh_start = worker, True
         elif isinstance(message, BlockDone) and worker.hello.rank != 0:
             self._copy(message)
-        elif isinstance(message, Finish):
+        elif isinstance(message, Finish) and not message.again:
             self.finished = message
             self._end("the study was finished by another node's launcher")
         elif isinstance(message, Goodbye) and message.reason:

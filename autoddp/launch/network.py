@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+_LIKE = 0.4  # of the fastest; messages are dealt out evenly, so a slower interface holds the others up
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -19,6 +20,17 @@ class Network:
     """Interface → Gbit/s, of those that all others reach."""
     rdma: dict[str, str] = field(default_factory=dict)
     """What NCCL is told about RDMA: variable → value."""
+
+    def has(self, interfaces: str) -> bool:
+        """Whether all of these, with commas between them, reach all hosts; True where nothing was measured."""
+        return not self.rates or set(interfaces.split(",")) <= set(self.rates)
+
+    @property
+    def together(self) -> str:
+        """Interfaces, with commas, that are worth using at once: all that reach all hosts at a like rate."""
+        best = max(self.rates.values(), default=0.0)
+        like = sorted(name for name, rate in self.rates.items() if rate >= _LIKE * best)
+        return ",".join(like) if len(like) > 1 else ""
 
     @property
     def variables(self) -> dict[str, str]:

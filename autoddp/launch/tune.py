@@ -43,8 +43,10 @@ class Tuned:
     wall_seconds: dict[str, float] = field(default_factory=dict)
 
 
-def tune(request: Request, folder: RunFolder, observer: Observer, write: Callable[[Outcome], str]) -> Tuned:
-    """Run the study on the live script. `write` makes the recipe's text of an outcome.
+def tune(
+    request: Request, folder: RunFolder, observer: Observer, write: Callable[[Outcome], str], interfaces: str = ""
+) -> Tuned:
+    """Run the study on the live script. `write` makes the recipe's text of an outcome; `interfaces`: see `Order`.
 
     Never raises for anything the script does; a signal ends it as it would end torchrun.
     """
@@ -63,7 +65,7 @@ def tune(request: Request, folder: RunFolder, observer: Observer, write: Callabl
     )
     thread.start()
     try:
-        _run_passes(request, folder, job)
+        _run_passes(request, folder, job, interfaces)
         thread.join()
     finally:
         server.close()
@@ -74,15 +76,15 @@ def tune(request: Request, folder: RunFolder, observer: Observer, write: Callabl
     return tuned
 
 
-def _run_passes(request: Request, folder: RunFolder, job: LiveJob) -> None:
+def _run_passes(request: Request, folder: RunFolder, job: LiveJob, interfaces: str) -> None:
     number = 0
     while True:
         scratch = folder.scratch(number)
-        job.pass_begins(scratch / "heartbeats")
+        wanted = job.pass_begins(scratch / "heartbeats")
         pinned = f"{THREADS.variable} is set" if THREADS.variable in os.environ else ""
-        order = Order(socket=folder.socket, scratch=str(scratch), threads_pinned=pinned)
+        order = Order(socket=folder.socket, scratch=str(scratch), threads_pinned=pinned, interfaces=interfaces)
         asked = {"AUTODDP_TUNING": "1", **_TRACKERS_OFF, **nccl_logs.variables(folder.path)}
-        with environment_with({**asked, **order.environment(os.environ)}):
+        with environment_with({**asked, **order.environment(os.environ), **wanted}):
             failure = run_tuning_job(request.torchrun, folder.path, number)
         if not job.pass_ended(failure):
             return

@@ -6,20 +6,22 @@ A launcher that takes over replays the journal through the same code, and goes o
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung, Value
 from autoddp.study.decision import decide, ladder_of
 from autoddp.study.ledger import Ledger
-from autoddp.study.measure import Measure, TrialFailed
+from autoddp.study.measure import Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
-from autoddp.study.outcome import Decision, Outcome, Standing, TrialRecord
+from autoddp.study.outcome import Decision, Outcome, Standing, State, TrialRecord
 from autoddp.study.pace import Pace
 from autoddp.study.sampler import Sampler
 from autoddp.study.space import Space
+from autoddp.study.starts import RESERVED, Starts
 from autoddp.timing import Block, median, speedup
+from autoddp.units import MIB
 from autoddp.wire import JobFacts
 
 WORTHWHILE = 0.03
@@ -65,6 +67,7 @@ class Study:
             self._run_trials(held)
         if self._trials:
             rounds, finalists = self._finals(baseline)
+        rounds, finalists = self._with_starts(baseline, rounds, finalists)
         ladder = ladder_of(finalists)
         outcome = Outcome(
             facts=self._facts,
@@ -115,15 +118,54 @@ class Study:
     def _run_trials(self, held: Configuration) -> None:
         spaces = [Space(rung, self._facts, held) for rung in Rung]
         samplers = {space.rung: Sampler(space, self._plan.seed) for space in spaces if not space.empty}
-        numbers = range(len(self._trials) + 1, self._plan.trials + 1)
+        numbers = range(len(self._trials) + 1, self._live_trials + 1)
         for number, rung in zip(numbers, self._turns(list(samplers)), strict=False):
             if self._ledger.spent > self._plan.budget:
                 break
             self._add(self._trial(number, rung, samplers[rung]))
 
+    @property
+    def _live_trials(self) -> int:
+        """Trials that need no start of their own."""
+        enough = bool(self._facts.start_settings) and self._plan.trials >= 2 * RESERVED
+        return self._plan.trials - (RESERVED if enough else 0)
+
+    def _with_starts(
+        self, baseline: TrialRecord, rounds: list[Block], finalists: list[Standing]
+    ) -> tuple[list[Block], list[Standing]]:
+        """The final rounds, with the finalists that a setting of another start has added, if one gains."""
+        room = self._plan.trials >= 2 * RESERVED and self._ledger.spent <= self._plan.budget
+        if not self._facts.start_settings or not room:
+            return rounds, finalists
+        self._ledger.phase = "starts"
+        seconds = {AS_WRITTEN: baseline.seconds, **{s.configuration: s.seconds for s in ladder_of(finalists)}}
+        # Several links carry several buckets at once, and none carries a part of one.
+        seconds |= {t.configuration: t.seconds for t in self._best_with_several_buckets()}
+        starts = Starts(self._ledger, self._pace, seconds, self._add_start)
+        try:
+            blocks = starts.run(self._facts.start_settings)
+        except TuningOver:  # what was found before stays found
+            return rounds, finalists
+        if not blocks:
+            return rounds, finalists
+        rounds = blocks.pop(AS_WRITTEN)
+        return rounds, [_standing(c, rounds, found) for c, found in blocks.items()]
+
+    def _best_with_several_buckets(self) -> list[TrialRecord]:
+        mib = self._facts.gradient_bytes / MIB
+        good = [t for t in self._trials if t.state != "failed" and _buckets(t.configuration, mib) > 2]
+        return sorted(good, key=lambda trial: trial.seconds)[:1]
+
+    def _add_start(self, configuration: Configuration, blocks: Sequence[Block], failure: str) -> TrialRecord:
+        state: State = "failed" if failure else "measured"
+        record = TrialRecord(len(self._trials) + 1, configuration, state, tuple(blocks), failure)
+        self._add(record)
+        return record
+
     def _add(self, record: TrialRecord) -> None:
         self._trials.append(record)
-        left = self._ledger.wall_seconds["trials"] / record.number * (self._plan.trials - record.number)
+        spent = self._ledger.wall_seconds["trials"] + self._ledger.wall_seconds["starts"]
+        left = spent / record.number * max(0, self._plan.trials - record.number)
         best = min((t for t in self._trials if t.state != "failed"), key=lambda t: t.seconds, default=None)
         self._observer.trial(record, self._plan.trials, best, left)
 
@@ -188,6 +230,15 @@ class Study:
             why = f"only {headroom:.1%} of the step could be won, so no trial was run: your settings stay"
             return Decision(AS_WRITTEN, why)
         return decide(ladder, self._plan.allow, headroom)
+
+
+def _buckets(configuration: Configuration, mib: float) -> float:
+    """About how many buckets it cuts that many MiB into; 1 where the script decides."""
+    plan = configuration.plain().get("bucket_cap_mb_list")
+    if plan:
+        return len(plan)
+    cap = configuration.get("bucket_cap_mb")
+    return mib / cap if isinstance(cap, (int, float)) else 1.0
 
 
 def _standing(configuration: Configuration, rounds: list[Block], blocks: list[Block]) -> Standing:

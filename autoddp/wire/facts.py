@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -35,5 +36,7 @@ class JobFacts:
     cuda: str = ""
     nccl: str = ""
     """Versions, where NCCL carries the gradients."""
+    start_settings: tuple[dict[str, Any], ...] = ()
+    """Settings that need another start of the script and may gain here, the most promising first."""
     thread_counts: tuple[int, ...] = ()
     """CPU threads per rank worth trying; as written is not among them."""

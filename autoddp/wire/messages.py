@@ -79,6 +79,8 @@ class Finish:
     """The study is over: every rank leaves with exit code 0. `recipe` is the text every node writes."""
 
     recipe: str
+    again: bool = False
+    """True: this start is over, the study is not. Another start follows, with other variables."""
 
 
 @dataclass(frozen=True)

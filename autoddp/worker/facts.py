@@ -11,8 +11,11 @@ import torch.distributed as dist
 from torch import nn
 
 from autoddp.knobs import BY_NAME
+from autoddp.knobs.start import INTERFACES
 from autoddp.knobs.threads import THREADS, thread_counts
 from autoddp.topology import Fingerprint, fingerprint
+from autoddp.topology.probe import probe
+from autoddp.topology.start_settings import nccl_settings
 from autoddp.wire import JobFacts, Ready
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Wrapped, parameters_digest
 from autoddp.worker.ranks import Ranks
@@ -23,15 +26,20 @@ _BUCKET_KNOBS = ("bucket_cap_mb", "bucket_cap_mb_list")
 
 
 def gather_facts(
-    wrapped: Sequence[Wrapped], ranks: Ranks, threads: Threads, is_static: bool, forwards: Sequence[int]
+    wrapped: Sequence[Wrapped],
+    ranks: Ranks,
+    threads: Threads,
+    is_static: bool,
+    forwards: Sequence[int],
+    interfaces: str = "",
 ) -> JobFacts:
     """The same facts on every rank; all ranks call this together."""
     device = wrapped[0].parameters[0].device
     counts = thread_counts(usable_cpus(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")), threads.as_written)
-    # One rank of a node looks at the machine for all of them.
-    machine = fingerprint() if os.environ.get("LOCAL_RANK", "0") == "0" else Fingerprint()
+    looks = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank of a node looks at the machine for all of them
+    machine = fingerprint() if looks else Fingerprint()
     mine = [_device_name(device), is_static, threads.pinned(), counts, machine.links, machine.network]
-    of_all = ranks.gather(mine)
+    of_all = ranks.gather([*mine, _start_settings(device, ranks.nodes, interfaces) if looks else None])
     facts = _facts(wrapped, ranks, of_all, forwards) if ranks.rank == 0 else None
     told = ranks.broadcast(Ready(facts) if facts else None)
     assert isinstance(told, Ready)
@@ -39,7 +47,7 @@ def gather_facts(
 
 
 def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], forwards: Sequence[int]) -> JobFacts:
-    names, static, pinned, counts, links, networks = zip(*of_all, strict=True)
+    names, static, pinned, counts, links, networks, starts = zip(*of_all, strict=True)
     backend = dist.get_backend(_process_group(wrapped[0]))
     left_out = why_left_out(wrapped, all(static))
     left_out |= _why_no_threads(set(names), next(filter(None, pinned), ""), counts)
@@ -59,8 +67,16 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], fo
         networks=tuple(sorted(set(networks) - {""})) if ranks.nodes > 1 else (),
         cuda=str(torch.version.cuda or "") if backend == "nccl" else "",
         nccl=".".join(map(str, torch.cuda.nccl.version())) if backend == "nccl" else "",
+        start_settings=tuple(starts[0]) if all(other in (None, starts[0]) for other in starts) else (),
         thread_counts=() if THREADS.name in left_out else tuple(counts[0]),
     )
+
+
+def _start_settings(device: torch.device, nodes: int, interfaces: str) -> list[dict[str, Any]]:
+    """What another start of the script could set, as this rank's node sees it; only what all nodes see is tried."""
+    if dist.get_backend() == "nccl":
+        return nccl_settings(probe(), nodes, os.environ) if device.type == "cuda" else []
+    return [{INTERFACES.name: interfaces}] if interfaces and nodes > 1 else []
 
 
 def _why_no_threads(devices: set[str], pinned: str, counts: Sequence[Sequence[int]]) -> dict[str, str]:

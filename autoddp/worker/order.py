@@ -29,6 +29,8 @@ class Order:
     """Folder for whatever the script writes while tuning."""
     threads_pinned: str = ""
     """Why the number of threads must stay as it is; "" if it may be tuned."""
+    interfaces: str = ""
+    """Network interfaces, with commas, by which Gloo could reach the other nodes at once; "" if only by one."""
     configuration: dict[str, Any] = field(default_factory=dict)
     parameters_digest: str = ""
     """Of the models the configuration was measured on; another model runs as written."""

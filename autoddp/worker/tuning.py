@@ -97,7 +97,7 @@ class _TuningJob:
         wrapped = self._patch.alive()
         one_forward_each = all(count == len(wrapped) for count in self._forwards[1:])
         is_static = self._ready_order.is_static and one_forward_each
-        facts = gather_facts(wrapped, ranks, self._threads, is_static, self._forwards[1:])
+        facts = gather_facts(wrapped, ranks, self._threads, is_static, self._forwards[1:], self._order.interfaces)
         device = next(iter(self._all_parameters())).device.type
         director = _LauncherDirector(self._link, facts)
         model = LiveDdp(self._patch, self._switch, self._threads)

@@ -9,11 +9,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from launchers import AUTODDP, SCRIPTS, TORCHRUN, start
+from launchers import AUTODDP, ROOT, SCRIPTS, TORCHRUN, start
 
 from autoddp.errors import UsageError
 from autoddp.launch import choosing
 from autoddp.launch.listener import Listener, reaches, send_rate
+from autoddp.recipe import load
 from autoddp.topology import Nic
 
 PLAIN = str(SCRIPTS / "plain.py")
@@ -108,3 +109,23 @@ def test_hosts_that_cannot_reach_each_other_are_told_so_on_all(monkeypatch):
         for node in nodes:
             with pytest.raises(UsageError, match=r"node 0 has no address .* \(tried eth0 192\.0\.2\.77\)"):
                 node.result(30)
+
+
+@pytest.mark.lab
+def test_two_networks_are_used_at_once(lab, tmp_path):
+    """Two equal networks: tried by another start of the script, proved in turns, launched by the recipe's [env]."""
+    hosts = lab(hosts=2, rate="100mbit", more={"eth1": "100mbit"}, trap=True)
+    job = [str(ROOT / "benchmarks/jobs/mlp.py"), "--width", "256", "--depth", "6"]
+    words = ["--trials", "10", "--tune-only", "--allow", "exact", "--recipe", "mlp.toml", *job, "--steps", "1000000"]
+    launches = [launch.wait() for launch in on_all(hosts, AUTODDP, tmp_path, *words)]
+    assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
+    studies = [json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text()) for launch in launches]
+    assert studies[0]["job"]["start_settings"] == [{"interfaces": "eth0,eth1"}]
+    assert studies[0]["decision"]["configuration"]["interfaces"] == "eth0,eth1"
+    assert studies[0]["trials"] == studies[1]["trials"]
+    assert len(studies[0]["trials"]) <= 10
+    recipes = [load(launch.folder / "mlp.toml") for launch in launches]
+    assert [recipe.env for recipe in recipes] == [{"GLOO_SOCKET_IFNAME": "eth0,eth1"}] * 2
+    launches = [launch.wait() for launch in on_all(hosts, AUTODDP, tmp_path, "--recipe", "mlp.toml", *job)]
+    assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
+    assert all("launching" in launch.stderr and "left out" not in launch.stderr for launch in launches)

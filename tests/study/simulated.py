@@ -13,6 +13,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from autoddp.knobs import BY_NAME, Configuration, Rung
 from autoddp.study.space import Space
@@ -22,7 +23,12 @@ MIB = 24.0
 FORWARD, BACKWARD = 0.010, 0.020  # seconds
 
 
-def facts(knobs: tuple[str, ...] = tuple(BY_NAME), nodes: int = 1, thread_counts: tuple[int, ...] = ()) -> JobFacts:
+def facts(
+    knobs: tuple[str, ...] = tuple(BY_NAME),
+    nodes: int = 1,
+    thread_counts: tuple[int, ...] = (),
+    start_settings: tuple[dict[str, Any], ...] = (),
+) -> JobFacts:
     return JobFacts(
         world_size=2,
         nodes=nodes,
@@ -34,6 +40,7 @@ def facts(knobs: tuple[str, ...] = tuple(BY_NAME), nodes: int = 1, thread_counts
         ddp_arguments={},
         knobs=knobs,
         thread_counts=thread_counts,
+        start_settings=start_settings,
     )
 
 
@@ -51,6 +58,7 @@ class SimulatedJob:
         seed: int = 0,
         copies: float = 1.0,
         interruption: float = 0.0,
+        links: Callable[[str], float] = lambda interfaces: 1.0,
         computing: Callable[[int | None], float] = lambda threads: 1.0,
         spoil: Callable[[int, Configuration], None] = lambda index, configuration: None,
     ) -> None:
@@ -60,6 +68,7 @@ class SimulatedJob:
         self._copies = copies
         self._interruption = interruption
         self._computing = computing
+        self._links = links
         self._steps = 0
         self._random = random.Random(seed)
         self._spoil = spoil
@@ -89,9 +98,10 @@ class SimulatedJob:
 
     def cost(self, configuration: Configuration) -> float:
         """Seconds per step without noise."""
+        link = self._link * self._links(str(configuration.get("interfaces", "")))
         free, slower = 0.0, self._computing(configuration.get("threads"))
         for ready, mib in _buckets(configuration):
-            travel, work = _wire(configuration, mib, self._link, self._latency)
+            travel, work = _wire(configuration, mib, link, self._latency)
             free = max(free, (FORWARD + ready * BACKWARD) * slower + work) + travel
         return max(free, (FORWARD + BACKWARD) * slower) + _copies(configuration) * self._copies
 

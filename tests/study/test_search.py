@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from simulated import MIB, SimulatedJob, facts
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.study import Outcome, Plan, Silent, Study, TrialFailed, TrialRecord, TuningOver
+from autoddp.study.starts import ROUNDS
 
 LINKS = {  # MiB per second, seconds of latency
     "slow": (200.0, 0.0005),
@@ -274,3 +277,63 @@ def test_a_number_of_threads_that_gains_nothing_is_left_as_written() -> None:
 def test_few_trials_leave_threads_alone() -> None:
     outcome = Study(threaded(2), facts(thread_counts=(1, 2)), Plan(trials=3), Silent()).run()
     assert all("threads" not in trial.configuration for trial in outcome.trials)
+
+
+BOTH = {"interfaces": "eth0,eth1"}
+
+
+def starts_in(job: SimulatedJob) -> int:
+    """How often the script is started, if each change of the interfaces needs a start."""
+    asked = [order.configuration.get("interfaces") for order in job.asked]
+    return 1 + sum(one != other for one, other in itertools.pairwise(asked))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_setting_of_another_start_is_proved_in_turns(seed: int) -> None:
+    job = job_on("slow", seed, links=lambda names: 1.9 if names else 1.0)
+    outcome = Study(job, facts(nodes=2, start_settings=(BOTH,)), Plan(trials=20, seed=seed), Silent()).run()
+    assert len(outcome.trials) <= 20
+    assert outcome.decision.configuration["interfaces"] == "eth0,eth1"
+    assert outcome.decision.configuration.variables == {"GLOO_SOCKET_IFNAME": "eth0,eth1"}
+    assert starts_in(job) == 2 + ROUNDS  # the first, the trial, and one for each round
+    for standing in outcome.ladder:
+        true = job.cost(AS_WRITTEN) / job.cost(standing.configuration)
+        assert standing.speedup.low * 0.99 <= true <= standing.speedup.high * 1.01
+
+
+def test_a_setting_that_gains_nothing_costs_one_start() -> None:
+    job = job_on("slow")
+    outcome = Study(job, facts(nodes=2, start_settings=(BOTH,)), Plan(trials=20), Silent()).run()
+    assert starts_in(job) == 2
+    assert "interfaces" in outcome.trials[-1].configuration
+    assert all("interfaces" not in standing.configuration for standing in outcome.finalists)
+
+
+def test_a_setting_that_does_not_start_is_tried_once() -> None:
+    def spoil(index: int, configuration: Configuration) -> None:
+        if "interfaces" in configuration:
+            raise TrialFailed("the script did not get going")
+
+    job = job_on("slow", spoil=spoil)
+    outcome = Study(job, facts(nodes=2, start_settings=(BOTH,)), Plan(trials=20), Silent()).run()
+    failed = [trial for trial in outcome.trials if trial.state == "failed"]
+    assert [trial.configuration.plain() for trial in failed] == [BOTH]
+    assert "interfaces" not in outcome.decision.configuration
+    assert outcome.decision.configuration
+
+
+def test_a_start_that_ends_the_tuning_keeps_what_was_found() -> None:
+    def spoil(index: int, configuration: Configuration) -> None:
+        if "interfaces" in configuration:
+            raise TuningOver("it never came back")
+
+    job = job_on("slow", spoil=spoil)
+    outcome = Study(job, facts(nodes=2, start_settings=(BOTH,)), Plan(trials=20), Silent()).run()
+    assert len(outcome.ladder) == 3
+    assert outcome.decision.configuration
+
+
+def test_few_trials_need_no_other_start() -> None:
+    job = job_on("slow", links=lambda names: 1.9 if names else 1.0)
+    Study(job, facts(nodes=2, start_settings=(BOTH,)), Plan(trials=7), Silent()).run()
+    assert starts_in(job) == 1

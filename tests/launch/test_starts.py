@@ -1,0 +1,129 @@
+"""A configuration that needs another start of the script gets one, and only one that does."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_worker import FakeWorker
+
+from autoddp.knobs import AS_WRITTEN, Configuration
+from autoddp.launch import starts
+from autoddp.launch.journal import Journal
+from autoddp.launch.live_job import LiveJob
+from autoddp.launch.server import WorkerServer
+from autoddp.study import TrialFailed
+from autoddp.wire import Finish
+
+BOTH = Configuration({"interfaces": "eth0,eth1", "bucket_cap_mb": 8.0})
+VARIABLES = {"GLOO_SOCKET_IFNAME": "eth0,eth1"}
+
+
+class Passes:
+    """The main thread of a launcher: one fake worker a pass, as long as the job wants another."""
+
+    def __init__(self, job: LiveJob, path: str, folder: Path) -> None:
+        self.variables: list[dict[str, str]] = []
+        self.workers: list[FakeWorker] = []
+        self._job, self._path, self._folder = job, path, folder
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        more = True
+        while more:
+            self.variables.append(self._job.pass_begins(self._folder))
+            worker = FakeWorker(self._path)
+            self.workers.append(worker)
+            worker.hung_up.wait(30)
+            with contextlib.suppress(OSError):  # sent away before
+                worker.end("")
+            more = self._job.pass_ended("")
+
+
+@pytest.fixture
+def passes(tmp_path: Path) -> Iterator[tuple[LiveJob, Passes]]:
+    server = WorkerServer(str(tmp_path / "s"))
+    job = LiveJob(server, Journal(tmp_path / "journal"))
+    found = Passes(job, server.path, tmp_path)
+    found.thread.start()
+    yield job, found
+    job.give_up("the test is over")
+    for worker in found.workers:
+        worker.process.kill()
+        worker.process.wait()
+    found.thread.join(30)
+    server.close()
+    assert not found.thread.is_alive()
+
+
+def let_go_when_told(passes: Passes) -> threading.Thread:
+    """A fake worker does not leave by itself when it hears that this start is over."""
+
+    def watch() -> None:
+        seen = 0
+        while passes.thread.is_alive():
+            for worker in passes.workers[seen:]:
+                if any(isinstance(order, Finish) and order.again for order in worker.heard):
+                    worker.hung_up.set()
+                    seen += 1
+            threading.Event().wait(0.01)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_one_start_for_each_change(passes: tuple[LiveJob, Passes]) -> None:
+    job, main = passes
+    let_go_when_told(main)
+    asked = [AS_WRITTEN, Configuration({"bucket_cap_mb": 8.0}), BOTH, BOTH, AS_WRITTEN]
+    blocks = [job(configuration, 1, 3) for configuration in asked]
+    assert [len(block.seconds) for block in blocks] == [3] * 5
+    assert main.variables == [{}, VARIABLES, {}]
+    configurations = [[o.configuration for o in worker.heard if not isinstance(o, Finish)] for worker in main.workers]
+    assert configurations == [[{}, {"bucket_cap_mb": 8.0}], [BOTH.plain()] * 2, [{}]]
+
+
+def test_nothing_is_in_effect_after_a_start(passes: tuple[LiveJob, Passes]) -> None:
+    job, main = passes
+    let_go_when_told(main)
+    job(AS_WRITTEN, 1, 3)
+    job(BOTH, 0, 3, turn=False)
+    orders = [order for order in main.workers[1].heard if not isinstance(order, Finish)]
+    assert orders[0].turn
+    assert orders[0].warmup == 2
+
+
+def test_a_start_that_hangs_fails_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker says hello in the second pass: after some patience the configuration is to blame."""
+    killed = threading.Event()
+    monkeypatch.setattr(starts, "_START_PATIENCE", 0.5)
+    monkeypatch.setattr("autoddp.launch.live_job.kill_children", killed.set)
+    server = WorkerServer(str(tmp_path / "s"))
+    job = LiveJob(server, Journal(tmp_path / "journal"))
+    job.pass_begins(tmp_path)
+    worker = FakeWorker(server.path)
+    job(AS_WRITTEN, 1, 3)
+
+    def next_pass() -> None:
+        while not any(isinstance(order, Finish) for order in worker.heard):
+            threading.Event().wait(0.01)
+        worker.end("")
+        assert job.pass_ended("")
+        assert job.pass_begins(tmp_path) == VARIABLES
+
+    main = threading.Thread(target=next_pass)
+    main.start()
+    with pytest.raises(TrialFailed, match="did not get going with GLOO_SOCKET_IFNAME=eth0,eth1"):
+        job(BOTH, 1, 3)
+    main.join()
+    assert killed.is_set()
+    assert not server.go
+    assert job.pass_begins(tmp_path) == {}
+    assert server.go
+    job.give_up("the test is over")
+    worker.process.wait()
+    server.close()
