@@ -65,9 +65,9 @@ class Grid:
         screened = self._screen(dict(list(distinct.items())[:: self._task["thin"]]), pace)
         ranked = sorted(screened, key=lambda key: screened[key])
         finalists = {**{key: distinct[key] for key in ranked[:TOP]}, **winners}
-        selecting = self._rounds(finalists, 2 if pace.slow else 4, pace)
+        selecting = self._rounds(finalists, 3 if pace.slow else 4, pace)
         best = min(selecting, key=lambda key: median(selecting[key]))
-        comparing = self._rounds({best: finalists[best], **winners}, 4 if pace.slow else 8, pace)
+        comparing = self._rounds({best: finalists[best], **winners}, 6 if pace.slow else 8, pace)
         return {
             "configurations": len(everything),
             "distinct": len(distinct),
@@ -103,8 +103,9 @@ class Grid:
 
     def _seconds(self, configuration: Configuration, pace: Pace) -> float:
         """Twice the steps of a trial where steps are fast enough for noise to matter."""
-        steps = 6 if configuration.rung is Rung.LOSSY else pace.block(pace.step) * (1 if pace.slow else 2)
-        return median(self._measure(configuration, pace.warmup_of(configuration), steps).seconds)
+        lossy = configuration.rung is Rung.LOSSY
+        steps = 12 if lossy else pace.block(pace.step) * (1 if pace.slow else 2)
+        return median(self._measure(configuration, pace.warmup_of(configuration) + 2 * lossy, steps).seconds)
 
 
 def _shown(configuration: Configuration) -> dict[str, Any]:

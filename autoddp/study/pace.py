@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autoddp.knobs import Configuration
 
 _BLOCK_SECONDS = 0.05
+_GAINER_SECONDS = 0.25
 _MOST = 20
 _SLOW = 0.3  # seconds per step from which every single step is counted
 
@@ -45,4 +46,12 @@ class Pace:
         """Steps of a block for a configuration that takes `seconds` per step."""
         # Three, so that the median of a block does not feel one step in which the script saved or evaluated.
         fewest = 2 if seconds >= _SLOW else 3
-        return max(fewest, min(_MOST, math.ceil(_BLOCK_SECONDS / max(seconds, 1e-6))))
+        spend = max(_GAINER_SECONDS, self.step / 2) if self.gains(seconds) else _BLOCK_SECONDS
+        return max(fewest, min(_MOST, math.ceil(spend / max(seconds, 1e-6))))
+
+    def gains(self, seconds: float) -> bool:
+        """Whether a step is so much shorter than the baseline's that more of them cost nothing beside it.
+
+        Such steps are mostly computing, whose noise the baseline's hardly feel.
+        """
+        return seconds < self.step / 2

@@ -27,6 +27,7 @@ from autoddp.wire import JobFacts
 WORTHWHILE = 0.03
 """Headroom below which no trial is run: less can hardly be told from noise."""
 _HOPELESS = 1.15  # times the rung's best, after the first block: measured no further
+_HOPELESS_AT_FIRST = 1.5  # where the first block is short beside the second, and still warming up
 _FINALISTS = 2
 _SHARE_FOR_THREADS = 4  # one trial of so many, at most, looks for the number of threads
 
@@ -190,7 +191,7 @@ class Study:
         pace = self._pace
         try:
             first = self._ledger.block(configuration, pace.warmup_of(configuration), pace.block(pace.step))
-            if first.median > best * _HOPELESS:
+            if first.median > best * (_HOPELESS_AT_FIRST if pace.gains(first.median) else _HOPELESS):
                 why = f"{first.median / best:.2f} times the best of its rung"
                 return TrialRecord(number, configuration, "cut short", (first,), why)
             if Pace(first.median).slow:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration
+from autoddp.worker.ddp import AVAILABLE_ARGUMENTS
 from autoddp.worker.hooks import hook_for
 
 WORLD = 3
@@ -164,11 +165,11 @@ def beside_a_busy_layer(rank: int) -> list[float]:
     return [float(job.reduce([busy, torch.zeros(64, 48)])[1].abs().max()) for _ in range(3)]
 
 
-def delayed(rank: int, **knobs: Any) -> dict[str, Any]:
+def delayed(rank: int, arguments: dict[str, Any] | None = None, **knobs: Any) -> dict[str, Any]:
     """Eight layers, one a bucket, each rank's backward slowed down here and there."""
     torch.manual_seed(1)
     layers = [layer for _ in range(8) for layer in (nn.Linear(48, 48), nn.Tanh())]
-    ddp = DDP(nn.Sequential(*layers), bucket_cap_mb=0.009)
+    ddp = DDP(nn.Sequential(*layers), **(arguments or {"bucket_cap_mb": 0.009}))
     ddp.register_comm_hook(*hook_for(Configuration(knobs), ddp.process_group, 0))
     source, losses = random.Random(rank), []
     for parameter in ddp.parameters():
@@ -205,4 +206,9 @@ def checks(rank: int) -> dict[str, Any]:
         "powersgd": delayed(rank, hook="powersgd", powersgd_rank=2),
         "bf16": delayed(rank, hook="bf16"),
     }
+    for name in ("bucket_cap_mb", "bucket_cap_mb_list"):
+        if name in AVAILABLE_ARGUMENTS:
+            # DDP numbers no buckets in the first pass over a static graph with a plan.
+            arguments = {"static_graph": True, name: 0.009 if name == "bucket_cap_mb" else [0.009] * 8}
+            found["delayed"][f"static graph, {name}"] = delayed(rank, arguments, hook="powersgd", powersgd_rank=2)
     return found

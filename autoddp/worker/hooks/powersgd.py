@@ -63,6 +63,8 @@ class PowerSGDState:
     owners: dict[int, list[int]] = field(default_factory=dict)
     """Bucket index → the parameters that both belong to, by identity."""
     flights: list[_Flight] = field(default_factory=list)
+    unnumbered: bool = False
+    """Whether DDP does not number its buckets at present."""
 
 
 def powersgd_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -72,14 +74,24 @@ def powersgd_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Fut
         state.step += 1
     if not compress:
         return _exact(state, bucket)
+    _look_at_the_number(state, bucket.index())
     _take_off(state, bucket)
     flight = state.flights[-1]
     if len(state.flights) > 1:
         _second_half(state, state.flights[-2])
-    if bucket.is_last():
+    if bucket.is_last() or state.unnumbered:
         _second_half(state, flight)
         _land(state)
     return flight.future
+
+
+def _look_at_the_number(state: PowerSGDState, index: int) -> None:
+    """In the first pass over a static graph whose buckets follow a plan, DDP calls every bucket number 0 and none the
+    last (torch 2.13). Nobody can tell then when to drain the pipeline, so each call drains it until numbers return."""
+    if any(flight.index >= index for flight in state.flights):
+        state.unnumbered = True
+    elif index > 0:
+        state.unnumbered = False
 
 
 def _exact(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
