@@ -28,7 +28,8 @@ WORTHWHILE = 0.03
 """Headroom below which no trial is run: less can hardly be told from noise."""
 _HOPELESS = 1.15  # times the rung's best, after the first block: measured no further
 _HOPELESS_AT_FIRST = 1.5  # where the first block is short beside the second, and still warming up
-_FINALISTS = 2
+_FINALISTS, _MOST_FINALISTS = 2, 4
+_TIED = 1.08  # times the best: as far as the noise of a few short steps reaches
 _SHARE_FOR_THREADS = 4  # one trial of so many, at most, looks for the number of threads
 
 
@@ -221,10 +222,15 @@ class Study:
         return rounds, [_standing(c, rounds, found) for c, found in blocks.items() if len(found) == len(rounds) > 1]
 
     def _contenders(self, rung: Rung) -> list[Configuration]:
-        ranked = sorted((t for t in self._trials if t.configuration.rung is rung), key=lambda t: t.seconds)
-        distinct = dict.fromkeys(t.configuration for t in ranked if t.state != "failed")
-        distinct.pop(AS_WRITTEN, None)
-        return list(distinct)[: _FINALISTS if self._plan.allow.allows(rung) else 1]
+        of_rung = [t for t in self._trials if t.configuration.rung is rung and t.state != "failed" and t.configuration]
+        ranked = sorted(of_rung, key=lambda t: t.seconds)
+        seconds = {t.configuration: t.seconds for t in reversed(ranked)}  # each at its best
+        distinct = sorted(seconds, key=lambda configuration: seconds[configuration])
+        if not distinct or not self._plan.allow.allows(rung):
+            return distinct[:1]
+        # Where a step costs little beside the baseline's, none that a trial could not tell from the best is left out.
+        tied = [c for c in distinct if seconds[c] <= seconds[distinct[0]] * _TIED and self._pace.gains(seconds[c])]
+        return distinct[: max(_FINALISTS, min(len(tied), _MOST_FINALISTS))]
 
     def _decide(self, headroom: float, ladder: tuple[Standing, ...]) -> Decision:
         if headroom < WORTHWHILE and not self._trials:
