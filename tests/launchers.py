@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -130,6 +131,21 @@ def side_by_side(parent: Path, words: Sequence[str], env: Mapping[str, str] | No
         for launch in launches.values():
             if launch.process.poll() is None:
                 launch.kill()
+
+
+def may_mount() -> bool:
+    """Whether this process may mount over the kernel's lists, in a mount namespace of its own; and has two CPUs."""
+    if shutil.which("unshare") is None or len(os.sched_getaffinity(0)) < 2:
+        return False
+    return subprocess.run(["unshare", "-m", "mount", "--bind", "/tmp", "/mnt"], capture_output=True).returncode == 0
+
+
+def on_numa_nodes(folder: Path, *nodes: str) -> list[str]:
+    """A command in front of another one: there the kernel lists NUMA nodes with these CPUs, such as `0-3,8`."""
+    for number, listed in enumerate(nodes):
+        (folder / f"node{number}").mkdir(parents=True)
+        (folder / f"node{number}" / "cpulist").write_text(f"{listed}\n")
+    return ["unshare", "-m", "bash", "-c", f'mount --bind {folder} /sys/devices/system/node && exec "$@"', "--"]
 
 
 def wait_for(condition: Any, what: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from autoddp.errors import did_you_mean
 from autoddp.knobs.base import Knob, Rung, Value
+from autoddp.knobs.binding import NUMA_BINDING
 from autoddp.knobs.buckets import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.knobs.copies import BATCHED_GRAD_COPY, GRADIENT_AS_BUCKET_VIEW
 from autoddp.knobs.graph import STATIC_GRAPH
@@ -25,6 +26,7 @@ KNOBS: tuple[Knob, ...] = (
     POWERSGD_RANK,
     POWERSGD_START_STEP,
     THREADS,
+    NUMA_BINDING,
     INTERFACES,
     NCCL_SOCKET_THREADS,
     NCCL_SOCKETS_PER_THREAD,

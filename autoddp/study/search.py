@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung, Value
+from autoddp.knobs.binding import NUMA_BINDING
+from autoddp.knobs.threads import THREADS
 from autoddp.study.decision import decide, ladder_of
 from autoddp.study.ledger import Ledger
 from autoddp.study.measure import Measure, TrialFailed, TuningOver
@@ -30,7 +32,7 @@ _HOPELESS = 1.15  # times the rung's best, after the first block: measured no fu
 _HOPELESS_AT_FIRST = 1.5  # where the first block is short beside the second, and still warming up
 _FINALISTS, _MOST_FINALISTS = 2, 4
 _TIED = 1.08  # times the best: as far as the noise of a few short steps reaches
-_SHARE_FOR_THREADS = 4  # one trial of so many, at most, looks for the number of threads
+_SHARE_FOR_PROCESSORS = 4  # one trial of so many, at most, looks for the CPUs and threads of a rank
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Study:
         self._pace = Pace(baseline.seconds)
         rounds: list[Block] = []
         finalists: list[Standing] = []
-        held = self._find_threads(baseline)
+        held = self._find_processors(baseline)
         if headroom >= WORTHWHILE:
             self._run_trials(held)
         if self._trials:
@@ -104,18 +106,23 @@ class Study:
         headroom = max(0.0, 1 - without / baseline.seconds)
         return baseline, headroom, Block(tuple(second for block in off for second in block.seconds))
 
-    def _find_threads(self, baseline: TrialRecord) -> Configuration:
-        """The number of threads that all later trials have. Searched first and alone: it weighs on every other knob.
+    def _find_processors(self, baseline: TrialRecord) -> Configuration:
+        """The CPUs and threads of a rank that all later trials have. First and alone: they weigh on every other knob.
 
-        It can win where the reduction costs nothing, so it is tried whatever the headroom.
+        They can win where the reduction costs nothing, so they are tried whatever the headroom.
         """
         self._ledger.phase = "trials"
-        counts = self._facts.thread_counts[: self._plan.trials // _SHARE_FOR_THREADS]
-        for number, count in enumerate(counts, start=1):
-            self._add(self._measured(number, Configuration({"threads": count}), self._best_of(Rung.EXACT)))
-        good = [trial for trial in self._trials if trial.state == "measured"]
-        best = min(good, key=lambda trial: trial.seconds, default=baseline)
-        return best.configuration if best.seconds < baseline.seconds * (1 - WORTHWHILE) else AS_WRITTEN
+        best = baseline
+        binding: list[dict[str, Value]] = [{NUMA_BINDING.name: "node"}] * (NUMA_BINDING.name in self._facts.knobs)
+        counts: list[dict[str, Value]] = [{THREADS.name: count} for count in self._facts.thread_counts]
+        tried = [*binding, *counts][: self._plan.trials // _SHARE_FOR_PROCESSORS]
+        for number, values in enumerate(tried, start=1):
+            kept = {name: value for name, value in best.configuration.items() if name not in values}
+            trial = self._measured(number, Configuration({**kept, **values}), self._best_of(Rung.EXACT))
+            self._add(trial)
+            if trial.state == "measured" and trial.seconds < min(best.seconds, baseline.seconds * (1 - WORTHWHILE)):
+                best = trial
+        return best.configuration
 
     def _run_trials(self, held: Configuration) -> None:
         spaces = [Space(rung, self._facts, held) for rung in Rung]

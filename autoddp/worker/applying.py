@@ -8,6 +8,8 @@ import sys
 from torch import nn
 
 from autoddp.knobs import AS_WRITTEN, Configuration
+from autoddp.knobs.binding import NUMA_BINDING
+from autoddp.worker.binding import Binding
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, Wrapped, parameters_digest
 from autoddp.worker.order import Order
 
@@ -27,6 +29,7 @@ class _Applied:
         if missing:
             _warn(f"this torch's DDP has no {', '.join(missing)}: the recipe's value is left out")
         self._configuration = Configuration({k: v for k, v in configuration.items() if k not in missing})
+        self._is_bound = False
         self._digests = set(digests.split("+")) if digests else set()
 
     def for_module(self, module: nn.Module) -> Configuration:
@@ -34,7 +37,18 @@ class _Applied:
         if self._digests and parameters_digest(module) not in self._digests:
             _warn("this model's parameters are not the recipe's: it runs as written; tune again with --trials 20")
             return AS_WRITTEN
+        self._bind(module)
         return self._configuration
+
+    def _bind(self, module: nn.Module) -> None:
+        """At the first model; the CPUs stay those that they then are."""
+        if NUMA_BINDING.name not in self._configuration or self._is_bound:
+            return
+        self._is_bound = True
+        binding = Binding(next(module.parameters()).device)
+        binding.turn(True)
+        if binding.why_not:
+            _warn(f"the recipe's {NUMA_BINDING.name} is left out: {binding.why_not}")
 
     def set_hook_aside(self, wrapped: Wrapped) -> None:
         if "hook" in self._configuration:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from autoddp.knobs import BY_NAME
+from autoddp.knobs.binding import NUMA_BINDING
 from autoddp.knobs.start import INTERFACES
 from autoddp.knobs.threads import THREADS, thread_counts
 from autoddp.topology import Fingerprint, fingerprint
@@ -18,8 +19,9 @@ from autoddp.topology.probe import probe
 from autoddp.topology.start_settings import nccl_settings
 from autoddp.wire import JobFacts, Ready
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Wrapped, parameters_digest
+from autoddp.worker.processors import Processors
 from autoddp.worker.ranks import Ranks
-from autoddp.worker.threads import Threads, usable_cpus
+from autoddp.worker.threads import usable_cpus
 
 _HOOK_KNOBS = ("hook", "powersgd_rank", "powersgd_start_step")
 _BUCKET_KNOBS = ("bucket_cap_mb", "bucket_cap_mb_list")
@@ -28,17 +30,19 @@ _BUCKET_KNOBS = ("bucket_cap_mb", "bucket_cap_mb_list")
 def gather_facts(
     wrapped: Sequence[Wrapped],
     ranks: Ranks,
-    threads: Threads,
+    processors: Processors,
     is_static: bool,
     forwards: Sequence[int],
     interfaces: str = "",
 ) -> JobFacts:
     """The same facts on every rank; all ranks call this together."""
+    threads = processors.threads
     device = wrapped[0].parameters[0].device
     counts = thread_counts(usable_cpus(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")), threads.as_written)
     looks = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank of a node looks at the machine for all of them
     machine = fingerprint() if looks else Fingerprint()
-    mine = [_device_name(device), is_static, threads.pinned(), counts, machine.links, machine.network]
+    free = [threads.pinned(), counts, processors.binding.why_not]
+    mine = [_device_name(device), is_static, *free, machine.links, machine.network]
     of_all = ranks.gather([*mine, _start_settings(device, ranks.nodes, interfaces) if looks else None])
     facts = _facts(wrapped, ranks, of_all, forwards) if ranks.rank == 0 else None
     told = ranks.broadcast(Ready(facts) if facts else None)
@@ -47,10 +51,12 @@ def gather_facts(
 
 
 def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], forwards: Sequence[int]) -> JobFacts:
-    names, static, pinned, counts, links, networks, starts = zip(*of_all, strict=True)
+    names, static, pinned, counts, unbound, links, networks, starts = zip(*of_all, strict=True)
     backend = dist.get_backend(_process_group(wrapped[0]))
     left_out = why_left_out(wrapped, all(static))
     left_out |= _why_no_threads(set(names), next(filter(None, pinned), ""), counts)
+    if any(unbound):
+        left_out[NUMA_BINDING.name] = next(filter(None, unbound))
     return JobFacts(
         world_size=ranks.world_size,
         nodes=ranks.nodes,

@@ -6,7 +6,7 @@ import torch
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.worker.ddp import Patch, ReductionSwitch, broadcast_parameters
-from autoddp.worker.threads import Threads
+from autoddp.worker.processors import Processors
 
 
 class LiveDdp:
@@ -15,16 +15,15 @@ class LiveDdp:
     A trial measures PowerSGD from its first step: its exact first steps would be the baseline's time, not its own.
     """
 
-    def __init__(self, patch: Patch, switch: ReductionSwitch, threads: Threads) -> None:
+    def __init__(self, patch: Patch, switch: ReductionSwitch, processors: Processors) -> None:
         self._patch = patch
         self._switch = switch
-        self._threads = threads
+        self._processors = processors
         self._current = AS_WRITTEN
 
     def turn(self, configuration: Configuration) -> None:
         """Bring `configuration` into effect from the next forward on."""
-        count = configuration.get("threads")
-        self._threads.turn(count if isinstance(count, int) else None)
+        self._processors.turn(configuration)
         live = configuration.without_variables
         if live == self._current:
             return

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.wire import BlockDone, Finish, JobFacts, Message, Ready
+from autoddp.worker.binding import Binding
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import Patch, ReductionSwitch, Wrapped
 from autoddp.worker.facts import gather_facts
@@ -17,6 +18,7 @@ from autoddp.worker.leaving import leave, leave_at_the_end_of_training
 from autoddp.worker.link import Link
 from autoddp.worker.model import LiveDdp
 from autoddp.worker.order import Order
+from autoddp.worker.processors import Processors
 from autoddp.worker.ranks import Ranks
 from autoddp.worker.ready_order import ReadyOrder
 from autoddp.worker.runner import TrialRunner
@@ -97,11 +99,12 @@ class _TuningJob:
         wrapped = self._patch.alive()
         one_forward_each = all(count == len(wrapped) for count in self._forwards[1:])
         is_static = self._ready_order.is_static and one_forward_each
-        facts = gather_facts(wrapped, ranks, self._threads, is_static, self._forwards[1:], self._order.interfaces)
-        device = next(iter(self._all_parameters())).device.type
+        device = next(iter(self._all_parameters())).device
+        processors = Processors(self._threads, Binding(device))
+        facts = gather_facts(wrapped, ranks, processors, is_static, self._forwards[1:], self._order.interfaces)
         director = _LauncherDirector(self._link, facts)
-        model = LiveDdp(self._patch, self._switch, self._threads)
-        self._runner = TrialRunner(model, ranks, director, stopwatch_for(device))
+        model = LiveDdp(self._patch, self._switch, processors)
+        self._runner = TrialRunner(model, ranks, director, stopwatch_for(device.type))
         self._runner.begin()
 
 

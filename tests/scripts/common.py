@@ -45,12 +45,14 @@ def optimizer(*modules: nn.Module) -> torch.optim.Optimizer:
 
 
 def finish(*modules: nn.Module) -> None:
-    """Leave this rank's parameters in the folder OUT, if there is one."""
+    """Leave this rank's parameters, and the CPUs it may use, in the folder OUT, if there is one."""
     if "OUT" in os.environ:
         state = {
             f"{i}.{name}": value for i, module in enumerate(modules) for name, value in module.state_dict().items()
         }
         torch.save(state, os.path.join(os.environ["OUT"], f"rank{os.environ['RANK']}.pt"))
+        with open(os.path.join(os.environ["OUT"], f"cpus{os.environ['RANK']}"), "w") as file:
+            file.write(" ".join(map(str, sorted(os.sched_getaffinity(0)))))
 
 
 def stop() -> None:

@@ -1,0 +1,98 @@
+"""Keeps a rank's threads on the NUMA node of its GPU; without GPUs a node's ranks are dealt out over its NUMA nodes.
+
+Turned live: the scheduler moves the threads at once, and what they allocate from then on is near. Memory that the
+process has already stays where it is, so a trial shows rather less than the launched job gains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+
+from autoddp.topology.facts import NumaNode
+from autoddp.topology.files import number
+from autoddp.topology.system import numa_nodes
+
+_OTHERS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+"""Variables by which OpenMP binds its threads itself."""
+
+
+class Binding:
+    """Made once the script's model stands on `device`. `why_not` is why the rank cannot be bound; "" if it can."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._as_written = _allowed()
+        self._bound = False
+        self.why_not, self._near = _near(device, self._as_written)
+
+    def turn(self, on: bool) -> None:
+        """All threads onto the near CPUs, or back to those they had. Threads to come inherit it."""
+        if on == self._bound or self.why_not:
+            return
+        self._bound = on
+        for thread in _threads():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                os.sched_setaffinity(thread, self._near if on else self._as_written)
+
+
+def _near(device: torch.device, allowed: Collection[int]) -> tuple[str, set[int]]:
+    """Why not, or the CPUs."""
+    asked = next((name for name in _OTHERS if name in os.environ), "")
+    if not allowed:
+        return "the system has no CPU affinity, or the script binds its threads", set()
+    if asked:
+        return f"{asked} is set", set()
+    nodes = [(node.number, cpus(node) & set(allowed)) for node in numa_nodes()]
+    usable = [(node, found) for node, found in nodes if found]
+    if len(usable) < 2:
+        return "its CPUs are on one NUMA node", set()
+    if device.type == "cuda":
+        near = dict(usable).get(_node_of_gpu(device))
+        return ("", near) if near else ("the GPU's NUMA node is not known", set())
+    rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if ranks < len(usable):
+        return "fewer ranks than NUMA nodes: binding would leave CPUs idle", set()
+    return "", usable[rank * len(usable) // ranks][1]
+
+
+def cpus(node: NumaNode) -> set[int]:
+    """The numbers behind a list such as `0-23,48-71`; empty for a text that is none."""
+    found: set[int] = set()
+    for part in filter(None, node.cpus.split(",")):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            return set()
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _node_of_gpu(device: torch.device) -> int:
+    """-1 where it is not known; -1 is also what the kernel says of a device that belongs to none."""
+    of = torch.cuda.get_device_properties(device)
+    address = [getattr(of, name, -1) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
+    if -1 in address:  # torch before 2.7
+        return -1
+    found = number(Path("/sys/bus/pci/devices") / "{:04x}:{:02x}:{:02x}.0".format(*address) / "numa_node")
+    return -1 if found is None else found
+
+
+def _allowed() -> set[int]:
+    """CPUs of this process; empty where its threads differ, or where the system cannot say."""
+    if not hasattr(os, "sched_getaffinity"):
+        return set()
+    found = set()
+    for thread in _threads():
+        with contextlib.suppress(OSError):
+            found.add(frozenset(os.sched_getaffinity(thread)))
+    return set(found.pop()) if len(found) == 1 else set()
+
+
+def _threads() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc/self/task")]
+    except OSError:  # no Linux
+        return [0]
