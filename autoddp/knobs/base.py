@@ -60,6 +60,8 @@ class Knob:
     """The environment variable that sets it at a process's start: the launched job gets it that way."""
     start: bool = False
     """Whether only a new process can take another value."""
+    on_the_link: bool = False
+    """Whether it steers how bytes travel, and nothing else: then a communication benchmark can judge it."""
 
 
 def exact(_value: Any) -> Rung:

@@ -13,7 +13,7 @@ from autoddp.knobs.buckets import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.knobs.copies import BATCHED_GRAD_COPY, GRADIENT_AS_BUCKET_VIEW
 from autoddp.knobs.graph import STATIC_GRAPH
 from autoddp.knobs.hook import HOOK, POWERSGD_RANK, POWERSGD_START_STEP
-from autoddp.knobs.start import INTERFACES, NCCL_P2P_LEVEL, NCCL_SOCKET_THREADS, NCCL_SOCKETS_PER_THREAD
+from autoddp.knobs.start import START_KNOBS
 from autoddp.knobs.threads import THREADS
 
 KNOBS: tuple[Knob, ...] = (
@@ -27,10 +27,7 @@ KNOBS: tuple[Knob, ...] = (
     POWERSGD_START_STEP,
     THREADS,
     NUMA_BINDING,
-    INTERFACES,
-    NCCL_SOCKET_THREADS,
-    NCCL_SOCKETS_PER_THREAD,
-    NCCL_P2P_LEVEL,
+    *START_KNOBS,
 )
 """Every knob, in the order a reader meets them. To add one: declare it in a file of this folder and list it here."""
 

@@ -21,7 +21,7 @@ TUNING_RESTARTS = 12
 _FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Each start of the workers gets a store of its own. With elastic's shared one (torch 2.13), a restarted rank may find
 the address under which its peer listened before the restart, and the restart fails."""
-_AGENTS_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
+AGENTS_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
 """Our own workers meet in the store before they make a process group, so it must not be one that rank 0 makes there."""
 DEFAULT_PORT = 29500  # torchrun's, for a static rendezvous without --master-port
 
@@ -114,7 +114,7 @@ def run_own_job(torchrun: argparse.Namespace, name: str, more: dict[str, str]) -
 
     arguments = _other_rendezvous(torchrun, name)
     arguments.max_restarts = 0
-    with _quiet_elastic(None), _signal_handlers_kept(), environment_with(_AGENTS_STORE | more):
+    with _quiet_elastic(None), _signal_handlers_kept(), environment_with(AGENTS_STORE | more):
         try:
             with _rendezvous_errors(arguments):
                 config, command, words = config_from_args(arguments)
@@ -191,6 +191,30 @@ def _other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Names
         arguments.rdzv_conf = ",".join(filter(None, [torchrun.rdzv_conf, is_host]))
     arguments.rdzv_id = f"{torchrun.rdzv_id}.{name}"
     return arguments
+
+
+def meeting_words(torchrun: argparse.Namespace, name: str) -> list[str]:
+    """torchrun's options by which processes of their own meet on the same hosts, without restarts.
+
+    On several nodes this process, or another node's launcher, must keep the endpoint's store open meanwhile.
+    """
+    from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
+
+    arguments = _other_rendezvous(torchrun, name)
+    config = _parse_rendezvous_config(arguments.rdzv_conf)
+    if arguments.rdzv_backend == "c10d" and node_range(torchrun)[1] > 1:
+        config["is_host"] = "0"
+    words = {
+        "--nnodes": torchrun.nnodes,
+        "--nproc-per-node": str(torchrun.nproc_per_node),
+        "--rdzv-backend": arguments.rdzv_backend,
+        "--rdzv-endpoint": arguments.rdzv_endpoint,
+        "--rdzv-id": arguments.rdzv_id,
+        "--rdzv-conf": ",".join(f"{key}={value}" for key, value in config.items()),
+        "--local-addr": torchrun.local_addr,
+        "--max-restarts": "0",
+    }
+    return [word for option, value in words.items() if value for word in (option, value)]
 
 
 def _tuning_arguments(torchrun: argparse.Namespace, logs: Path, name: str) -> argparse.Namespace:

@@ -16,6 +16,7 @@ from autoddp.launch.journal import Journal
 from autoddp.launch.live_job import LiveJob
 from autoddp.launch.options import DEFAULT_TRIALS, Request
 from autoddp.launch.run_folder import RunFolder
+from autoddp.launch.screening import Screening
 from autoddp.launch.server import WorkerServer
 from autoddp.log import get_logger
 from autoddp.study import Observer, Outcome, Plan, Study, TrialFailed, TuningOver
@@ -60,14 +61,16 @@ def tune(
         budget=request.budget,
         seed=request.seed,
     )
+    screening = Screening(request.torchrun, folder.path / "screening", dict(os.environ))
     thread = threading.Thread(
-        target=_study, args=(job, plan, observer, write, tuned, began), name="autoddp-study", daemon=True
+        target=_study, args=(job, plan, observer, screening, write, tuned, began), name="autoddp-study", daemon=True
     )
     thread.start()
     try:
         _run_passes(request, folder, job, interfaces)
         thread.join()
     finally:
+        screening.stop()
         server.close()
         folder.clean()
     if job.finished is not None:
@@ -82,7 +85,13 @@ def _run_passes(request: Request, folder: RunFolder, job: LiveJob, interfaces: s
         scratch = folder.scratch(number)
         wanted = job.pass_begins(scratch / "heartbeats")
         pinned = f"{THREADS.variable} is set" if THREADS.variable in os.environ else ""
-        order = Order(socket=folder.socket, scratch=str(scratch), threads_pinned=pinned, interfaces=interfaces)
+        order = Order(
+            socket=folder.socket,
+            scratch=str(scratch),
+            threads_pinned=pinned,
+            interfaces=interfaces,
+            measured=str(request.output.absolute()),
+        )
         asked = {"AUTODDP_TUNING": "1", **_TRACKERS_OFF, **nccl_logs.variables(folder.path)}
         with environment_with({**asked, **order.environment(os.environ), **wanted}):
             failure = run_tuning_job(request.torchrun, folder.path, number)
@@ -92,12 +101,18 @@ def _run_passes(request: Request, folder: RunFolder, job: LiveJob, interfaces: s
 
 
 def _study(
-    job: LiveJob, plan: Plan, observer: Observer, write: Callable[[Outcome], str], tuned: Tuned, began: float
+    job: LiveJob,
+    plan: Plan,
+    observer: Observer,
+    screening: Screening,
+    write: Callable[[Outcome], str],
+    tuned: Tuned,
+    began: float,
 ) -> None:
     try:
         facts = job.facts()
         tuned.wall_seconds["start-up"] = time.perf_counter() - began
-        tuned.outcome = Study(job, facts, plan, observer).run()
+        tuned.outcome = Study(job, facts, plan, observer, lambda settings: screening(facts, settings)).run()
         tuned.wall_seconds["start-up"] += job.waited
         tuned.recipe = write(tuned.outcome)
         job.finish(tuned.recipe)

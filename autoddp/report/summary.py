@@ -24,6 +24,7 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
         "baseline": _trial(outcome.baseline),
         "headroom": {"share": outcome.headroom, "without_reduction": list(outcome.headroom_block.seconds)},
         "trials": [_trial(record) for record in outcome.trials],
+        "screened": [asdict(one) | {"promising": one.promising} for one in outcome.screened],
         "finals": {
             "baseline_rounds": _blocks(outcome.baseline_rounds),
             "finalists": [_standing(standing) for standing in outcome.finalists],

@@ -5,11 +5,14 @@ Everything goes to stderr: stdout belongs to the script.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autoddp.study import Outcome, TrialRecord
+from autoddp.knobs import Configuration
+from autoddp.study import Outcome, Screened, TrialRecord
 from autoddp.units import data_size, duration, milliseconds
 from autoddp.wire import JobFacts
 
@@ -47,6 +50,8 @@ class Terminal:
         self.close()
         where = f"{facts.world_size} ranks on {facts.nodes} node{'s' if facts.nodes > 1 else ''}"
         self._line(f"{where}, {facts.backend}, {data_size(facts.gradient_bytes)} of gradients per step")
+        if facts.link:
+            self._line("what autoddp bench measured of this link gives the first guesses")
         for why in dict.fromkeys(facts.left_out.values()):
             names = ", ".join(name for name, reason in facts.left_out.items() if reason == why)
             self._line(f"left as it is: {names} ({why})")
@@ -72,6 +77,13 @@ class Terminal:
             f"{head}  {milliseconds(record.seconds):>5} ms  ×{self._baseline / record.seconds:.2f}  {so_far}  "
             f"{duration(seconds_left)} left  {record.configuration.rung.value:<5}  {record.configuration}{cut}"
         )
+
+    def screened(self, settings: Sequence[Screened], trials: int) -> None:
+        """What the communication benchmark says of settings that need another start."""
+        for one in settings:
+            gain = "" if one.gain is None else f"×{one.gain:.2f} in the communication benchmark, "
+            then = f"up to {trials} trials with it" if one.promising else "left as it is"
+            self._line(f"{Configuration(one.setting)}: {gain}{then}")
 
     def final(self, number: int, planned: int) -> None:
         """A final round has ended."""

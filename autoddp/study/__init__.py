@@ -5,8 +5,9 @@ The only home of Optuna. It knows no process and no socket: whoever runs it hand
 
 from autoddp.study.measure import Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer, Silent
-from autoddp.study.outcome import Decision, Outcome, Standing, TrialRecord
-from autoddp.study.search import Plan, Study
+from autoddp.study.outcome import Decision, Outcome, Screened, Standing, TrialRecord
+from autoddp.study.plan import Plan
+from autoddp.study.search import Study
 
 __all__ = [
     "Decision",
@@ -14,6 +15,7 @@ __all__ = [
     "Observer",
     "Outcome",
     "Plan",
+    "Screened",
     "Silent",
     "Standing",
     "Study",

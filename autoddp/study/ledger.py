@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 
 from autoddp.knobs import Configuration
 from autoddp.study.measure import Measure
@@ -23,6 +25,15 @@ class Ledger:
     def spent(self) -> float:
         """Seconds of turning, warming up and measuring: the same on every node, as what is decided by it must be."""
         return sum(self.wall_seconds[purpose] for purpose in ("measured", "warm-up", "turns"))
+
+    @contextlib.contextmanager
+    def in_phase(self, phase: str) -> Iterator[None]:
+        """Whatever is done meanwhile costs that phase its wall time."""
+        self.phase, began = phase, time.perf_counter()
+        try:
+            yield
+        finally:
+            self.wall_seconds[phase] += time.perf_counter() - began
 
     def block(
         self, configuration: Configuration, warmup: int, steps: int, *, reduce: bool = True, turn: bool = True

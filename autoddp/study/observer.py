@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from autoddp.study.outcome import Outcome, TrialRecord
+from autoddp.study.outcome import Outcome, Screened, TrialRecord
 from autoddp.wire import JobFacts
 
 
@@ -19,6 +20,9 @@ class Observer(Protocol):
 
     def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:
         """A trial has ended; `planned` is how many there are in all, `best` the fastest so far."""
+
+    def screened(self, settings: Sequence[Screened], trials: int) -> None:
+        """The communication benchmark has judged the settings of another start; a promising one gets `trials`."""
 
     def final(self, number: int, planned: int) -> None:
         """Final round `number` of `planned` has ended."""
@@ -37,6 +41,9 @@ class Silent:
         """See `Observer`."""
 
     def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:
+        """See `Observer`."""
+
+    def screened(self, settings: Sequence[Screened], trials: int) -> None:
         """See `Observer`."""
 
     def final(self, number: int, planned: int) -> None:

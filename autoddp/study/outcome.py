@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from autoddp.knobs import Configuration, Rung
+from autoddp.knobs import Configuration, Rung, Value
 from autoddp.timing import Block, Speedup, median
 from autoddp.wire import JobFacts
+
+PROMISING = 1.05
+"""Times as fast in the communication benchmark: a step gains less than its reduction does."""
 
 State = Literal["measured", "cut short", "failed"]
 
@@ -29,6 +33,20 @@ class TrialRecord:
         """Seconds of a typical step over all its blocks; infinite when it failed."""
         steps = [second for block in self.blocks for second in block.seconds]
         return median(steps) if steps and self.state != "failed" else float("inf")
+
+
+@dataclass(frozen=True)
+class Screened:
+    """What the communication benchmark says of one setting."""
+
+    setting: Mapping[str, Value]
+    gain: float | None
+    """Times as fast as the settings at hand; 0.0 where nothing arrives, None where it cannot be judged so."""
+
+    @property
+    def promising(self) -> bool:
+        """Whether it is worth a start of the script."""
+        return self.gain is None or self.gain >= PROMISING
 
 
 @dataclass(frozen=True)
@@ -70,6 +88,8 @@ class Outcome:
     ladder: tuple[Standing, ...]
     """The best finalist of each rung, exact first; a rung nobody reached is absent."""
     decision: Decision
+    screened: tuple[Screened, ...] = ()
+    """Settings of another start, with what the communication benchmark said of each."""
     steps: dict[str, int] = field(default_factory=dict)
     """Steps of the running model used, by purpose: "measured", "warm-up"."""
     wall_seconds: dict[str, float] = field(default_factory=dict)

@@ -30,6 +30,8 @@ class Space:
     facts: JobFacts
     held: Configuration = AS_WRITTEN
     """Values that every configuration of this space has, because they were found before."""
+    likely_cap: float | None = None
+    """MiB; the cap that a measured link speaks for: tried first."""
 
     @property
     def choices(self) -> dict[str, tuple[Any, ...]]:
@@ -95,6 +97,9 @@ class Space:
         else:
             rows = [{"powersgd_rank": 1, "buckets": whole, **view}, {"powersgd_rank": 1, "buckets": quarter, **view},
                     {"powersgd_rank": 2, "buckets": whole, **view}]  # fmt: skip
+        label = f"cap {self.likely_cap:g}" if self.likely_cap else ""
+        if label in buckets:
+            rows = [{**rows[0], "buckets": label}, *rows]
         return [self._complete(row) for row in rows]
 
     def _complete(self, row: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Settings that need another start of the script: tried last, with the best of each rung, and judged start by start.
 
-A start costs seconds, so each setting gets one; only one that clearly gains is measured again, in rounds in which
-starts with it and starts without it take turns.
+A short communication benchmark rules out the hopeless ones. A start of the script may cost minutes, so each of the
+others gets one; only one that clearly gains is measured again, in rounds in which starts with it and starts without it
+take turns.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autoddp.knobs import AS_WRITTEN, Configuration, Value
+from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration, Value
 from autoddp.study.ledger import Ledger
 from autoddp.study.measure import TrialFailed
-from autoddp.study.outcome import TrialRecord
+from autoddp.study.outcome import Screened, TrialRecord
 from autoddp.study.pace import Pace
 from autoddp.timing import Block
 
@@ -22,7 +23,18 @@ ROUNDS = 4
 RESERVED = 5
 """Trials kept for a setting: the script as written, each rung's best, and the best with several buckets."""
 
+Screen = Callable[[Sequence[Mapping[str, Value]]], "list[float]"]
+"""Start settings → how many times as fast a step's reduction is under each; an empty list where that cannot be told."""
 Add = Callable[[Configuration, Sequence[Block], str], TrialRecord]
+
+
+def screened(settings: Sequence[Mapping[str, Value]], screen: Screen) -> list[Screened]:
+    """All settings, judged by the benchmark where that can see them, the most promising first."""
+    seen = [setting for setting in settings if all(BY_NAME[name].on_the_link for name in setting)]
+    gains = screen(seen) if seen else []
+    known = {id(setting): gain for setting, gain in zip(seen, gains, strict=False)}
+    found = [Screened(setting, known.get(id(setting))) for setting in settings]
+    return sorted(found, key=lambda one: 1.0 if one.gain is None else one.gain, reverse=True)
 
 
 @dataclass

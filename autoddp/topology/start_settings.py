@@ -2,28 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autoddp.topology.facts import Node
-from autoddp.topology.verdict import between_nodes, verdicts
+from autoddp.topology.verdict import Verdict, between_nodes, verdicts
 
 _FAST_ETHERNET = 20_000  # Mbit/s; below, one socket thread keeps up
+_NVLINKS_OF_A_SWITCH = 12  # per GPU: from there on (A100, H100) all of them go to NVLink switches
+_VERSION_WITH_NVLS = 4  # of NVLink, as the H100 has it
+_OTHER_CLASS = 0.5  # of the fastest port's rate: a slower one serves storage or logins
+
+Offer = tuple[dict[str, Any], tuple[str, ...]]
+"""A setting of `knobs.start`, and the variables of which any, set already, pins it."""
 
 
 def nccl_settings(node: Node, nodes: int, environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Values for the start knobs of `knobs.start`, one dict for each setting, the most promising first.
+    """Values for the start knobs of `knobs.start`, one dict for each setting, the most promising first."""
+    ways = verdicts(node, environment)
+    offers = [*_within(node, ways), *(_between(node) if nodes > 1 else ())]
+    return [setting for setting, variables in offers if not set(variables) & set(environment)]
 
-    A variable that is set already pins its knob.
-    """
-    found: list[dict[str, Any]] = []
+
+def _within(node: Node, ways: tuple[Verdict, ...]) -> Iterator[Offer]:
+    peers = ("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE")
+    by_memory = any(way.transport == "SHM" for way in ways)
+    able = all(pair.p2p == "OK" for pair in node.pairs)
+    if by_memory and able:  # peer access works there, only NCCL's caution keeps it off
+        yield {"nccl_p2p_level": "SYS"}, peers
+    over_cpu = {(p.a, p.b) for p in node.pairs if p.relation in ("PHB", "NODE", "SYS") and not p.nvlinks}
+    if any(way.transport == "P2P/PCIe" and _pair(way) in over_cpu for way in ways):
+        # An IOMMU, or access control in the bridges, can make that slower than memory.
+        yield {"nccl_p2p_disable": "1"}, peers
+    links = [pair.nvlinks for pair in node.pairs]
+    if any(links):
+        yield {"nccl_min_channels": 16}, ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS")
+        yield {"nccl_max_channels": 8}, ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS")
+    versions = [pair.nvlink_version or 0 for pair in node.pairs]
+    if links and min(links) >= _NVLINKS_OF_A_SWITCH and min(versions) >= _VERSION_WITH_NVLS:
+        yield {"nccl_nvls": "0"}, ("NCCL_NVLS_ENABLE", "NCCL_ALGO")
+
+
+def _between(node: Node) -> Iterator[Offer]:
+    way = between_nodes(node)
     fast = any((nic.speed_mbit or 0) >= _FAST_ETHERNET for nic in node.nics if nic.up)
-    over_tcp = nodes > 1 and between_nodes(node).transport == "NET/Socket"
-    if over_tcp and fast and not {"NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"} & set(environment):
-        found.append({"nccl_socket_threads": 4, "nccl_sockets_per_thread": 4})
-    # Peer access works there, only NCCL's caution keeps it off.
-    shy = [v for v in verdicts(node, environment) if v.transport == "SHM"]
-    able = [pair for pair in node.pairs if pair.p2p == "OK"]
-    if shy and len(able) == len(node.pairs) and not {"NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"} & set(environment):
-        found.append({"nccl_p2p_level": "SYS"})
-    return found
+    if way.transport == "NET/Socket" and fast:
+        yield (
+            {"nccl_socket_threads": 4, "nccl_sockets_per_thread": 4},
+            ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"),
+        )
+    near = _near_devices(node)
+    if near:
+        yield {"nccl_ib_hca": "=" + ",".join(near)}, ("NCCL_IB_HCA",)
+    if way.transport == "NET/IB/GDRDMA" and not any(pair.nvlinks for pair in node.pairs):
+        # By itself NCCL lets a NIC read a GPU's memory only below one host bridge.
+        yield {"nccl_gdr_level": "SYS"}, ("NCCL_NET_GDR_LEVEL",)
+    # Which is best follows from NCCL's idea of the network's latency, and it cannot know every network.
+    yield {"nccl_algo": "Tree"}, ("NCCL_ALGO",)
+    yield {"nccl_algo": "Ring"}, ("NCCL_ALGO",)
+    yield {"nccl_proto": "Simple"}, ("NCCL_PROTO",)
+    yield {"nccl_buffer_bytes": 8 * 2**20}, ("NCCL_BUFFSIZE",)
+
+
+def _pair(way: Verdict) -> tuple[int, int]:
+    a, _, b = way.between.replace("GPU", "").partition("-")
+    return (int(a), int(b)) if b else (-1, -1)
+
+
+def _near_devices(node: Node) -> list[str]:
+    """RDMA devices of the fast class on the GPUs' NUMA nodes; empty where that is all of them, or none."""
+    active = [port for port in node.rdma if port.active]
+    best = max((port.rate_gbps or 0.0 for port in active), default=0.0)
+    homes = {gpu.numa for gpu in node.gpus}
+    near = [
+        port.device
+        for port in active
+        if (port.rate_gbps or 0.0) >= _OTHER_CLASS * best and (port.numa in homes or None in (port.numa, *homes))
+    ]
+    return list(dict.fromkeys(near)) if len(near) < len(active) else []

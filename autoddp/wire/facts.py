@@ -40,3 +40,5 @@ class JobFacts:
     """Settings that need another start of the script and may gain here, the most promising first."""
     thread_counts: tuple[int, ...] = ()
     """CPU threads per rank worth trying; as written is not among them."""
+    link: dict[str, Any] = field(default_factory=dict)
+    """The link's model as `autoddp bench` measured it in this world (`bench.LinkModel.plain`); empty without one."""

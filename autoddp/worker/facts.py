@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from autoddp.bench import LinkFacts, load_cached
+from autoddp.bench.result import backend_variables
 from autoddp.knobs import BY_NAME
 from autoddp.knobs.binding import NUMA_BINDING
-from autoddp.knobs.start import INTERFACES
+from autoddp.knobs.start import ALLOCATOR, INTERFACES
 from autoddp.knobs.threads import THREADS, thread_counts
 from autoddp.topology import Fingerprint, fingerprint
 from autoddp.topology.probe import probe
 from autoddp.topology.start_settings import nccl_settings
 from autoddp.wire import JobFacts, Ready
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Wrapped, parameters_digest
+from autoddp.worker.order import Order
 from autoddp.worker.processors import Processors
 from autoddp.worker.ranks import Ranks
 from autoddp.worker.threads import usable_cpus
@@ -33,7 +38,7 @@ def gather_facts(
     processors: Processors,
     is_static: bool,
     forwards: Sequence[int],
-    interfaces: str = "",
+    order: Order,
 ) -> JobFacts:
     """The same facts on every rank; all ranks call this together."""
     threads = processors.threads
@@ -43,8 +48,10 @@ def gather_facts(
     machine = fingerprint() if looks else Fingerprint()
     free = [threads.pinned(), counts, processors.binding.why_not]
     mine = [_device_name(device), is_static, *free, machine.links, machine.network]
-    of_all = ranks.gather([*mine, _start_settings(device, ranks.nodes, interfaces) if looks else None])
+    of_all = ranks.gather([*mine, _start_settings(device, ranks.nodes, order.interfaces) if looks else None])
     facts = _facts(wrapped, ranks, of_all, forwards) if ranks.rank == 0 else None
+    if facts:
+        facts = replace(facts, link=_link(facts, Path(order.measured)))
     told = ranks.broadcast(Ready(facts) if facts else None)
     assert isinstance(told, Ready)
     return told.facts
@@ -80,9 +87,28 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], fo
 
 def _start_settings(device: torch.device, nodes: int, interfaces: str) -> list[dict[str, Any]]:
     """What another start of the script could set, as this rank's node sees it; only what all nodes see is tried."""
+    found = _allocator_settings(device)
     if dist.get_backend() == "nccl":
-        return nccl_settings(probe(), nodes, os.environ) if device.type == "cuda" else []
-    return [{INTERFACES.name: interfaces}] if interfaces and nodes > 1 else []
+        return found + (nccl_settings(probe(), nodes, os.environ) if device.type == "cuda" else [])
+    return found + ([{INTERFACES.name: interfaces}] if interfaces and nodes > 1 else [])
+
+
+def _link(facts: JobFacts, measured: Path) -> dict[str, Any]:
+    """What `autoddp bench` has measured in a world like this one, if it has: of all ranks together."""
+    devices = facts.devices if facts.backend == "nccl" else ("cpu",)
+    variables = backend_variables(os.environ)
+    here = LinkFacts(facts.world_size, facts.nodes, facts.backend, devices, facts.torch, variables)
+    result = load_cached(measured, here)
+    model = next((s.model for s in result.sweeps if s.ranks == facts.world_size), None) if result else None
+    return model.plain() if model else {}
+
+
+def _allocator_settings(device: torch.device) -> list[dict[str, Any]]:
+    """Where torch had to give memory back and ask again: segments that grow leave no holes to fill."""
+    if device.type != "cuda" or {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & set(os.environ):
+        return []
+    retries = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
+    return [{ALLOCATOR.name: "expandable_segments:True"}] if retries else []
 
 
 def _why_no_threads(devices: set[str], pinned: str, counts: Sequence[Sequence[int]]) -> dict[str, str]:

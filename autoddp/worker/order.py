@@ -31,6 +31,8 @@ class Order:
     """Why the number of threads must stay as it is; "" if it may be tuned."""
     interfaces: str = ""
     """Network interfaces, with commas, by which Gloo could reach the other nodes at once; "" if only by one."""
+    measured: str = ""
+    """Output folder in which `autoddp bench` may have left what the link carries."""
     configuration: dict[str, Any] = field(default_factory=dict)
     parameters_digest: str = ""
     """Of the models the configuration was measured on; another model runs as written."""

@@ -101,7 +101,7 @@ class _TuningJob:
         is_static = self._ready_order.is_static and one_forward_each
         device = next(iter(self._all_parameters())).device
         processors = Processors(self._threads, Binding(device))
-        facts = gather_facts(wrapped, ranks, processors, is_static, self._forwards[1:], self._order.interfaces)
+        facts = gather_facts(wrapped, ranks, processors, is_static, self._forwards[1:], self._order)
         director = _LauncherDirector(self._link, facts)
         model = LiveDdp(self._patch, self._switch, processors)
         self._runner = TrialRunner(model, ranks, director, stopwatch_for(device.type))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import AUTODDP, Launch, start
+from launchers import AUTODDP, SCRIPTS, Launch, start
 
 from autoddp.bench import BenchResult, load_cached
 from autoddp.errors import UsageError
@@ -52,6 +52,19 @@ def test_the_result_is_kept(ended: Launch) -> None:
     assert load_cached(ended.folder / ".autoddp", result.facts) == result
     assert (ended.folder / "link.svg").read_text().startswith("<svg ")
     assert sorted(path.name for path in ended.folder.iterdir()) == [".autoddp", "link.svg"]
+
+
+@pytest.mark.parametrize("interface", ["", "lo"])
+def test_tuning_uses_what_was_measured_in_the_same_world(ended: Launch, tmp_path: Path, interface: str) -> None:
+    words = [*TWO, "--trials", "1", "--tune-only", "--output", str(ended.folder / ".autoddp"), SCRIPTS / "plain.py"]
+    variables = {"TIMES_LONGER": "12", **({"GLOO_SOCKET_IFNAME": interface} if interface else {})}
+    launch = start(AUTODDP, tmp_path / "out", list(map(str, words)), variables).wait()
+    assert launch.returncode == 0, launch.stderr[-3000:]
+    newest = max((ended.folder / ".autoddp").glob("*/summary.json"), key=lambda path: path.stat().st_mtime)
+    link = json.loads(newest.read_text())["job"]["link"]
+    (sweep,) = json.loads(ended.stdout)["sweeps"]
+    assert link == ({} if interface else sweep["model"])
+    assert ("what autoddp bench measured" in launch.stderr) is not bool(interface)
 
 
 def test_nothing_is_left_running(ended: Launch) -> None:

@@ -121,6 +121,8 @@ def test_two_networks_are_used_at_once(lab, tmp_path):
     assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
     studies = [json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text()) for launch in launches]
     assert studies[0]["job"]["start_settings"] == [{"interfaces": "eth0,eth1"}]
+    assert [one["promising"] for one in studies[0]["screened"]] == [True]
+    assert studies[0]["screened"][0]["gain"] > 1.4
     assert studies[0]["decision"]["configuration"]["interfaces"] == "eth0,eth1"
     assert studies[0]["trials"] == studies[1]["trials"]
     assert len(studies[0]["trials"]) <= 10
@@ -129,3 +131,20 @@ def test_two_networks_are_used_at_once(lab, tmp_path):
     launches = [launch.wait() for launch in on_all(hosts, AUTODDP, tmp_path, "--recipe", "mlp.toml", *job)]
     assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
     assert all("launching" in launch.stderr and "left out" not in launch.stderr for launch in launches)
+
+
+@pytest.mark.lab
+def test_a_network_that_adds_nothing_costs_no_start(lab, tmp_path):
+    """The second one is so much slower that its half of the messages holds all up: the benchmark says so beforehand."""
+    hosts = lab(hosts=2, rate="100mbit", more={"eth1": "45mbit"})
+    job = [str(ROOT / "benchmarks/jobs/mlp.py"), "--width", "256", "--depth", "6"]
+    words = ["--trials", "12", "--tune-only", "--allow", "exact", "--recipe", "mlp.toml", *job, "--steps", "1000000"]
+    launches = [launch.wait() for launch in on_all(hosts, AUTODDP, tmp_path, *words)]
+    assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
+    studies = [json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text()) for launch in launches]
+    assert studies[0]["job"]["start_settings"] == [{"interfaces": "eth0,eth1"}]
+    assert studies[0]["screened"] == studies[1]["screened"]
+    assert [one["promising"] for one in studies[0]["screened"]] == [False]
+    assert studies[0]["trials"] == studies[1]["trials"]
+    assert all("interfaces" not in trial["configuration"] for trial in studies[0]["trials"])
+    assert [path.name for path in launches[0].folder.glob(".autoddp/*/pass*")] == ["pass0"]

@@ -337,3 +337,51 @@ def test_few_trials_need_no_other_start() -> None:
     job = job_on("slow", links=lambda names: 1.9 if names else 1.0)
     Study(job, facts(nodes=2, start_settings=(BOTH,)), Plan(trials=7), Silent()).run()
     assert starts_in(job) == 1
+
+
+ONE, OTHER = {"nccl_algo": "Tree"}, {"nccl_buffer_bytes": 8388608}
+
+
+@pytest.mark.parametrize(
+    ("gains", "starts", "tried"),
+    [
+        ([0.97, 1.02], 1, []),  # hopeless: no start, and no trial is kept for them
+        ([1.2, 0.9], 2, [ONE]),
+        ([1.2, 1.4], 3, [OTHER, ONE]),
+        ([0.0, 1.06], 2, [OTHER]),  # nothing arrives
+        ([], 2, [ONE]),  # where nothing can be told, one start is enough
+    ],
+)
+def test_the_communication_benchmark_rules_settings_out(gains, starts, tried) -> None:
+    job = job_on("slow")
+    study = Study(job, facts(nodes=2, start_settings=(ONE, OTHER)), Plan(trials=20), Silent(), lambda settings: gains)
+    outcome = study.run()
+    wanted = [Configuration(order.configuration).start_variables for order in job.asked]
+    assert 1 + sum(one != other for one, other in itertools.pairwise(wanted)) == starts
+    own = [dict(trial.configuration) for trial in outcome.trials if set(trial.configuration) & {*ONE, *OTHER}]
+    assert [values for values in own if values in (ONE, OTHER)] == tried
+    live = [trial for trial in outcome.trials if not set(trial.configuration) & {*ONE, *OTHER}]
+    assert len(live) == (15 if tried else 20)
+    assert [screened.gain for screened in outcome.screened] == sorted(gains, reverse=True) or not gains
+
+
+def test_a_setting_that_the_benchmark_cannot_see_is_tried_unseen() -> None:
+    asked: list[object] = []
+
+    def screen(settings):
+        asked.extend(settings)
+        return [0.9] * len(settings)
+
+    job = job_on("slow")
+    unseen = {"nccl_max_channels": 8}
+    outcome = Study(job, facts(nodes=2, start_settings=(unseen, ONE)), Plan(trials=20), Silent(), screen).run()
+    assert asked == [ONE]
+    assert unseen in [trial.configuration.plain() for trial in outcome.trials]
+
+
+def test_no_headroom_no_screening() -> None:
+    def screen(settings):
+        raise AssertionError("nothing can be won")
+
+    job = SimulatedJob(link_mib_per_second=1e7, latency=0.0, copies=0.3, noise=0.002)
+    Study(job, facts(nodes=2, start_settings=(ONE,)), Plan(trials=20), Silent(), screen).run()

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from autoddp.knobs import Configuration
+from autoddp.recipe.env import ENV_ALLOWED
 from autoddp.topology.facts import Cpu, Gpu, GpuPair, Nic, Node
+from autoddp.topology.rdma import RdmaPort
 from autoddp.topology.start_settings import nccl_settings
 
 SOCKETS = {"nccl_socket_threads": 4, "nccl_sockets_per_thread": 4}
 PEERS = {"nccl_p2p_level": "SYS"}
+NO_PEERS = {"nccl_p2p_disable": "1"}
+CHANNELS = [{"nccl_min_channels": 16}, {"nccl_max_channels": 8}]
+ANY_NETWORK = [
+    {"nccl_algo": "Tree"},
+    {"nccl_algo": "Ring"},
+    {"nccl_proto": "Simple"},
+    {"nccl_buffer_bytes": 8388608},
+]
 
 
-def node(speed: int = 100_000, relation: str = "PIX", p2p: str = "OK", vendor: str = "GenuineIntel") -> Node:
+def node(
+    speed: int = 100_000, relation: str = "PIX", p2p: str = "OK", vendor: str = "GenuineIntel", nvlinks: int = 0
+) -> Node:
     return Node(
         "here",
         gpus=(Gpu(0), Gpu(1)),
-        pairs=(GpuPair(0, 1, relation, p2p=p2p),),
+        pairs=(GpuPair(0, 1, relation, nvlinks, nvlink_version=4, p2p=p2p),),
         nics=(Nic("eth0", up=True, speed_mbit=speed),),
         cpu=Cpu(vendor=vendor),
     )
@@ -24,13 +39,18 @@ def node(speed: int = 100_000, relation: str = "PIX", p2p: str = "OK", vendor: s
 @pytest.mark.parametrize(
     ("here", "nodes", "environment", "expected"),
     [
-        (node(), 2, {}, [SOCKETS]),
+        (node(), 2, {}, [SOCKETS, *ANY_NETWORK]),
         (node(), 1, {}, []),
-        (node(speed=10_000), 2, {}, []),
-        (node(), 2, {"NCCL_SOCKET_NTHREADS": "2"}, []),
+        (node(speed=10_000), 2, {}, ANY_NETWORK),
+        (node(), 2, {"NCCL_SOCKET_NTHREADS": "2"}, ANY_NETWORK),
+        (node(), 2, {"NCCL_SOCKET_NTHREADS": "2", "NCCL_ALGO": "Ring"}, ANY_NETWORK[2:]),
         (node(relation="SYS"), 1, {}, [PEERS]),
-        (node(relation="SYS"), 2, {}, [SOCKETS, PEERS]),
-        (node(relation="SYS", vendor="AuthenticAMD"), 1, {}, []),
+        (node(relation="SYS"), 2, {}, [PEERS, SOCKETS, *ANY_NETWORK]),
+        (node(relation="SYS", vendor="AuthenticAMD"), 1, {}, [NO_PEERS]),
+        (node(relation="SYS", vendor="AuthenticAMD"), 1, {"NCCL_P2P_LEVEL": "SYS"}, []),
+        (node(nvlinks=4), 1, {}, CHANNELS),
+        (node(nvlinks=18), 1, {}, [*CHANNELS, {"nccl_nvls": "0"}]),
+        (node(nvlinks=18), 1, {"NCCL_NVLS_ENABLE": "1", "NCCL_MAX_CTAS": "4"}, CHANNELS[:1]),
         (node(relation="SYS", p2p="CNS"), 1, {}, []),
         (node(relation="SYS"), 1, {"NCCL_P2P_LEVEL": "PXB"}, []),
     ],
@@ -39,3 +59,35 @@ def test_what_is_offered(
     here: Node, nodes: int, environment: dict[str, str], expected: list[dict[str, object]]
 ) -> None:
     assert nccl_settings(here, nodes, environment) == expected
+
+
+def port(device: str, rate: float = 400.0, numa: int = 0, state: str = "ACTIVE") -> RdmaPort:
+    return RdmaPort(device, 1, state=state, link_layer="InfiniBand", rate_gbps=rate, numa=numa)
+
+
+@pytest.mark.parametrize(
+    ("ports", "expected"),
+    [
+        ((port("mlx5_0"), port("mlx5_1")), None),
+        ((port("mlx5_0"), port("mlx5_1"), port("mlx5_2", rate=100.0)), "=mlx5_0,mlx5_1"),
+        ((port("mlx5_0"), port("mlx5_1", numa=1)), "=mlx5_0"),
+        ((port("mlx5_0"), port("mlx5_1", state="DOWN")), None),
+    ],
+)
+def test_rdma_devices_far_from_the_gpus_are_left_out(ports: tuple[RdmaPort, ...], expected: str | None) -> None:
+    here = replace(node(nvlinks=18), gpus=(Gpu(0, numa=0), Gpu(1, numa=0)), rdma=ports, gpudirect="dma-buf")
+    chosen = [setting["nccl_ib_hca"] for setting in nccl_settings(here, 2, {}) if "nccl_ib_hca" in setting]
+    assert chosen == ([] if expected is None else [expected])
+    assert {"nccl_gdr_level": "SYS"} not in nccl_settings(here, 2, {})
+    by_pcie = replace(here, pairs=(GpuPair(0, 1, "PIX"),))
+    assert {"nccl_gdr_level": "SYS"} in nccl_settings(by_pcie, 2, {})
+
+
+def test_every_setting_is_a_configuration_that_a_recipe_may_carry() -> None:
+    here = replace(
+        node(relation="SYS", nvlinks=0), rdma=(port("mlx5_0"), port("mlx5_1", numa=1)), gpus=(Gpu(0, numa=0),)
+    )
+    settings = [*nccl_settings(here, 2, {}), *nccl_settings(node(nvlinks=18), 2, {})]
+    assert len(settings) > 8
+    for setting in settings:
+        assert set(Configuration(setting).start_variables) <= ENV_ALLOWED

@@ -1,0 +1,31 @@
+"""What a step sends, as the short benchmark of start settings imitates it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoddp.units import MIB
+
+_MOST_BYTES = 64 * MIB  # more tells no more, and takes seconds on a slow link
+_LARGEST_BUCKET = 25 * MIB  # DDP's own
+_FEWEST_BUCKETS = 4
+
+
+@dataclass(frozen=True)
+class Burst:
+    """`buckets` all-reduces of `bucket_bytes` each, float32, all in flight at once."""
+
+    backend: str
+    buckets: int
+    bucket_bytes: int
+
+    @classmethod
+    def of_step(cls, gradient_bytes: int, backend: str) -> Burst:
+        """Like a step with so many bytes of gradients, or its like on a smaller scale.
+
+        >>> Burst.of_step(40_000_000, "gloo")
+        Burst(backend='gloo', buckets=4, bucket_bytes=10000000)
+        """
+        sent = max(4096, min(gradient_bytes, _MOST_BYTES))
+        bucket = min(_LARGEST_BUCKET, sent // _FEWEST_BUCKETS)
+        return cls(backend, round(sent / bucket), bucket // 4 * 4)

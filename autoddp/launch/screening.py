@@ -1,0 +1,102 @@
+"""The short benchmark of start settings: which of them can gain, before any costs a start of the user's script.
+
+Each setting gets a small job of our own beside the tuning job, which waits between two steps meanwhile. The jobs meet
+where the user's job meets; every node's launcher starts its part of each, and all learn the same times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autoddp.bench.burst import Burst
+from autoddp.knobs import Configuration, Value
+from autoddp.launch.elastic import AGENTS_STORE, meeting_words
+from autoddp.log import get_logger
+from autoddp.timing import median
+from autoddp.wire import JobFacts
+
+logger = get_logger(__name__)
+
+_MODULE = "autoddp.worker.bench.burst"
+_ROOT = Path(__file__).resolve().parents[2]  # where the workers find the package, also in a checkout
+_PATIENCE = 120.0  # seconds for one setting, its start included
+_ENDING = 30.0  # seconds that elastic has for stopping its workers
+
+
+@dataclass
+class Screening:
+    """`screening(facts, settings)`: how many times as fast a step's reduction is under each, by `study.Screen`."""
+
+    torchrun: argparse.Namespace
+    folder: Path
+    environment: Mapping[str, str]
+    """Of the workers, without what tuning adds."""
+    _running: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _stopped: bool = field(default=False, init=False)
+    _number: int = field(default=0, init=False)
+
+    def __call__(self, facts: JobFacts, settings: Sequence[Mapping[str, Value]]) -> list[float]:
+        """0.0 for a setting under which nothing arrives; an empty list where even the present settings fail here."""
+        burst = Burst.of_step(facts.gradient_bytes, facts.backend)
+        before = self._seconds(burst, {})
+        if not before:
+            return []
+        found = [self._seconds(burst, Configuration(setting).start_variables) for setting in settings]
+        now = median([*before, *self._seconds(burst, {})])  # again, for a network that others use too
+        return [now / median(seconds) if seconds else 0.0 for seconds in found]
+
+    def stop(self) -> None:
+        """End whatever runs; nothing is started from here on."""
+        self._stopped = True
+        if self._running is not None:
+            self._end(self._running)
+
+    def _seconds(self, burst: Burst, variables: Mapping[str, str]) -> list[float]:
+        """One value for each burst; empty for a job that failed or hung."""
+        self._number += 1
+        self.folder.mkdir(parents=True, exist_ok=True)
+        place = self.folder / f"{self._number}.json"
+        paths = [str(_ROOT), *filter(None, [self.environment.get("PYTHONPATH")])]
+        environment = {**self.environment, **AGENTS_STORE, **variables, "PYTHONPATH": os.pathsep.join(paths)}
+        words = [*meeting_words(self.torchrun, f"screening{self._number}"), "--redirects", "3"]
+        words += ["--log-dir", str(self.folder), "-m", _MODULE, str(place), json.dumps(asdict(burst))]
+        self._run([sys.executable, "-m", "torch.distributed.run", *words], environment)
+        try:
+            plain: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            logger.info("no result with %s; see %s", dict(variables), self.folder)
+            return []
+        return list(plain["seconds"])
+
+    def _run(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        if self._stopped:
+            return
+        with open(self.folder / "launcher.log", "ab") as log:
+            # A session of its own: Ctrl-C is the launcher's, which ends this in its own time.
+            self._running = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            self._running.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._end(self._running)
+        self._running = None
+
+    @staticmethod
+    def _end(process: subprocess.Popen[bytes]) -> None:
+        for number, patience in ((signal.SIGTERM, _ENDING), (signal.SIGKILL, None)):
+            try:
+                os.killpg(process.pid, number)
+                process.wait(patience)
+                return
+            except ProcessLookupError:
+                return
+            except subprocess.TimeoutExpired:
+                continue

@@ -1,0 +1,21 @@
+"""What the user asked of a study."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoddp.knobs import Rung
+
+WORTHWHILE = 0.03
+"""Headroom below which no trial is run: less can hardly be told from noise."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The same on all nodes."""
+
+    trials: int = 20
+    allow: Rung = Rung.NEAR
+    budget: float = 300.0
+    """Seconds of measuring after which no new trial begins."""
+    seed: int = 0

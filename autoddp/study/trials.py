@@ -1,0 +1,143 @@
+"""The trials of a study: which configuration is measured next, for how long, and what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+
+from autoddp.bench import LinkModel
+from autoddp.knobs import Configuration, Rung, Value
+from autoddp.knobs.binding import NUMA_BINDING
+from autoddp.knobs.threads import THREADS
+from autoddp.study.ledger import Ledger
+from autoddp.study.likely import likely_cap
+from autoddp.study.measure import TrialFailed
+from autoddp.study.observer import Observer
+from autoddp.study.outcome import State, TrialRecord
+from autoddp.study.pace import Pace
+from autoddp.study.plan import WORTHWHILE, Plan
+from autoddp.study.sampler import Sampler
+from autoddp.study.space import Space
+from autoddp.timing import Block
+from autoddp.units import MIB
+from autoddp.wire import JobFacts
+
+_HOPELESS = 1.15  # times the rung's best, after the first block: measured no further
+_HOPELESS_AT_FIRST = 1.5  # where the first block is short beside the second, and still warming up
+_SHARE_FOR_PROCESSORS = 4  # one trial of so many, at most, looks for the CPUs and threads of a rank
+
+
+class Trials:
+    """`records` are all trials so far, failed ones among them."""
+
+    def __init__(self, ledger: Ledger, facts: JobFacts, plan: Plan, observer: Observer, baseline: TrialRecord) -> None:
+        self._ledger = ledger
+        self._facts = facts
+        self._plan = plan
+        self._observer = observer
+        self._baseline = baseline
+        self._pace = Pace(baseline.seconds)
+        self._guilty: frozenset[tuple[str, Value]] = frozenset()
+        self.records: list[TrialRecord] = []
+
+    def find_processors(self) -> Configuration:
+        """The CPUs and threads of a rank that all later trials have. First and alone: they weigh on every other knob.
+
+        They can win where the reduction costs nothing, so they are tried whatever the headroom.
+        """
+        self._ledger.phase = "trials"
+        best = self._baseline
+        binding: list[dict[str, Value]] = [{NUMA_BINDING.name: "node"}] * (NUMA_BINDING.name in self._facts.knobs)
+        counts: list[dict[str, Value]] = [{THREADS.name: count} for count in self._facts.thread_counts]
+        for values in [*binding, *counts][: self._plan.trials // _SHARE_FOR_PROCESSORS]:
+            kept = {name: value for name, value in best.configuration.items() if name not in values}
+            trial = self._measured(Configuration({**kept, **values}))
+            gains = trial.seconds < min(best.seconds, self._baseline.seconds * (1 - WORTHWHILE))
+            if trial.state == "measured" and gains:
+                best = trial
+        return best.configuration
+
+    def run(self, held: Configuration, last: int, computing: float) -> None:
+        """Optuna's, up to trial number `last`, within the user's budget; all have the values `held`.
+
+        `computing`: seconds of a step without any reduction.
+        """
+        self._ledger.phase = "trials"
+        spaces = [Space(rung, self._facts, held, self._likely_cap(rung, computing)) for rung in Rung]
+        samplers = {space.rung: Sampler(space, self._plan.seed) for space in spaces if not space.empty}
+        for rung in self._turns(list(samplers)):
+            if len(self.records) >= last or self._ledger.spent > self._plan.budget:
+                break
+            self._trial(samplers[rung])
+
+    def _likely_cap(self, rung: Rung, computing: float) -> float | None:
+        """None where the link was not measured; low-rank factors are too small for the size to matter."""
+        share = {Rung.EXACT: 1.0, Rung.NEAR: 0.5}.get(rung)
+        if share is None or not self._facts.link:
+            return None
+        return likely_cap(LinkModel.from_plain(self._facts.link), self._facts.gradient_bytes, computing, share)
+
+    def add_start(self, configuration: Configuration, blocks: Sequence[Block], failure: str) -> TrialRecord:
+        """Keep what was measured in another start of the script."""
+        state: State = "failed" if failure else "measured"
+        return self._add(configuration, state, blocks, failure)
+
+    def best_of(self, rung: Rung) -> list[Configuration]:
+        """Distinct configurations of a rung that ran, the fastest first."""
+        seconds = self.seconds_of(rung)
+        return sorted(seconds, key=lambda configuration: seconds[configuration])
+
+    def seconds_of(self, rung: Rung) -> dict[Configuration, float]:
+        """Configuration of that rung → seconds per step, each at its best."""
+        ran = [t for t in self.records if t.configuration.rung is rung and t.state != "failed" and t.configuration]
+        return {t.configuration: t.seconds for t in sorted(ran, key=lambda t: t.seconds, reverse=True)}
+
+    def best_with_several_buckets(self) -> list[TrialRecord]:
+        """The fastest of those that keep several links busy, if there is one."""
+        mib = self._facts.gradient_bytes / MIB
+        good = [t for t in self.records if t.state != "failed" and _buckets(t.configuration, mib) > 2]
+        return sorted(good, key=lambda trial: trial.seconds)[:1]
+
+    @staticmethod
+    def _turns(rungs: list[Rung]) -> Iterator[Rung]:
+        """Rungs take turns, so that each has its share however many trials there are."""
+        return cycle(rungs) if rungs else iter(())
+
+    def _trial(self, sampler: Sampler) -> None:
+        configuration = sampler.ask(self._guilty)
+        record = self._measured(configuration)
+        if record.state == "failed" and len(configuration) == 1:
+            self._guilty |= set(configuration.items())  # it alone differs from what runs
+        sampler.tell(None if record.state == "failed" else record.seconds)
+
+    def _measured(self, configuration: Configuration) -> TrialRecord:
+        pace, best = self._pace, min(self.seconds_of(configuration.rung).values(), default=float("inf"))
+        try:
+            first = self._ledger.block(configuration, pace.warmup_of(configuration), pace.block(pace.step))
+            if first.median > best * (_HOPELESS_AT_FIRST if pace.gains(first.median) else _HOPELESS):
+                why = f"{first.median / best:.2f} times the best of its rung"
+                return self._add(configuration, "cut short", [first], why)
+            if Pace(first.median).slow:
+                return self._add(configuration, "measured", [first])
+            second = self._ledger.block(configuration, 0, pace.block(first.median), turn=False)
+        except TrialFailed as failure:
+            return self._add(configuration, "failed", [], str(failure))
+        return self._add(configuration, "measured", [first, second])
+
+    def _add(self, configuration: Configuration, state: State, blocks: Sequence[Block], why: str = "") -> TrialRecord:
+        record = TrialRecord(len(self.records) + 1, configuration, state, tuple(blocks), why)
+        self.records.append(record)
+        spent = self._ledger.wall_seconds["trials"] + self._ledger.wall_seconds["starts"]
+        left = spent / record.number * max(0, self._plan.trials - record.number)
+        best = min((t for t in self.records if t.state != "failed"), key=lambda t: t.seconds, default=None)
+        self._observer.trial(record, self._plan.trials, best, left)
+        return record
+
+
+def _buckets(configuration: Configuration, mib: float) -> float:
+    """About how many buckets it cuts that many MiB into; 1 where the script decides."""
+    plan = configuration.plain().get("bucket_cap_mb_list")
+    if plan:
+        return len(plan)
+    cap = configuration.get("bucket_cap_mb")
+    return mib / cap if isinstance(cap, (int, float)) else 1.0

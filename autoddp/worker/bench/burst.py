@@ -1,0 +1,63 @@
+"""One rank of the short benchmark that judges a start setting: what a step sends, all buckets in flight at once.
+
+`autoddp bench` measures one all-reduce after another; a setting that lets several travel side by side shows only here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autoddp.bench.burst import Burst
+from autoddp.worker.bench.all_reduce import synchronize
+from autoddp.worker.ranks import Ranks
+
+_PATIENCE = timedelta(seconds=30)  # a setting under which nothing arrives must fail soon
+_SECONDS = 1.0
+_FEWEST, _MOST = 2, 20
+
+
+def main() -> None:
+    """Each node's first rank writes {"seconds": one value a burst}, the same on all nodes."""
+    place, burst = Path(sys.argv[1]), Burst(**json.loads(sys.argv[2]))
+    ranks = Ranks()
+    local = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cuda", local) if burst.backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(burst.backend, timeout=_PATIENCE)
+    # Zeros, because sums of anything else would overflow; no backend looks at the values.
+    buckets = [torch.zeros(burst.bucket_bytes // 4, device=device) for _ in range(burst.buckets)]
+    _seconds(buckets)  # sets up connections
+    pilot = ranks.share(_seconds(buckets))
+    count = max(_FEWEST, min(_MOST, math.ceil(_SECONDS / pilot)))
+    of_all: list[list[Any]] = ranks.gather([_seconds(buckets) for _ in range(count)])
+    means = ranks.share([sum(of_one) / len(of_one) for of_one in zip(*of_all, strict=True)])
+    dist.destroy_process_group()
+    if local == 0:
+        place.write_text(json.dumps({"seconds": means}), encoding="utf-8")
+    ranks.part()
+
+
+def _seconds(buckets: list[torch.Tensor]) -> float:
+    synchronize(buckets[0].device)
+    dist.barrier()
+    began = time.perf_counter()
+    works = [dist.all_reduce(bucket, async_op=True) for bucket in buckets]
+    for work in works:
+        work.wait()
+    synchronize(buckets[0].device)
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()
