@@ -119,7 +119,7 @@ def main() -> None:
     args, words = parser.parse_known_args()
     task = json.loads(args.task.read_text())
     tune = autoddp.launch.tune
-    tune.Study = lambda measure, facts, plan, observer: Grid(task, measure, facts)  # type: ignore[assignment, misc]
+    tune.Study = lambda measure, facts, plan, observer, screen: Grid(task, measure, facts)  # type: ignore[assignment, misc]
     tuned = tune.tune(parse(words), RunFolder(Path(".autoddp")), Silent(), lambda outcome: "done")
     if tuned.outcome is None:
         sys.exit(f"the grid was not measured: {tuned.why}")
