@@ -72,3 +72,17 @@ def data_size(count: int) -> str:
             return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} GiB"
+
+
+def gradient_error(relative: float, of_sum: float | None = None) -> str:
+    """A relative error in percent; with that of the sum over some steps where the two differ clearly.
+
+    >>> gradient_error(0.0029, 0.0025), gradient_error(0.71, 0.32)
+    ('0.29 %', '71 % (of a sum 32 %)')
+    """
+    text = _percent(relative)
+    return f"{text} (of a sum {_percent(of_sum)})" if of_sum is not None and of_sum < relative / 2 else text
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %") if share >= 0.1 else f"{share * 100:.2g} %"

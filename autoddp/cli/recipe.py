@@ -1,4 +1,4 @@
-"""`autoddp recipe show FILE`, `autoddp recipe check FILE`: a recipe for people, or for a script with --json."""
+"""`autoddp recipe show FILE`, `check FILE`, `diff FILE FILE`: recipes for people, or for a script with --json."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from autoddp.errors import AutoddpError, UsageError
-from autoddp.recipe import Fits, LadderEntry, Recipe, load
+from autoddp.recipe import Fits, LadderEntry, Recipe, compare, load
 from autoddp.timing import Speedup
-from autoddp.units import data_size, milliseconds
+from autoddp.units import data_size, gradient_error, milliseconds
 
 
 def run(arguments: list[str]) -> int:
@@ -18,17 +18,23 @@ def run(arguments: list[str]) -> int:
 
         run(["show", "train.autoddp.toml"])
         run(["check", "train.autoddp.toml", "--json"])      # {"ok": true, …} or {"ok": false, "error": …}
+        run(["diff", "a.toml", "b.toml"])                   # 1 if they differ, as diff has it
 
     AutoddpError for what the user got wrong; under --json a recipe's faults are printed instead.
     """
     options = _parser().parse_args(arguments)
-    try:
-        recipe = load(options.file)
-    except AutoddpError as problem:
-        if not options.json:
-            raise
-        print(json.dumps({"ok": False, "file": options.file, "error": str(problem)}))
-        return problem.exit_code
+    recipes = []
+    for file in options.files if "files" in options else [options.file]:
+        try:
+            recipes.append(load(file))
+        except AutoddpError as problem:
+            if not options.json:
+                raise
+            print(json.dumps({"ok": False, "file": file, "error": str(problem)}))
+            return problem.exit_code
+    if "files" in options:
+        return _diff(options.files, recipes[0], recipes[1], options.json)
+    (recipe,) = recipes
     answer: dict[str, Any] = options.data(recipe)
     text: Callable[[str, Recipe], str] = options.text
     print(json.dumps({"ok": True, "file": options.file, **answer}) if options.json else text(options.file, recipe))
@@ -53,8 +59,28 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(text=_check, data=lambda recipe: {"fits": recipe.plain()["fits"]})
     for command in (show, check):
         command.add_argument("file", metavar="FILE", help="a recipe, such as train.autoddp.toml")
+    diff = commands.add_parser("diff", help="what differs between two; exit code 1 if anything", allow_abbrev=False)
+    diff.add_argument("files", metavar="FILE", nargs=2, help="two recipes")
+    for command in (show, check, diff):
         command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return parser
+
+
+def _diff(files: Sequence[str], one: Recipe, other: Recipe, as_json: bool) -> int:
+    found = compare(one, other)
+    if as_json:
+        differences = {key: list(values) for key, values in found.items()}
+        print(json.dumps({"ok": True, "files": list(files), "same": not found, "differences": differences}))
+    elif found:
+        rows = [(key, *("-" if value is None else _cell(value) for value in values)) for key, values in found.items()]
+        print("\n".join(_aligned([("", *files), *rows])))
+    else:
+        print(f"{files[0]} and {files[1]} say the same")
+    return 1 if found else 0
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _check(file: str, recipe: Recipe) -> str:
@@ -104,12 +130,23 @@ def _ladder(ladder: Sequence[LadderEntry]) -> list[str]:
             entry.rung.changes,
             milliseconds(entry.ms_per_step / 1e3),
             str(Speedup(entry.speedup, entry.speedup_low, entry.speedup_high)),
+            _error(entry),
             str(entry.configuration),
         )
         for entry in ladder
     ]
     # the configuration comes last because it is the one that can be long
-    return _aligned([("rung", "what changes", "ms per step", "speed-up (99 %)", "configuration"), *rows])
+    return _aligned(
+        [("rung", "what changes", "ms per step", "speed-up (99 %)", "gradient error", "configuration"), *rows]
+    )
+
+
+def _error(entry: LadderEntry) -> str:
+    if not entry.configuration.hook:
+        return "0"
+    if entry.gradient_error is None:
+        return "not measured"
+    return gradient_error(entry.gradient_error, entry.gradient_error_of_sum)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

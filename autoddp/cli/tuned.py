@@ -102,6 +102,8 @@ def recipe_of(outcome: Outcome) -> Recipe:
                 speedup=standing.speedup.ratio,
                 speedup_low=standing.speedup.low,
                 speedup_high=standing.speedup.high,
+                gradient_error=standing.error.relative if standing.error else None,
+                gradient_error_of_sum=standing.error.of_sum if standing.error else None,
             )
             for standing in outcome.ladder
         ),

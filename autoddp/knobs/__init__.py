@@ -2,6 +2,19 @@
 
 from autoddp.knobs.base import Knob, Rung, Value
 from autoddp.knobs.configuration import AS_WRITTEN, BY_NAME, KNOBS, Configuration
+from autoddp.knobs.fidelity import LIMITS, GradientError, why_refused
 from autoddp.knobs.live import LiveModel
 
-__all__ = ["AS_WRITTEN", "BY_NAME", "KNOBS", "Configuration", "Knob", "LiveModel", "Rung", "Value"]
+__all__ = [
+    "AS_WRITTEN",
+    "BY_NAME",
+    "KNOBS",
+    "LIMITS",
+    "Configuration",
+    "GradientError",
+    "Knob",
+    "LiveModel",
+    "Rung",
+    "Value",
+    "why_refused",
+]

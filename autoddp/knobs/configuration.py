@@ -32,6 +32,7 @@ KNOBS: tuple[Knob, ...] = (
 """Every knob, in the order a reader meets them. To add one: declare it in a file of this folder and list it here."""
 
 BY_NAME = {knob.name: knob for knob in KNOBS}
+_HOOK = (HOOK.name, POWERSGD_RANK.name)
 
 
 class Configuration(Mapping[str, Value]):
@@ -59,6 +60,11 @@ class Configuration(Mapping[str, Value]):
         """The highest rung of its values; exact for a configuration as written."""
         rungs = [BY_NAME[name].rung_of(value) for name, value in self._values.items()]
         return max(rungs, key=lambda rung: rung.height, default=Rung.EXACT)
+
+    @property
+    def hook(self) -> Configuration:
+        """The part that decides what becomes of the gradients; empty where nothing does."""
+        return Configuration({name: value for name, value in self._values.items() if name in _HOOK})
 
     @property
     def ddp_arguments(self) -> dict[str, Value]:

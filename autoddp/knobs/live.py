@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from autoddp.knobs.configuration import Configuration
+from autoddp.knobs.fidelity import GradientError
 
 
 class LiveModel(Protocol):
@@ -18,6 +19,15 @@ class LiveModel(Protocol):
 
     def reduce(self, on: bool) -> None:
         """Switch gradient reduction off, as under `no_sync`, or on again, re-broadcasting the parameters of rank 0."""
+
+    def compare(self, on: bool) -> None:
+        """From the next step on, gradients travel through the hook and whole; or through the hook alone again."""
+
+    def step_compared(self) -> None:
+        """A step has ended in between."""
+
+    def gradient_error(self) -> GradientError | None:
+        """Of the steps compared since the last call; None where no hook of ours is in effect."""
 
     def synchronize(self) -> None:
         """Wait until the device has done all work queued so far; nothing to do on a CPU."""

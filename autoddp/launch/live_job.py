@@ -13,6 +13,7 @@ from typing import Any
 
 from autoddp.knobs import Configuration
 from autoddp.launch.journal import Entry, Journal
+from autoddp.launch.patience import Patience
 from autoddp.launch.server import Heard, Worker, WorkerServer
 from autoddp.launch.starts import Starts, kill_children
 from autoddp.log import get_logger
@@ -22,8 +23,6 @@ from autoddp.wire import BlockDone, Finish, Goodbye, Hello, JobFacts, Measure, R
 
 logger = get_logger(__name__)
 
-_FIRST_PATIENCE = 300.0  # seconds for the first block, whose step time is unknown
-_LEAST_PATIENCE = 20.0  # seconds without a sign of life before a trial is called hung
 _FEWEST_STEPS = 2
 _FUTILE_PASSES = 3
 
@@ -47,8 +46,7 @@ class LiveJob:
         """Seconds spent waiting for another start of the script, or for the node that leads."""
         self._unreported: list[dict[str, Any]] = []
         self._futile_passes = 0
-        self._step_seconds = 0.0
-        self._heartbeats = Path()
+        self._patience = Patience()
         self._starts = Starts()
         self._over = ""
         self.finished: Finish | None = None
@@ -60,7 +58,7 @@ class LiveJob:
         """Another start of the script is about to be made, with these variables."""
         self._starts.begin()
         self._server.go = not self._over
-        self._heartbeats = heartbeats
+        self._patience.heartbeats = heartbeats
         self._workers = []
         self._ready_in_this_start = False
         self._entries_before = len(self._journal.entries)
@@ -121,16 +119,23 @@ class LiveJob:
         self._end(why)
 
     def __call__(
-        self, configuration: Configuration, warmup: int, steps: int, *, reduce: bool = True, turn: bool = True
+        self,
+        configuration: Configuration,
+        warmup: int,
+        steps: int,
+        *,
+        reduce: bool = True,
+        turn: bool = True,
+        compare: int = 0,
     ) -> BlockDone:
         """See `study.Measure`."""
         index, self._next = self._next, self._next + 1
-        asked = Measure(index, configuration.plain(), warmup, steps, reduce, turn)
+        asked = Measure(index, configuration.plain(), warmup, steps, reduce, turn, compare)
         self._starts.wanted = configuration.start_variables
         entry = self._entry(asked)
         if entry.done is None:
             raise TrialFailed(entry.failure)
-        self._step_seconds = self._step_seconds or median(entry.done.seconds)
+        self._patience.step_seconds = self._patience.step_seconds or median(entry.done.seconds)
         return entry.done
 
     def _entry(self, asked: Measure) -> Entry:
@@ -199,7 +204,7 @@ class LiveJob:
         except OSError:
             self._drain_until_gone(leader)
             return None
-        patience = self._patience(order)
+        patience = self._patience.with_(order)
         began = time.time()
         while True:
             heard = self._hear(1.0)
@@ -212,15 +217,8 @@ class LiveJob:
             if heard.worker is leader and heard.message is None:
                 return None
 
-    def _patience(self, order: Measure) -> float:
-        if not self._step_seconds:
-            return _FIRST_PATIENCE
-        return max(_LEAST_PATIENCE, 5 * (order.warmup + order.steps) * self._step_seconds)
-
     def _kill_if_hung(self, began: float, patience: float) -> None:
-        """Hung: for that long no step boundary came and no rank's main thread has moved."""
-        beats = [path.stat().st_mtime for path in self._heartbeats.glob("*")]
-        if time.time() - max([began, *beats]) < patience or self._first_failure:
+        if self._first_failure or not self._patience.is_over(began, patience):
             return
         self._first_failure = f"hung: no rank has moved for {patience:.0f} s"
         for worker in self._workers:

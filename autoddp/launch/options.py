@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autoddp.errors import UsageError, did_you_mean
-from autoddp.knobs import Rung
+from autoddp.knobs import LIMITS, Rung
 from autoddp.launch.elastic import torchrun_parser
 from autoddp.launch.ownership import declared_by_script
 from autoddp.units import seconds
@@ -19,6 +19,8 @@ _EXAMPLES = {
     "--trials": "a whole number of 0 or more, e.g. --trials 20",
     "--allow": "exact, near or lossy, e.g. --allow near",
     "--budget": "a duration, e.g. --budget 5m",
+    "--near-limit": "a share above 0, e.g. --near-limit 0.02",
+    "--lossy-limit": "a share above 0, e.g. --lossy-limit 0.95",
     "--seed": "a whole number of 0 or more, e.g. --seed 0",
 }
 
@@ -35,6 +37,9 @@ class Request:
     allow: Rung | None = None
     """None: not given; tuning then allows near, a saved recipe is launched as it is."""
     budget: float = 300.0
+    near_limit: float = LIMITS[Rung.NEAR]
+    lossy_limit: float = LIMITS[Rung.LOSSY]
+    """Largest gradient errors, see `knobs.fidelity`."""
     tune_only: bool = False
     seed: int = 0
     output: Path = Path(".autoddp")
@@ -64,6 +69,11 @@ def own_parser() -> argparse.ArgumentParser:
     add("--recipe", type=Path, metavar="FILE", help="launch with this recipe; with --trials: write it there")
     add("--allow", choices=[r.value for r in Rung], help="how far training may be changed (near)")
     add("--budget", type=_checked("--budget", seconds), default=300.0, metavar="TIME", help="limit of measuring (5m)")
+    near, lossy = (LIMITS[rung] for rung in (Rung.NEAR, Rung.LOSSY))
+    limit = _checked("--near-limit", _above_zero)
+    add("--near-limit", type=limit, default=near, metavar="X", help=f"gradient error that near may have ({near:g})")
+    limit = _checked("--lossy-limit", _above_zero)
+    add("--lossy-limit", type=limit, default=lossy, metavar="X", help=f"and lossy, over some steps ({lossy:g})")
     add("--tune-only", action="store_true", help="write the recipe and stop")
     add("--seed", type=_whole("--seed", 0), default=0, metavar="N", help="of the search (0)")
     add("--output", type=Path, default=Path(".autoddp"), metavar="DIR", help="logs and summary.json (.autoddp/)")
@@ -176,6 +186,13 @@ def _checked(name: str, convert: Callable[[str], Any]) -> Callable[[str], Any]:
             raise UsageError(f"{name} {text!r}: must be {_EXAMPLES[name]}") from None
 
     return converted
+
+
+def _above_zero(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError(text)
+    return value
 
 
 def _whole(name: str, low: int) -> Callable[[str], int]:

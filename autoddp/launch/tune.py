@@ -60,6 +60,7 @@ def tune(
         allow=request.allow or Rung.NEAR,
         budget=request.budget,
         seed=request.seed,
+        limits={Rung.NEAR: request.near_limit, Rung.LOSSY: request.lossy_limit},
     )
     screening = Screening(request.torchrun, folder.path / "screening", dict(os.environ))
     thread = threading.Thread(

@@ -5,6 +5,7 @@ require_fit(recipe, "train.autoddp.toml", world_size=8, nodes=2)
 kept = save(recipe, Path("train.autoddp.toml"), previous=Path(".autoddp/previous.toml"))
 """
 
+from autoddp.recipe.compare import compare
 from autoddp.recipe.env import ENV_ALLOWED
 from autoddp.recipe.match import differences, require_fit
 from autoddp.recipe.read import load, parse
@@ -19,6 +20,7 @@ __all__ = [
     "LadderEntry",
     "MadeBy",
     "Recipe",
+    "compare",
     "differences",
     "dump",
     "load",

@@ -175,7 +175,13 @@ def _ladder_entry(table: Table) -> LadderEntry:
         speedup=speedup,
         speedup_low=low,
         speedup_high=high,
+        gradient_error=_error(table, "gradient_error"),
+        gradient_error_of_sum=_error(table, "gradient_error_of_sum"),
     )
+
+
+def _error(table: Table, key: str) -> float | None:
+    return table.not_negative(key) if key in table.values else None
 
 
 def _rung(table: Table, configuration: Configuration) -> Rung:

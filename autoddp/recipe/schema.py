@@ -66,10 +66,15 @@ class LadderEntry:
     speedup: float
     speedup_low: float
     speedup_high: float
+    gradient_error: float | None = None
+    """Relative error of its gradients against the exact mean of the same step; None where nothing becomes of them."""
+    gradient_error_of_sum: float | None = None
+    """The same of the sum over some steps: what error feedback has not paid back by then."""
 
     def plain(self) -> dict[str, Any]:
-        """JSON and TOML types only."""
-        return {**vars(self), "rung": self.rung.value, "configuration": self.configuration.plain()}
+        """JSON and TOML types only; what is None is left out."""
+        known = {name: value for name, value in vars(self).items() if value is not None}
+        return {**known, "rung": self.rung.value, "configuration": self.configuration.plain()}
 
 
 @dataclass(frozen=True)

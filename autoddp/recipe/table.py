@@ -90,6 +90,13 @@ class Table:
             raise self.error(key, "must be a finite number above 0", show=True)
         return float(value)
 
+    def not_negative(self, key: str) -> float:
+        """A finite number, 0 or more."""
+        value = self.get(key)
+        if not _is_number(value) or not 0 <= value <= sys.float_info.max:
+            raise self.error(key, "must be a finite number, 0 or more", show=True)
+        return float(value)
+
     def table(self, key: str, optional: bool = False) -> Table:
         """The table under `key`; an empty one where it may be absent and is."""
         value = {} if optional and key not in self.values else self.get(key)

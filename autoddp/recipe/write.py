@@ -37,6 +37,8 @@ _SAYS = {
     "steps": "training steps measured in all",
     "speedup_low": "99 % interval, from",
     "speedup_high": "to",
+    "gradient_error": "of one step, relative to the exact mean of the same gradients",
+    "gradient_error_of_sum": "of the sum of some steps: smaller where what was left out is sent later",
 }
 
 

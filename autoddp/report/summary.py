@@ -52,6 +52,7 @@ def _trial(record: TrialRecord) -> dict[str, Any]:
         "reason": record.reason,
         "seconds": record.seconds if record.blocks else None,
         "blocks": _blocks(record.blocks),
+        "error": asdict(record.error) if record.error else None,
     }
 
 
@@ -62,6 +63,7 @@ def _standing(standing: Standing) -> dict[str, Any]:
         "seconds": standing.seconds,
         "speedup": asdict(standing.speedup),
         "rounds": _blocks(standing.rounds),
+        "error": asdict(standing.error) if standing.error else None,
     }
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from autoddp.knobs import Configuration
 from autoddp.study import Outcome, Screened, TrialRecord
-from autoddp.units import data_size, duration, milliseconds
+from autoddp.units import data_size, duration, gradient_error, milliseconds
 from autoddp.wire import JobFacts
 
 _PLAIN_WIDTH = 200  # columns of a log file, where a folded line is harder to read than a long one
@@ -71,6 +71,9 @@ class Terminal:
         if record.state == "failed":
             self._line(f"{head}  failed ({record.reason})  {record.configuration}")
             return
+        if record.state == "refused":
+            self._line(f"{head}  refused ({record.reason})  {record.configuration}")
+            return
         cut = "  cut short" if record.state == "cut short" else ""
         so_far = f"best {milliseconds(best.seconds)}" if best else ""
         self._line(
@@ -93,6 +96,9 @@ class Terminal:
         """The ladder, and what will be launched."""
         if outcome.ladder:
             self._console.print(_ladder(outcome))
+        for record in outcome.trials:
+            if record.state == "refused":
+                self._line(f"not on the ladder: {record.configuration.hook}: {record.reason}")
         self._line(f"launching {outcome.decision.configuration}: {outcome.decision.why}")
 
     def _line(self, text: str) -> None:
@@ -106,8 +112,9 @@ def _ladder(outcome: Outcome) -> Table:
     table.add_column("configuration", overflow="fold")
     table.add_column("ms/step", justify="right", no_wrap=True)
     table.add_column("speed-up (99 %)", no_wrap=True)
+    table.add_column("gradient error", justify="right", no_wrap=True)
     baseline = outcome.baseline_seconds
-    table.add_row("as written", "nothing", "your settings", milliseconds(baseline), "×1")
+    table.add_row("as written", "nothing", "your settings", milliseconds(baseline), "×1", "0")
     for standing in outcome.ladder:
         chosen = standing.configuration == outcome.decision.configuration
         gain = Text(str(standing.speedup), style="green" if standing.speedup.sure else "")
@@ -117,5 +124,6 @@ def _ladder(outcome: Outcome) -> Table:
             str(standing.configuration),
             milliseconds(standing.seconds),
             gain,
+            gradient_error(standing.error.relative, standing.error.of_sum) if standing.error else "0",
         )
     return table

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 
-from autoddp.knobs import Configuration
+from autoddp.knobs import Configuration, GradientError
 from autoddp.study.measure import Measure
 from autoddp.timing import Block
 
@@ -39,9 +39,21 @@ class Ledger:
         self, configuration: Configuration, warmup: int, steps: int, *, reduce: bool = True, turn: bool = True
     ) -> Block:
         """One measured block. Also what failed has cost its time."""
+        return self._block(configuration, warmup, steps, reduce, turn, 0)[0]
+
+    def compared(
+        self, configuration: Configuration, warmup: int, steps: int, compare: int
+    ) -> tuple[Block, GradientError | None]:
+        """One measured block, and how far its hook is from the exact mean, by `compare` steps more."""
+        self.steps["compared"] += compare
+        return self._block(configuration, warmup, steps, True, True, compare)
+
+    def _block(
+        self, configuration: Configuration, warmup: int, steps: int, reduce: bool, turn: bool, compare: int
+    ) -> tuple[Block, GradientError | None]:
         began = time.perf_counter()
         try:
-            done = self._measure(configuration, warmup, steps, reduce=reduce, turn=turn)
+            done = self._measure(configuration, warmup, steps, reduce=reduce, turn=turn, compare=compare)
         finally:
             self.wall_seconds[self.phase] += time.perf_counter() - began
         self.steps["measured"] += len(done.seconds)
@@ -49,4 +61,4 @@ class Ledger:
         self.wall_seconds["measured"] += sum(done.seconds)
         self.wall_seconds["warm-up"] += done.warmup_seconds
         self.wall_seconds["turns"] += done.turn_seconds
-        return Block(done.seconds)
+        return Block(done.seconds), done.error

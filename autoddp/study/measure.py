@@ -20,9 +20,18 @@ class Measure(Protocol):
     """Times steps of the running model."""
 
     def __call__(
-        self, configuration: Configuration, warmup: int, steps: int, *, reduce: bool = True, turn: bool = True
+        self,
+        configuration: Configuration,
+        warmup: int,
+        steps: int,
+        *,
+        reduce: bool = True,
+        turn: bool = True,
+        compare: int = 0,
     ) -> BlockDone:
         """Turn to `configuration`, let `warmup` steps pass, time `steps` steps (fewer if the script is that short).
+
+        On `compare` more steps its hook is compared with the exact mean.
 
         Raises TrialFailed or TuningOver. A script that ends meanwhile is started again without a word.
         """

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from autoddp.knobs import Configuration, Rung, Value
+from autoddp.knobs import Configuration, GradientError, Rung, Value
 from autoddp.timing import Block, Speedup, median
 from autoddp.wire import JobFacts
 
 PROMISING = 1.05
 """Times as fast in the communication benchmark: a step gains less than its reduction does."""
 
-State = Literal["measured", "cut short", "failed"]
+State = Literal["measured", "cut short", "failed", "refused"]
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,20 @@ class TrialRecord:
     state: State
     blocks: tuple[Block, ...] = ()
     reason: str = ""
-    """Why it failed or was cut short."""
+    """Why it failed, was cut short or is refused."""
+    error: GradientError | None = None
+    """Of its hook's gradients; None where it has none, or an earlier trial of the same hook has it."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether it could be launched: it ran, and its gradients are within the limits."""
+        return self.state in ("measured", "cut short")
 
     @property
     def seconds(self) -> float:
-        """Seconds of a typical step over all its blocks; infinite when it failed."""
+        """Seconds of a typical step over all its blocks; infinite when it failed or is refused."""
         steps = [second for block in self.blocks for second in block.seconds]
-        return median(steps) if steps and self.state != "failed" else float("inf")
+        return median(steps) if steps and self.usable else float("inf")
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,8 @@ class Standing:
     seconds: float
     speedup: Speedup
     rounds: tuple[Block, ...] = ()
+    error: GradientError | None = None
+    """Of its hook's gradients; None where it has no hook of ours."""
 
     @property
     def rung(self) -> Rung:

@@ -42,6 +42,11 @@ class Pace:
         """How often reduction is switched off and on again for the headroom."""
         return 2 if self.slow else 4
 
+    @property
+    def compared(self) -> int:
+        """Steps on which a hook is compared with the exact mean; on a slow link each costs a whole exact reduction."""
+        return 2 if self.slow else 4
+
     def block(self, seconds: float) -> int:
         """Steps of a block for a configuration that takes `seconds` per step."""
         # Three, so that the median of a block does not feel one step in which the script saved or evaluated.

@@ -31,8 +31,11 @@ class Sampler:
         self._pending: optuna.trial.Trial | None = None
         self._told: dict[Configuration, float | None] = {}
 
-    def ask(self, guilty: Set[tuple[str, Value]] = frozenset()) -> Configuration:
-        """The next configuration to measure, with none of the `guilty` values, which are known to fail."""
+    def ask(self, guilty: Set[tuple[str, Value]] = frozenset()) -> Configuration | None:
+        """The next configuration to measure, with none of the `guilty` values, which may not be launched.
+
+        None where none seems to be left.
+        """
         for _ in range(_ASKS):
             configuration = self._draw()
             if guilty & set(configuration.items()):
@@ -41,7 +44,11 @@ class Sampler:
                 self.tell(self._told[configuration])
             else:
                 return configuration
-        return self._draw()
+        configuration = self._draw()
+        if not guilty & set(configuration.items()):
+            return configuration
+        self.tell(None)
+        return None
 
     def _draw(self) -> Configuration:
         trial = self._study.ask()

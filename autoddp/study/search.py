@@ -124,7 +124,7 @@ class Study:
         if not blocks:
             return rounds, finalists
         rounds = blocks.pop(AS_WRITTEN)
-        return rounds, [_standing(c, rounds, found) for c, found in blocks.items()]
+        return rounds, [self._standing(c, rounds, found) for c, found in blocks.items()]
 
     def _finals(self, baseline: TrialRecord) -> tuple[list[Block], list[Standing]]:
         """The best few of each rung and the baseline, in turn, each round in a new order."""
@@ -143,7 +143,8 @@ class Study:
                     del blocks[configuration]  # it ran in its trial and fails now: not to be launched
             self._observer.final(number, planned)
         rounds = blocks.pop(AS_WRITTEN, [])
-        return rounds, [_standing(c, rounds, found) for c, found in blocks.items() if len(found) == len(rounds) > 1]
+        whole = {c: found for c, found in blocks.items() if len(found) == len(rounds) > 1}
+        return rounds, [self._standing(c, rounds, found) for c, found in whole.items()]
 
     def _contenders(self, rung: Rung) -> list[Configuration]:
         ranked, seconds = self._trials.best_of(rung), self._trials.seconds_of(rung)
@@ -159,7 +160,7 @@ class Study:
             return Decision(AS_WRITTEN, why)
         return decide(ladder, self._plan.allow, headroom)
 
-
-def _standing(configuration: Configuration, rounds: list[Block], blocks: list[Block]) -> Standing:
-    gain = speedup([b.median for b in rounds], [b.median for b in blocks])
-    return Standing(configuration, median([b.median for b in blocks]), gain, tuple(blocks))
+    def _standing(self, configuration: Configuration, rounds: list[Block], blocks: list[Block]) -> Standing:
+        gain = speedup([b.median for b in rounds], [b.median for b in blocks])
+        error = self._trials.errors.get(configuration.hook)
+        return Standing(configuration, median([b.median for b in blocks]), gain, tuple(blocks), error)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import cycle
+from collections import deque
+from collections.abc import Sequence
 
 from autoddp.bench import LinkModel
-from autoddp.knobs import Configuration, Rung, Value
+from autoddp.knobs import Configuration, GradientError, Rung, Value, why_refused
 from autoddp.knobs.binding import NUMA_BINDING
 from autoddp.knobs.threads import THREADS
 from autoddp.study.ledger import Ledger
@@ -28,7 +28,7 @@ _SHARE_FOR_PROCESSORS = 4  # one trial of so many, at most, looks for the CPUs a
 
 
 class Trials:
-    """`records` are all trials so far, failed ones among them."""
+    """`records` are all trials so far, failed and refused ones among them."""
 
     def __init__(self, ledger: Ledger, facts: JobFacts, plan: Plan, observer: Observer, baseline: TrialRecord) -> None:
         self._ledger = ledger
@@ -39,6 +39,8 @@ class Trials:
         self._pace = Pace(baseline.seconds)
         self._guilty: frozenset[tuple[str, Value]] = frozenset()
         self.records: list[TrialRecord] = []
+        self.errors: dict[Configuration, GradientError] = {}
+        """Hook and rank → how far its gradients are from the exact mean; buckets make no difference to that."""
 
     def find_processors(self) -> Configuration:
         """The CPUs and threads of a rank that all later trials have. First and alone: they weigh on every other knob.
@@ -65,10 +67,11 @@ class Trials:
         self._ledger.phase = "trials"
         spaces = [Space(rung, self._facts, held, self._likely_cap(rung, computing)) for rung in Rung]
         samplers = {space.rung: Sampler(space, self._plan.seed) for space in spaces if not space.empty}
-        for rung in self._turns(list(samplers)):
-            if len(self.records) >= last or self._ledger.spent > self._plan.budget:
-                break
-            self._trial(samplers[rung])
+        turns = deque(samplers)  # so that each rung has its share however many trials there are
+        while turns and len(self.records) < last and self._ledger.spent <= self._plan.budget:
+            rung = turns.popleft()
+            if self._trial(samplers[rung]):
+                turns.append(rung)
 
     def _likely_cap(self, rung: Rung, computing: float) -> float | None:
         """None where the link was not measured; low-rank factors are too small for the size to matter."""
@@ -89,47 +92,64 @@ class Trials:
 
     def seconds_of(self, rung: Rung) -> dict[Configuration, float]:
         """Configuration of that rung → seconds per step, each at its best."""
-        ran = [t for t in self.records if t.configuration.rung is rung and t.state != "failed" and t.configuration]
+        ran = [t for t in self.records if t.configuration.rung is rung and t.usable and t.configuration]
         return {t.configuration: t.seconds for t in sorted(ran, key=lambda t: t.seconds, reverse=True)}
 
     def best_with_several_buckets(self) -> list[TrialRecord]:
         """The fastest of those that keep several links busy, if there is one."""
         mib = self._facts.gradient_bytes / MIB
-        good = [t for t in self.records if t.state != "failed" and _buckets(t.configuration, mib) > 2]
+        good = [t for t in self.records if t.usable and _buckets(t.configuration, mib) > 2]
         return sorted(good, key=lambda trial: trial.seconds)[:1]
 
-    @staticmethod
-    def _turns(rungs: list[Rung]) -> Iterator[Rung]:
-        """Rungs take turns, so that each has its share however many trials there are."""
-        return cycle(rungs) if rungs else iter(())
-
-    def _trial(self, sampler: Sampler) -> None:
+    def _trial(self, sampler: Sampler) -> bool:
+        """False if this rung has nothing left that may be tried."""
         configuration = sampler.ask(self._guilty)
+        if configuration is None:
+            return False
         record = self._measured(configuration)
         if record.state == "failed" and len(configuration) == 1:
             self._guilty |= set(configuration.items())  # it alone differs from what runs
-        sampler.tell(None if record.state == "failed" else record.seconds)
+        if record.state == "refused":
+            self._guilty |= set(list(configuration.hook.items())[-1:])  # PowerSGD's rank, or the 16-bit hook
+        sampler.tell(record.seconds if record.usable else None)
+        return True
 
     def _measured(self, configuration: Configuration) -> TrialRecord:
         pace, best = self._pace, min(self.seconds_of(configuration.rung).values(), default=float("inf"))
+        warmup, steps = pace.warmup_of(configuration), pace.block(pace.step)
         try:
-            first = self._ledger.block(configuration, pace.warmup_of(configuration), pace.block(pace.step))
+            if configuration.hook and configuration.hook not in self.errors:
+                first, error = self._ledger.compared(configuration, warmup, steps, pace.compared)
+                if error is not None:
+                    self.errors[configuration.hook] = error
+                    refused = why_refused(configuration.rung, error, self._plan.limits)
+                    if refused:
+                        return self._add(configuration, "refused", [first], refused, error)
+            else:
+                first, error = self._ledger.block(configuration, warmup, steps), None
             if first.median > best * (_HOPELESS_AT_FIRST if pace.gains(first.median) else _HOPELESS):
                 why = f"{first.median / best:.2f} times the best of its rung"
-                return self._add(configuration, "cut short", [first], why)
+                return self._add(configuration, "cut short", [first], why, error)
             if Pace(first.median).slow:
-                return self._add(configuration, "measured", [first])
+                return self._add(configuration, "measured", [first], "", error)
             second = self._ledger.block(configuration, 0, pace.block(first.median), turn=False)
         except TrialFailed as failure:
             return self._add(configuration, "failed", [], str(failure))
-        return self._add(configuration, "measured", [first, second])
+        return self._add(configuration, "measured", [first, second], "", error)
 
-    def _add(self, configuration: Configuration, state: State, blocks: Sequence[Block], why: str = "") -> TrialRecord:
-        record = TrialRecord(len(self.records) + 1, configuration, state, tuple(blocks), why)
+    def _add(
+        self,
+        configuration: Configuration,
+        state: State,
+        blocks: Sequence[Block],
+        why: str = "",
+        error: GradientError | None = None,
+    ) -> TrialRecord:
+        record = TrialRecord(len(self.records) + 1, configuration, state, tuple(blocks), why, error)
         self.records.append(record)
         spent = self._ledger.wall_seconds["trials"] + self._ledger.wall_seconds["starts"]
         left = spent / record.number * max(0, self._plan.trials - record.number)
-        best = min((t for t in self.records if t.state != "failed"), key=lambda t: t.seconds, default=None)
+        best = min((t for t in self.records if t.usable), key=lambda t: t.seconds, default=None)
         self._observer.trial(record, self._plan.trials, best, left)
         return record
 

@@ -13,6 +13,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from autoddp.knobs import GradientError
 from autoddp.wire.facts import JobFacts
 
 VERSION = 1
@@ -57,6 +58,8 @@ class Measure:
     """False: with DDP's reduction switched off, for the headroom."""
     turn: bool = True
     """False: the configuration is in effect already; measure on."""
+    compare: int = 0
+    """Steps after the timed ones, on which the gradients also travel whole: how far is the hook from the exact mean?"""
     failures: tuple[dict[str, Any], ...] = ()
     """Measurements that failed since the last block: {"asked": …, "failure": …}, for the journals of other nodes."""
 
@@ -72,6 +75,8 @@ class BlockDone:
     """Wall time from the last step before the turn to the first step after it."""
     measure: dict[str, Any] = field(default_factory=dict)
     """The `Measure` it answers, so that every node's launcher can keep the journal."""
+    error: GradientError | None = None
+    """Of the steps compared, where the configuration has a hook of ours."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,7 @@ def decode(data: bytes) -> Message:
             fields["facts"] = _facts(fields["facts"])
         if kind is BlockDone:
             fields["seconds"] = tuple(fields["seconds"])
+            fields["error"] = GradientError(**fields["error"]) if fields.get("error") else None
         if kind is Measure and "failures" in fields:
             fields["failures"] = tuple(fields["failures"])
         message: Message = kind(**fields)

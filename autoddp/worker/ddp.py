@@ -20,11 +20,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration
-from autoddp.worker.hooks import hook_for
+from autoddp.worker.hooks import Hook, hook_for
 
 _construct = DDP.__init__
 _register = DDP.register_comm_hook
 _signature = inspect.signature(DDP.__init__)
+
+Around = Callable[[Hook, dist.ProcessGroup], Hook]
+"""Puts something around a hook; the group is the one it reduces over."""
 
 AVAILABLE_ARGUMENTS = frozenset(name for name, knob in BY_NAME.items() if knob.ddp_argument) & set(
     _signature.parameters
@@ -60,16 +63,22 @@ class Wrapped:
             return "torch.compile's python_reducer is on"
         return _why_untouchable(self.arguments, ddp.module)
 
-    def rebuild(self, configuration: Configuration, start_step: int | None) -> None:
-        """Run DDP's constructor again on the same object. Every rank does so at the same step boundary."""
+    def rebuild(self, configuration: Configuration, start_step: int | None, around: Around | None = None) -> None:
+        """Run DDP's constructor again on the same object. Every rank does so at the same step boundary.
+
+        `around` may put something around a hook of ours.
+        """
         ddp = self.ddp
         if ddp is None:
             return
         arguments = {**self.arguments, **_as_arguments(configuration), "init_sync": False}
         _construct_again(ddp, arguments)
-        hook = self.script_hook or hook_for(configuration, ddp.process_group, start_step)
-        if hook is not None:
-            _register(ddp, *hook)
+        ours = hook_for(configuration, ddp.process_group, start_step)
+        if self.script_hook is not None:
+            _register(ddp, *self.script_hook)
+        elif ours is not None:
+            state, hook = ours
+            _register(ddp, state, around(hook, ddp.process_group) if around else hook)
 
 
 def _why_untouchable(arguments: dict[str, Any], module: nn.Module) -> str:

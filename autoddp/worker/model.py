@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from autoddp.knobs import AS_WRITTEN, Configuration
+from autoddp.knobs import AS_WRITTEN, Configuration, GradientError
 from autoddp.worker.ddp import Patch, ReductionSwitch, broadcast_parameters
+from autoddp.worker.fidelity import Comparison
 from autoddp.worker.processors import Processors
 
 
@@ -20,6 +21,7 @@ class LiveDdp:
         self._switch = switch
         self._processors = processors
         self._current = AS_WRITTEN
+        self._comparison = Comparison()
 
     def turn(self, configuration: Configuration) -> None:
         """Bring `configuration` into effect from the next forward on."""
@@ -28,7 +30,7 @@ class LiveDdp:
         if live == self._current:
             return
         for wrapped in self._patch.alive():
-            wrapped.rebuild(live, start_step=0)
+            wrapped.rebuild(live, start_step=0, around=self._comparison.around)
         self._current = live
 
     def reduce(self, on: bool) -> None:
@@ -38,6 +40,19 @@ class LiveDdp:
             for wrapped in self._patch.alive():
                 if wrapped.ddp is not None:
                     broadcast_parameters(wrapped.ddp)
+
+    def compare(self, on: bool) -> None:
+        """See `LiveModel`. Where no hook of ours is in effect there is nothing to compare, and nothing to pay for."""
+        self._comparison.on = on
+
+    def step_compared(self) -> None:
+        """See `LiveModel`."""
+        self._comparison.step()
+
+    def gradient_error(self) -> GradientError | None:
+        """See `LiveModel`."""
+        names = {id(p): name for w in self._patch.alive() if w.ddp for name, p in w.ddp.module.named_parameters()}
+        return self._comparison.result(lambda identity: names.get(identity, "?"))
 
     def synchronize(self) -> None:
         """Wait for the device."""

@@ -42,6 +42,7 @@ class TrialRunner:
         self._then: Callable[[], None] = lambda: None
         self._lap: Callable[[], None] = lambda: None
         self._order: Measure | None = None
+        self._laps: list[float] = []
 
     def begin(self) -> None:
         """Take the first order; every rank at the same step boundary."""
@@ -89,13 +90,24 @@ class TrialRunner:
         self._warm_seconds = time.perf_counter() - self._warm_from
         self._stopwatch.start()
         self._lap = self._stopwatch.lap
-        self._expect(self._order.steps, self._report)
+        self._expect(self._order.steps, self._compare)
+
+    def _compare(self) -> None:
+        """The timed steps are over."""
+        assert self._order is not None
+        self._laps = self._stopwatch.stop()
+        self._model.compare(self._order.compare > 0)
+        self._lap = self._model.step_compared
+        self._expect(self._order.compare, self._report)
 
     def _report(self) -> None:
         assert self._order is not None
-        gathered = self._ranks.gather(self._stopwatch.stop())
+        self._model.compare(False)
+        error = self._model.gradient_error() if self._order.compare else None
+        gathered = self._ranks.gather(self._laps)
         means = tuple(sum(map(float, step)) / self._ranks.world_size for step in zip(*gathered, strict=True))
-        done = BlockDone(self._order.index, means, self._warm_seconds, self._turn_seconds, asdict(self._order))
+        order = self._order
+        done = BlockDone(order.index, means, self._warm_seconds, self._turn_seconds, asdict(order), error)
         told = self._ranks.broadcast(done if self._ranks.rank == 0 else None)
         assert isinstance(told, BlockDone)
         if self._ranks.rank != 0:

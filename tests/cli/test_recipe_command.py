@@ -21,7 +21,7 @@ RECIPE = Recipe(
     evidence=Evidence(31.21, 0.384, 20, 6, 1234, "the exact rung wins"),
     ladder=(
         LadderEntry(Rung.EXACT, Configuration({"bucket_cap_mb": 50}), 28.3, 1.21, 1.19, 1.23),
-        LadderEntry(Rung.NEAR, Configuration({"hook": "bf16"}), 22.3, 1.41, 1.39, 1.43),
+        LadderEntry(Rung.NEAR, Configuration({"hook": "bf16"}), 22.3, 1.41, 1.39, 1.43, 0.0029, 0.0021),
     ),
     env={"OMP_NUM_THREADS": "4"},
 )
@@ -48,9 +48,10 @@ def test_show(file: str, capsys: Any) -> None:
         "why       the exact rung wins",
         "evidence  baseline 31.2 ms per step, headroom 38.4%, 20 trials, 6 final rounds, 1234 steps measured",
         "",
-        "rung   what changes                        ms per step  speed-up (99 %)       configuration",
-        "exact  nothing but the order of additions  28.3         ×1.21 (1.19 to 1.23)  bucket_cap_mb=50",
-        'near   gradients travel in 16 bits         22.3         ×1.41 (1.39 to 1.43)  hook="bf16"',
+        "rung   what changes                        ms per step  speed-up (99 %)       gradient error  configuration",
+        "exact  nothing but the order of additions  28.3         ×1.21 (1.19 to 1.23)  0               "
+        "bucket_cap_mb=50",
+        'near   gradients travel in 16 bits         22.3         ×1.41 (1.39 to 1.43)  0.29 %          hook="bf16"',
     ]
 
 
@@ -93,7 +94,9 @@ def test_a_bad_recipe(tmp_path: Path, capsys: Any, command: str) -> None:
     assert json.loads(capsys.readouterr().out) == {"ok": False, "file": str(path), "error": line}
 
 
-@pytest.mark.parametrize("arguments", [[], ["show"], ["shwo", "x"], ["show", "x", "y"], ["check", "x", "--jso"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["show"], ["shwo", "x"], ["show", "x", "y"], ["check", "x", "--jso"], ["diff", "x"]]
+)
 def test_a_bad_command_line_is_one_line(arguments: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         run(arguments)
@@ -101,3 +104,32 @@ def test_a_bad_command_line_is_one_line(arguments: list[str]) -> None:
     assert "\n" not in str(caught.value)
     assert issubclass(UsageError, AutoddpError)
     assert caught.value.exit_code == 2
+
+
+def test_diff(tmp_path: Path, file: str, capsys: Any) -> None:
+    other = str(tmp_path / "other.toml")
+    near = replace(RECIPE.ladder[1], speedup=1.42)
+    changed = replace(RECIPE, configuration=AS_WRITTEN, env={"MALLOC_ARENA_MAX": "1"}, ladder=(near,))
+    save(changed, other)
+    assert run(["diff", file, other]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == [file, other]
+    assert [line.split() for line in lines[1:]] == [
+        ["configuration.bucket_cap_mb", "50", "-"],
+        ["env.OMP_NUM_THREADS", "4", "-"],
+        ["ladder.exact.configuration.bucket_cap_mb", "50", "-"],
+        ["ladder.exact.ms_per_step", "28.3", "-"],
+        ["ladder.exact.speedup", "1.21", "-"],
+        ["ladder.exact.speedup_low", "1.19", "-"],
+        ["ladder.exact.speedup_high", "1.23", "-"],
+        ["ladder.near.speedup", "1.41", "1.42"],
+        ["env.MALLOC_ARENA_MAX", "-", "1"],
+    ]
+    assert run(["diff", file, other, "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["ok"], answer["same"]) == (True, False)
+    assert answer["differences"]["ladder.near.speedup"] == [1.41, 1.42]
+    assert run(["diff", file, file]) == 0
+    assert capsys.readouterr().out == f"{file} and {file} say the same\n"
+    with pytest.raises(RecipeError):
+        run(["diff", file, str(tmp_path / "absent.toml")])

@@ -30,6 +30,7 @@ lossy = some.fixed_dictionaries(
     {"hook": some.just("powersgd"), "powersgd_rank": some.integers(1, 64)},
     optional={"powersgd_start_step": some.integers(0, 10**9)},
 )
+errors = some.one_of(some.just((None, None)), some.tuples(some.floats(0, 1e9), some.floats(0, 1e9)))
 configurations = some.one_of(exact, near, lossy).map(Configuration)
 
 
@@ -48,7 +49,9 @@ def ladders(draw: some.DrawFn) -> tuple[LadderEntry, ...]:
     for rung, values in ((Rung.EXACT, exact), (Rung.NEAR, near), (Rung.LOSSY, lossy)):
         if draw(some.booleans()):
             low, middle, high = sorted(draw(some.tuples(positive, positive, positive)))
-            entries.append(LadderEntry(rung, Configuration(draw(values)), draw(positive), middle, low, high))
+            entries.append(
+                LadderEntry(rung, Configuration(draw(values)), draw(positive), middle, low, high, *draw(errors))
+            )
     return tuple(entries)
 
 

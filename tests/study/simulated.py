@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from autoddp.knobs import BY_NAME, Configuration, Rung
+from autoddp.knobs import BY_NAME, Configuration, GradientError, Rung
 from autoddp.study.space import Space
 from autoddp.wire import BlockDone, JobFacts, Measure
 
@@ -44,6 +44,10 @@ def facts(
     )
 
 
+def error_of(relative: float, finite: bool = True) -> GradientError:
+    return GradientError(4, relative, 1 - relative**2 / 2, 2 * relative, "0.weight", relative, finite)
+
+
 class SimulatedJob:
     """A `study.Measure`. `cost` is the true seconds per step; `asked` all that was measured.
 
@@ -61,6 +65,7 @@ class SimulatedJob:
         links: Callable[[str], float] = lambda interfaces: 1.0,
         computing: Callable[[int | None], float] = lambda threads: 1.0,
         spoil: Callable[[int, Configuration], None] = lambda index, configuration: None,
+        error: Callable[[Configuration], GradientError] = lambda configuration: error_of(0.001),
     ) -> None:
         self._link = link_mib_per_second
         self._latency = latency
@@ -72,13 +77,21 @@ class SimulatedJob:
         self._steps = 0
         self._random = random.Random(seed)
         self._spoil = spoil
+        self._error = error
         self._now = Configuration()
         self.asked: list[Measure] = []
 
     def __call__(
-        self, configuration: Configuration, warmup: int, steps: int, *, reduce: bool = True, turn: bool = True
+        self,
+        configuration: Configuration,
+        warmup: int,
+        steps: int,
+        *,
+        reduce: bool = True,
+        turn: bool = True,
+        compare: int = 0,
     ) -> BlockDone:
-        order = Measure(len(self.asked), configuration.plain(), warmup, steps, reduce, turn)
+        order = Measure(len(self.asked), configuration.plain(), warmup, steps, reduce, turn, compare)
         self.asked.append(order)
         assert turn or configuration == self._now, "what is measured without a turn must be in effect"
         self._now = configuration
@@ -86,7 +99,8 @@ class SimulatedJob:
         true = self.cost(configuration) if reduce else self._alone(configuration)
         self._steps += warmup
         seconds = tuple(self._step(true) for _ in range(steps))
-        return BlockDone(order.index, seconds, warmup * true, 0.001)
+        error = self._error(configuration) if compare and configuration.hook else None
+        return BlockDone(order.index, seconds, warmup * true, 0.001, error=error)
 
     def _step(self, true: float) -> float:
         """One noisy step; every 25th step the script saves a checkpoint."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from simulated import MIB, SimulatedJob, facts
+from simulated import MIB, SimulatedJob, error_of, facts
 
-from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.knobs import AS_WRITTEN, Configuration, GradientError, Rung
 from autoddp.study import Outcome, Plan, Silent, Study, TrialFailed, TrialRecord, TuningOver
 from autoddp.study.starts import ROUNDS
 
@@ -214,6 +214,7 @@ def test_steps_and_seconds_are_accounted_for() -> None:
     assert outcome.steps == {
         "measured": sum(asked.steps for asked in job.asked),
         "warm-up": sum(asked.warmup for asked in job.asked),
+        "compared": sum(asked.compare for asked in job.asked),
     }
     assert outcome.wall_seconds["measured"] > 0.9 * outcome.steps["measured"] * 0.03
     assert outcome.wall_seconds["turns"] == pytest.approx(0.001 * len(job.asked))
@@ -385,3 +386,54 @@ def test_no_headroom_no_screening() -> None:
 
     job = SimulatedJob(link_mib_per_second=1e7, latency=0.0, copies=0.3, noise=0.002)
     Study(job, facts(nodes=2, start_settings=(ONE,)), Plan(trials=20), Silent(), screen).run()
+
+
+def test_each_hook_is_compared_once_and_the_ladder_has_its_error() -> None:
+    def error(configuration: Configuration) -> GradientError:
+        return error_of(
+            0.003 if configuration["hook"] == "bf16" else 0.0003 if configuration["hook"] == "fp16" else 0.7
+        )
+
+    job = job_on("slow", error=error)
+    outcome = run(job, trials=20)
+    compared = [Configuration(asked.configuration).hook for asked in job.asked if asked.compare]
+    assert len(compared) == len(set(compared)) >= 5
+    for standing in outcome.ladder:
+        assert standing.error == (None if standing.rung is Rung.EXACT else error(standing.configuration))
+
+
+@pytest.mark.parametrize(
+    ("guilty", "found", "why"),
+    [
+        ({"hook": "fp16"}, error_of(0.001, finite=False), "the hook makes NaN or Inf of finite gradients"),
+        ({"hook": "bf16"}, error_of(0.05), "gradient error 5.00%, above the near rung's limit of 2.00%"),
+        (
+            {"hook": "powersgd", "powersgd_rank": 1},
+            error_of(0.97),
+            "gradient error 97.00% of a sum over 4 steps, above the lossy rung's limit of 95.00%",
+        ),
+    ],
+)
+def test_a_hook_beyond_its_limit_is_refused(guilty, found, why) -> None:
+    bad = Configuration(guilty)
+    job = job_on("slow", error=lambda configuration: found if configuration.hook == bad else error_of(0.001))
+    outcome = run(job, trials=20, allow=Rung.LOSSY)
+    refused = [trial for trial in outcome.trials if trial.state == "refused"]
+    assert [(trial.configuration.hook, trial.reason, trial.error) for trial in refused] == [(bad, why, found)]
+    assert [standing.rung for standing in outcome.ladder] == list(Rung)  # by the rung's other hooks
+    assert all(standing.configuration.hook != bad for standing in outcome.finalists)
+    assert all(trial.configuration.hook != bad for trial in outcome.trials if trial.usable)
+
+
+def test_a_rung_all_of_whose_hooks_are_refused_leaves_its_trials_to_the_others() -> None:
+    job = job_on("slow", error=lambda c: error_of(0.1) if c.rung is Rung.NEAR else error_of(0.5))
+    outcome = run(job, trials=20, allow=Rung.LOSSY)
+    assert [standing.rung for standing in outcome.ladder] == [Rung.EXACT, Rung.LOSSY]
+    assert sum(trial.state == "refused" for trial in outcome.trials) == 2
+    assert len(outcome.trials) == 20
+
+
+def test_the_limits_are_the_users() -> None:
+    job = job_on("slow", error=lambda c: error_of(0.1))
+    outcome = run(job, trials=20, limits={Rung.NEAR: 0.2, Rung.LOSSY: 0.05})
+    assert {trial.configuration.rung for trial in outcome.trials if trial.state == "refused"} == {Rung.LOSSY}

@@ -1,0 +1,50 @@
+"""Gradients that a hook cannot carry: `large` ones overflow float16, `noise` has full rank and is new each step."""
+
+import argparse
+
+import torch
+from common import finish, optimizer, start, stop
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+WIDTH = 512
+
+
+class Weights(nn.Module):
+    """Its gradient is what it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+        self.second = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+
+    def forward(self, wanted: torch.Tensor) -> torch.Tensor:
+        return (self.first * wanted).sum() + (self.second * wanted).sum()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=("large", "noise"))
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--from-step", type=int, default=0, help="plain gradients until then")
+    args = parser.parse_args()
+    rank = start()
+    model = DDP(Weights())
+    sgd = optimizer(model)
+    source = torch.Generator().manual_seed(rank)
+    plain = torch.outer(torch.linspace(0.5, 1, WIDTH), torch.linspace(1, 2, WIDTH))
+    for step in range(args.steps):
+        wanted = plain
+        if step >= args.from_step:
+            wanted = plain * 1e6 if args.kind == "large" else torch.randn(WIDTH, WIDTH, generator=source)
+        sgd.zero_grad()
+        (model(wanted) * 1e-3 if args.kind == "noise" else model(wanted)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        sgd.step()
+    print(f"rank {rank}: {float(model.module.first.detach().norm()):.6g}")
+    finish(model)
+
+
+if __name__ == "__main__":
+    main()
+    stop()

@@ -1,0 +1,76 @@
+"""What each rank of test_fidelity.py does: real DDP under a hook, its gradients compared with the exact mean."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from hook_checks import CAP, SHAPES, Gradients, Targets, full_rank
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.knobs import Configuration
+from autoddp.worker.fidelity import Comparison
+from autoddp.worker.hooks import hook_for
+
+WORLD = 3
+STEPS = 4
+
+
+def compared(knobs: dict[str, Any], scale: float = 1.0, poison: float | None = None) -> dict[str, Any]:
+    """The error that the comparison finds, and the same figures worked out here from what DDP left in .grad."""
+    ddp = DDP(Targets(SHAPES), bucket_cap_mb=CAP)
+    state, hook = hook_for(Configuration(knobs), ddp.process_group, 0)
+    comparison = Comparison()
+    ddp.register_comm_hook(state, comparison.around(hook, ddp.process_group))
+    rank = torch.distributed.get_rank()
+    exact_sum, made_sum, relative = zeros(), zeros(), []
+    for step in range(2 + STEPS):
+        comparison.on = step >= 2  # DDP has rebuilt its buckets by then
+        ddp.zero_grad()
+        targets = poisoned(full_rank(rank, step, scale), poison)
+        ddp(targets).backward()
+        made = [value.grad.clone() for value in ddp.module.values]
+        ddp.module.values[0].grad.zero_()  # the script may do what it likes with its gradients
+        if not comparison.on:
+            continue
+        comparison.step()
+        others = [poisoned(full_rank(other, step, scale), poison) for other in range(WORLD)]
+        exact = [sum(parts) / WORLD for parts in zip(*others, strict=True)]
+        difference = norm([a - b for a, b in zip(made, exact, strict=True)])
+        relative.append(difference / norm(exact))
+        exact_sum = [a + b for a, b in zip(exact_sum, exact, strict=True)]
+        made_sum = [a + b for a, b in zip(made_sum, made, strict=True)]
+    names = {id(p): name for name, p in ddp.module.named_parameters()}
+    found = comparison.result(lambda identity: names[identity])
+    assert found is not None
+    of_sum = norm([a - b for a, b in zip(made_sum, exact_sum, strict=True)]) / norm(exact_sum)
+    assert comparison.result(str) is None  # it begins anew
+    return {**asdict(found), "own_relative": sum(relative) / STEPS, "own_of_sum": of_sum}
+
+
+def zeros() -> Gradients:
+    return [torch.zeros(shape) for shape in SHAPES]
+
+
+def norm(values: Gradients) -> float:
+    return float(sum(value.double().square().sum() for value in values).sqrt())
+
+
+def poisoned(targets: Gradients, value: float | None) -> Gradients:
+    if value is not None:
+        targets[3].view(-1)[5] = value
+    return targets
+
+
+def checks(rank: int) -> dict[str, Any]:
+    torch.manual_seed(rank)
+    return {
+        "fp16": compared({"hook": "fp16"}),
+        "bf16": compared({"hook": "bf16"}),
+        "fp16 tiny": compared({"hook": "fp16"}, scale=1e-8),
+        "fp16 overflow": compared({"hook": "fp16"}, poison=3e5),
+        "powersgd 1": compared({"hook": "powersgd", "powersgd_rank": 1}),
+        "powersgd 8": compared({"hook": "powersgd", "powersgd_rank": 8}),
+        "script's own overflow": compared({"hook": "bf16"}, poison=float("inf")),
+    }

@@ -1,0 +1,48 @@
+"""The gradient error that the live comparison reports is the one worked out by hand, for every kind of hook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fidelity_checks import WORLD, checks
+from on_ranks import on_ranks
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return on_ranks(WORLD, checks, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "powersgd 1", "powersgd 8"])
+def test_it_is_the_error_of_what_ddp_left_in_the_gradients(ranks: list[dict[str, Any]], name: str) -> None:
+    found = ranks[0][name]
+    assert found["relative"] == pytest.approx(found["own_relative"], rel=1e-3)
+    assert found["of_sum"] == pytest.approx(found["own_of_sum"], rel=1e-3)
+    assert (found["steps"], found["finite"]) == (4, True)
+    assert 0 < found["cosine"] <= 1
+    assert found["worst"] >= found["relative"] * 0.9
+
+
+def test_all_ranks_find_the_same(ranks: list[dict[str, Any]]) -> None:
+    for name, found in ranks[0].items():
+        for other in ranks[1:]:
+            assert other[name]["relative"] == pytest.approx(found["relative"], rel=1e-6)
+
+
+def test_formats_and_ranks_are_told_apart(ranks: list[dict[str, Any]]) -> None:
+    errors = {name: found["relative"] for name, found in ranks[0].items()}
+    assert errors["fp16"] < 0.0006 < errors["bf16"] < 0.006
+    assert errors["powersgd 1"] > 0.9  # noise has full rank: nothing to compress
+    assert ranks[0]["powersgd 8"]["of_sum"] < 0.9 < ranks[0]["powersgd 1"]["of_sum"]
+    assert errors["fp16 tiny"] > 0.5  # float16 makes zeros of them
+
+
+def test_overflow_is_the_hooks_only_where_the_exact_mean_is_finite(ranks: list[dict[str, Any]]) -> None:
+    assert not ranks[0]["fp16 overflow"]["finite"]
+    assert ranks[0]["script's own overflow"]["finite"]
+    assert ranks[0]["script's own overflow"]["relative"] < 0.006
+
+
+def test_the_worst_parameter_is_named(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["powersgd 8"]["worst_parameter"].startswith("values.")
