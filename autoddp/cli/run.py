@@ -14,6 +14,7 @@ from autoddp.launch.options import Request, parse
 from autoddp.launch.ownership import require_script
 from autoddp.launch.plan import Plan, choose
 from autoddp.launch.run_folder import RunFolder
+from autoddp.launch.watching import watch_plan
 from autoddp.worker.order import Order
 
 
@@ -46,7 +47,7 @@ def prepare(words: Sequence[str]) -> Job | None:
 
         with environment_with(network.variables):
             plan = tuned_plan(request, plan, folder, network)
-    variables = {**network.variables, **_variables(plan, network)}
+    variables = {**network.variables, **_variables(request, plan, network)}
     return None if request.tune_only else Job(request, variables, meeting_point)
 
 
@@ -72,17 +73,23 @@ def _confer(request: Request, plan: Plan) -> tuple[object, Network]:
         return None, Network()
     from autoddp.launch.conference import confer
 
-    meeting_point, network = confer(request.torchrun, plan.digest, plan.reads, plan.variables)
+    watched = f"{request.watch} {request.near_limit} {request.lossy_limit}"  # what ranks do must be the same on all
+    reads = plan.reads + ("" if request.watch is None else f", --watch {request.watch or 'off'}")
+    meeting_point, network = confer(request.torchrun, f"{plan.digest} {watched}", reads, plan.variables)
     if network.says:
         _say(network.says)
     return meeting_point, network
 
 
-def _variables(plan: Plan, network: Network) -> dict[str, str]:
+def _variables(request: Request, plan: Plan, network: Network) -> dict[str, str]:
     if plan.recipe is None:
         return {}
     configuration = plan.configuration.without_variables.plain()
-    order = Order(configuration=configuration, parameters_digest=plan.recipe.fits.parameters_digest)
+    order = Order(
+        configuration=configuration,
+        parameters_digest=plan.recipe.fits.parameters_digest,
+        watch=watch_plan(request, plan.recipe, plan.configuration),
+    )
     return {
         **_not_set_here(_reachable(plan.variables, network)),
         **(order.environment(os.environ) if configuration else {}),

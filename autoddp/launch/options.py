@@ -21,6 +21,7 @@ _EXAMPLES = {
     "--budget": "a duration, e.g. --budget 5m",
     "--near-limit": "a share above 0, e.g. --near-limit 0.02",
     "--lossy-limit": "a share above 0, e.g. --lossy-limit 0.95",
+    "--watch": "a whole number of 1 or more, or off, e.g. --watch 1000",
     "--seed": "a whole number of 0 or more, e.g. --seed 0",
 }
 
@@ -40,6 +41,8 @@ class Request:
     near_limit: float = LIMITS[Rung.NEAR]
     lossy_limit: float = LIMITS[Rung.LOSSY]
     """Largest gradient errors, see `knobs.fidelity`."""
+    watch: int | None = None
+    """Reductions between two looks at a near or lossy hook in the real job; 0: none, None: as its cost allows."""
     tune_only: bool = False
     seed: int = 0
     output: Path = Path(".autoddp")
@@ -74,6 +77,8 @@ def own_parser() -> argparse.ArgumentParser:
     add("--near-limit", type=limit, default=near, metavar="X", help=f"gradient error that near may have ({near:g})")
     limit = _checked("--lossy-limit", _above_zero)
     add("--lossy-limit", type=limit, default=lossy, metavar="X", help=f"and lossy, over some steps ({lossy:g})")
+    watch = _checked("--watch", _watch)
+    add("--watch", type=watch, metavar="N|off", help="reductions between two looks at the gradient error in the job")
     add("--tune-only", action="store_true", help="write the recipe and stop")
     add("--seed", type=_whole("--seed", 0), default=0, metavar="N", help="of the search (0)")
     add("--output", type=Path, default=Path(".autoddp"), metavar="DIR", help="logs and summary.json (.autoddp/)")
@@ -186,6 +191,12 @@ def _checked(name: str, convert: Callable[[str], Any]) -> Callable[[str], Any]:
             raise UsageError(f"{name} {text!r}: must be {_EXAMPLES[name]}") from None
 
     return converted
+
+
+def _watch(text: str) -> int:
+    if text != "off" and int(text) < 1:
+        raise ValueError(text)
+    return 0 if text == "off" else int(text)
 
 
 def _above_zero(text: str) -> float:

@@ -12,6 +12,7 @@ from autoddp.knobs.binding import NUMA_BINDING
 from autoddp.worker.binding import Binding
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, Wrapped, parameters_digest
 from autoddp.worker.order import Order
+from autoddp.worker.watch import Watch, WatchPlan
 
 
 def start_applying(order: Order) -> None:
@@ -20,6 +21,8 @@ def start_applying(order: Order) -> None:
     recipe = _Applied(Configuration(order.configuration), order.parameters_digest)
     patch.configuration = recipe.for_module
     patch.script_registered = recipe.set_hook_aside
+    if order.watch:
+        patch.around = Watch(WatchPlan(**order.watch), _warn).around
     patch.install()
 
 

@@ -73,12 +73,17 @@ class Wrapped:
             return
         arguments = {**self.arguments, **_as_arguments(configuration), "init_sync": False}
         _construct_again(ddp, arguments)
-        ours = hook_for(configuration, ddp.process_group, start_step)
         if self.script_hook is not None:
             _register(ddp, *self.script_hook)
-        elif ours is not None:
-            state, hook = ours
-            _register(ddp, state, around(hook, ddp.process_group) if around else hook)
+        else:
+            _register_ours(ddp, configuration, start_step, around)
+
+
+def _register_ours(ddp: DDP, configuration: Configuration, start_step: int | None, around: Around | None) -> None:
+    found = hook_for(configuration, ddp.process_group, start_step)
+    if found is not None:
+        state, hook = found
+        _register(ddp, state, around(hook, ddp.process_group) if around else hook)
 
 
 def _why_untouchable(arguments: dict[str, Any], module: nn.Module) -> str:
@@ -136,6 +141,8 @@ class Patch:
         self.script_registered: Callable[[Wrapped], None] = lambda wrapped: None
         self.forward_begins: Callable[[DDP], None] | None = None
         self.configuration: Callable[[nn.Module], Configuration] = lambda module: AS_WRITTEN
+        self.around: Around | None = None
+        """Put around each hook of ours."""
         self._constructing = 0
 
     def alive(self) -> list[Wrapped]:
@@ -168,9 +175,7 @@ class Patch:
         self.wrapped.append(wrapped)
         ddp = wrapped.ddp
         assert ddp is not None
-        hook = hook_for(configuration, ddp.process_group)
-        if hook is not None:
-            _register(ddp, *hook)
+        _register_ours(ddp, configuration, None, self.around)
         self.built(wrapped)
 
     def _wrap_registration(self) -> Callable[..., None]:
@@ -181,7 +186,7 @@ class Patch:
                 return _register(ddp, state, hook)
             if getattr(ddp, "_comm_hooks", None) and wrapped.script_hook is None:
                 # The recipe's hook stands where the script's belongs, and a reducer takes only one.
-                wrapped.rebuild(self.configuration(ddp.module), None)
+                wrapped.rebuild(self.configuration(ddp.module), None, self.around)
             _register(ddp, state, hook)
             wrapped.script_hook = (state, hook)
             self.script_registered(wrapped)

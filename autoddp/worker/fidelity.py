@@ -50,6 +50,8 @@ class Comparison:
     _relative: list[float] = field(default_factory=list)
     _cosine: list[float] = field(default_factory=list)
     _finite: bool = True
+    _overflows: list[tuple[Any, int]] = field(default_factory=list)
+    """Hook state → overflows that it had noticed before."""
 
     # DDP reads a hook's annotations and wants its own types there: no `from __future__ import annotations` above.
     def around(self, hook: Hook, group: dist.ProcessGroup) -> Hook:
@@ -58,6 +60,7 @@ class Comparison:
         def compared(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
             if not self.on:
                 return hook(state, bucket)
+            self._watch_overflows(state)
             exact = bucket.buffer().detach().clone().div_(group.size())
             parameters = [(id(p), g.numel()) for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)]
             future = hook(state, bucket)
@@ -71,6 +74,11 @@ class Comparison:
             return future.then(keep)
 
         return compared
+
+    def _watch_overflows(self, state: Any) -> None:
+        """A hook that notices overflows mends them, so that they cannot be seen in what it hands back."""
+        if not any(state is known for known, _ in self._overflows):
+            self._overflows.append((state, getattr(state, "overflows", 0)))
 
     def step(self) -> None:
         """A step is over: take its buckets into account and let go of them."""
@@ -101,7 +109,9 @@ class Comparison:
 
     def result(self, names: Callable[[int], str]) -> GradientError | None:
         """Of all steps since the last result; None if none had gradients. `names`: a parameter's, by its identity."""
-        of, relative, cosine, finite = dict(self._of), self._relative, self._cosine, self._finite
+        of, relative, cosine = dict(self._of), self._relative, self._cosine
+        finite = self._finite and all(getattr(state, "overflows", 0) == before for state, before in self._overflows)
+        self._overflows.clear()
         self._of.clear()
         self._relative, self._cosine, self._finite = [], [], True
         if not relative or not of:

@@ -36,6 +36,8 @@ class Order:
     configuration: dict[str, Any] = field(default_factory=dict)
     parameters_digest: str = ""
     """Of the models the configuration was measured on; another model runs as written."""
+    watch: dict[str, Any] = field(default_factory=dict)
+    """How a near or lossy hook is watched, as `worker.watch.WatchPlan` has it; empty: not at all."""
 
     def environment(self, present: Mapping[str, str]) -> dict[str, str]:
         """The variables that bring this order into every Python process started with them."""

@@ -1,14 +1,30 @@
 """Gradients in 16 bits on the wire: half the bytes, and float32 again on arrival.
 
 torch's own bf16 hook refuses gloo by its name alone; gloo can add bfloat16.
+
+float16 overflows where float32 does not, and one infinite gradient ends a training. So nothing infinite is let through
+that was finite before: on a CPU a bucket that overflowed travels again, whole, before DDP looks at it; on a GPU, where
+looking at a value would hold up the host, such elements get float16's largest value. What is infinite in float32, by
+which AMP finds its scale, stays infinite.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
 from autoddp.worker.hooks.bucket import GradBucket
+
+_LARGEST = torch.finfo(torch.float16).max
+
+
+@dataclass
+class _Flight:
+    """A bucket on the way. Its buffer keeps this rank's share of the mean until something good arrives."""
+
+    buffer: torch.Tensor
+    future: torch.futures.Future[torch.Tensor]
+    good: bool = True
 
 
 @dataclass
@@ -17,6 +33,9 @@ class SixteenBitState:
 
     group: dist.ProcessGroup
     dtype: torch.dtype
+    overflows: int = 0
+    """Buckets that had to travel again; the same on all ranks. Stays 0 on a GPU."""
+    flights: list[_Flight] = field(default_factory=list)
 
 
 def sixteen_bit_hook(state: SixteenBitState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -26,7 +45,12 @@ def sixteen_bit_hook(state: SixteenBitState, bucket: GradBucket) -> torch.future
     """
     buffer = bucket.buffer()
     narrow = buffer.div_(state.group.size()).to(state.dtype)
+    may_overflow = state.dtype is torch.float16
+    if may_overflow and buffer.device.type != "cpu":
+        narrow = torch.where(narrow.isinf() & buffer.isfinite(), narrow.sign() * _LARGEST, narrow)
     work = dist.all_reduce(narrow, group=state.group, async_op=True)
+    if may_overflow and buffer.device.type == "cpu":
+        return _checked(state, bucket, work)
 
     def widen(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         widened: torch.Tensor = buffer.copy_(future.value()[0])
@@ -34,3 +58,35 @@ def sixteen_bit_hook(state: SixteenBitState, bucket: GradBucket) -> torch.future
 
     done: torch.futures.Future[torch.Tensor] = work.get_future().then(widen)
     return done
+
+
+def _checked(state: SixteenBitState, bucket: GradBucket, work: dist.Work) -> torch.futures.Future[torch.Tensor]:
+    """As `widen`, but what arrives infinite is not written; the step's last call sends those buckets again.
+
+    DDP reads a bucket only after all calls of the step, so a future may be done before its buffer is right.
+    """
+    if bucket.index() == 0:
+        state.flights.clear()
+    flight = _Flight(bucket.buffer(), torch.futures.Future())
+
+    def arrive(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        narrow = future.value()[0]
+        flight.good = bool(narrow.sum(dtype=torch.float32).isfinite())
+        return flight.buffer.copy_(narrow) if flight.good else flight.buffer
+
+    flight.future = work.get_future().then(arrive)
+    state.flights.append(flight)
+    if bucket.is_last():
+        _send_again(state)
+    return flight.future
+
+
+def _send_again(state: SixteenBitState) -> None:
+    """All gradients are ready by now: there is nothing left that waiting here could hold up."""
+    for flight in state.flights:
+        flight.future.wait()
+    for flight in state.flights:
+        if not flight.good:  # the same on all ranks, for all have received the same
+            dist.all_reduce(flight.buffer, group=state.group)
+            state.overflows += bool(flight.buffer.isfinite().all())  # else the script's own, and right so
+    state.flights.clear()

@@ -1,0 +1,115 @@
+"""Watches a near or lossy hook in the real job, and goes back to exact gradients where it is no longer good enough.
+
+Every so many reductions the gradients of a few also travel whole and the two are compared. All ranks decide together,
+by one small all-reduce, and change hooks at the same reduction.
+"""
+
+# DDP reads a hook's annotations and wants its own types there: no `from __future__ import annotations`.
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autoddp.knobs import Rung, why_refused
+from autoddp.worker.fidelity import Comparison
+from autoddp.worker.hooks import Hook
+from autoddp.worker.hooks.bucket import GradBucket
+
+
+@dataclass(frozen=True)
+class WatchPlan:
+    """When to look; in reductions, of which a step has one for each of its micro-steps that reduces."""
+
+    rung: str
+    limit: float
+    """The largest gradient error, see `knobs.LIMITS`."""
+    first: int
+    """The reduction at which to look first."""
+    every: int
+    steps: int
+    """Reductions compared at each look."""
+
+
+class Watch:
+    """`around` is what `ddp.Around` asks for; `tell` hears once, on every rank, why the hook was given up."""
+
+    def __init__(self, plan: WatchPlan, tell: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._tell = tell
+
+    def around(self, hook: Hook, group: dist.ProcessGroup) -> Hook:
+        """The hook, as long as it is good enough; then the exact mean."""
+        guard = _Guard(self._plan, group, self._tell)
+        compared = guard.comparison.around(hook, group)
+
+        def watched(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+            guard.call(state, bucket)
+            return _exact(group, bucket) if guard.given_up else compared(state, bucket)
+
+        return watched
+
+
+class _Guard:
+    """Of one DDP object."""
+
+    def __init__(self, plan: WatchPlan, group: dist.ProcessGroup, tell: Callable[[str], None]) -> None:
+        self.comparison = Comparison()
+        self.given_up = False
+        self._plan = plan
+        self._group = group
+        self._tell = tell
+        self._reductions = 0
+        self._next = plan.first
+        self._compared = 0
+        self._overflows = 0
+        self._over = True
+
+    def call(self, state: Any, bucket: GradBucket) -> None:
+        """Before each call of the hook."""
+        if self.given_up:
+            return
+        if self._over or bucket.index() == 0:
+            self._reductions += 1
+            self._reduction_begins(state, bucket.buffer().device)
+        self._over = bucket.is_last()
+
+    def _reduction_begins(self, state: Any, device: torch.device) -> None:
+        overflows = getattr(state, "overflows", 0)
+        if overflows > self._overflows:  # the hook has mended it, at the cost of sending the bucket twice
+            self._overflows = overflows
+            self._give_up("gradients overflow float16")
+        elif self.comparison.on:
+            self._look(device)
+        elif self._reductions >= self._next:
+            self._next = self._reductions + self._plan.every
+            self.comparison.on = True
+
+    def _look(self, device: torch.device) -> None:
+        """The reduction before this one was compared."""
+        self.comparison.step()
+        self._compared += 1
+        if self._compared < self._plan.steps:
+            return
+        self._compared, self.comparison.on = 0, False
+        error = self.comparison.result(lambda identity: "")
+        why = ""
+        if error is not None:
+            rung = Rung(self._plan.rung)
+            why = why_refused(rung, error, {rung: self._plan.limit})
+        # The figures are the same on all ranks but for the last bit, which must not part them.
+        found = torch.tensor([float(bool(why))], device=device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._group)
+        if found.item():
+            self._give_up(why)
+
+    def _give_up(self, why: str) -> None:
+        self.given_up = True
+        self._tell(f"back to exact gradients from reduction {self._reductions} on: {why}")
+
+
+def _exact(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    work = dist.all_reduce(bucket.buffer().div_(group.size()), group=group, async_op=True)
+    done: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
+    return done
