@@ -13,6 +13,7 @@ from autoddp.knobs.buckets import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.knobs.copies import BATCHED_GRAD_COPY, GRADIENT_AS_BUCKET_VIEW
 from autoddp.knobs.graph import STATIC_GRAPH
 from autoddp.knobs.hook import HOOK, POWERSGD_RANK, POWERSGD_START_STEP
+from autoddp.knobs.micro_steps import DEFER_REDUCTIONS
 from autoddp.knobs.start import START_KNOBS
 from autoddp.knobs.threads import THREADS
 
@@ -22,6 +23,7 @@ KNOBS: tuple[Knob, ...] = (
     GRADIENT_AS_BUCKET_VIEW,
     BATCHED_GRAD_COPY,
     STATIC_GRAPH,
+    DEFER_REDUCTIONS,
     HOOK,
     POWERSGD_RANK,
     POWERSGD_START_STEP,

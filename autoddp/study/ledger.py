@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from autoddp.knobs import Configuration, GradientError
 from autoddp.study.measure import Measure
 from autoddp.timing import Block
+from autoddp.wire import BlockDone
 
 
 class Ledger:
@@ -39,18 +40,16 @@ class Ledger:
         self, configuration: Configuration, warmup: int, steps: int, *, reduce: bool = True, turn: bool = True
     ) -> Block:
         """One measured block. Also what failed has cost its time."""
-        return self._block(configuration, warmup, steps, reduce, turn, 0)[0]
+        return Block(self._measured(configuration, warmup, steps, reduce, turn).seconds)
 
-    def compared(
-        self, configuration: Configuration, warmup: int, steps: int, compare: int
-    ) -> tuple[Block, GradientError | None]:
-        """One measured block, and how far its hook is from the exact mean, by `compare` steps more."""
-        self.steps["compared"] += compare
-        return self._block(configuration, warmup, steps, True, True, compare)
+    def compare(self, configuration: Configuration, steps: int) -> GradientError | None:
+        """How far the hook of the configuration in effect is from the exact mean."""
+        self.steps["compared"] += steps
+        return self._measured(configuration, 0, 0, True, False, steps).error
 
-    def _block(
-        self, configuration: Configuration, warmup: int, steps: int, reduce: bool, turn: bool, compare: int
-    ) -> tuple[Block, GradientError | None]:
+    def _measured(
+        self, configuration: Configuration, warmup: int, steps: int, reduce: bool, turn: bool, compare: int = 0
+    ) -> BlockDone:
         began = time.perf_counter()
         try:
             done = self._measure(configuration, warmup, steps, reduce=reduce, turn=turn, compare=compare)
@@ -61,4 +60,4 @@ class Ledger:
         self.wall_seconds["measured"] += sum(done.seconds)
         self.wall_seconds["warm-up"] += done.warmup_seconds
         self.wall_seconds["turns"] += done.turn_seconds
-        return Block(done.seconds), done.error
+        return done

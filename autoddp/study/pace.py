@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from autoddp.knobs import Configuration
+from autoddp.knobs import Configuration, Rung
 
 _BLOCK_SECONDS = 0.05
 _GAINER_SECONDS = 0.25
@@ -42,10 +42,14 @@ class Pace:
         """How often reduction is switched off and on again for the headroom."""
         return 2 if self.slow else 4
 
-    @property
-    def compared(self) -> int:
-        """Steps on which a hook is compared with the exact mean; on a slow link each costs a whole exact reduction."""
-        return 2 if self.slow else 4
+    def compared(self, rung: Rung) -> int:
+        """Steps on which a hook is compared with the exact mean; on a slow link each costs a whole exact reduction.
+
+        Error feedback shows over several only.
+        """
+        if rung is Rung.LOSSY:
+            return 2 if self.slow else 4
+        return 1 if self.slow else 2
 
     def block(self, seconds: float) -> int:
         """Steps of a block for a configuration that takes `seconds` per step."""

@@ -147,7 +147,9 @@ class Study:
         return rounds, [self._standing(c, rounds, found) for c, found in whole.items()]
 
     def _contenders(self, rung: Rung) -> list[Configuration]:
-        ranked, seconds = self._trials.best_of(rung), self._trials.seconds_of(rung)
+        seconds, errors = self._trials.seconds_of(rung), self._trials.errors
+        # A hook whose gradients nobody has looked at is not launched.
+        ranked = [c for c in self._trials.best_of(rung) if not c.hook or c.hook in errors]
         if not ranked or not self._plan.allow.allows(rung):
             return ranked[:1]
         # Where a step costs little beside the baseline's, none that a trial could not tell from the best is left out.

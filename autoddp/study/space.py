@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.knobs.buckets import caps, shrinking_plans
 from autoddp.knobs.hook import POWERSGD_RANKS
+from autoddp.knobs.micro_steps import DEFER_REDUCTIONS
 from autoddp.units import MIB
 from autoddp.wire import JobFacts
 
@@ -39,6 +40,8 @@ class Space:
         known = set(self.facts.knobs)
         found: dict[str, tuple[Any, ...]] = {"buckets": self._buckets(known)}
         found |= {name: (False, True) for name in _SWITCHES if name in known}
+        if DEFER_REDUCTIONS.name in known:
+            found[DEFER_REDUCTIONS.name] = (1, round(self.facts.micro_steps))
         if self.rung is Rung.NEAR:
             found["hook"] = ("fp16", "bf16")
         if self.rung is Rung.LOSSY:
@@ -71,6 +74,9 @@ class Space:
             values["bucket_cap_mb"] = float(sizes)
         elif kind == "plan":
             values["bucket_cap_mb_list"] = [float(size) for size in sizes.split()]
+        if chosen.get(DEFER_REDUCTIONS.name, 1) > 1:
+            values[DEFER_REDUCTIONS.name] = chosen[DEFER_REDUCTIONS.name]
+            values.pop("static_graph", None)  # a static graph has the same reductions after every backward
         if self.rung is Rung.NEAR:
             values["hook"] = chosen["hook"]
         if self.rung is Rung.LOSSY:
@@ -104,7 +110,10 @@ class Space:
 
     def _complete(self, row: dict[str, Any]) -> dict[str, Any]:
         """A guess with a value for every parameter, and none that this job lacks."""
-        return {name: row.get(name, values[0]) for name, values in self.choices.items()}
+        complete = {name: row.get(name, values[0]) for name, values in self.choices.items()}
+        if DEFER_REDUCTIONS.name in complete:  # what is not sent is fastest
+            complete[DEFER_REDUCTIONS.name] = self.choices[DEFER_REDUCTIONS.name][-1]
+        return complete
 
 
 def _quarter(buckets: tuple[str, ...]) -> str:

@@ -116,26 +116,31 @@ class Trials:
 
     def _measured(self, configuration: Configuration) -> TrialRecord:
         pace, best = self._pace, min(self.seconds_of(configuration.rung).values(), default=float("inf"))
-        warmup, steps = pace.warmup_of(configuration), pace.block(pace.step)
         try:
-            if configuration.hook and configuration.hook not in self.errors:
-                first, error = self._ledger.compared(configuration, warmup, steps, pace.compared)
-                if error is not None:
-                    self.errors[configuration.hook] = error
-                    refused = why_refused(configuration.rung, error, self._plan.limits)
-                    if refused:
-                        return self._add(configuration, "refused", [first], refused, error)
-            else:
-                first, error = self._ledger.block(configuration, warmup, steps), None
+            first = self._ledger.block(configuration, pace.warmup_of(configuration), pace.block(pace.step))
             if first.median > best * (_HOPELESS_AT_FIRST if pace.gains(first.median) else _HOPELESS):
                 why = f"{first.median / best:.2f} times the best of its rung"
-                return self._add(configuration, "cut short", [first], why, error)
+                return self._add(configuration, "cut short", [first], why)
+            error, refused = self._compared(configuration)
+            if refused:
+                return self._add(configuration, "refused", [first], refused, error)
             if Pace(first.median).slow:
                 return self._add(configuration, "measured", [first], "", error)
             second = self._ledger.block(configuration, 0, pace.block(first.median), turn=False)
         except TrialFailed as failure:
             return self._add(configuration, "failed", [], str(failure))
         return self._add(configuration, "measured", [first, second], "", error)
+
+    def _compared(self, configuration: Configuration) -> tuple[GradientError | None, str]:
+        """The error of a hook that was not compared yet, and why it is refused; of the configuration now in effect."""
+        hook = configuration.hook
+        if not hook or hook in self.errors:
+            return None, ""
+        error = self._ledger.compare(configuration, self._pace.compared(configuration.rung))
+        if error is None:
+            return None, ""
+        self.errors[hook] = error
+        return error, why_refused(configuration.rung, error, self._plan.limits)
 
     def _add(
         self,

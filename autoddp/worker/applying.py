@@ -1,4 +1,4 @@
-"""The real job under a recipe: DDP objects are built with the recipe's configuration, and that is all."""
+"""The real job under a recipe: DDP objects are built with the recipe's configuration."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from torch import nn
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.binding import NUMA_BINDING
+from autoddp.knobs.micro_steps import DEFER_REDUCTIONS
 from autoddp.worker.binding import Binding
-from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, Wrapped, parameters_digest
+from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, ReductionSwitch, Wrapped, parameters_digest
+from autoddp.worker.deferral import Deferral
 from autoddp.worker.order import Order
 from autoddp.worker.watch import Watch, WatchPlan
 
 
 def start_applying(order: Order) -> None:
-    """Patch DDP so that it is built as the order says; nothing runs per step."""
-    patch = Patch()
-    recipe = _Applied(Configuration(order.configuration), order.parameters_digest)
+    """Patch DDP so that it is built as the order says."""
+    patch, switch = Patch(), ReductionSwitch()
+    deferral = Deferral(switch, patch.alive)
+    recipe = _Applied(Configuration(order.configuration), order.parameters_digest, deferral)
+    if DEFER_REDUCTIONS.name in order.configuration:
+        patch.forward_begins = deferral.forward_begins
+        switch.install()
+        deferral.install()
     patch.configuration = recipe.for_module
     patch.script_registered = recipe.set_hook_aside
     if order.watch:
@@ -27,7 +34,8 @@ def start_applying(order: Order) -> None:
 
 
 class _Applied:
-    def __init__(self, configuration: Configuration, digests: str) -> None:
+    def __init__(self, configuration: Configuration, digests: str, deferral: Deferral) -> None:
+        self._deferral = deferral
         missing = [name for name in configuration.ddp_arguments if name not in AVAILABLE_ARGUMENTS]
         if missing:
             _warn(f"this torch's DDP has no {', '.join(missing)}: the recipe's value is left out")
@@ -41,6 +49,7 @@ class _Applied:
             _warn("this model's parameters are not the recipe's: it runs as written; tune again with --trials 20")
             return AS_WRITTEN
         self._bind(module)
+        self._deferral.every = int(str(self._configuration.get(DEFER_REDUCTIONS.name, 1)))
         return self._configuration
 
     def _bind(self, module: nn.Module) -> None:

@@ -244,13 +244,15 @@ class ReductionSwitch:
 
     def __init__(self) -> None:
         self.on = True
+        self.put_off = False
+        """Whether the present forward pass's backward is one of several, and not the last."""
 
     def install(self) -> None:
         """Put the property on the class; the instances keep their own values in their dictionaries."""
         setattr(DDP, self._NAME, property(self._get, self._set))
 
     def _get(self, ddp: DDP) -> bool:
-        return self.on and bool(ddp.__dict__.get(self._NAME, True))
+        return self.on and not self.put_off and bool(ddp.__dict__.get(self._NAME, True))
 
     def _set(self, ddp: DDP, value: bool) -> None:
         ddp.__dict__[self._NAME] = value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from autoddp.bench import LinkFacts, load_cached
 from autoddp.bench.result import backend_variables
 from autoddp.knobs import BY_NAME
 from autoddp.knobs.binding import NUMA_BINDING
+from autoddp.knobs.micro_steps import DEFER_REDUCTIONS
 from autoddp.knobs.start import ALLOCATOR, INTERFACES
 from autoddp.knobs.threads import THREADS, thread_counts
 from autoddp.topology import Fingerprint, fingerprint
@@ -32,12 +33,27 @@ _HOOK_KNOBS = ("hook", "powersgd_rank", "powersgd_start_step")
 _BUCKET_KNOBS = ("bucket_cap_mb", "bucket_cap_mb_list")
 
 
+@dataclass(frozen=True)
+class Watched:
+    """What the script's first steps have shown."""
+
+    is_static: bool
+    """Every gradient became ready once per step, in one order."""
+    forwards: tuple[int, ...]
+    """Reducing forward passes of each step, over all DDP objects."""
+    steps_by_closure: bool
+
+    @property
+    def micro_steps(self) -> float:
+        """Mean reducing forward passes of a step."""
+        return sum(self.forwards) / len(self.forwards) if self.forwards else 1.0
+
+
 def gather_facts(
     wrapped: Sequence[Wrapped],
     ranks: Ranks,
     processors: Processors,
-    is_static: bool,
-    forwards: Sequence[int],
+    watched: Watched,
     order: Order,
 ) -> JobFacts:
     """The same facts on every rank; all ranks call this together."""
@@ -47,9 +63,9 @@ def gather_facts(
     looks = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank of a node looks at the machine for all of them
     machine = fingerprint() if looks else Fingerprint()
     free = [threads.pinned(), counts, processors.binding.why_not]
-    mine = [_device_name(device), is_static, *free, machine.links, machine.network]
+    mine = [_device_name(device), asdict(watched), *free, machine.links, machine.network]
     of_all = ranks.gather([*mine, _start_settings(device, ranks.nodes, order.interfaces) if looks else None])
-    facts = _facts(wrapped, ranks, of_all, forwards) if ranks.rank == 0 else None
+    facts = _facts(wrapped, ranks, of_all) if ranks.rank == 0 else None
     if facts:
         facts = replace(facts, link=_link(facts, Path(order.measured)))
     told = ranks.broadcast(Ready(facts) if facts else None)
@@ -57,10 +73,12 @@ def gather_facts(
     return told.facts
 
 
-def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], forwards: Sequence[int]) -> JobFacts:
-    names, static, pinned, counts, unbound, links, networks, starts = zip(*of_all, strict=True)
+def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]]) -> JobFacts:
+    names, watched, pinned, counts, unbound, links, networks, starts = zip(*of_all, strict=True)
     backend = dist.get_backend(_process_group(wrapped[0]))
-    left_out = why_left_out(wrapped, all(static))
+    steps = [Watched(**{**plain, "forwards": tuple(plain["forwards"])}) for plain in watched]
+    left_out = why_left_out(wrapped, all(one.is_static for one in steps))
+    left_out |= _why_no_deferral(wrapped, steps)
     left_out |= _why_no_threads(set(names), next(filter(None, pinned), ""), counts)
     if any(unbound):
         left_out[NUMA_BINDING.name] = next(filter(None, unbound))
@@ -75,7 +93,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], fo
         ddp_arguments={name: _short(value) for w in wrapped for name, value in w.arguments.items()},
         knobs=tuple(name for name in BY_NAME if name not in left_out),
         left_out=left_out,
-        micro_steps=sum(forwards) / len(forwards) / len(wrapped) if forwards else 1.0,
+        micro_steps=steps[0].micro_steps / len(wrapped),
         links=tuple(sorted(set(links) - {""})) if backend == "nccl" else (),
         networks=tuple(sorted(set(networks) - {""})) if ranks.nodes > 1 else (),
         cuda=str(torch.version.cuda or "") if backend == "nccl" else "",
@@ -109,6 +127,19 @@ def _allocator_settings(device: torch.device) -> list[dict[str, Any]]:
         return []
     retries = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
     return [{ALLOCATOR.name: "expandable_segments:True"}] if retries else []
+
+
+def _why_no_deferral(wrapped: Sequence[Wrapped], steps: Sequence[Watched]) -> dict[str, str]:
+    """Why no reduction can be put off."""
+    counts = {count for one in steps for count in one.forwards}
+    why = ""
+    if len(wrapped) > 1 or any(one.steps_by_closure for one in steps):
+        why = "backward passes are not one step's alone (several DDP models, or a closure)"
+    elif len(counts) != 1:
+        why = "steps differ in their number of reductions"
+    elif max(counts) < 2:
+        why = "each step has one reduction"
+    return {DEFER_REDUCTIONS.name: why} if why else {}
 
 
 def _why_no_threads(devices: set[str], pinned: str, counts: Sequence[Sequence[int]]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import torch
 
 from autoddp.knobs import AS_WRITTEN, Configuration, GradientError
 from autoddp.worker.ddp import Patch, ReductionSwitch, broadcast_parameters
+from autoddp.worker.deferral import Deferral
 from autoddp.worker.fidelity import Comparison
 from autoddp.worker.processors import Processors
 
@@ -16,16 +17,18 @@ class LiveDdp:
     A trial measures PowerSGD from its first step: its exact first steps would be the baseline's time, not its own.
     """
 
-    def __init__(self, patch: Patch, switch: ReductionSwitch, processors: Processors) -> None:
+    def __init__(self, patch: Patch, switch: ReductionSwitch, processors: Processors, deferral: Deferral) -> None:
         self._patch = patch
         self._switch = switch
         self._processors = processors
+        self._deferral = deferral
         self._current = AS_WRITTEN
         self._comparison = Comparison()
 
     def turn(self, configuration: Configuration) -> None:
         """Bring `configuration` into effect from the next forward on."""
         self._processors.turn(configuration)
+        self._deferral.every = int(str(configuration.get("defer_reductions", 1)))
         live = configuration.without_variables
         if live == self._current:
             return

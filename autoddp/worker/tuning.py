@@ -12,7 +12,8 @@ from autoddp.wire import BlockDone, Finish, JobFacts, Message, Ready
 from autoddp.worker.binding import Binding
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import Patch, ReductionSwitch, Wrapped
-from autoddp.worker.facts import gather_facts
+from autoddp.worker.deferral import Deferral
+from autoddp.worker.facts import Watched, gather_facts
 from autoddp.worker.heartbeat import start_heartbeat
 from autoddp.worker.leaving import leave, leave_at_the_end_of_training
 from autoddp.worker.link import Link
@@ -37,6 +38,7 @@ def start_tuning(order: Order, link: Link, threads_given: str | None) -> None:
     patch.forward_begins = job.forward_begins
     patch.install()
     switch.install()
+    job.deferral.install()
     leave_at_the_end_of_training(link)
 
 
@@ -50,6 +52,7 @@ class _TuningJob:
         self._wrapped_any = False
         self._patch = patch
         self._switch = switch
+        self.deferral = Deferral(switch, patch.alive)
         self._watched = 0
         self._forwards: list[int] = []
         self._ready_order: ReadyOrder | None = None
@@ -67,8 +70,10 @@ class _TuningJob:
         start_heartbeat(os.path.join(self._order.scratch, "heartbeats"), self._link.local_rank)
 
     def forward_begins(self, ddp: DDP) -> None:
-        """Count forward passes that reduce."""
+        """Count forward passes that reduce, as the script has it; then see whether this one's may wait."""
+        self._switch.put_off = False
         self._clock.forward_begins(reduces=bool(ddp.require_backward_grad_sync))
+        self.deferral.forward_begins(ddp)
 
     def _parameter_ids(self) -> set[int]:
         return {id(p) for wrapped in self._patch.alive() for p in wrapped.parameters}
@@ -101,9 +106,10 @@ class _TuningJob:
         is_static = self._ready_order.is_static and one_forward_each
         device = next(iter(self._all_parameters())).device
         processors = Processors(self._threads, Binding(device))
-        facts = gather_facts(wrapped, ranks, processors, is_static, self._forwards[1:], self._order)
+        watched = Watched(is_static, tuple(self._forwards[1:]), self.deferral.steps_by_closure)
+        facts = gather_facts(wrapped, ranks, processors, watched, self._order)
         director = _LauncherDirector(self._link, facts)
-        model = LiveDdp(self._patch, self._switch, processors)
+        model = LiveDdp(self._patch, self._switch, processors, self.deferral)
         self._runner = TrialRunner(model, ranks, director, stopwatch_for(device.type))
         self._runner.begin()
 

@@ -24,7 +24,7 @@ FORWARD, BACKWARD = 0.010, 0.020  # seconds
 
 
 def facts(
-    knobs: tuple[str, ...] = tuple(name for name in BY_NAME if name != "numa_binding"),
+    knobs: tuple[str, ...] = tuple(name for name in BY_NAME if name not in ("numa_binding", "defer_reductions")),
     nodes: int = 1,
     thread_counts: tuple[int, ...] = (),
     start_settings: tuple[dict[str, Any], ...] = (),

@@ -397,7 +397,7 @@ def test_each_hook_is_compared_once_and_the_ladder_has_its_error() -> None:
     job = job_on("slow", error=error)
     outcome = run(job, trials=20)
     compared = [Configuration(asked.configuration).hook for asked in job.asked if asked.compare]
-    assert len(compared) == len(set(compared)) >= 5
+    assert len(compared) == len(set(compared)) >= 4
     for standing in outcome.ladder:
         assert standing.error == (None if standing.rung is Rung.EXACT else error(standing.configuration))
 
