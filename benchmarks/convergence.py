@@ -2,9 +2,9 @@
 
     python benchmarks/convergence.py --json convergence.json        # about 12 minutes
 
-Two tasks on two local ranks: handwritten digits, and a character model on the sources of Python's standard library. One
-study of each gives every rung's winner; then each is trained to the end under torchrun (the baseline) and under a recipe
-with that winner, for the same seeds. PowerSGD begins after a tenth of the steps.
+Two tasks on two local ranks: handwritten digits, and a character model on the sources of Python's standard library.
+One study of each gives every rung's winner; then each is trained to the end under torchrun (the baseline) and under a
+recipe with that winner, for the same seeds. PowerSGD begins after a tenth of the steps.
 
 `difference` is the mean over the seeds of winner minus baseline, with its 95 % interval (Student's t, paired by seed).
 For exact the curves are compared too: the largest relative difference of a printed training loss in the first third of

@@ -202,3 +202,9 @@ def test_vit_without_torchvision_says_what_to_do(tmp_path: Path) -> None:
 def test_scripts_do_not_know_who_starts_them(script: Path) -> None:
     """They are what autoddp promises to run unmodified."""
     assert "autoddp" not in script.read_text()
+
+
+def test_characters_learns() -> None:
+    """From the ln(128) nats of a blind guess; a few steps learn which characters are frequent."""
+    printed = torchrun(RECIPES / "characters" / "train.py", "--steps", "100", "--batch-size", "8", "--width", "32")
+    assert find_number(r"test loss (\d+\.\d+)", printed) < 3.3
