@@ -11,7 +11,7 @@ from typing import Any
 from autoddp.bench.conventions import algbw, busbw
 from autoddp.bench.model import LinkModel
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,8 @@ class BenchResult:
     hooks: tuple[HookCost, ...]
     made_by: dict[str, str]
     """Version of autoddp, date in UTC."""
+    round_trip: float | None = None
+    """Seconds of a small TCP message there and back between two nodes; None on one node, or where none could pass."""
 
     def plain(self) -> dict[str, Any]:
         """JSON types, for `from_plain`."""
@@ -120,6 +122,7 @@ class BenchResult:
             "facts": asdict(self.facts) | {"devices": list(self.facts.devices)},
             "sweeps": [sweep.plain() for sweep in self.sweeps],
             "hooks": [asdict(cost) for cost in self.hooks],
+            "round_trip": self.round_trip,
         }
 
     @classmethod
@@ -132,4 +135,5 @@ class BenchResult:
             sweeps=tuple(Sweep.from_plain(sweep) for sweep in plain["sweeps"]),
             hooks=tuple(HookCost(**{**cost, "point": Point(**cost["point"])}) for cost in plain["hooks"]),
             made_by=dict(plain["made_by"]),
+            round_trip=plain["round_trip"],
         )

@@ -14,6 +14,8 @@ def tables(result: BenchResult) -> str:
     nodes = f"{facts.nodes} node{'s' if facts.nodes > 1 else ''}"
     head = f"{facts.world_size} ranks on {nodes}, {facts.backend}, {' and '.join(facts.devices)}, torch {facts.torch}"
     parts = [f"{head}: all-reduce of float32, in place"]
+    if result.round_trip is not None:
+        parts.append(f"a small TCP message between two nodes and back: {_micro(result.round_trip)} µs")
     parts += [_sweep(sweep) for sweep in result.sweeps]
     if result.hooks:
         parts.append(_hooks(result))

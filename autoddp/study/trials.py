@@ -118,12 +118,17 @@ class Trials:
         pace, best = self._pace, min(self.seconds_of(configuration.rung).values(), default=float("inf"))
         try:
             first = self._ledger.block(configuration, pace.warmup_of(configuration), pace.block(pace.step))
-            if first.median > best * (_HOPELESS_AT_FIRST if pace.gains(first.median) else _HOPELESS):
-                why = f"{first.median / best:.2f} times the best of its rung"
-                return self._add(configuration, "cut short", [first], why)
-            error, refused = self._compared(configuration)
+            limit = best * (_HOPELESS_AT_FIRST if pace.gains(first.median) else _HOPELESS)
+            hopeless = first.median > limit
+            # 16 bits are looked at even where they lose: overflow, which makes them slow, is to be called by its name.
+            error, refused = (
+                (None, "") if hopeless and configuration.rung is Rung.LOSSY else self._compared(configuration)
+            )
             if refused:
                 return self._add(configuration, "refused", [first], refused, error)
+            if hopeless:
+                why = f"{first.median / best:.2f} times the best of its rung"
+                return self._add(configuration, "cut short", [first], why, error)
             if Pace(first.median).slow:
                 return self._add(configuration, "measured", [first], "", error)
             second = self._ledger.block(configuration, 0, pace.block(first.median), turn=False)

@@ -20,6 +20,7 @@ from autoddp.worker.bench.all_reduce import AllReduces
 from autoddp.worker.bench.conduct import conduct
 from autoddp.worker.bench.hook_cost import HookCosts
 from autoddp.worker.bench.lockstep import Lockstep
+from autoddp.worker.bench.round_trip import round_trip
 from autoddp.worker.ranks import Ranks
 
 
@@ -63,6 +64,7 @@ def _measure(ranks: Ranks, world: Mapping[str, Any], settings: Settings, local: 
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
     dist.init_process_group(world["backend"])
+    trip = round_trip(ranks, world["nodes"])
     groups = layouts(world["nodes"])
     lockstep = Lockstep(ranks, {"reduce": AllReduces(groups, device).run, "hook": HookCosts(device).run})
     rooms = ranks.gather([_room(device)])
@@ -71,7 +73,7 @@ def _measure(ranks: Ranks, world: Mapping[str, Any], settings: Settings, local: 
         sweeps, hooks = conduct(lockstep, groups, settings, min(room for (room,) in rooms))
         lockstep.end()
         made_by = {"autoddp": __version__, "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}
-        plain = BenchResult(_facts(ranks, world), sweeps, hooks, made_by).plain()
+        plain = BenchResult(_facts(ranks, world), sweeps, hooks, made_by, trip).plain()
     else:
         lockstep.follow()
     plain = ranks.share(plain)
