@@ -8,10 +8,10 @@ rate     busbw of the largest message measured against the link's rate. For two 
          moves the message's size each way, so the two can be compared. Target: within 10 %. Of that, 4.4 % are the
          headers of TCP, IP and Ethernet (1448 of 1514 bytes are payload).
 latency  the round trip of 256 bytes over plain TCP that `bench` reports, against another program's ping-pong between
-         the same hosts, before and after. Target: within 20 %. The smallest all-reduce, 1 KiB, is shown beside it: gloo's
-         ring of two ranks exchanges twice (reduce-scatter, all-gather), each exchange is two trips, the receiver's
-         notice that its buffer is ready and then the data; and at each of them threads have to wake each other, which
-         on two cores shared by both hosts takes most of the time.
+         the same hosts, before and after. Target: within 20 %. The smallest all-reduce, 1 KiB, is shown beside it:
+         gloo's ring of two ranks exchanges twice (reduce-scatter, all-gather), each exchange is two trips, the
+         receiver's notice that its buffer is ready and then the data; and at each of them threads have to wake each
+         other, which on two cores shared by both hosts takes most of the time.
 model    relative error of the fitted model at every size measured. Target: 10 % at most.
 """
 

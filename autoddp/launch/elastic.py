@@ -26,6 +26,11 @@ AGENTS_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
 DEFAULT_PORT = 29500  # torchrun's, for a static rendezvous without --master-port
 
 
+def load_torchrun() -> None:
+    """Import all that torchrun itself imports."""
+    import torch.distributed.run  # noqa: F401
+
+
 def torchrun_parser() -> argparse.ArgumentParser:
     """The installed torch's own parser, fresh."""
     from torch.distributed.run import get_args_parser
