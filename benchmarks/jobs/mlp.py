@@ -7,6 +7,7 @@ It times its own steps, from zero_grad to the end of step(), and knows nothing o
 """
 
 import argparse
+import contextlib
 import json
 import os
 import time
@@ -25,6 +26,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=1024, help="of every layer (1024)")
     parser.add_argument("--depth", type=int, default=6, help="number of layers (6)")
     parser.add_argument("--batch", type=int, default=32, help="rows per rank and step (32)")
+    parser.add_argument("--micro-steps", type=int, default=1, help="backward passes per step, each reduces (1)")
+    parser.add_argument("--no-sync", action="store_true", help="by hand: only the last one reduces")
+    parser.add_argument("--save", metavar="FILE", help="rank 0 writes the trained parameters here")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--times", metavar="FILE", help="rank 0 writes the seconds of every rank's steps here")
     parser.add_argument("--bucket-cap-mb", type=float, help="by hand: MiB per bucket")
@@ -72,7 +76,10 @@ def train(model: DDP, args: argparse.Namespace, device: torch.device) -> list[fl
     for _ in range(args.steps):
         began = time.perf_counter()
         optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
+        for micro in range(args.micro_steps):
+            skips = args.no_sync and micro + 1 < args.micro_steps
+            with model.no_sync() if skips else contextlib.nullcontext():
+                nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()
         if device.type == "cuda":
             torch.cuda.synchronize()
@@ -90,7 +97,10 @@ def main() -> None:
     if use_cuda:
         torch.cuda.set_device(device)
     # The DDP object must not outlive the process group: torch 2.13 on gloo may then hang while freeing it.
-    seconds = train(wrap(build_network(args.width, args.depth).to(device), args, device), args, device)
+    network = build_network(args.width, args.depth).to(device)
+    seconds = train(wrap(network, args, device), args, device)
+    if args.save and dist.get_rank() == 0:
+        torch.save(network.state_dict(), args.save)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, seconds)
     if args.times and dist.get_rank() == 0:
