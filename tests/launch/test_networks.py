@@ -136,7 +136,7 @@ def test_two_networks_are_used_at_once(lab, tmp_path):
 @pytest.mark.lab
 def test_a_network_that_adds_nothing_costs_no_start(lab, tmp_path):
     """The second one is so much slower that its half of the messages holds all up: the benchmark says so beforehand."""
-    hosts = lab(hosts=2, rate="100mbit", more={"eth1": "48mbit"}, trap=True)
+    hosts = lab(hosts=2, rate="100mbit", more={"eth1": "40mbit"}, trap=True)
     job = [str(ROOT / "benchmarks/jobs/mlp.py"), "--width", "256", "--depth", "6"]
     words = ["--trials", "12", "--tune-only", "--allow", "exact", "--recipe", "mlp.toml", *job, "--steps", "1000000"]
     launches = [launch.wait() for launch in on_all(hosts, AUTODDP, tmp_path, *words)]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
-from launchers import AUTODDP, SCRIPTS, start
+import torch
+from launchers import AUTODDP, SCRIPTS, TORCHRUN, start
 
-from autoddp.recipe import load
+from autoddp.knobs import Configuration
+from autoddp.recipe import load, save
 
 ODD = str(SCRIPTS / "odd_gradients.py")
 
@@ -37,6 +40,34 @@ def test_float16_overflow_is_refused(tmp_path):
     assert 1e-4 < errors["near"] < 0.01
     assert errors["lossy"] < 0.01  # of rank one
     assert all("fp16" not in str(entry.configuration) for entry in recipe.ladder)
+
+
+def test_the_watch_in_the_real_job(tmp_path):
+    """Gradients overflow float16 from the 41st step on: that one is mended, from the next on all are exact."""
+    words = ["--nproc-per-node", "2", "--trials", "1", "--tune-only", ODD, "noise"]
+    tuned = start(AUTODDP, tmp_path / "tuned", words).wait()
+    recipe = load(tuned.folder / "odd_gradients.autoddp.toml")
+    save(replace(recipe, configuration=Configuration({"hook": "fp16"}), env={}), tmp_path / "fp16.toml")
+    job = ["--nproc-per-node", "2"], [ODD, "large", "--steps", "60", "--from-step", "40"]
+    watched, blind, exact = (
+        start(command, tmp_path / name, [*job[0], *own, *job[1]])
+        for name, command, own in (
+            ("watched", AUTODDP, ["--recipe", str(tmp_path / "fp16.toml"), "--watch", "1000"]),
+            ("blind", AUTODDP, ["--recipe", str(tmp_path / "fp16.toml"), "--watch", "off"]),
+            ("exact", TORCHRUN, []),
+        )
+    )
+    for launch in (watched, blind, exact):
+        assert launch.wait().returncode == 0, launch.stderr[-2000:]
+    told = "autoddp: warning: back to exact gradients from reduction 42 on: gradients overflow float16"
+    assert watched.stderr.count(told) == 1
+    assert "back to exact" not in blind.stderr
+    expected = torch.load(exact.folder / "rank0.pt")
+    for launch in (watched, blind):
+        first, second = (torch.load(launch.folder / f"rank{rank}.pt") for rank in range(2))
+        for name, value in first.items():
+            assert torch.equal(value, second[name])
+            assert torch.allclose(value, expected[name], rtol=1e-3)
 
 
 def test_noise_is_too_much_for_rank_one(tmp_path):

@@ -17,9 +17,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.worker.binding import Binding
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, ReductionSwitch
+from autoddp.worker.deferral import Deferral
 from autoddp.worker.hooks import hook_for
 from autoddp.worker.model import LiveDdp
+from autoddp.worker.processors import Processors
 from autoddp.worker.threads import Threads
 
 WORLD, STEPS, WIDTH = 2, 24, 256
@@ -184,7 +187,10 @@ def checks(rank: int) -> dict[str, Any]:
     patch, switch = Patch(), ReductionSwitch()
     patch.install()
     switch.install()
-    live = LiveDdp(patch, switch, Threads(os.environ.get("OMP_NUM_THREADS"), pinned=""))
+    deferral = Deferral(switch, patch.alive)
+    deferral.install()
+    processors = Processors(Threads(os.environ.get("OMP_NUM_THREADS"), pinned=""), Binding(torch.device("cpu")))
+    live = LiveDdp(patch, switch, processors, deferral)
     return {
         "moved": float((untouched - vector(DDP(Net()))).abs().max()),
         "trained": trained(rank, patch, live, untouched),
