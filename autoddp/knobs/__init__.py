@@ -1,6 +1,6 @@
 """Floor 1. Each knob is one declaration; a configuration is a value for some of them."""
 
-from autoddp.knobs.base import Knob, Rung, Value
+from autoddp.knobs.base import GRADIENT_RUNGS, Knob, Rung, Value
 from autoddp.knobs.configuration import AS_WRITTEN, BY_NAME, KNOBS, Configuration
 from autoddp.knobs.fidelity import LIMITS, GradientError, why_refused
 from autoddp.knobs.live import LiveModel
@@ -8,6 +8,7 @@ from autoddp.knobs.live import LiveModel
 __all__ = [
     "AS_WRITTEN",
     "BY_NAME",
+    "GRADIENT_RUNGS",
     "KNOBS",
     "LIMITS",
     "Configuration",

@@ -19,10 +19,12 @@ class Rung(str, enum.Enum):
     """Gradients lose precision on the wire. Example: `hook = "bf16"`."""
     LOSSY = "lossy"
     """Gradients lose rank, with error feedback. Example: `hook = "powersgd"`."""
+    BATCH = "batch"
+    """The effective batch grows; the gradients of it stand on one of the rungs before. Example: `accumulate_steps`."""
 
     @property
     def height(self) -> int:
-        """0 for exact, 1 for near, 2 for lossy."""
+        """0 for exact, 1 for near, 2 for lossy, 3 for batch."""
         return list(Rung).index(self)
 
     def allows(self, other: Rung) -> bool:
@@ -39,7 +41,11 @@ _CHANGES = {
     Rung.EXACT: "nothing but the order of additions",
     Rung.NEAR: "gradients travel in 16 bits",
     Rung.LOSSY: "gradients travel as low-rank factors, the error fed back",
+    Rung.BATCH: "several steps become one: a larger batch, fewer updates",
 }
+
+GRADIENT_RUNGS = (Rung.EXACT, Rung.NEAR, Rung.LOSSY)
+"""How far the gradients themselves may be changed: what `--allow` chooses from."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from autoddp.knobs.buckets import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.knobs.copies import BATCHED_GRAD_COPY, GRADIENT_AS_BUCKET_VIEW
 from autoddp.knobs.graph import STATIC_GRAPH
 from autoddp.knobs.hook import HOOK, POWERSGD_RANK, POWERSGD_START_STEP
-from autoddp.knobs.micro_steps import DEFER_REDUCTIONS
+from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 from autoddp.knobs.start import START_KNOBS
 from autoddp.knobs.threads import THREADS
 
@@ -24,6 +24,7 @@ KNOBS: tuple[Knob, ...] = (
     BATCHED_GRAD_COPY,
     STATIC_GRAPH,
     DEFER_REDUCTIONS,
+    ACCUMULATE_STEPS,
     HOOK,
     POWERSGD_RANK,
     POWERSGD_START_STEP,
@@ -35,6 +36,7 @@ KNOBS: tuple[Knob, ...] = (
 
 BY_NAME = {knob.name: knob for knob in KNOBS}
 _HOOK = (HOOK.name, POWERSGD_RANK.name)
+_STEPS = ACCUMULATE_STEPS.name
 
 
 class Configuration(Mapping[str, Value]):
@@ -62,6 +64,20 @@ class Configuration(Mapping[str, Value]):
         """The highest rung of its values; exact for a configuration as written."""
         rungs = [BY_NAME[name].rung_of(value) for name, value in self._values.items()]
         return max(rungs, key=lambda rung: rung.height, default=Rung.EXACT)
+
+    @property
+    def gradient_rung(self) -> Rung:
+        """The rung of what becomes of the gradients, however many steps they are the mean of."""
+        return Configuration({name: value for name, value in self._values.items() if name != _STEPS}).rung
+
+    @property
+    def steps_per_update(self) -> int:
+        """Steps of the script that become one: 1 as written."""
+        return int(str(self._values.get(_STEPS, 1)))
+
+    def allowed_by(self, rung: Rung, accumulate_up_to: int) -> bool:
+        """Whether a user who allows `rung` and so many steps in one allows this."""
+        return rung.allows(self.gradient_rung) and self.steps_per_update <= accumulate_up_to
 
     @property
     def hook(self) -> Configuration:

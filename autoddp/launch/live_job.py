@@ -130,7 +130,9 @@ class LiveJob:
     ) -> BlockDone:
         """See `study.Measure`."""
         index, self._next = self._next, self._next + 1
-        asked = Measure(index, configuration.plain(), warmup, steps, reduce, turn, compare)
+        asked = Measure(
+            index, configuration.plain(), warmup, steps, reduce, turn, compare, configuration.steps_per_update
+        )
         self._starts.wanted = configuration.start_variables
         entry = self._entry(asked)
         if entry.done is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autoddp.errors import UsageError, did_you_mean
-from autoddp.knobs import LIMITS, Rung
+from autoddp.knobs import GRADIENT_RUNGS, LIMITS, Rung
 from autoddp.launch.elastic import torchrun_parser
 from autoddp.launch.ownership import declared_by_script
 from autoddp.units import seconds
@@ -18,6 +18,7 @@ DEFAULT_TRIALS = 20
 _EXAMPLES = {
     "--trials": "a whole number of 0 or more, e.g. --trials 20",
     "--allow": "exact, near or lossy, e.g. --allow near",
+    "--accumulate-up-to": "a whole number of 1 or more, e.g. --accumulate-up-to 4",
     "--budget": "a duration, e.g. --budget 5m",
     "--near-limit": "a share above 0, e.g. --near-limit 0.02",
     "--lossy-limit": "a share above 0, e.g. --lossy-limit 0.95",
@@ -37,6 +38,8 @@ class Request:
     recipe: Path | None = None
     allow: Rung | None = None
     """None: not given; tuning then allows near, a saved recipe is launched as it is."""
+    accumulate_up_to: int | None = None
+    """Steps of the script that may become one. None: not given, as with `allow`."""
     budget: float = 300.0
     near_limit: float = LIMITS[Rung.NEAR]
     lossy_limit: float = LIMITS[Rung.LOSSY]
@@ -70,7 +73,9 @@ def own_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("autoddp").add_argument
     add("--trials", type=_whole("--trials", 0), metavar="N", help=f"configurations to measure ({DEFAULT_TRIALS})")
     add("--recipe", type=Path, metavar="FILE", help="launch with this recipe; with --trials: write it there")
-    add("--allow", choices=[r.value for r in Rung], help="how far training may be changed (near)")
+    add("--allow", choices=[r.value for r in GRADIENT_RUNGS], help="how far training may be changed (near)")
+    steps = _whole("--accumulate-up-to", 1)
+    add("--accumulate-up-to", type=steps, metavar="N", help="steps of the script that may become one (1)")
     add("--budget", type=_checked("--budget", seconds), default=300.0, metavar="TIME", help="limit of measuring (5m)")
     near, lossy = (LIMITS[rung] for rung in (Rung.NEAR, Rung.LOSSY))
     limit = _checked("--near-limit", _above_zero)

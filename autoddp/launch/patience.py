@@ -24,7 +24,8 @@ class Patience:
         """Seconds without a sign of life that this order may take."""
         if not self.step_seconds:
             return _FIRST
-        return max(_LEAST, 5 * (order.warmup + order.steps + 2 * order.compare) * self.step_seconds)
+        counted = order.warmup + order.steps + 2 * order.compare
+        return max(_LEAST, 5 * counted * order.at_once * self.step_seconds)
 
     def is_over(self, began: float, seconds: float) -> bool:
         """Whether nothing has happened for that long; `began` as time.time() gives it."""

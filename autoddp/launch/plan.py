@@ -7,6 +7,7 @@ from pathlib import Path
 
 from autoddp.errors import RecipeError, UnfitRecipe, UsageError
 from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Rung
+from autoddp.knobs.micro_steps import larger_batch
 from autoddp.launch.elastic import node_range, processes_per_node
 from autoddp.launch.machine import known_here
 from autoddp.launch.options import DEFAULT_TRIALS, Request
@@ -22,8 +23,9 @@ class Plan:
     several_nodes: bool
     trials: int = DEFAULT_TRIALS
     allow: Rung = Rung.NEAR
-    chosen_rung: Rung | None = None
-    """The rung asked for of a saved recipe; None: what the recipe launches."""
+    accumulate_up_to: int = 1
+    chosen: tuple[Rung, int] | None = None
+    """The rung and the steps in one that are asked for of a saved recipe; None: what the recipe launches."""
     says: str = ""
     """One line for the user."""
 
@@ -37,9 +39,9 @@ class Plan:
         """What the workers will be given."""
         if self.recipe is None:
             return AS_WRITTEN
-        if self.chosen_rung is None or self.chosen_rung.allows(self.recipe.configuration.rung):
+        if self.chosen is None or self.recipe.configuration.allowed_by(*self.chosen):
             return self.recipe.configuration
-        allowed = [e for e in self.recipe.ladder if self.chosen_rung.allows(e.rung) and e.speedup_low > 1]
+        allowed = [e for e in self.recipe.ladder if e.configuration.allowed_by(*self.chosen) and e.speedup_low > 1]
         return max(allowed, key=lambda e: e.speedup).configuration if allowed else AS_WRITTEN
 
     @property
@@ -57,7 +59,7 @@ class Plan:
     def digest(self) -> str:
         """Equal on two nodes if they are about to do the same."""
         if self.recipe is None:
-            return f"tune {self.trials} {self.allow.value}" if self.tune else "torchrun"
+            return f"tune {self.trials} {self.allow.value} {self.accumulate_up_to}" if self.tune else "torchrun"
         return f"launch {self.configuration!r} {sorted(self.variables.items())}"
 
     @property
@@ -85,7 +87,7 @@ def choose(request: Request) -> Plan:
         several_nodes=several,
         trials=DEFAULT_TRIALS if request.trials is None else request.trials,
         allow=request.allow or Rung.NEAR,
-        chosen_rung=request.allow,
+        accumulate_up_to=request.accumulate_up_to or 1,
     )
     if request.trials is None and request.recipe is not None:
         return _with_given_recipe(request, plan, known)
@@ -129,7 +131,8 @@ def _with_fitting_recipe(request: Request, folder: Path, plan: Plan, known: dict
         )
         raise UnfitRecipe(f"--recipe {folder}: {found}: name one file, or tune with --trials 20")
     path, recipe = fitting[0]
-    says = f"recipe {path}: launching {recipe.configuration}" + "".join(f"; not {other}" for other in others)
+    says = f"recipe {path}: launching {recipe.configuration}{larger_batch(recipe.configuration.steps_per_update)}"
+    says += "".join(f"; not {other}" for other in others)
     return Plan(**{**vars(_launching(plan, recipe, request)), "says": says})
 
 
@@ -142,8 +145,18 @@ def _with_found_recipe(request: Request, plan: Plan, known: dict[str, object]) -
 
 
 def _launching(plan: Plan, recipe: Recipe, request: Request) -> Plan:
-    found = Plan(**{**vars(plan), "tune": False, "recipe": recipe})
-    return Plan(**{**vars(found), "says": f"recipe {request.recipe_path}: launching {found.configuration}"})
+    chosen = _chosen(request, recipe.configuration)
+    found = Plan(**{**vars(plan), "tune": False, "recipe": recipe, "chosen": chosen})
+    means = larger_batch(found.configuration.steps_per_update)
+    says = f"recipe {request.recipe_path}: launching {found.configuration}{means}"
+    return Plan(**{**vars(found), "says": says})
+
+
+def _chosen(request: Request, launched: Configuration) -> tuple[Rung, int] | None:
+    """What is not asked for is as in the configuration that the recipe launches."""
+    if request.allow is None and request.accumulate_up_to is None:
+        return None
+    return request.allow or launched.gradient_rung, request.accumulate_up_to or launched.steps_per_update
 
 
 def _torch_version() -> str:

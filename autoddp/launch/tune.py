@@ -58,6 +58,7 @@ def tune(
     plan = Plan(
         trials=DEFAULT_TRIALS if request.trials is None else request.trials,
         allow=request.allow or Rung.NEAR,
+        accumulate_up_to=request.accumulate_up_to or 1,
         budget=request.budget,
         seed=request.seed,
         limits={Rung.NEAR: request.near_limit, Rung.LOSSY: request.lossy_limit},
@@ -92,6 +93,7 @@ def _run_passes(request: Request, folder: RunFolder, job: LiveJob, interfaces: s
             threads_pinned=pinned,
             interfaces=interfaces,
             measured=str(request.output.absolute()),
+            accumulates=(request.accumulate_up_to or 1) > 1,
         )
         asked = {"AUTODDP_TUNING": "1", **_TRACKERS_OFF, **nccl_logs.variables(folder.path)}
         with environment_with({**asked, **order.environment(os.environ), **wanted}):

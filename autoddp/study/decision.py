@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 
 from autoddp.knobs import AS_WRITTEN, Rung
+from autoddp.knobs.micro_steps import larger_batch
 from autoddp.study.outcome import Decision, Standing
+from autoddp.study.plan import Plan
 from autoddp.timing import speedup
 
 
@@ -20,17 +22,18 @@ def ladder_of(finalists: Sequence[Standing]) -> tuple[Standing, ...]:
     return tuple(best)
 
 
-def decide(ladder: Sequence[Standing], allow: Rung, headroom: float) -> Decision:
+def decide(ladder: Sequence[Standing], plan: Plan, headroom: float) -> Decision:
     """A higher rung is taken only where it is surely faster than the one chosen below it, by its own paired rounds."""
     chosen: Standing | None = None
     for standing in ladder:
-        if allow.allows(standing.rung) and standing.speedup.sure and _surely_faster(standing, chosen):
+        if plan.allows(standing.configuration) and standing.speedup.sure and _surely_faster(standing, chosen):
             chosen = standing
     if chosen is None:
-        why = f"no significant gain within what you allow ({allow.value}): your settings stay; headroom {headroom:.0%}"
-        return Decision(AS_WRITTEN, why + _beyond(ladder, allow))
-    why = f"the best of what you allow ({allow.value}): {chosen.speedup} against your settings"
-    return Decision(chosen.configuration, why + _beyond(ladder, allow))
+        why = f"no significant gain within what you allow ({plan.allowed}): your settings stay; headroom {headroom:.0%}"
+        return Decision(AS_WRITTEN, why + _beyond(ladder, plan))
+    why = f"the best of what you allow ({plan.allowed}): {chosen.speedup} against your settings"
+    why += larger_batch(chosen.configuration.steps_per_update)
+    return Decision(chosen.configuration, why + _beyond(ladder, plan))
 
 
 def _surely_faster(standing: Standing, chosen: Standing | None) -> bool:
@@ -40,9 +43,9 @@ def _surely_faster(standing: Standing, chosen: Standing | None) -> bool:
     return gain.sure
 
 
-def _beyond(ladder: Sequence[Standing], allow: Rung) -> str:
+def _beyond(ladder: Sequence[Standing], plan: Plan) -> str:
     """What the user could have by allowing more."""
-    beyond = [s for s in ladder if not allow.allows(s.rung) and s.speedup.sure]
+    beyond = [s for s in ladder if not plan.allows(s.configuration) and s.speedup.sure]
     if not beyond:
         return ""
     best = max(beyond, key=lambda standing: standing.speedup.ratio)

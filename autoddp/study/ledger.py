@@ -55,9 +55,10 @@ class Ledger:
             done = self._measure(configuration, warmup, steps, reduce=reduce, turn=turn, compare=compare)
         finally:
             self.wall_seconds[self.phase] += time.perf_counter() - began
-        self.steps["measured"] += len(done.seconds)
-        self.steps["warm-up"] += warmup
-        self.wall_seconds["measured"] += sum(done.seconds)
+        at_once = configuration.steps_per_update
+        self.steps["measured"] += len(done.seconds) * at_once
+        self.steps["warm-up"] += warmup * at_once
+        self.wall_seconds["measured"] += sum(done.seconds) * at_once
         self.wall_seconds["warm-up"] += done.warmup_seconds
         self.wall_seconds["turns"] += done.turn_seconds
         return done

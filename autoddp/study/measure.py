@@ -31,6 +31,9 @@ class Measure(Protocol):
     ) -> BlockDone:
         """Turn to `configuration`, let `warmup` steps pass, time `steps` steps (fewer if the script is that short).
 
+        Where the configuration makes one step of several of the script's, that many are counted as one, and its seconds
+        are those of one of the script's.
+
         On `compare` more steps its hook is compared with the exact mean.
 
         Raises TrialFailed or TuningOver. A script that ends meanwhile is started again without a word.

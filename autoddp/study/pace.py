@@ -51,12 +51,12 @@ class Pace:
             return 2 if self.slow else 4
         return 1 if self.slow else 2
 
-    def block(self, seconds: float) -> int:
-        """Steps of a block for a configuration that takes `seconds` per step."""
+    def block(self, seconds: float, at_once: int = 1) -> int:
+        """How many times to time `at_once` steps, in a block for a configuration that takes `seconds` per step."""
         # Three, so that the median of a block does not feel one step in which the script saved or evaluated.
         fewest = 2 if seconds >= _SLOW else 3
         spend = max(_GAINER_SECONDS, self.step / 2) if self.gains(seconds) else _BLOCK_SECONDS
-        return max(fewest, min(_MOST, math.ceil(spend / max(seconds, 1e-6))))
+        return max(fewest, min(_MOST, math.ceil(spend / max(seconds * at_once, 1e-6))))
 
     def gains(self, seconds: float) -> bool:
         """Whether a step is so much shorter than the baseline's that more of them cost nothing beside it.

@@ -50,7 +50,9 @@ class Study:
         settings: list[Mapping[str, Value]] = []
         if headroom >= WORTHWHILE:
             judged, settings = self._judge_settings()
-            self._trials.run(held, self._plan.trials - (RESERVED if settings else 0), off.median)
+            kept = self._trials.kept_for_accumulation + (RESERVED if settings else 0)
+            self._trials.run(held, self._plan.trials - kept, off.median)
+            self._trials.accumulate(held)
         rounds: list[Block] = []
         finalists: list[Standing] = []
         if self._trials.records:
@@ -136,7 +138,7 @@ class Study:
         for number in range(1, planned + 1):
             for configuration in self._random.sample(list(blocks), len(blocks)):
                 try:
-                    steps = self._pace.block(expected[configuration])
+                    steps = self._pace.block(expected[configuration], configuration.steps_per_update)
                     warmup = self._pace.warmup_of(configuration)
                     blocks[configuration].append(self._ledger.block(configuration, warmup, steps))
                 except TrialFailed:
@@ -150,7 +152,7 @@ class Study:
         seconds, errors = self._trials.seconds_of(rung), self._trials.errors
         # A hook whose gradients nobody has looked at is not launched.
         ranked = [c for c in self._trials.best_of(rung) if not c.hook or c.hook in errors]
-        if not ranked or not self._plan.allow.allows(rung):
+        if not ranked or not self._plan.allows(ranked[0]):
             return ranked[:1]
         # Where a step costs little beside the baseline's, none that a trial could not tell from the best is left out.
         tied = [c for c in ranked if seconds[c] <= seconds[ranked[0]] * _TIED and self._pace.gains(seconds[c])]
@@ -160,7 +162,7 @@ class Study:
         if headroom < WORTHWHILE and not self._trials.records:
             why = f"only {headroom:.1%} of the step could be won, so no trial was run: your settings stay"
             return Decision(AS_WRITTEN, why)
-        return decide(ladder, self._plan.allow, headroom)
+        return decide(ladder, self._plan, headroom)
 
     def _standing(self, configuration: Configuration, rounds: list[Block], blocks: list[Block]) -> Standing:
         gain = speedup([b.median for b in rounds], [b.median for b in blocks])

@@ -82,5 +82,6 @@ class Starts:
         return blocks if AS_WRITTEN in blocks else {}
 
     def _block(self, configuration: Configuration, expected: float) -> Block:
+        steps = self.pace.block(expected, configuration.steps_per_update)
         # A fresh process is slow at first: allocators, page cache, TCP windows.
-        return self.ledger.block(configuration, self.pace.warmup_of(configuration) + 2, self.pace.block(expected))
+        return self.ledger.block(configuration, self.pace.warmup_of(configuration) + 2, steps)

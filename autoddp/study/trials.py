@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Sequence
 
 from autoddp.bench import LinkModel
-from autoddp.knobs import Configuration, GradientError, Rung, Value, why_refused
+from autoddp.knobs import GRADIENT_RUNGS, Configuration, GradientError, Rung, Value, why_refused
 from autoddp.knobs.binding import NUMA_BINDING
+from autoddp.knobs.graph import STATIC_GRAPH
+from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, step_counts
 from autoddp.knobs.threads import THREADS
 from autoddp.study.ledger import Ledger
 from autoddp.study.likely import likely_cap
@@ -25,6 +27,7 @@ from autoddp.wire import JobFacts
 _HOPELESS = 1.15  # times the rung's best, after the first block: measured no further
 _HOPELESS_AT_FIRST = 1.5  # where the first block is short beside the second, and still warming up
 _SHARE_FOR_PROCESSORS = 4  # one trial of so many, at most, looks for the CPUs and threads of a rank
+_SHARE_FOR_ACCUMULATION = 4  # likewise, how many steps to make one
 
 
 class Trials:
@@ -65,13 +68,30 @@ class Trials:
         `computing`: seconds of a step without any reduction.
         """
         self._ledger.phase = "trials"
-        spaces = [Space(rung, self._facts, held, self._likely_cap(rung, computing)) for rung in Rung]
+        spaces = [Space(rung, self._facts, held, self._likely_cap(rung, computing)) for rung in GRADIENT_RUNGS]
         samplers = {space.rung: Sampler(space, self._plan.seed) for space in spaces if not space.empty}
         turns = deque(samplers)  # so that each rung has its share however many trials there are
         while turns and len(self.records) < last and self._ledger.spent <= self._plan.budget:
             rung = turns.popleft()
             if self._trial(samplers[rung]):
                 turns.append(rung)
+
+    @property
+    def kept_for_accumulation(self) -> int:
+        """Trials that `accumulate` will need."""
+        if ACCUMULATE_STEPS.name not in self._facts.knobs:
+            return 0
+        return min(len(step_counts(self._plan.accumulate_up_to)), max(1, self._plan.trials // _SHARE_FOR_ACCUMULATION))
+
+    def accumulate(self, held: Configuration) -> None:
+        """Several of the script's steps in one, on top of the fastest that the user allows: the most steps first."""
+        allowed = [t for t in self.records if t.usable and self._plan.allows(t.configuration)]
+        fastest = min(allowed, key=lambda trial: trial.seconds, default=self._baseline)
+        base = {**held, **(fastest.configuration if fastest.seconds < self._baseline.seconds else {})}
+        base.pop(STATIC_GRAPH.name, None)  # a static graph has the same reductions after every backward
+        for count in step_counts(self._plan.accumulate_up_to)[: self.kept_for_accumulation]:
+            if self._ledger.spent <= self._plan.budget:
+                self._measured(Configuration({**base, ACCUMULATE_STEPS.name: count}))
 
     def _likely_cap(self, rung: Rung, computing: float) -> float | None:
         """None where the link was not measured; low-rank factors are too small for the size to matter."""
@@ -116,8 +136,9 @@ class Trials:
 
     def _measured(self, configuration: Configuration) -> TrialRecord:
         pace, best = self._pace, min(self.seconds_of(configuration.rung).values(), default=float("inf"))
+        at_once = configuration.steps_per_update
         try:
-            first = self._ledger.block(configuration, pace.warmup_of(configuration), pace.block(pace.step))
+            first = self._ledger.block(configuration, pace.warmup_of(configuration), pace.block(pace.step, at_once))
             limit = best * (_HOPELESS_AT_FIRST if pace.gains(first.median) else _HOPELESS)
             hopeless = first.median > limit
             # 16 bits are looked at even where they lose: overflow, which makes them slow, is to be called by its name.
@@ -131,7 +152,7 @@ class Trials:
                 return self._add(configuration, "cut short", [first], why, error)
             if Pace(first.median).slow:
                 return self._add(configuration, "measured", [first], "", error)
-            second = self._ledger.block(configuration, 0, pace.block(first.median), turn=False)
+            second = self._ledger.block(configuration, 0, pace.block(first.median, at_once), turn=False)
         except TrialFailed as failure:
             return self._add(configuration, "failed", [], str(failure))
         return self._add(configuration, "measured", [first, second], "", error)

@@ -47,7 +47,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Measure:
-    """Turn to `configuration`, let `warmup` steps pass, then time `steps` steps."""
+    """Turn to `configuration`, let `warmup` steps pass, then time `steps` steps; see `at_once` for what a step is."""
 
     index: int
     """Position in the journal, the same on every node."""
@@ -60,6 +60,8 @@ class Measure:
     """False: the configuration is in effect already; measure on."""
     compare: int = 0
     """Steps after the timed ones, on which the gradients also travel whole: how far is the hook from the exact mean?"""
+    at_once: int = 1
+    """Steps of the script that the configuration makes one: that many are counted, and timed, as one."""
     failures: tuple[dict[str, Any], ...] = ()
     """Measurements that failed since the last block: {"asked": …, "failure": …}, for the journals of other nodes."""
 

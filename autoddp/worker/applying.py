@@ -6,10 +6,12 @@ import os
 import sys
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.binding import NUMA_BINDING
-from autoddp.knobs.micro_steps import DEFER_REDUCTIONS
+from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, DEFER_REDUCTIONS
+from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, ReductionSwitch, Wrapped, parameters_digest
 from autoddp.worker.deferral import Deferral
@@ -21,11 +23,14 @@ def start_applying(order: Order) -> None:
     """Patch DDP so that it is built as the order says."""
     patch, switch = Patch(), ReductionSwitch()
     deferral = Deferral(switch, patch.alive)
-    recipe = _Applied(Configuration(order.configuration), order.parameters_digest, deferral)
-    if DEFER_REDUCTIONS.name in order.configuration:
-        patch.forward_begins = deferral.forward_begins
+    accumulation = Accumulation(switch, patch.alive, _give_up)
+    recipe = _Applied(Configuration(order.configuration), order.parameters_digest, deferral, accumulation)
+    if {DEFER_REDUCTIONS.name, ACCUMULATE_STEPS.name} & set(order.configuration):
+        patch.forward_begins = recipe.forward_begins
         switch.install()
         deferral.install()
+    if ACCUMULATE_STEPS.name in order.configuration:
+        accumulation.install()
     patch.configuration = recipe.for_module
     patch.script_registered = recipe.set_hook_aside
     if order.watch:
@@ -34,8 +39,10 @@ def start_applying(order: Order) -> None:
 
 
 class _Applied:
-    def __init__(self, configuration: Configuration, digests: str, deferral: Deferral) -> None:
-        self._deferral = deferral
+    def __init__(
+        self, configuration: Configuration, digests: str, deferral: Deferral, accumulation: Accumulation
+    ) -> None:
+        self._deferral, self._accumulation = deferral, accumulation
         missing = [name for name in configuration.ddp_arguments if name not in AVAILABLE_ARGUMENTS]
         if missing:
             _warn(f"this torch's DDP has no {', '.join(missing)}: the recipe's value is left out")
@@ -50,7 +57,13 @@ class _Applied:
             return AS_WRITTEN
         self._bind(module)
         self._deferral.every = int(str(self._configuration.get(DEFER_REDUCTIONS.name, 1)))
+        self._accumulation.steps = self._configuration.steps_per_update
         return self._configuration
+
+    def forward_begins(self, ddp: DDP) -> None:
+        """Whether this one's reduction waits."""
+        self._deferral.forward_begins(ddp)
+        self._accumulation.forward_begins(ddp)
 
     def _bind(self, module: nn.Module) -> None:
         """At the first model; the CPUs stay those that they then are."""
@@ -65,6 +78,10 @@ class _Applied:
     def set_hook_aside(self, wrapped: Wrapped) -> None:
         if "hook" in self._configuration:
             _warn("the script registers a communication hook of its own: it stays, the recipe's is set aside")
+
+
+def _give_up(why: str) -> None:
+    _warn(f"each of the script's steps is one again from here on: {why}")
 
 
 def _warn(text: str) -> None:

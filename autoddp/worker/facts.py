@@ -16,7 +16,7 @@ from autoddp.bench import LinkFacts, load_cached
 from autoddp.bench.result import backend_variables
 from autoddp.knobs import BY_NAME
 from autoddp.knobs.binding import NUMA_BINDING
-from autoddp.knobs.micro_steps import DEFER_REDUCTIONS
+from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 from autoddp.knobs.start import ALLOCATOR, INTERFACES
 from autoddp.knobs.threads import THREADS, thread_counts
 from autoddp.topology import Fingerprint, fingerprint
@@ -42,6 +42,10 @@ class Watched:
     forwards: tuple[int, ...]
     """Reducing forward passes of each step, over all DDP objects."""
     steps_by_closure: bool
+    clears: bool
+    """It calls `zero_grad`."""
+    in_parts: bool
+    """Some optimizer steps only a part of what DDP reduces."""
 
     @property
     def micro_steps(self) -> float:
@@ -65,7 +69,7 @@ def gather_facts(
     free = [threads.pinned(), counts, processors.binding.why_not]
     mine = [_device_name(device), asdict(watched), *free, machine.links, machine.network]
     of_all = ranks.gather([*mine, _start_settings(device, ranks.nodes, order.interfaces) if looks else None])
-    facts = _facts(wrapped, ranks, of_all) if ranks.rank == 0 else None
+    facts = _facts(wrapped, ranks, of_all, order.accumulates) if ranks.rank == 0 else None
     if facts:
         facts = replace(facts, link=_link(facts, Path(order.measured)))
     told = ranks.broadcast(Ready(facts) if facts else None)
@@ -73,12 +77,14 @@ def gather_facts(
     return told.facts
 
 
-def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]]) -> JobFacts:
+def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], accumulates: bool) -> JobFacts:
     names, watched, pinned, counts, unbound, links, networks, starts = zip(*of_all, strict=True)
     backend = dist.get_backend(_process_group(wrapped[0]))
     steps = [Watched(**{**plain, "forwards": tuple(plain["forwards"])}) for plain in watched]
     left_out = why_left_out(wrapped, all(one.is_static for one in steps))
     left_out |= _why_no_deferral(wrapped, steps)
+    not_asked = set() if accumulates else {ACCUMULATE_STEPS.name}
+    left_out |= _why_no_accumulation(steps) if accumulates else {}
     left_out |= _why_no_threads(set(names), next(filter(None, pinned), ""), counts)
     if any(unbound):
         left_out[NUMA_BINDING.name] = next(filter(None, unbound))
@@ -91,7 +97,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]]) ->
         gradient_bytes=sum(p.numel() * p.element_size() for w in wrapped for p in w.parameters),
         parameters_digest="+".join(dict.fromkeys(parameters_digest(_module(w)) for w in wrapped)),
         ddp_arguments={name: _short(value) for w in wrapped for name, value in w.arguments.items()},
-        knobs=tuple(name for name in BY_NAME if name not in left_out),
+        knobs=tuple(name for name in BY_NAME if name not in left_out.keys() | not_asked),
         left_out=left_out,
         micro_steps=steps[0].micro_steps / len(wrapped),
         links=tuple(sorted(set(links) - {""})) if backend == "nccl" else (),
@@ -140,6 +146,18 @@ def _why_no_deferral(wrapped: Sequence[Wrapped], steps: Sequence[Watched]) -> di
     elif max(counts) < 2:
         why = "each step has one reduction"
     return {DEFER_REDUCTIONS.name: why} if why else {}
+
+
+def _why_no_accumulation(steps: Sequence[Watched]) -> dict[str, str]:
+    """Why several steps of the script cannot be one."""
+    why = ""
+    if any(one.steps_by_closure for one in steps):
+        why = "the optimizer runs backward itself (a closure)"
+    elif any(one.in_parts for one in steps):
+        why = "several optimizers share what DDP reduces"
+    elif not all(one.clears for one in steps):
+        why = "the script clears gradients without zero_grad"
+    return {ACCUMULATE_STEPS.name: why} if why else {}
 
 
 def _why_no_threads(devices: set[str], pinned: str, counts: Sequence[Sequence[int]]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from autoddp.knobs import AS_WRITTEN, Configuration, GradientError
+from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.ddp import Patch, ReductionSwitch, broadcast_parameters
 from autoddp.worker.deferral import Deferral
 from autoddp.worker.fidelity import Comparison
@@ -17,11 +18,19 @@ class LiveDdp:
     A trial measures PowerSGD from its first step: its exact first steps would be the baseline's time, not its own.
     """
 
-    def __init__(self, patch: Patch, switch: ReductionSwitch, processors: Processors, deferral: Deferral) -> None:
+    def __init__(
+        self,
+        patch: Patch,
+        switch: ReductionSwitch,
+        processors: Processors,
+        deferral: Deferral,
+        accumulation: Accumulation,
+    ) -> None:
         self._patch = patch
         self._switch = switch
         self._processors = processors
         self._deferral = deferral
+        self._accumulation = accumulation
         self._current = AS_WRITTEN
         self._comparison = Comparison()
 
@@ -29,6 +38,7 @@ class LiveDdp:
         """Bring `configuration` into effect from the next forward on."""
         self._processors.turn(configuration)
         self._deferral.every = int(str(configuration.get("defer_reductions", 1)))
+        self._accumulation.steps = configuration.steps_per_update
         live = configuration.without_variables
         if live == self._current:
             return

@@ -33,6 +33,8 @@ class Order:
     """Network interfaces, with commas, by which Gloo could reach the other nodes at once; "" if only by one."""
     measured: str = ""
     """Output folder in which `autoddp bench` may have left what the link carries."""
+    accumulates: bool = False
+    """Whether several steps of the script may become one."""
     configuration: dict[str, Any] = field(default_factory=dict)
     parameters_digest: str = ""
     """Of the models the configuration was measured on; another model runs as written."""

@@ -39,6 +39,7 @@ class TrialRunner:
         self._director = director
         self._stopwatch = stopwatch
         self._steps_left = 0
+        self._at_once, self._since_lap = 1, 0
         self._then: Callable[[], None] = lambda: None
         self._lap: Callable[[], None] = lambda: None
         self._order: Measure | None = None
@@ -49,7 +50,11 @@ class TrialRunner:
         self._obey(None)
 
     def on_step(self) -> None:
-        """A step has ended."""
+        """A step of the script has ended; several of them may count as one."""
+        self._since_lap += 1
+        if self._since_lap < self._at_once:
+            return
+        self._since_lap = 0
         self._lap()
         self._steps_left -= 1
         if self._steps_left == 0:
@@ -67,7 +72,7 @@ class TrialRunner:
         self._start(order)
 
     def _start(self, order: Measure) -> None:
-        self._order = order
+        self._order, self._at_once = order, order.at_once
         began = time.perf_counter()
         if order.turn:
             self._model.turn(Configuration(order.configuration))
@@ -105,8 +110,9 @@ class TrialRunner:
         self._model.compare(False)
         error = self._model.gradient_error() if self._order.compare else None
         gathered = self._ranks.gather(self._laps)
-        means = tuple(sum(map(float, step)) / self._ranks.world_size for step in zip(*gathered, strict=True))
         order = self._order
+        share = self._ranks.world_size * order.at_once
+        means = tuple(sum(map(float, lap)) / share for lap in zip(*gathered, strict=True))
         done = BlockDone(order.index, means, self._warm_seconds, self._turn_seconds, asdict(order), error)
         told = self._ranks.broadcast(done if self._ranks.rank == 0 else None)
         assert isinstance(told, BlockDone)

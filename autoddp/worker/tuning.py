@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.wire import BlockDone, Finish, JobFacts, Message, Ready
+from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import Patch, ReductionSwitch, Wrapped
@@ -39,6 +40,8 @@ def start_tuning(order: Order, link: Link, threads_given: str | None) -> None:
     patch.install()
     switch.install()
     job.deferral.install()
+    if order.accumulates:
+        job.accumulation.install()
     leave_at_the_end_of_training(link)
 
 
@@ -53,6 +56,7 @@ class _TuningJob:
         self._patch = patch
         self._switch = switch
         self.deferral = Deferral(switch, patch.alive)
+        self.accumulation = Accumulation(switch, patch.alive, _fail)
         self._watched = 0
         self._forwards: list[int] = []
         self._ready_order: ReadyOrder | None = None
@@ -74,6 +78,7 @@ class _TuningJob:
         self._switch.put_off = False
         self._clock.forward_begins(reduces=bool(ddp.require_backward_grad_sync))
         self.deferral.forward_begins(ddp)
+        self.accumulation.forward_begins(ddp)
 
     def _parameter_ids(self) -> set[int]:
         return {id(p) for wrapped in self._patch.alive() for p in wrapped.parameters}
@@ -106,12 +111,23 @@ class _TuningJob:
         is_static = self._ready_order.is_static and one_forward_each
         device = next(iter(self._all_parameters())).device
         processors = Processors(self._threads, Binding(device))
-        watched = Watched(is_static, tuple(self._forwards[1:]), self.deferral.steps_by_closure)
+        watched = Watched(
+            is_static,
+            tuple(self._forwards[1:]),
+            self.deferral.steps_by_closure,
+            self.accumulation.clears,
+            self.accumulation.in_parts,
+        )
         facts = gather_facts(wrapped, ranks, processors, watched, self._order)
         director = _LauncherDirector(self._link, facts)
-        model = LiveDdp(self._patch, self._switch, processors, self.deferral)
+        model = LiveDdp(self._patch, self._switch, processors, self.deferral, self.accumulation)
         self._runner = TrialRunner(model, ranks, director, stopwatch_for(device.type))
         self._runner.begin()
+
+
+def _fail(why: str) -> None:
+    """Ends the trial that is being measured, and names its reason."""
+    raise RuntimeError(f"several steps cannot be one: {why}")
 
 
 class _LauncherDirector:

@@ -21,10 +21,11 @@ from autoddp.wire import BlockDone, JobFacts, Measure
 
 MIB = 24.0
 FORWARD, BACKWARD = 0.010, 0.020  # seconds
+NOT_EVERYWHERE = ("numa_binding", "defer_reductions", "accumulate_steps")
 
 
 def facts(
-    knobs: tuple[str, ...] = tuple(name for name in BY_NAME if name not in ("numa_binding", "defer_reductions")),
+    knobs: tuple[str, ...] = tuple(name for name in BY_NAME if name not in NOT_EVERYWHERE),
     nodes: int = 1,
     thread_counts: tuple[int, ...] = (),
     start_settings: tuple[dict[str, Any], ...] = (),
@@ -91,7 +92,8 @@ class SimulatedJob:
         turn: bool = True,
         compare: int = 0,
     ) -> BlockDone:
-        order = Measure(len(self.asked), configuration.plain(), warmup, steps, reduce, turn, compare)
+        at_once = configuration.steps_per_update
+        order = Measure(len(self.asked), configuration.plain(), warmup, steps, reduce, turn, compare, at_once)
         self.asked.append(order)
         assert turn or configuration == self._now, "what is measured without a turn must be in effect"
         self._now = configuration

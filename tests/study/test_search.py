@@ -7,7 +7,7 @@ import itertools
 import pytest
 from simulated import MIB, SimulatedJob, error_of, facts
 
-from autoddp.knobs import AS_WRITTEN, Configuration, GradientError, Rung
+from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, GradientError, Rung
 from autoddp.study import Outcome, Plan, Silent, Study, TrialFailed, TrialRecord, TuningOver
 from autoddp.study.starts import ROUNDS
 
@@ -34,7 +34,7 @@ def job_on(link: str, seed: int = 0, **more: object) -> SimulatedJob:
 def test_the_best_of_each_rung_is_found(link: str, seed: int) -> None:
     job = job_on(link, seed)
     outcome = run(job, trials=20, seed=seed)
-    assert [standing.rung for standing in outcome.ladder] == list(Rung)
+    assert [standing.rung for standing in outcome.ladder] == list(GRADIENT_RUNGS)
     for standing in outcome.ladder:
         assert job.cost(standing.configuration) <= 1.03 * job.best(standing.rung)
         true = job.cost(AS_WRITTEN) / job.cost(standing.configuration)
@@ -81,12 +81,12 @@ def test_never_slower_where_the_script_is_best_already() -> None:
     assert sum(why.startswith("no significant gain within what you allow (near): your settings") for why in whys) >= 17
 
 
-@pytest.mark.parametrize("allow", list(Rung))
+@pytest.mark.parametrize("allow", list(GRADIENT_RUNGS))
 def test_only_what_is_allowed_is_launched(allow: Rung) -> None:
     outcome = run(job_on("slow"), trials=15, allow=allow)
     assert outcome.decision.configuration.rung is allow  # on a slow link each rung beats the one below it
     assert ("--allow lossy would give ×" in outcome.decision.why) is (allow is not Rung.LOSSY)
-    assert {record.configuration.rung for record in outcome.trials} == set(Rung)
+    assert {record.configuration.rung for record in outcome.trials} == set(GRADIENT_RUNGS)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -257,7 +257,7 @@ def test_the_number_of_threads_is_found_first_and_held(best: int) -> None:
     tried = [trial.configuration.get("threads") for trial in outcome.trials]
     assert tried == [1, 2, 4, 8] + [best] * 16
     assert outcome.decision.configuration["threads"] == best
-    assert [standing.rung for standing in outcome.ladder] == list(Rung)
+    assert [standing.rung for standing in outcome.ladder] == list(GRADIENT_RUNGS)
 
 
 def test_threads_may_win_where_the_reduction_costs_nothing() -> None:
@@ -420,7 +420,7 @@ def test_a_hook_beyond_its_limit_is_refused(guilty, found, why) -> None:
     outcome = run(job, trials=20, allow=Rung.LOSSY)
     refused = [trial for trial in outcome.trials if trial.state == "refused"]
     assert [(trial.configuration.hook, trial.reason, trial.error) for trial in refused] == [(bad, why, found)]
-    assert [standing.rung for standing in outcome.ladder] == list(Rung)  # by the rung's other hooks
+    assert [standing.rung for standing in outcome.ladder] == list(GRADIENT_RUNGS)  # by the rung's other hooks
     assert all(standing.configuration.hook != bad for standing in outcome.finalists)
     assert all(trial.configuration.hook != bad for trial in outcome.trials if trial.usable)
 

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, ReductionSwitch
 from autoddp.worker.deferral import Deferral
@@ -190,7 +191,8 @@ def checks(rank: int) -> dict[str, Any]:
     deferral = Deferral(switch, patch.alive)
     deferral.install()
     processors = Processors(Threads(os.environ.get("OMP_NUM_THREADS"), pinned=""), Binding(torch.device("cpu")))
-    live = LiveDdp(patch, switch, processors, deferral)
+    accumulation = Accumulation(switch, patch.alive, print)
+    live = LiveDdp(patch, switch, processors, deferral, accumulation)
     return {
         "moved": float((untouched - vector(DDP(Net()))).abs().max()),
         "trained": trained(rank, patch, live, untouched),
