@@ -92,12 +92,16 @@ class Local:
             raise RuntimeError(f"{' '.join(words)} ended with {codes}:\n{path.read_text()[-3000:]}")
         return seconds
 
-    def step_seconds(self, words: Sequence[str], warmup: int) -> float:
-        """Median seconds per step of a job that takes --times, after `warmup` steps; the mean over ranks."""
+    def step_seconds(self, words: Sequence[str], warmup: int, at_once: int = 1) -> float:
+        """Median seconds per step of a job that takes --times, after `warmup` steps; the mean over ranks.
+
+        Where `at_once` steps are one, the median is over such groups, of their mean.
+        """
         path = self.folder / f"times{next(self._numbers)}.json"
         self.run([*words, "--times", str(path)])
         ranks = json.loads(path.read_text())
-        return sum(median(rank[warmup:]) for rank in ranks) / len(ranks)
+        groups = [range(at, at + at_once) for at in range(warmup, len(ranks[0]) - at_once + 1, at_once)]
+        return sum(median([sum(rank[i] for i in group) / at_once for group in groups]) for rank in ranks) / len(ranks)
 
     def summary(self) -> dict[str, Any]:
         """The newest summary.json of a tuning run."""
