@@ -24,7 +24,8 @@ MOST_ITERATIONS = 500
 BATCH = 5  # blocks between two looks at the clock, and the fewest for a size
 MOST_BLOCKS = 40
 SMALL = 2**18  # bytes; up to here latency counts, and the scheduler's moods
-SHARE_AGAIN = 0.2  # of the budget, for the second time
+SHARE_AGAIN = 0.2  # of the budget, for all visits but the first
+MOST_VISITS = 8
 PRECISION = 0.02  # half the interval over the median: no more blocks are needed
 
 
@@ -51,7 +52,7 @@ def sweep(
 ) -> tuple[list[Point], str]:
     """Measure size after size in about `budget` seconds; the points, and why it ended early ("" if it did not).
 
-    The small sizes are measured a second time at the end, and the faster of the two counts: what disturbs a machine for
+    The small sizes are visited again and again at the end, and the fastest visit counts: what disturbs a machine for
     a while, and what has to warm up, makes them slower and never faster.
 
     A size is begun only if its warm-up and its fewest blocks are expected to fit, by the time per byte of the size
@@ -76,14 +77,15 @@ def sweep(
 
 
 def _again(measure: Measure, points: Sequence[Point], deadline: float, now: Callable[[], float]) -> list[Point]:
-    """The same, with the faster of two for each of the small sizes that there is time for."""
+    """The same, with the fastest of several visits to each of the small sizes, as many as there is time for."""
     found = list(points)
     small = [place for place, point in enumerate(points) if point.bytes <= SMALL]
-    for number, place in enumerate(small):
+    visits = [place for _ in range(MOST_VISITS - 1) for place in small]
+    for number, place in enumerate(visits):
         left = deadline - now()
         if (2 + BATCH) * max(points[place].seconds, BLOCK) > left:
             break
-        once_more = measure_size(measure, points[place].bytes, left / (len(small) - number), now)
+        once_more = measure_size(measure, points[place].bytes, left / (len(visits) - number), now)
         found[place] = min(found[place], once_more, key=lambda point: point.seconds)
     return found
 

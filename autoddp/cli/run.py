@@ -82,6 +82,8 @@ def _confer(request: Request, plan: Plan) -> tuple[object, Network]:
 
 
 def _variables(request: Request, plan: Plan, network: Network) -> dict[str, str]:
+    if plan.bypass:
+        return Order(bypass=True).environment(os.environ)
     if plan.recipe is None:
         return {}
     configuration = plan.configuration.without_variables.plain()

@@ -18,6 +18,7 @@ from autoddp.launch.tune import Tuned, tune
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse, save
 from autoddp.report import Terminal, say, summary, write_summary
 from autoddp.study import Outcome
+from autoddp.units import data_size
 from autoddp.version import __version__
 
 
@@ -49,9 +50,14 @@ def _write(request: Request, folder: RunFolder, tuned: Tuned) -> None:
         say(f"warning: the recipe is used, but could not be saved: {error}")
         return
     say(f"recipe written: {request.recipe_path}" + (f" (the older one is kept as {kept})" if kept else ""))
-    start = parse(tuned.recipe, request.recipe_path).configuration.get("powersgd_start_step")
+    recipe = parse(tuned.recipe, request.recipe_path)
+    start = recipe.configuration.get("powersgd_start_step")
     if start:
-        say(f"PowerSGD begins after {start} exact reductions: powersgd_start_step in the recipe")
+        memory = data_size(recipe.fits.gradient_bytes)
+        say(
+            f"PowerSGD begins after {start} exact reductions (powersgd_start_step in the recipe), and keeps the error "
+            f"that it feeds back: {memory} of memory on each rank"
+        )
 
 
 def _explicit(configuration: Configuration) -> Configuration:

@@ -26,23 +26,22 @@ class Plan:
     accumulate_up_to: int = 1
     chosen: tuple[Rung, int] | None = None
     """The rung and the steps in one that are asked for of a saved recipe; None: what the recipe launches."""
+    bypass: bool = False
+    """A world of one, in which DDP has nothing to reduce."""
     says: str = ""
     """One line for the user."""
 
     @property
     def as_torchrun(self) -> bool:
         """Nothing but torchrun."""
-        return not self.tune and self.recipe is None
+        return not self.tune and self.recipe is None and not self.bypass
 
     @property
     def configuration(self) -> Configuration:
         """What the workers will be given."""
         if self.recipe is None:
             return AS_WRITTEN
-        if self.chosen is None or self.recipe.configuration.allowed_by(*self.chosen):
-            return self.recipe.configuration
-        allowed = [e for e in self.recipe.ladder if e.configuration.allowed_by(*self.chosen) and e.speedup_low > 1]
-        return max(allowed, key=lambda e: e.speedup).configuration if allowed else AS_WRITTEN
+        return self.recipe.configuration if self.chosen is None else _of_ladder(self.recipe, *self.chosen)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -70,6 +69,20 @@ class Plan:
         return f"a recipe with {self.configuration}"
 
 
+def _of_ladder(recipe: Recipe, rung: Rung, accumulate_up_to: int) -> Configuration:
+    """What the recipe launches, or the mildest allowed rung, unless a further one is surely faster."""
+    launched = recipe.configuration
+    stays = launched.allowed_by(rung, accumulate_up_to)
+    best = next((entry for entry in recipe.ladder if stays and entry.configuration == launched), None)
+    if stays and launched and best is None:
+        return launched  # written by hand: nothing is known of it
+    for entry in recipe.ladder:
+        allowed = entry.configuration.allowed_by(rung, accumulate_up_to)
+        if allowed and entry.speedup_low > (best.speedup_high if best else 1.0):
+            best = entry
+    return best.configuration if best else AS_WRITTEN
+
+
 def choose(request: Request) -> Plan:
     """The plan for a request. AutoddpError for a recipe that cannot be used."""
     try:
@@ -94,7 +107,8 @@ def choose(request: Request) -> Plan:
     if request.trials == 0:
         return Plan(tune=False, recipe=None, several_nodes=several)
     if world == 1 and not several:
-        return Plan(False, None, several, says="nothing to tune in a world of one: launching as torchrun would")
+        says = "nothing to tune in a world of one: launching as torchrun would, without DDP's reduction (exact)"
+        return Plan(False, None, several, bypass=True, says=says)
     if request.trials is None and request.recipe_path.is_file():
         return _with_found_recipe(request, plan, known)
     return plan

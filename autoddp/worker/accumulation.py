@@ -40,8 +40,7 @@ class Accumulation:
         self._start_over()
         self.clears = False
         """Whether the script has called `zero_grad` of what DDP reduces: kept gradients can be protected from it."""
-        self.in_parts = False
-        """Whether some optimizer steps a part of what DDP reduces."""
+        self._stepped: set[bool] = set()  # by optimizers that hold some of what DDP reduces: do they hold all?
 
     def _start_over(self) -> None:
         self._number = 0  # steps of the script since the last real one
@@ -65,6 +64,11 @@ class Accumulation:
     def _holds(self) -> bool:
         """Whether the script's present step is not the last of its kind."""
         return self._number < self._steps - 1
+
+    @property
+    def one_optimizer(self) -> bool:
+        """Whether all that DDP reduces has been stepped by one optimizer, so far."""
+        return self._stepped == {True}
 
     def install(self) -> None:
         """Stand in front of whatever reads, clears or uses gradients. The script has bound none of these names yet."""
@@ -91,8 +95,10 @@ class Accumulation:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         held = {id(p) for p in _held_by_optimizer(optimizer)}
         of_it = [id(p) in held for p in self._parameters()]
-        self.in_parts |= any(of_it) and not all(of_it)
-        if self._steps == 1 or not any(of_it):
+        if not any(of_it):
+            return
+        self._stepped.add(all(of_it))
+        if self._steps == 1:
             return
         if any(callable(value) for value in (*args[1:], *kwargs.values())):
             return self._give_up("the optimizer runs backward itself (a closure)")

@@ -17,6 +17,8 @@ def arm(text: str) -> None:
     order = Order.parse(text)
     if order.socket:
         _arm_for_tuning(order)
+    elif order.bypass:
+        _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.bypass").start_bypassing())
     else:
         _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.applying").start_applying(order))
 

@@ -251,8 +251,12 @@ class ReductionSwitch:
         """Put the property on the class; the instances keep their own values in their dictionaries."""
         setattr(DDP, self._NAME, property(self._get, self._set))
 
+    def as_written(self, ddp: DDP) -> bool:
+        """Whether the script has this object reduce now."""
+        return bool(ddp.__dict__.get(self._NAME, True))
+
     def _get(self, ddp: DDP) -> bool:
-        return self.on and not self.put_off and bool(ddp.__dict__.get(self._NAME, True))
+        return self.on and not self.put_off and self.as_written(ddp)
 
     def _set(self, ddp: DDP, value: bool) -> None:
         ddp.__dict__[self._NAME] = value

@@ -44,8 +44,8 @@ class Watched:
     steps_by_closure: bool
     clears: bool
     """It calls `zero_grad`."""
-    in_parts: bool
-    """Some optimizer steps only a part of what DDP reduces."""
+    one_optimizer: bool
+    """It steps all that DDP reduces."""
 
     @property
     def micro_steps(self) -> float:
@@ -153,8 +153,8 @@ def _why_no_accumulation(steps: Sequence[Watched]) -> dict[str, str]:
     why = ""
     if any(one.steps_by_closure for one in steps):
         why = "the optimizer runs backward itself (a closure)"
-    elif any(one.in_parts for one in steps):
-        why = "several optimizers share what DDP reduces"
+    elif not all(one.one_optimizer for one in steps):
+        why = "no one optimizer steps all that DDP reduces"
     elif not all(one.clears for one in steps):
         why = "the script clears gradients without zero_grad"
     return {ACCUMULATE_STEPS.name: why} if why else {}

@@ -38,6 +38,8 @@ class Order:
     configuration: dict[str, Any] = field(default_factory=dict)
     parameters_digest: str = ""
     """Of the models the configuration was measured on; another model runs as written."""
+    bypass: bool = False
+    """Leave the reduction out: a world of one."""
     watch: dict[str, Any] = field(default_factory=dict)
     """How a near or lossy hook is watched, as `worker.watch.WatchPlan` has it; empty: not at all."""
 

@@ -75,8 +75,7 @@ class _TuningJob:
 
     def forward_begins(self, ddp: DDP) -> None:
         """Count forward passes that reduce, as the script has it; then see whether this one's may wait."""
-        self._switch.put_off = False
-        self._clock.forward_begins(reduces=bool(ddp.require_backward_grad_sync))
+        self._clock.forward_begins(reduces=self._switch.as_written(ddp))
         self.deferral.forward_begins(ddp)
         self.accumulation.forward_begins(ddp)
 
@@ -116,7 +115,7 @@ class _TuningJob:
             tuple(self._forwards[1:]),
             self.deferral.steps_by_closure,
             self.accumulation.clears,
-            self.accumulation.in_parts,
+            self.accumulation.one_optimizer,
         )
         facts = gather_facts(wrapped, ranks, processors, watched, self._order)
         director = _LauncherDirector(self._link, facts)

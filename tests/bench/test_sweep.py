@@ -7,7 +7,7 @@ import random
 import pytest
 
 from autoddp.bench import Point, measure_size, sizes, sweep
-from autoddp.bench.sweep import BATCH, BLOCK, MOST_BLOCKS, MOST_ITERATIONS
+from autoddp.bench.sweep import BATCH, BLOCK, MOST_BLOCKS, MOST_ITERATIONS, SMALL
 
 
 class Link:
@@ -81,3 +81,20 @@ def test_noise_asks_for_more_blocks_but_not_without_end() -> None:
     hurried = Link(10e-3, 1e12, noise=0.5)
     measure_size(hurried.measure, 1024, 0.0, hurried.now)
     assert hurried.calls == [(1024, 1, 1), (1024, 1, BATCH)]
+
+
+def test_a_machine_that_is_slow_for_a_while_hides_no_small_size() -> None:
+    """For three seconds out of six, every message takes three times as long."""
+
+    class Moody(Link):
+        def measure(self, size: int, iterations: int, blocks: int) -> list[float]:
+            slow = 3.0 if int(self.time / 3) % 2 else 1.0
+            found = [slow * seconds for seconds in super().measure(size, iterations, blocks)]
+            self.time += sum(found) * iterations * (slow - 1) / slow
+            return found
+
+    link = Moody(400e-6, 125e6, noise=0.02)
+    points, _ = sweep(link.measure, sizes(2**20), 60.0, now=link.now)
+    for point in points:
+        if point.bytes <= SMALL:
+            assert point.seconds == pytest.approx(400e-6 + point.bytes / 125e6, rel=0.05)

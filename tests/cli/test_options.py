@@ -177,6 +177,8 @@ BAD = [
     ("--seed -1 t.py", "--seed '-1': must be a whole number of 0 or more, e.g. --seed 0"),
     ("--near-limit 0 t.py", "--near-limit '0': must be a share above 0, e.g. --near-limit 0.02"),
     ("--lossy-limit much t.py", "--lossy-limit 'much': must be a share above 0, e.g. --lossy-limit 0.95"),
+    ("--accumulate-up-to 0 t.py", "--accumulate-up-to '0': must be a whole number of 1 or more, e.g. --accumulate"),
+    ("--allow batch t.py", "--allow: invalid choice: 'batch' (choose from "),
     ("--budget 5x t.py", "--budget '5x': must be a duration, e.g. --budget 5m"),
     ("--allow all t.py", "--allow: invalid choice: 'all' (choose from "),
     ("--max-restarts x t.py", "--max-restarts/--max_restarts: invalid int value: 'x'"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from launchers import SCRIPTS, SIDES, side_by_side
 
-BINDINGS = ("from_import", "torch_nn", "nn_parallel", "own_module", "local_import")
+BINDINGS = ("from_import", "torch_nn", "nn_parallel", "own_module", "local_import", "all")
 # command: its folder
 COMMANDS = {
     "plain.py": "plain",
@@ -24,6 +24,8 @@ COMMANDS = {
     "no_ddp.py": "no_ddp",
     "planted_failure.py --kind raise": "planted_failure-kind-raise",
     "micro_steps.py": "micro_steps",
+    "large_batch.py": "large_batch",
+    "no_optimizer.py": "no_optimizer",
     "odd_gradients.py noise": "odd_gradients-noise",
 }
 NOT_TRAINING = {"common.py", "several.py", "reporter.py", "recorded_failure.py", "exits_at_once.py"}

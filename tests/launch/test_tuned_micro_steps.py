@@ -13,12 +13,17 @@ from autoddp.knobs import Configuration
 from autoddp.recipe import load, save
 
 MICRO = str(SCRIPTS / "micro_steps.py")
+SEVERAL = str(SCRIPTS / "several.py")
 TWO = ["--nproc-per-node", "2"]
+COMMANDS = {  # and their folders
+    "micro_steps.py": "micro_steps",
+    "micro_steps.py --clip": "micro_steps-clip",
+    "micro_steps.py --batches 100": "micro_steps-batches-100",
+}
 
 
-def parameters(launch):
-    assert launch.returncode == 0, launch.stderr[-2000:]
-    return [torch.load(launch.folder / f"rank{rank}.pt") for rank in range(2)]
+def parameters(folder):
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 
 
 def equal(one, other, buffers=True):
@@ -41,15 +46,27 @@ def recipe(tmp_path_factory):
     return str(folder / "recipe.toml")
 
 
-@pytest.mark.parametrize("words", [[], ["--clip"], ["--batches", "100"]])
-def test_the_same_parameters_as_no_sync_by_hand(tmp_path, recipe, words):
-    """102 batches make a last step of two in each epoch, earlier than learned; clipping reads the gradients first."""
+@pytest.fixture(scope="module")
+def trained(recipe, tmp_path_factory):
+    """All ways to train, in one launch a side."""
+    folder = tmp_path_factory.mktemp("trained")
     launches = [
-        start(TORCHRUN, tmp_path / "hand", [*TWO, MICRO, "--by-hand", *words]),
-        start(AUTODDP, tmp_path / "recipe", [*TWO, "--recipe", recipe, MICRO, *words]),
-        start(TORCHRUN, tmp_path / "every", [*TWO, MICRO, *words]),
+        start(TORCHRUN, folder / "torchrun", [*TWO, SEVERAL, *COMMANDS, *(f"{words} --by-hand" for words in COMMANDS)]),
+        start(AUTODDP, folder / "recipe", [*TWO, "--recipe", recipe, SEVERAL, *COMMANDS]),
     ]
-    hand, deferred, every = (parameters(launch.wait()) for launch in launches)
+    for launch in launches:
+        assert launch.wait().returncode == 0, launch.stderr[-2000:]
+    return [launch.folder for launch in launches]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_same_parameters_as_no_sync_by_hand(trained, command):
+    """102 batches make a last step of two in each epoch, earlier than learned; clipping reads the gradients first."""
+    torchrun, recipe = trained
+    name = COMMANDS[command]
+    hand, deferred, every = (
+        parameters(folder) for folder in (torchrun / f"{name}-by-hand", recipe / name, torchrun / name)
+    )
     assert equal(hand, deferred, buffers=False)
     assert equal(deferred[:1], deferred[1:], buffers=False)
     for name, value in every[0].items():  # other additions, the same mathematics; buffers as where each reduces

@@ -31,10 +31,16 @@ def summary_of(launch):
     return json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text())
 
 
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory):
+    """Tuned with the number of threads left open."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        return tuned(tmp_path_factory.mktemp("tuned"), "--trials", "4", "--tune-only", PLAIN)
+
+
 @pytest.mark.skipif(CPUS < 2, reason="needs two cores")
-def test_threads_are_tried_first(tmp_path, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    launch = tuned(tmp_path, "--trials", "4", "--tune-only", PLAIN)
+def test_threads_are_tried_first(launch):
     study = summary_of(launch)
     assert study["job"]["thread_counts"][0] == 1
     assert study["trials"][0]["configuration"] == {"threads": 1}
@@ -52,9 +58,9 @@ def test_a_number_that_the_user_set_is_pinned(tmp_path):
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, "3"), ("2", "2")])
-def test_the_launched_job_gets_it_unless_the_user_says_otherwise(tmp_path, monkeypatch, own, expected):
+def test_the_launched_job_gets_it_unless_the_user_says_otherwise(launch, tmp_path, monkeypatch, own, expected):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    found = tuned(tmp_path, "--trials", "4", "--tune-only", PLAIN).folder / "plain.autoddp.toml"
+    found = launch.folder / "plain.autoddp.toml"
     here = replace(load(found).fits, nodes=1, networks=())
     recipe = replace(load(found), fits=here, configuration=Configuration(), env={"OMP_NUM_THREADS": "3"})
     save(recipe, tmp_path / "recipe.toml")

@@ -1,4 +1,4 @@
-"""Five ways to bind DDP's name; `--how` takes one."""
+"""Five ways to bind DDP's name; `--how` takes one, or all for five models trained together."""
 
 import argparse
 
@@ -26,17 +26,17 @@ HOW = {
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--how", choices=HOW, default="from_import")
-    how = HOW[parser.parse_args().how]
+    parser.add_argument("--how", choices=(*HOW, "all"), default="from_import")
+    how = parser.parse_args().how
     rank = start()
-    model = how(network())
-    assert isinstance(model, DDP)
-    sgd = optimizer(model)
+    models = [bind(network()) for name, bind in HOW.items() if how in (name, "all")]
+    assert all(isinstance(model, DDP) for model in models)
+    sgd = optimizer(*models)
     for inputs, targets in batches(120, rank):
         sgd.zero_grad()
-        loss(model(inputs), targets).backward()
+        sum(loss(model(inputs), targets) for model in models).backward()
         sgd.step()
-    finish(model)
+    finish(*models)
 
 
 if __name__ == "__main__":

@@ -113,7 +113,11 @@ class SimulatedJob:
         return (FORWARD + BACKWARD) * self._computing(configuration.get("threads"))
 
     def cost(self, configuration: Configuration) -> float:
-        """Seconds per step without noise."""
+        """Seconds per step of the script, without noise."""
+        kept = configuration.steps_per_update - 1
+        return (self._reducing(configuration) + kept * self._alone(configuration)) / (1 + kept)
+
+    def _reducing(self, configuration: Configuration) -> float:
         link = self._link * self._links(str(configuration.get("interfaces", "")))
         free, slower = 0.0, self._computing(configuration.get("threads"))
         for ready, mib in _buckets(configuration):

@@ -437,3 +437,34 @@ def test_the_limits_are_the_users() -> None:
     job = job_on("slow", error=lambda c: error_of(0.1))
     outcome = run(job, trials=20, limits={Rung.NEAR: 0.2, Rung.LOSSY: 0.05})
     assert {trial.configuration.rung for trial in outcome.trials if trial.state == "refused"} == {Rung.LOSSY}
+
+
+def test_several_steps_become_one_on_top_of_what_is_allowed() -> None:
+    knobs = (*facts().knobs, "accumulate_steps")
+    outcome = run(job_on("slow"), knobs, trials=20, accumulate_up_to=4)
+    steps = [record.configuration.steps_per_update for record in outcome.trials]
+    assert len(steps) <= 20
+    assert [count for count in steps if count > 1] == [4, 2]  # last, the most first
+    launched = outcome.decision.configuration
+    assert (launched.rung, launched.gradient_rung, launched.steps_per_update) == (Rung.BATCH, Rung.NEAR, 4)
+    assert [standing.rung for standing in outcome.ladder] == list(Rung)
+    assert "(near, up to 4 steps in one)" in outcome.decision.why
+    assert "the batch is 4 times as large" in outcome.decision.why
+
+
+@pytest.mark.parametrize(("offered", "up_to"), [(True, 1), (False, 4)])
+def test_a_larger_batch_is_only_tried_where_asked_for_and_possible(offered: bool, up_to: int) -> None:
+    knobs = (*facts().knobs, *(["accumulate_steps"] * offered))
+    outcome = run(job_on("slow"), knobs, trials=12, accumulate_up_to=up_to)
+    assert len(outcome.trials) == 12
+    assert all(record.configuration.steps_per_update == 1 for record in outcome.trials)
+
+
+def test_steps_in_one_are_timed_together() -> None:
+    knobs = (*facts().knobs, "accumulate_steps")
+    job = job_on("slow")
+    run(job, knobs, trials=8, accumulate_up_to=8)
+    of_eight = [order for order in job.asked if order.configuration.get("accumulate_steps") == 8]
+    assert of_eight
+    assert all(order.at_once == 8 for order in of_eight)
+    assert all(order.at_once == 1 for order in job.asked if "accumulate_steps" not in order.configuration)

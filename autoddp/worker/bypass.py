@@ -1,0 +1,98 @@
+"""A world of one: DDP's reduction and its copies are left out, since the mean over one rank is the gradient itself.
+
+What that gives is measured on the job's own steps, with the reduction and without it in turn, and said once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.timing import median, speedup
+from autoddp.worker.clock import StepClock
+from autoddp.worker.ddp import Patch, ReductionSwitch, Wrapped
+from autoddp.worker.stopwatch import Stopwatch, stopwatch_for
+
+_WARMUP = 10  # steps of the job before anything is timed
+_SETTLE = 3  # steps after each turn: DDP rebuilds its buckets at the second
+_BLOCK = 5
+_ROUNDS = 6  # each has a block with the reduction and one without
+
+
+def start_bypassing() -> None:
+    """Patch DDP so that it reduces nothing."""
+    patch, switch = Patch(), ReductionSwitch()
+    bypass = _Bypass(patch, switch)
+    patch.built = bypass.ddp_built
+    patch.script_registered = bypass.script_registered
+    patch.forward_begins = bypass.forward_begins
+    patch.install()
+    switch.install()
+
+
+class _Bypass:
+    def __init__(self, patch: Patch, switch: ReductionSwitch) -> None:
+        self._patch, self._switch = patch, switch
+        self._clock = StepClock(self._parameter_ids, self._on_step)
+        self._stopwatch: Stopwatch | None = None
+        self._steps_left = _WARMUP
+        self._with: list[float] = []
+        self._without: list[float] = []
+        self._switch.on = False
+
+    def ddp_built(self, wrapped: Wrapped) -> None:
+        """Another model: it may need its reduction for more than a mean."""
+        if wrapped.why_untouchable() or wrapped.arguments.get("static_graph"):
+            self._leave_as_written()
+
+    def script_registered(self, _wrapped: Wrapped) -> None:
+        """A communication hook of the script's own may do anything."""
+        self._leave_as_written()
+
+    def forward_begins(self, ddp: DDP) -> None:
+        """A forward pass is about to run."""
+        self._clock.forward_begins(self._switch.as_written(ddp))
+
+    def _leave_as_written(self) -> None:
+        self._clock.stop()
+        self._switch.on = True
+
+    def _parameter_ids(self) -> set[int]:
+        return {id(p) for wrapped in self._patch.alive() for p in wrapped.parameters}
+
+    def _on_step(self) -> None:
+        if self._stopwatch is not None:
+            self._stopwatch.lap()
+        self._steps_left -= 1
+        if self._steps_left == 0:
+            if self._stopwatch is None:
+                self._time()
+            else:
+                self._turn(self._stopwatch.stop())
+
+    def _turn(self, seconds: list[float]) -> None:
+        """A block is over; the next one is of the other kind."""
+        (self._with if self._switch.on else self._without).append(median(seconds))
+        self._stopwatch = None
+        if len(self._without) == len(self._with) == _ROUNDS:
+            self._switch.on = False
+            self._clock.stop()
+            self._report()
+            return
+        self._switch.on = not self._switch.on
+        self._steps_left = _SETTLE
+
+    def _time(self) -> None:
+        device = next(p.device for wrapped in self._patch.alive() for p in wrapped.parameters)
+        self._stopwatch = stopwatch_for(device.type)
+        self._stopwatch.start()
+        self._steps_left = _BLOCK
+
+    def _report(self) -> None:
+        gain = speedup(self._with, self._without)
+        times = f"{median(self._with) * 1e3:.3g} → {median(self._without) * 1e3:.3g} ms"
+        what = f"a step is {gain} as fast, {times}" if gain.sure else f"{times} a step, no sure difference"
+        if os.environ.get("RANK", "0") == "0":
+            print(f"autoddp: without DDP's reduction, of one rank, {what}", file=sys.stderr, flush=True)

@@ -1,0 +1,64 @@
+"""One rank: launched without tuning and without DDP's reduction, which changes nothing but the time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from launchers import AUTODDP, SCRIPTS, TORCHRUN, start
+
+PLAIN = str(SCRIPTS / "plain.py")
+LONGER = {"TIMES_LONGER": "4"}
+REPORT = "without DDP's reduction, of one rank, "
+REDUCES = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import noop_hook
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(nn.Linear(4, 4), **ARGUMENTS)
+if HOOK:
+    model.register_comm_hook(None, noop_hook)
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(120):
+    sgd.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    sgd.step()
+print("reduces", model.require_backward_grad_sync)
+dist.destroy_process_group()
+"""
+
+
+def test_the_same_parameters_and_what_it_gave(tmp_path):
+    launches = [
+        start(AUTODDP, tmp_path / "bypass", [PLAIN], LONGER),
+        start(AUTODDP, tmp_path / "trials0", ["--trials", "0", PLAIN], LONGER),
+        start(TORCHRUN, tmp_path / "torchrun", [PLAIN], LONGER),
+    ]
+    assert [launch.wait().returncode for launch in launches] == [0, 0, 0], launches[0].stderr[-2000:]
+    assert [launch.stderr.count(REPORT) for launch in launches] == [1, 0, 0]
+    assert " ms" in launches[0].stderr.partition(REPORT)[2].splitlines()[0]
+    states = [torch.load(launch.folder / "rank0.pt") for launch in launches]
+    for name, value in states[2].items():
+        assert torch.equal(value, states[0][name])
+        assert torch.equal(value, states[1][name])
+
+
+@pytest.mark.parametrize(
+    ("hook", "arguments", "own", "reduces"),
+    [
+        (False, {}, (), False),
+        (False, {"gradient_as_bucket_view": True, "find_unused_parameters": True}, (), False),
+        (False, {}, ("--trials", "0"), True),
+        (True, {}, (), True),
+        (False, {"static_graph": True}, (), True),
+    ],
+)
+def test_what_needs_its_reduction_keeps_it(tmp_path, hook, arguments, own, reduces):
+    script = tmp_path / "reduces.py"
+    script.write_text(REDUCES.replace("HOOK", str(hook)).replace("ARGUMENTS", repr(arguments)))
+    launch = start(AUTODDP, tmp_path / "out", [*own, str(script)]).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert launch.stdout.split()[-2:] == ["reduces", str(reduces)]
+    assert (REPORT in launch.stderr) is not reduces
