@@ -11,7 +11,7 @@ TORCHVISION ?= torchvision==0.28.0
 # VENV_FLAGS=--system-site-packages keeps the torch (and torchvision) that PYTHON already has.
 VENV_FLAGS ?=
 # Most tests start jobs of 2 to 4 processes: more than two at once would only wait for one another.
-PYTEST_ARGS ?= -n 2 --dist loadfile
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check

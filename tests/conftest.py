@@ -14,3 +14,8 @@ def lab() -> Iterator[Callable[..., Lab]]:
         pytest.skip(f"no lab: {reason}")
     with contextlib.ExitStack() as open_labs:
         yield lambda **options: open_labs.enter_context(Lab(**options))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start whole jobs go first: one that began last would run on when nothing is left to run beside it."""
+    items.sort(key=lambda item: "launch" not in item.path.parts)
