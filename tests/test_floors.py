@@ -52,8 +52,6 @@ PRIVATE_TO_OTHERS = {
     ("launch/elastic.py", "_parse_rendezvous_config"),
     # Whether elastic knows that this node hosts the endpoint: only its own answer tells.
     ("launch/elastic.py", "_matches_machine_hostname"),
-    # The class of a compiled module has no public name.
-    ("worker/facts.py", "_dynamo"),
     # argparse has no public list of a parser's options.
     ("launch/options.py", "_actions"),
     ("launch/options.py", "_add_action"),

@@ -116,7 +116,9 @@ def _not_set_here(variables: dict[str, str]) -> dict[str, str]:
 
 def _show(request: Request, plan: Plan) -> None:
     if plan.tune:
-        print(f"would tune: {plan.trials} trials, up to rung {plan.allow.value}, then write {request.recipe_path}")
+        steps = f", up to {plan.accumulate_up_to} steps in one" if plan.accumulate_up_to > 1 else ""
+        allowed = f"up to rung {plan.allow.value}{steps}"
+        print(f"would tune: {plan.trials} trials, {allowed}, then write {request.recipe_path}")
     variables = " ".join(f"{name}={value!r}" for name, value in plan.variables.items())
     words = [request.script, *request.torchrun.training_script_args]
     print(f"would launch: {variables + ' ' if variables else ''}{' '.join(words)}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import inspect
 import warnings
@@ -53,6 +54,16 @@ class Wrapped:
         """What DDP reduces, in its order."""
         ddp = self.ddp
         return [p for p in ddp._module_parameters if p.requires_grad] if ddp is not None else []
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether torch.compile was given the module, a part of it, or this object: it splits its graph by buckets."""
+        ddp = self.ddp
+        if ddp is None:
+            return False
+        inside = (isinstance(m, torch._dynamo.OptimizedModule) or m._compiled_call_impl for m in ddp.modules())
+        around = (isinstance(h, dict) and h.get("_orig_mod") is ddp for h in gc.get_referrers(ddp))
+        return any(inside) or any(around)
 
     def why_untouchable(self) -> str:
         """Why this object must stay as it was written, or nothing."""

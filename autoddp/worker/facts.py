@@ -187,7 +187,7 @@ def why_left_out(wrapped: Sequence[Wrapped], is_static: bool) -> dict[str, str]:
         left_out |= dict.fromkeys(_HOOK_KNOBS, "the script registers a hook of its own")
     elif any(_is_sparse(_module(w)) for w in wrapped):
         left_out |= dict.fromkeys(_HOOK_KNOBS, "the model has sparse gradients")
-    if any(isinstance(m, torch._dynamo.OptimizedModule) for w in wrapped for m in _module(w).modules()):
+    if any(w.is_compiled for w in wrapped):
         left_out |= dict.fromkeys(_BUCKET_KNOBS, "the module is compiled, and a new cap would compile it again")
     if any(w.arguments.get("static_graph") for w in wrapped):
         left_out["static_graph"] = "the script sets it already"

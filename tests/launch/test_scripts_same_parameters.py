@@ -25,6 +25,8 @@ COMMANDS = {
     "planted_failure.py --kind raise": "planted_failure-kind-raise",
     "micro_steps.py": "micro_steps",
     "large_batch.py": "large_batch",
+    "compiled.py --where inside": "compiled-where-inside",
+    "compiled.py --where around": "compiled-where-around",
     "no_optimizer.py": "no_optimizer",
     "odd_gradients.py noise": "odd_gradients-noise",
 }

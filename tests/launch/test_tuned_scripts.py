@@ -25,6 +25,7 @@ TUNED = [
     "closure.py",
     "gan.py",
     "no_optimizer.py",
+    "compiled.py --where around",
 ]
 LONG = {"TIMES_LONGER": "12"}
 
@@ -68,6 +69,8 @@ def test_tuned_and_launched(script, plain, tmp_path):
     # no trial where next to nothing can be won (no_sync reduces once in four backward passes)
     assert len(study["trials"]) == (2 if study["headroom"]["share"] >= 0.03 else 0)
     assert all(trial["state"] != "failed" for trial in study["trials"])
+    compiled = "the module is compiled, and a new cap would compile it again"
+    assert (study["job"]["left_out"].get("bucket_cap_mb") == compiled) is script.startswith("compiled.py")
     assert same_parameters(tuned.folder, plain[script])
 
 

@@ -27,6 +27,7 @@ for _ in range(120):
     model(torch.ones(2, 4)).sum().backward()
     sgd.step()
 print("reduces", model.require_backward_grad_sync)
+del model
 dist.destroy_process_group()
 """
 
