@@ -24,7 +24,7 @@ import common
 from layouts import bucket_part
 
 import autoddp.launch.tune
-from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung
 from autoddp.launch.options import parse
 from autoddp.launch.run_folder import RunFolder
 from autoddp.study import Measure, Silent, TrialFailed
@@ -49,7 +49,7 @@ class Grid:
     def run(self) -> dict[str, Any]:
         """Rung → what was found."""
         pilot = self._seconds(AS_WRITTEN, Pace(1.0))
-        return {space.rung.value: self._rung(space, Pace(pilot)) for space in map(self._space, Rung) if not space.empty}
+        return {space.rung.value: self._rung(space, Pace(pilot)) for space in map(self._space, GRADIENT_RUNGS) if not space.empty}
 
     def _space(self, rung: Rung) -> Space:
         return Space(rung, self._facts)
