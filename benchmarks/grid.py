@@ -49,7 +49,11 @@ class Grid:
     def run(self) -> dict[str, Any]:
         """Rung → what was found."""
         pilot = self._seconds(AS_WRITTEN, Pace(1.0))
-        return {space.rung.value: self._rung(space, Pace(pilot)) for space in map(self._space, GRADIENT_RUNGS) if not space.empty}
+        return {
+            space.rung.value: self._rung(space, Pace(pilot))
+            for space in map(self._space, GRADIENT_RUNGS)
+            if not space.empty
+        }
 
     def _space(self, rung: Rung) -> Space:
         return Space(rung, self._facts)
