@@ -13,12 +13,12 @@ from autoddp.timing import speedup
 
 
 def ladder_of(finalists: Sequence[Standing]) -> tuple[Standing, ...]:
-    """The fastest finalist of each rung, exact first."""
+    """The fastest finalist of each rung by its paired rounds, exact first."""
     best: list[Standing] = []
     for rung in Rung:
         of_rung = [standing for standing in finalists if standing.rung is rung]
         if of_rung:
-            best.append(min(of_rung, key=lambda standing: standing.seconds))
+            best.append(max(of_rung, key=lambda standing: standing.speedup.ratio))
     return tuple(best)
 
 

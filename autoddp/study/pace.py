@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from autoddp.knobs import Configuration, Rung
 
 _BLOCK_SECONDS = 0.05
-_GAINER_SECONDS = 0.25
+_GAINER_SECONDS = 0.4
+_SETTLING = 0.35  # seconds after a turn in which steps far below the baseline's still get faster: caches, TCP windows
 _MOST = 20
 _SLOW = 0.3  # seconds per step from which every single step is counted
 
@@ -24,13 +25,19 @@ class Pace:
         """Whether a step takes so long that the link, not noise, decides its time."""
         return self.step >= _SLOW
 
-    def warmup_of(self, configuration: Configuration) -> int:
+    def warmup_of(self, configuration: Configuration, seconds: float | None = None) -> int:
         """Steps to let pass after a turn, never fewer than it takes DDP to rebuild its buckets in gradient-ready order.
 
-        That is one; with static_graph two, the first of which reduces only at the end of backward.
+        That is one; with static_graph two, the first of which reduces only at the end of backward. `seconds` per step,
+        where they are known, tell whether more cost nothing.
         """
         least = 2 if configuration.get("static_graph") else 1
-        return least if self.slow else max(least, 2 if self.step >= 0.05 else 3)
+        least = least if self.slow else max(least, 2 if self.step >= 0.05 else 3)
+        return max(least, self.settling(seconds)) if seconds else least
+
+    def settling(self, seconds: float) -> int:
+        """Steps until a step that long takes what it will take; none where waiting for it is dear."""
+        return min(_MOST, math.ceil(_SETTLING / seconds)) if self.cheap(seconds) else 0
 
     @property
     def final_rounds(self) -> int:
@@ -64,3 +71,7 @@ class Pace:
         Such steps are mostly computing, whose noise the baseline's hardly feel.
         """
         return seconds < self.step / 2
+
+    def cheap(self, seconds: float) -> bool:
+        """Whether even many steps that long cost next to nothing beside the baseline's."""
+        return seconds < self.step / 4

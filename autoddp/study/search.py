@@ -139,7 +139,7 @@ class Study:
             for configuration in self._random.sample(list(blocks), len(blocks)):
                 try:
                     steps = self._pace.block(expected[configuration], configuration.steps_per_update)
-                    warmup = self._pace.warmup_of(configuration)
+                    warmup = self._pace.warmup_of(configuration, expected[configuration])
                     blocks[configuration].append(self._ledger.block(configuration, warmup, steps))
                 except TrialFailed:
                     del blocks[configuration]  # it ran in its trial and fails now: not to be launched
@@ -155,7 +155,7 @@ class Study:
         if not ranked or not self._plan.allows(ranked[0]):
             return ranked[:1]
         # Where a step costs little beside the baseline's, none that a trial could not tell from the best is left out.
-        tied = [c for c in ranked if seconds[c] <= seconds[ranked[0]] * _TIED and self._pace.gains(seconds[c])]
+        tied = [c for c in ranked if seconds[c] <= seconds[ranked[0]] * _TIED and self._pace.cheap(seconds[c])]
         return ranked[: max(_FINALISTS, min(len(tied), _MOST_FINALISTS))]
 
     def _decide(self, headroom: float, ladder: tuple[Standing, ...]) -> Decision:

@@ -152,7 +152,8 @@ class Trials:
                 return self._add(configuration, "cut short", [first], why, error)
             if Pace(first.median).slow:
                 return self._add(configuration, "measured", [first], "", error)
-            second = self._ledger.block(configuration, 0, pace.block(first.median, at_once), turn=False)
+            settling = pace.settling(first.median)
+            second = self._ledger.block(configuration, settling, pace.block(first.median, at_once), turn=False)
         except TrialFailed as failure:
             return self._add(configuration, "failed", [], str(failure))
         return self._add(configuration, "measured", [first, second], "", error)

@@ -34,6 +34,7 @@ class StepClock:
         self._stray_steps = 0
         self.forwards = 0
         self._by_forwards = False
+        self._stopped = False
         self._handle = register_optimizer_step_post_hook(self._stepped)
 
     @property
@@ -43,11 +44,12 @@ class StepClock:
 
     def stop(self) -> None:
         """Call back no more."""
+        self._stopped = True
         self._handle.remove()
 
     def forward_begins(self, reduces: bool) -> None:
         """A forward pass of a DDP model is about to run."""
-        if not (reduces and torch.is_grad_enabled()):
+        if self._stopped or not (reduces and torch.is_grad_enabled()):
             return
         if self._by_forwards:
             self._on_step()

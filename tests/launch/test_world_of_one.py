@@ -14,13 +14,13 @@ REDUCES = """
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import noop_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 dist.init_process_group("gloo")
 model = DDP(nn.Linear(4, 4), **ARGUMENTS)
 if HOOK:
-    model.register_comm_hook(None, noop_hook)
+    model.register_comm_hook(None, allreduce_hook)
 sgd = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(120):
     sgd.zero_grad()
