@@ -105,8 +105,12 @@ BAD = [
         'rung = "exact"',
         'ladder[1].rung = "exact": its configuration stands on another rung; write rung = "near"',
     ),
-    ('rung = "near"', 'rung = "close"', 'ladder[1].rung = "close": must be one of "exact", "near", "lossy"'),
-    ('rung = "near"', "rung = []", 'ladder[1].rung = []: must be one of "exact", "near", "lossy"'),
+    (
+        'rung = "near"',
+        'rung = "close"',
+        'ladder[1].rung = "close": must be one of "exact", "near", "lossy", "batch"',
+    ),
+    ('rung = "near"', "rung = []", 'ladder[1].rung = []: must be one of "exact", "near", "lossy", "batch"'),
     (
         'rung = "exact"\nconfiguration = {bucket_cap_mb = 50}',
         'rung = "near"\nconfiguration = {hook = "fp16"}',
