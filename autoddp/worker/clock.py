@@ -35,7 +35,7 @@ class StepClock:
         self.forwards = 0
         self._by_forwards = False
         self._stopped = False
-        self._handle = register_optimizer_step_post_hook(self._stepped)
+        register_optimizer_step_post_hook(self._stepped)
 
     @property
     def steps_without_ddp(self) -> int:
@@ -44,8 +44,7 @@ class StepClock:
 
     def stop(self) -> None:
         """Call back no more."""
-        self._stopped = True
-        self._handle.remove()
+        self._stopped = True  # torch forbids to remove a hook while hooks run, and this is called from one
 
     def forward_begins(self, reduces: bool) -> None:
         """A forward pass of a DDP model is about to run."""
@@ -58,7 +57,7 @@ class StepClock:
         self.forwards += 1
 
     def _stepped(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._by_forwards:
+        if self._stopped or self._by_forwards:
             return
         ours = self._parameters()
         held = frozenset(id(p) for group in optimizer.param_groups for p in group["params"]) & ours

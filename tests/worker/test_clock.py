@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.worker.clock import StepClock
 
@@ -133,3 +134,13 @@ def test_a_stopped_clock_stands(script: Script) -> None:
         one.step()
     script.clock.stop()
     assert script.during(one.step) == 0
+
+
+def test_stopped_from_within_a_step_with_other_hooks_behind_it(script: Script) -> None:
+    one, behind = optimizer(script.ours, script.second), []
+    handle = register_optimizer_step_post_hook(lambda *_: behind.append(1))
+    script.clock._on_step = lambda: (setattr(script, "boundaries", script.boundaries + 1), script.clock.stop())
+    for _ in range(6):
+        one.step()
+    handle.remove()
+    assert (script.boundaries, len(behind)) == (1, 6)
