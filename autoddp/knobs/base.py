@@ -60,8 +60,8 @@ class Knob:
     """The rung of a value: a knob's values may stand on several (`hook`)."""
     ddp_argument: bool
     """Whether it is an argument of DistributedDataParallel: then it exists where the installed torch has it."""
-    needs: tuple[str, ...] = ()
-    """`hook=powersgd`: the knob means something only beside that value."""
+    needs: tuple[str, Value] | None = None
+    """`("hook", "powersgd")`: the knob means something only beside that value."""
     variable: str = ""
     """The environment variable that sets it at a process's start: the launched job gets it that way."""
     start: bool = False

@@ -11,8 +11,9 @@ from autoddp.knobs.base import Knob, Rung, Value
 from autoddp.knobs.binding import NUMA_BINDING
 from autoddp.knobs.buckets import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.knobs.copies import BATCHED_GRAD_COPY, GRADIENT_AS_BUCKET_VIEW
+from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
 from autoddp.knobs.graph import STATIC_GRAPH
-from autoddp.knobs.hook import HOOK, POWERSGD_RANK, POWERSGD_START_STEP
+from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_FACTORS, POWERSGD_RANK, POWERSGD_START_STEP
 from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 from autoddp.knobs.start import START_KNOBS
 from autoddp.knobs.threads import THREADS
@@ -23,10 +24,13 @@ KNOBS: tuple[Knob, ...] = (
     GRADIENT_AS_BUCKET_VIEW,
     BATCHED_GRAD_COPY,
     STATIC_GRAPH,
+    CUDA_GRAPHS,
     DEFER_REDUCTIONS,
     ACCUMULATE_STEPS,
     HOOK,
     POWERSGD_RANK,
+    POWERSGD_BATCHED,
+    POWERSGD_FACTORS,
     POWERSGD_START_STEP,
     THREADS,
     NUMA_BINDING,
@@ -35,7 +39,7 @@ KNOBS: tuple[Knob, ...] = (
 """Every knob, in the order a reader meets them. To add one: declare it in a file of this folder and list it here."""
 
 BY_NAME = {knob.name: knob for knob in KNOBS}
-_HOOK = (HOOK.name, POWERSGD_RANK.name)
+_HOOK = (HOOK.name, POWERSGD_RANK.name, POWERSGD_BATCHED.name, POWERSGD_FACTORS.name)
 _STEPS = ACCUMULATE_STEPS.name
 
 
@@ -144,7 +148,7 @@ def _check(name: str, value: Any, beside: Mapping[str, Any]) -> None:
     if rule:
         raise ValueError(f"{name} = {json.dumps(value, default=str)}: {rule}")
     if knob.needs and beside.get(knob.needs[0]) != knob.needs[1]:
-        raise ValueError(f'{name}: needs {knob.needs[0]} = "{knob.needs[1]}" beside it')
+        raise ValueError(f"{name}: needs {knob.needs[0]} = {json.dumps(knob.needs[1])} beside it")
     if name == "bucket_cap_mb_list" and "bucket_cap_mb" in beside:
         raise ValueError("bucket_cap_mb_list: excludes bucket_cap_mb, keep one of them")
     if name == "hook" and value == "powersgd" and "powersgd_rank" not in beside:

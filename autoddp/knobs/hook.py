@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoddp.knobs.base import Knob, Rung, one_of, whole_number_between
+from autoddp.knobs.base import Knob, Rung, boolean, one_of, whole_number_between
 
 POWERSGD_RANKS = (1, 2, 4, 8)
 
@@ -29,6 +29,24 @@ POWERSGD_RANK = Knob(
     name="powersgd_rank",
     says="rank of the factors: higher is closer to the exact gradient and slower",
     check=whole_number_between(1, 64),
+    rung_of=_lossy,
+    ddp_argument=False,
+    needs=("hook", "powersgd"),
+)
+
+POWERSGD_BATCHED = Knob(
+    name="powersgd_batched",
+    says="each bucket is compressed as one matrix: fewer products and bytes, further from the exact gradient",
+    check=boolean,
+    rung_of=_lossy,
+    ddp_argument=False,
+    needs=("hook", "powersgd"),
+)
+
+POWERSGD_FACTORS = Knob(
+    name="powersgd_factors",
+    says='type in which the factors travel: "bf16" halves their bytes',
+    check=one_of("bf16"),  # AMP's scaled gradients would overflow float16
     rung_of=_lossy,
     ddp_argument=False,
     needs=("hook", "powersgd"),

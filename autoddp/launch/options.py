@@ -40,6 +40,7 @@ class Request:
     """None: not given; tuning then allows near, a saved recipe is launched as it is."""
     accumulate_up_to: int | None = None
     """Steps of the script that may become one. None: not given, as with `allow`."""
+    cuda_graphs: bool = False
     budget: float = 300.0
     near_limit: float = LIMITS[Rung.NEAR]
     lossy_limit: float = LIMITS[Rung.LOSSY]
@@ -76,6 +77,7 @@ def own_parser() -> argparse.ArgumentParser:
     add("--allow", choices=[r.value for r in GRADIENT_RUNGS], help="how far training may be changed (near)")
     steps = _whole("--accumulate-up-to", 1)
     add("--accumulate-up-to", type=steps, metavar="N", help="steps of the script that may become one (1)")
+    add("--cuda-graphs", action="store_true", help="try CUDA graphs too (new: not yet seen on many devices)")
     add("--budget", type=_checked("--budget", seconds), default=300.0, metavar="TIME", help="limit of measuring (5m)")
     near, lossy = (LIMITS[rung] for rung in (Rung.NEAR, Rung.LOSSY))
     limit = _checked("--near-limit", _above_zero)

@@ -24,6 +24,7 @@ class Plan:
     trials: int = DEFAULT_TRIALS
     allow: Rung = Rung.NEAR
     accumulate_up_to: int = 1
+    cuda_graphs: bool = False
     chosen: tuple[Rung, int] | None = None
     """The rung and the steps in one that are asked for of a saved recipe; None: what the recipe launches."""
     bypass: bool = False
@@ -58,7 +59,8 @@ class Plan:
     def digest(self) -> str:
         """Equal on two nodes if they are about to do the same."""
         if self.recipe is None:
-            return f"tune {self.trials} {self.allow.value} {self.accumulate_up_to}" if self.tune else "torchrun"
+            asked = f"{self.trials} {self.allow.value} {self.accumulate_up_to} {self.cuda_graphs}"
+            return f"tune {asked}" if self.tune else "torchrun"
         return f"launch {self.configuration!r} {sorted(self.variables.items())}"
 
     @property
@@ -101,6 +103,7 @@ def choose(request: Request) -> Plan:
         trials=DEFAULT_TRIALS if request.trials is None else request.trials,
         allow=request.allow or Rung.NEAR,
         accumulate_up_to=request.accumulate_up_to or 1,
+        cuda_graphs=request.cuda_graphs,
     )
     if request.trials is None and request.recipe is not None:
         return _with_given_recipe(request, plan, known)

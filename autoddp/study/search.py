@@ -45,7 +45,7 @@ class Study:
         self._observer.baseline(baseline, headroom)
         self._pace = Pace(baseline.seconds)
         self._trials = Trials(self._ledger, self._facts, self._plan, self._observer, baseline)
-        held = self._trials.find_processors()
+        held = self._trials.find_computing()
         judged: list[Screened] = []
         settings: list[Mapping[str, Value]] = []
         if headroom >= WORTHWHILE:

@@ -7,12 +7,14 @@ from typing import Any, Protocol
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.knobs.buckets import caps, shrinking_plans
-from autoddp.knobs.hook import POWERSGD_RANKS
+from autoddp.knobs.hook import POWERSGD_BATCHED, POWERSGD_FACTORS, POWERSGD_RANK, POWERSGD_RANKS
 from autoddp.knobs.micro_steps import DEFER_REDUCTIONS
 from autoddp.units import MIB
 from autoddp.wire import JobFacts
 
 _FIRST_BUCKET_MIB = 1.0  # DDP's default puts that much into one bucket: cutting less only adds latency
+_MANY_SHAPES = 8  # matrices of one shape share a product anyway: only where shapes are many is there one to save
+_LARGE_MIB = 100.0  # below it the factors are so small that latency, not their bytes, is what they cost
 _SWITCHES = ("gradient_as_bucket_view", "batched_grad_copy", "static_graph")
 
 
@@ -45,7 +47,15 @@ class Space:
         if self.rung is Rung.NEAR:
             found["hook"] = ("fp16", "bf16")
         if self.rung is Rung.LOSSY:
-            found["powersgd_rank"] = POWERSGD_RANKS
+            found |= self._powersgd()
+        return found
+
+    def _powersgd(self) -> dict[str, tuple[Any, ...]]:
+        found: dict[str, tuple[Any, ...]] = {POWERSGD_RANK.name: POWERSGD_RANKS}
+        if POWERSGD_BATCHED.name in self.facts.knobs and self.facts.matrix_shapes >= _MANY_SHAPES:
+            found[POWERSGD_BATCHED.name] = (False, True)
+        if POWERSGD_FACTORS.name in self.facts.knobs and self.facts.gradient_bytes >= _LARGE_MIB * MIB:
+            found[POWERSGD_FACTORS.name] = ("as they are", "bf16")
         return found
 
     @property
@@ -80,7 +90,11 @@ class Space:
         if self.rung is Rung.NEAR:
             values["hook"] = chosen["hook"]
         if self.rung is Rung.LOSSY:
-            values |= {"hook": "powersgd", "powersgd_rank": chosen["powersgd_rank"]}
+            values |= {"hook": "powersgd", POWERSGD_RANK.name: chosen[POWERSGD_RANK.name]}
+            if chosen.get(POWERSGD_BATCHED.name):
+                values[POWERSGD_BATCHED.name] = True
+            if chosen.get(POWERSGD_FACTORS.name) == "bf16":
+                values[POWERSGD_FACTORS.name] = "bf16"
         return Configuration(values)
 
     def guesses(self) -> list[dict[str, Any]]:
@@ -103,6 +117,8 @@ class Space:
         else:
             rows = [{"powersgd_rank": 1, "buckets": whole, **view}, {"powersgd_rank": 1, "buckets": quarter, **view},
                     {"powersgd_rank": 2, "buckets": whole, **view}]  # fmt: skip
+            switched = {POWERSGD_BATCHED.name: True, POWERSGD_FACTORS.name: "bf16"}
+            rows += [{**rows[0], name: value} for name, value in switched.items() if name in self.choices]
         label = f"cap {self.likely_cap:g}" if self.likely_cap else ""
         if label in buckets:
             rows = [{**rows[0], "buckets": label}, *rows]

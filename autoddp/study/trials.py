@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from autoddp.bench import LinkModel
 from autoddp.knobs import GRADIENT_RUNGS, Configuration, GradientError, Rung, Value, why_refused
 from autoddp.knobs.binding import NUMA_BINDING
+from autoddp.knobs.copies import GRADIENT_AS_BUCKET_VIEW
+from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
 from autoddp.knobs.graph import STATIC_GRAPH
+from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_RANK
 from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, step_counts
 from autoddp.knobs.threads import THREADS
 from autoddp.study.ledger import Ledger
@@ -26,7 +29,7 @@ from autoddp.wire import JobFacts
 
 _HOPELESS = 1.15  # times the rung's best, after the first block: measured no further
 _HOPELESS_AT_FIRST = 1.5  # where the first block is short beside the second, and still warming up
-_SHARE_FOR_PROCESSORS = 4  # one trial of so many, at most, looks for the CPUs and threads of a rank
+_SHARE_FOR_COMPUTING = 4  # one trial of so many, at most, looks for what makes computing itself faster
 _SHARE_FOR_ACCUMULATION = 4  # likewise, how many steps to make one
 
 
@@ -45,8 +48,8 @@ class Trials:
         self.errors: dict[Configuration, GradientError] = {}
         """Hook and rank → how far its gradients are from the exact mean; buckets make no difference to that."""
 
-    def find_processors(self) -> Configuration:
-        """The CPUs and threads of a rank that all later trials have. First and alone: they weigh on every other knob.
+    def find_computing(self) -> Configuration:
+        """The CPUs, threads and CUDA graphs that all later trials have. First and alone: they weigh on all other knobs.
 
         They can win where the reduction costs nothing, so they are tried whatever the headroom.
         """
@@ -54,7 +57,10 @@ class Trials:
         best = self._baseline
         binding: list[dict[str, Value]] = [{NUMA_BINDING.name: "node"}] * (NUMA_BINDING.name in self._facts.knobs)
         counts: list[dict[str, Value]] = [{THREADS.name: count} for count in self._facts.thread_counts]
-        for values in [*binding, *counts][: self._plan.trials // _SHARE_FOR_PROCESSORS]:
+        graphs: list[dict[str, Value]] = [
+            {GRADIENT_AS_BUCKET_VIEW.name: True, CUDA_GRAPHS.name: mode} for mode in self._facts.cuda_graphs
+        ]
+        for values in [*binding, *counts, *graphs][: self._plan.trials // _SHARE_FOR_COMPUTING]:
             kept = {name: value for name, value in best.configuration.items() if name not in values}
             trial = self._measured(Configuration({**kept, **values}))
             gains = trial.seconds < min(best.seconds, self._baseline.seconds * (1 - WORTHWHILE))
@@ -130,7 +136,7 @@ class Trials:
         if record.state == "failed" and len(configuration) == 1:
             self._guilty |= set(configuration.items())  # it alone differs from what runs
         if record.state == "refused":
-            self._guilty |= set(list(configuration.hook.items())[-1:])  # PowerSGD's rank, or the 16-bit hook
+            self._guilty |= {_to_blame(configuration.hook)}
         sampler.tell(record.seconds if record.usable else None)
         return True
 
@@ -184,6 +190,12 @@ class Trials:
         best = min((t for t in self.records if t.usable), key=lambda t: t.seconds, default=None)
         self._observer.trial(record, self._plan.trials, best, left)
         return record
+
+
+def _to_blame(hook: Configuration) -> tuple[str, Value]:
+    """Of what decides over the gradients, the part that took most from them."""
+    name = next(name for name in (POWERSGD_BATCHED.name, POWERSGD_RANK.name, HOOK.name) if name in hook)
+    return name, hook[name]
 
 
 def _buckets(configuration: Configuration, mib: float) -> float:

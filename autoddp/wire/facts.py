@@ -29,6 +29,8 @@ class JobFacts:
     """Knob name → why it cannot be turned here (pinned by the script, absent from this torch, …)."""
     micro_steps: float = 1.0
     """Forward passes that end in a reduction, per step."""
+    matrix_shapes: int = 0
+    """Distinct shapes among the gradients that are matrices, a convolution's kernels taken as one each."""
     links: tuple[str, ...] = ()
     """Distinct classes of link between GPUs, one for each kind of node; see `topology.Fingerprint`."""
     networks: tuple[str, ...] = ()
@@ -38,6 +40,8 @@ class JobFacts:
     """Versions, where NCCL carries the gradients."""
     start_settings: tuple[dict[str, Any], ...] = ()
     """Settings that need another start of the script and may gain here, the most promising first."""
+    cuda_graphs: tuple[str, ...] = ()
+    """Ways in which CUDA graphs can stand for the models: "model", "blocks"; empty where they are not asked for."""
     thread_counts: tuple[int, ...] = ()
     """CPU threads per rank worth trying; as written is not among them."""
     link: dict[str, Any] = field(default_factory=dict)

@@ -10,11 +10,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.binding import NUMA_BINDING
+from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
 from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, ReductionSwitch, Wrapped, parameters_digest
 from autoddp.worker.deferral import Deferral
+from autoddp.worker.graphs import Graphs
+from autoddp.worker.graphs.in_the_job import GraphsInTheJob
 from autoddp.worker.order import Order
 from autoddp.worker.watch import Watch, WatchPlan
 
@@ -25,7 +28,10 @@ def start_applying(order: Order) -> None:
     deferral = Deferral(switch, patch.alive)
     accumulation = Accumulation(switch, patch.alive, _give_up)
     recipe = _Applied(Configuration(order.configuration), order.parameters_digest, deferral, accumulation)
-    if {DEFER_REDUCTIONS.name, ACCUMULATE_STEPS.name} & set(order.configuration):
+    mode = str(order.configuration.get(CUDA_GRAPHS.name, ""))
+    if mode:
+        recipe.graphs = GraphsInTheJob(Graphs(patch.alive), patch.alive, mode, _say)
+    if {DEFER_REDUCTIONS.name, ACCUMULATE_STEPS.name, CUDA_GRAPHS.name} & set(order.configuration):
         patch.forward_begins = recipe.forward_begins
         switch.install()
         deferral.install()
@@ -48,6 +54,7 @@ class _Applied:
             _warn(f"this torch's DDP has no {', '.join(missing)}: the recipe's value is left out")
         self._configuration = Configuration({k: v for k, v in configuration.items() if k not in missing})
         self._is_bound = False
+        self.graphs: GraphsInTheJob | None = None
         self._digests = set(digests.split("+")) if digests else set()
 
     def for_module(self, module: nn.Module) -> Configuration:
@@ -64,6 +71,8 @@ class _Applied:
         """Whether this one's reduction waits."""
         self._deferral.forward_begins(ddp)
         self._accumulation.forward_begins(ddp)
+        if self.graphs is not None:
+            self.graphs.forward_begins(ddp)
 
     def _bind(self, module: nn.Module) -> None:
         """At the first model; the CPUs stay those that they then are."""
@@ -85,5 +94,9 @@ def _give_up(why: str) -> None:
 
 
 def _warn(text: str) -> None:
+    _say(f"warning: {text}")
+
+
+def _say(text: str) -> None:
     if os.environ.get("RANK", "0") == "0":
-        print(f"autoddp: warning: {text}", file=sys.stderr, flush=True)
+        print(f"autoddp: {text}", file=sys.stderr, flush=True)

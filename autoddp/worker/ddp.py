@@ -245,6 +245,12 @@ def parameters_digest(module: nn.Module) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def hooks_inside(module: nn.Module) -> list[dict[int, Any]]:
+    """The hook dictionaries of all modules inside this one, its own left out; they stay the same objects."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [getattr(inner, name) for inner in module.modules() if inner is not module for name in names]
+
+
 class ReductionSwitch:
     """DDP's `require_backward_grad_sync` as a property that can be overruled for all objects at once.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +16,20 @@ from autoddp.bench import LinkFacts, load_cached
 from autoddp.bench.result import backend_variables
 from autoddp.knobs import BY_NAME
 from autoddp.knobs.binding import NUMA_BINDING
-from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, DEFER_REDUCTIONS
+from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
+from autoddp.knobs.micro_steps import ACCUMULATE_STEPS
 from autoddp.knobs.start import ALLOCATOR, INTERFACES
 from autoddp.knobs.threads import THREADS, thread_counts
 from autoddp.topology import Fingerprint, fingerprint
 from autoddp.topology.probe import probe
 from autoddp.topology.start_settings import nccl_settings
 from autoddp.wire import JobFacts, Ready
-from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Wrapped, parameters_digest
+from autoddp.worker.ddp import Wrapped, parameters_digest
+from autoddp.worker.left_out import Watched, graph_modes, why_left_out, why_no_threads
 from autoddp.worker.order import Order
 from autoddp.worker.processors import Processors
 from autoddp.worker.ranks import Ranks
 from autoddp.worker.threads import usable_cpus
-
-_HOOK_KNOBS = ("hook", "powersgd_rank", "powersgd_start_step")
-_BUCKET_KNOBS = ("bucket_cap_mb", "bucket_cap_mb_list")
-
-
-@dataclass(frozen=True)
-class Watched:
-    """What the script's first steps have shown."""
-
-    is_static: bool
-    """Every gradient became ready once per step, in one order."""
-    forwards: tuple[int, ...]
-    """Reducing forward passes of each step, over all DDP objects."""
-    steps_by_closure: bool
-    clears: bool
-    """It calls `zero_grad`."""
-    one_optimizer: bool
-    """It steps all that DDP reduces."""
-
-    @property
-    def micro_steps(self) -> float:
-        """Mean reducing forward passes of a step."""
-        return sum(self.forwards) / len(self.forwards) if self.forwards else 1.0
 
 
 def gather_facts(
@@ -81,11 +60,10 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], ac
     names, watched, pinned, counts, unbound, links, networks, starts = zip(*of_all, strict=True)
     backend = dist.get_backend(_process_group(wrapped[0]))
     steps = [Watched(**{**plain, "forwards": tuple(plain["forwards"])}) for plain in watched]
-    left_out = why_left_out(wrapped, all(one.is_static for one in steps))
-    left_out |= _why_no_deferral(wrapped, steps)
     not_asked = set() if accumulates else {ACCUMULATE_STEPS.name}
-    left_out |= _why_no_accumulation(steps) if accumulates else {}
-    left_out |= _why_no_threads(set(names), next(filter(None, pinned), ""), counts)
+    not_asked |= set() if steps[0].why_no_graphs else {CUDA_GRAPHS.name}
+    left_out = why_left_out(wrapped, steps, set(names), not_asked)
+    left_out |= why_no_threads(set(names), next(filter(None, pinned), ""), counts)
     if any(unbound):
         left_out[NUMA_BINDING.name] = next(filter(None, unbound))
     return JobFacts(
@@ -100,11 +78,13 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], ac
         knobs=tuple(name for name in BY_NAME if name not in left_out.keys() | not_asked),
         left_out=left_out,
         micro_steps=steps[0].micro_steps / len(wrapped),
+        matrix_shapes=len({(p.shape[0], p.shape[1:].numel()) for w in wrapped for p in w.parameters if p.dim() > 1}),
         links=tuple(sorted(set(links) - {""})) if backend == "nccl" else (),
         networks=tuple(sorted(set(networks) - {""})) if ranks.nodes > 1 else (),
         cuda=str(torch.version.cuda or "") if backend == "nccl" else "",
         nccl=".".join(map(str, torch.cuda.nccl.version())) if backend == "nccl" else "",
         start_settings=tuple(starts[0]) if all(other in (None, starts[0]) for other in starts) else (),
+        cuda_graphs=() if CUDA_GRAPHS.name in left_out else graph_modes(steps),
         thread_counts=() if THREADS.name in left_out else tuple(counts[0]),
     )
 
@@ -133,71 +113,6 @@ def _allocator_settings(device: torch.device) -> list[dict[str, Any]]:
         return []
     retries = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
     return [{ALLOCATOR.name: "expandable_segments:True"}] if retries else []
-
-
-def _why_no_deferral(wrapped: Sequence[Wrapped], steps: Sequence[Watched]) -> dict[str, str]:
-    """Why no reduction can be put off."""
-    counts = {count for one in steps for count in one.forwards}
-    why = ""
-    if len(wrapped) > 1 or any(one.steps_by_closure for one in steps):
-        why = "backward passes are not one step's alone (several DDP models, or a closure)"
-    elif len(counts) != 1:
-        why = "steps differ in their number of reductions"
-    elif max(counts) < 2:
-        why = "each step has one reduction"
-    return {DEFER_REDUCTIONS.name: why} if why else {}
-
-
-def _why_no_accumulation(steps: Sequence[Watched]) -> dict[str, str]:
-    """Why several steps of the script cannot be one."""
-    why = ""
-    if any(one.steps_by_closure for one in steps):
-        why = "the optimizer runs backward itself (a closure)"
-    elif not all(one.one_optimizer for one in steps):
-        why = "no one optimizer steps all that DDP reduces"
-    elif not all(one.clears for one in steps):
-        why = "the script clears gradients without zero_grad"
-    return {ACCUMULATE_STEPS.name: why} if why else {}
-
-
-def _why_no_threads(devices: set[str], pinned: str, counts: Sequence[Sequence[int]]) -> dict[str, str]:
-    """Why the number of threads is not tuned: it must be open, and the same choice on every rank."""
-    if devices != {"cpu"}:
-        return {THREADS.name: "the models are not on the CPU"}
-    if pinned:
-        return {THREADS.name: pinned}
-    if not counts[0]:
-        return {THREADS.name: "every rank has its share of the cores already"}
-    if any(list(other) != list(counts[0]) for other in counts):
-        return {THREADS.name: "the nodes differ in cores"}
-    return {}
-
-
-def why_left_out(wrapped: Sequence[Wrapped], is_static: bool) -> dict[str, str]:
-    """Knob name → why it cannot be turned in this job."""
-    untouchable = next((why for w in wrapped if (why := w.why_untouchable())), "")
-    if untouchable:
-        return dict.fromkeys(BY_NAME, untouchable)
-    left_out = {
-        name: f"DDP of torch {torch.__version__} has no such argument"
-        for name, knob in BY_NAME.items()
-        if knob.ddp_argument and name not in AVAILABLE_ARGUMENTS
-    }
-    if any(w.script_hook is not None for w in wrapped):
-        left_out |= dict.fromkeys(_HOOK_KNOBS, "the script registers a hook of its own")
-    elif any(_is_sparse(_module(w)) for w in wrapped):
-        left_out |= dict.fromkeys(_HOOK_KNOBS, "the model has sparse gradients")
-    if any(w.is_compiled for w in wrapped):
-        left_out |= dict.fromkeys(_BUCKET_KNOBS, "the module is compiled, and a new cap would compile it again")
-    if any(w.arguments.get("static_graph") for w in wrapped):
-        left_out["static_graph"] = "the script sets it already"
-    elif not is_static:
-        left_out["static_graph"] = "gradients did not become ready once per step in one order"
-    return left_out
-
-
-def _is_sparse(module: nn.Module) -> bool:
-    return any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in module.modules())
 
 
 def _module(wrapped: Wrapped) -> nn.Module:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 
 from autoddp.knobs import AS_WRITTEN, Configuration, GradientError
+from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.ddp import Patch, ReductionSwitch, broadcast_parameters
 from autoddp.worker.deferral import Deferral
 from autoddp.worker.fidelity import Comparison
+from autoddp.worker.graphs import Graphs
 from autoddp.worker.processors import Processors
 
 
@@ -25,12 +27,14 @@ class LiveDdp:
         processors: Processors,
         deferral: Deferral,
         accumulation: Accumulation,
+        graphs: Graphs,
     ) -> None:
         self._patch = patch
         self._switch = switch
         self._processors = processors
         self._deferral = deferral
         self._accumulation = accumulation
+        self._graphs = graphs
         self._current = AS_WRITTEN
         self._comparison = Comparison()
 
@@ -39,6 +43,7 @@ class LiveDdp:
         self._processors.turn(configuration)
         self._deferral.every = int(str(configuration.get("defer_reductions", 1)))
         self._accumulation.steps = configuration.steps_per_update
+        self._graphs.turn(str(configuration.get(CUDA_GRAPHS.name, "")))
         live = configuration.without_variables
         if live == self._current:
             return

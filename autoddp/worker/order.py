@@ -35,6 +35,8 @@ class Order:
     """Output folder in which `autoddp bench` may have left what the link carries."""
     accumulates: bool = False
     """Whether several steps of the script may become one."""
+    cuda_graphs: bool = False
+    """Whether the models may be replayed as CUDA graphs."""
     configuration: dict[str, Any] = field(default_factory=dict)
     parameters_digest: str = ""
     """Of the models the configuration was measured on; another model runs as written."""

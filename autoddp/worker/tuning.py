@@ -14,9 +14,11 @@ from autoddp.worker.binding import Binding
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import Patch, ReductionSwitch, Wrapped
 from autoddp.worker.deferral import Deferral
-from autoddp.worker.facts import Watched, gather_facts
+from autoddp.worker.facts import gather_facts
+from autoddp.worker.graphs import Graphs
 from autoddp.worker.heartbeat import start_heartbeat
 from autoddp.worker.leaving import leave, leave_at_the_end_of_training
+from autoddp.worker.left_out import Watched
 from autoddp.worker.link import Link
 from autoddp.worker.model import LiveDdp
 from autoddp.worker.order import Order
@@ -57,7 +59,7 @@ class _TuningJob:
         self._switch = switch
         self.deferral = Deferral(switch, patch.alive)
         self.accumulation = Accumulation(switch, patch.alive, _fail)
-        self._watched = 0
+        self._graphs = Graphs(patch.alive)
         self._forwards: list[int] = []
         self._ready_order: ReadyOrder | None = None
         self._runner: TrialRunner | None = None
@@ -78,6 +80,7 @@ class _TuningJob:
         self._clock.forward_begins(reduces=self._switch.as_written(ddp))
         self.deferral.forward_begins(ddp)
         self.accumulation.forward_begins(ddp)
+        self._graphs.forward_begins(ddp)
 
     def _parameter_ids(self) -> set[int]:
         return {id(p) for wrapped in self._patch.alive() for p in wrapped.parameters}
@@ -92,11 +95,15 @@ class _TuningJob:
             return
         if self._ready_order is None:
             self._ready_order = ReadyOrder(self._all_parameters())
+            if self._order.cuda_graphs:
+                self._graphs.watch()
             return
         self._ready_order.step()
+        self._graphs.step()
         self._forwards.append(self._clock.forwards)
         if len(self._forwards) > _WATCHED_STEPS:
             self._ready_order.stop()
+            self._graphs.stop_watching()
             self._begin()
 
     def _all_parameters(self) -> list[nn.Parameter]:
@@ -116,10 +123,11 @@ class _TuningJob:
             self.deferral.steps_by_closure,
             self.accumulation.clears,
             self.accumulation.one_optimizer,
+            self._graphs.why_not,
         )
         facts = gather_facts(wrapped, ranks, processors, watched, self._order)
         director = _LauncherDirector(self._link, facts)
-        model = LiveDdp(self._patch, self._switch, processors, self.deferral, self.accumulation)
+        model = LiveDdp(self._patch, self._switch, processors, self.deferral, self.accumulation, self._graphs)
         self._runner = TrialRunner(model, ranks, director, stopwatch_for(device.type))
         self._runner.begin()
 

@@ -21,7 +21,7 @@ from autoddp.wire import BlockDone, JobFacts, Measure
 
 MIB = 24.0
 FORWARD, BACKWARD = 0.010, 0.020  # seconds
-NOT_EVERYWHERE = ("numa_binding", "defer_reductions", "accumulate_steps")
+NOT_EVERYWHERE = ("numa_binding", "cuda_graphs", "defer_reductions", "accumulate_steps")
 
 
 def facts(
@@ -29,6 +29,7 @@ def facts(
     nodes: int = 1,
     thread_counts: tuple[int, ...] = (),
     start_settings: tuple[dict[str, Any], ...] = (),
+    **more: Any,
 ) -> JobFacts:
     return JobFacts(
         world_size=2,
@@ -42,6 +43,7 @@ def facts(
         knobs=knobs,
         thread_counts=thread_counts,
         start_settings=start_settings,
+        **more,
     )
 
 
@@ -64,7 +66,7 @@ class SimulatedJob:
         copies: float = 1.0,
         interruption: float = 0.0,
         links: Callable[[str], float] = lambda interfaces: 1.0,
-        computing: Callable[[int | None], float] = lambda threads: 1.0,
+        computing: Callable[[Configuration], float] = lambda configuration: 1.0,
         spoil: Callable[[int, Configuration], None] = lambda index, configuration: None,
         error: Callable[[Configuration], GradientError] = lambda configuration: error_of(0.001),
     ) -> None:
@@ -110,7 +112,7 @@ class SimulatedJob:
         return true * math.exp(self._random.gauss(0, self._noise)) + self._interruption * (self._steps % 25 == 0)
 
     def _alone(self, configuration: Configuration) -> float:
-        return (FORWARD + BACKWARD) * self._computing(configuration.get("threads"))
+        return (FORWARD + BACKWARD) * self._computing(configuration)
 
     def cost(self, configuration: Configuration) -> float:
         """Seconds per step of the script, without noise."""
@@ -119,7 +121,7 @@ class SimulatedJob:
 
     def _reducing(self, configuration: Configuration) -> float:
         link = self._link * self._links(str(configuration.get("interfaces", "")))
-        free, slower = 0.0, self._computing(configuration.get("threads"))
+        free, slower = 0.0, self._computing(configuration)
         for ready, mib in _buckets(configuration):
             travel, work = _wire(configuration, mib, link, self._latency)
             free = max(free, (FORWARD + ready * BACKWARD) * slower + work) + travel

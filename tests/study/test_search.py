@@ -248,7 +248,7 @@ def test_an_observer_is_told_everything() -> None:
 
 def threaded(best: int, **more: object) -> SimulatedJob:
     """A job whose computing takes 0.6 times as long with `best` threads and 1.5 times with any other number."""
-    return SimulatedJob(computing=lambda threads: {None: 1.0, best: 0.6}.get(threads, 1.5), **more)
+    return SimulatedJob(computing=lambda c: {None: 1.0, best: 0.6}.get(c.get("threads"), 1.5), **more)
 
 
 @pytest.mark.parametrize("best", [1, 4, 8])
@@ -278,6 +278,25 @@ def test_a_number_of_threads_that_gains_nothing_is_left_as_written() -> None:
 def test_few_trials_leave_threads_alone() -> None:
     outcome = Study(threaded(2), facts(thread_counts=(1, 2)), Plan(trials=3), Silent()).run()
     assert all("threads" not in trial.configuration for trial in outcome.trials)
+
+
+@pytest.mark.parametrize(("gains", "held"), [("model", "model"), ("blocks", "blocks"), ("neither", None)])
+def test_cuda_graphs_are_tried_first_and_held(gains: str, held: str | None) -> None:
+    job = SimulatedJob(computing=lambda c: {None: 1.0, gains: 0.6}.get(c.get("cuda_graphs"), 1.1))
+    outcome = Study(job, facts(cuda_graphs=("model", "blocks")), Plan(trials=20), Silent()).run()
+    assert [t.configuration.get("cuda_graphs") for t in outcome.trials] == ["model", "blocks", *[held] * 18]
+    assert outcome.decision.configuration.get("cuda_graphs") == held
+
+
+def test_a_capture_that_fails_costs_its_trial_alone() -> None:
+    def spoil(_index: int, configuration: Configuration) -> None:
+        if configuration.get("cuda_graphs") == "model":
+            raise TrialFailed("operation not permitted when stream is capturing")
+
+    job = SimulatedJob(computing=lambda c: 0.6 if "cuda_graphs" in c else 1.0, spoil=spoil)
+    outcome = Study(job, facts(cuda_graphs=("model", "blocks")), Plan(trials=20), Silent()).run()
+    assert [t.state for t in outcome.trials].count("failed") == 1
+    assert outcome.decision.configuration["cuda_graphs"] == "blocks"
 
 
 BOTH = {"interfaces": "eth0,eth1"}

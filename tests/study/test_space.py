@@ -43,6 +43,18 @@ def test_the_job_without_a_knob_is_not_asked_for_it(rung: Rung) -> None:
     assert {name for configuration in every(space) for name in configuration} <= set(known)
 
 
+def test_powersgd_is_varied_only_where_it_can_tell() -> None:
+    """One matrix a bucket where shapes are many, narrow factors where they are large."""
+    small, shapes = Space(Rung.LOSSY, facts()), Space(Rung.LOSSY, facts(matrix_shapes=20))
+    large = Space(Rung.LOSSY, replace(facts(), gradient_bytes=400 * 2**20))
+    assert {"powersgd_batched", "powersgd_factors"} & small.choices.keys() == set()
+    assert shapes.choices["powersgd_batched"] == (False, True)
+    assert any(configuration.get("powersgd_factors") == "bf16" for configuration in every(large))
+    for space in (shapes, large):
+        guesses = [space.configuration(guess) for guess in space.guesses()]
+        assert any({"powersgd_batched", "powersgd_factors"} & set(guess) for guess in guesses)
+
+
 def test_a_rung_with_nothing_to_try_is_empty() -> None:
     assert [Space(rung, facts(())).empty for rung in GRADIENT_RUNGS] == [True, True, True]
     assert [Space(rung, facts(("static_graph",))).empty for rung in GRADIENT_RUNGS] == [False, True, True]

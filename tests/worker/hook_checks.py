@@ -22,6 +22,7 @@ from autoddp.worker.hooks import hook_for
 
 WORLD = 3
 SHAPES = [(64, 48), (33,), (64, 48), (48, 64), (16, 4, 3, 3), (1, 40), (64, 48)]
+SIZES = [torch.Size(shape).numel() for shape in SHAPES]
 COMPRESSED = [0, 2, 3, 4, 6]
 CAP = 0.0118  # MiB: about one matrix a bucket
 Gradients = list[torch.Tensor]
@@ -107,9 +108,9 @@ def low_rank_is_exact(rank: int, dtype: torch.dtype = torch.float32) -> dict[str
     return {"errors": found, "buckets": len(job.buckets)}
 
 
-def feedback(rank: int, cap: float) -> dict[str, Any]:
+def feedback(rank: int, cap: float, width: int = 1, **knobs: Any) -> dict[str, Any]:
     """The same full-rank gradients again and again: what is left out must come later, and nothing else."""
-    job, mean = Job(hook="powersgd", powersgd_rank=1, cap=cap), mean_of(full_rank)
+    job, mean = Job(hook="powersgd", powersgd_rank=width, cap=cap, **knobs), mean_of(full_rank)
     total = [torch.zeros(shape) for shape in SHAPES]
     after = {}
     first = [part.clone() for part in job.reduce(full_rank(rank))]
@@ -128,6 +129,12 @@ def owed_by(job: Job) -> Gradients:
     """The mean over the ranks of what compression has left out so far."""
     owed = [torch.zeros(shape) for shape in SHAPES]
     for index, places in job.buckets.items():
+        if job.state.batched:
+            whole = torch.cat([job.state.errors[index][0].flatten(), torch.zeros(sum(SIZES))])
+            parts = whole[: sum(SIZES[place] for place in places)].split([SIZES[place] for place in places])
+            for place, part in zip(places, parts, strict=True):
+                owed[place] = part.clone().view(SHAPES[place])
+            continue
         left = [place for place in places if place in COMPRESSED]
         shapes = list(dict.fromkeys(matrix_shape(SHAPES[place]) for place in left))
         for shape, stack in zip(shapes, job.state.errors[index], strict=True):
@@ -195,6 +202,8 @@ def checks(rank: int) -> dict[str, Any]:
         "low rank": low_rank_is_exact(rank),
         "low rank bfloat16": low_rank_is_exact(rank, torch.bfloat16),
         "feedback": {cap: feedback(rank, cap) for cap in (CAP, 25.0)},
+        "batched": {cap: feedback(rank, cap, 4, powersgd_batched=True) for cap in (CAP, 25.0)},
+        "bf16 factors": feedback(rank, CAP, powersgd_factors="bf16"),
         "start step": start_step(rank),
         "zeros first": after_bad_steps(rank, 0, 0.0),
         "zeros later": after_bad_steps(rank, 3, 0.0),
@@ -204,6 +213,7 @@ def checks(rank: int) -> dict[str, Any]:
     found["random numbers untouched"] = bool(torch.equal(before, torch.get_rng_state()))
     found["delayed"] = {
         "powersgd": delayed(rank, hook="powersgd", powersgd_rank=2),
+        "batched": delayed(rank, hook="powersgd", powersgd_rank=4, powersgd_batched=True, powersgd_factors="bf16"),
         "bf16": delayed(rank, hook="bf16"),
     }
     for name in ("bucket_cap_mb", "bucket_cap_mb_list"):

@@ -39,6 +39,21 @@ def test_powersgd_pays_back_what_it_leaves_out(ranks: list[dict[str, Any]], cap:
         assert max(whole) < 1e-6  # vectors and thin matrices travel as they are
 
 
+@pytest.mark.parametrize("cap", [CAP, 25.0])
+def test_batched_powersgd_pays_back_what_it_leaves_out(ranks: list[dict[str, Any]], cap: float) -> None:
+    """Of a bucket that is one matrix, vectors are a part like any other."""
+    for found in (rank["batched"][cap] for rank in ranks):
+        assert max(found["books"]) < 1e-5
+        assert min(found["after"][1]) > 0.4 > 0.3 > max(found["after"][79])
+
+
+def test_factors_in_sixteen_bits_are_paid_back_too(ranks: list[dict[str, Any]]) -> None:
+    for found in (rank["bf16 factors"] for rank in ranks):
+        assert max(found["books"][place] for place in COMPRESSED) < 1e-5
+        plain = [found["books"][place] for place in range(len(SHAPES)) if place not in COMPRESSED]
+        assert 0 < max(plain) < 2**-7  # what travels beside them is rounded with them
+
+
 def test_powersgd_starts_when_told(ranks: list[dict[str, Any]]) -> None:
     for steps in (rank["start step"] for rank in ranks):
         assert [max(errors) > 0.1 for errors in steps] == [False, False, True, True]

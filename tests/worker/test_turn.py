@@ -21,6 +21,7 @@ from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, ReductionSwitch
 from autoddp.worker.deferral import Deferral
+from autoddp.worker.graphs import Graphs
 from autoddp.worker.hooks import hook_for
 from autoddp.worker.model import LiveDdp
 from autoddp.worker.processors import Processors
@@ -192,7 +193,7 @@ def checks(rank: int) -> dict[str, Any]:
     deferral.install()
     processors = Processors(Threads(os.environ.get("OMP_NUM_THREADS"), pinned=""), Binding(torch.device("cpu")))
     accumulation = Accumulation(switch, patch.alive, print)
-    live = LiveDdp(patch, switch, processors, deferral, accumulation)
+    live = LiveDdp(patch, switch, processors, deferral, accumulation, Graphs(patch.alive))
     return {
         "moved": float((untouched - vector(DDP(Net()))).abs().max()),
         "trained": trained(rank, patch, live, untouched),

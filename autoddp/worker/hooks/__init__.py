@@ -27,9 +27,14 @@ def hook_for(
     name = configuration.get("hook")
     if name == "powersgd":
         start = configuration.get("powersgd_start_step", DEFAULT_START_STEP) if start_step is None else start_step
-        return PowerSGDState(
-            group, rank=int(str(configuration["powersgd_rank"])), start_step=int(str(start))
-        ), powersgd_hook
+        state = PowerSGDState(
+            group,
+            rank=int(str(configuration["powersgd_rank"])),
+            start_step=int(str(start)),
+            batched=bool(configuration.get("powersgd_batched", False)),
+            wire_type=torch.bfloat16 if configuration.get("powersgd_factors") == "bf16" else None,
+        )
+        return state, powersgd_hook
     if name in ("fp16", "bf16"):
         dtype = torch.float16 if name == "fp16" else torch.bfloat16
         return SixteenBitState(group, dtype), sixteen_bit_hook

@@ -8,8 +8,11 @@ and any backend, and the first collectives still overlap with backward.
 
 The thin factors are kept as rows, [count, rank, …], and stand on the left of every product: with MKL a thin factor on
 the right is 7 to 30 times slower, and the products would cost more than a backward pass.
+
+Batched, the whole bucket is one nearly square matrix, whatever gradients lie in it.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -55,6 +58,11 @@ class PowerSGDState:
     rank: int
     start_step: int
     """Reductions done exactly first."""
+    batched: bool = False
+    """Each bucket is one matrix, in place of each gradient."""
+    wire_type: torch.dtype | None = None
+    """In which the factors, and the gradients beside them, travel; as they are if None. The error fed back makes up
+    for what rounding takes from the factors."""
     step: int = 0
     errors: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     """Bucket index → what compression has left out so far, one stack per shape."""
@@ -105,9 +113,8 @@ def _take_off(state: PowerSGDState, bucket: GradBucket) -> None:
     """Issue the first collective of a bucket: every pᵀ = qᵀ Mᵀ, and the plain gradients beside them."""
     index, buffer = bucket.index(), bucket.buffer()
     _drop_what_belongs_to_others(state, index, [id(parameter) for parameter in bucket.parameters()])
-    matrices, plain = _sort(state, index, bucket.gradients())
-    parts = [torch.bmm(m.q, m.stacked.transpose(1, 2)) for m in matrices] + plain
-    wire = torch.cat([part.reshape(-1) for part in parts]).div_(state.group.size())
+    matrices, plain = _sort(state, index, _as_one_matrix(buffer) if state.batched else bucket.gradients())
+    wire = _to_send(state, [torch.bmm(m.q, m.stacked.transpose(1, 2)) for m in matrices] + plain)
     work = dist.all_reduce(wire, group=state.group, async_op=True)
     devices: list[int | str | torch.device] = [buffer.device] if buffer.device.type != "cpu" else []
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
@@ -116,18 +123,17 @@ def _take_off(state: PowerSGDState, bucket: GradBucket) -> None:
 
 def _second_half(state: PowerSGDState, flight: _Flight) -> None:
     """Receive p, orthogonalise it, and issue the second collective: every qᵀ = pᵀ M."""
-    flight.work.wait()
-    offset = 0
+    received, offset = _received(flight), 0
     for m in flight.matrices:
-        p, offset = _cut(flight.wire, offset, (len(m.views), m.q.shape[1], m.shape[0]))
+        p, offset = _cut(received, offset, (len(m.views), m.q.shape[1], m.shape[0]))
         flight.p.append(_orthogonal(p))
     for gradient in flight.plain:
-        whole, offset = _cut(flight.wire, offset, tuple(gradient.shape))
+        whole, offset = _cut(received, offset, tuple(gradient.shape))
         gradient.copy_(whole)
     if not flight.matrices:
         return
     qs = [torch.bmm(p, m.stacked) for m, p in zip(flight.matrices, flight.p, strict=True)]
-    flight.wire = torch.cat([q.reshape(-1) for q in qs]).div_(state.group.size())
+    flight.wire = _to_send(state, qs)
     flight.work = dist.all_reduce(flight.wire, group=state.group, async_op=True)
 
 
@@ -135,11 +141,10 @@ def _land(state: PowerSGDState) -> None:
     """Receive every q, write p qᵀ into the buckets, keep the error, and hand the buckets back to DDP."""
     flights, state.flights = state.flights, []
     for flight in flights:
-        if flight.matrices:
-            flight.work.wait()
+        received = _received(flight) if flight.matrices else flight.wire
         offset, errors, factors = 0, [], []
         for m, p in zip(flight.matrices, flight.p, strict=True):
-            q, offset = _cut(flight.wire, offset, tuple(m.q.shape))
+            q, offset = _cut(received, offset, tuple(m.q.shape))
             for view, matrix, rows, columns in zip(m.views, m.stacked, p, q, strict=True):
                 _write_product(view, rows, columns)
                 matrix.sub_(view.reshape(m.shape))
@@ -148,6 +153,25 @@ def _land(state: PowerSGDState) -> None:
             factors.append(_orthogonal(_usable(q, m.q)))
         state.errors[flight.index], state.factors[flight.index] = errors, factors
         flight.future.set_result(flight.bucket)
+
+
+def _to_send(state: PowerSGDState, parts: list[torch.Tensor]) -> torch.Tensor:
+    """This rank's share of the mean, flat. Divided before it is rounded, so that the sum keeps to the type's range."""
+    share = torch.cat([part.reshape(-1) for part in parts]).div_(state.group.size())
+    return share if state.wire_type is None else share.to(state.wire_type)
+
+
+def _received(flight: _Flight) -> torch.Tensor:
+    """What has arrived, in the bucket's own type."""
+    flight.work.wait()
+    return flight.wire.to(flight.bucket.dtype)
+
+
+def _as_one_matrix(bucket: torch.Tensor) -> list[torch.Tensor]:
+    """Views of a flat bucket: nearly square, and the rest, which is shorter than a row."""
+    rows = max(1, math.isqrt(bucket.numel()))
+    columns = bucket.numel() // rows
+    return [bucket[: rows * columns].view(rows, columns), bucket[rows * columns :]]
 
 
 def _write_product(view: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> None:

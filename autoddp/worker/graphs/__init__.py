@@ -1,0 +1,92 @@
+"""CUDA graphs of the script's models: captured between two steps, checked, and taken back without a trace.
+
+`torch.cuda.make_graphed_callables` captures; what is here decides when its graphs may stand in for the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.knobs.cuda_graphs import BLOCKS, WHOLE_MODEL
+from autoddp.worker.ddp import Wrapped
+from autoddp.worker.graphs.capture import Make, Sample, capture
+from autoddp.worker.graphs.replay import Replay
+from autoddp.worker.graphs.watching import Watching
+
+MODES = (WHOLE_MODEL, BLOCKS)
+
+
+class Graphs:
+    """Of all DDP models of the script: `watch()` for some steps with `step()` after each, then `turn(mode)`.
+
+    graphs.forward_begins(ddp) whenever a forward pass does.
+    """
+
+    def __init__(
+        self, wrapped: Callable[[], Sequence[Wrapped]], make: Make = torch.cuda.make_graphed_callables
+    ) -> None:
+        self._wrapped, self._make = wrapped, make
+        self._watching: Watching | None = None
+        self._samples: dict[str, list[Sample]] = {}
+        self._replays: list[Replay] = []
+        self._captured = self._mode = ""
+        self.why_not: dict[str, str] = {}
+        """Mode → why it cannot be turned on, after `stop_watching`; "" if it can. Empty if nothing was watched."""
+
+    def watch(self) -> None:
+        """See how the models are called from here on."""
+        self._watching = Watching([w.ddp.module for w in self._wrapped() if w.ddp is not None])
+
+    def step(self) -> None:
+        """A step that was watched is over."""
+        if self._watching is not None:
+            self._watching.step()
+
+    def stop_watching(self) -> None:
+        """Conclude, if anything was watched."""
+        if self._watching is None:
+            return
+        self._watching.stop()
+        self.why_not = {mode: self._watching.why_not(mode) for mode in MODES}
+        self._samples = {mode: self._watching.samples(mode) for mode in MODES if not self.why_not[mode]}
+        self._watching = None
+
+    def forward_begins(self, ddp: DDP) -> None:
+        """DDP begins a forward pass; graphs serve only those whose gradients it will reduce."""
+        if self._mode and ddp.require_backward_grad_sync:
+            for replay in self._replays:
+                replay.arm()
+
+    def turn(self, mode: str) -> None:
+        """ "model", "blocks", or "" for none; at a step boundary. Captured graphs are kept while none other is wanted.
+
+        Raises RuntimeError, and leaves the models as written, where a graph cannot be captured.
+        """
+        if mode == self._mode:
+            return
+        for replay in self._replays:
+            replay.leave()
+        self._mode = ""
+        if not mode:
+            return
+        if mode != self._captured:
+            self._replays, self._captured = [], ""  # gives their memory back before more is taken
+            self._replays, self._captured = self._capture(mode), mode
+        for replay in self._replays:
+            replay.stand()
+        self._mode = mode
+
+    @property
+    def replayed(self) -> int:
+        """Forward passes that graphs have served since the last capture; each block counts."""
+        return sum(replay.replayed for replay in self._replays)
+
+    def _capture(self, mode: str) -> list[Replay]:
+        if mode not in self._samples:
+            raise RuntimeError(f'no CUDA graphs of "{mode}": {self.why_not.get(mode, "no step was watched")}')
+        samples = self._samples[mode]
+        graphed = capture(samples, self._make)
+        return [Replay(s.module, s.signature, call) for s, call in zip(samples, graphed, strict=True)]

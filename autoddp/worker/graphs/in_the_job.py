@@ -1,0 +1,58 @@
+"""CUDA graphs in the real job: the first steps run as written, then what they called is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.units import data_size
+from autoddp.worker.clock import StepClock
+from autoddp.worker.ddp import Wrapped
+from autoddp.worker.graphs import Graphs
+
+_WATCHED_STEPS = 4
+
+
+class GraphsInTheJob:
+    """`say` hears once what became of them: of the memory they took, or of why the job goes on as written."""
+
+    def __init__(
+        self, graphs: Graphs, wrapped: Callable[[], Sequence[Wrapped]], mode: str, say: Callable[[str], None]
+    ) -> None:
+        self._graphs, self._wrapped, self._mode, self._say = graphs, wrapped, mode, say
+        self._steps = 0
+        self._clock = StepClock(self._parameter_ids, self._on_step)
+
+    def forward_begins(self, ddp: DDP) -> None:
+        """A forward pass is about to run; whether its reduction waits is decided."""
+        self._clock.forward_begins(ddp.require_backward_grad_sync)
+        self._graphs.forward_begins(ddp)
+
+    def _parameter_ids(self) -> set[int]:
+        return {id(p) for wrapped in self._wrapped() for p in wrapped.parameters}
+
+    def _on_step(self) -> None:
+        self._steps += 1
+        if self._steps == 1:
+            self._graphs.watch()
+            return
+        self._graphs.step()
+        if self._steps > _WATCHED_STEPS:
+            self._clock.stop()
+            self._graphs.stop_watching()
+            self._capture()
+
+    def _capture(self) -> None:
+        before = _memory()
+        try:
+            self._graphs.turn(self._mode)
+        except Exception as why:  # whatever a capture may raise: the models are as written again
+            self._say(f"without CUDA graphs, as written: {str(why).splitlines()[0]}")
+            return
+        self._say(f'CUDA graphs of "{self._mode}" are in use and take {data_size(_memory() - before)} of memory')
+
+
+def _memory() -> int:
+    return torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0

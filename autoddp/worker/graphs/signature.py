@@ -1,0 +1,68 @@
+"""How a module is called: everything about its arguments that a captured graph takes for granted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree  # what torch.cuda.graphs itself takes arguments apart with
+
+_CONSTANTS = (bool, int, float, str, type(None), torch.dtype)
+
+
+class Unfit(Exception):
+    """No graph can stand for this; its text says why in a few words."""
+
+
+@dataclass(frozen=True)
+class _TensorLike:
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Equal for calls that one graph can serve."""
+
+    structure: pytree.TreeSpec
+    leaves: tuple[object, ...]
+    """What is known of each tensor; of anything else its type and value."""
+
+    def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A call's arguments again, with these tensors."""
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, _TensorLike) else leaf[1] for leaf in self.leaves]  # type: ignore[index]
+        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        return args, kwargs
+
+
+def signature_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Signature, list[torch.Tensor]]:
+    """A call's signature and its tensors in order. Raises Unfit for arguments that may hide other tensors."""
+    leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    return Signature(structure, tuple(map(_known_of, leaves))), [x for x in leaves if isinstance(x, torch.Tensor)]
+
+
+def _known_of(leaf: object) -> object:
+    if type(leaf) is torch.Tensor:
+        return _TensorLike(leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad)
+    if isinstance(leaf, _CONSTANTS):
+        return type(leaf), leaf
+    raise Unfit(f"an argument is of type {type(leaf).__name__}")
+
+
+def tensors_of(returned: Any) -> tuple[list[torch.Tensor], pytree.TreeSpec]:
+    """What a module returns, taken apart. Raises Unfit if it is not made of tensors."""
+    leaves, structure = pytree.tree_flatten(returned)
+    for leaf in leaves:
+        if type(leaf) is not torch.Tensor:
+            raise Unfit(f"it returns something of type {type(leaf).__name__}")
+    return leaves, structure
+
+
+def put_together(tensors: Sequence[torch.Tensor], structure: pytree.TreeSpec) -> Any:
+    """The inverse of `tensors_of`."""
+    return pytree.tree_unflatten(list(tensors), structure)

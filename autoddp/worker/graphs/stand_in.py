@@ -1,0 +1,46 @@
+"""Something that answers in place of a module's `forward`, on this one object and for a while."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from autoddp.worker.graphs.signature import Unfit
+
+Forward = Callable[..., Any]
+Answer = Callable[[Forward, tuple[Any, ...], dict[str, Any]], Any]
+"""Gets the module's own `forward` and a call's arguments."""
+
+_NAME = "forward"
+
+
+class StandIn:
+    """`StandIn(module, answer)` stands until `leave()`. The module's own hooks run around it as before.
+
+    Copies and pickles of the module know nothing of it: an average of the weights, a deep copy, computes by itself.
+    Raises Unfit where somebody else stands there already.
+    """
+
+    def __init__(self, module: nn.Module, answer: Answer) -> None:
+        if _NAME in module.__dict__:
+            raise Unfit("its forward was replaced")
+        self._module = weakref.ref(module)
+        self._answer = answer
+        self.__wrapped__ = module.forward  # for whoever asks for its parameters' names
+        module.__dict__[_NAME] = self
+
+    def leave(self) -> None:
+        """The module answers for itself again, unless somebody else stands there now."""
+        module = self._module()
+        if module is not None and module.__dict__.get(_NAME) is self:
+            del module.__dict__[_NAME]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._answer(self.__wrapped__, args, kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Whoever restores the module has only its class so far: `forward` is then the class's own.
+        return getattr, (self._module(), _NAME)

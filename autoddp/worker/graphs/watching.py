@@ -1,0 +1,123 @@
+"""Watches how a model and its blocks are called, to know what a graph could stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoddp.knobs.cuda_graphs import BLOCKS, WHOLE_MODEL
+from autoddp.worker.ddp import hooks_inside
+from autoddp.worker.graphs.capture import Sample
+from autoddp.worker.graphs.signature import Signature, Unfit, signature_of, tensors_of
+from autoddp.worker.graphs.stand_in import Forward, StandIn
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The longest list of modules in the model, each of several layers, as a transformer has it; empty if none."""
+    lists = [list(m.children()) for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
+    fitting = [found for found in lists if len(found) > 1 and all(any(b.children()) for b in found)]
+    return max(fitting, key=len, default=[])
+
+
+@dataclass
+class _Seen:
+    """Of one module."""
+
+    module: nn.Module
+    stand_in: StandIn | None = None
+    calls: int = 0
+    """That may have a backward pass, since the last step boundary."""
+    signature: Signature | None = None
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    autocast: torch.dtype | None = None
+    order: int = 0
+    why_not: str = ""
+
+
+class Watching:
+    """`step()` at each step boundary; then `why_not(mode)` and, if that is "", `samples(mode)`. `stop()` when done."""
+
+    def __init__(self, models: list[nn.Module]) -> None:
+        self._of: dict[str, list[_Seen]] = {
+            WHOLE_MODEL: [_Seen(model) for model in models],
+            BLOCKS: [_Seen(block) for model in models for block in blocks_of(model)],
+        }
+        self._steps = 0
+        self._calls = 0
+        for seen in self._all():
+            self._watch(seen)
+
+    def _all(self) -> list[_Seen]:
+        return [seen for of_mode in self._of.values() for seen in of_mode]
+
+    def _watch(self, seen: _Seen) -> None:
+        def answer(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            returned = forward(*args, **kwargs)
+            if torch.is_grad_enabled() and not seen.why_not:
+                self._note(seen, args, kwargs, returned)
+            return returned
+
+        try:
+            seen.stand_in = StandIn(seen.module, answer)
+        except Unfit as why:
+            seen.why_not = str(why)
+
+    def _note(self, seen: _Seen, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
+        try:
+            tensors_of(returned)
+            signature, tensors = signature_of(args, kwargs)
+        except Unfit as why:
+            seen.why_not = str(why)
+            return
+        if seen.signature not in (None, signature):
+            seen.why_not = "its inputs change from step to step"
+        self._calls += 1
+        seen.calls, seen.order, seen.signature = seen.calls + 1, self._calls, signature
+        seen.tensors = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
+        device = next(seen.module.parameters(), torch.empty(0)).device.type
+        seen.autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+    def step(self) -> None:
+        """The script's step is over."""
+        for seen in self._all():
+            if seen.calls != 1:
+                seen.why_not = seen.why_not or f"a step calls it {seen.calls} times"
+            seen.calls = 0
+        self._steps += 1
+
+    def stop(self) -> None:
+        """Stand in nobody's way any more."""
+        for seen in self._all():
+            if seen.stand_in is not None:
+                seen.stand_in.leave()
+
+    def why_not(self, mode: str) -> str:
+        """Why no graph can stand for the whole model, or for its blocks."""
+        of_mode = self._of[mode]
+        if not of_mode or not self._steps:
+            return "the model has no list of blocks" if self._steps else "no step was seen"
+        for seen in of_mode:
+            why = seen.why_not or _why_not(seen.module)
+            if why:
+                return f"{type(seen.module).__name__}: {why}"
+        return ""
+
+    def samples(self, mode: str) -> list[Sample]:
+        """In the order in which a step calls them."""
+        ordered = sorted(self._of[mode], key=lambda seen: seen.order)
+        return [Sample(s.module, s.signature, s.tensors, s.autocast) for s in ordered if s.signature is not None]
+
+
+def _why_not(module: nn.Module) -> str:
+    if next(module.parameters(), None) is None:
+        return "it has no parameters"
+    if any(isinstance(inner, nn.SyncBatchNorm) for inner in module.modules()):
+        return "a SyncBatchNorm inside it talks with other ranks"
+    if any(hooks_inside(module)):
+        return "a module inside it has hooks, which a graph would not call"
+    if any(buffer.requires_grad for buffer in module.buffers()):
+        return "it has trainable buffers"
+    return ""

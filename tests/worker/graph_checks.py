@@ -1,0 +1,305 @@
+"""What each rank of test_graphs.py does: training loops with and without graphs, on real DDP models.
+
+No GPU: `static_callables` stands for torch's capture, with its one set of buffers. Each loop is a way of training in
+which a graph that stands in at the wrong moment gives other parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from static_graphs import static_callables
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.worker.ddp import Patch
+from autoddp.worker.graphs import Graphs
+
+WIDTH, STEPS, WATCHED = 12, 12, 3
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh())
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return x + scale * self.inner(x)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> dict[str, torch.Tensor]:
+        for block in self.blocks:
+            x = block(x, scale=scale)
+        return {"out": self.head(x), "features": x}
+
+
+def batches(rank: int, size: int = 8, steps: int = STEPS) -> Iterator[torch.Tensor]:
+    source = torch.Generator().manual_seed(rank)
+    for _ in range(steps):
+        yield torch.randn(size, WIDTH, generator=source)
+
+
+class Run:
+    """One training: `step(loss)` ends a step of it; the graphs are turned on after some."""
+
+    def __init__(self, mode: str) -> None:
+        torch.manual_seed(3)
+        self.patch = Patch()
+        self.graphs = Graphs(self.patch.alive, static_callables)
+        self.patch.forward_begins = self.graphs.forward_begins
+        self.patch.install()
+        self.ddp = DDP(Model(), gradient_as_bucket_view=True)
+        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.1, momentum=0.9)
+        self.mode, self.steps = mode, 0
+        self.losses: list[torch.Tensor] = []
+
+    def backward(self, x: torch.Tensor, **kwargs: Any) -> None:
+        loss = self.ddp(x, **kwargs)["out"].square().mean()
+        loss.backward()
+        self.losses.append(loss.detach())
+
+    def step(self, set_to_none: bool = True) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=set_to_none)
+        self.boundary()
+
+    def boundary(self) -> None:
+        self.steps += 1
+        if self.steps == 1:
+            self.graphs.watch()
+        elif self.steps <= 1 + WATCHED:
+            self.graphs.step()
+        if self.steps == 1 + WATCHED:
+            self.graphs.stop_watching()
+            self.before = [tensor.clone() for tensor in self.ddp.module.state_dict().values()]
+            self.random = torch.get_rng_state()
+            self.graphs.turn(self.mode)
+
+    def left_a_trace(self) -> bool:
+        """Whether the capture has moved a buffer or the random numbers. To be asked at once."""
+        after = self.ddp.module.state_dict().values()
+        same = all(torch.equal(one, other) for one, other in zip(self.before, after, strict=True))
+        return not same or not torch.equal(self.random, torch.get_rng_state())
+
+
+Loop = Callable[[Run, int], None]
+
+
+def plain(run: Run, rank: int) -> None:
+    for x in batches(rank):
+        run.backward(x)
+        run.step()
+
+
+def zeroed_in_place(run: Run, rank: int) -> None:
+    for x in batches(rank):
+        run.backward(x)
+        run.step(set_to_none=False)
+
+
+def accumulates(run: Run, rank: int) -> None:
+    """From the sixth step on, under no_sync but for the last."""
+    for number, x in enumerate(batches(rank)):
+        if number > 5:
+            with run.ddp.no_sync():
+                run.backward(x * 2)
+                run.backward(x * 3)
+        run.backward(x)
+        run.step(set_to_none=number % 2 == 0)
+
+
+def reduces_each_micro_step(run: Run, rank: int) -> None:
+    for number, x in enumerate(batches(rank)):
+        if number > 5:
+            run.backward(x * 2)
+        run.backward(x)
+        run.step()
+
+
+def two_forwards(run: Run, rank: int) -> None:
+    """Two forward passes before one backward, as for a pair of images."""
+    for number, x in enumerate(batches(rank)):
+        if number > 5:
+            one, other = run.ddp(x)["out"], run.ddp(x.flip(1))["out"]
+            (one * other).mean().backward()
+        else:
+            run.backward(x)
+        run.step()
+
+
+def forward_for_nothing(run: Run, rank: int) -> None:
+    """A forward pass with gradients that is kept and never used."""
+    kept = []
+    for number, x in enumerate(batches(rank)):
+        if number > 5:
+            kept.append(run.ddp(x)["features"])
+        run.backward(x)
+        run.step()
+    run.losses += [features.detach().sum() for features in kept]
+
+
+def other_shapes(run: Run, rank: int) -> None:
+    for number, x in enumerate(batches(rank)):
+        run.backward(x[: 5 if number % 3 == 0 and number > 5 else 8])
+        run.step()
+
+
+def other_arguments(run: Run, rank: int) -> None:
+    for number, x in enumerate(batches(rank)):
+        run.backward(x, **({"scale": 0.5} if number > 5 and number % 2 else {}))
+        run.step()
+
+
+def evaluates(run: Run, rank: int) -> None:
+    for x in batches(rank):
+        run.ddp.eval()
+        with torch.no_grad():
+            run.losses.append(run.ddp(x)["out"].square().mean())
+        run.ddp.train()
+        run.backward(x)
+        run.step()
+
+
+def past_ddp(run: Run, rank: int) -> None:
+    """The module itself is called, around DDP: nobody copies its gradients out, and they are summed up."""
+    for number, x in enumerate(batches(rank)):
+        if number > 5:
+            run.ddp.module(x * 2)["out"].square().mean().backward()
+            run.ddp.module(x * 3)["out"].square().mean().backward()
+        run.backward(x)
+        run.step()
+
+
+def moves_parameters(run: Run, rank: int) -> None:
+    """Weights of another place, as an average swapped in and out for a while."""
+    for number, x in enumerate(batches(rank)):
+        if number == 7:
+            for p in run.ddp.module.head.parameters():
+                p.data = p.data.clone()
+        run.backward(x)
+        run.step()
+
+
+def freezes(run: Run, rank: int) -> None:
+    """BatchNorm in evaluation mode from some step on, inside a model that trains."""
+    for number, x in enumerate(batches(rank)):
+        if number == 7:
+            run.ddp.module.blocks[1].inner[1].eval()
+        run.backward(x)
+        run.step()
+
+
+def adds_a_hook(run: Run, rank: int) -> None:
+    for number, x in enumerate(batches(rank)):
+        if number == 7:
+            run.ddp.module.head.register_forward_hook(lambda _module, _args, out: out * 1.5)
+        run.backward(x)
+        run.step()
+
+
+def keeps_outputs(run: Run, rank: int) -> None:
+    kept = []
+    for x in batches(rank):
+        out = run.ddp(x)["out"]
+        kept.append(out.detach())
+        out.square().mean().backward()
+        run.step()
+    run.losses += [out.sum() for out in kept]
+
+
+def averages_weights(run: Run, rank: int) -> None:
+    """A deep copy and a pickle, made while graphs stand, compute by themselves."""
+    average = None
+    for number, x in enumerate(batches(rank)):
+        run.backward(x)
+        run.step()
+        if number == 7:
+            average = copy.deepcopy(run.ddp.module)
+            file = io.BytesIO()
+            torch.save(run.ddp.module, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    for model in (average, loaded):
+        model.train()
+        run.losses.append(model(torch.ones(8, WIDTH))["out"].square().mean().detach())
+    assert not any("forward" in vars(m) and not callable(m.forward) for m in average.modules())
+
+
+LOOPS = (plain, zeroed_in_place, accumulates, reduces_each_micro_step, two_forwards, forward_for_nothing, other_shapes,
+         other_arguments, evaluates, past_ddp, moves_parameters, freezes, adds_a_hook, keeps_outputs,
+         averages_weights)  # fmt: skip
+SERVED = {  # forward passes of the whole model that a graph can serve, of the 8 steps after capture; the others cannot
+    "accumulates": 8, "reduces_each_micro_step": 14, "two_forwards": 8, "forward_for_nothing": 3, "other_shapes": 6,
+    "other_arguments": 5, "past_ddp": 8, "moves_parameters": 3, "freezes": 3, "adds_a_hook": 3,
+}  # fmt: skip
+
+
+def train(loop: Loop, mode: str, rank: int) -> dict[str, Any]:
+    run = Run(mode)
+    loop(run, rank)
+    values = [*run.ddp.module.state_dict().values(), *run.losses]
+    return {"values": [value.clone() for value in values], "replayed": run.graphs.replayed, "why": run.graphs.why_not}
+
+
+def turning(rank: int) -> dict[str, Any]:
+    """On, off, the other kind and on again, in the middle of a training."""
+    run, served = Run("model"), []
+    modes = iter(["", "", "blocks", "blocks", "model", "", "model", ""])
+    for number, x in enumerate(batches(rank)):
+        run.backward(x)
+        run.step()
+        if number == WATCHED:
+            trace = run.left_a_trace()
+        if number > WATCHED:
+            served.append(run.graphs.replayed)
+            run.graphs.turn(next(modes))
+    stands = [name for name, m in run.ddp.module.named_modules() if "forward" in vars(m)]
+    return {"values": list(run.ddp.module.state_dict().values()), "served": served, "stands": stands, "trace": trace}
+
+
+def failing(rank: int) -> dict[str, Any]:
+    """A capture that raises, and one whose graph computes something else."""
+
+    def raises(*_: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def wrong(modules: Any, samples: Any) -> Any:
+        static_callables(modules, samples)
+        for module in modules:
+            right = module.forward
+            module.forward = lambda *given, right=right: {k: v * 1.01 for k, v in right(*given).items()}
+        return modules
+
+    said = []
+    for make in (raises, wrong):
+        run = Run("")
+        run.graphs._make = make
+        for x in batches(rank, steps=5):
+            run.backward(x)
+            run.step()
+        try:
+            run.graphs.turn("model")
+        except RuntimeError as why:
+            said.append(str(why))
+        run.backward(next(batches(rank)))
+        said.append([name for name, m in run.ddp.module.named_modules() if "forward" in vars(m)])
+    return {"said": said}
+
+
+def checks(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for loop in LOOPS:
+        found[loop.__name__] = {mode: train(loop, mode, rank) for mode in ("", "model", "blocks")}
+    found["turning"] = turning(rank)
+    found["failing"] = failing(rank)
+    return found

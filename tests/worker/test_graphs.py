@@ -1,0 +1,132 @@
+"""CUDA graphs' logic without a GPU: real DDP on gloo ranks, torch's capture replaced by one with the same dangers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from graph_checks import LOOPS, SERVED, STEPS, WATCHED, Block, Model, checks
+from on_ranks import on_ranks
+from static_graphs import static_callables
+from torch import nn
+
+from autoddp.knobs import Configuration
+from autoddp.worker.graphs.watching import Watching, blocks_of
+
+LOOP_NAMES = [loop.__name__ for loop in LOOPS]
+AFTER = STEPS - WATCHED - 1
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return on_ranks(2, checks, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("loop", LOOP_NAMES)
+@pytest.mark.parametrize("mode", ["model", "blocks"])
+def test_trained_with_graphs_as_without(ranks: list[dict[str, Any]], loop: str, mode: str) -> None:
+    for found in (rank[loop] for rank in ranks):
+        assert found[mode]["why"] == {"model": "", "blocks": ""}
+        for one, other in zip(found[mode]["values"], found[""]["values"], strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("loop", LOOP_NAMES)
+def test_graphs_serve_what_they_can(ranks: list[dict[str, Any]], loop: str) -> None:
+    assert [rank[loop]["model"]["replayed"] for rank in ranks] == [SERVED.get(loop, AFTER)] * 2
+    assert ranks[0][loop][""]["replayed"] == 0
+
+
+def test_the_stand_in_for_capture_has_the_dangers_of_one() -> None:
+    """Two forward passes before one backward: the second overwrites what the first has handed out."""
+    (graphed,) = static_callables((nn.Linear(2, 2),), ((torch.zeros(1, 2),),))
+    first = graphed(torch.ones(1, 2))
+    before = first.clone()
+    graphed(torch.full((1, 2), 5.0))
+    assert not torch.equal(first, before)
+
+
+def test_turned_on_and_off_between_steps(ranks: list[dict[str, Any]]) -> None:
+    for found, plain in ((rank["turning"], rank["plain"][""]) for rank in ranks):
+        for one, other in zip(found["values"], plain["values"], strict=False):
+            assert torch.equal(one, other)
+        assert found["served"] == [1, 1, 1, 3, 6, 1, 1, 2]
+        assert found["stands"] == []
+        assert not found["trace"]
+
+
+def test_a_graph_that_fails_or_errs_is_not_used(ranks: list[dict[str, Any]]) -> None:
+    for said in (rank["failing"]["said"] for rank in ranks):
+        assert said == [
+            "operation not permitted when stream is capturing",
+            [],
+            "the graph of Model does not give what the module gives",
+            [],
+        ]
+
+
+def watched(model: nn.Module, inputs: list[tuple[Any, ...]], mode: str = "model") -> str:
+    watching = Watching([model])
+    for given in inputs:
+        for call in given:
+            model(*call)
+        watching.step()
+    watching.stop()
+    assert not any("forward" in vars(m) for m in model.modules() if isinstance(m, (Model, Block)))
+    return watching.why_not(mode)
+
+
+class Odd(nn.Module):
+    def __init__(self, returns: Any = None) -> None:
+        super().__init__()
+        self.layer, self.returns = nn.Linear(2, 2), returns
+
+    def forward(self, x: torch.Tensor, other: Any = None) -> Any:
+        return self.layer(x) if self.returns is None else self.returns
+
+
+X = torch.ones(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "why"),
+    [
+        (Odd(), [((X,),)] * 3, ""),
+        (Odd(), [((X, 2, ),)] * 3, ""),
+        (Odd(), [((X,),), ((X[:2],),)], "Odd: its inputs change from step to step"),
+        (Odd(), [((X, 1),), ((X, 2),)], "Odd: its inputs change from step to step"),
+        (Odd(), [((X,), (X,))], "Odd: a step calls it 2 times"),
+        (Odd(), [()], "Odd: a step calls it 0 times"),
+        (Odd(), [((X, {1}),)], "Odd: an argument is of type set"),
+        (Odd({1}), [((X,),)], "Odd: it returns something of type set"),
+        (Odd(), [], "no step was seen"),
+        (nn.Sequential(nn.ReLU()), [((X,),)], "Sequential: it has no parameters"),
+    ],
+)  # fmt: skip
+def test_why_no_graph(model: nn.Module, inputs: list[tuple[Any, ...]], why: str) -> None:
+    assert watched(model, inputs) == why
+
+
+def test_why_no_graph_of_a_module_that_is_not_plain() -> None:
+    hooked = Odd()
+    hooked.layer.register_forward_hook(lambda *_: None)
+    assert "has hooks" in watched(hooked, [((X,),)])
+    replaced = Odd()
+    replaced.forward = lambda x: x
+    assert watched(replaced, [((X,),)]) == "Odd: its forward was replaced"
+    synchronised = nn.SyncBatchNorm(2)
+    assert "SyncBatchNorm" in watched(nn.Sequential(nn.Linear(2, 2), synchronised).eval(), [((X,),)])
+    assert watched(Odd(), [((X,),)], "blocks") == "the model has no list of blocks"
+
+
+def test_blocks_are_the_longest_list_of_modules_with_layers() -> None:
+    model = Model()
+    assert blocks_of(model) == list(model.blocks)
+    assert blocks_of(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == []
+
+
+def test_graphs_need_gradients_that_are_copied_out() -> None:
+    with pytest.raises(ValueError, match="cuda_graphs: needs gradient_as_bucket_view = true beside it"):
+        Configuration({"cuda_graphs": "model"})
+    assert Configuration({"cuda_graphs": "model", "gradient_as_bucket_view": True}).rung.value == "exact"
