@@ -77,7 +77,7 @@ def own_parser() -> argparse.ArgumentParser:
     add("--allow", choices=[r.value for r in GRADIENT_RUNGS], help="how far training may be changed (near)")
     steps = _whole("--accumulate-up-to", 1)
     add("--accumulate-up-to", type=steps, metavar="N", help="steps of the script that may become one (1)")
-    add("--cuda-graphs", action="store_true", help="try CUDA graphs too (new: not yet seen on many devices)")
+    add("--cuda-graphs", action="store_true", help="try CUDA graphs too (new: not yet the default)")
     add("--budget", type=_checked("--budget", seconds), default=300.0, metavar="TIME", help="limit of measuring (5m)")
     near, lossy = (LIMITS[rung] for rung in (Rung.NEAR, Rung.LOSSY))
     limit = _checked("--near-limit", _above_zero)

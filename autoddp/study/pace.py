@@ -42,7 +42,11 @@ class Pace:
     @property
     def final_rounds(self) -> int:
         """Rounds of the finals: each measures every finalist and the baseline once. Many short ones pair better."""
-        return 4 if self.slow else 6 if self.step >= 0.05 else 8
+        return 5 if self.slow else 6 if self.step >= 0.05 else 8
+
+    def final_block(self, seconds: float, at_once: int = 1) -> int:
+        """As `block`, in the finals. Of slow steps one: five rounds of one say as much as four of two, for less."""
+        return 1 if seconds >= _SLOW else self.block(seconds, at_once)
 
     @property
     def headroom_rounds(self) -> int:

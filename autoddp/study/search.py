@@ -138,7 +138,7 @@ class Study:
         for number in range(1, planned + 1):
             for configuration in self._random.sample(list(blocks), len(blocks)):
                 try:
-                    steps = self._pace.block(expected[configuration], configuration.steps_per_update)
+                    steps = self._pace.final_block(expected[configuration], configuration.steps_per_update)
                     warmup = self._pace.warmup_of(configuration, expected[configuration])
                     blocks[configuration].append(self._ledger.block(configuration, warmup, steps))
                 except TrialFailed:

@@ -16,4 +16,4 @@ if torch.cuda.is_available():
 else:
     raise SystemExit("  no CUDA device here: nothing to check")
 SHOW
-exec "$PYTHON" -m pytest -m gpu tests -q "$@"
+exec "$PYTHON" -m pytest -m gpu tests -q -s "$@"

@@ -1,7 +1,9 @@
-"""What only a CUDA device can show: the event clock, the hooks under NCCL, and a study of ranks that share a GPU."""
+"""What only a CUDA device can show: event clock, hooks under NCCL, CUDA graphs, a study of ranks that share a GPU."""
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -72,6 +74,31 @@ def test_hooks_under_nccl(nccl, configuration, tolerance):
         error = float((found - exact).norm() / exact.norm())
         assert error <= tolerance if tolerance else error < 1
     del ddp
+
+
+@pytest.fixture(scope="module")
+def with_graphs():
+    script = str(Path(__file__).parent / "graphs_on_one_gpu.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    for name, run in found.items():
+        print(f"{name:16} {run['step'] * 1e3:7.3f} ms a step, {run['memory'] / 2**20:.0f} MiB for graphs")
+    return found
+
+
+@pytest.mark.parametrize("autocast", ["", " autocast"])
+@pytest.mark.parametrize("mode", ["model", "blocks"])
+def test_cuda_graphs_train_as_without(with_graphs, mode, autocast):
+    """Losses under dropout, BatchNorm and AdamW: the random numbers and statistics go on as without a capture."""
+    eager, graphed = with_graphs[f"eager{autocast}"], with_graphs[f"{mode}{autocast}"]
+    assert graphed["why_not"] == {"model": "", "blocks": ""}
+    assert graphed["replayed"] > 0
+    assert graphed["losses"] == pytest.approx(eager["losses"], rel=2e-2 if autocast else 1e-3)
+
+
+def test_cuda_graphs_make_a_launch_bound_model_faster(with_graphs):
+    assert with_graphs["eager"]["step"] > 1.3 * with_graphs["model"]["step"]
 
 
 def test_gloo_ranks_that_share_a_gpu_are_tuned_and_launched(tmp_path):

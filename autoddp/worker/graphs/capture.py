@@ -74,6 +74,7 @@ def _one_pass(call: Callable[..., Any], inputs: Sequence[torch.Tensor], module: 
     differentiable = [output for output in outputs if output.requires_grad]
     wanted = [tensor for tensor in (*inputs, *module.parameters()) if tensor.requires_grad]
     if differentiable and wanted:
+        torch.manual_seed(1)  # whatever the forward pass has drawn
         sent = [torch.randn_like(output) for output in differentiable]
         gradients = torch.autograd.grad(differentiable, wanted, sent, allow_unused=True)
         found += [gradient.detach().clone() for gradient in gradients if gradient is not None]

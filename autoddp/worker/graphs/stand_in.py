@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -27,20 +26,19 @@ class StandIn:
     def __init__(self, module: nn.Module, answer: Answer) -> None:
         if _NAME in module.__dict__:
             raise Unfit("its forward was replaced")
-        self._module = weakref.ref(module)
+        self._module = module
         self._answer = answer
         self.__wrapped__ = module.forward  # for whoever asks for its parameters' names
         module.__dict__[_NAME] = self
 
     def leave(self) -> None:
         """The module answers for itself again, unless somebody else stands there now."""
-        module = self._module()
-        if module is not None and module.__dict__.get(_NAME) is self:
-            del module.__dict__[_NAME]
+        if self._module.__dict__.get(_NAME) is self:
+            del self._module.__dict__[_NAME]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._answer(self.__wrapped__, args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Whoever restores the module has only its class so far: `forward` is then the class's own.
-        return getattr, (self._module(), _NAME)
+        return getattr, (self._module, _NAME)

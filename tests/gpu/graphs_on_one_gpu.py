@@ -1,0 +1,95 @@
+"""One NCCL rank trains a model of many small layers as written and with CUDA graphs; one line of JSON says how it went.
+
+Run by test_on_a_gpu.py in a process of its own: it patches DDP, and a capture that fails may spoil the device for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.worker.ddp import Patch
+from autoddp.worker.graphs import Graphs
+
+WIDTH, BLOCKS, STEPS, WATCHED = 64, 30, 120, 4
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(self.layers(x))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+def train(mode: str, autocast: bool) -> dict[str, Any]:
+    """Losses, and the median seconds of a step after everything has settled."""
+    torch.manual_seed(0)
+    patch = Patch()
+    graphs = Graphs(patch.alive)
+    patch.forward_begins = graphs.forward_begins
+    patch.install()
+    ddp = DDP(Model().cuda(), device_ids=[0], gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3, fused=True)
+    x, target = torch.randn(32, WIDTH, device="cuda"), torch.randn(32, WIDTH, device="cuda")
+    losses, seconds = [], []
+    graphs.watch()
+    for number in range(STEPS):
+        began = time.perf_counter()
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
+            loss = nn.functional.mse_loss(ddp(x).float(), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+        graphs.step()
+        if number == WATCHED:
+            graphs.stop_watching()
+            before = torch.cuda.memory_reserved()
+            graphs.turn(mode)
+            memory = torch.cuda.memory_reserved() - before
+    return {
+        "losses": [float(loss) for loss in losses],
+        "step": statistics.median(seconds[STEPS // 2 :]),
+        "replayed": graphs.replayed,
+        "why_not": graphs.why_not,
+        "memory": memory,
+    }
+
+
+def main() -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29534", "RANK": "0", "WORLD_SIZE": "1"}
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl")
+    found = {f"{mode or 'eager'}{' autocast' * autocast}": train(mode, autocast)
+             for autocast in (False, True) for mode in ("", "model", "blocks")}  # fmt: skip
+    print(json.dumps(found), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
