@@ -7,6 +7,7 @@ A script that updates its parameters without a torch optimizer is counted by its
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _CYCLES = 3  # steps of the first optimizer seen before the clock is chosen
 _MOST_STEPS = 12  # of the first optimizer before parameters that nobody has stepped are waited for no longer
-_FORWARDS = 12  # reducing forward passes without any optimizer step: the script has none
+_FORWARDS = 12  # reducing forward passes without any optimizer step: the script may have no optimizer
+_MOST_FORWARDS = 1000  # likewise, of a script that has one: it accumulates over many, or its closure asks for many
 
 
 class StepClock:
@@ -34,6 +36,7 @@ class StepClock:
         self._stray_steps = 0
         self.forwards = 0
         self._by_forwards = False
+        self._patience = _FORWARDS
         self._stopped = False
         register_optimizer_step_post_hook(self._stepped)
 
@@ -52,15 +55,24 @@ class StepClock:
             return
         if self._by_forwards:
             self._on_step()
-        elif self._clock is None and not self._seen and self.forwards >= _FORWARDS:
-            self._by_forwards = True
+        elif self._clock is None and not self._seen and self.forwards >= self._patience:
+            self._lose_patience()
         self.forwards += 1
+
+    def _lose_patience(self) -> None:
+        """No optimizer has stepped for that long. Whether there is one only the garbage collector knows."""
+        ours = self._parameters()
+        optimizers = (thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer))
+        if self._patience == _FORWARDS and any(_held(optimizer) & ours for optimizer in optimizers):
+            self._patience = _MOST_FORWARDS
+        else:
+            self._by_forwards = True
 
     def _stepped(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if self._stopped or self._by_forwards:
             return
         ours = self._parameters()
-        held = frozenset(id(p) for group in optimizer.param_groups for p in group["params"]) & ours
+        held = _held(optimizer) & ours
         if not held:
             self._stray_steps += 1
         elif self._is_clock(held, ours):
@@ -81,3 +93,8 @@ class StepClock:
             if held == self._seen[-1] and self._counts[self._seen[0]] >= patience:
                 self._clock = self._seen[-1]
         return held == self._clock
+
+
+def _held(optimizer: torch.optim.Optimizer) -> frozenset[int]:
+    """The identities of its parameters."""
+    return frozenset(id(p) for group in optimizer.param_groups for p in group["params"])

@@ -109,6 +109,20 @@ def test_without_an_optimizer_forwards_count(script: Script) -> None:
     assert script.during(optimizer(script.ours, script.second).step) == 0  # one clock, not two
 
 
+def test_an_optimizer_that_steps_after_many_forwards_is_waited_for(script: Script) -> None:
+    one, found = optimizer(script.ours, script.second), []
+    for _ in range(5):
+        assert [script.during(script.forward) for _ in range(32)] == [0] * 32
+        found.append(script.during(one.step))
+    assert found == [0, 0, 1, 1, 1]
+
+
+def test_an_optimizer_of_other_parameters_is_not_waited_for(script: Script) -> None:
+    other = optimizer(script.foreign)
+    assert sum(script.during(script.forward) for _ in range(20)) > 5
+    assert other.param_groups
+
+
 def test_forwards_that_reduce_nothing_do_not_count(script: Script) -> None:
     for _ in range(40):
         script.forward(reduces=False)
