@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 from autoddp.errors import AutoddpError
 from autoddp.knobs import Configuration
-from autoddp.knobs.hook import DEFAULT_START_STEP
+from autoddp.knobs.hook import start_step
 from autoddp.launch.nccl_logs import transports
 from autoddp.launch.network import Network
 from autoddp.launch.options import Request
@@ -26,8 +26,12 @@ def tuned_plan(request: Request, plan: Plan, folder: RunFolder, network: Network
     """Run the tuning job; the plan to launch with. Whatever goes wrong, the job can still run as written."""
     say(f"tuning {request.script}: {plan.trials} trials; logs in {folder.path}")
     terminal = Terminal()
+
+    def write(outcome: Outcome) -> str:
+        return dump(recipe_of(outcome, start_step(request.job_steps)))
+
     try:
-        tuned = tune(request, folder, terminal, lambda outcome: dump(recipe_of(outcome)), network.together)
+        tuned = tune(request, folder, terminal, write, network.together)
     finally:
         terminal.close()
     if tuned.outcome is not None:
@@ -60,15 +64,15 @@ def _write(request: Request, folder: RunFolder, tuned: Tuned) -> None:
         )
 
 
-def _explicit(configuration: Configuration) -> Configuration:
+def _explicit(configuration: Configuration, start: int) -> Configuration:
     """With the step at which PowerSGD begins, which trials leave out because they measure it from their first."""
     if configuration.get("hook") != "powersgd":
         return configuration
-    return configuration.with_values(powersgd_start_step=DEFAULT_START_STEP)
+    return configuration.with_values(powersgd_start_step=start)
 
 
-def recipe_of(outcome: Outcome) -> Recipe:
-    """The recipe that a study's outcome amounts to."""
+def recipe_of(outcome: Outcome, powersgd_start: int) -> Recipe:
+    """The recipe that a study's outcome amounts to. `powersgd_start`: reductions before PowerSGD begins."""
     facts = outcome.facts
     return Recipe(
         made_by=MadeBy(
@@ -90,7 +94,7 @@ def recipe_of(outcome: Outcome) -> Recipe:
             cuda=facts.cuda,
             nccl=facts.nccl,
         ),
-        configuration=_explicit(outcome.decision.configuration.without_variables),
+        configuration=_explicit(outcome.decision.configuration.without_variables, powersgd_start),
         env=outcome.decision.configuration.variables,
         evidence=Evidence(
             baseline_ms_per_step=outcome.baseline_seconds * 1e3,
@@ -103,7 +107,7 @@ def recipe_of(outcome: Outcome) -> Recipe:
         ladder=tuple(
             LadderEntry(
                 rung=standing.rung,
-                configuration=_explicit(standing.configuration),
+                configuration=_explicit(standing.configuration, powersgd_start),
                 ms_per_step=standing.seconds * 1e3,
                 speedup=standing.speedup.ratio,
                 speedup_low=standing.speedup.low,

@@ -62,3 +62,12 @@ POWERSGD_START_STEP = Knob(
 )
 
 DEFAULT_START_STEP = 1000  # torch's own default for its PowerSGD hook
+
+
+def start_step(job_steps: int | None) -> int:
+    """Of a job that long: a tenth of it. Never 0, since DDP rebuilds its buckets after the first.
+
+    >>> start_step(90_000), start_step(5), start_step(None)
+    (9000, 1, 1000)
+    """
+    return DEFAULT_START_STEP if job_steps is None else max(1, job_steps // 10)

@@ -19,6 +19,7 @@ _EXAMPLES = {
     "--trials": "a whole number of 0 or more, e.g. --trials 20",
     "--allow": "exact, near or lossy, e.g. --allow near",
     "--accumulate-up-to": "a whole number of 1 or more, e.g. --accumulate-up-to 4",
+    "--job-steps": "a whole number of 1 or more, e.g. --job-steps 90000",
     "--budget": "a duration, e.g. --budget 5m",
     "--near-limit": "a share above 0, e.g. --near-limit 0.02",
     "--lossy-limit": "a share above 0, e.g. --lossy-limit 0.95",
@@ -41,6 +42,8 @@ class Request:
     accumulate_up_to: int | None = None
     """Steps of the script that may become one. None: not given, as with `allow`."""
     cuda_graphs: bool = False
+    job_steps: int | None = None
+    """Optimizer steps of the real job, if the user knows."""
     budget: float = 300.0
     near_limit: float = LIMITS[Rung.NEAR]
     lossy_limit: float = LIMITS[Rung.LOSSY]
@@ -78,6 +81,8 @@ def own_parser() -> argparse.ArgumentParser:
     steps = _whole("--accumulate-up-to", 1)
     add("--accumulate-up-to", type=steps, metavar="N", help="steps of the script that may become one (1)")
     add("--cuda-graphs", action="store_true", help="try CUDA graphs too (new: not yet the default)")
+    steps = _whole("--job-steps", 1)
+    add("--job-steps", type=steps, metavar="N", help="how long the job is: PowerSGD begins after a tenth of it (1000)")
     add("--budget", type=_checked("--budget", seconds), default=300.0, metavar="TIME", help="limit of measuring (5m)")
     near, lossy = (LIMITS[rung] for rung in (Rung.NEAR, Rung.LOSSY))
     limit = _checked("--near-limit", _above_zero)

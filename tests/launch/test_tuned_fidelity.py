@@ -31,7 +31,7 @@ def refused(study):
 
 
 def test_float16_overflow_is_refused(tmp_path):
-    launch, study = tuned(tmp_path / "large", ODD, "large")
+    launch, study = tuned(tmp_path / "large", "--job-steps", "700", ODD, "large")
     assert list(refused(study)) == [("fp16", None)]
     assert 'not on the ladder: hook="fp16": ' in launch.stderr
     recipe = load(launch.folder / "odd_gradients.autoddp.toml")
@@ -39,6 +39,7 @@ def test_float16_overflow_is_refused(tmp_path):
     assert errors["exact"] is None
     assert 1e-4 < errors["near"] < 0.01
     assert errors["lossy"] < 0.01  # of rank one
+    assert recipe.ladder[-1].configuration["powersgd_start_step"] == 70
     assert all("fp16" not in str(entry.configuration) for entry in recipe.ladder)
 
 
