@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from autoddp.worker.graphs.signature import Signature, tensors_of
 Make = Callable[..., Any]
 """As `torch.cuda.make_graphed_callables`."""
 
+_WATCHDOG = 0.5  # seconds
 _FULL, _SIXTEEN_BIT = 1e-3, 2e-2
 """The largest relative L2 difference to the same pass without a graph: libraries may choose other kernels."""
 
@@ -55,11 +57,19 @@ def capture(samples: Sequence[Sample], make: Make) -> list[Graphed]:
     inputs = [tuple(_like(tensor) for tensor in sample.tensors) for sample in samples]
     with _no_trace(samples), _autocast(samples[0]), torch.enable_grad():
         expected = [_one_pass(module, given, module) for module, given in zip(modules, inputs, strict=True)]
+        _let_others_finish()
         # A module's `forward` becomes the graph: so it is the function, not the module, that gets replaced.
         graphed = list(make(tuple(modules), tuple(inputs)))
         for sample, module, given, call, what in zip(samples, modules, inputs, graphed, expected, strict=True):
             _prove(sample, _one_pass(call, given, module), what)
     return [call.forward if isinstance(call, nn.Module) else call for call in graphed]
+
+
+def _let_others_finish() -> None:
+    """NCCL's watchdog asks every 0.1 s for the end of collectives until it has seen it, which would break a capture."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        time.sleep(_WATCHDOG)
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
