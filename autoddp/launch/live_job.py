@@ -187,7 +187,7 @@ class LiveJob:
 
     def _order_for(self, asked: Measure) -> Measure:
         """What is asked, cut to a short script; after a restart nothing is in effect that was turned on before."""
-        steps = max(_FEWEST_STEPS, min(asked.steps, self._most_steps)) if asked.steps else 0
+        steps = min(asked.steps, self._most_steps)
         again = self._fresh_start and not asked.turn
         self._fresh_start = False
         return replace(
