@@ -45,8 +45,8 @@ class Pace:
         return 5 if self.slow else 6 if self.step >= 0.05 else 8
 
     def final_block(self, seconds: float, at_once: int = 1) -> int:
-        """As `block`, in the finals. Of slow steps one: five rounds of one say as much as four of two, for less."""
-        return 1 if seconds >= _SLOW else self.block(seconds, at_once)
+        """As `block`, in the finals. Of slow steps as many as take one of the baseline's: five rounds tell enough."""
+        return max(1, round(self.step / seconds)) if seconds >= _SLOW else self.block(seconds, at_once)
 
     @property
     def headroom_rounds(self) -> int:

@@ -154,6 +154,8 @@ class Study:
         ranked = [c for c in self._trials.best_of(rung) if not c.hook or c.hook in errors]
         if not ranked or not self._plan.allows(ranked[0]):
             return ranked[:1]
+        if self._pace.slow and seconds[ranked[0]] > self._pace.step * (1 - WORTHWHILE):
+            return ranked[:1]  # which of them is best is not worth the time: none gains
         # Where a step costs little beside the baseline's, none that a trial could not tell from the best is left out.
         tied = [c for c in ranked if seconds[c] <= seconds[ranked[0]] * _TIED and self._pace.cheap(seconds[c])]
         return ranked[: max(_FINALISTS, min(len(tied), _MOST_FINALISTS))]
