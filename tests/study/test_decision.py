@@ -1,0 +1,62 @@
+"""What is launched: exact if it surely gains, a rung that changes training only if that is surely worth it."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.study.decision import decide
+from autoddp.study.outcome import Standing
+from autoddp.study.plan import Plan
+from autoddp.timing import Block, speedup
+
+BASELINE = [1.00, 1.01, 0.99, 1.00, 1.01, 0.99]
+OF_RUNG = {
+    Rung.EXACT: Configuration({"bucket_cap_mb": 50.0}),
+    Rung.NEAR: Configuration({"hook": "bf16"}),
+    Rung.LOSSY: Configuration({"hook": "powersgd", "powersgd_rank": 1}),
+}
+
+
+def standing(rung: Rung, times: float, noise: float = 0.002) -> Standing:
+    """So many times as fast as the baseline, in rounds that differ by `noise`."""
+    seconds = [one / times * (1 + noise * (-1) ** number) for number, one in enumerate(BASELINE)]
+    blocks = tuple(Block((second,)) for second in seconds)
+    return Standing(OF_RUNG[rung], 1 / times, speedup(BASELINE, seconds), blocks)
+
+
+@pytest.mark.parametrize(
+    ("exact", "near", "lossy", "launched"),
+    [
+        (1.00, 1.00, 1.00, None),
+        (1.02, 1.02, 1.02, Rung.EXACT),
+        (1.00, 1.04, 1.00, None),
+        (1.00, 1.20, 1.20, Rung.NEAR),
+        (1.20, 1.24, 1.24, Rung.EXACT),
+        (1.20, 1.24, 1.30, Rung.EXACT),  # not 5 % faster than near, which is not launched either
+        (1.20, 1.22, 1.40, Rung.LOSSY),
+        (1.20, 2.00, 2.05, Rung.NEAR),
+        (1.00, 2.00, 12.0, Rung.LOSSY),
+    ],
+)
+def test_a_change_of_training_must_be_worth_it(exact: float, near: float, lossy: float, launched: Rung | None) -> None:
+    ladder = [standing(rung, times) for rung, times in zip(OF_RUNG, (exact, near, lossy), strict=True)]
+    decision = decide(ladder, Plan(allow=Rung.LOSSY), 0.9)
+    assert decision.configuration == (OF_RUNG[launched] if launched else AS_WRITTEN)
+
+
+def test_a_milder_rung_counts_also_where_its_own_gain_is_not_sure() -> None:
+    ladder = [standing(Rung.EXACT, 1.10, noise=0.12), standing(Rung.LOSSY, 1.18)]
+    assert not ladder[0].speedup.sure
+    assert ladder[1].speedup.sure
+    decision = decide(ladder, Plan(allow=Rung.LOSSY), 0.5)
+    assert decision.configuration == AS_WRITTEN
+    assert "; lossy gives ×1.18 (" in decision.why
+    assert decision.why.endswith("not surely 5 % more: too little for a change of training")
+
+
+def test_what_is_not_allowed_does_not_stand_in_the_way() -> None:
+    ladder = [standing(Rung.EXACT, 1.10), standing(Rung.NEAR, 1.50), standing(Rung.LOSSY, 9.0)]
+    decision = decide(ladder, Plan(allow=Rung.NEAR), 0.9)
+    assert decision.configuration == OF_RUNG[Rung.NEAR]
+    assert decision.why.endswith("; --allow lossy would give ×9.00")
