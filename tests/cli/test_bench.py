@@ -57,7 +57,7 @@ def test_the_result_is_kept(ended: Launch) -> None:
 @pytest.mark.parametrize("interface", ["", "lo"])
 def test_tuning_uses_what_was_measured_in_the_same_world(ended: Launch, tmp_path: Path, interface: str) -> None:
     words = [*TWO, "--trials", "1", "--tune-only", "--output", str(ended.folder / ".autoddp"), SCRIPTS / "plain.py"]
-    variables = {"TIMES_LONGER": "12", **({"GLOO_SOCKET_IFNAME": interface} if interface else {})}
+    variables = {"TUNED_TIMES_LONGER": "12", **({"GLOO_SOCKET_IFNAME": interface} if interface else {})}
     launch = start(AUTODDP, tmp_path / "out", list(map(str, words)), variables).wait()
     assert launch.returncode == 0, launch.stderr[-3000:]
     newest = max((ended.folder / ".autoddp").glob("*/summary.json"), key=lambda path: path.stat().st_mtime)

@@ -14,7 +14,7 @@ PLAIN = str(SCRIPTS / "plain.py")
 
 
 def launched(folder, *words):
-    environment = {"TIMES_LONGER": "12"}
+    environment = {"TUNED_TIMES_LONGER": "12"}
     launch = start(AUTODDP, folder, ["--nproc-per-node", "2", *words, PLAIN], environment).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     return launch

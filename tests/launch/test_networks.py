@@ -30,7 +30,7 @@ def _nothing_set(monkeypatch):
 def on_all(lab, command, parent, *words, endpoint=0):
     meet = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "t"]
     meet += ["--rdzv-endpoint", f"{lab.address(0, endpoint)}:29421"]
-    variables = {"OMP_NUM_THREADS": "1", "TIMES_LONGER": "12"}
+    variables = {"OMP_NUM_THREADS": "1", "TUNED_TIMES_LONGER": "12"}
     return [
         start(command, parent / f"host{host}", [*meet, *words], variables, popen=functools.partial(lab.popen, host))
         for host in range(2)

@@ -15,7 +15,7 @@ from autoddp.recipe import load, save
 LARGE = str(SCRIPTS / "large_batch.py")
 SEVERAL = str(SCRIPTS / "several.py")
 TWO = ["--nproc-per-node", "2"]
-LONGER = {"TIMES_LONGER": "20"}
+LONGER = {"TUNED_TIMES_LONGER": "20"}
 WAYS = (
     "",
     "--clip --schedule",

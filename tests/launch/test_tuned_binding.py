@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not may_mount(), reason="needs root, mounts of i
 
 
 def launched(command, folder, *words):
-    launch = start(command, folder, ["--nproc-per-node", "2", *words, PLAIN], {"TIMES_LONGER": "12"}).wait()
+    launch = start(command, folder, ["--nproc-per-node", "2", *words, PLAIN], {"TUNED_TIMES_LONGER": "12"}).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     return launch
 

@@ -14,7 +14,12 @@ REASONS = {
 @pytest.mark.parametrize("kind", REASONS)
 def test_planted_failure(kind, tmp_path):
     launch = run(
-        AUTODDP, tmp_path / "run", f"planted_failure.py --kind {kind}", "--trials", "4", env={"TIMES_LONGER": "12"}
+        AUTODDP,
+        tmp_path / "run",
+        f"planted_failure.py --kind {kind}",
+        "--trials",
+        "4",
+        env={"TUNED_TIMES_LONGER": "12"},
     )
     assert launch.returncode == 0, launch.stderr[-2000:]
     trials = summary(launch)["trials"]

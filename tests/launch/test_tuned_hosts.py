@@ -19,7 +19,7 @@ def rendezvous(lab, kind, host):
 
 def run_on_all(lab, kind, parent, *words, env=None):
     """The same command on every host, to the end."""
-    variables = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TIMES_LONGER": "12", **(env or {})}
+    variables = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TUNED_TIMES_LONGER": "12", **(env or {})}
     launches = [
         start(
             AUTODDP,

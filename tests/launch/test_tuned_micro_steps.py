@@ -36,7 +36,7 @@ def recipe(tmp_path_factory):
     """A recipe of this model that puts reductions off and does nothing else."""
     folder = tmp_path_factory.mktemp("tuned")
     words = [*TWO, "--trials", "3", "--tune-only", MICRO]
-    launch = start(AUTODDP, folder / "out", words, {"TIMES_LONGER": "20"}).wait()
+    launch = start(AUTODDP, folder / "out", words, {"TUNED_TIMES_LONGER": "20"}).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     study = json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text())
     assert study["job"]["micro_steps"] == 4
@@ -75,7 +75,7 @@ def test_the_same_parameters_as_no_sync_by_hand(trained, command):
 
 def test_a_script_with_no_sync_is_left_as_it_is(tmp_path):
     words = [*TWO, "--trials", "3", "--tune-only", MICRO, "--by-hand", "--batches", "100"]
-    launch = start(AUTODDP, tmp_path / "out", words, {"TIMES_LONGER": "20"}).wait()
+    launch = start(AUTODDP, tmp_path / "out", words, {"TUNED_TIMES_LONGER": "20"}).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     study = json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text())
     assert study["job"]["left_out"]["defer_reductions"] == "each step has one reduction"

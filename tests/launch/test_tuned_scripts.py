@@ -27,7 +27,7 @@ TUNED = [
     "no_optimizer.py",
     "compiled.py --where around",
 ]
-LONG = {"TIMES_LONGER": "12"}
+LONG = {"TUNED_TIMES_LONGER": "12"}
 
 
 def run(

@@ -20,7 +20,7 @@ def tuned(folder, *words, **variables):
     """One rank on each of two nodes of this machine, so that each believes it has all cores."""
     meet = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "threads"]
     meet += ["--rdzv-endpoint", "127.0.0.1:29437", "--local-addr", "127.0.0.1"]
-    variables = {"TIMES_LONGER": "12", "GLOO_SOCKET_IFNAME": "lo", **variables}
+    variables = {"TUNED_TIMES_LONGER": "12", "GLOO_SOCKET_IFNAME": "lo", **variables}
     launches = [start(AUTODDP, folder / f"node{n}", [*meet, *words], variables) for n in range(2)]
     for launch in launches:
         assert launch.wait().returncode == 0, launch.stderr[-2000:]

@@ -27,10 +27,13 @@ def network(width: int = 32) -> nn.Module:
 def batches(steps: int, rank: int, seed: int = 0) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Its own generator: neither draws of the network nor of another iterator change the data.
 
-    TIMES_LONGER multiplies the steps: a study that needs many would start a short script again and again.
+    TIMES_LONGER multiplies the steps, TUNED_TIMES_LONGER those of a tuning job alone: a study that needs many would
+    start a short script again and again.
     """
+    is_tuned = os.environ.get("AUTODDP_TUNING") == "1"
+    longer = int(os.environ.get("TUNED_TIMES_LONGER" if is_tuned else "TIMES_LONGER", "1"))
     source = torch.Generator().manual_seed(1000 * seed + rank)
-    for _ in range(steps * int(os.environ.get("TIMES_LONGER", "1"))):
+    for _ in range(steps * longer):
         inputs = torch.randn(BATCH, FEATURES, generator=source)
         yield inputs, inputs[:, :CLASSES].argmax(dim=1)
 
