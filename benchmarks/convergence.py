@@ -29,6 +29,7 @@ from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.recipe import load, save
 
 AT_ONCE = 4
+_ATTEMPTS = 5
 TWO = ["--nproc-per-node", "2"]
 
 
@@ -75,13 +76,14 @@ def train(local: Local, task: Task, seed: int, launcher: list[str]) -> dict[str,
     # Behind a `--` the script's own --seed is not autoddp's, which has one too.
     separator = ["--"] if "autoddp" in launcher else []
     words = [*launcher, script, *separator, *task.words, "--seed", str(seed)]
-    try:
-        local.run(words)
-    except RuntimeError as problem:
-        if "terminate called" not in str(problem):
-            raise
-        say("torch aborted while the interpreter ended, as 2.13 now and then does: this training is made again")
-        local.run(words)
+    for attempt in range(_ATTEMPTS):
+        try:
+            local.run(words)
+            break
+        except RuntimeError as problem:
+            if "terminate called" not in str(problem) or attempt == _ATTEMPTS - 1:
+                raise
+            say("torch aborted while the interpreter ended, as 2.13 now and then does: this training is made again")
     said = max(local.folder.glob("run*.log"), key=lambda path: path.stat().st_mtime).read_text()
     return {
         "final": float(re.findall(task.final, said)[-1]),

@@ -105,6 +105,7 @@ def main() -> None:
         if args.save:
             torch.save(network.state_dict(), args.save)
         print(f"test accuracy {100 * accuracy(network, test, device):.1f} %", flush=True)
+    dist.barrier()  # nobody takes the process group down while others still compute: torch 2.13 may abort then
     dist.destroy_process_group()
 
 

@@ -206,6 +206,7 @@ def main() -> None:
     train(DDP(network, device_ids=[device.index] if use_cuda else None), training, args, device)
     if dist.get_rank() == 0:
         print(f"test accuracy {100 * accuracy(network, test, device):.1f} %", flush=True)
+    dist.barrier()  # nobody takes the process group down while others still compute: torch 2.13 may abort then
     dist.destroy_process_group()
 
 

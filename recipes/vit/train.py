@@ -102,6 +102,7 @@ def main() -> None:
         print(
             f"{args.steps} steps  loss {loss:.3f}  {1000 * seconds:.1f} ms per step  {speed:.1f} images/s", flush=True
         )
+    dist.barrier()  # nobody takes the process group down while others still compute: torch 2.13 may abort then
     dist.destroy_process_group()
 
 
