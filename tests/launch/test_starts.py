@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,13 @@ class Passes:
         self.workers: list[FakeWorker] = []
         self._job, self._path, self._folder = job, path, folder
         self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def workers_of(self, passes: int) -> list[FakeWorker]:
+        """The workers once so many passes have one: a worker may have answered before it is in the list."""
+        until = time.monotonic() + 30
+        while len(self.workers) < passes and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.workers
 
     def _run(self) -> None:
         more = True
@@ -83,7 +91,8 @@ def test_one_start_for_each_change(passes: tuple[LiveJob, Passes]) -> None:
     blocks = [job(configuration, 1, 3) for configuration in asked]
     assert [len(block.seconds) for block in blocks] == [3] * 5
     assert main.variables == [{}, VARIABLES, {}]
-    configurations = [[o.configuration for o in worker.heard if not isinstance(o, Finish)] for worker in main.workers]
+    heard = [[o for o in worker.heard if not isinstance(o, Finish)] for worker in main.workers_of(passes=3)]
+    configurations = [[order.configuration for order in orders] for orders in heard]
     assert configurations == [[{}, {"bucket_cap_mb": 8.0}], [BOTH.plain()] * 2, [{}]]
 
 
@@ -92,7 +101,7 @@ def test_nothing_is_in_effect_after_a_start(passes: tuple[LiveJob, Passes]) -> N
     let_go_when_told(main)
     job(AS_WRITTEN, 1, 3)
     job(BOTH, 0, 3, turn=False)
-    orders = [order for order in main.workers[1].heard if not isinstance(order, Finish)]
+    orders = [order for order in main.workers_of(passes=2)[1].heard if not isinstance(order, Finish)]
     assert orders[0].turn
     assert orders[0].warmup == 2
 
