@@ -56,7 +56,8 @@ def _too_little(allowed: Sequence[Standing], chosen: Standing | None) -> str:
     if not passed:
         return ""
     best = max(passed, key=lambda standing: standing.speedup.ratio)
-    return f"; {best.rung.value} gives {best.speedup}, not surely 5 % more: too little for a change of training"
+    gives = f"; {best.rung.value} gives {best.speedup}, not surely 5 % more than every milder rung and your settings"
+    return f"{gives}: too little for a change of training"
 
 
 def _beyond(ladder: Sequence[Standing], plan: Plan) -> str:

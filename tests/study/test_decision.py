@@ -52,7 +52,9 @@ def test_a_milder_rung_counts_also_where_its_own_gain_is_not_sure() -> None:
     decision = decide(ladder, Plan(allow=Rung.LOSSY), 0.5)
     assert decision.configuration == AS_WRITTEN
     assert "; lossy gives ×1.18 (" in decision.why
-    assert decision.why.endswith("not surely 5 % more: too little for a change of training")
+    assert decision.why.endswith(
+        "not surely 5 % more than every milder rung and your settings: too little for a change of training"
+    )
 
 
 def test_what_is_not_allowed_does_not_stand_in_the_way() -> None:
