@@ -28,9 +28,14 @@ def start_applying(order: Order) -> None:
     deferral = Deferral(switch, patch.alive)
     accumulation = Accumulation(switch, patch.alive, _give_up)
     recipe = _Applied(Configuration(order.configuration), order.parameters_digest, deferral, accumulation)
+
+    def by_the_recipe() -> list[Wrapped]:
+        """Models that run as written have no buckets that copy a graph's gradients out."""
+        return [w for w in patch.alive() if w.ddp is not None and w.ddp.gradient_as_bucket_view]
+
     mode = str(order.configuration.get(CUDA_GRAPHS.name, ""))
     if mode:
-        recipe.graphs = GraphsInTheJob(Graphs(patch.alive), patch.alive, mode, _say)
+        recipe.graphs = GraphsInTheJob(Graphs(by_the_recipe), by_the_recipe, mode, _say)
     if {DEFER_REDUCTIONS.name, ACCUMULATE_STEPS.name, CUDA_GRAPHS.name} & set(order.configuration):
         patch.forward_begins = recipe.forward_begins
         switch.install()

@@ -52,13 +52,13 @@ def batches(rank: int, size: int = 8, steps: int = STEPS) -> Iterator[torch.Tens
 class Run:
     """One training: `step(loss)` ends a step of it; the graphs are turned on after some."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, bucket_view: bool = True) -> None:
         torch.manual_seed(3)
         self.patch = Patch()
         self.graphs = Graphs(self.patch.alive, static_callables)
         self.patch.forward_begins = self.graphs.forward_begins
         self.patch.install()
-        self.ddp = DDP(Model(), gradient_as_bucket_view=True)
+        self.ddp = DDP(Model(), gradient_as_bucket_view=bucket_view)
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.1, momentum=0.9)
         self.mode, self.steps = mode, 0
         self.losses: list[torch.Tensor] = []
@@ -251,6 +251,24 @@ def train(loop: Loop, mode: str, rank: int) -> dict[str, Any]:
     return {"values": [value.clone() for value in values], "replayed": run.graphs.replayed, "why": run.graphs.why_not}
 
 
+def as_written_by_ddp(rank: int) -> int:
+    """A model without buckets that copy its gradients out: forward passes that a graph has served."""
+    run = Run("model", bucket_view=False)
+    plain(run, rank)
+    return run.graphs.replayed
+
+
+def beside_another(rank: int) -> int:
+    """Another DDP model's forward pass arms no graph of this one, whose module is then called around DDP."""
+    run = Run("model")
+    plain(run, rank)
+    before = run.graphs.replayed
+    other = DDP(nn.Linear(WIDTH, WIDTH), gradient_as_bucket_view=True)
+    for x in batches(rank, steps=3):
+        run.ddp.module(other(x))["out"].square().mean().backward()
+    return run.graphs.replayed - before
+
+
 def turning(rank: int) -> dict[str, Any]:
     """On, off, the other kind and on again, in the middle of a training."""
     run, served = Run("model"), []
@@ -300,6 +318,8 @@ def checks(rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for loop in LOOPS:
         found[loop.__name__] = {mode: train(loop, mode, rank) for mode in ("", "model", "blocks")}
+    found["no bucket view"] = as_written_by_ddp(rank)
+    found["beside another"] = beside_another(rank)
     found["turning"] = turning(rank)
     found["failing"] = failing(rank)
     return found

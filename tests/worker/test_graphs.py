@@ -47,6 +47,11 @@ def test_the_stand_in_for_capture_has_the_dangers_of_one() -> None:
     assert not torch.equal(first, before)
 
 
+@pytest.mark.parametrize("case", ["no bucket view", "beside another"])
+def test_no_graph_serves_where_gradients_are_not_copied_out(ranks: list[dict[str, Any]], case: str) -> None:
+    assert [rank[case] for rank in ranks] == [0, 0]
+
+
 def test_turned_on_and_off_between_steps(ranks: list[dict[str, Any]]) -> None:
     for found, plain in ((rank["turning"], rank["plain"][""]) for rank in ranks):
         for one, other in zip(found["values"], plain["values"], strict=False):

@@ -55,10 +55,10 @@ class Graphs:
         self._watching = None
 
     def forward_begins(self, ddp: DDP) -> None:
-        """DDP begins a forward pass; graphs serve only those whose gradients it will reduce."""
-        if self._mode and ddp.require_backward_grad_sync:
+        """DDP begins a forward pass; its graphs serve only where it will reduce the gradients and copy them out."""
+        if self._mode and ddp.require_backward_grad_sync and ddp.gradient_as_bucket_view:
             for replay in self._replays:
-                replay.arm()
+                replay.arm(ddp.module)
 
     def turn(self, mode: str) -> None:
         """ "model", "blocks", or "" for none; at a step boundary. Captured graphs are kept while none other is wanted.
@@ -89,4 +89,4 @@ class Graphs:
             raise RuntimeError(f'no CUDA graphs of "{mode}": {self.why_not.get(mode, "no step was watched")}')
         samples = self._samples[mode]
         graphed = capture(samples, self._make)
-        return [Replay(s.module, s.signature, call) for s, call in zip(samples, graphed, strict=True)]
+        return [Replay(s, call) for s, call in zip(samples, graphed, strict=True)]

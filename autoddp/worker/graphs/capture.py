@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoddp.worker.graphs.replay import Graphed
 from autoddp.worker.graphs.signature import Signature, tensors_of
+
+Graphed = Callable[..., Any]
+"""Of tensors; one of what `torch.cuda.make_graphed_callables` returns."""
 
 Make = Callable[..., Any]
 """As `torch.cuda.make_graphed_callables`."""
@@ -26,6 +28,8 @@ _FULL, _SIXTEEN_BIT = 1e-3, 2e-2
 class Sample:
     """How a module is called in each step."""
 
+    model: nn.Module
+    """What DDP wraps: the module itself, or that of which it is a block."""
     module: nn.Module
     signature: Signature
     tensors: Sequence[torch.Tensor]

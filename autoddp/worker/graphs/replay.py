@@ -10,11 +10,9 @@ import torch
 from torch import nn
 
 from autoddp.worker.ddp import hooks_inside
-from autoddp.worker.graphs.signature import Signature, Unfit, put_together, signature_of, tensors_of
+from autoddp.worker.graphs.capture import Graphed, Sample
+from autoddp.worker.graphs.signature import Unfit, put_together, signature_of, tensors_of
 from autoddp.worker.graphs.stand_in import Forward, StandIn
-
-Graphed = Callable[..., Any]
-"""Of tensors; one of what `torch.cuda.make_graphed_callables` returns."""
 
 
 class _Pass:
@@ -45,9 +43,9 @@ class Replay:
     call; with gradients that DDP does not copy out at once, as under `no_sync`.
     """
 
-    def __init__(self, module: nn.Module, signature: Signature, graphed: Graphed) -> None:
-        self._module = module
-        self._signature = signature
+    def __init__(self, sample: Sample, graphed: Graphed) -> None:
+        module = sample.module
+        self._model, self._module, self._signature = sample.model, module, sample.signature
         self._graphed = graphed
         self._modules = list(module.modules())
         self._tensors = [*module.parameters(), *module.buffers()]
@@ -70,9 +68,9 @@ class Replay:
             self._stand_in.leave()
         self._stand_in = None
 
-    def arm(self) -> None:
-        """DDP begins a forward pass whose gradients it will reduce."""
-        self._armed = True
+    def arm(self, model: nn.Module) -> None:
+        """DDP begins a forward pass of `model` whose gradients it will reduce."""
+        self._armed = self._armed or model is self._model
 
     def _answer(self, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors = self._tensors_of(args, kwargs)

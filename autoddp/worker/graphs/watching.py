@@ -26,6 +26,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 class _Seen:
     """Of one module."""
 
+    model: nn.Module
     module: nn.Module
     stand_in: StandIn | None = None
     calls: int = 0
@@ -42,8 +43,8 @@ class Watching:
 
     def __init__(self, models: list[nn.Module]) -> None:
         self._of: dict[str, list[_Seen]] = {
-            WHOLE_MODEL: [_Seen(model) for model in models],
-            BLOCKS: [_Seen(block) for model in models for block in blocks_of(model)],
+            WHOLE_MODEL: [_Seen(model, model) for model in models],
+            BLOCKS: [_Seen(model, block) for model in models for block in blocks_of(model)],
         }
         self._steps = 0
         self._calls = 0
@@ -108,7 +109,9 @@ class Watching:
     def samples(self, mode: str) -> list[Sample]:
         """In the order in which a step calls them."""
         ordered = sorted(self._of[mode], key=lambda seen: seen.order)
-        return [Sample(s.module, s.signature, s.tensors, s.autocast) for s in ordered if s.signature is not None]
+        return [
+            Sample(s.model, s.module, s.signature, s.tensors, s.autocast) for s in ordered if s.signature is not None
+        ]
 
 
 def _why_not(module: nn.Module) -> str:
