@@ -6,10 +6,11 @@ A launcher that comes to lead after a restart replays it; and whoever doubts a f
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from autoddp.wire import BlockDone, Measure
+from autoddp.wire import BlockDone, Measure, block_of
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,15 @@ class Entry:
     asked: Measure
     done: BlockDone | None
     failure: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """JSON types, to be passed on to other nodes."""
+        return {**asdict(self), "done": asdict(replace(self.done, measure={})) if self.done else None}
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Entry:
+        """The inverse of `plain`."""
+        return cls(Measure(**plain["asked"]), block_of(plain["done"]) if plain["done"] else None, plain["failure"])
 
 
 class Journal:

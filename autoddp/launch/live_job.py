@@ -7,9 +7,8 @@ import os
 import queue
 import signal
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from autoddp.knobs import Configuration
 from autoddp.launch.journal import Entry, Journal
@@ -44,7 +43,7 @@ class LiveJob:
         self._fresh_start = True
         self.waited = 0.0
         """Seconds spent waiting for another start of the script, or for the node that leads."""
-        self._unreported: list[dict[str, Any]] = []
+        self._known_to_all = 0
         self._futile_passes = 0
         self._patience = Patience()
         self._starts = Starts()
@@ -175,11 +174,10 @@ class LiveJob:
         order = self._order_for(asked)
         done = self._send(leader, order)
         if done is not None:
-            self._unreported = []
+            self._known_to_all = asked.index  # no rank ends a block before it has told of the one before
             return Entry(asked, done)
         self._leader = None
         if self._first_failure:
-            self._unreported.append({"asked": asdict(asked), "failure": self._first_failure})
             return Entry(asked, None, self._first_failure)
         # Whatever remains must fit between two of the script's ends.
         self._most_steps = max(_FEWEST_STEPS, order.steps // 2)
@@ -189,13 +187,14 @@ class LiveJob:
         """What is asked, cut to a short script; after a restart nothing is in effect that was turned on before."""
         steps = min(asked.steps, self._most_steps)
         again = self._fresh_start and not asked.turn
+        before = self._journal.entries[self._known_to_all : asked.index] if self._fresh_start else []
         self._fresh_start = False
         return replace(
             asked,
             steps=steps,
             turn=asked.turn or again,
             warmup=max(asked.warmup, 2) if again else asked.warmup,
-            failures=tuple(self._unreported),
+            missed=tuple(entry.plain() for entry in before),
         )
 
     def _send(self, leader: Worker, order: Measure) -> BlockDone | None:
@@ -275,9 +274,9 @@ class LiveJob:
     def _copy(self, message: BlockDone) -> None:
         """Another node's launcher leads: keep its journal."""
         order = Measure(**message.measure)
-        for failed in order.failures:
-            self._journal.add(Entry(Measure(**failed["asked"]), None, failed["failure"]))
-        self._journal.add(Entry(order, message))
+        for plain in order.missed:
+            self._journal.add(Entry.of(plain))
+        self._journal.add(Entry(replace(order, missed=()), message))
 
     def _new_worker(self, worker: Worker, hello: Hello) -> None:
         if any(present.hello.local_rank == hello.local_rank for present in self._workers):

@@ -11,6 +11,7 @@ from autoddp.wire.messages import (
     Message,
     Ready,
     Welcome,
+    block_of,
     decode,
     encode,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "Message",
     "Ready",
     "Welcome",
+    "block_of",
     "decode",
     "encode",
 ]

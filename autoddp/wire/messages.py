@@ -62,8 +62,8 @@ class Measure:
     """Steps after the timed ones, on which the gradients also travel whole: how far is the hook from the exact mean?"""
     at_once: int = 1
     """Steps of the script that the configuration makes one: that many are counted, and timed, as one."""
-    failures: tuple[dict[str, Any], ...] = ()
-    """Measurements that failed since the last block: {"asked": …, "failure": …}, for the journals of other nodes."""
+    missed: tuple[dict[str, Any], ...] = ()
+    """After another start: journal entries before this one that other nodes may lack; see `launch.journal`."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +117,18 @@ def decode(data: bytes) -> Message:
         kind = _TYPES[fields.pop("is")]
         if kind is Ready:
             fields["facts"] = _facts(fields["facts"])
-        if kind is BlockDone:
-            fields["seconds"] = tuple(fields["seconds"])
-            fields["error"] = GradientError(**fields["error"]) if fields.get("error") else None
-        if kind is Measure and "failures" in fields:
-            fields["failures"] = tuple(fields["failures"])
-        message: Message = kind(**fields)
+        if kind is Measure and "missed" in fields:
+            fields["missed"] = tuple(fields["missed"])
+        message: Message = block_of(fields) if kind is BlockDone else kind(**fields)
     except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"not a message of this protocol: {error!r}") from error
     return message
+
+
+def block_of(fields: dict[str, Any]) -> BlockDone:
+    """A block back from its JSON types."""
+    error = GradientError(**fields["error"]) if fields.get("error") else None
+    return BlockDone(**{**fields, "seconds": tuple(fields["seconds"]), "error": error})
 
 
 def _facts(fields: dict[str, Any]) -> JobFacts:

@@ -9,7 +9,6 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 from fake_worker import FakeWorker, cost
 
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.launch.journal import Journal
+from autoddp.launch.journal import Entry, Journal
 from autoddp.launch.live_job import LiveJob
 from autoddp.launch.server import WorkerServer
 from autoddp.study import Outcome, Plan, Silent, Study, TrialFailed, TuningOver
@@ -129,12 +128,40 @@ def test_a_follower_takes_over_the_lead(
     assert asked == list(range(len(passed_on), len(undisturbed[1])))
 
 
+def test_a_block_that_a_follower_did_not_live_to_hear_of(
+    server: WorkerServer, workers: list[FakeWorker], tmp_path: Path, undisturbed: tuple[Outcome, list[Measure]]
+) -> None:
+    """Rank 0 dies of an order right after a block: the other node's rank is gone before it can pass that block on."""
+    last_heard, dies_at = 7, 9
+
+    def answer(order: Measure) -> BlockDone | None:
+        return None if order.index == dies_at else cost(order)
+
+    leads = job_of(server, Journal(tmp_path / "leads.jsonl"), tmp_path)
+    workers.append(FakeWorker(server.path, answer, nodes=2))
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(study(leads)))
+    thread.start()
+    workers[0].hung_up.wait(timeout=60)
+    workers.append(FakeWorker(server.path, answer, nodes=2, restart=1))
+    thread.join(timeout=60)
+
+    other = WorkerServer(str(tmp_path / "other"))
+    follows = job_of(other, Journal(tmp_path / "follows.jsonl"), tmp_path)
+    workers.append(FakeWorker(other.path, rank=1, nodes=2))
+    for order in (*workers[0].heard[: last_heard + 1], *workers[1].heard):
+        assert isinstance(order, Measure)
+        workers[2].say(cost(order))
+    assert same(study(follows), outcomes[0])
+    other.close()
+
+
 def test_a_follower_learns_of_failures(server: WorkerServer, workers: list[FakeWorker], tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
     job = job_of(server, journal, tmp_path)
-    failed = {"asked": asdict(Measure(0, {"hook": "fp16"}, 1, 2)), "failure": "rank 0 killed by SIGABRT"}
+    failed = Entry(Measure(0, {"hook": "fp16"}, 1, 2), None, "rank 0 killed by SIGABRT")
     workers.append(FakeWorker(server.path, rank=1, nodes=2))
-    workers[0].say(cost(Measure(1, {}, 1, 2, failures=(failed,))))
+    workers[0].say(cost(Measure(1, {}, 1, 2, missed=(failed.plain(),))))
     with pytest.raises(TrialFailed, match="rank 0 killed by SIGABRT"):
         job(Configuration({"hook": "fp16"}), 1, 2)
     assert job(AS_WRITTEN, 1, 2).seconds == (0.05, 0.05)
@@ -164,7 +191,7 @@ def test_a_worker_that_dies_fails_its_trial_only(
     after = workers[1].heard[0]
     assert isinstance(after, Measure)
     assert (after.turn, after.warmup) == (True, 2)  # nothing is in effect in a new process
-    assert [failure["failure"] for failure in after.failures] == [said]
+    assert [entry["failure"] for entry in after.missed] == ["", said]
 
 
 def test_a_script_that_ends_is_asked_again_for_less(

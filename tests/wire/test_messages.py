@@ -34,16 +34,16 @@ FACTS = JobFacts(
     left_out={"static_graph": "gradients did not become ready once per step in one order"},
     micro_steps=2.5,
 )
-FAILED = {"asked": {"index": 2}, "failure": "rank 1 killed by SIGABRT"}
+FAILED = {"asked": {"index": 2}, "done": None, "failure": "rank 1 killed by SIGABRT"}
 MESSAGES: list[Message] = [
     Hello(VERSION, rank=3, local_rank=1, pid=4711, restart=2),
     Welcome(True),
     Welcome(False),
     Ready(FACTS),
     Measure(0, {}, 1, 2),
-    Measure(7, {"bucket_cap_mb_list": [2, 0.5], "hook": "bf16"}, 3, 40, reduce=False, turn=False, failures=(FAILED,)),
+    Measure(7, {"bucket_cap_mb_list": [2, 0.5], "hook": "bf16"}, 3, 40, reduce=False, turn=False, missed=(FAILED,)),
     BlockDone(7, (0.1, 1 / 3, 1e-9), 0.25, 0.001),
-    BlockDone(7, (), 0.0, 0.0, measure={"index": 7, "configuration": {"hook": "bf16"}, "failures": [FAILED]}),
+    BlockDone(7, (), 0.0, 0.0, measure={"index": 7, "configuration": {"hook": "bf16"}, "missed": [FAILED]}),
     Finish('# ein Rezept: ×2\n[made_by]\nautoddp = "0.1.0"\n'),
     Goodbye(1, "RuntimeError: Übermut", in_trial=True),
     Goodbye(0, ""),
