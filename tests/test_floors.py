@@ -58,6 +58,9 @@ PRIVATE_TO_OTHERS = {
     ("launch/options.py", "_option_string_actions"),
     # How often a gradient was written to: torch has no public name for it.
     ("worker/accumulation.py", "_version"),
+    # Where torch.compile's settings are, which its documentation names: whether it cuts at buckets, and replays.
+    ("worker/torch_compile.py", "_dynamo"),
+    ("worker/torch_compile.py", "_inductor"),
     # torch.cuda.graphs itself takes arguments apart with it, and torch 2.4 has it under no public name.
     ("worker/graphs/signature.py", "_pytree"),
     # Python's own, documented in spite of their names.

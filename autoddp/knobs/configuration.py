@@ -15,6 +15,7 @@ from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
 from autoddp.knobs.graph import STATIC_GRAPH
 from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_FACTORS, POWERSGD_RANK, POWERSGD_START_STEP
 from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, DEFER_REDUCTIONS
+from autoddp.knobs.optimize_ddp import OPTIMIZE_DDP
 from autoddp.knobs.start import START_KNOBS
 from autoddp.knobs.threads import THREADS
 
@@ -24,6 +25,7 @@ KNOBS: tuple[Knob, ...] = (
     GRADIENT_AS_BUCKET_VIEW,
     BATCHED_GRAD_COPY,
     STATIC_GRAPH,
+    OPTIMIZE_DDP,
     CUDA_GRAPHS,
     DEFER_REDUCTIONS,
     ACCUMULATE_STEPS,

@@ -29,5 +29,9 @@ class LiveModel(Protocol):
     def gradient_error(self) -> GradientError | None:
         """Of the steps compared since the last call; None where no hook of ours is in effect."""
 
+    @property
+    def compilations(self) -> int:
+        """How often something was compiled in this process so far: a step in which that happens is no measure."""
+
     def synchronize(self) -> None:
         """Wait until the device has done all work queued so far; nothing to do on a CPU."""

@@ -258,6 +258,7 @@ class LiveJob:
             self._new_worker(worker, message)
         elif isinstance(message, Ready):
             self._facts, self._ready_in_this_start = message.facts, True
+            self._patience.compiles = message.facts.compiles
             self._starts.ready()
             if worker.hello.rank == 0:
                 self._leader, self._fresh_start = worker, True

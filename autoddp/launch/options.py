@@ -42,6 +42,7 @@ class Request:
     accumulate_up_to: int | None = None
     """Steps of the script that may become one. None: not given, as with `allow`."""
     cuda_graphs: bool = False
+    recompile: bool = False
     job_steps: int | None = None
     """Optimizer steps of the real job, if the user knows."""
     budget: float = 300.0
@@ -81,6 +82,7 @@ def own_parser() -> argparse.ArgumentParser:
     steps = _whole("--accumulate-up-to", 1)
     add("--accumulate-up-to", type=steps, metavar="N", help="steps of the script that may become one (1)")
     add("--cuda-graphs", action="store_true", help="try CUDA graphs too (new: not yet the default)")
+    add("--recompile", action="store_true", help="try what makes torch.compile compile the model again")
     steps = _whole("--job-steps", 1)
     add("--job-steps", type=steps, metavar="N", help="how long the job is: PowerSGD begins after a tenth of it (1000)")
     add("--budget", type=_checked("--budget", seconds), default=300.0, metavar="TIME", help="limit of measuring (5m)")

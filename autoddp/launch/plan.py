@@ -25,6 +25,7 @@ class Plan:
     allow: Rung = Rung.NEAR
     accumulate_up_to: int = 1
     cuda_graphs: bool = False
+    recompile: bool = False
     chosen: tuple[Rung, int] | None = None
     """The rung and the steps in one that are asked for of a saved recipe; None: what the recipe launches."""
     bypass: bool = False
@@ -59,7 +60,7 @@ class Plan:
     def digest(self) -> str:
         """Equal on two nodes if they are about to do the same."""
         if self.recipe is None:
-            asked = f"{self.trials} {self.allow.value} {self.accumulate_up_to} {self.cuda_graphs}"
+            asked = f"{self.trials} {self.allow.value} {self.accumulate_up_to} {self.cuda_graphs} {self.recompile}"
             return f"tune {asked}" if self.tune else "torchrun"
         return f"launch {self.configuration!r} {sorted(self.variables.items())}"
 
@@ -104,6 +105,7 @@ def choose(request: Request) -> Plan:
         allow=request.allow or Rung.NEAR,
         accumulate_up_to=request.accumulate_up_to or 1,
         cuda_graphs=request.cuda_graphs,
+        recompile=request.recompile,
     )
     if request.trials is None and request.recipe is not None:
         return _with_given_recipe(request, plan, known)

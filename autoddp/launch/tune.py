@@ -95,6 +95,7 @@ def _run_passes(request: Request, folder: RunFolder, job: LiveJob, interfaces: s
             measured=str(request.output.absolute()),
             accumulates=(request.accumulate_up_to or 1) > 1,
             cuda_graphs=request.cuda_graphs,
+            recompiles=request.recompile,
         )
         asked = {"AUTODDP_TUNING": "1", **_TRACKERS_OFF, **nccl_logs.variables(folder.path)}
         with environment_with({**asked, **order.environment(os.environ), **wanted}):

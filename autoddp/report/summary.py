@@ -32,6 +32,7 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
         "ladder": [_standing(standing) for standing in outcome.ladder],
         "decision": {"configuration": outcome.decision.configuration.plain(), "why": outcome.decision.why},
         "steps": outcome.steps,
+        "compilations": outcome.compilations,
         "wall_seconds": {**outcome.wall_seconds, **wall_seconds},
     }
 

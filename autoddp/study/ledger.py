@@ -20,6 +20,7 @@ class Ledger:
         self._measure = measure
         self.phase = "baseline"
         self.steps: dict[str, int] = defaultdict(int)
+        self.compilations = 0
         self.wall_seconds: dict[str, float] = defaultdict(float)
 
     @property
@@ -56,6 +57,7 @@ class Ledger:
         finally:
             self.wall_seconds[self.phase] += time.perf_counter() - began
         at_once = configuration.steps_per_update
+        self.compilations += done.compilations
         self.steps["measured"] += len(done.seconds) * at_once
         self.steps["warm-up"] += warmup * at_once
         self.wall_seconds["measured"] += sum(done.seconds) * at_once

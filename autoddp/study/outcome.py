@@ -104,6 +104,9 @@ class Outcome:
     wall_seconds: dict[str, float] = field(default_factory=dict)
     """Wall time by phase: "headroom", "baseline", "trials", "finals"; of which "measured", "warm-up"."""
 
+    compilations: int = 0
+    """How often torch.compile was at work on rank 0."""
+
     @property
     def baseline_seconds(self) -> float:
         """Seconds of a step as written: from the finals where there were any, beside the finalists."""

@@ -39,10 +39,9 @@ class Pace:
         """Steps until a step that long takes what it will take; none where waiting for it is dear."""
         return min(_MOST, math.ceil(_SETTLING / seconds)) if self.cheap(seconds) else 0
 
-    @property
-    def final_rounds(self) -> int:
+    def final_rounds(self, turns_are_dear: bool = False) -> int:
         """Rounds of the finals: each measures every finalist and the baseline once. Many short ones pair better."""
-        return 5 if self.slow else 6 if self.step >= 0.05 else 8
+        return 5 if self.slow or turns_are_dear else 6 if self.step >= 0.05 else 8
 
     def final_block(self, seconds: float, at_once: int = 1) -> int:
         """As `block`, in the finals. Of slow steps as many as take one of the baseline's: five rounds tell enough."""

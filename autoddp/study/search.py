@@ -9,6 +9,7 @@ import random
 from collections.abc import Mapping
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung, Value
+from autoddp.knobs.cuda_graphs import REDUCE_OVERHEAD
 from autoddp.study.decision import decide, ladder_of
 from autoddp.study.ledger import Ledger
 from autoddp.study.measure import Measure, TrialFailed, TuningOver
@@ -72,6 +73,7 @@ class Study:
             decision=self._decide(headroom, ladder),
             screened=tuple(judged),
             steps=dict(self._ledger.steps),
+            compilations=self._ledger.compilations,
             wall_seconds=dict(self._ledger.wall_seconds),
         )
         self._observer.finished(outcome)
@@ -134,7 +136,8 @@ class Study:
         contenders = [c for rung in Rung for c in self._contenders(rung)]
         blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *contenders)}
         expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
-        planned = self._pace.final_rounds if contenders else 0
+        compiled_anew = bool(self._facts.ways_to_cut) or REDUCE_OVERHEAD in self._facts.cuda_graphs
+        planned = self._pace.final_rounds(turns_are_dear=compiled_anew) if contenders else 0
         for number in range(1, planned + 1):
             for configuration in self._random.sample(list(blocks), len(blocks)):
                 try:

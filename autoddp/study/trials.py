@@ -49,7 +49,7 @@ class Trials:
         """Hook and rank → how far its gradients are from the exact mean; buckets make no difference to that."""
 
     def find_computing(self) -> Configuration:
-        """The CPUs, threads and CUDA graphs that all later trials have. First and alone: they weigh on all other knobs.
+        """The CPUs, threads, compiled pieces and graphs that all later trials have: they weigh on all other knobs.
 
         They can win where the reduction costs nothing, so they are tried whatever the headroom.
         """
@@ -60,7 +60,8 @@ class Trials:
         graphs: list[dict[str, Value]] = [
             {GRADIENT_AS_BUCKET_VIEW.name: True, CUDA_GRAPHS.name: mode} for mode in self._facts.cuda_graphs
         ]
-        for values in [*binding, *counts, *graphs][: self._plan.trials // _SHARE_FOR_COMPUTING]:
+        cuts = [dict(way) for way in self._facts.ways_to_cut]
+        for values in [*binding, *counts, *cuts, *graphs][: self._plan.trials // _SHARE_FOR_COMPUTING]:
             kept = {name: value for name, value in best.configuration.items() if name not in values}
             trial = self._measured(Configuration({**kept, **values}))
             gains = trial.seconds < min(best.seconds, self._baseline.seconds * (1 - WORTHWHILE))

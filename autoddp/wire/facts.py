@@ -42,6 +42,10 @@ class JobFacts:
     """Settings that need another start of the script and may gain here, the most promising first."""
     cuda_graphs: tuple[str, ...] = ()
     """Ways in which CUDA graphs can stand for the models: "model", "blocks"; empty where they are not asked for."""
+    compiles: bool = False
+    """Whether torch.compile has a model, so that any step may be one in which it compiles."""
+    ways_to_cut: tuple[dict[str, Any], ...] = ()
+    """Settings for each of which it would compile again, the most promising first; empty where nobody asks."""
     thread_counts: tuple[int, ...] = ()
     """CPU threads per rank worth trying; as written is not among them."""
     link: dict[str, Any] = field(default_factory=dict)

@@ -79,6 +79,8 @@ class BlockDone:
     """The `Measure` it answers, so that every node's launcher can keep the journal."""
     error: GradientError | None = None
     """Of the steps compared, where the configuration has a hook of ours."""
+    compilations: int = 0
+    """How often torch.compile was at work on rank 0, from the turn on."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from autoddp.worker.ddp import ReductionSwitch, Wrapped
+from autoddp.worker.ddp import Wrapped
+from autoddp.worker.reduction import ReductionSwitch
 
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
 

@@ -10,15 +10,19 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.binding import NUMA_BINDING
-from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
+from autoddp.knobs.cuda_graphs import CUDA_GRAPHS, REDUCE_OVERHEAD
 from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, DEFER_REDUCTIONS
+from autoddp.knobs.optimize_ddp import OPTIMIZE_DDP
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
-from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, ReductionSwitch, Wrapped, parameters_digest
+from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, Wrapped, parameters_digest
 from autoddp.worker.deferral import Deferral
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.graphs.in_the_job import GraphsInTheJob
+from autoddp.worker.graphs.reduce_overhead import ReduceOverhead
 from autoddp.worker.order import Order
+from autoddp.worker.reduction import ReductionSwitch
+from autoddp.worker.torch_compile import TorchCompile
 from autoddp.worker.watch import Watch, WatchPlan
 
 
@@ -34,7 +38,11 @@ def start_applying(order: Order) -> None:
         return [w for w in patch.alive() if w.ddp is not None and w.ddp.gradient_as_bucket_view]
 
     mode = str(order.configuration.get(CUDA_GRAPHS.name, ""))
-    if mode:
+    if mode == REDUCE_OVERHEAD:
+        replays = ReduceOverhead(patch.alive)
+        replays.on = True
+        patch.called, patch.returned = replays.called, replays.returned
+    elif mode:
         recipe.graphs = GraphsInTheJob(Graphs(by_the_recipe), by_the_recipe, mode, _say)
     if {DEFER_REDUCTIONS.name, ACCUMULATE_STEPS.name, CUDA_GRAPHS.name} & set(order.configuration):
         patch.forward_begins = recipe.forward_begins
@@ -70,6 +78,8 @@ class _Applied:
         self._bind(module)
         self._deferral.every = int(str(self._configuration.get(DEFER_REDUCTIONS.name, 1)))
         self._accumulation.steps = self._configuration.steps_per_update
+        if OPTIMIZE_DDP.name in self._configuration:
+            TorchCompile().cut(bool(self._configuration[OPTIMIZE_DDP.name]))
         return self._configuration
 
     def forward_begins(self, ddp: DDP) -> None:

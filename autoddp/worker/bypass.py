@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.timing import median, speedup
 from autoddp.worker.clock import StepClock
-from autoddp.worker.ddp import Patch, ReductionSwitch, Wrapped
+from autoddp.worker.ddp import Patch, Wrapped
+from autoddp.worker.reduction import ReductionSwitch
 from autoddp.worker.stopwatch import Stopwatch, stopwatch_for
 
 _WARMUP = 10  # steps of the job before anything is timed

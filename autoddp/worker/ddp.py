@@ -61,9 +61,14 @@ class Wrapped:
         ddp = self.ddp
         if ddp is None:
             return False
-        inside = (isinstance(m, torch._dynamo.OptimizedModule) or m._compiled_call_impl for m in ddp.modules())
         around = (isinstance(h, dict) and h.get("_orig_mod") is ddp for h in gc.get_referrers(ddp))
-        return any(inside) or any(around)
+        return self.is_compiled_inside or bool(ddp._compiled_call_impl) or any(around)
+
+    @property
+    def is_compiled_inside(self) -> bool:
+        """Whether torch.compile was given the module, or a part of it, before DDP was."""
+        inside = self.ddp.module.modules() if self.ddp is not None else ()
+        return any(isinstance(m, torch._dynamo.OptimizedModule) or m._compiled_call_impl for m in inside)
 
     def why_untouchable(self) -> str:
         """Why this object must stay as it was written, or nothing."""
@@ -143,7 +148,9 @@ class Patch:
     """Watches the construction of DDP objects, from `install` on.
 
     `configuration(module)` is asked before each construction what to build it with; `built(wrapped)` is told after it,
-    `script_registered(wrapped)` when the script registers a hook of its own, `forward_begins(ddp)` at each forward.
+    `script_registered(wrapped)` when the script registers a hook of its own, `forward_begins(ddp)` at each forward;
+    `called(ddp, args, kwargs)` with what the module is about to be called, `returned(ddp, what)` gives what the script
+    gets for what the module returned.
     """
 
     def __init__(self) -> None:
@@ -151,6 +158,8 @@ class Patch:
         self.built: Callable[[Wrapped], None] = lambda wrapped: None
         self.script_registered: Callable[[Wrapped], None] = lambda wrapped: None
         self.forward_begins: Callable[[DDP], None] | None = None
+        self.called: Callable[[DDP, tuple[Any, ...], dict[str, Any]], None] | None = None
+        self.returned: Callable[[DDP, Any], Any] | None = None
         self.configuration: Callable[[nn.Module], Configuration] = lambda module: AS_WRITTEN
         self.around: Around | None = None
         """Put around each hook of ours."""
@@ -166,7 +175,9 @@ class Patch:
         DDP.__init__ = self._wrap_construction()  # type: ignore[method-assign]
         DDP.register_comm_hook = self._wrap_registration()  # type: ignore[method-assign]
         if self.forward_begins is not None:
-            DDP._pre_forward = self._wrap_forward(self.forward_begins)  # type: ignore[method-assign]
+            DDP._pre_forward = self._wrap_forward(self.forward_begins, self.called)  # type: ignore[method-assign]
+        if self.returned is not None:
+            DDP._post_forward = _wrap_return(self.returned)  # type: ignore[method-assign]
 
     def _wrap_construction(self) -> Callable[..., None]:
         @functools.wraps(_construct)
@@ -205,17 +216,20 @@ class Patch:
         return register_comm_hook
 
     @staticmethod
-    def _wrap_forward(begins: Callable[[DDP], None]) -> Callable[..., Any]:
+    def _wrap_forward(
+        begins: Callable[[DDP], None], called: Callable[[DDP, tuple[Any, ...], dict[str, Any]], None] | None
+    ) -> Callable[..., Any]:
         before = cast("Callable[..., Any]", DDP._pre_forward)
 
         @functools.wraps(before)
         def _pre_forward(ddp: DDP, *inputs: Any, **kwargs: Any) -> Any:
             begins(ddp)
-            return before(ddp, *inputs, **kwargs)
+            inputs, kwargs = before(ddp, *inputs, **kwargs)
+            if called is not None:
+                called(ddp, inputs, kwargs)
+            return inputs, kwargs
 
-        # Dynamo skips torch's own file, and must skip this frame in it too.
-        disable = cast("Callable[..., Any]", torch.compiler.disable)
-        return cast("Callable[..., Any]", disable(_pre_forward, recursive=False))
+        return _skipped_by_dynamo(_pre_forward)
 
     @contextlib.contextmanager
     def _inside_construction(self) -> Iterator[None]:
@@ -224,6 +238,28 @@ class Patch:
             yield
         finally:
             self._constructing -= 1
+
+
+def _wrap_return(returned: Callable[[DDP, Any], Any]) -> Callable[..., Any]:
+    after = cast("Callable[..., Any]", DDP._post_forward)
+
+    @functools.wraps(after)
+    def _post_forward(ddp: DDP, output: Any) -> Any:
+        return after(ddp, returned(ddp, output))
+
+    return _skipped_by_dynamo(_post_forward)
+
+
+def _skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Dynamo skips torch's own file, and must skip a frame of ours in it too."""
+    disable = cast("Callable[..., Any]", torch.compiler.disable)
+    return cast("Callable[..., Any]", disable(function, recursive=False))
+
+
+def inside_forward(ddp: DDP) -> contextlib.AbstractContextManager[None]:
+    """As within its forward pass: torch.compile cuts what it compiles there at this object's buckets."""
+    inside: contextlib.AbstractContextManager[None] = ddp._inside_ddp_forward()
+    return inside
 
 
 def _bind(ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
@@ -249,40 +285,3 @@ def hooks_inside(module: nn.Module) -> list[dict[int, Any]]:
     """The hook dictionaries of all modules inside this one, its own left out; they stay the same objects."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return [getattr(inner, name) for inner in module.modules() if inner is not module for name in names]
-
-
-class ReductionSwitch:
-    """DDP's `require_backward_grad_sync` as a property that can be overruled for all objects at once.
-
-    The headroom is measured with reduction off as under `no_sync`, also in scripts that set the attribute themselves.
-    """
-
-    _NAME = "require_backward_grad_sync"
-
-    def __init__(self) -> None:
-        self.on = True
-        self.put_off = False
-        """Whether the present forward pass's backward is one of several, and not the last."""
-
-    def install(self) -> None:
-        """Put the property on the class; the instances keep their own values in their dictionaries."""
-        setattr(DDP, self._NAME, property(self._get, self._set))
-
-    def as_written(self, ddp: DDP) -> bool:
-        """Whether the script has this object reduce now."""
-        return bool(ddp.__dict__.get(self._NAME, True))
-
-    def _get(self, ddp: DDP) -> bool:
-        return self.on and not self.put_off and self.as_written(ddp)
-
-    def _set(self, ddp: DDP, value: bool) -> None:
-        ddp.__dict__[self._NAME] = value
-
-
-def broadcast_parameters(ddp: DDP) -> None:
-    """Every parameter and buffer as rank 0 has it; whatever ran without reduction has made them differ."""
-    source = dist.get_global_rank(ddp.process_group, 0)
-    tensors = [t.detach() for t in (*ddp.module.parameters(), *ddp.module.buffers())]
-    works = [dist.broadcast(t, src=source, group=ddp.process_group, async_op=True) for t in tensors]
-    for work in works:
-        work.wait()

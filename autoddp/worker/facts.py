@@ -18,11 +18,13 @@ from autoddp.knobs import BY_NAME
 from autoddp.knobs.binding import NUMA_BINDING
 from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
 from autoddp.knobs.micro_steps import ACCUMULATE_STEPS
+from autoddp.knobs.optimize_ddp import OPTIMIZE_DDP, ways_to_cut
 from autoddp.knobs.start import ALLOCATOR, INTERFACES
 from autoddp.knobs.threads import THREADS, thread_counts
 from autoddp.topology import Fingerprint, fingerprint
 from autoddp.topology.probe import probe
 from autoddp.topology.start_settings import nccl_settings
+from autoddp.units import MIB
 from autoddp.wire import JobFacts, Ready
 from autoddp.worker.ddp import Wrapped, parameters_digest
 from autoddp.worker.left_out import Watched, graph_modes, why_left_out, why_no_threads
@@ -48,7 +50,7 @@ def gather_facts(
     free = [threads.pinned(), counts, processors.binding.why_not]
     mine = [_device_name(device), asdict(watched), *free, machine.links, machine.network]
     of_all = ranks.gather([*mine, _start_settings(device, ranks.nodes, order.interfaces) if looks else None])
-    facts = _facts(wrapped, ranks, of_all, order.accumulates) if ranks.rank == 0 else None
+    facts = _facts(wrapped, ranks, of_all, order) if ranks.rank == 0 else None
     if facts:
         facts = replace(facts, link=_link(facts, Path(order.measured)))
     told = ranks.broadcast(Ready(facts) if facts else None)
@@ -56,26 +58,29 @@ def gather_facts(
     return told.facts
 
 
-def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], accumulates: bool) -> JobFacts:
+def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], order: Order) -> JobFacts:
     names, watched, pinned, counts, unbound, links, networks, starts = zip(*of_all, strict=True)
     backend = dist.get_backend(_process_group(wrapped[0]))
     steps = [Watched(**{**plain, "forwards": tuple(plain["forwards"])}) for plain in watched]
-    not_asked = set() if accumulates else {ACCUMULATE_STEPS.name}
+    not_asked = set() if order.accumulates else {ACCUMULATE_STEPS.name}
+    not_asked |= set() if order.recompiles else {OPTIMIZE_DDP.name}
     not_asked |= set() if steps[0].why_no_graphs else {CUDA_GRAPHS.name}
     left_out = why_left_out(wrapped, steps, set(names), not_asked)
     left_out |= why_no_threads(set(names), next(filter(None, pinned), ""), counts)
     if any(unbound):
         left_out[NUMA_BINDING.name] = next(filter(None, unbound))
+    knobs = tuple(name for name in BY_NAME if name not in left_out.keys() | not_asked)
+    gradient_bytes = sum(p.numel() * p.element_size() for w in wrapped for p in w.parameters)
     return JobFacts(
         world_size=ranks.world_size,
         nodes=ranks.nodes,
         backend=backend,
         devices=tuple(sorted(set(names))),
         torch=torch.__version__.split("+")[0],
-        gradient_bytes=sum(p.numel() * p.element_size() for w in wrapped for p in w.parameters),
+        gradient_bytes=gradient_bytes,
         parameters_digest="+".join(dict.fromkeys(parameters_digest(_module(w)) for w in wrapped)),
         ddp_arguments={name: _short(value) for w in wrapped for name, value in w.arguments.items()},
-        knobs=tuple(name for name in BY_NAME if name not in left_out.keys() | not_asked),
+        knobs=knobs,
         left_out=left_out,
         micro_steps=steps[0].micro_steps / len(wrapped),
         matrix_shapes=len({(p.shape[0], p.shape[1:].numel()) for w in wrapped for p in w.parameters if p.dim() > 1}),
@@ -85,6 +90,8 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], ac
         nccl=".".join(map(str, torch.cuda.nccl.version())) if backend == "nccl" else "",
         start_settings=tuple(starts[0]) if all(other in (None, starts[0]) for other in starts) else (),
         cuda_graphs=() if CUDA_GRAPHS.name in left_out else graph_modes(steps),
+        compiles=any(one.compiled for one in steps),
+        ways_to_cut=tuple(ways_to_cut(gradient_bytes / MIB)) if OPTIMIZE_DDP.name in knobs else (),
         thread_counts=() if THREADS.name in left_out else tuple(counts[0]),
     )
 

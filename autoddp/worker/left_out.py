@@ -11,11 +11,14 @@ from torch import nn
 from autoddp.knobs import BY_NAME
 from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
 from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, DEFER_REDUCTIONS
+from autoddp.knobs.optimize_ddp import OPTIMIZE_DDP
 from autoddp.knobs.threads import THREADS
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Wrapped
 
 _HOOK_KNOBS = tuple(name for name in BY_NAME if name == "hook" or name.startswith("powersgd_"))
 _BUCKET_KNOBS = ("bucket_cap_mb", "bucket_cap_mb_list")
+_COMPILED = "the module is compiled, and a new cap would compile it again: --recompile tries a few"
+_CUT_FIRST = "the module is compiled: a few caps are tried first, with optimize_ddp"
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Watched:
     """It steps all that DDP reduces."""
     why_no_graphs: dict[str, str]
     """Mode of `cuda_graphs` → why it cannot be, "" if it can; empty where nobody asks."""
+    compiled: bool = False
+    """torch.compile has a model, a part of one, or what is around it."""
 
     @property
     def micro_steps(self) -> float:
@@ -47,7 +52,13 @@ def why_left_out(
 
     `steps` and `devices` are those of all ranks.
     """
+    is_compiled = any(one.compiled for one in steps)
     left_out = _why_no_argument(wrapped, all(one.is_static for one in steps))
+    if is_compiled:
+        why = _COMPILED if OPTIMIZE_DDP.name in not_asked else _CUT_FIRST
+        left_out = dict.fromkeys(_BUCKET_KNOBS, why) | left_out
+    else:
+        left_out[OPTIMIZE_DDP.name] = "torch.compile has none of the models"
     left_out |= _why_no_deferral(wrapped, steps) | _why_no_accumulation(steps)
     left_out |= _why_no_graphs(wrapped, devices, steps)
     return {name: why for name, why in left_out.items() if name not in not_asked}
@@ -67,8 +78,6 @@ def _why_no_argument(wrapped: Sequence[Wrapped], is_static: bool) -> dict[str, s
         left_out |= dict.fromkeys(_HOOK_KNOBS, "the script registers a hook of its own")
     elif any(_is_sparse(w.ddp.module) for w in wrapped if w.ddp is not None):
         left_out |= dict.fromkeys(_HOOK_KNOBS, "the model has sparse gradients")
-    if any(w.is_compiled for w in wrapped):
-        left_out |= dict.fromkeys(_BUCKET_KNOBS, "the module is compiled, and a new cap would compile it again")
     if any(w.arguments.get("static_graph") for w in wrapped):
         left_out["static_graph"] = "the script sets it already"
     elif not is_static:
@@ -111,8 +120,6 @@ def _why_no_graphs(wrapped: Sequence[Wrapped], devices: set[str], steps: Sequenc
     why = ""
     if "cpu" in devices:
         why = "the models are not on a GPU"
-    elif any(w.is_compiled for w in wrapped):
-        why = "the module is compiled"
     elif any(w.arguments.get("find_unused_parameters") for w in wrapped):
         why = "find_unused_parameters is set, and a graph uses all"
     elif "gradient_as_bucket_view" not in AVAILABLE_ARGUMENTS:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 
 from autoddp.knobs import AS_WRITTEN, Configuration, GradientError
-from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
+from autoddp.knobs.cuda_graphs import CUDA_GRAPHS, REDUCE_OVERHEAD
 from autoddp.worker.accumulation import Accumulation
-from autoddp.worker.ddp import Patch, ReductionSwitch, broadcast_parameters
+from autoddp.worker.compiling import Compiling
+from autoddp.worker.ddp import Patch
 from autoddp.worker.deferral import Deferral
 from autoddp.worker.fidelity import Comparison
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.processors import Processors
+from autoddp.worker.reduction import ReductionSwitch, broadcast_parameters
 
 
 class LiveDdp:
@@ -28,6 +30,7 @@ class LiveDdp:
         deferral: Deferral,
         accumulation: Accumulation,
         graphs: Graphs,
+        compiling: Compiling,
     ) -> None:
         self._patch = patch
         self._switch = switch
@@ -35,6 +38,7 @@ class LiveDdp:
         self._deferral = deferral
         self._accumulation = accumulation
         self._graphs = graphs
+        self._compiling = compiling
         self._current = AS_WRITTEN
         self._comparison = Comparison()
 
@@ -43,13 +47,20 @@ class LiveDdp:
         self._processors.turn(configuration)
         self._deferral.every = int(str(configuration.get("defer_reductions", 1)))
         self._accumulation.steps = configuration.steps_per_update
-        self._graphs.turn(str(configuration.get(CUDA_GRAPHS.name, "")))
+        graphs = str(configuration.get(CUDA_GRAPHS.name, ""))
+        self._graphs.turn("" if graphs == REDUCE_OVERHEAD else graphs)
         live = configuration.without_variables
         if live == self._current:
             return
         for wrapped in self._patch.alive():
             wrapped.rebuild(live, start_step=0, around=self._comparison.around)
+        self._compiling.turn(live)
         self._current = live
+
+    @property
+    def compilations(self) -> int:
+        """See `LiveModel`."""
+        return self._compiling.compilations
 
     def reduce(self, on: bool) -> None:
         """Switch gradient reduction off for all of them, or on again with the parameters of rank 0."""

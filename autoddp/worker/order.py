@@ -37,6 +37,8 @@ class Order:
     """Whether several steps of the script may become one."""
     cuda_graphs: bool = False
     """Whether the models may be replayed as CUDA graphs."""
+    recompiles: bool = False
+    """Whether what torch.compile has made may be compiled again, cut in other places."""
     configuration: dict[str, Any] = field(default_factory=dict)
     parameters_digest: str = ""
     """Of the models the configuration was measured on; another model runs as written."""

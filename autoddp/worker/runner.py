@@ -16,6 +16,8 @@ from autoddp.wire import BlockDone, Finish, Measure, Message
 from autoddp.worker.ranks import Ranks
 from autoddp.worker.stopwatch import Stopwatch
 
+_TIMED_AGAIN = 4  # times, before steps are taken as they are: a script whose shapes change may never stop compiling
+
 
 class Director(Protocol):
     """Gives rank 0 its orders; the other methods serve every rank."""
@@ -33,11 +35,15 @@ class Director(Protocol):
 class TrialRunner:
     """Call `begin()` at a step boundary, then `on_step()` at every one after it."""
 
-    def __init__(self, model: LiveModel, ranks: Ranks, director: Director, stopwatch: Stopwatch) -> None:
+    def __init__(
+        self, model: LiveModel, ranks: Ranks, director: Director, stopwatch: Stopwatch, compiles: bool = False
+    ) -> None:
         self._model = model
         self._ranks = ranks
         self._director = director
         self._stopwatch = stopwatch
+        self._compiles = compiles
+        self._compiled_before = self._compiled_at_start = self._again = 0
         self._steps_left = 0
         self._at_once, self._since_lap = 1, 0
         self._then: Callable[[], None] = lambda: None
@@ -73,6 +79,7 @@ class TrialRunner:
 
     def _start(self, order: Measure) -> None:
         self._order, self._at_once = order, order.at_once
+        self._again, self._compiled_at_start = _TIMED_AGAIN, self._model.compilations
         began = time.perf_counter()
         if order.turn:
             self._model.turn(Configuration(order.configuration))
@@ -93,14 +100,27 @@ class TrialRunner:
         if self._order.warmup:
             self._model.synchronize()
         self._warm_seconds = time.perf_counter() - self._warm_from
+        self._compiled_before = self._model.compilations
         self._stopwatch.start()
         self._lap = self._stopwatch.lap
-        self._expect(self._order.steps, self._compare)
+        self._expect(self._order.steps, self._timed)
+
+    def _timed(self) -> None:
+        """The timed steps are over. If a rank has compiled meanwhile, they were its warm-up."""
+        self._laps = self._stopwatch.stop()
+        if self._compiles and self._again:
+            self._again -= 1
+            if self._compiled_meanwhile():
+                self._time()
+                return
+        self._compare()
+
+    def _compiled_meanwhile(self) -> bool:
+        counts = self._ranks.gather([self._model.compilations - self._compiled_before])
+        return bool(self._ranks.share(any(count for (count,) in counts)))
 
     def _compare(self) -> None:
-        """The timed steps are over."""
         assert self._order is not None
-        self._laps = self._stopwatch.stop()
         self._model.compare(self._order.compare > 0)
         self._lap = self._model.step_compared
         self._expect(self._order.compare, self._report)
@@ -113,7 +133,8 @@ class TrialRunner:
         order = self._order
         share = self._ranks.world_size * order.at_once
         means = tuple(sum(map(float, lap)) / share for lap in zip(*gathered, strict=True))
-        done = BlockDone(order.index, means, self._warm_seconds, self._turn_seconds, asdict(order), error)
+        compiled = self._model.compilations - self._compiled_at_start
+        done = BlockDone(order.index, means, self._warm_seconds, self._turn_seconds, asdict(order), error, compiled)
         told = self._ranks.broadcast(done if self._ranks.rank == 0 else None)
         assert isinstance(told, BlockDone)
         if self._ranks.rank != 0:

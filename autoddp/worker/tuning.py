@@ -12,7 +12,8 @@ from autoddp.wire import BlockDone, Finish, JobFacts, Message, Ready
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.clock import StepClock
-from autoddp.worker.ddp import Patch, ReductionSwitch, Wrapped
+from autoddp.worker.compiling import Compiling
+from autoddp.worker.ddp import Patch, Wrapped
 from autoddp.worker.deferral import Deferral
 from autoddp.worker.facts import gather_facts
 from autoddp.worker.graphs import Graphs
@@ -25,6 +26,7 @@ from autoddp.worker.order import Order
 from autoddp.worker.processors import Processors
 from autoddp.worker.ranks import Ranks
 from autoddp.worker.ready_order import ReadyOrder
+from autoddp.worker.reduction import ReductionSwitch
 from autoddp.worker.runner import TrialRunner
 from autoddp.worker.stopwatch import stopwatch_for
 from autoddp.worker.threads import Threads
@@ -39,6 +41,8 @@ def start_tuning(order: Order, link: Link, threads_given: str | None) -> None:
     job = _TuningJob(order, link, patch, switch, Threads(threads_given, order.threads_pinned))
     patch.built = job.ddp_built
     patch.forward_begins = job.forward_begins
+    if order.cuda_graphs:
+        patch.called, patch.returned = job.compiling.replays.called, job.compiling.replays.returned
     patch.install()
     switch.install()
     job.deferral.install()
@@ -60,6 +64,7 @@ class _TuningJob:
         self.deferral = Deferral(switch, patch.alive)
         self.accumulation = Accumulation(switch, patch.alive, _fail)
         self._graphs = Graphs(patch.alive)
+        self.compiling = Compiling(patch.alive)
         self._forwards: list[int] = []
         self._ready_order: ReadyOrder | None = None
         self._runner: TrialRunner | None = None
@@ -97,13 +102,16 @@ class _TuningJob:
             self._ready_order = ReadyOrder(self._all_parameters())
             if self._order.cuda_graphs:
                 self._graphs.watch()
+                self.compiling.replays.watch()
             return
         self._ready_order.step()
         self._graphs.step()
+        self.compiling.replays.step()
         self._forwards.append(self._clock.forwards)
         if len(self._forwards) > _WATCHED_STEPS:
             self._ready_order.stop()
             self._graphs.stop_watching()
+            self.compiling.replays.stop_watching()
             self._begin()
 
     def _all_parameters(self) -> list[nn.Parameter]:
@@ -117,18 +125,22 @@ class _TuningJob:
         is_static = self._ready_order.is_static and one_forward_each
         device = next(iter(self._all_parameters())).device
         processors = Processors(self._threads, Binding(device))
+        compiled = self.compiling.concerns
         watched = Watched(
             is_static,
             tuple(self._forwards[1:]),
             self.deferral.steps_by_closure,
             self.accumulation.clears,
             self.accumulation.one_optimizer,
-            self._graphs.why_not,
+            self.compiling.replays.why_not if compiled else self._graphs.why_not,
+            compiled,
         )
         facts = gather_facts(wrapped, ranks, processors, watched, self._order)
         director = _LauncherDirector(self._link, facts)
-        model = LiveDdp(self._patch, self._switch, processors, self.deferral, self.accumulation, self._graphs)
-        self._runner = TrialRunner(model, ranks, director, stopwatch_for(device.type))
+        self.compiling.begin()
+        turned = (processors, self.deferral, self.accumulation, self._graphs, self.compiling)
+        model = LiveDdp(self._patch, self._switch, *turned)
+        self._runner = TrialRunner(model, ranks, director, stopwatch_for(device.type), facts.compiles)
         self._runner.begin()
 
 

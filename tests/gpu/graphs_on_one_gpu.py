@@ -16,10 +16,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from autoddp.knobs import AS_WRITTEN, Configuration
+from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import Patch
 from autoddp.worker.graphs import Graphs
 
 WIDTH, BLOCKS, STEPS, WATCHED = 64, 30, 120, 4
+REPLAYED = Configuration({"gradient_as_bucket_view": True, "cuda_graphs": "reduce-overhead"})
 
 
 class Block(nn.Module):
@@ -48,14 +51,18 @@ def train(mode: str, autocast: bool) -> dict[str, Any]:
     """Losses, and the median seconds of a step after everything has settled."""
     torch.manual_seed(0)
     patch = Patch()
-    graphs = Graphs(patch.alive)
+    graphs, compiling = Graphs(patch.alive), Compiling(patch.alive)
     patch.forward_begins = graphs.forward_begins
+    patch.called, patch.returned = compiling.replays.called, compiling.replays.returned
     patch.install()
-    ddp = DDP(Model().cuda(), device_ids=[0], gradient_as_bucket_view=True)
+    compiled = "compiled" in mode
+    model = torch.compile(Model().cuda()) if compiled else Model().cuda()
+    ddp = DDP(model, device_ids=[0], gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3, fused=True)
     x, target = torch.randn(32, WIDTH, device="cuda"), torch.randn(32, WIDTH, device="cuda")
     losses, seconds = [], []
     graphs.watch()
+    compiling.replays.watch()
     for number in range(STEPS):
         began = time.perf_counter()
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
@@ -67,16 +74,21 @@ def train(mode: str, autocast: bool) -> dict[str, Any]:
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
         graphs.step()
+        compiling.replays.step()
         if number == WATCHED:
             graphs.stop_watching()
+            compiling.replays.stop_watching()
+            compiling.begin()
             before = torch.cuda.memory_reserved()
-            graphs.turn(mode)
+            graphs.turn("" if compiled else mode)
+            compiling.turn(REPLAYED if mode == "compiled replayed" else AS_WRITTEN)
             memory = torch.cuda.memory_reserved() - before
+    compiling.replays.on = False  # the next training's patch stands around this one's
     return {
         "losses": [float(loss) for loss in losses],
         "step": statistics.median(seconds[STEPS // 2 :]),
         "replayed": graphs.replayed,
-        "why_not": graphs.why_not,
+        "why_not": compiling.replays.why_not if compiled else graphs.why_not,
         "memory": memory,
     }
 
@@ -85,8 +97,12 @@ def main() -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29534", "RANK": "0", "WORLD_SIZE": "1"}
     torch.cuda.set_device(0)
     dist.init_process_group("nccl")
-    found = {f"{mode or 'eager'}{' autocast' * autocast}": train(mode, autocast)
-             for autocast in (False, True) for mode in ("", "model", "blocks")}  # fmt: skip
+    modes = ("", "model", "blocks", "compiled", "compiled replayed")
+    found = {
+        f"{mode or 'eager'}{' autocast' * autocast}": train(mode, autocast)
+        for autocast in (False, True)
+        for mode in modes
+    }
     print(json.dumps(found), flush=True)
     os._exit(0)
 

@@ -79,11 +79,11 @@ def test_hooks_under_nccl(nccl, configuration, tolerance):
 @pytest.fixture(scope="module")
 def with_graphs():
     script = str(Path(__file__).parent / "graphs_on_one_gpu.py")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     for name, run in found.items():
-        print(f"{name:16} {run['step'] * 1e3:7.3f} ms a step, {run['memory'] / 2**20:.0f} MiB for graphs")
+        print(f"{name:26} {run['step'] * 1e3:7.3f} ms a step, {run['memory'] / 2**20:.0f} MiB for graphs")
     return found
 
 
@@ -95,6 +95,17 @@ def test_cuda_graphs_train_as_without(with_graphs, mode, autocast):
     assert graphed["why_not"] == {"model": "", "blocks": ""}
     assert graphed["replayed"] > 0
     assert graphed["losses"] == pytest.approx(eager["losses"], rel=2e-2 if autocast else 1e-3)
+
+
+@pytest.mark.parametrize("autocast", ["", " autocast"])
+def test_a_compiled_model_trains_as_without_its_graphs(with_graphs, autocast):
+    compiled, replayed = with_graphs[f"compiled{autocast}"], with_graphs[f"compiled replayed{autocast}"]
+    assert replayed["why_not"] == {"reduce-overhead": ""}
+    assert replayed["losses"] == pytest.approx(compiled["losses"], rel=2e-2 if autocast else 1e-3)
+
+
+def test_a_compiled_models_graphs_make_it_faster(with_graphs):
+    assert with_graphs["compiled"]["step"] > with_graphs["compiled replayed"]["step"]
 
 
 def test_cuda_graphs_make_a_launch_bound_model_faster(with_graphs):

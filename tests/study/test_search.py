@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from simulated import MIB, SimulatedJob, error_of, facts
+from simulated import MIB, NOT_EVERYWHERE, SimulatedJob, error_of, facts
 
-from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, GradientError, Rung
+from autoddp.knobs import AS_WRITTEN, BY_NAME, GRADIENT_RUNGS, Configuration, GradientError, Rung
+from autoddp.knobs.optimize_ddp import ways_to_cut
 from autoddp.study import Outcome, Plan, Silent, Study, TrialFailed, TrialRecord, TuningOver
 from autoddp.study.starts import ROUNDS
 
@@ -286,6 +287,19 @@ def test_cuda_graphs_are_tried_first_and_held(gains: str, held: str | None) -> N
     outcome = Study(job, facts(cuda_graphs=("model", "blocks")), Plan(trials=20), Silent()).run()
     assert [t.configuration.get("cuda_graphs") for t in outcome.trials] == ["model", "blocks", *[held] * 18]
     assert outcome.decision.configuration.get("cuda_graphs") == held
+
+
+@pytest.mark.parametrize(("gains", "held"), [(8.0, 8.0), (2.0, 2.0), (0.0, None)])
+def test_ways_to_cut_a_compiled_model_are_tried_first_and_held(gains: float, held: float | None) -> None:
+    """Each turn compiles anew: no later trial has other pieces, and the finals take fewer turns."""
+    uncapped = tuple(name for name in BY_NAME if name not in (*NOT_EVERYWHERE, "bucket_cap_mb", "bucket_cap_mb_list"))
+    job = job_on("fast", computing=lambda c: {None: 1.0, gains: 0.6}.get(c.get("bucket_cap_mb"), 1.2))
+    found = facts(uncapped, compiles=True, ways_to_cut=tuple(ways_to_cut(MIB)))
+    outcome = Study(job, found, Plan(trials=20), Silent()).run()
+    assert [t.configuration.get("bucket_cap_mb") for t in outcome.trials] == [32.0, 8.0, 2.0, *[held] * 17]
+    assert outcome.decision.configuration.get("bucket_cap_mb") == held
+    assert outcome.decision.configuration.get("optimize_ddp") == (True if held else None)
+    assert len(outcome.baseline_rounds) == 5
 
 
 def test_a_capture_that_fails_costs_its_trial_alone() -> None:

@@ -19,12 +19,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
-from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, ReductionSwitch
+from autoddp.worker.compiling import Compiling
+from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch
 from autoddp.worker.deferral import Deferral
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.hooks import hook_for
 from autoddp.worker.model import LiveDdp
 from autoddp.worker.processors import Processors
+from autoddp.worker.reduction import ReductionSwitch
 from autoddp.worker.threads import Threads
 
 WORLD, STEPS, WIDTH = 2, 24, 256
@@ -193,7 +195,7 @@ def checks(rank: int) -> dict[str, Any]:
     deferral.install()
     processors = Processors(Threads(os.environ.get("OMP_NUM_THREADS"), pinned=""), Binding(torch.device("cpu")))
     accumulation = Accumulation(switch, patch.alive, print)
-    live = LiveDdp(patch, switch, processors, deferral, accumulation, Graphs(patch.alive))
+    live = LiveDdp(patch, switch, processors, deferral, accumulation, Graphs(patch.alive), Compiling(patch.alive))
     return {
         "moved": float((untouched - vector(DDP(Net()))).abs().max()),
         "trained": trained(rank, patch, live, untouched),

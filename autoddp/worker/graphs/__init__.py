@@ -38,7 +38,8 @@ class Graphs:
 
     def watch(self) -> None:
         """See how the models are called from here on."""
-        self._watching = Watching([w.ddp.module for w in self._wrapped() if w.ddp is not None])
+        # A compiled model has torch.compile's own graphs, and would be compiled again for whatever watches it.
+        self._watching = Watching([w.ddp.module for w in self._wrapped() if w.ddp is not None and not w.is_compiled])
 
     def step(self) -> None:
         """A step that was watched is over."""

@@ -37,6 +37,10 @@ class Sample:
     autocast: torch.dtype | None
     """Under autocast, its type."""
 
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """Tensors to call it with, of nobody else's."""
+        return tuple(t.detach().clone().requires_grad_(t.requires_grad) for t in self.tensors)
+
 
 class _ByPosition(nn.Module):
     """The module as a graph wants it: a function of tensors alone, with no hooks and nobody's stand-in."""
@@ -58,14 +62,14 @@ def capture(samples: Sequence[Sample], make: Make) -> list[Graphed]:
     Raises RuntimeError where a module cannot be captured, or its graph does not give what the module gives.
     """
     modules = [_ByPosition(sample) for sample in samples]
-    inputs = [tuple(_like(tensor) for tensor in sample.tensors) for sample in samples]
-    with _no_trace(samples), _autocast(samples[0]), torch.enable_grad():
-        expected = [_one_pass(module, given, module) for module, given in zip(modules, inputs, strict=True)]
+    inputs = [sample.inputs() for sample in samples]
+    with no_trace(samples), under_autocast(samples[0]), torch.enable_grad():
+        expected = [one_pass(module, given, module) for module, given in zip(modules, inputs, strict=True)]
         _let_others_finish()
         # A module's `forward` becomes the graph: so it is the function, not the module, that gets replaced.
         graphed = list(make(tuple(modules), tuple(inputs)))
         for sample, module, given, call, what in zip(samples, modules, inputs, graphed, expected, strict=True):
-            _prove(sample, _one_pass(call, given, module), what)
+            prove(sample, one_pass(call, given, module), what)
     return [call.forward if isinstance(call, nn.Module) else call for call in graphed]
 
 
@@ -76,11 +80,7 @@ def _let_others_finish() -> None:
         time.sleep(_WATCHDOG)
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-def _one_pass(call: Callable[..., Any], inputs: Sequence[torch.Tensor], module: nn.Module) -> list[torch.Tensor]:
+def one_pass(call: Callable[..., Any], inputs: Sequence[torch.Tensor], module: nn.Module) -> list[torch.Tensor]:
     """Outputs and gradients, copied, under random numbers that are the same each time."""
     torch.manual_seed(0)
     outputs, _ = tensors_of(call(*inputs))
@@ -95,7 +95,8 @@ def _one_pass(call: Callable[..., Any], inputs: Sequence[torch.Tensor], module: 
     return found
 
 
-def _prove(sample: Sample, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+def prove(sample: Sample, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    """Both as `one_pass` gives them. RuntimeError unless the graph's are the module's."""
     narrow = sample.autocast is not None or any(t.dtype in (torch.float16, torch.bfloat16) for t in expected)
     if len(found) != len(expected):
         raise RuntimeError(f"the graph of {type(sample.module).__name__} gives other gradients than the module")
@@ -106,7 +107,7 @@ def _prove(sample: Sample, found: Sequence[torch.Tensor], expected: Sequence[tor
 
 
 @contextlib.contextmanager
-def _no_trace(samples: Sequence[Sample]) -> Iterator[None]:
+def no_trace(samples: Sequence[Sample]) -> Iterator[None]:
     """Warm-up passes move BatchNorm's statistics and draw random numbers."""
     buffers = [buffer for sample in samples for buffer in sample.module.buffers()]
     before = [buffer.clone() for buffer in buffers]
@@ -120,7 +121,7 @@ def _no_trace(samples: Sequence[Sample]) -> Iterator[None]:
                     buffer.copy_(value)
 
 
-def _autocast(sample: Sample) -> contextlib.AbstractContextManager[Any]:
+def under_autocast(sample: Sample, cached: bool = False) -> contextlib.AbstractContextManager[Any]:
+    """As the script calls the module. Without the cache, so that a graph does not hold weights cast once for all."""
     device = next(sample.module.parameters()).device.type
-    # A graph must not hold a weight that was cast once for all: no cache.
-    return torch.autocast(device, dtype=sample.autocast, enabled=sample.autocast is not None, cache_enabled=False)
+    return torch.autocast(device, dtype=sample.autocast, enabled=sample.autocast is not None, cache_enabled=cached)

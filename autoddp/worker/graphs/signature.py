@@ -63,6 +63,11 @@ def tensors_of(returned: Any) -> tuple[list[torch.Tensor], pytree.TreeSpec]:
     return leaves, structure
 
 
+def copied(returned: Any) -> Any:
+    """The same with a copy of each tensor; backward goes through it to what was copied."""
+    return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, returned)
+
+
 def put_together(tensors: Sequence[torch.Tensor], structure: pytree.TreeSpec) -> Any:
     """The inverse of `tensors_of`."""
     return pytree.tree_unflatten(list(tensors), structure)

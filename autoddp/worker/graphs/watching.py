@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +24,8 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 @dataclass
-class _Seen:
-    """Of one module."""
+class Seen:
+    """What was seen of one module: `note` each call, `step` after each step, then `why_not` and `sample()`."""
 
     model: nn.Module
     module: nn.Module
@@ -37,28 +38,55 @@ class _Seen:
     order: int = 0
     why_not: str = ""
 
+    def note(self, args: Sequence[Any], kwargs: Mapping[str, Any], returned: Any, order: int) -> None:
+        """A call that may have a backward pass; `order` among all calls."""
+        try:
+            tensors_of(returned)
+            signature, tensors = signature_of(args, kwargs)
+        except Unfit as why:
+            self.why_not = str(why)
+            return
+        if self.signature not in (None, signature):
+            self.why_not = "its inputs change from step to step"
+        self.calls, self.order, self.signature = self.calls + 1, order, signature
+        self.tensors = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
+        device = next(self.module.parameters(), torch.empty(0)).device.type
+        self.autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+    def step(self) -> None:
+        """The script's step is over."""
+        if self.calls != 1:
+            self.why_not = self.why_not or f"a step calls it {self.calls} times"
+        self.calls = 0
+
+    def sample(self) -> Sample:
+        """Its last call, once one was seen."""
+        assert self.signature is not None
+        return Sample(self.model, self.module, self.signature, self.tensors, self.autocast)
+
 
 class Watching:
     """`step()` at each step boundary; then `why_not(mode)` and, if that is "", `samples(mode)`. `stop()` when done."""
 
     def __init__(self, models: list[nn.Module]) -> None:
-        self._of: dict[str, list[_Seen]] = {
-            WHOLE_MODEL: [_Seen(model, model) for model in models],
-            BLOCKS: [_Seen(model, block) for model in models for block in blocks_of(model)],
+        self._of: dict[str, list[Seen]] = {
+            WHOLE_MODEL: [Seen(model, model) for model in models],
+            BLOCKS: [Seen(model, block) for model in models for block in blocks_of(model)],
         }
         self._steps = 0
         self._calls = 0
         for seen in self._all():
             self._watch(seen)
 
-    def _all(self) -> list[_Seen]:
+    def _all(self) -> list[Seen]:
         return [seen for of_mode in self._of.values() for seen in of_mode]
 
-    def _watch(self, seen: _Seen) -> None:
+    def _watch(self, seen: Seen) -> None:
         def answer(forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             returned = forward(*args, **kwargs)
             if torch.is_grad_enabled() and not seen.why_not:
-                self._note(seen, args, kwargs, returned)
+                self._calls += 1
+                seen.note(args, kwargs, returned, self._calls)
             return returned
 
         try:
@@ -66,27 +94,10 @@ class Watching:
         except Unfit as why:
             seen.why_not = str(why)
 
-    def _note(self, seen: _Seen, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
-        try:
-            tensors_of(returned)
-            signature, tensors = signature_of(args, kwargs)
-        except Unfit as why:
-            seen.why_not = str(why)
-            return
-        if seen.signature not in (None, signature):
-            seen.why_not = "its inputs change from step to step"
-        self._calls += 1
-        seen.calls, seen.order, seen.signature = seen.calls + 1, self._calls, signature
-        seen.tensors = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
-        device = next(seen.module.parameters(), torch.empty(0)).device.type
-        seen.autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-
     def step(self) -> None:
         """The script's step is over."""
         for seen in self._all():
-            if seen.calls != 1:
-                seen.why_not = seen.why_not or f"a step calls it {seen.calls} times"
-            seen.calls = 0
+            seen.step()
         self._steps += 1
 
     def stop(self) -> None:
@@ -109,9 +120,7 @@ class Watching:
     def samples(self, mode: str) -> list[Sample]:
         """In the order in which a step calls them."""
         ordered = sorted(self._of[mode], key=lambda seen: seen.order)
-        return [
-            Sample(s.model, s.module, s.signature, s.tensors, s.autocast) for s in ordered if s.signature is not None
-        ]
+        return [seen.sample() for seen in ordered if seen.signature is not None]
 
 
 def _why_not(module: nn.Module) -> str:

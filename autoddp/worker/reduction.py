@@ -1,0 +1,43 @@
+"""DDP's reduction switched off and on for all objects at once, and what puts the ranks' parameters together again."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+class ReductionSwitch:
+    """DDP's `require_backward_grad_sync` as a property that can be overruled for all objects at once.
+
+    The headroom is measured with reduction off as under `no_sync`, also in scripts that set the attribute themselves.
+    """
+
+    _NAME = "require_backward_grad_sync"
+
+    def __init__(self) -> None:
+        self.on = True
+        self.put_off = False
+        """Whether the present forward pass's backward is one of several, and not the last."""
+
+    def install(self) -> None:
+        """Put the property on the class; the instances keep their own values in their dictionaries."""
+        setattr(DDP, self._NAME, property(self._get, self._set))
+
+    def as_written(self, ddp: DDP) -> bool:
+        """Whether the script has this object reduce now."""
+        return bool(ddp.__dict__.get(self._NAME, True))
+
+    def _get(self, ddp: DDP) -> bool:
+        return self.on and not self.put_off and self.as_written(ddp)
+
+    def _set(self, ddp: DDP, value: bool) -> None:
+        ddp.__dict__[self._NAME] = value
+
+
+def broadcast_parameters(ddp: DDP) -> None:
+    """Every parameter and buffer as rank 0 has it; whatever ran without reduction has made them differ."""
+    source = dist.get_global_rank(ddp.process_group, 0)
+    tensors = [t.detach() for t in (*ddp.module.parameters(), *ddp.module.buffers())]
+    works = [dist.broadcast(t, src=source, group=ddp.process_group, async_op=True) for t in tensors]
+    for work in works:
+        work.wait()
