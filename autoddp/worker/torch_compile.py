@@ -39,11 +39,13 @@ class ReplaySwitch:
         self._before: bool | None = None
 
     def turn(self, on: bool) -> None:
-        """On, or back to what it was before that; turning twice changes nothing."""
+        """On, or back to what it was before that; turning twice changes nothing, nor does it import anything."""
+        if on == (self._before is not None):
+            return
         settings = torch._inductor.config.triton
-        if on and self._before is None:
+        if on:
             self._before = bool(settings.cudagraphs)
             settings.cudagraphs = True
-        elif not on and self._before is not None:
+        else:
             settings.cudagraphs = self._before
             self._before = None
