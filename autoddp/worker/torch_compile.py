@@ -43,9 +43,6 @@ class ReplaySwitch:
         if on == (self._before is not None):
             return
         settings = torch._inductor.config.triton
-        if on:
-            self._before = bool(settings.cudagraphs)
-            settings.cudagraphs = True
-        else:
-            settings.cudagraphs = self._before
-            self._before = None
+        now = settings.cudagraphs
+        settings.cudagraphs = on or bool(self._before)
+        self._before = now if on else None
