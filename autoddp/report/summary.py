@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from autoddp.study import Outcome, Standing, TrialRecord
+from autoddp.study import Heat, Outcome, Standing, TrialRecord
 from autoddp.timing import Block
 
 SCHEMA = 1
@@ -26,6 +26,7 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
         "trials": [_trial(record) for record in outcome.trials],
         "screened": [asdict(one) | {"promising": one.promising} for one in outcome.screened],
         "finals": {
+            "heats": [_heat(heat) for heat in outcome.heats],
             "baseline_rounds": _blocks(outcome.baseline_rounds),
             "finalists": [_standing(standing) for standing in outcome.finalists],
         },
@@ -66,6 +67,10 @@ def _standing(standing: Standing) -> dict[str, Any]:
         "rounds": _blocks(standing.rounds),
         "error": asdict(standing.error) if standing.error else None,
     }
+
+
+def _heat(heat: Heat) -> list[dict[str, Any]]:
+    return [{"configuration": c.plain(), "rounds": _blocks(blocks)} for c, blocks in heat.rounds.items()]
 
 
 def _blocks(blocks: Sequence[Block]) -> list[list[float]]:

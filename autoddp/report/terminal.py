@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autoddp.knobs import Configuration
+from autoddp.knobs import Configuration, Rung
 from autoddp.study import Outcome, Screened, TrialRecord
 from autoddp.units import data_size, duration, gradient_error, milliseconds
 from autoddp.wire import JobFacts
@@ -87,6 +87,10 @@ class Terminal:
             gain = "" if one.gain is None else f"×{one.gain:.2f} in the communication benchmark, "
             then = f"up to {trials} trials with it" if one.promising else "left as it is"
             self._line(f"{Configuration(one.setting)}: {gain}{then}")
+
+    def heat(self, rung: Rung, contenders: int) -> None:
+        """Those of a rung that no trial could tell apart."""
+        self._line(f"the {contenders} fastest of {rung.value} run against each other, the best goes to the finals")
 
     def final(self, number: int, planned: int) -> None:
         """A final round has ended."""

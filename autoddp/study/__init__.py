@@ -3,6 +3,7 @@
 The only home of Optuna. It knows no process and no socket: whoever runs it hands in a `Measure` callable.
 """
 
+from autoddp.study.heats import Heat
 from autoddp.study.measure import Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer, Silent
 from autoddp.study.outcome import Decision, Outcome, Screened, Standing, TrialRecord
@@ -11,6 +12,7 @@ from autoddp.study.search import Study
 
 __all__ = [
     "Decision",
+    "Heat",
     "Measure",
     "Observer",
     "Outcome",

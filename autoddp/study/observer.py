@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from autoddp.knobs import Rung
 from autoddp.study.outcome import Outcome, Screened, TrialRecord
 from autoddp.wire import JobFacts
 
@@ -23,6 +24,9 @@ class Observer(Protocol):
 
     def screened(self, settings: Sequence[Screened], trials: int) -> None:
         """The communication benchmark has judged the settings of another start; a promising one gets `trials`."""
+
+    def heat(self, rung: Rung, contenders: int) -> None:
+        """So many of a rung are about to run against each other, before the finals."""
 
     def final(self, number: int, planned: int) -> None:
         """Final round `number` of `planned` has ended."""
@@ -44,6 +48,9 @@ class Silent:
         """See `Observer`."""
 
     def screened(self, settings: Sequence[Screened], trials: int) -> None:
+        """See `Observer`."""
+
+    def heat(self, rung: Rung, contenders: int) -> None:
         """See `Observer`."""
 
     def final(self, number: int, planned: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from autoddp.knobs import Configuration, GradientError, Rung, Value
+from autoddp.study.heats import Heat
 from autoddp.timing import Block, Speedup, median
 from autoddp.wire import JobFacts
 
@@ -104,6 +105,8 @@ class Outcome:
     wall_seconds: dict[str, float] = field(default_factory=dict)
     """Wall time by phase: "headroom", "baseline", "trials", "finals"; of which "measured", "warm-up"."""
 
+    heats: tuple[Heat, ...] = ()
+    """Run before the finals, where several of a rung could not be told apart by their trials."""
     compilations: int = 0
     """How often torch.compile was at work on rank 0."""
 

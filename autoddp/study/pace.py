@@ -9,6 +9,7 @@ from autoddp.knobs import Configuration, Rung
 
 _BLOCK_SECONDS = 0.05
 _GAINER_SECONDS = 0.4
+_HEAT_SECONDS = 0.2
 _SETTLING = 0.35  # seconds after a turn in which steps far below the baseline's still get faster: caches, TCP windows
 _MOST = 20
 _SLOW = 0.3  # seconds per step from which every single step is counted
@@ -46,6 +47,11 @@ class Pace:
     def final_block(self, seconds: float, at_once: int = 1) -> int:
         """As `block`, in the finals. Of slow steps as many as take one of the baseline's: five rounds tell enough."""
         return max(1, round(self.step / seconds)) if seconds >= _SLOW else self.block(seconds, at_once)
+
+    def heat(self, configuration: Configuration, seconds: float) -> tuple[int, int]:
+        """Steps to warm up and to time in a heat: little has to settle between steps that are alike."""
+        counted = _HEAT_SECONDS / (seconds * configuration.steps_per_update)
+        return max(3, self.warmup_of(configuration)), max(3, min(_MOST, math.ceil(counted)))
 
     @property
     def headroom_rounds(self) -> int:

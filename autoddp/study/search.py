@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung, Value
 from autoddp.knobs.cuda_graphs import REDUCE_OVERHEAD
 from autoddp.study.decision import decide, ladder_of
+from autoddp.study.heats import Heat, contenders, run_heat
 from autoddp.study.ledger import Ledger
 from autoddp.study.measure import Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
@@ -22,8 +23,7 @@ from autoddp.study.trials import Trials
 from autoddp.timing import Block, median, speedup
 from autoddp.wire import JobFacts
 
-_FINALISTS, _MOST_FINALISTS = 2, 4
-_TIED = 1.08  # times the best: as far as the noise of a few short steps reaches
+_FINALISTS = 2
 
 
 class Study:
@@ -38,6 +38,7 @@ class Study:
         self._observer = observer
         self._screen = screen
         self._random = random.Random(plan.seed)
+        self._heats: list[Heat] = []
 
     def run(self) -> Outcome:
         """Measure and decide. TuningOver, or TrialFailed of the baseline itself, when there is nothing to decide on."""
@@ -72,6 +73,7 @@ class Study:
             ladder=ladder,
             decision=self._decide(headroom, ladder),
             screened=tuple(judged),
+            heats=tuple(self._heats),
             steps=dict(self._ledger.steps),
             compilations=self._ledger.compilations,
             wall_seconds=dict(self._ledger.wall_seconds),
@@ -133,11 +135,11 @@ class Study:
     def _finals(self, baseline: TrialRecord) -> tuple[list[Block], list[Standing]]:
         """The best few of each rung and the baseline, in turn, each round in a new order."""
         self._ledger.phase = "finals"
-        contenders = [c for rung in Rung for c in self._contenders(rung)]
-        blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *contenders)}
+        finalists = [c for rung in Rung for c in self._contenders(rung)]
+        blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *finalists)}
         expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
         compiled_anew = bool(self._facts.ways_to_cut) or REDUCE_OVERHEAD in self._facts.cuda_graphs
-        planned = self._pace.final_rounds(turns_are_dear=compiled_anew) if contenders else 0
+        planned = self._pace.final_rounds(turns_are_dear=compiled_anew) if finalists else 0
         for number in range(1, planned + 1):
             for configuration in self._random.sample(list(blocks), len(blocks)):
                 try:
@@ -159,9 +161,12 @@ class Study:
             return ranked[:1]
         if self._pace.slow and seconds[ranked[0]] > self._pace.step * (1 - WORTHWHILE):
             return ranked[:1]  # which of them is best is not worth the time: none gains
-        # Where a step costs little beside the baseline's, none that a trial could not tell from the best is left out.
-        tied = [c for c in ranked if seconds[c] <= seconds[ranked[0]] * _TIED and self._pace.cheap(seconds[c])]
-        return ranked[: max(_FINALISTS, min(len(tied), _MOST_FINALISTS))]
+        cheap = contenders(ranked, seconds, self._pace)
+        if not cheap:
+            return ranked[:_FINALISTS]
+        self._observer.heat(rung, len(cheap))
+        self._heats.append(run_heat(self._ledger, self._pace, cheap, self._random))
+        return self._heats[-1].ranked[:1]
 
     def _decide(self, headroom: float, ladder: tuple[Standing, ...]) -> Decision:
         if headroom < WORTHWHILE and not self._trials.records:

@@ -20,7 +20,12 @@ PIECES = Configuration({"optimize_ddp": True, "bucket_cap_mb": 2.0})
 REPLAYED = Configuration({"gradient_as_bucket_view": True, "cuda_graphs": "reduce-overhead"})
 
 
-def ways(_rank: int) -> dict[str, Any]:
+def checks(rank: int) -> dict[str, Any]:
+    """All of them in one process: torch.compile takes long to be imported."""
+    return {"ways": ways(), "pieces": pieces(rank), "replayed": replayed(rank), "refused": refused(rank)}
+
+
+def ways() -> dict[str, tuple[bool, bool]]:
     """How torch.compile has been told of a model, as `is_compiled` and `is_compiled_inside` see it."""
     patch = Patch()
     patch.install()
@@ -35,8 +40,7 @@ def ways(_rank: int) -> dict[str, Any]:
     around = torch.compile(models["around"], backend="eager")
     models["method"].compile(backend="eager")
     around(torch.ones(1, 4))
-    found = {n: (w.is_compiled, w.is_compiled_inside) for n, w in zip(models, patch.alive(), strict=True)}
-    return {"found": found}
+    return {name: (w.is_compiled, w.is_compiled_inside) for name, w in zip(models, patch.alive(), strict=True)}
 
 
 class Run:

@@ -1,0 +1,88 @@
+"""Heats: who is let in, who goes home when, and what a bad moment in a trial does to a study."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from simulated import SimulatedJob, facts
+
+from autoddp.knobs import Configuration, Rung
+from autoddp.study import Heat, Plan, Silent, Study, TrialFailed
+from autoddp.study.heats import contenders, run_heat
+from autoddp.study.ledger import Ledger
+from autoddp.study.pace import Pace
+from autoddp.wire import BlockDone
+
+RANKS = [Configuration({"hook": "powersgd", "powersgd_rank": rank}) for rank in (1, 2, 4, 8)]
+SLOW = Pace(1.0)
+
+
+def heat_of(seconds: dict[Configuration, float], fails: int | None = None) -> tuple[Heat, list[Configuration]]:
+    """A heat on a model that takes just so long; its `fails`th measurement fails."""
+    asked: list[Configuration] = []
+
+    def measure(configuration: Configuration, warmup: int, steps: int, **_: object) -> BlockDone:
+        asked.append(configuration)
+        if len(asked) == fails:
+            raise TrialFailed("out of memory")
+        return BlockDone(len(asked), (seconds[configuration],) * steps, 0.0, 0.0)
+
+    return run_heat(Ledger(measure), SLOW, seconds, random.Random(0)), asked
+
+
+def test_the_slowest_go_home_first() -> None:
+    heat, asked = heat_of(dict(zip(RANKS, (0.043, 0.040, 0.045, 0.050), strict=True)))
+    assert heat.ranked == [RANKS[1], RANKS[0], RANKS[2], RANKS[3]]
+    assert [len(heat.rounds[c]) for c in heat.ranked] == [10, 10, 5, 3]
+    assert [sorted(asked[i : i + 4], key=str) for i in (0, 4, 8)] == [sorted(RANKS, key=str)] * 3
+    assert len({tuple(asked[i : i + 4]) for i in (0, 4, 8)}) > 1  # not always in one order
+
+
+@pytest.mark.parametrize("fails", [1, 2, 3, 4, 13, 25])
+def test_a_contender_that_fails_is_not_launched(fails: int) -> None:
+    heat, asked = heat_of(dict(zip(RANKS, (0.043, 0.040, 0.045, 0.050), strict=True)), fails)
+    assert asked[fails - 1] not in heat.rounds
+    assert asked[fails - 1] not in asked[fails:]
+    assert heat.ranked[0] == (RANKS[0] if asked[fails - 1] == RANKS[1] else RANKS[1])
+
+
+def test_when_all_fail_there_is_no_winner() -> None:
+    assert Heat({}).ranked == []
+
+
+def test_whom_a_trial_could_not_tell_from_the_best() -> None:
+    seconds = dict(zip(RANKS, (0.040, 0.051, 0.053, 0.30), strict=True))
+    assert list(contenders(RANKS, seconds, SLOW)) == RANKS[:2]
+    assert contenders(RANKS, seconds, Pace(0.1)) == {}  # not cheap beside the baseline
+    assert contenders(RANKS[:1], seconds, SLOW) == {}  # nothing to decide
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_bad_moment_in_a_trial_costs_nothing(seed: int) -> None:
+    """The best of the lossy rung is a fifth slower in its trial alone."""
+    plan = Plan(trials=20, allow=Rung.LOSSY, seed=seed)
+    undisturbed = Study(SimulatedJob(24.0, noise=0.002), facts(), plan, Silent()).run()
+    best = undisturbed.ladder[-1].configuration
+    assert best.rung is Rung.LOSSY
+
+    job = SimulatedJob(24.0, noise=0.002)
+    blocks = 0
+
+    def measure(configuration: Configuration, warmup: int, steps: int, **more: bool) -> BlockDone:
+        nonlocal blocks
+        done = job(configuration, warmup, steps, **more)
+        if configuration == best and steps:
+            blocks += 1
+            if blocks <= 2:
+                return replace(done, seconds=tuple(1.2 * second for second in done.seconds))
+        return done
+
+    outcome = Study(measure, facts(), plan, Silent()).run()
+    disturbed = next(trial for trial in outcome.trials if trial.configuration == best)
+    assert disturbed.seconds > 1.1 * min(t.seconds for t in outcome.trials)
+    tried = [job.cost(trial.configuration) for trial in outcome.trials if trial.configuration.rung is Rung.LOSSY]
+    assert job.cost(outcome.ladder[-1].configuration) <= 1.01 * min(tried)
+    assert len(outcome.ladder[-1].rounds) == len(outcome.baseline_rounds)
+    assert len(outcome.heats[-1].rounds[best]) == 10
