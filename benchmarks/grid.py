@@ -38,7 +38,7 @@ Key = tuple[str, str]
 
 
 class Grid:
-    """`task`: "winners" (rung → configurations), "layouts" (bucket setting → buckets), "thin" (measure every n-th)."""
+    """`task`: "rungs", "winners" (rung → configurations), "layouts" (bucket setting → buckets), "thin" (every n-th)."""
 
     def __init__(self, task: dict[str, Any], measure: Measure, facts: JobFacts) -> None:
         self._task = task
@@ -52,7 +52,7 @@ class Grid:
         return {
             space.rung.value: self._rung(space, Pace(pilot))
             for space in map(self._space, GRADIENT_RUNGS)
-            if not space.empty
+            if space.rung.value in self._task["rungs"] and not space.empty
         }
 
     def _space(self, rung: Rung) -> Space:

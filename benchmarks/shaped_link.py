@@ -42,7 +42,7 @@ from common import (
 )
 from common import write_json as write
 
-from autoddp.knobs import Configuration
+from autoddp.knobs import GRADIENT_RUNGS, Configuration
 from autoddp.recipe import load, save
 
 TARGETS = {"200mbit": {"near": 1.9, "lossy": 12.0}, "1gbit": {"near": 1.4}}
@@ -103,7 +103,8 @@ def grid(hosts: Hosts, studies: list[dict[str, Any]], args: Namespace) -> dict[s
     rungs = {rung for study in studies for rung in study["winners"]}
     winners = {rung: [study["winners"][rung] for study in studies if rung in study["winners"]] for rung in rungs}
     task = hosts.folder / "task.json"
-    task.write_text(json.dumps({"winners": winners, "layouts": layouts, "thin": 12 if args.quick else 1}))
+    thin = 12 if args.quick else 1
+    task.write_text(json.dumps({"rungs": args.rungs, "winners": winners, "layouts": layouts, "thin": thin}))
     driver = [sys.executable, "-u", str(ROOT / "benchmarks/grid.py"), "--task", str(task)]
     say(f"grid: {hosts.run([*driver, MLP, *ENDLESS], timeout=GRID_TIMEOUT):.0f} s")
     found: dict[str, Any] = json.loads((hosts.home(0) / "grid.json").read_text())
@@ -166,6 +167,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="of whole jobs, each side once")
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--rates", nargs="+", choices=list(TARGETS), default=list(TARGETS))
+    rungs = [rung.value for rung in GRADIENT_RUNGS]
+    parser.add_argument("--rungs", nargs="+", choices=rungs, default=rungs, help="of which the regret is measured")
     args = parser.parse_args()
     if args.quick:
         args.seeds, args.rounds, args.trials = 1, 2, 6

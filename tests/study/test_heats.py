@@ -13,6 +13,7 @@ from autoddp.study import Heat, Plan, Silent, Study, TrialFailed
 from autoddp.study.heats import contenders, run_heat
 from autoddp.study.ledger import Ledger
 from autoddp.study.pace import Pace
+from autoddp.timing import Block
 from autoddp.wire import BlockDone
 
 RANKS = [Configuration({"hook": "powersgd", "powersgd_rank": rank}) for rank in (1, 2, 4, 8)]
@@ -46,6 +47,14 @@ def test_a_contender_that_fails_is_not_launched(fails: int) -> None:
     assert asked[fails - 1] not in heat.rounds
     assert asked[fails - 1] not in asked[fails:]
     assert heat.ranked[0] == (RANKS[0] if asked[fails - 1] == RANKS[1] else RANKS[1])
+
+
+def test_moments_in_which_somebody_else_uses_the_machine() -> None:
+    """Recorded: both took 44.2 ms in the middle, the first with two bad moments; undisturbed it is 5 % faster."""
+    first = (60.2, 47.5, 40.8, 42.7, 48.3, 42.0, 45.7, 56.9, 41.2, 37.5)
+    second = (49.3, 48.1, 52.2, 41.1, 47.7, 44.1, 44.2, 44.2, 43.9, 40.5)
+    heat = Heat({RANKS[1]: [Block((x,)) for x in second], RANKS[0]: [Block((x,)) for x in first]})
+    assert heat.ranked == RANKS[:2]
 
 
 def test_when_all_fail_there_is_no_winner() -> None:
