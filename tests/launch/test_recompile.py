@@ -10,7 +10,7 @@ from launchers import AUTODDP, SCRIPTS, start
 from autoddp.knobs import Configuration
 from autoddp.recipe import load, save
 
-SLOW = 0.4  # seconds that each compilation takes; a step takes a tenth of it at most
+SLOW = 0.25  # seconds that each compilation takes, several times as long as a step
 WHOLE = {"bucket_cap_mb": 8.0, "optimize_ddp": False}
 
 

@@ -234,11 +234,17 @@ def _orthogonal(matrices: torch.Tensor) -> torch.Tensor:
     """Orthonormal rows by modified Gram-Schmidt; in place. [count, rank, length]; rank is small.
 
     QR would do the same and costs more than the product itself at these widths. 16-bit factors become float32 here.
+    Where the gradients have less rank than that, what is left of a row is rounding, which lies anywhere: it is made
+    orthogonal once more, or it would count again what the rows before have carried.
     """
     working = matrices.float() if matrices.dtype in (torch.float16, torch.bfloat16) else matrices
     for row in range(working.shape[1]):
         this = working[:, row : row + 1]
         this.div_(this.norm(dim=2, keepdim=True).clamp_min(1e-30))
+        if row:
+            before = working[:, :row]
+            this.sub_((this @ before.transpose(1, 2)) @ before)
+            this.div_(this.norm(dim=2, keepdim=True).clamp_min(1e-30))
         rest = working[:, row + 1 :]
         if rest.shape[1]:
             rest.sub_((rest @ this.transpose(1, 2)) @ this)
