@@ -21,6 +21,7 @@ from autoddp.timing import Block
 _NOISE = 1.3  # times the best trial: further off than moments make it
 _MOST = 6
 _ROUNDS = 10
+_BLOCK_SECONDS = 0.5  # that a contender's turn may take even where the baseline's step is shorter
 _STAY_AFTER = {3: 3, 5: 2}  # rounds → how many run on
 
 
@@ -49,7 +50,14 @@ def contenders(
 ) -> dict[Configuration, float]:
     """Of the usable ones of a rung, the fastest first, those that a heat should decide between; empty for none."""
     near = [c for c in ranked if seconds[c] <= seconds[ranked[0]] * _NOISE and pace.cheap(seconds[c])]
-    return {c: seconds[c] for c in near[:_MOST]} if len(near) > 1 else {}
+    found = {c: seconds[c] for c in near[:_MOST]}
+    # Long steps are the link's, and hardly noisy: what a heat of them would tell is not worth its time.
+    affordable = all(_block_seconds(c, s, pace) <= max(_BLOCK_SECONDS, pace.step / 2) for c, s in found.items())
+    return found if len(found) > 1 and affordable else {}
+
+
+def _block_seconds(configuration: Configuration, seconds: float, pace: Pace) -> float:
+    return sum(pace.heat(configuration, seconds)) * seconds * configuration.steps_per_update
 
 
 def run_heat(ledger: Ledger, pace: Pace, seconds: Mapping[Configuration, float], shuffle: random.Random) -> Heat:

@@ -138,8 +138,7 @@ class Study:
         finalists = [c for rung in Rung for c in self._contenders(rung)]
         blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *finalists)}
         expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
-        compiled_anew = bool(self._facts.ways_to_cut) or REDUCE_OVERHEAD in self._facts.cuda_graphs
-        planned = self._pace.final_rounds(turns_are_dear=compiled_anew) if finalists else 0
+        planned = self._pace.final_rounds(self._compiles_anew) if finalists else 0
         for number in range(1, planned + 1):
             for configuration in self._random.sample(list(blocks), len(blocks)):
                 try:
@@ -153,6 +152,11 @@ class Study:
         whole = {c: found for c, found in blocks.items() if len(found) == len(rounds) > 1}
         return rounds, [self._standing(c, rounds, found) for c, found in whole.items()]
 
+    @property
+    def _compiles_anew(self) -> bool:
+        """Whether a turn between two exact configurations may cost a compilation."""
+        return bool(self._facts.ways_to_cut) or REDUCE_OVERHEAD in self._facts.cuda_graphs
+
     def _contenders(self, rung: Rung) -> list[Configuration]:
         seconds, errors = self._trials.seconds_of(rung), self._trials.errors
         # A hook whose gradients nobody has looked at is not launched.
@@ -162,7 +166,8 @@ class Study:
         if self._pace.slow and seconds[ranked[0]] > self._pace.step * (1 - WORTHWHILE):
             return ranked[:1]  # which of them is best is not worth the time: none gains
         cheap = contenders(ranked, seconds, self._pace)
-        if not cheap:
+        # On the rungs above, all have been compiled in one way.
+        if not cheap or (self._compiles_anew and rung is Rung.EXACT):
             return ranked[:_FINALISTS]
         self._observer.heat(rung, len(cheap))
         self._heats.append(run_heat(self._ledger, self._pace, cheap, self._random))

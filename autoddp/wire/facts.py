@@ -41,7 +41,7 @@ class JobFacts:
     start_settings: tuple[dict[str, Any], ...] = ()
     """Settings that need another start of the script and may gain here, the most promising first."""
     cuda_graphs: tuple[str, ...] = ()
-    """Ways in which CUDA graphs can stand for the models: "model", "blocks"; empty where they are not asked for."""
+    """Values of `cuda_graphs` that fit the models; empty where they are not asked for."""
     compiles: bool = False
     """Whether torch.compile has a model, so that any step may be one in which it compiles."""
     ways_to_cut: tuple[dict[str, Any], ...] = ()

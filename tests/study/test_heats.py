@@ -66,6 +66,9 @@ def test_whom_a_trial_could_not_tell_from_the_best() -> None:
     assert list(contenders(RANKS, seconds, SLOW)) == RANKS[:2]
     assert contenders(RANKS, seconds, Pace(0.1)) == {}  # not cheap beside the baseline
     assert contenders(RANKS[:1], seconds, SLOW) == {}  # nothing to decide
+    long = {configuration: 20 * second for configuration, second in seconds.items()}
+    assert contenders(RANKS, long, Pace(20.0)) == dict(list(long.items())[:2])
+    assert contenders(RANKS, long, Pace(5.0)) == {}  # cheap beside the baseline, and yet a heat would take minutes
 
 
 @pytest.mark.parametrize("seed", range(4))

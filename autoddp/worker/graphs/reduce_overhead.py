@@ -19,7 +19,7 @@ _PASSES = 4  # as written to warm up, one recorded, two replayed: into the buffe
 
 
 class ReduceOverhead:
-    """`called` and `returned` around what DDP calls; `watch()`, a `step()` after each step, `stop_watching()`; `turn`.
+    """`called` and `returned` around what DDP calls; `watch()`, a `step()` after each step, `stop_watching()`; `prove`.
 
     Only what is compiled during a forward pass of DDP's becomes a graph: the script may compile other things too, which
     may keep what a replay overwrites. What the models return is copied, so that the script may keep it.
