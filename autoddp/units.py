@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 MIB = 2**20
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -23,15 +24,46 @@ def seconds(text: str) -> float:
 
 
 def byte_count(text: str) -> int:
-    """Bytes from `512`, `64K`, `64M`, `1G` or `64MiB`, binary units. ValueError if it is none of these.
+    """Bytes from `512`, `64K`, `64M`, `1G`, `2T` or `64MiB`, binary units. ValueError if it is none of these.
 
     >>> byte_count("64K"), byte_count("1 GiB"), byte_count("512")
     (65536, 1073741824, 512)
     """
-    found = re.fullmatch(r"(\d+)\s*([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
+    found = re.fullmatch(r"(\d+)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
     if not found:
         raise ValueError(f"{text!r} is not a size: write 64K, 64M or 1G")
-    return int(found[1]) << 10 * " KMG".index(found[2].upper() or " ")
+    return int(found[1]) << 10 * " KMGT".index(found[2].upper() or " ")
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How much of a disk may be used: a size, or a share of what is free there. One of the two is 0.
+
+    >>> Allowance.parse("20%").bytes_of(free=1000), Allowance.parse("1K").bytes_of(free=1000)
+    (200, 1024)
+    """
+
+    size: int = 0
+    """Bytes."""
+    share: float = 0.0
+    """From 0 to 1."""
+
+    @classmethod
+    def parse(cls, text: str) -> Allowance:
+        """From `20G` or `20%`. ValueError if it is neither, or nothing at all.
+
+        >>> Allowance.parse("20G"), Allowance.parse("20%")
+        (Allowance(size=21474836480, share=0.0), Allowance(size=0, share=0.2))
+        """
+        share = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
+        found = cls(share=float(share[1]) / 100) if share else cls(size=byte_count(text))
+        if not (found.size or 0 < found.share <= 1):
+            raise ValueError(f"{text!r} allows nothing, or more than all: write 20G or 20%")
+        return found
+
+    def bytes_of(self, free: int) -> int:
+        """Bytes, where so many are free. A size may be more than that."""
+        return self.size or int(self.share * free)
 
 
 def duration(value: float) -> str:

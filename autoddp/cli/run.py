@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from autoddp.errors import UsageError
 from autoddp.launch.elastic import environment_with, run_real_job
+from autoddp.launch.hosts import Hosts
+from autoddp.launch.isolating import choose_isolation
+from autoddp.launch.keeper import Keeper
 from autoddp.launch.network import VARIABLES, Network
 from autoddp.launch.options import Request, parse
 from autoddp.launch.ownership import require_script
 from autoddp.launch.plan import Plan, choose
 from autoddp.launch.run_folder import RunFolder
+from autoddp.launch.tune import Preparation
 from autoddp.launch.watching import watch_plan
 from autoddp.worker.order import Order
+
+if TYPE_CHECKING:
+    from autoddp.launch.conference import Conference
 
 
 @dataclass(frozen=True)
@@ -40,13 +49,15 @@ def prepare(words: Sequence[str]) -> Job | None:
     if request.dry_run:
         _show(request, plan)
         return None
-    folder = _writable(request) if plan.tune else None
-    meeting_point, network = _confer(request, plan)
-    if folder is not None:
-        from autoddp.cli.tuned import tuned_plan
+    with contextlib.ExitStack() as until_tuned:
+        tuning = until_tuned.enter_context(_tuning(request)) if plan.tune else None
+        meeting_point, network = _confer(request, plan)
+        if tuning is not None:
+            from autoddp.cli.tuned import tuned_plan
 
-        with environment_with(network.variables):
-            plan = tuned_plan(request, plan, folder, network)
+            hosts = meeting_point.hosts if meeting_point is not None else Hosts()
+            with environment_with(network.variables):
+                plan = tuned_plan(request, plan, tuning, network, hosts)
     variables = {**network.variables, **_variables(request, plan, network)}
     return None if request.tune_only else Job(request, variables, meeting_point)
 
@@ -59,15 +70,26 @@ def launch(job: Job) -> None:
         record(run_real_job)(job.request.torchrun)
 
 
-def _writable(request: Request) -> RunFolder:
-    """The run's folder; and the recipe's, which must take a file after minutes of tuning, is looked at before them."""
+@contextlib.contextmanager
+def _tuning(request: Request) -> Iterator[Preparation]:
+    """What tuning needs: made before any thread is started, because it forks, and removed whatever happens."""
+    # The recipe must take a file after minutes of tuning: its folder is looked at before them.
     parent = request.recipe_path.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UsageError(f"--recipe {request.recipe_path}: its folder cannot be written; name another file")
-    return RunFolder(request.output)
+    folder = RunFolder(request.output, keep_runs=request.keep_runs, recipe=request.recipe_path)
+    for line in folder.says:
+        _say(line)
+    keeper = Keeper()
+    keeper.removes([os.path.dirname(folder.socket)])
+    try:
+        yield Preparation(folder, keeper, choose_isolation(request, folder, keeper))
+    finally:
+        keeper.close()
+        folder.clean()
 
 
-def _confer(request: Request, plan: Plan) -> tuple[object, Network]:
+def _confer(request: Request, plan: Plan) -> tuple[Conference | None, Network]:
     """On several nodes: make sure that all mean the same, and find the network. The object keeps the meeting open."""
     if not plan.several_nodes or plan.as_torchrun:
         return None, Network()

@@ -9,12 +9,13 @@ from datetime import datetime, timezone
 from autoddp.errors import AutoddpError
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import start_step
+from autoddp.launch.hosts import Hosts
 from autoddp.launch.nccl_logs import transports
 from autoddp.launch.network import Network
 from autoddp.launch.options import Request
 from autoddp.launch.plan import Plan
 from autoddp.launch.run_folder import RunFolder
-from autoddp.launch.tune import Tuned, tune
+from autoddp.launch.tune import Preparation, Tuned, Tuning
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse, save
 from autoddp.report import Terminal, say, summary, write_summary
 from autoddp.study import Outcome
@@ -22,16 +23,20 @@ from autoddp.units import data_size
 from autoddp.version import __version__
 
 
-def tuned_plan(request: Request, plan: Plan, folder: RunFolder, network: Network) -> Plan:
+def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network, hosts: Hosts) -> Plan:
     """Run the tuning job; the plan to launch with. Whatever goes wrong, the job can still run as written."""
+    folder = made.folder
     say(f"tuning {request.script}: {plan.trials} trials; logs in {folder.path}")
     terminal = Terminal()
 
     def write(outcome: Outcome) -> str:
-        return dump(recipe_of(outcome, start_step(request.job_steps)))
+        return dump(recipe_of(outcome, start_step(request.job_steps), folder.path.name))
 
+    tuning = Tuning(
+        request, folder, made.keeper, made.isolation, hosts, terminal, write, say, interfaces=network.together
+    )
     try:
-        tuned = tune(request, folder, terminal, write, network.together)
+        tuned = tuning.run()
     finally:
         terminal.close()
     if tuned.outcome is not None:
@@ -71,8 +76,11 @@ def _explicit(configuration: Configuration, start: int) -> Configuration:
     return configuration.with_values(powersgd_start_step=start)
 
 
-def recipe_of(outcome: Outcome, powersgd_start: int) -> Recipe:
-    """The recipe that a study's outcome amounts to. `powersgd_start`: reductions before PowerSGD begins."""
+def recipe_of(outcome: Outcome, powersgd_start: int, run: str = "") -> Recipe:
+    """The recipe that a study's outcome amounts to.
+
+    `powersgd_start`: reductions before PowerSGD begins. `run`: name of the run's folder.
+    """
     facts = outcome.facts
     return Recipe(
         made_by=MadeBy(
@@ -103,6 +111,7 @@ def recipe_of(outcome: Outcome, powersgd_start: int) -> Recipe:
             final_rounds=len(outcome.baseline_rounds),
             steps=outcome.steps.get("measured", 0),
             why=outcome.decision.why,
+            run=run,
         ),
         ladder=tuple(
             LadderEntry(

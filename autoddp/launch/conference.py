@@ -10,13 +10,14 @@ from typing import Any
 from autoddp.errors import UsageError
 from autoddp.launch.choosing import choose, with_rdma
 from autoddp.launch.elastic import host_endpoint_if_ours, meet, meeting_point
+from autoddp.launch.hosts import Hosts
 from autoddp.launch.network import VARIABLES, Network
 from autoddp.topology import interfaces
 
 
 def confer(
     torchrun: argparse.Namespace, plan: str, reads: str, variables: Collection[str] = ()
-) -> tuple[object, Network]:
+) -> tuple[Conference, Network]:
     """Meet the other nodes' launchers: `plan` must be the same on all, and the network is chosen, if nobody did.
 
     `reads` is the plan for people, `variables` what the plan sets. `torchrun` is given the chosen address, unless the
@@ -38,6 +39,8 @@ class Conference:
     def __init__(self, torchrun: argparse.Namespace) -> None:
         self._torchrun = torchrun
         self._handler: Any = meeting_point(torchrun, "plan")
+        self.hosts = Hosts()
+        """All launchers, once they have agreed."""
 
     def agree(self, plan: str, says: str, network_is_set: bool) -> Network:
         """`plan` must be the same on all nodes; `says` is how this node's plan reads in the error.
@@ -46,6 +49,7 @@ class Conference:
         """
         info = meet(self._handler, self._torchrun)
         store, rank, nodes = info.store, info.rank, info.world_size
+        self.hosts = Hosts(store, rank, nodes)
         store.set(f"plan/{rank}", f"{plan}\n{says}\n{int(network_is_set)}")
         plans = [store.get(f"plan/{node}").decode().split("\n") for node in range(nodes)]
         other = next((node for node in range(nodes) if plans[node][0] != plan), None)

@@ -16,8 +16,6 @@ from typing import Any
 
 from autoddp.errors import UsageError
 
-TUNING_RESTARTS = 12
-"""The tuning job's own restart budget: so many configurations may crash before tuning is given up."""
 _FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Each start of the workers gets a store of its own. With elastic's shared one (torch 2.13), a restarted rank may find
 the address under which its peer listened before the restart, and the restart fails."""
@@ -87,16 +85,17 @@ def host_endpoint_if_ours(torchrun: argparse.Namespace, addresses: set[str]) -> 
 
 
 def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> str:
-    """One pass: the script's workers with the launcher's present environment. Blocks; "" or why it failed.
+    """One attempt: the script's workers with this process's environment. Blocks; "" or why it failed.
 
-    Whatever elastic says meanwhile goes to `folder`, as do the workers' stdout and stderr, one file per rank.
+    Elastic restarts nothing: another attempt is to find the user's files as they are. Whatever elastic says meanwhile
+    goes to the attempt's folder, as do the workers' stdout and stderr, one file per rank.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
     from torch.distributed.run import config_from_args
 
-    arguments = _tuning_arguments(torchrun, folder / f"pass{number}", f"tune{number}")
-    with _quiet_elastic(folder / "elastic.log"), _signal_handlers_kept(), environment_with(_FRESH_STORE):
+    arguments = _tuning_arguments(torchrun, folder, f"tune{number}")
+    with _quiet_elastic(folder / "elastic.log"), environment_with(_FRESH_STORE):
         config, command, words = config_from_args(arguments)
         try:
             elastic_launch(config=config, entrypoint=command)(*words)
@@ -198,8 +197,8 @@ def _other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Names
     return arguments
 
 
-def meeting_words(torchrun: argparse.Namespace, name: str) -> list[str]:
-    """torchrun's options by which processes of their own meet on the same hosts, without restarts.
+def _beside_the_meeting_point(torchrun: argparse.Namespace, name: str) -> argparse.Namespace:
+    """How processes of their own meet on the same hosts.
 
     On several nodes this process, or another node's launcher, must keep the endpoint's store open meanwhile.
     """
@@ -209,13 +208,20 @@ def meeting_words(torchrun: argparse.Namespace, name: str) -> list[str]:
     config = _parse_rendezvous_config(arguments.rdzv_conf)
     if arguments.rdzv_backend == "c10d" and node_range(torchrun)[1] > 1:
         config["is_host"] = "0"
+    arguments.rdzv_conf = ",".join(f"{key}={value}" for key, value in config.items())
+    return arguments
+
+
+def meeting_words(torchrun: argparse.Namespace, name: str) -> list[str]:
+    """torchrun's options by which processes of their own meet on the same hosts, without restarts."""
+    arguments = _beside_the_meeting_point(torchrun, name)
     words = {
         "--nnodes": torchrun.nnodes,
         "--nproc-per-node": str(torchrun.nproc_per_node),
         "--rdzv-backend": arguments.rdzv_backend,
         "--rdzv-endpoint": arguments.rdzv_endpoint,
         "--rdzv-id": arguments.rdzv_id,
-        "--rdzv-conf": ",".join(f"{key}={value}" for key, value in config.items()),
+        "--rdzv-conf": arguments.rdzv_conf,
         "--local-addr": torchrun.local_addr,
         "--max-restarts": "0",
     }
@@ -223,11 +229,11 @@ def meeting_words(torchrun: argparse.Namespace, name: str) -> list[str]:
 
 
 def _tuning_arguments(torchrun: argparse.Namespace, logs: Path, name: str) -> argparse.Namespace:
-    arguments = _other_rendezvous(torchrun, name)
+    arguments = _beside_the_meeting_point(torchrun, name)
     arguments.standalone = False
     arguments.node_rank = 0
     arguments.master_port = torchrun.master_port or DEFAULT_PORT
-    arguments.max_restarts = TUNING_RESTARTS
+    arguments.max_restarts = 0
     arguments.log_dir = str(logs)
     arguments.redirects, arguments.tee, arguments.local_ranks_filter = "3", "0", ""
     return arguments
@@ -260,6 +266,20 @@ def _signal_handlers_kept() -> Iterator[None]:
     finally:
         for number, handler in present.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def signals_raise() -> Iterator[None]:
+    """Meanwhile a signal ends this process as it ends torchrun: with elastic's exception, in the main thread."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    def ended(number: int, _: object) -> None:
+        raise SignalException(f"Process {os.getpid()} got signal: {number}", signal.Signals(number))
+
+    with _signal_handlers_kept():
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, ended)
+        yield
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,21 +14,22 @@ from pathlib import Path
 from autoddp.knobs import Configuration
 from autoddp.launch.journal import Entry, Journal
 from autoddp.launch.patience import Patience
-from autoddp.launch.server import Heard, Worker, WorkerServer
-from autoddp.launch.starts import Starts, kill_children
+from autoddp.launch.server import NOBODY, Heard, Worker, WorkerServer
+from autoddp.launch.starts import Starts
 from autoddp.log import get_logger
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.timing import median
-from autoddp.wire import BlockDone, Finish, Goodbye, Hello, JobFacts, Measure, Ready
+from autoddp.wire import BlockDone, Finish, Goodbye, Hello, JobFacts, Measure, Ready, StopTuning
 
 logger = get_logger(__name__)
 
 _FEWEST_STEPS = 2
-_FUTILE_PASSES = 3
+_FUTILE_ATTEMPTS = 3
+_MOST_FAULTS = 12  # attempts that may fail in a trial before tuning is given up
 
 
 class LiveJob:
-    """Implements `study.Measure`. Used from the study's thread; the main thread runs elastic and calls `pass_*`."""
+    """Implements `study.Measure`, from the study's thread; the main thread makes attempts and calls `attempt_*`."""
 
     def __init__(self, server: WorkerServer, journal: Journal) -> None:
         self._server = server
@@ -44,18 +46,25 @@ class LiveJob:
         self.waited = 0.0
         """Seconds spent waiting for another start of the script, or for the node that leads."""
         self._known_to_all = 0
-        self._futile_passes = 0
+        self._futile_attempts = self._faults = 0
+        self._failed_start = ""
         self._patience = Patience()
         self._starts = Starts()
         self._over = ""
+        self.wants_another_attempt = threading.Event()
+        """Set while the present attempt is of no use and does not end by itself."""
+        self.overlay_failed = ""
+        """Why the script cannot run under the overlay, once that has shown."""
         self.finished: Finish | None = None
         """What a follower hears from the leader's study."""
 
     # Called by the main thread
 
-    def pass_begins(self, heartbeats: Path) -> dict[str, str]:
+    def attempt_begins(self, heartbeats: Path) -> dict[str, str]:
         """Another start of the script is about to be made, with these variables."""
         self._starts.begin()
+        self._failed_start = self._first_failure = ""
+        self.wants_another_attempt.clear()
         self._server.go = not self._over
         self._patience.heartbeats = heartbeats
         self._workers = []
@@ -63,27 +72,64 @@ class LiveJob:
         self._entries_before = len(self._journal.entries)
         return self._starts.wanted
 
-    def pass_ended(self, failure: str) -> bool:
-        """Elastic has returned. Whether another pass makes sense; else the study is told that tuning is over."""
-        if self.finished is not None or self._over:
-            return False
-        if failure:
-            return self._end(failure)
-        if not self._workers:
-            return self._end("the script built no DistributedDataParallel model")
+    def attempt_ended(self, failure: str) -> bool:
+        """The attempt is over. Whether another one makes sense; else the study is told that tuning is over."""
         self._starts.settle()
+        if self.over:
+            return False
+        if self.wants_another_attempt.is_set():
+            return True
+        if failure and not self._ready_in_this_start:
+            return self._start_failed(failure)
+        if not failure and not self._workers:
+            return self._end("the script built no DistributedDataParallel model")
+        if failure:
+            self._faults += 1
+            too_many = f"{_MOST_FAULTS} attempts have failed; the last: {failure}"
+            return self._faults <= _MOST_FAULTS or self._end(too_many)
         if self._starts.stale:
             return True
         futile = len(self._journal.entries) == self._entries_before
-        self._futile_passes = self._futile_passes + 1 if futile else 0
-        if self._futile_passes >= _FUTILE_PASSES:
+        self._futile_attempts = self._futile_attempts + 1 if futile else 0
+        if self._futile_attempts >= _FUTILE_ATTEMPTS:
             return self._end("the script ends before a single measurement can be made")
         return True
+
+    def _start_failed(self, failure: str) -> bool:
+        """Before its first measurement: the fault of the variables that the study wanted, or the script's own."""
+        if not self._starts.has_variables:
+            return self._end(self._first_failure or failure)
+        self._failed_start = self._first_failure or failure
+        return True
+
+    def try_again(self) -> None:
+        """Main thread: what has failed so far was the overlay's fault, and another attempt follows without it."""
+        self._over = ""
+        self._first_failure = ""
+
+    def peer_failed(self, why: str) -> None:
+        """Main thread: the attempt has ended on another host."""
+        self._failed(why)
+
+    @property
+    def failed_before_the_first_step(self) -> bool:
+        """Whether the script has never come to a measurement."""
+        return self._facts is None and bool(self._over)
+
+    @property
+    def over(self) -> bool:
+        """Whether no attempt is of use any more."""
+        return bool(self._over) or self.finished is not None
+
+    @property
+    def why_over(self) -> str:
+        """Why tuning ended; "" if the study was finished, or goes on."""
+        return self._over
 
     def _end(self, why: str) -> bool:
         self._over = self._over or why
         self._server.dismiss()
-        self._server.heard.put(Heard(_NOBODY, None))
+        self._server.heard.put(Heard(NOBODY, None))
         return False
 
     # Called by the study's thread
@@ -163,11 +209,13 @@ class LiveJob:
         began = time.perf_counter()
         self._take(self._hear(1.0))
         self.waited += time.perf_counter() - began
-        if self._starts.hangs and self._leader is None and not self._ready_in_this_start:
-            self._journal.add(Entry(asked, None, self._starts.why_hung))
+        if self._leader is not None or self._ready_in_this_start:
+            return
+        if self._starts.hangs or self._failed_start:
+            self._journal.add(Entry(asked, None, self._failed_start or self._starts.why_hung))
+            self._failed_start = ""
             self._starts.wanted = {}
-            self._server.go = False  # whoever elastic starts now is sent away
-            kill_children()
+            self.wants_another_attempt.set()
 
     def _measure(self, asked: Measure, leader: Worker) -> Entry | None:
         """One attempt; None when the script has simply ended meanwhile."""
@@ -251,7 +299,13 @@ class LiveJob:
 
     def _take(self, heard: Heard | None) -> None:
         """Keep account of who is here and why anybody left."""
-        if heard is None or heard.worker is _NOBODY:
+        if heard is not None and isinstance(heard.message, StopTuning):
+            if heard.message.overlay_is_to_blame:
+                self.overlay_failed = self.overlay_failed or heard.message.reason
+                self.wants_another_attempt.set()
+            else:
+                self._end(heard.message.reason)
+        if heard is None or heard.worker is NOBODY:
             return
         worker, message = heard.worker, heard.message
         if isinstance(message, Hello):
@@ -281,10 +335,8 @@ class LiveJob:
 
     def _new_worker(self, worker: Worker, hello: Hello) -> None:
         if any(present.hello.local_rank == hello.local_rank for present in self._workers):
-            # The group has been started again.
-            if not self._ready_in_this_start:
-                self._end(self._first_failure or "the script ended before its first steps were over")
-            self._ready_in_this_start, self._workers = False, []
+            self._workers = []  # elastic has started the group again, because a node came or went
+            self._ready_in_this_start = False
         self._workers.append(worker)
 
     def _gone(self, worker: Worker) -> None:
@@ -295,6 +347,3 @@ class LiveJob:
     def _failed(self, why: str) -> None:
         # The first in time is the cause; the others are ranks that lost a peer.
         self._first_failure = self._first_failure or why
-
-
-_NOBODY = Worker(None, Hello(0, -1, -1, 0, 0))  # type: ignore[arg-type]

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autoddp.errors import UsageError, did_you_mean
+from autoddp.isolation import Level
 from autoddp.knobs import GRADIENT_RUNGS, LIMITS, Rung
 from autoddp.launch.elastic import torchrun_parser
 from autoddp.launch.ownership import declared_by_script
-from autoddp.units import seconds
+from autoddp.units import Allowance, seconds
 
 DEFAULT_TRIALS = 20
 _EXAMPLES = {
@@ -25,6 +26,9 @@ _EXAMPLES = {
     "--lossy-limit": "a share above 0, e.g. --lossy-limit 0.95",
     "--watch": "a whole number of 1 or more, or off, e.g. --watch 1000",
     "--seed": "a whole number of 0 or more, e.g. --seed 0",
+    "--keep-runs": "a whole number of 1 or more, e.g. --keep-runs 20",
+    "--isolation": "overlay, guard or off, e.g. --isolation guard",
+    "--scratch-limit": "a size such as 20G, or a share such as 20%, e.g. --scratch-limit 20G",
 }
 
 
@@ -54,6 +58,12 @@ class Request:
     tune_only: bool = False
     seed: int = 0
     output: Path = Path(".autoddp")
+    keep_runs: int = 20
+    """Run folders that stay in `output`, this run's own counted."""
+    isolation: Level | None = None
+    """None: not given; the best that the host allows."""
+    scratch_limit: Allowance | None = None
+    """What the script's writes may take while it is being tuned. None: not given; 20 % of what is free there."""
     dry_run: bool = False
     force: bool = False
     taken: tuple[str, ...] = field(default=())
@@ -96,6 +106,11 @@ def own_parser() -> argparse.ArgumentParser:
     add("--tune-only", action="store_true", help="write the recipe and stop")
     add("--seed", type=_whole("--seed", 0), default=0, metavar="N", help="of the search (0)")
     add("--output", type=Path, default=Path(".autoddp"), metavar="DIR", help="logs and summary.json (.autoddp/)")
+    add("--keep-runs", type=_whole("--keep-runs", 1), default=20, metavar="N", help="runs that stay there (20)")
+    levels = "|".join(level.value for level in Level)
+    add("--isolation", type=_checked("--isolation", Level), metavar=levels, help="how your files are kept from changes")
+    limit = _checked("--scratch-limit", Allowance.parse)
+    add("--scratch-limit", type=limit, metavar="SIZE", help="disk for what the script writes in tuning (20%% of free)")
     add("--dry-run", action="store_true", help="print what would be run")
     add("--force", action="store_true", help="launch a recipe that was made for another machine")
     return parser

@@ -1,29 +1,60 @@
-"""The folder of one tuning run: `.autoddp/<date>-<pid>/`, with logs, journal, scratch and summary.json."""
+"""The folder of one tuning run, `.autoddp/<date>-<host>-<pid>/`: logs, journal, scratch and summary.json."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
-import shutil
+import re
+import secrets
+import socket
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from autoddp.errors import UsageError
+from autoddp.launch.leftovers import (
+    PREFIX,
+    PREVIOUS,
+    clean_leftovers,
+    remove_older_runs,
+    remove_private,
+    remove_scratch,
+)
+from autoddp.launch.owner import Claim, Owner, read_mark
 
 
 class RunFolder:
-    """Made at once, so that an unwritable place is an error before anything is started."""
+    """Made at once, so that an unwritable place is an error before anything is started.
 
-    def __init__(self, output: Path) -> None:
-        self.path = (output / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}").absolute()
+        folder = RunFolder(Path(".autoddp"), keep_runs=20, recipe=Path("train.autoddp.toml"))
+        for line in folder.says:
+            print(line)
+        layers = folder.private(Path("/var/tmp"))    # a folder elsewhere that ends with the run
+
+    It and all that it makes are for this user alone. What launchers left that were killed is removed first, in the
+    output folder, the temporary folder and `places`; then the oldest runs beyond `keep_runs`, None: they all stay.
+    """
+
+    def __init__(
+        self, output: Path, *, keep_runs: int | None = None, recipe: Path | None = None, places: Iterable[Path] = ()
+    ) -> None:
+        self._owner = Owner.of_this_process()
         try:
-            self.path.mkdir(parents=True)
+            self.path = _new_folder(output)
+            self._claim = Claim(self.path, self._owner, self.path.name)
         except OSError as error:
             raise UsageError(
                 f"--output {output}: cannot be written ({error.strerror}); name a folder that can"
             ) from None
+        self._claims: list[Claim] = []
+        # The launcher may end before it tunes, for example because the hosts cannot meet.
+        atexit.register(self._end)
+        self.says = _tidied(self.path.parent, keep_runs, recipe, [Path(tempfile.gettempdir()), *places])
+        """Lines for the user: what was removed."""
         # A Unix socket's path may have 107 bytes at most; the output folder's may be longer.
-        self._private = tempfile.mkdtemp(prefix="autoddp-")
+        self._private = self.private(Path(tempfile.gettempdir()))
 
     @property
     def socket(self) -> str:
@@ -43,16 +74,99 @@ class RunFolder:
     @property
     def previous_recipe(self) -> Path:
         """Where a recipe goes that is about to be replaced."""
-        return self.path / "previous.autoddp.toml"
+        return self.path / PREVIOUS
 
-    def scratch(self, number: int) -> Path:
-        """Where the script's writes go in pass `number`."""
-        folder = self.path / f"pass{number}" / "scratch"
+    def attempt(self, number: int) -> Path:
+        """A folder for attempt `number`: its logs, which stay, and `heartbeats`, which ends with the run.
+
+        So do `scratch` and `written` in it, and `caches` beside it.
+        """
+        folder = self.path / f"attempt{number}"
         (folder / "heartbeats").mkdir(parents=True)
         return folder
 
+    def private(self, place: Path) -> Path:
+        """A new folder in `place`, for this user alone, that is removed when the run ends. OSError where none can be.
+
+        If this process is killed, the next run removes it, provided that it looks into `place` or into `output`.
+        """
+        while True:
+            with contextlib.suppress(FileExistsError):
+                return self.owns(place / f"{PREFIX}{secrets.token_hex(4)}")
+
+    def give_back(self, path: Path) -> None:
+        """Remove a private folder before the run ends."""
+        remove_private(str(path), self._claim.mark)
+
+    def owns(self, path: Path) -> Path:
+        """Make the folder `path`, as `private` does, under a name that the caller chooses; its path without links.
+
+        FileExistsError if there is anything already: this run then neither uses nor removes it.
+        """
+        place = Path(os.path.realpath(path.parent)) / path.name
+        # recorded first: a launcher that is killed in between leaves a record of nothing, not a folder without record
+        self._claim.change(folders=(*self._claim.mark.folders, str(place)))
+        place.mkdir(mode=0o700)
+        self._claims.append(Claim(place, self._owner, self.path.name))
+        return place
+
     def clean(self) -> None:
-        """Remove what nobody needs once tuning is over: the socket, and whatever the script wrote while tuning."""
-        shutil.rmtree(self._private, ignore_errors=True)
-        for scratch in self.path.glob("pass*/scratch"):
-            shutil.rmtree(scratch, ignore_errors=True)
+        """Remove what nobody needs once tuning is over: private folders, and whatever the script wrote while tuning.
+
+        Never raises. A child that this process has forked removes nothing.
+        """
+        if os.getpid() != self._owner.pid:
+            return
+        for folder in self._claim.mark.folders:
+            remove_private(folder, self._claim.mark)
+        run = read_mark(self.path)
+        if run is not None:
+            with contextlib.closing(run):
+                remove_scratch(run)
+        while self._claims:
+            self._claims.pop().close()
+
+    def _end(self) -> None:
+        """Say that this process is gone, for launchers on other hosts, which cannot know it otherwise."""
+        if os.getpid() != self._owner.pid:
+            return
+        self.clean()
+        with contextlib.suppress(OSError):
+            self._claim.change(ended=True)
+
+
+def _new_folder(output: Path) -> Path:
+    """A name may be taken: hosts, and containers with equal process ids, may share the folder and the second."""
+    _make_parents(output)
+    host = re.sub(r"[^A-Za-z0-9_-]", "_", socket.gethostname().partition(".")[0])[:40]
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{host or 'host'}-{os.getpid()}"
+    root = Path(os.path.realpath(output))
+    number = 1
+    while True:
+        path = root / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            return path
+        number += 1
+
+
+def _make_parents(folder: Path) -> None:
+    """`Path.mkdir(parents=True)` would make all but the last one with the umask's mode."""
+    if not folder.is_dir():
+        _make_parents(folder.absolute().parent)
+        with contextlib.suppress(FileExistsError):  # another node's launcher has just made it, or it is a file
+            folder.mkdir(mode=0o700)
+
+
+def _tidied(output: Path, keep_runs: int | None, recipe: Path | None, places: Iterable[Path]) -> tuple[str, ...]:
+    says = []
+    cleaned = clean_leftovers(output, places)
+    if cleaned:
+        says.append(f"cleaned what a killed run left: {', '.join(cleaned)}")
+    if keep_runs is not None:
+        recipes = [Path(), output.parent, *([recipe, recipe.parent] if recipe else [])]
+        older = remove_older_runs(output, keep_runs, recipes)
+        if older:
+            noun = "the oldest run folder" if len(older) == 1 else f"the {len(older)} oldest run folders"
+            says.append(f"removed {noun} in {output}: --keep-runs {keep_runs}")
+    return tuple(says)

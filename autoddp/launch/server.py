@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import signal
 import socket
 import threading
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Listener
 
 from autoddp.log import get_logger
-from autoddp.wire import VERSION, Goodbye, Hello, Message, Welcome, decode, encode
+from autoddp.wire import VERSION, Goodbye, Hello, Message, StopTuning, Welcome, decode, encode
 
 logger = get_logger(__name__)
 
@@ -41,6 +40,10 @@ class Heard:
     message: Message | None
 
 
+NOBODY = Worker(None, Hello(0, -1, -1, 0, 0))  # type: ignore[arg-type]
+"""Whoever is no rank that has said hello."""
+
+
 class WorkerServer:
     """Listens on a Unix socket that only this user can reach; `heard` holds whatever the workers say, in order."""
 
@@ -49,16 +52,26 @@ class WorkerServer:
         self.heard: queue.Queue[Heard] = queue.Queue()
         self.go = True
         """What the next Welcome says."""
+        self.stopped = threading.Event()
+        """Set once a process has said that tuning must stop."""
         self._listener = Listener(path, family="AF_UNIX")
         os.chmod(path, 0o600)
         self._closed = False
         self._connections: list[Connection] = []
+        self._workers: dict[int, Worker] = {}
         threading.Thread(target=self._accept, name="autoddp-accept", daemon=True).start()
 
     def close(self) -> None:
         """Take no more connections."""
         self._closed = True
         self._listener.close()
+
+    def process_ended(self, pid: int, how: str) -> None:
+        """The attempt tells how one of its processes has ended."""
+        worker = self._workers.get(pid)
+        if worker is not None:
+            worker.end = how
+            worker.ended_by.set()
 
     def dismiss(self) -> None:
         """Send every worker away, those that are here and those still to come."""
@@ -79,13 +92,15 @@ class WorkerServer:
     def _serve(self, connection: Connection) -> None:
         try:
             hello = decode(connection.recv_bytes())
+            if isinstance(hello, StopTuning):
+                return self._stop_tuning(connection, hello)
             if not isinstance(hello, Hello) or hello.version != VERSION:
                 raise ValueError(f"expected Hello of version {VERSION}, got {hello}")
         except (ValueError, EOFError, OSError) as error:
             logger.debug("a stranger on the socket: %s", error)
             return connection.close()
         worker = Worker(connection, hello)
-        threading.Thread(target=_watch_end, args=(worker,), name="autoddp-end", daemon=True).start()
+        self._workers[hello.pid] = worker
         self.heard.put(Heard(worker, hello))
         try:
             worker.send(Welcome(self.go))
@@ -94,19 +109,14 @@ class WorkerServer:
         except (EOFError, OSError):
             self.heard.put(Heard(worker, None))
 
+    def _stop_tuning(self, connection: Connection, message: StopTuning) -> None:
+        """A process of the script, which need not be a rank, is about to do what it must not do while tuning."""
+        self.go = False
+        self.stopped.set()
+        self.heard.put(Heard(NOBODY, message))
+        connection.send_bytes(encode(Welcome(False)))
+        connection.close()
+
     def _take(self, worker: Worker, message: Message) -> None:
         worker.said_goodbye |= isinstance(message, Goodbye)
         self.heard.put(Heard(worker, message))
-
-
-def _watch_end(worker: Worker) -> None:
-    """Wait for the process without reaping it: elastic is its parent's owner and reads the exit code after us."""
-    try:
-        result = os.waitid(os.P_PID, worker.hello.pid, os.WEXITED | os.WNOWAIT)
-    except ChildProcessError:
-        result = None  # elastic was faster, or the process belongs to a wrapper
-    if result is not None and result.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
-        worker.end = f"killed by {signal.Signals(result.si_status).name}"
-    elif result is not None:
-        worker.end = f"ended with exit code {result.si_status}"
-    worker.ended_by.set()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import threading
 import time
-from pathlib import Path
 
 _SETTLING = 10.0  # seconds in which the study must have said what it wants next
 _START_PATIENCE = 120.0  # seconds for a start with other variables, or five times the first one
@@ -31,6 +27,11 @@ class Starts:
     def stale(self) -> bool:
         """Whether the present start is of no more use."""
         return self.wanted != self._present
+
+    @property
+    def has_variables(self) -> bool:
+        """Whether the present start has variables that the study wanted."""
+        return bool(self._present)
 
     def begin(self) -> None:
         """Main thread: another start, with what is wanted now."""
@@ -56,11 +57,3 @@ class Starts:
         """For the journal."""
         set_to = " ".join(f"{name}={value}" for name, value in self._present.items())
         return f"the script did not get going with {set_to}"
-
-
-def kill_children() -> None:
-    """End every process that this one has started; elastic then starts the group again."""
-    for listed in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for pid in listed.read_text().split():
-                os.kill(int(pid), signal.SIGKILL)

@@ -1,36 +1,40 @@
-"""The tuning job: elastic in the main thread, the study in another, and the worker's socket between them."""
+"""The tuning job: attempts in the main thread, the study in another, and the workers' socket between them."""
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from autoddp.isolation import Level
+from autoddp.isolation.trackers import TRACKERS_OFF, why_not
 from autoddp.knobs import Rung
 from autoddp.knobs.threads import THREADS
 from autoddp.launch import nccl_logs
-from autoddp.launch.elastic import environment_with, run_tuning_job
+from autoddp.launch.elastic import signals_raise
+from autoddp.launch.hosts import Hosts, Next
+from autoddp.launch.isolating import Isolation
 from autoddp.launch.journal import Journal
+from autoddp.launch.keeper import Attempt, Keeper
 from autoddp.launch.live_job import LiveJob
 from autoddp.launch.options import DEFAULT_TRIALS, Request
+from autoddp.launch.rank_logs import LogKeeper
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.screening import Screening
 from autoddp.launch.server import WorkerServer
 from autoddp.log import get_logger
 from autoddp.study import Observer, Outcome, Plan, Study, TrialFailed, TuningOver
+from autoddp.units import data_size
 from autoddp.worker.order import Order
 
 logger = get_logger(__name__)
 
-_TRACKERS_OFF = {
-    "WANDB_MODE": "disabled",
-    "COMET_MODE": "disabled",
-    "NEPTUNE_MODE": "debug",
-    "CLEARML_OFFLINE_MODE": "1",
-}
-"""Experiment trackers, by their own variables: throwaway steps are no experiment."""
+_LEAVING = 20.0  # seconds in which ranks that were told to leave must be gone
+_LOOKS = 1.0  # seconds between two looks at how much the script has written
 
 
 @dataclass
@@ -44,18 +48,178 @@ class Tuned:
     wall_seconds: dict[str, float] = field(default_factory=dict)
 
 
-def tune(
-    request: Request, folder: RunFolder, observer: Observer, write: Callable[[Outcome], str], interfaces: str = ""
-) -> Tuned:
-    """Run the study on the live script. `write` makes the recipe's text of an outcome; `interfaces`: see `Order`.
+@dataclass(frozen=True)
+class Preparation:
+    """What is made before tuning begins."""
 
-    Never raises for anything the script does; a signal ends it as it would end torchrun.
-    """
-    began = time.perf_counter()
-    server = WorkerServer(folder.socket)
-    job = LiveJob(server, Journal(folder.journal))
-    tuned = Tuned()
-    plan = Plan(
+    folder: RunFolder
+    keeper: Keeper
+    isolation: Isolation
+    """The best that this host has, of what was asked for."""
+
+
+@dataclass
+class Tuning:
+    """What a tuning job needs beside the request; `run()` does it."""
+
+    request: Request
+    folder: RunFolder
+    keeper: Keeper
+    isolation: Isolation
+    """Of the next attempt."""
+    hosts: Hosts
+    observer: Observer
+    write: Callable[[Outcome], str]
+    """Makes the recipe's text of an outcome."""
+    say: Callable[[str], None]
+    interfaces: str = ""
+    """See `Order`."""
+
+    def run(self) -> Tuned:
+        """Run the study on the live script.
+
+        Never raises for anything the script does; a signal ends it as it would end torchrun.
+        """
+        tuned = Tuned(why=why_not(os.environ))
+        if tuned.why:
+            return tuned
+        began = time.perf_counter()
+        server = WorkerServer(self.folder.socket)
+        job = LiveJob(server, Journal(self.folder.journal))
+        screening = Screening(self.request.torchrun, self.folder.path / "screening", dict(os.environ))
+        arguments = (job, _plan(self.request), self.observer, screening, self.write, tuned, began)
+        thread = threading.Thread(target=_study, args=arguments, name="autoddp-study", daemon=True)
+        thread.start()
+        try:
+            with signals_raise(), LogKeeper(self.folder.path):
+                self._make_attempts(job, server)
+                thread.join()
+        finally:
+            screening.stop()
+            server.close()
+        if job.finished is not None:
+            tuned.recipe = tuned.recipe or job.finished.recipe
+        tuned.wall_seconds["total"] = time.perf_counter() - began
+        return tuned
+
+    def _make_attempts(self, job: LiveJob, server: WorkerServer) -> None:
+        number, more = 0, True
+        self._isolate(self.hosts.worst(self.isolation.level, self.say), "another host has none")
+        self.say(self.isolation.says)
+        while more:
+            place = self.folder.attempt(number)
+            wanted = job.attempt_begins(place / "heartbeats")
+            attempt = Attempt(
+                self.request.torchrun,
+                place,
+                number,
+                {**os.environ, **self._variables(place), **wanted},
+                self.isolation.shelter(number, place),
+            )
+            limits = _Limits(job, server, self.isolation, functools.partial(self.hosts.ended_elsewhere, number))
+            failure = self.keeper.run(attempt, lambda end: server.process_ended(end.pid, end.how), limits.exceeded)
+            self.hosts.attempt_ended(number, failure)
+            more = self._goes_on(number, job, limits.elsewhere or failure)
+            number += 1
+
+    def _goes_on(self, number: int, job: LiveJob, failure: str) -> bool:
+        """Whether all hosts make another attempt; they then have the same isolation."""
+        more = job.attempt_ended(failure)
+        level = self.isolation.level
+        if level is Level.OVERLAY and self._overlay_is_to_blame(number, job):
+            if self.request.isolation is Level.OVERLAY:
+                job.give_up(job.overlay_failed)
+            else:
+                level, more = Level.GUARD, True
+                job.try_again()
+        together = self.hosts.agree(number, Next(more, job.why_over, level), self.say)
+        if not together.more:
+            job.give_up(together.why or "another host has ended the tuning")
+        elif together.level is not self.isolation.level:
+            self._isolate(together.level, job.overlay_failed or "the script failed under it on another host")
+            self.say(f"another attempt under another {self.isolation.says}")
+        return together.more
+
+    def _overlay_is_to_blame(self, number: int, job: LiveJob) -> bool:
+        """Whether the script may run under guard where it has failed here.
+
+        On several hosts each has an overlay of its own, so that a script may wait in vain for a file of another host's.
+        """
+        if self.hosts.several and number == 0 and job.failed_before_the_first_step:
+            job.overlay_failed = job.overlay_failed or f"{job.why_over}; hosts may need each other's files"
+        return bool(job.overlay_failed)
+
+    def _isolate(self, level: Level, why: str) -> None:
+        if level is not self.isolation.level:
+            self.isolation = self.isolation.under_guard(why) if level is Level.GUARD else Isolation.off(self.folder)
+
+    def _variables(self, place: Path) -> dict[str, str]:
+        """What an attempt's processes get beside the launcher's own environment."""
+        order = Order(
+            socket=self.folder.socket,
+            scratch=str(place),
+            threads_pinned=f"{THREADS.variable} is set" if THREADS.variable in os.environ else "",
+            interfaces=self.interfaces,
+            measured=str(self.request.output.absolute()),
+            accumulates=(self.request.accumulate_up_to or 1) > 1,
+            cuda_graphs=self.request.cuda_graphs,
+            recompiles=self.request.recompile,
+        )
+        return {
+            "AUTODDP_TUNING": "1",
+            **TRACKERS_OFF,
+            **nccl_logs.variables(place),
+            **self.isolation.variables(place, os.environ),
+            **order.environment(os.environ),
+        }
+
+
+class _Limits:
+    """Whether an attempt must be stopped: it is of no use any more, or it writes too much."""
+
+    def __init__(
+        self, job: LiveJob, server: WorkerServer, isolation: Isolation, ended_elsewhere: Callable[[], str | None]
+    ) -> None:
+        self.elsewhere = ""
+        """Why the attempt has ended on another host, if that is why it was stopped here."""
+        self._ended_elsewhere = ended_elsewhere
+        self._job = job
+        self._server = server
+        self._isolation = isolation
+        self._over_since = 0.0
+        self._looked = 0.0
+
+    def exceeded(self) -> bool:
+        """Asked every half second."""
+        if self._server.stopped.is_set() or self._job.wants_another_attempt.is_set():
+            return True
+        self.elsewhere = self._ended_elsewhere() or ""
+        if self.elsewhere:
+            self._job.peer_failed(self.elsewhere)
+            return True
+        self._look_at_what_is_written()
+        if self._job.over:
+            self._over_since = self._over_since or time.monotonic()
+            return time.monotonic() - self._over_since > _LEAVING
+        return False
+
+    def _look_at_what_is_written(self) -> None:
+        limit = self._isolation.limit
+        if not limit or self._job.over or time.monotonic() - self._looked < _LOOKS:
+            return
+        began = time.monotonic()
+        written = self._isolation.written()
+        # Many files take long to count: no more than a twentieth of the time goes into it.
+        self._looked = time.monotonic() + 20 * (time.monotonic() - began)
+        if written > limit:
+            self._job.give_up(
+                f"the script has written {data_size(written)} while it was being tuned, more than --scratch-limit "
+                f"({data_size(limit)})"
+            )
+
+
+def _plan(request: Request) -> Plan:
+    return Plan(
         trials=DEFAULT_TRIALS if request.trials is None else request.trials,
         allow=request.allow or Rung.NEAR,
         accumulate_up_to=request.accumulate_up_to or 1,
@@ -63,46 +227,6 @@ def tune(
         seed=request.seed,
         limits={Rung.NEAR: request.near_limit, Rung.LOSSY: request.lossy_limit},
     )
-    screening = Screening(request.torchrun, folder.path / "screening", dict(os.environ))
-    thread = threading.Thread(
-        target=_study, args=(job, plan, observer, screening, write, tuned, began), name="autoddp-study", daemon=True
-    )
-    thread.start()
-    try:
-        _run_passes(request, folder, job, interfaces)
-        thread.join()
-    finally:
-        screening.stop()
-        server.close()
-        folder.clean()
-    if job.finished is not None:
-        tuned.recipe = tuned.recipe or job.finished.recipe
-    tuned.wall_seconds["total"] = time.perf_counter() - began
-    return tuned
-
-
-def _run_passes(request: Request, folder: RunFolder, job: LiveJob, interfaces: str) -> None:
-    number = 0
-    while True:
-        scratch = folder.scratch(number)
-        wanted = job.pass_begins(scratch / "heartbeats")
-        pinned = f"{THREADS.variable} is set" if THREADS.variable in os.environ else ""
-        order = Order(
-            socket=folder.socket,
-            scratch=str(scratch),
-            threads_pinned=pinned,
-            interfaces=interfaces,
-            measured=str(request.output.absolute()),
-            accumulates=(request.accumulate_up_to or 1) > 1,
-            cuda_graphs=request.cuda_graphs,
-            recompiles=request.recompile,
-        )
-        asked = {"AUTODDP_TUNING": "1", **_TRACKERS_OFF, **nccl_logs.variables(folder.path)}
-        with environment_with({**asked, **order.environment(os.environ), **wanted}):
-            failure = run_tuning_job(request.torchrun, folder.path, number)
-        if not job.pass_ended(failure):
-            return
-        number += 1
 
 
 def _study(

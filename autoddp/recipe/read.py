@@ -149,6 +149,7 @@ def _evidence(table: Table) -> Evidence:
         final_rounds=table.whole("final_rounds", low=0),
         steps=table.whole("steps", low=0),
         why=table.text("why"),
+        run=table.text("run") if "run" in table.values else "",
     )
 
 

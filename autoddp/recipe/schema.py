@@ -88,6 +88,12 @@ class Evidence:
     steps: int
     why: str
     """The decision in one sentence."""
+    run: str = ""
+    """Name of the run folder that holds every measurement; "" where a recipe does not say."""
+
+    def plain(self) -> dict[str, Any]:
+        """JSON and TOML types only; what is absent is left out."""
+        return {name: value for name, value in asdict(self).items() if name != "run" or value}
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,6 @@ class Recipe:
             "fits": {**self.fits.plain(), "digest": self.fits.digest},
             "configuration": self.configuration.plain(),
             "env": dict(sorted(self.env.items())),
-            "evidence": asdict(self.evidence),
+            "evidence": self.evidence.plain(),
             "ladder": [entry.plain() for entry in self.ladder],
         }

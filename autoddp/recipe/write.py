@@ -35,6 +35,7 @@ _SAYS = {
     "trials": "configurations measured",
     "final_rounds": "turns that each finalist took, side by side with the baseline",
     "steps": "training steps measured in all",
+    "run": "the folder with every measurement, in the one that --output names; it is kept as long as this line is here",
     "speedup_low": "99 % interval, from",
     "speedup_high": "to",
     "gradient_error": "of one step, relative to the exact mean of the same gradients",

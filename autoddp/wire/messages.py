@@ -1,6 +1,7 @@
 """The messages, one dataclass each. A trial is a call: `Measure` goes to rank 0, `BlockDone` comes back.
 
-    worker → launcher    Hello (every local rank), Ready, BlockDone (local rank 0), Goodbye (whoever leaves)
+    worker → launcher    Hello (every local rank), Ready, BlockDone (local rank 0), Goodbye (whoever leaves),
+                         StopTuning (any process of the script)
     launcher → worker    Welcome (answers Hello), Measure, Finish
 
 Encoded as one JSON object with the message's name under "is". An unknown name, a missing or a surplus field is a
@@ -16,7 +17,7 @@ from typing import Any
 from autoddp.knobs import GradientError
 from autoddp.wire.facts import JobFacts
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,21 @@ class Goodbye:
     in_trial: bool = False
 
 
-Message = Hello | Welcome | Ready | Measure | BlockDone | Finish | Goodbye
+@dataclass(frozen=True)
+class StopTuning:
+    """A process of the script is about to do what would outlast the tuning run: `reason` names it for the user.
+
+    It may be the first and only message on a connection: the process need not be a rank. The answer is a `Welcome`.
+    """
+
+    reason: str
+    overlay_is_to_blame: bool = False
+    """True: it failed only because of the overlay; another attempt under guard makes sense."""
+
+
+Message = Hello | Welcome | Ready | Measure | BlockDone | Finish | Goodbye | StopTuning
 _TYPES: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Hello, Welcome, Ready, Measure, BlockDone, Finish, Goodbye)
+    kind.__name__: kind for kind in (Hello, Welcome, Ready, Measure, BlockDone, Finish, Goodbye, StopTuning)
 }
 
 

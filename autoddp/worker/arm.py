@@ -24,16 +24,14 @@ def arm(text: str) -> None:
 
 
 def _arm_for_tuning(order: Order) -> None:
-    from autoddp.worker import guard
     from autoddp.worker.leaving import leave, watch_the_end
     from autoddp.worker.link import Link
 
     link = Link(order.socket)
-    # A group that was started again asks first: what broke the last start may have ended the tuning.
+    # Elastic starts a group again when a host comes or goes; what happened may have ended the tuning.
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not link.hello():
         leave()
     watch_the_end(link)
-    guard.divert_writes(order.scratch)
     threads = os.environ.get("OMP_NUM_THREADS")
     _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.tuning").start_tuning(order, link, threads))
 

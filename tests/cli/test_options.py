@@ -9,8 +9,10 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from autoddp.errors import UsageError
+from autoddp.isolation import Level
 from autoddp.knobs import Rung
 from autoddp.launch.options import help_text, own_parser, parse
+from autoddp.units import Allowance
 
 SCRIPT = ["train.py", "--lr", "0.1", "--", "x"]
 ACTIONS = [action for action in get_args_parser()._actions if action.option_strings and action.dest != "help"]
@@ -84,10 +86,19 @@ def test_defaults() -> None:
     found = parse(["train.py"])
     assert (found.trials, found.recipe, found.allow, found.budget, found.seed) == (None, None, None, 300.0, 0)
     assert (found.tune_only, found.dry_run, found.force, found.output) == (False, False, False, Path(".autoddp"))
+    assert (found.keep_runs, found.isolation, found.scratch_limit) == (20, None, None)
     assert found.recipe_path == Path("train.autoddp.toml")
     assert parse(["-m", "package.train"]).recipe_path == Path("package.train.autoddp.toml")
     assert parse(["../some/where/train.py"]).recipe_path == Path("train.autoddp.toml")
     assert parse(["--recipe", "a/b.toml", "train.py"]).recipe_path == Path("a/b.toml")
+
+
+def test_the_isolation_and_its_limits() -> None:
+    found = parse(["--keep-runs", "3", "--isolation", "guard", "--scratch-limit", "20G", "train.py"])
+    assert (found.keep_runs, found.isolation, found.scratch_limit) == (3, Level.GUARD, Allowance(size=20 * 2**30))
+    found = parse(["train.py", "--isolation=off", "--scratch-limit", "12.5%"])
+    assert (found.isolation, found.scratch_limit) == (Level.OFF, Allowance(share=0.125))
+    assert parse(["--isolation", "overlay", "train.py"]).isolation is Level.OVERLAY
 
 
 AFTER = [
@@ -181,6 +192,14 @@ BAD = [
     ("--allow batch t.py", "--allow: invalid choice: 'batch' (choose from "),
     ("--budget 5x t.py", "--budget '5x': must be a duration, e.g. --budget 5m"),
     ("--allow all t.py", "--allow: invalid choice: 'all' (choose from "),
+    ("--keep-runs 0 t.py", "--keep-runs '0': must be a whole number of 1 or more, e.g. --keep-runs 20"),
+    ("--keep-runs many t.py", "--keep-runs 'many': must be a whole number of 1 or more, e.g. --keep-runs 20"),
+    ("--isolation full t.py", "--isolation 'full': must be overlay, guard or off, e.g. --isolation guard"),
+    ("t.py --isolation", "--isolation: needs a value: overlay, guard or off, e.g. --isolation guard"),
+    ("--scratch-limit 0 t.py", "--scratch-limit '0': must be a size such as 20G, or a share such as 20%, e.g. --scr"),
+    ("--scratch-limit 0% t.py", "--scratch-limit '0%': must be a size such as 20G, or a share such as 20%, e.g. --s"),
+    ("--scratch-limit 101% t.py", "--scratch-limit '101%': must be a size such as 20G, or a share such as 20%, e.g."),
+    ("--scratch-limit -5 t.py", "--scratch-limit '-5': must be a size such as 20G, or a share such as 20%, e.g. --s"),
     ("--max-restarts x t.py", "--max-restarts/--max_restarts: invalid int value: 'x'"),
     ("--nnodes", "--nnodes: expected one argument"),
 ]

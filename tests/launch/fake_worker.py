@@ -28,9 +28,21 @@ def cost(order: Measure) -> BlockDone:
 
 
 class FakeWorker:
-    """A rank on the socket. `answer` gives a block for an order, or None: then its process is killed."""
+    """A rank on the socket. `answer` gives a block for an order, or None: then its process is killed.
 
-    def __init__(self, path: str, answer: Answer = cost, rank: int = 0, nodes: int = 1, restart: int = 0) -> None:
+    `told` is what an attempt calls when one of its processes has ended, `WorkerServer.process_ended`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        answer: Answer = cost,
+        rank: int = 0,
+        nodes: int = 1,
+        restart: int = 0,
+        told: Callable[[int, str], None] = lambda pid, how: None,
+    ) -> None:
+        self._told = told
         self.process = subprocess.Popen(["sleep", "100"])
         self.heard: list[Measure | Finish] = []
         self.connection: Connection = Client(path, family="AF_UNIX")
@@ -62,4 +74,6 @@ class FakeWorker:
         if reason is not None:
             self.say(Goodbye(0, reason))
         self.process.kill()
+        self.process.wait()
+        self._told(self.process.pid, "killed by SIGKILL")
         self.connection.close()

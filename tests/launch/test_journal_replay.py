@@ -45,7 +45,7 @@ def workers() -> Iterator[list[FakeWorker]]:
 
 def job_of(server: WorkerServer, journal: Journal, folder: Path) -> LiveJob:
     job = LiveJob(server, journal)
-    job.pass_begins(folder)
+    job.attempt_begins(folder)
     return job
 
 
@@ -182,7 +182,7 @@ def test_a_worker_that_dies_fails_its_trial_only(
         return None
 
     job = job_of(server, Journal(tmp_path / "journal.jsonl"), tmp_path)
-    workers.append(FakeWorker(server.path, answer))
+    workers.append(FakeWorker(server.path, answer, told=server.process_ended))
     assert job(AS_WRITTEN, 1, 2).seconds == (0.05, 0.05)
     with pytest.raises(TrialFailed, match=f"^{said}$"):
         job(Configuration({"hook": "fp16"}), 1, 2)
@@ -206,8 +206,8 @@ def test_a_script_that_ends_is_asked_again_for_less(
     thread = threading.Thread(target=lambda: done.append(job(AS_WRITTEN, 1, 40)))
     thread.start()
     workers[0].process.wait(timeout=60)
-    assert job.pass_ended("")  # another pass
-    job.pass_begins(tmp_path)
+    assert job.attempt_ended("")  # another pass
+    job.attempt_begins(tmp_path)
     workers.append(FakeWorker(server.path))
     thread.join(timeout=60)
     assert [len(block.seconds) for block in done] == [20]
@@ -222,7 +222,7 @@ def test_the_end_is_told(server: WorkerServer, workers: list[FakeWorker], tmp_pa
     assert job.finished == Finish("the recipe")
     assert workers[0].hung_up.wait(timeout=60)
     assert workers[0].heard == ([Finish("the recipe")] if nodes > 1 else [])  # other nodes write it too
-    assert job.pass_ended("") is False
+    assert job.attempt_ended("") is False
     workers.append(FakeWorker(server.path, restart=1))
     assert [worker.welcome for worker in workers] == [Welcome(True), Welcome(False)]
 

@@ -42,13 +42,13 @@ class Passes:
     def _run(self) -> None:
         more = True
         while more:
-            self.variables.append(self._job.pass_begins(self._folder))
+            self.variables.append(self._job.attempt_begins(self._folder))
             worker = FakeWorker(self._path)
             self.workers.append(worker)
             worker.hung_up.wait(30)
             with contextlib.suppress(OSError):  # sent away before
                 worker.end("")
-            more = self._job.pass_ended("")
+            more = self._job.attempt_ended("")
 
 
 @pytest.fixture
@@ -96,6 +96,32 @@ def test_one_start_for_each_change(passes: tuple[LiveJob, Passes]) -> None:
     assert configurations == [[{}, {"bucket_cap_mb": 8.0}], [BOTH.plain()] * 2, [{}]]
 
 
+def test_a_start_that_fails_fails_its_configuration(tmp_path: Path) -> None:
+    """The variables are to blame where a start with them fails before its first measurement, and only they."""
+    server = WorkerServer(str(tmp_path / "s"))
+    job = LiveJob(server, Journal(tmp_path / "journal"))
+    job.attempt_begins(tmp_path)
+    worker = FakeWorker(server.path)
+    job(AS_WRITTEN, 1, 3)
+
+    def next_attempts() -> None:
+        while not any(isinstance(order, Finish) for order in worker.heard):
+            threading.Event().wait(0.01)
+        worker.end("")
+        assert job.attempt_ended("")
+        assert job.attempt_begins(tmp_path) == VARIABLES
+        assert job.attempt_ended("rank 1 ended with exit code 1")
+
+    main = threading.Thread(target=next_attempts)
+    main.start()
+    with pytest.raises(TrialFailed, match="rank 1 ended with exit code 1"):
+        job(BOTH, 1, 3)
+    main.join()
+    assert job.attempt_begins(tmp_path) == {}
+    job.give_up("the test is over")
+    server.close()
+
+
 def test_nothing_is_in_effect_after_a_start(passes: tuple[LiveJob, Passes]) -> None:
     job, main = passes
     let_go_when_told(main)
@@ -108,12 +134,10 @@ def test_nothing_is_in_effect_after_a_start(passes: tuple[LiveJob, Passes]) -> N
 
 def test_a_start_that_hangs_fails_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No worker says hello in the second pass: after some patience the configuration is to blame."""
-    killed = threading.Event()
     monkeypatch.setattr(starts, "_START_PATIENCE", 0.5)
-    monkeypatch.setattr("autoddp.launch.live_job.kill_children", killed.set)
     server = WorkerServer(str(tmp_path / "s"))
     job = LiveJob(server, Journal(tmp_path / "journal"))
-    job.pass_begins(tmp_path)
+    job.attempt_begins(tmp_path)
     worker = FakeWorker(server.path)
     job(AS_WRITTEN, 1, 3)
 
@@ -121,18 +145,18 @@ def test_a_start_that_hangs_fails_its_configuration(tmp_path: Path, monkeypatch:
         while not any(isinstance(order, Finish) for order in worker.heard):
             threading.Event().wait(0.01)
         worker.end("")
-        assert job.pass_ended("")
-        assert job.pass_begins(tmp_path) == VARIABLES
+        assert job.attempt_ended("")
+        assert job.attempt_begins(tmp_path) == VARIABLES
 
     main = threading.Thread(target=next_pass)
     main.start()
     with pytest.raises(TrialFailed, match="did not get going with GLOO_SOCKET_IFNAME=eth0,eth1"):
         job(BOTH, 1, 3)
     main.join()
-    assert killed.is_set()
-    assert not server.go
-    assert job.pass_begins(tmp_path) == {}
-    assert server.go
+    assert job.wants_another_attempt.is_set()
+    assert job.attempt_ended("the attempt's launcher was killed by SIGKILL")
+    assert job.attempt_begins(tmp_path) == {}
+    assert not job.wants_another_attempt.is_set()
     job.give_up("the test is over")
     worker.process.wait()
     server.close()

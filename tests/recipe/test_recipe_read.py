@@ -32,6 +32,12 @@ def test_env_and_ladder_may_be_absent() -> None:
     assert parse(text, "x").ladder == ()
 
 
+def test_the_run_folder_may_be_absent() -> None:
+    assert parse(SOUND, "x").evidence.run == ""  # as autoddp wrote recipes before runs had such names
+    named = SOUND.replace('why = "the', 'run = "20261121-200000-node7-4711"\nwhy = "the')
+    assert parse(named, "x").evidence.run == "20261121-200000-node7-4711"
+
+
 def test_windows_line_ends_and_byte_order_mark(tmp_path: Path) -> None:
     file = tmp_path / "train.autoddp.toml"
     file.write_bytes(b"\xef\xbb\xbf" + SOUND.replace("\n", "\r\n").encode())

@@ -60,7 +60,7 @@ recipes = some.builds(
     made_by=some.builds(MadeBy, words, words, words, words),
     fits=fits(),
     configuration=configurations,
-    evidence=some.builds(Evidence, positive, some.floats(0, 1), counts, counts, counts, words),
+    evidence=some.builds(Evidence, positive, some.floats(0, 1), counts, counts, counts, words, words | some.just("")),
     ladder=ladders(),
     env=some.dictionaries(some.sampled_from(sorted(ENV_ALLOWED)), words | some.just(""), max_size=4),
 )

@@ -36,6 +36,13 @@ def test_no_fit_part_is_left_out_of_the_digest() -> None:
     assert f'digest = "{RECIPE.fits.digest}"' in dump(RECIPE)
 
 
+def test_the_run_folder_is_named_where_it_is_known() -> None:
+    assert "run =" not in dump(RECIPE)
+    named = replace(RECIPE, evidence=replace(RECIPE.evidence, run="20261121-200000-node7-4711"))
+    assert 'run = "20261121-200000-node7-4711"  # ' in dump(named)
+    assert parse(dump(named), "x") == named
+
+
 def test_the_order_of_sections() -> None:
     text = dump(RECIPE)
     sections = [line for line in text.splitlines() if line.startswith("[")]

@@ -16,6 +16,7 @@ from autoddp.wire import (
     Measure,
     Message,
     Ready,
+    StopTuning,
     Welcome,
     decode,
     encode,
@@ -47,6 +48,7 @@ MESSAGES: list[Message] = [
     Finish('# ein Rezept: ×2\n[made_by]\nautoddp = "0.1.0"\n'),
     Goodbye(1, "RuntimeError: Übermut", in_trial=True),
     Goodbye(0, ""),
+    StopTuning("rm deletes /data/ck.pt"),
 ]
 SOUND = encode(Hello(VERSION, 0, 0, 1, 0))
 GARBAGE = {

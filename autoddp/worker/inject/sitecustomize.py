@@ -78,8 +78,25 @@ def _give_way() -> None:
             sys.modules["sitecustomize"] = this
 
 
+def isolate(plan: str) -> None:
+    """Start this process's part of the isolation. A process of a tuning attempt must not run without it."""
+    try:
+        _package()
+        from autoddp.worker.isolated import start
+
+        start(plan)
+    except Exception as error:
+        print(f"autoddp: error: the isolation of this tuning attempt could not start: {error!r}", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)
+
+
+isolation = os.environ.get("AUTODDP_ISOLATION")
+if isolation is not None:
+    # Both variables stay, so that Python processes which the script starts are isolated too.
+    isolate(isolation)
 tune, apply = os.environ.pop("AUTODDP_WORKER_TUNES", None), os.environ.pop("AUTODDP_WORKER_APPLIES", None)
-if tune is not None or apply is not None:
+if isolation is None and (tune is not None or apply is not None):
     _put_back_pythonpath()
 if tune is not None:
     arm(tune)

@@ -1,0 +1,178 @@
+"""Model hubs, experiment trackers, databases, queues and mail. Adding a client is one entry.
+
+A tracker that its own variable has switched off (`trackers.TRACKERS_OFF`) passes; the script's own argument can switch
+it on again, and then it ends tuning here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from autoddp.isolation.elsewhere.patch import Call, Client, plain
+
+_TRUE = ("1", "true", "yes", "on")
+
+
+def _hub(call: Call) -> str:
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
+        return ""  # the library itself refuses
+    target = call.argument("repo_id", "from_id", "bucket_id", "repo_name", default="the Hub")
+    return f"{'uploads to' if call.operation.startswith(('upload', 'push')) else 'changes'} {plain(target)}"
+
+
+def _mlflow(call: Call) -> str:
+    """Also of a server on this machine: what it records is the user's."""
+    method, endpoint = str(call.argument("method", default="GET")), str(call.argument("endpoint", default=""))
+    if method in ("GET", "HEAD") or endpoint.endswith("/search") or "/get" in endpoint:
+        return ""
+    host = getattr(call.argument("host_creds"), "host", "a tracking server")
+    return f"sends {method} {endpoint} to {plain(host)}"
+
+
+def _mode(call: Call, variable: str, off: tuple[str, ...]) -> str:
+    settings: Any = call.argument("settings")
+    if isinstance(settings, dict):
+        settings = settings.get("mode")
+    else:
+        fields = getattr(settings, "model_fields_set", ())
+        settings = settings.mode if "mode" in fields else None
+    mode = call.argument("mode") or settings or os.environ.get(variable) or "online"
+    return "" if mode in off else f"starts a run in mode {mode}"
+
+
+def _wandb(call: Call) -> str:
+    return _mode(call, "WANDB_MODE", ("disabled", "offline", "dryrun", "dry-run"))
+
+
+def _swanlab(call: Call) -> str:
+    return _mode(call, "SWANLAB_MODE", ("disabled", "offline", "local", "backup"))
+
+
+def _comet(call: Call) -> str:
+    return "" if call.kwargs.get("disabled") else "starts an online experiment"
+
+
+def _neptune(call: Call) -> str:
+    mode = getattr(call.argument("mode"), "value", call.argument("mode")) or os.environ.get("NEPTUNE_MODE") or "async"
+    return f"starts a run in mode {mode}" if mode in ("async", "sync") else ""
+
+
+def _clearml(call: Call) -> str:
+    return "" if call.owner.is_offline() else "starts a task online"
+
+
+def _trackio(call: Call) -> str:
+    where = call.argument("space_id", "server_url", "bucket_id", "dataset_id")
+    where = where or next(
+        (v for n, v in os.environ.items() if n.startswith("TRACKIO_") and n[8:] in _TRACKIO and v), ""
+    )
+    return f"starts a run on {plain(where)}" if where else ""
+
+
+_TRACKIO = ("SPACE_ID", "SERVER_URL", "BUCKET_ID", "DATASET_ID")
+
+
+def _sqlalchemy(call: Call) -> str:
+    name = getattr(call.owner, "name", "a database")
+    return "" if name in ("sqlite", "duckdb") else f"connects to {name}"
+
+
+_CONNECTS = "connects to a database"
+
+HUBS = (
+    Client(
+        "huggingface_hub",
+        "huggingface_hub.hf_api",
+        "HfApi.*",
+        judge=_hub,
+        reads="get_* list_* *_info *_exists hf_hub_download snapshot_download download_* fetch_* inspect_* whoami "
+        "auth_check verify_* wait_for_* parse_* read_* search_* resolve_* run_as_future sync_bucket endpoint token",
+    ),
+    Client("huggingface_hub", "huggingface_hub._commit_scheduler", "CommitScheduler.__init__", judge=_hub),
+    Client("huggingface_hub", "huggingface_hub.hub_mixin", "ModelHubMixin.push_to_hub", judge=_hub),
+    Client("huggingface_hub", "huggingface_hub._upload_large_folder", "upload_large_folder_internal", judge=_hub),
+    # Before version 1: a clone that git pushes. The program is watched too; this names it.
+    Client("huggingface_hub", "huggingface_hub.repository", "Repository.git_push Repository.push_to_hub", judge=_hub),
+    Client("transformers", "transformers.utils.hub", "PushToHubMixin.push_to_hub", judge=_hub),
+    Client("diffusers", "diffusers.utils.hub_utils", "PushToHubMixin.push_to_hub", judge=_hub),
+    Client("datasets", "datasets.arrow_dataset datasets.dataset_dict", "Dataset.push_to_hub", judge=_hub),
+    Client("datasets", "datasets.dataset_dict", "DatasetDict.push_to_hub", judge=_hub),
+    Client("modelscope", "modelscope.hub.api", "HubApi.push_model HubApi.create_* HubApi.delete_* HubApi.upload_*"),
+    Client("kagglehub", "kagglehub.models kagglehub.datasets", "model_upload dataset_upload", "uploads", "handle"),
+    Client("GitPython", "git.remote", "Remote.push", "pushes to a remote"),
+    Client("dulwich", "dulwich.porcelain", "push", "pushes to a remote", "remote_location"),
+    Client("dvc", "dvc.repo", "Repo.push", "pushes to its remote"),
+)
+
+TRACKERS = (
+    Client("mlflow", "mlflow.utils.rest_utils", "http_request", judge=_mlflow),
+    Client("wandb", "wandb.sdk.wandb_init", "init", judge=_wandb),
+    Client("wandb", "wandb.wandb_agent wandb.agents.pyagent", "agent pyagent", "runs an agent of a sweep"),
+    Client("wandb", "wandb.sdk.wandb_sweep", "sweep", "creates a sweep"),
+    Client("comet_ml", "comet_ml._online", "Experiment.__init__", judge=_comet),
+    Client("comet_ml", "comet_ml.api", "APIExperiment.log_* APIExperiment.delete_* APIExperiment.set_*", "writes"),
+    Client(
+        "neptune",
+        "neptune.metadata_containers.metadata_container",
+        "MetadataContainer.__init__",
+        judge=_neptune,
+    ),
+    Client("clearml", "clearml.task", "Task.init Task.create", judge=_clearml),
+    Client("swanlab", "swanlab.sdk.cmd.init swanlab.data.sdk swanlab.sdk", "init", judge=_swanlab),
+    Client("trackio", "trackio", "init", judge=_trackio),
+    # Its server is mostly on this machine, where HTTP passes; its windows are the user's all the same.
+    Client("visdom", "visdom", "Visdom._send", "draws in a window"),
+)
+
+DATABASES = (
+    # What is written cannot be seen here, so the connection counts, also to this machine.
+    Client("sqlalchemy", "sqlalchemy.engine.default", "DefaultDialect.connect", judge=_sqlalchemy),
+    Client("psycopg", "psycopg.connection", "Connection.connect", _CONNECTS),
+    Client("psycopg", "psycopg.connection_async", "AsyncConnection.connect", _CONNECTS),
+    Client("psycopg2", "psycopg2", "connect", _CONNECTS),
+    Client("asyncpg", "asyncpg.connection asyncpg", "connect", _CONNECTS),
+    Client("asyncpg", "asyncpg.pool", "create_pool", _CONNECTS),
+    Client("pymysql", "pymysql.connections", "Connection.connect", _CONNECTS),
+    Client("MySQLdb", "MySQLdb.connections", "Connection.__init__", _CONNECTS),
+    Client("mysql.connector", "mysql.connector.pooling mysql.connector", "connect", _CONNECTS),
+    Client("aiomysql", "aiomysql.connection", "Connection._connect", _CONNECTS),
+    Client("pymongo", "pymongo.synchronous.mongo_client pymongo.mongo_client", "MongoClient.__init__", _CONNECTS),
+    Client("pymongo", "pymongo.asynchronous.mongo_client", "AsyncMongoClient.__init__", _CONNECTS),
+    Client(
+        "redis",
+        "redis.connection redis.asyncio.connection",
+        "AbstractConnection.connect Connection.connect",
+        _CONNECTS,
+    ),
+    Client("valkey", "valkey.connection valkey.asyncio.connection", "AbstractConnection.connect", _CONNECTS),
+    Client("oracledb", "oracledb cx_Oracle", "connect create_pool", _CONNECTS),
+    Client("pyodbc", "pyodbc", "connect", _CONNECTS),
+    Client("pymssql", "pymssql pymssql._pymssql", "connect", _CONNECTS),
+    Client("clickhouse_driver", "clickhouse_driver.connection", "Connection.connect", _CONNECTS),
+    Client("snowflake", "snowflake.connector.connection", "SnowflakeConnection.__init__", _CONNECTS),
+    Client("cassandra", "cassandra.cluster", "Cluster.connect", _CONNECTS),
+    Client("neo4j", "neo4j._sync.driver", "GraphDatabase.driver", _CONNECTS),
+    Client("kazoo", "kazoo.client", "KazooClient.start", "connects to ZooKeeper"),
+    Client("etcd3", "etcd3.client", "Etcd3Client.put Etcd3Client.delete* Etcd3Client.replace", "writes", "key prefix"),
+)
+
+MESSAGES = (
+    Client("smtplib", "smtplib", "SMTP.sendmail SMTP.send_message SMTP.mail SMTP.data", "sends mail to", "to_addrs"),
+    Client("imaplib", "imaplib", "IMAP4.append IMAP4.store IMAP4.copy IMAP4.expunge IMAP4.delete", "changes mail"),
+    Client("kafka", "kafka.producer.kafka", "KafkaProducer.send", "sends to", "topic"),
+    Client("confluent_kafka", "confluent_kafka.cimpl confluent_kafka", "Producer.produce", "sends a message"),
+    Client("pika", "pika.adapters.blocking_connection", "BlockingConnection.__init__", "connects to a message queue"),
+    Client("paho", "paho.mqtt.client", "Client.publish", "sends to", "topic"),
+    Client("celery", "celery.app.task", "Task.apply_async", "sends a task to a queue"),
+    Client("nats", "nats.aio.client", "Client.publish", "sends to", "subject"),
+)
+
+COMPUTERS = (
+    Client("docker", "docker.api.client", "APIClient._post APIClient._put APIClient._delete", "changes containers"),
+    Client("ray", "ray.job_submission", "JobSubmissionClient.submit_job JobSubmissionClient.stop_job", "runs a job"),
+    Client("submitit", "submitit.core.core", "Executor.submit Executor.map_array", "submits a job"),
+)
+
+CLIENTS = (*HUBS, *TRACKERS, *DATABASES, *MESSAGES, *COMPUTERS)
+"""Every client by its name; stores of objects have a table of their own."""

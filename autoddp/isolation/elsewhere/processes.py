@@ -1,0 +1,101 @@
+"""Programs that the script starts, and signals that it sends, by Python's audit events: before either happens."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from autoddp.isolation.elsewhere.commands import judge_shell, judge_words
+from autoddp.isolation.elsewhere.patch import Stop
+
+
+def watch_processes(stop: Stop) -> None:
+    """Add the hook. It costs a look into a dictionary for the events that it does not know."""
+    kill = Signals(os.getppid())
+    judges: dict[str, Callable[..., str]] = {
+        "subprocess.Popen": lambda executable, args, cwd, env: judge_words(_words(args, executable), _text(cwd)),
+        "os.system": lambda command: judge_shell(_text(command)),
+        "os.exec": lambda path, args, env: judge_words(_words(args, path)),
+        "os.posix_spawn": lambda path, args, env: judge_words(_words(args, path)),
+        "os.spawn": lambda mode, path, args, env: judge_words(_words(args, path)),
+        "pty.spawn": lambda args: judge_words(_words(args)),
+        "os.kill": kill.judge,
+        "os.killpg": kill.judge_group,
+    }
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        judge = judges.get(event)
+        if judge is None:
+            return
+        try:
+            said = judge(*args)
+        except Exception:  # arguments that the call itself will refuse
+            said = ""
+        if said:
+            stop(said)
+
+    sys.addaudithook(hook)
+
+
+def _words(args: Any, executable: Any = None) -> list[str]:
+    if isinstance(args, (str, bytes, os.PathLike)):
+        return [_text(args)]
+    words = [_text(word) for word in args or ()]
+    if executable is not None and (not words or os.path.basename(_text(executable)) != os.path.basename(words[0])):
+        words = [_text(executable), *words[1:]]  # what runs is `executable`, whatever it is told its name is
+    return words
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else os.fsdecode(value)
+
+
+class Signals:
+    """Signals within the attempt pass: to this process, its parent, and everything that either has started."""
+
+    def __init__(self, parent: int) -> None:
+        self._root = parent if parent > 1 else os.getpid()  # 1: this process is an orphan, or first in its container
+
+    def judge(self, pid: int, signal: int) -> str:
+        """For os.kill, with its special values of `pid`."""
+        if pid < -1:
+            return self.judge_group(-pid, signal)
+        if pid == -1 and signal:
+            return f"os.kill sends signal {int(signal)} to every process"
+        if signal == 0 or pid == 0 or self._is_ours(pid):
+            return ""
+        return f"os.kill sends signal {int(signal)} to process {pid}, which this run did not start"
+
+    def judge_group(self, group: int, signal: int) -> str:
+        """For os.killpg: a group is its leader's."""
+        if signal == 0 or group in (0, os.getpgrp()) or self._is_ours(group):
+            return ""
+        return f"os.killpg sends signal {int(signal)} to group {group}, which this run did not start"
+
+    def _is_ours(self, pid: int) -> bool:
+        if pid in (os.getpid(), self._root):
+            return True
+        if not os.path.isdir("/proc/self"):  # no Linux: whatever runs in the same session
+            return _session(pid) in (-1, os.getsid(0))
+        while pid > 1:
+            pid = _parent(pid)
+            if pid in (os.getpid(), self._root, -1):  # -1: gone meanwhile, the call will say so
+                return True
+        return False
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+def _parent(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return -1

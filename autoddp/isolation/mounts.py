@@ -1,0 +1,79 @@
+"""What is mounted where, by the kernel's own list."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+_WITHOUT_USER_FILES = frozenset(
+    name
+    for group in (
+        "autofs binder binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl hugetlbfs",
+        "fuse.gvfsd-fuse fuse.lxcfs fuse.portal",
+        "mqueue nsfs proc pstore resctrl rpc_pipefs securityfs selinuxfs sysfs tracefs",
+    )
+    for name in group.split()
+)
+"""File systems that are windows into the kernel, or into a desktop's services."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One line of /proc/self/mountinfo."""
+
+    number: int
+    point: str
+    """Absolute path of the mount point."""
+    kind: str
+    """The file system's type: "ext4"."""
+    read_only: bool
+
+    @property
+    def is_kernels(self) -> bool:
+        """Whether it holds no files of anybody: /proc, /sys, /dev."""
+        return self.kind in _WITHOUT_USER_FILES or _below(self.point, "/proc") or _below(self.point, "/sys")
+
+
+def visible_mounts() -> dict[str, Mount]:
+    """Mount point → the mount that a process sees there, sorted so that parents come first."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        listed = [parse(line) for line in file]
+    return {m.point: m for m in sorted(listed, key=lambda m: m.point) if _number_at(m.point) == m.number}
+
+
+def parse(line: str) -> Mount:
+    """One line, as proc_pid_mountinfo(5) describes it.
+
+    >>> parse("36 35 98:0 /mnt1 /a\\\\040b rw,noatime master:1 - ext3 /dev/root rw,errors=continue")
+    Mount(number=36, point='/a b', kind='ext3', read_only=False)
+    """
+    fields = line.split()
+    after = fields[fields.index("-") + 1 :]
+    options = {*fields[5].split(","), *(after[2].split(",") if len(after) > 2 else ())}
+    point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
+    return Mount(int(fields[0]), point, after[0], "ro" in options)
+
+
+def mount_of(path: str, mounts: dict[str, Mount]) -> Mount:
+    """The mount on which an absolute path without symbolic links lies."""
+    while path not in mounts:
+        path = os.path.dirname(path)
+    return mounts[path]
+
+
+def _below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _number_at(point: str) -> int:
+    """Number of the mount that is on top there; -1 where this process cannot look."""
+    try:
+        descriptor = os.open(point, os.O_PATH)
+    except OSError:
+        return -1
+    try:
+        with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("mnt_id")), -1)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,357 @@
+"""A mount namespace in which reads are real and every write vanishes with the namespace.
+
+    enter(Layers(scratch, kept), real=[logs, socket_folder], important=[...])
+
+The process gets a new root folder. Each file system on which something could be written stands there under an overlay,
+whose upper layer is in the scratch folder. Root may overlay a whole file system. An ordinary user, in a user namespace,
+may not overlay a folder that has other mounts below it: such a folder is put together from its entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from autoddp.isolation.mounts import Mount, mount_of, visible_mounts
+from autoddp.isolation.syscalls import (
+    CLONE_NEWNS,
+    CLONE_NEWUSER,
+    MS_BIND,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REC,
+    MS_REMOUNT,
+    mount,
+    pivot_into,
+    unshare,
+)
+
+_OPTIONS = (
+    # index keeps hard links together; redirect_dir lets an existing folder be renamed; volatile leaves out the syncing
+    # of what is thrown away. A kernel or a user namespace that refuses some of them gets the next line.
+    "index=on,redirect_dir=on,metacopy=off,volatile",
+    "redirect_dir=on,metacopy=off,volatile",
+    "userxattr,volatile",
+    "userxattr",
+    "",
+)
+_MS_NODEV, _MS_NOEXEC, _MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME, _ST_RELATIME = 4, 8, 1024, 2048, 1 << 21, 4096
+_WITH_PIPES = ("/tmp", "/run", "/var/tmp")
+_LOOKED_AT = 20_000  # entries of a folder
+_COPIED_AT_MOST = 64 * 2**20  # bytes of a file that is a mount point by itself, such as a container's /etc/hosts
+
+
+class OverlayRefused(Exception):
+    """This host, or this user, cannot have the overlay; the text says why."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Where the upper layers of one attempt lie, on a local disk."""
+
+    scratch: str
+    """This attempt's folder; nothing may be in it yet."""
+    kept: str
+    """Caches of earlier attempts, with which the upper layers begin; `isolation.caches` fills it.
+
+    They cannot be lower layers: an overlay refuses one lower layer inside another, and these lie on the user's disk.
+    """
+
+    @property
+    def folders(self) -> list[str]:
+        """All folders that hold layers."""
+        return [os.path.realpath(path) for path in (self.scratch, self.kept) if os.path.isdir(path)]
+
+    def name_of(self, path: str) -> str:
+        """The folder's name for an overlay over `path`, the same in every attempt."""
+        return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+
+    def make(self, path: str) -> tuple[str, str]:
+        """Upper and work folders for an overlay over `path`: new, but for the kept caches."""
+        base = os.path.join(self.scratch, self.name_of(path))
+        upper, work = os.path.join(base, "upper"), os.path.join(base, "work")
+        os.makedirs(work, 0o700)
+        kept = os.path.join(self.kept, self.name_of(path))
+        if os.path.isdir(kept):
+            os.rename(kept, upper)
+        else:
+            os.mkdir(upper)
+        with open(os.path.join(base, "path"), "wb") as file:
+            file.write(os.fsencode(path))
+        return upper, work
+
+
+def enter(layers: Layers, real: Sequence[str], important: Sequence[str]) -> list[str]:
+    """Put this process, which must have one thread, into the overlay; the working folder is the same path as before.
+
+    `real`: folders that are as they are outside, for reading and writing. `important`: folders that the script surely
+    uses; where one of them cannot be overlaid the whole is refused (OverlayRefused). Elsewhere a folder that cannot be
+    overlaid is read-only; these are returned.
+    """
+    here = os.getcwd()
+    with _refusal("this host does not allow a mount namespace"):
+        as_user = _unshare()
+        mount("none", "/", flags=MS_REC | MS_PRIVATE)
+    build = _Build(layers, visible_mounts(), as_user, [os.path.realpath(path) for path in important])
+    with _refusal("the overlay cannot be mounted"):
+        build.run([os.path.realpath(path) for path in real])
+        pivot_into(build.root)
+    with _refusal("the working folder is not there under the overlay"):
+        os.chdir(here)
+    _try_writing(here)
+    return build.read_only
+
+
+@contextlib.contextmanager
+def _refusal(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        raise OverlayRefused(f"{what} ({error.strerror}{where})") from error
+
+
+def _unshare() -> bool:
+    """A mount namespace; whether it took a user namespace."""
+    try:
+        unshare(CLONE_NEWNS)
+        return False
+    except PermissionError:
+        pass
+    uid, gid = os.geteuid(), os.getegid()
+    unshare(CLONE_NEWUSER | CLONE_NEWNS)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+    return True
+
+
+@dataclass
+class _Build:
+    """Puts the new root folder together."""
+
+    layers: Layers
+    mounts: dict[str, Mount]
+    as_user: bool
+    important: list[str]
+    read_only: list[str] = field(default_factory=list)
+    _options: str | None = None
+
+    @property
+    def root(self) -> str:
+        """Where the new root folder is mounted until it is the root."""
+        return os.path.join(self.layers.scratch, "root")
+
+    def run(self, real: list[str]) -> None:
+        os.makedirs(self.root)
+        if self.as_user:
+            mount("tmpfs", self.root, "tmpfs", data="size=16m,mode=755")
+        self._cover("/")
+        for path in _meeting_points([*self.important, *_WITH_PIPES]):
+            with contextlib.suppress(OSError):  # gone meanwhile, or in a folder of others
+                mount(path, self._new(path), flags=MS_BIND)
+        for path in real:
+            mount(path, self._new(path), flags=MS_BIND)
+        for path in self.layers.folders:
+            # Whoever wrote in the layers themselves would change what lies under the overlay.
+            if os.path.isdir(self._new(path)):
+                mount("tmpfs", self._new(path), "tmpfs", flags=MS_RDONLY, data="size=4k,mode=700")
+
+    def _new(self, path: str) -> str:
+        return self.root + path if path != "/" else self.root
+
+    def _below(self, path: str) -> list[str]:
+        """Mount points below a folder, parents first."""
+        prefix = path.rstrip("/") + "/"
+        return [point for point in self.mounts if point != path and point.startswith(prefix)]
+
+    def _cover(self, path: str) -> None:
+        """Bring `path` and all that is mounted below it into the new root."""
+        here = self.mounts.get(path)
+        below = self._below(path)
+        if not os.path.isdir(path):
+            return self._cover_file(path)
+        if here is not None and (here.is_kernels or here.read_only):
+            mount(path, self._new(path), flags=MS_BIND | MS_REC)
+            for point in below:
+                if not (self.mounts[point].is_kernels or self.mounts[point].read_only):
+                    self._cover_alone(point)
+            return None
+        if self.as_user and below:
+            return self._put_together(path)
+        self._cover_alone(path)
+        done: list[str] = []
+        for point in below:
+            if not any(point.startswith(f"{other}/") for other in done):
+                self._cover(point)
+                done.append(point)
+        return None
+
+    def _cover_alone(self, path: str) -> None:
+        """The overlay over one folder, or the folder read-only where none can be had."""
+        try:
+            self._overlay(path)
+        except OSError as error:
+            if path == "/" or self._is_important(path):
+                raise OSError(error.errno, error.strerror, path) from None
+            self._read_only(path)
+
+    def _overlay(self, path: str) -> None:
+        if path == "/dev/shm":
+            return self._overlay_in_memory(path)
+        upper, work = self.layers.make(path)
+        _like(path, upper)
+        self._mount_overlay(path, upper, work, self._new(path))
+        return None
+
+    def _overlay_in_memory(self, path: str) -> None:
+        """Shared memory stays memory: its upper layer is a file system like it."""
+        found = os.statvfs(path)
+        place = os.path.join(self.layers.scratch, "memory")
+        os.makedirs(place)
+        mount("tmpfs", place, "tmpfs", data=f"size={found.f_blocks * found.f_frsize},mode=755")
+        upper, work = os.path.join(place, "upper"), os.path.join(place, "work")
+        os.mkdir(upper)
+        os.mkdir(work)
+        _like(path, upper)
+        self._mount_overlay(path, upper, work, self._new(path))
+
+    def _mount_overlay(self, lower: str, upper: str, work: str, target: str) -> None:
+        candidates = _OPTIONS if self._options is None else (self._options,)
+        for number, options in enumerate(candidates):
+            # What a refused attempt has left in a work folder would make the next one fail too.
+            place = os.path.join(work, str(number))
+            os.mkdir(place, 0o700)
+            try:
+                _mount_overlay(lower, upper, place, target, options)
+            except OSError:
+                if options == candidates[-1]:
+                    raise
+            else:
+                self._options = options
+                return
+
+    def _put_together(self, path: str) -> None:
+        """A folder of an ordinary user's with mounts below it: a plain folder with each of its entries in it."""
+        if os.access(path, os.W_OK):
+            if self._is_important(path):
+                raise OSError(22, "there are mounts below a folder that the script can write", path)
+            mount(path, self._new(path), flags=MS_BIND | MS_REC)
+            self._read_only_again(path)
+            return
+        for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
+            new = self._new(entry.path)
+            if entry.is_symlink():
+                os.symlink(os.readlink(entry.path), new)
+            elif entry.is_dir():
+                os.mkdir(new)
+                self._cover(entry.path)
+            else:
+                os.close(os.open(new, os.O_CREAT | os.O_WRONLY))
+                self._cover_file(entry.path)
+
+    def _cover_file(self, path: str) -> None:
+        """A file that is a mount point, or lies in a folder that is put together."""
+        mode = os.stat(path).st_mode
+        if stat.S_ISREG(mode) and os.access(path, os.W_OK):
+            if os.path.getsize(path) > _COPIED_AT_MOST:
+                raise OSError(27, "a large file is a mount point", path)
+            copy = os.path.join(self.layers.scratch, f"file-{self.layers.name_of(path)}")
+            shutil.copy2(path, copy)
+            mount(copy, self._new(path), flags=MS_BIND)
+        else:
+            mount(path, self._new(path), flags=MS_BIND)
+
+    def _read_only(self, path: str) -> None:
+        mount(path, self._new(path), flags=MS_BIND | (MS_REC if self.as_user else 0))
+        self._read_only_again(path)
+
+    def _read_only_again(self, path: str) -> None:
+        """Remount what was bound at `path`, and what came along below it."""
+        for point in (path, *self._below(path)):
+            flags = _locked_flags(self._new(point)) if os.path.isdir(self._new(point)) else 0
+            mount("none", self._new(point), flags=MS_BIND | MS_REMOUNT | MS_RDONLY | flags)
+        self.read_only.append(path)
+
+    def _is_important(self, path: str) -> bool:
+        prefix = path.rstrip("/") + "/"
+        here = mount_of(path, self.mounts)
+        return any(f"{place}/".startswith(prefix) and mount_of(place, self.mounts) is here for place in self.important)
+
+
+def _mount_overlay(lower: str, upper: str, work: str, target: str, options: str) -> None:
+    # Descriptors in place of paths: a path may hold the characters that separate options.
+    with contextlib.ExitStack() as stack:
+        names = []
+        for path in (lower, upper, work):
+            descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY)
+            stack.callback(os.close, descriptor)
+            names.append(f"/proc/self/fd/{descriptor}")
+        layers = "lowerdir={},upperdir={},workdir={}".format(*names)
+        mount("overlay", target, "overlay", data=f"{layers},{options}" if options else layers)
+
+
+def _like(path: str, upper: str) -> None:
+    """The upper folder's owner, mode and times are what a process sees at `path`."""
+    found = os.stat(path)
+    mode = stat.S_IMODE(found.st_mode)
+    with contextlib.suppress(OSError):  # an owner that is not mapped here
+        os.chown(upper, found.st_uid, found.st_gid)
+    if os.stat(upper).st_uid != found.st_uid:
+        # The folder belongs to this user now, who must not be able to do more in it than before.
+        allowed = sum(bit for bit in (os.R_OK, os.W_OK, os.X_OK) if os.access(path, bit))
+        mode = (mode & 0o077) | (allowed << 6)
+    os.chmod(upper, mode)
+    os.utime(upper, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def _locked_flags(path: str) -> int:
+    """What a user namespace may not take off a mount when it is mounted again."""
+    found = os.statvfs(path).f_flag
+    same = found & (os.ST_NOSUID | _MS_NODEV | _MS_NOEXEC | _MS_NOATIME | _MS_NODIRATIME)
+    return same | (_MS_RELATIME if found & _ST_RELATIME else 0)
+
+
+def _meeting_points(folders: Iterable[str]) -> Iterator[str]:
+    """Unix sockets that somebody listens on, and pipes with a name: through an overlay they lead to nobody.
+
+    The kernel lists the sockets. Pipes are looked for in `folders`, not below them.
+    """
+    with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
+        listed = {line.split(maxsplit=7)[7].rstrip("\n") for line in file if line.count(" /")}
+    yield from (path for path in sorted(listed) if _is_a(stat.S_ISSOCK, path))
+    for folder in dict.fromkeys(folders):
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            yield from (entry.path for entry in islice(entries, _LOOKED_AT) if _is_pipe(entry))
+
+
+def _is_a(kind: Callable[[int], bool], path: str) -> bool:
+    try:
+        return kind(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _is_pipe(entry: os.DirEntry[str]) -> bool:
+    # What scandir knows by itself is asked first: it costs no system call.
+    known = entry.is_symlink() or entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
+    return not known and _is_a(stat.S_ISFIFO, entry.path)
+
+
+def _try_writing(folder: str) -> None:
+    """What the script does in its working folder must work there: a user namespace refuses some groups' files."""
+    if not os.access(folder, os.W_OK):
+        return
+    with _refusal("writing in the working folder fails under the overlay"):
+        path = os.path.join(folder, f".autoddp-{os.getpid()}")
+        for mode in ("xb", "ab"):
+            with open(path, mode) as file:
+                file.write(b"autoddp")
+        os.replace(path, f"{path}.renamed")
+        os.unlink(f"{path}.renamed")

@@ -1,0 +1,370 @@
+"""The process that makes tuning attempts, watches over them, and removes what they leave.
+
+    keeper = Keeper()                     # before any thread is started: it forks
+    failure = keeper.run(attempt, heard)  # elastic runs in a child of the keeper, isolated; "" or why it failed
+    keeper.close()
+
+Why a process of its own: a user namespace can only be entered by a process with one thread, and the launcher has many.
+The keeper has one for as long as it lives. It also outlives a launcher that is killed: it then ends every process of
+the attempt, removes the scratch folders and goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import psutil
+
+from autoddp.isolation import Level
+from autoddp.isolation.caches import keep_caches
+from autoddp.isolation.overlay import Layers, OverlayRefused, enter
+from autoddp.launch.removal import opened, remove_entry
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_ENDING = 10.0  # seconds in which every process of an attempt must be gone after SIGKILL
+
+
+@dataclass(frozen=True)
+class Shelter:
+    """The isolation of one attempt."""
+
+    level: Level
+    layers: Layers | None = None
+    """Under overlay: where the upper layers lie."""
+    real: tuple[str, ...] = ()
+    """Folders in which writes are real."""
+    important: tuple[str, ...] = ()
+    """Folders that the overlay must have, see `isolation.overlay.enter`."""
+    landlock: bool = False
+    """Under guard: whether the kernel is asked to refuse writes outside `real`."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the user's script for tuning."""
+
+    torchrun: argparse.Namespace
+    folder: Path
+    """The run's folder."""
+    number: int
+    environment: dict[str, str]
+    shelter: Shelter
+
+
+@dataclass(frozen=True)
+class ProcessEnded:
+    """A rank's process has ended."""
+
+    pid: int
+    how: str
+    """"killed by SIGABRT" or "ended with exit code 1"."""
+
+
+@dataclass(frozen=True)
+class _Try:
+    """Ask whether this host has the overlay; answered with the reason, "" if it has."""
+
+    shelter: Shelter
+
+
+@dataclass(frozen=True)
+class _Remove:
+    """Folders to be removed when the keeper goes, whyever it goes."""
+
+    folders: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What the attempt's own process says at its end: "" or why it failed."""
+
+    failure: str
+
+
+@dataclass(frozen=True)
+class _AttemptEnded:
+    """The attempt's process and all that it started are gone."""
+
+    how: str
+
+
+_STOP = "stop"
+
+
+class Keeper:
+    """The launcher's end."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = Pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with warnings.catch_warnings():
+            # Python 3.12 warns of threads: numpy's wait for work, and none of them is needed in the child.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if self.pid == 0:
+            self._connection.close()
+            _serve(theirs)
+        theirs.close()
+
+    def why_no_overlay(self, shelter: Shelter) -> str:
+        """Why an attempt cannot have this shelter's overlay; "" if it can."""
+        self._connection.send(_Try(shelter))
+        return str(self._connection.recv())
+
+    def removes(self, folders: Sequence[str]) -> None:
+        """Folders of the run that must not stay, also if the launcher is killed."""
+        self._connection.send(_Remove(tuple(folders)))
+
+    def run(self, attempt: Attempt, heard: Callable[[ProcessEnded], None], stops: Callable[[], bool]) -> str:
+        """Make the attempt and wait for its end; "" or why it failed. `stops()` is asked every half second."""
+        self._connection.send(attempt)
+        failure: str | None = None
+        while True:
+            if not self._connection.poll(0.5):
+                if stops():
+                    self._connection.send(_STOP)
+                continue
+            try:
+                message = self._connection.recv()
+            except EOFError:
+                return "the process that watches over the attempt was killed"
+            if isinstance(message, ProcessEnded):
+                heard(message)
+            elif isinstance(message, _Result):
+                failure = message.failure
+            else:
+                return f"the attempt's launcher {message.how}" if failure is None else failure
+
+    def close(self) -> None:
+        """End whatever runs, and the keeper; returns once nothing is left."""
+        self._connection.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+# From here on: in the keeper's process
+
+
+def _serve(connection: Connection) -> None:
+    """The keeper's life; never returns."""
+    code = 1
+    try:
+        for number in _SIGNALS:  # it goes when the launcher goes, and not before it has cleaned up
+            signal.signal(number, signal.SIG_IGN)
+        os.setpgid(0, 0)
+        if sys.platform == "linux":
+            from autoddp.isolation.syscalls import adopt_orphans
+
+            adopt_orphans()
+        _KeeperProcess(connection).serve()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+@dataclass
+class _KeeperProcess:
+    connection: Connection
+    removed: list[str] = field(default_factory=list)
+
+    def serve(self) -> None:
+        try:
+            while True:
+                request = self.connection.recv()
+                if isinstance(request, Attempt):
+                    self._run(request)
+                elif isinstance(request, _Try):
+                    self.connection.send(self._try(request.shelter))
+                elif isinstance(request, _Remove):
+                    self.removed += request.folders
+        except (EOFError, OSError):  # the launcher has gone
+            pass
+        finally:
+            _end_descendants()
+            for folder in self.removed:
+                _remove(folder)
+
+    def _try(self, shelter: Shelter) -> str:
+        """In a child, because there is no way back out of a namespace."""
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            why = "it ended too early"
+            try:
+                _enter(shelter)
+                why = ""
+            except OverlayRefused as refused:
+                why = str(refused)
+            except BaseException as error:
+                why = repr(error)
+            finally:
+                os.write(writer, b"\0" + why.encode())
+                os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as pipe:
+            said = pipe.read()
+        os.waitpid(child, 0)
+        if shelter.layers is not None:
+            _remove(shelter.layers.scratch)
+        return said[1:].decode() if said else "the process that tried it was killed"
+
+    def _run(self, attempt: Attempt) -> None:
+        """One attempt, to its end or the launcher's."""
+        alive, child_holds = os.pipe()  # closed by the kernel when the child ends
+        child = os.fork()
+        if child == 0:
+            os.close(alive)
+            _attempt(self.connection, attempt, child_holds)
+        os.close(child_holds)
+        try:
+            while alive not in wait([self.connection, alive]):
+                if self.connection.recv() == _STOP:  # EOFError: the launcher has gone
+                    break
+        finally:
+            os.close(alive)
+            os.kill(child, signal.SIGKILL)  # no harm to one that has ended: it is still to be collected
+            _, status = os.waitpid(child, 0)
+            _end_descendants()
+            self._tidy(attempt.shelter)
+        self.connection.send(_AttemptEnded(_how_ended(status)))
+
+    @staticmethod
+    def _tidy(shelter: Shelter) -> None:
+        """Caches stay for the next attempt, everything else goes."""
+        if shelter.layers is not None:
+            with contextlib.suppress(OSError):  # a cache that is not kept is made again
+                keep_caches(shelter.layers, os.environ, shelter.important)
+            _remove(shelter.layers.scratch)
+
+
+def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
+    """The attempt's own process: isolated, then elastic; never returns."""
+    failure = "it could not begin"
+    try:
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        _close_all_but(connection.fileno(), alive)
+        _own_standard_input()
+        os.environ.clear()
+        os.environ.update(attempt.environment)
+        _enter(attempt.shelter)
+        threading.Thread(target=_report_ends, args=(connection,), name="autoddp-ends", daemon=True).start()
+        from autoddp.launch.elastic import run_tuning_job
+
+        failure = run_tuning_job(attempt.torchrun, attempt.folder, attempt.number)
+    except OverlayRefused as refused:
+        failure = str(refused)
+    except BaseException as error:
+        failure = f"elastic gave up: {next(iter(str(error).splitlines()), type(error).__name__)}"
+    finally:
+        with contextlib.suppress(OSError):
+            connection.send(_Result(failure))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _enter(shelter: Shelter) -> None:
+    if sys.platform == "linux":
+        from autoddp.isolation.syscalls import die_with_parent
+
+        die_with_parent(signal.SIGKILL)
+    if shelter.level is Level.OVERLAY:
+        assert shelter.layers is not None
+        enter(shelter.layers, shelter.real, shelter.important)
+    elif shelter.landlock:
+        from autoddp.isolation.landlock import restrict_writes
+
+        restrict_writes(shelter.real)
+
+
+def _close_all_but(*kept: int) -> None:
+    """A descriptor of a folder that was opened before the overlay was mounted leads past it."""
+    for name in os.listdir("/dev/fd"):
+        number = int(name)
+        if number > 2 and number not in kept:
+            with contextlib.suppress(OSError):
+                os.close(number)
+
+
+def _own_standard_input() -> None:
+    """What the script reads from standard input while tuning must not be missing when the real job reads it."""
+    try:
+        mode = os.fstat(0).st_mode
+        if stat.S_ISREG(mode):
+            position, again = os.lseek(0, 0, os.SEEK_CUR), os.open("/dev/fd/0", os.O_RDONLY)
+            os.lseek(again, position, os.SEEK_SET)
+        elif stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            again = os.open(os.devnull, os.O_RDONLY)  # what is read from a pipe is gone
+        else:
+            return
+    except OSError:
+        return  # there is none
+    os.dup2(again, 0)
+    os.close(again)
+
+
+def _report_ends(connection: Connection) -> None:
+    """Tell the launcher how each rank's process ended, without taking the exit code away from elastic."""
+    told: set[int] = set()
+    while True:
+        try:
+            result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            result = None
+        if result is None or result.si_pid in told:
+            time.sleep(0.02)  # none yet, or elastic has still to collect this one
+            continue
+        told.add(result.si_pid)
+        killed = result.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+        name = signal.Signals(result.si_status).name if killed else ""
+        how = f"killed by {name}" if killed else f"ended with exit code {result.si_status}"
+        with contextlib.suppress(OSError):
+            connection.send(ProcessEnded(result.si_pid, how))
+
+
+def _how_ended(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _end_descendants() -> None:
+    """Kill every process below this one, and those whose parents have ended, which are this one's children by now."""
+    until = time.monotonic() + _ENDING
+    me = psutil.Process()
+    while time.monotonic() < until:
+        below = me.children(recursive=True)
+        for process in below:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not below:
+            return
+        time.sleep(0.01)
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder of ours, whatever the script has put there; never raises."""
+    parent, name = os.path.split(folder)
+    with opened(parent) as handle:
+        if handle is not None:
+            remove_entry(handle, name)

@@ -1,0 +1,300 @@
+"""Keeps the logs of a tuning run small: of each file the first 32 MiB and the last 31 MiB stay.
+
+    with LogKeeper(folder.attempt(0)):
+        ...                     # ranks write to <folder>/<job>/attempt_0/<rank>/stdout.log
+    ...                         # the logs are plain files of at most 64 MiB now
+
+Elastic hands each rank its log as an open file, so the launcher never sees what is written. While a rank writes, its
+file keeps its length and loses its middle: the disk's blocks there are given back (a *hole*), which the writer does not
+notice. Where the file system has no holes (NFS, macOS), the head and the newest part are copied to files beside the log
+and the log is cut to nothing; the writer goes on at its own place in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoddp.log import get_logger
+from autoddp.units import MIB, data_size
+
+logger = get_logger(__name__)
+
+LIMIT = 64 * MIB
+"""Largest size of a log."""
+HEAD = 32 * MIB
+TAIL = 31 * MIB
+"""The rest, but for the line between the two, and for the end of the hole."""
+_COPIED = 16 * MIB
+"""Without holes: what is copied of the newest part. As much again may be in the log itself."""
+_CATCHING_UP = 3  # times that a copy goes on with what was written during it
+_BLOCK = MIB  # a hole ends at a multiple of it, which is a multiple of the file system's blocks
+_SLOWEST, _SLOW, _FASTEST = 1.0, 0.25, 0.02  # seconds between two looks
+_SPARE = LIMIT  # bytes that all logs together may grow between two looks
+_EFFORT = 50  # a look may take one part in so many of the time
+_LOGS = ("stdout.log", "stderr.log")
+# elastic's folders, such as 1f2e.tune0_x7k2/attempt_0/3: the job's name is ours, see `elastic`
+_JOBS, _STARTS, _RANKS = re.compile(r".+\.[a-z]+\d+_.+"), re.compile(r"attempt_\d+"), re.compile(r"\d+")
+
+
+class LogKeeper:
+    """A thread that looks after the logs in an attempt's folder, at most every 20 ms and at least once a second.
+
+    Not promised: that a log never exceeds the limit. It does by what is written between two looks, some hundred MiB
+    from a process that begins to write as fast as it can. Nothing here raises: a log that cannot be kept small is left.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._logs: dict[Path, _Log] = {}
+        self._over = threading.Event()
+        self._one_at_a_time = threading.Lock()
+        self._thread = threading.Thread(target=self._watch, name="autoddp-logs", daemon=True)
+
+    def __enter__(self) -> LogKeeper:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Settle all logs and look no more."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.settle()
+
+    def settle(self) -> None:
+        """Make each log a plain file of at most 64 MiB: head, a line that says how much is left out, and tail.
+
+        To be called when the writers have ended: what one writes from then on may be lost.
+        """
+        with self._one_at_a_time:
+            for path in _found(self._folder):
+                with contextlib.suppress(OSError):
+                    self._log(path).settle()
+
+    def look(self) -> int:
+        """Make room in the logs that are too large; the sum of all sizes, of which much may be holes."""
+        total = 0
+        with self._one_at_a_time:
+            for path in _found(self._folder):
+                with contextlib.suppress(OSError):
+                    total += self._log(path).bound()
+        return total
+
+    def _log(self, path: Path) -> _Log:
+        return self._logs.setdefault(path, _Log(path))
+
+    def _watch(self) -> None:
+        wait, before, began = _FASTEST, 0, time.perf_counter()
+        while not self._over.wait(wait):
+            now = time.perf_counter()
+            try:
+                total = self.look()
+            except Exception:
+                logger.exception("the logs of this run are not kept small any more")
+                return
+            took, since = time.perf_counter() - now, now - began
+            idle = min(max(_SLOW, _EFFORT * took), _SLOWEST)
+            growth = max(0, total - before) / since
+            wait = max(_FASTEST, min(idle, _SPARE / growth)) if growth else idle
+            before, began = total, now
+
+
+@dataclass
+class _Log:
+    """One log, and what was taken out of it so far."""
+
+    path: Path
+    inode: int = 0
+    hole: int = HEAD
+    """Where the hole ends that begins after the head."""
+    cut: bool = False
+    """Without holes: whether its head and the newest part of then were copied, and the log cut to nothing."""
+    begin: int = 0
+    """Without holes: where in the log that begins which was written since."""
+    before: int = 0
+    """Without holes: bytes that had been written when it was cut."""
+    lost: int = 0
+    """Without holes: how many of them were written after the last copy and before the cut."""
+
+    def bound(self) -> int:
+        """Make room if the log is too large; its size."""
+        size = self._size()
+        held = HEAD + _COPIED + size - self.begin if self.cut else HEAD + size - self.hole
+        if held > LIMIT:
+            with self._opened() as file:
+                if self.cut or not self._punch(file, size):
+                    self._cut(file)
+        return size
+
+    def settle(self) -> None:
+        """Head, line and tail in a plain file, if it is more than the limit otherwise."""
+        size = self._size()
+        if self.cut:
+            with self._opened() as file:
+                self._join(file, size)
+        elif size > LIMIT:
+            with self._opened() as file:
+                line = _line(size - HEAD - TAIL)
+                _write(file, line, HEAD)
+                _move(file, size - TAIL, HEAD + len(line), TAIL)
+                os.ftruncate(file, HEAD + len(line) + TAIL)
+        self.hole = HEAD
+
+    def _size(self) -> int:
+        found = os.stat(self.path, follow_symlinks=False)
+        if not _is_ours(found):
+            raise FileNotFoundError(self.path)
+        if found.st_ino != self.inode:  # another file under the same name
+            self.inode, self.hole, self.cut, self.begin, self.before, self.lost = found.st_ino, HEAD, False, 0, 0, 0
+        if 0 < found.st_size < self.begin:
+            self.begin = 0  # its writer appends: it does not go on at its own place
+        return max(found.st_size, self.begin)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        file = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not _is_ours(os.fstat(file)):
+                raise FileNotFoundError(self.path)
+            yield file
+        finally:
+            os.close(file)
+
+    def _punch(self, file: int, size: int) -> bool:
+        """Widen the hole up to the tail; False where the file system has no holes."""
+        end = (size - TAIL) // _BLOCK * _BLOCK
+        if not _punch_hole(file, self.hole, end - self.hole):
+            return False
+        self.hole = end
+        return True
+
+    def _cut(self, file: int) -> None:
+        size = os.fstat(file).st_size
+        if not self.cut:
+            _copy(file, 0, HEAD, self._beside(".head"))
+            size = os.fstat(file).st_size
+        # a copy that fails half-way, as on a full disk, must leave the one from the last time
+        copied = _copy(file, max(self.begin, size - _COPIED), size, self._beside(".next"))
+        for _ in range(_CATCHING_UP):
+            size = os.fstat(file).st_size
+            if size - copied > _COPIED:
+                break  # its writer is as fast as the copy: rather lose a part than fill the disk
+            copied = _copy(file, copied, size, self._beside(".next"), os.O_APPEND)
+        os.replace(self._beside(".next"), self._beside(".tail"))
+        end = os.fstat(file).st_size
+        os.ftruncate(file, 0)
+        self.before += end - self.begin
+        self.cut, self.begin, self.lost = True, end, end - copied
+
+    def _join(self, file: int, size: int) -> None:
+        tail = newest = os.pread(file, TAIL, max(self.begin, size - TAIL))
+        left_out = self.before + size - self.begin - HEAD
+        if len(newest) < TAIL:
+            # what was written after the last copy and before the cut is lost; where it was, zeros are read
+            newest = newest.lstrip(b"\0") if self.begin else newest
+            lost = self.lost + len(tail) - len(newest)
+            copied = self._beside(".tail").read_bytes().lstrip(b"\0")[len(newest) - TAIL :]
+            tail = copied + (_line(lost) if lost else b"") + newest
+            left_out -= len(copied) + lost
+        with open(self._beside(".head"), "ab") as whole:
+            whole.truncate(HEAD)
+            whole.write(_line(left_out - len(newest)) + tail)
+        os.replace(self._beside(".head"), self.path)
+        self._beside(".tail").unlink()
+
+    def _beside(self, ending: str) -> Path:
+        return self.path.with_name(self.path.name + ending)
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    """A plain file that has no other name, by which somebody else may mean it."""
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
+
+
+def _line(left_out: int) -> bytes:
+    return f"\n[autoddp: {data_size(left_out)} left out here]\n".encode()
+
+
+def _found(folder: Path) -> Iterator[Path]:
+    """NCCL's and elastic's logs in the folder, and each rank's. Never what the script writes: that is elsewhere."""
+    yield from (Path(entry) for entry in _entries(folder) if entry.name.endswith(".log"))
+    for job in _folders(folder, _JOBS):
+        for start in _folders(job, _STARTS):
+            for rank in _folders(start, _RANKS):
+                yield from (Path(entry) for entry in _entries(rank) if entry.name in _LOGS)
+
+
+def _folders(folder: str | Path, names: re.Pattern[str]) -> list[str]:
+    return [e.path for e in _entries(folder) if names.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
+
+
+def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def _write(file: int, content: bytes, place: int) -> None:
+    done = 0
+    while done < len(content):
+        done += os.pwrite(file, content[done:], place + done)
+
+
+def _move(file: int, begin: int, to: int, count: int) -> None:
+    """Move a part of a file towards its front."""
+    done = 0
+    while done < count:
+        part = os.pread(file, min(MIB, count - done), begin + done)
+        if not part:
+            return
+        _write(file, part, to + done)
+        done += len(part)
+
+
+def _copy(file: int, begin: int, end: int, path: Path, how: int = os.O_TRUNC) -> int:
+    """Copy a part of a file to another one; where in the first one the copy ends."""
+    copy = os.open(path, os.O_WRONLY | os.O_CREAT | how | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        while begin < end and (part := os.pread(file, min(MIB, end - begin), begin)):
+            begin += os.write(copy, part)
+    finally:
+        os.close(copy)
+    return begin
+
+
+def _hole_puncher() -> Callable[[int, int, int, int], int] | None:
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None, use_errno=True)
+    fallocate = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
+    if fallocate is None:
+        return None
+    fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return fallocate  # type: ignore[no-any-return]
+
+
+_fallocate = _hole_puncher()
+_KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
+
+
+def _punch_hole(file: int, begin: int, length: int) -> bool:
+    return _fallocate is not None and _fallocate(file, _KEEP_SIZE_AND_PUNCH_HOLE, begin, length) == 0

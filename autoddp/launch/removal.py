@@ -1,0 +1,133 @@
+"""Removing a folder that may hold anything at all, and nothing that is outside it.
+
+What a script left behind in scratch is removed whatever its modes are. A symbolic link is removed, never followed; a
+folder on which something else is mounted, or that another user owns, stays with all that is in it. Every step goes
+through open folders, so that a name which changes meanwhile leads nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Collection, Iterator
+
+_DEEPEST = 40
+"""Levels that are open at once. What is deeper is first moved up, so that neither open files nor the stack run out."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def remove_entry(folder: int, name: str) -> bool:
+    """Remove what is called `name` in the open `folder`; whether it is gone. Never raises."""
+    return _Removal(folder).entry(folder, name, 0)
+
+
+def remove_contents(folder: int, spare: Collection[str] = ()) -> bool:
+    """Remove all that is in the open `folder` but the names in `spare`; whether it is gone. Never raises."""
+    return _Removal(folder).contents(folder, 0, spare)
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike[str], inside: int | None = None) -> Iterator[int | None]:
+    """The real folder `path` (a name in the open folder `inside`, if there is one), open; None if it cannot be."""
+    try:
+        handle = os.open(path, _FOLDER, dir_fd=inside)
+    except (OSError, ValueError):  # ValueError: a NUL in the path
+        yield None
+        return
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+class _Removal:
+    """One removal, which stays on the mount of the folder in which it begins."""
+
+    def __init__(self, begin: int) -> None:
+        self._mount = _mount(begin)
+        self._top = -1
+        """The outermost folder that is being emptied."""
+
+    def contents(self, folder: int, depth: int, spare: Collection[str] = ()) -> bool:
+        if self._mount is None or _mount(folder) != self._mount:
+            return False
+        if depth == 0:
+            self._top = folder
+        with contextlib.suppress(OSError):
+            mode = stat.S_IMODE(os.fstat(folder).st_mode)
+            if mode & 0o700 != 0o700:
+                os.fchmod(folder, mode | 0o700)
+        left, names = None, _names(folder, spare)
+        while names and names != left:  # again as long as something from deeper down was moved to here
+            for name in names:
+                self.entry(folder, name, depth + 1)
+            left, names = names, _names(folder, spare)
+        return names == set()
+
+    def entry(self, folder: int, name: str, depth: int) -> bool:
+        """`depth` is that of what it holds: 0 for the outermost folder that is being emptied."""
+        try:
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISDIR(found.st_mode):
+                os.unlink(name, dir_fd=folder)
+                return True
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        self._unlock(folder, name, found)
+        if depth > _DEEPEST:
+            return self._moved_up(folder, name)
+        with opened(name, folder) as inner:
+            if inner is None or not self.contents(inner, depth):
+                return False
+        try:
+            os.rmdir(name, dir_fd=folder)
+        except OSError:
+            return False
+        return True
+
+    def _moved_up(self, folder: int, name: str) -> bool:
+        try:
+            os.rename(name, f"deeper-{secrets.token_hex(8)}", src_dir_fd=folder, dst_dir_fd=self._top)
+        except OSError:
+            return False
+        return True
+
+    def _unlock(self, folder: int, name: str, found: os.stat_result) -> None:
+        """Let the owner open a folder that nobody may read, such as the work folder of an overlay."""
+        if found.st_mode & 0o700 == 0o700 or found.st_uid != os.geteuid():
+            return
+        with contextlib.suppress(OSError, NotImplementedError):
+            if not hasattr(os, "O_PATH"):
+                os.chmod(name, 0o700, dir_fd=folder, follow_symlinks=False)
+                return
+            handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                # not `name` again: it may be a link by now, which chmod would follow
+                if self._mount is not None and _mount(handle) == self._mount:
+                    os.chmod(f"/proc/self/fd/{handle}", 0o700)
+            finally:
+                os.close(handle)
+
+
+def _names(folder: int, spare: Collection[str]) -> set[str] | None:
+    try:
+        return set(os.listdir(folder)).difference(spare)
+    except OSError:
+        return None
+
+
+def _mount(folder: int) -> tuple[int, str] | None:
+    """Which mount an open folder is on. The device alone would not tell a bind mount; None: not known."""
+    try:
+        device = os.fstat(folder).st_dev
+    except OSError:
+        return None
+    try:
+        with open(f"/proc/self/fdinfo/{folder}", encoding="ascii") as lines:
+            return device, next((line for line in lines if line.startswith("mnt_id:")), "")
+    except OSError:
+        return device, ""

@@ -1,0 +1,129 @@
+"""What every Python process of a tuning attempt does first: start its part of the isolation.
+
+Called by `inject/sitecustomize.py` in the ranks and in whatever Python processes the script starts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
+
+from autoddp.isolation import Level
+from autoddp.isolation.plan import IsolationPlan
+from autoddp.units import data_size
+from autoddp.worker.order import TUNE
+from autoddp.worker.stopping import stopper
+
+_COPYING = {"open", "os.chmod", "os.chown", "os.truncate", "os.utime", "os.setxattr", "os.link", "os.rename"}
+"""Audit events of what makes an overlay copy a file whole."""
+
+
+def start(text: str) -> None:
+    """`text` is the plan's variable. Imports no torch."""
+    plan = IsolationPlan.parse(text)
+    stop = stopper(plan.socket)
+    if TUNE in os.environ and sys.platform == "linux":
+        from autoddp.isolation.syscalls import die_with_parent
+
+        die_with_parent(signal.SIGKILL)  # a rank: it must not outlive an attempt that is killed
+    if plan.level is Level.GUARD:
+        from autoddp.isolation.guard import start_guard
+
+        if plan.landlock:
+            _at_the_end_of(_is_refusal, stop, "the kernel refused a write by other means than Python's own")
+        start_guard(plan, stop)
+    elif plan.level is Level.OVERLAY:
+        under_guard = stopper(plan.socket, overlay_is_to_blame=True)
+        _at_the_end_of(_is_overflow, under_guard, "files of another group cannot be changed under the overlay")
+        _rename_folders_by_copying()
+        if plan.copied_at_most:
+            _watch_copies(plan.copied_at_most, stop)
+    from autoddp.isolation.elsewhere import watch_clients
+
+    watch_clients(stop)
+
+
+def _at_the_end_of(is_ours: Callable[[BaseException], bool], stop: Callable[[str], NoReturn], why: str) -> None:
+    """Where the script ends with an exception that the isolation has caused, this is no failure of the script's."""
+    before = sys.excepthook
+
+    def ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        cause: BaseException | None = error
+        while cause is not None and not is_ours(cause):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
+            before(kind, error, trace)
+            sys.stderr.flush()
+            stop(f"{why}: {next(iter(str(cause).splitlines()), type(cause).__name__)}")
+        before(kind, error, trace)
+
+    sys.excepthook = ended
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """EACCES, also as C++ and Rust libraries tell of it."""
+    text = str(error).lower()
+    return isinstance(error, PermissionError) or "permission denied" in text or "os error 13" in text
+
+
+def _is_overflow(error: BaseException) -> bool:
+    """EOVERFLOW: a user namespace has no name for the file's owner or group."""
+    is_it = isinstance(error, OSError) and error.errno == errno.EOVERFLOW
+    return is_it or "value too large for" in str(error).lower()
+
+
+def _watch_copies(most: int, stop: Callable[[str], NoReturn]) -> None:
+    """End tuning before a change of a large file makes the overlay copy it."""
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in _COPYING or not arguments:
+            return
+        path = arguments[0]
+        if not isinstance(path, (str, bytes)) or (event == "open" and not _opens_to_change(arguments)):
+            return
+        try:
+            found = os.lstat(path)
+        except (OSError, ValueError):
+            return
+        if found.st_size > most and found.st_blocks:
+            stop(
+                f"{event} of {os.fsdecode(path)} would put all of it ({data_size(found.st_size)}) into the scratch "
+                f"folder, and --scratch-limit allows {data_size(most)}"
+            )
+
+    sys.addaudithook(audit)
+
+
+def _opens_to_change(arguments: tuple[Any, ...]) -> bool:
+    """Whether an `open` event is for writing in what is there; a file that is emptied is not copied."""
+    flags = arguments[2] if len(arguments) > 2 and isinstance(arguments[2], int) else 0
+    return flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_TRUNC
+
+
+def _rename_folders_by_copying() -> None:
+    """An overlay in a user namespace cannot rename a folder that is there for real; `mv` copies it then, so do we."""
+
+    def patched(rename: Callable[..., None]) -> Callable[..., None]:
+        def renamed(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+            try:
+                rename(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+            except OSError as error:
+                real_folder = src_dir_fd is None and dst_dir_fd is None and os.path.isdir(src)
+                if error.errno != errno.EXDEV or not real_folder or os.path.islink(src):
+                    raise
+                if os.path.isdir(dst):
+                    os.rmdir(dst)  # as rename does: only an empty one gives way
+                shutil.copytree(src, dst, symlinks=True)
+                shutil.rmtree(src)
+
+        renamed.__name__ = rename.__name__
+        renamed.__doc__ = rename.__doc__
+        return renamed
+
+    os.rename, os.replace = patched(os.rename), patched(os.replace)

@@ -1,0 +1,470 @@
+"""A client that would change something elsewhere ends tuning first, and what only reads passes.
+
+Real libraries, in fresh processes: one process imports the libraries of a group after it was armed, and each case is
+a fork of it. The other machine is store.invalid, and asking for its address is already too late.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DRIVER = """
+import contextlib, importlib, json, os, socket, sys
+from autoddp.isolation.elsewhere import watch_clients
+
+def stop(reason):
+    os.write(told, reason.encode())
+    os._exit(77)
+
+def resolve(host, *rest, **options):
+    if host in ("127.0.0.1", "localhost", None):
+        return genuine(host, *rest, **options)
+    os.write(told, f"asked for the address of {host}".encode())
+    os._exit(78)
+
+order = json.load(sys.stdin)
+watch_clients(stop)
+for module in order["imports"]:
+    with contextlib.suppress(ImportError):
+        importlib.import_module(module)
+genuine, socket.getaddrinfo = socket.getaddrinfo, resolve
+answers = []
+for code in order["cases"]:
+    heard, told = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.dup2(2, 1)
+        try:
+            exec(code, {"__name__": "__main__", "url": order["url"]})
+            os._exit(0)
+        except BaseException as error:
+            os.write(told, repr(error).encode())
+            os._exit(1)
+    os.close(told)
+    with open(heard) as answer:
+        said = answer.read()
+    answers.append([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said])
+print(json.dumps(answers))
+"""
+
+HUB = """
+import huggingface_hub as hub
+api = hub.HfApi(token="hf_x", endpoint="http://store.invalid")
+"""
+BOTO = """
+import boto3
+keys = dict(aws_access_key_id="a", aws_secret_access_key="b", region_name="us-east-1")
+s3 = boto3.client("s3", endpoint_url="http://store.invalid", **keys)
+"""
+FSSPEC = """
+import fsspec
+class Remote(fsspec.AbstractFileSystem):
+    protocol = "far"
+    def _open(self, path, mode="rb", **options):
+        import io
+        return io.BytesIO(b"read")
+    def info(self, path, **options):
+        return {"name": path, "size": 4, "type": "file"}
+    def cp_file(self, path1, path2, **options):
+        raise AssertionError("copied")
+    def _rm(self, path):
+        raise AssertionError("removed")
+far = Remote()
+"""
+SPOOL = """
+import asyncio, fsspec.asyn
+class Spool(fsspec.asyn.AsyncFileSystem):
+    protocol = ("spool", "spools")
+    async def _pipe_file(self, path, value, **options):
+        raise AssertionError("written")
+    async def _cat_file(self, path, **options):
+        return b"read"
+spool = Spool()
+"""
+AIO = """
+import aiohttp, asyncio
+async def ask(method, url):
+    async with aiohttp.ClientSession() as session:
+        async with session.request(method, url) as answer:
+            return await answer.read()
+"""
+HTTPX = """
+import asyncio, httpx
+async def ask(method, url):
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return await client.request(method, url)
+"""
+AIOBOTO = """
+import asyncio
+from aiobotocore.session import get_session
+keys = dict(aws_access_key_id="a", aws_secret_access_key="b", region_name="us-east-1")
+async def put():
+    async with get_session().create_client("s3", endpoint_url="http://store.invalid", **keys) as s3:
+        await s3.put_object(Bucket="bucket", Key="k", Body=b"")
+"""
+REMOTE = 'from http.client import HTTPConnection as C; c = C("store.invalid");'
+
+# library needed, code, how the reason begins; "" where the case must run to its end
+STOPS = {
+    "hub": (
+        ("huggingface_hub", HUB + 'api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="user/model")',
+         "huggingface_hub uploads to user/model (upload_file)"),
+        ("huggingface_hub", HUB + 'hub.upload_folder(folder_path=".", repo_id="user/model")',
+         "huggingface_hub uploads to user/model (upload_folder)"),
+        ("huggingface_hub", HUB + 'api.create_repo("user/model", exist_ok=True)',
+         "huggingface_hub changes user/model (create_repo)"),
+        ("huggingface_hub", HUB + 'from huggingface_hub import delete_repo; delete_repo("user/model")',
+         "huggingface_hub changes user/model (delete_repo)"),
+        ("huggingface_hub", HUB + 'api.move_repo("a/b", "a/c")', "huggingface_hub changes a/b (move_repo)"),
+        ("huggingface_hub", HUB + 'api.super_squash_history("a/b")', "huggingface_hub changes a/b"),
+        ("huggingface_hub", HUB + 'api.create_commit("a/b", [], commit_message="m")', "huggingface_hub changes a/b"),
+        ("huggingface_hub", HUB + 'hub.CommitScheduler(repo_id="a/b", folder_path=".")',
+         "huggingface_hub changes a/b (__init__)"),
+        ("huggingface_hub", HUB + 'class M(hub.ModelHubMixin): pass\nM.push_to_hub(object.__new__(M), "a/b")',
+         "huggingface_hub uploads to a/b (push_to_hub)"),
+        ("huggingface_hub", HUB + 'hub.HfFileSystem(token="x").rm("datasets/a/b/c")', "fsspec writes to hf://"),
+        ("huggingface_hub", HUB + 'hub.HfFileSystem(token="x").open("datasets/a/b/c", "wb")', "fsspec writes to hf://"),
+        ("huggingface_hub", 'import hf_xet; hf_xet.upload_files(["x"], None, None, None, None, None)',
+         "hf_xet uploads (upload_files)"),
+        ("transformers", "from transformers.utils.hub import PushToHubMixin as P; P.push_to_hub(object(), 'a/b')",
+         "transformers uploads to a/b"),
+    ),
+    "stores": (
+        ("boto3", BOTO + 's3.put_object(Bucket="bucket", Key="k", Body=b"")',
+         "boto3 calls PutObject of s3 on bucket (_make_api_call)"),
+        ("boto3", BOTO + 's3.upload_file(__import__("sys").executable, "bucket", "k")',
+         "boto3 writes to S3 bucket (upload_file)"),
+        ("boto3", BOTO + 's3.delete_objects(Bucket="b", Delete={"Objects": [{"Key": "k"}]})',
+         "boto3 calls DeleteObjects of s3 on b"),
+        ("boto3", BOTO + 'boto3.resource("s3", endpoint_url=url, **keys).Bucket("bucket").create()',
+         "boto3 calls CreateBucket of s3 on bucket"),  # on this machine too: a store is the user's
+        ("boto3", BOTO + 'boto3.client("sqs", **keys).send_message(QueueUrl="http://store.invalid/q", MessageBody="m")',
+         "boto3 calls SendMessage of sqs"),
+        ("aiobotocore", AIOBOTO + "asyncio.run(put())", "boto3 calls PutObject of s3 on bucket"),
+        ("minio", 'import minio; minio.Minio("store.invalid").remove_object("bucket", "k")',
+         "minio writes to bucket (remove_object)"),
+        ("minio", 'import minio; minio.Minio("store.invalid").fput_object("bucket", "k", "/etc/hosts")',
+         "minio writes to bucket (fput_object)"),
+        ("paramiko", "from paramiko import SFTPClient as S; S.put(object.__new__(S), 'a', 'remote')",
+         "paramiko writes remote (put)"),
+        ("paramiko", "from paramiko import SFTPClient as S; S.open(object.__new__(S), 'remote', 'w')",
+         "paramiko writes remote (open)"),
+        ("paramiko", "from paramiko import SSHClient as S; S().exec_command('rm x')",
+         "paramiko runs a command on another machine (exec_command)"),
+        ("paramiko", "from paramiko import Channel as C; C.exec_command(C(1), 'rm x')",
+         "paramiko runs a command on another machine (exec_command)"),
+        ("google.cloud.storage",
+         "from google.cloud import storage as s\n"
+         "from google.auth.credentials import AnonymousCredentials as A\n"
+         "s.Client('p', A()).bucket('b').blob('k').upload_from_string('x')", "google-cloud-storage writes to a bucket"),
+        ("google.cloud.storage",
+         "from google.cloud import storage as s\n"
+         "from google.auth.credentials import AnonymousCredentials as A\n"
+         "s.Client('p', A()).bucket('b').delete_blob('k')", "google-cloud-storage changes a bucket (delete_blob)"),
+        ("google.cloud.storage",
+         "from google.cloud import storage as s\n"
+         "from google.auth.credentials import AnonymousCredentials as A\n"
+         "s.Client('p', A()).create_bucket('b')", "google-cloud-storage creates b (create_bucket)"),
+        ("google.cloud.storage",
+         "from google.cloud import storage as s\n"
+         "from google.auth.credentials import AnonymousCredentials as A\n"
+         "s.Client('p', A()).bucket('b').blob('k').open('w')", "google-cloud-storage writes"),
+        ("azure.storage.blob",
+         "from azure.storage.blob import BlobClient as B\n"
+         "B('http://store.invalid', 'c', 'b').upload_blob(b'x')", "azure-storage-blob writes to a container"),
+        ("azure.storage.blob",
+         "from azure.storage.blob import ContainerClient as C\n"
+         "C('http://store.invalid', 'c').delete_blob('b')", "azure-storage-blob writes to a container (delete_blob)"),
+        ("azure.storage.blob",
+         "from azure.storage.blob import BlobServiceClient as C\n"
+         "C('http://store.invalid').create_container('b')", "azure-storage-blob changes b (create_container)"),
+        ("oss2",
+         "import oss2; oss2.Bucket(oss2.AnonymousAuth(), 'http://store.invalid', 'bucket').put_object('k', b'')",
+         "oss2 writes k (put_object)"),
+        ("qcloud_cos",
+         "import qcloud_cos as q\n"
+         "c = q.CosConfig(Region='ap-guangzhou', SecretId='a', SecretKey='b')\n"
+         "q.CosS3Client(c).put_object(Bucket='b-1', Body=b'', Key='k')",
+         "cos writes to b-1 (put_object)"),
+        ("s3torchconnector",
+         "from s3torchconnector._s3client import S3Client as S; S('r').put_object('bucket', 'k')",
+         "s3torchconnector writes to bucket (put_object)"),
+        ("pyarrow", "from pyarrow import fs; fs.S3FileSystem(region='r').delete_file('b/k')", "pyarrow writes b/k"),
+    ),
+    "fsspec": (
+        ("fsspec", FSSPEC + 'far.open("a/b", "wb")', "fsspec writes to far://a/b (open)"),
+        ("fsspec", FSSPEC + 'far.open("a/b", "a")', "fsspec writes to far://a/b (open)"),
+        ("fsspec", FSSPEC + 'far.pipe("a/b", b"x")', "fsspec writes to far://a/b (pipe)"),
+        ("fsspec", FSSPEC + 'far.rm("a/b")', "fsspec writes to far://a/b (rm)"),
+        ("fsspec", FSSPEC + 'far.cp_file("a", "b")', "fsspec writes to far://a (cp_file)"),
+        ("fsspec", FSSPEC + 'far.mkdirs("a", exist_ok=True)', "fsspec writes to far://a (mkdirs)"),
+        ("fsspec", FSSPEC + 'far.touch("a")', "fsspec writes to far://a (touch)"),
+        ("fsspec", FSSPEC + 'far.mv("a", "b")', "fsspec writes to far://a (mv)"),
+        ("fsspec", FSSPEC + 'far._rm("a")', "fsspec writes to far://a (_rm)"),
+        ("fsspec", FSSPEC + 'import fsspec.implementations.dirfs as d; d.DirFileSystem("p", far).rm_file("a")',
+         "fsspec writes to far://p/a (rm_file)"),
+        ("fsspec", SPOOL + 'spool.pipe_file("a", b"x")', "fsspec writes to spool://a (_pipe_file)"),
+        ("fsspec", SPOOL + 'asyncio.run(spool._pipe_file("a", b"x"))', "fsspec writes to spool://a (_pipe_file)"),
+        ("aiohttp", 'import fsspec; fsspec.filesystem("http").put_file(__import__("sys").executable, "http://store.invalid/x")',
+         "fsspec writes to http://"),
+        ("s3fs", 'import fsspec; fsspec.filesystem("s3", anon=True).pipe_file("bucket/k", b"x")',
+         "fsspec writes to s3://bucket/k"),
+        ("s3fs", 'import fsspec; fsspec.filesystem("s3", anon=True).open("bucket/k", "wb")',
+         "fsspec writes to s3://bucket/k"),
+    ),
+    "http": (
+        ("", REMOTE + 'c.request("PUT", "/x", b"")', "http.client sends PUT to store.invalid (putrequest)"),
+        ("", REMOTE + 'c.request("DELETE", "/x")', "http.client sends DELETE to store.invalid"),
+        ("", REMOTE + 'c.request("PATCH", "/x")', "http.client sends PATCH to store.invalid"),
+        ("", REMOTE + 'c.request("POST", "/graphql")', "http.client sends POST to store.invalid"),
+        ("", REMOTE + 'c.request("MKCOL", "/x")', "http.client sends MKCOL to store.invalid"),
+        ("", "from urllib.request import urlopen; urlopen('http://store.invalid/x', b'data')",
+         "http.client sends POST to store.invalid"),
+        ("", "import os; os.environ['http_proxy'] = url\n"
+         "from urllib.request import urlopen; urlopen('http://store.invalid/x', b'data')",
+         "http.client sends POST to store.invalid"),  # the proxy is on this machine, the store is not
+        ("", "from http.client import HTTPSConnection as C; c = C('127.0.0.1', 9); c.set_tunnel('store.invalid')\n"
+         "c.putrequest('PUT', '/x')", "http.client sends PUT to store.invalid"),
+        ("", "from urllib.request import urlopen; urlopen('https://api.telegram.org/bot1:x/sendMessage?text=a')",
+         "http.client sends GET to api.telegram.org"),
+        ("requests", "import requests; requests.post('http://store.invalid/x', json={})", "http.client sends POST"),
+        ("requests", "import requests; requests.delete('http://store.invalid/x')", "http.client sends DELETE"),
+        ("urllib3", "import urllib3; urllib3.request('PUT', 'http://store.invalid/x')", "http.client sends PUT"),
+        ("httpx", HTTPX + "httpx.post('http://store.invalid/x')",
+         "httpx sends POST to store.invalid (handle_request)"),
+        ("httpx", HTTPX + "asyncio.run(ask('DELETE', 'http://store.invalid/x'))",
+         "httpx sends DELETE to store.invalid (handle_async_request)"),
+        ("httpx2", "import httpx2; httpx2.put('http://store.invalid/x')", "httpx sends PUT to store.invalid"),
+        ("aiohttp", AIO + "asyncio.run(ask('PUT', 'http://store.invalid/x'))",
+         "aiohttp sends PUT to store.invalid (__init__)"),
+        ("grpc",
+         "import grpc\n"
+         "grpc.insecure_channel('store.invalid:1').unary_unary('/a.B/Write', lambda m: m, lambda m: m)(b'')",
+         "grpc calls Write on store.invalid"),
+        ("tornado", "from tornado.httpclient import HTTPRequest as R; R('http://store.invalid', 'PUT')",
+         "tornado sends PUT to store.invalid (__init__)"),
+    ),
+    "others": (
+        ("", "from ftplib import FTP; FTP().storbinary('STOR x', None)", "ftplib writes STOR x (storbinary)"),
+        ("", "from ftplib import FTP; FTP().delete('x')", "ftplib writes x (delete)"),
+        ("", "from smtplib import SMTP; SMTP().sendmail('a@x', 'b@x', 'm')", "smtplib sends mail to b@x (sendmail)"),
+        ("", "import smtplib, email.message as e; smtplib.SMTP().send_message(e.EmailMessage())", "smtplib sends mail"),
+        ("", "import imaplib as i; i.IMAP4.append(object.__new__(i.IMAP4), 'box', None, None, b'')",
+         "imaplib changes mail (append)"),
+        ("redis", "import redis; redis.Redis('store.invalid').get('x')", "redis connects to a database (connect)"),
+        ("redis", "import redis; redis.Redis('127.0.0.1').get('x')", "redis connects to a database (connect)"),
+        ("redis", "import asyncio, redis.asyncio as r; asyncio.run(r.Redis(host='store.invalid').get('x'))",
+         "redis connects to a database (connect)"),
+        ("pymysql", "import pymysql; pymysql.connect(host='store.invalid')",
+         "pymysql connects to a database (connect)"),
+        ("pymysql", "import sqlalchemy as s; s.create_engine('mysql+pymysql://u@store.invalid/d').connect()",
+         "sqlalchemy connects to mysql (connect)"),
+        ("pymysql", "import optuna; optuna.storages.RDBStorage('mysql+pymysql://u@store.invalid/d')",
+         "sqlalchemy connects to mysql (connect)"),
+        ("psycopg", "import psycopg; psycopg.connect('host=store.invalid')", "psycopg connects to a database"),
+        ("psycopg2", "import psycopg2; psycopg2.connect('host=store.invalid')", "psycopg2 connects to a database"),
+        ("pymongo", "import pymongo; pymongo.MongoClient('store.invalid')", "pymongo connects to a database"),
+        ("mlflow",
+         "import mlflow; mlflow.set_tracking_uri(url); mlflow.create_experiment('e')",
+         "mlflow sends POST /api/2.0/mlflow"),
+        ("wandb", "import wandb; wandb.init(project='p', mode='online')", "wandb starts a run in mode online (init)"),
+        ("wandb", "import wandb; wandb.agent('x/y/z', function=print)", "wandb runs an agent of a sweep"),
+        ("wandb", "import wandb; wandb.sweep({}, project='p')", "wandb creates a sweep"),
+        ("comet_ml", "import comet_ml; comet_ml.Experiment(api_key='x')", "comet_ml starts an online experiment"),
+        ("neptune", "import neptune; neptune.init_run(mode='sync', project='a/b', api_token='x')",
+         "neptune starts a run in mode sync"),
+        ("clearml", "import clearml; clearml.Task.init('p', 't')", "clearml starts a task online"),
+        ("swanlab", "import swanlab; swanlab.init(mode='cloud')", "swanlab starts a run in mode cloud"),
+        ("trackio", "import trackio; trackio.init('p', space_id='a/b')", "trackio starts a run on a/b (init)"),
+        ("dulwich", "from dulwich import porcelain; porcelain.push('.', 'http://store.invalid/x')", "dulwich pushes"),
+    ),
+    "processes": (
+        ("", "import subprocess; subprocess.run(['aws', 's3', 'cp', 'x', 's3://b/x'])",
+         "aws changes something outside this run (aws s3 cp x)"),
+        ("", "import subprocess; subprocess.run('cd / && git push', shell=True)",
+         "git changes something outside this run (git push)"),
+        ("", "import os; os.system('git push origin main')", "git changes something"),
+        ("", "import os; os.popen('ls; scancel 1')", "scancel changes something"),
+        ("", "import os; os.execvp('git', ['git', 'push'])", "git changes something"),
+        ("", "import os; os.posix_spawn('/usr/bin/git', ['git', 'push'], {})", "git changes something"),
+        ("", "import subprocess; subprocess.run(['x', 'push'], executable='/usr/bin/git')", "git changes something"),
+        ("", "import asyncio\n"
+         "async def run(): await asyncio.create_subprocess_exec('rclone', 'sync', '.', 'far:b')\n"
+         "asyncio.run(run())", "rclone changes something"),
+        ("", "import pty; pty.spawn(['ssh', 'host', 'rm x'])", "ssh changes something"),
+        ("", "import os\nopen('up.sh', 'w').write('#!/bin/sh\\naws s3 sync . s3://b\\n')\n"
+         "__import__('subprocess').run(['./up.sh'])", "aws changes something"),
+        ("", "import os\nopen('up.sh', 'w').write('git push\\n')\n"
+         "__import__('subprocess').run(['bash', 'up.sh'], cwd=os.getcwd())", "git changes something"),
+        ("", "import os; os.kill(1, 18)", "os.kill sends signal 18 to process 1, which this run did not start"),
+        ("", "import sys; sys.audit('os.kill', -1, 9)", "os.kill sends signal 9 to every process"),
+        ("", "import os; os.killpg(1, 18)", "os.killpg sends signal 18 to group 1"),
+    ),
+}  # fmt: skip
+
+PASSES = {
+    "hub": (
+        ("huggingface_hub", HUB + "assert hub.HfApi(endpoint=url).model_info('a/b').id == 'a/b'"),
+        ("huggingface_hub", HUB + "hub.HfApi(endpoint=url).get_paths_info('a/b', ['x'])"),
+        ("huggingface_hub", HUB + "hub.utils.send_telemetry('x')"),
+        ("huggingface_hub",
+         HUB + "import os; os.environ['HF_HUB_OFFLINE'] = '1'\n"
+         "class Reached(Exception): pass\n"
+         "def refuse(*a, **k): raise Reached\n"
+         "hub.hf_api.get_session = refuse\n"
+         "try: api.create_repo('a/b')\nexcept Reached: pass"),
+    ),
+    "stores": (
+        ("boto3", BOTO + "boto3.client('s3', endpoint_url=url, **keys).get_object(Bucket='b', Key='k')['Body'].read()"),
+        ("boto3", BOTO + "boto3.client('s3', endpoint_url=url, **keys).download_file('b', 'k', 'here')"),
+        ("boto3", BOTO + "assert 'Signature' in s3.generate_presigned_url('put_object', {'Bucket': 'b', 'Key': 'k'})"),
+        ("boto3",
+         BOTO + "import socket\nclass Asked(Exception): pass\n"
+         "def resolve(*a, **k): raise Asked\n"
+         "socket.getaddrinfo = resolve\n"  # a read that is a POST: it gets as far as the network
+         "db = boto3.client('dynamodb', endpoint_url='http://store.invalid', **keys)\n"
+         "try: db.get_item(TableName='ttt', Key={})\nexcept Exception as e: assert 'unhandled' in repr(e), e"),
+    ),
+    "fsspec": (
+        ("fsspec", FSSPEC + "assert far.open('a/b').read() == b'read'; assert far.info('x')['size'] == 4"),
+        ("fsspec", SPOOL + "assert spool.cat_file('x') == b'read'"),
+        ("fsspec", SPOOL + "assert asyncio.run(spool._cat_file('x')) == b'read'"),
+        ("fsspec", "import fsspec; fsspec.filesystem('memory').pipe('/a', b'x')"),
+        ("fsspec", "import fsspec; fsspec.open('here', 'w').open().close()"),
+        ("fsspec", "import fsspec; f = fsspec.filesystem('file'); f.mkdirs('d'); f.touch('d/x'); f.rm('d', True)"),
+        ("aiohttp", "import fsspec; assert fsspec.open(url + '/x').open().read()"),
+    ),
+    "http": (
+        ("", "from urllib.request import urlopen; urlopen(url, b'data').read()"),  # this machine
+        ("", "import os; os.environ['MASTER_ADDR'] = 'node0.invalid'\n"
+         "from http.client import HTTPConnection as C; c = C('node0.invalid')\n"
+         "c.connect = lambda: None; c.sock = type('S', (), {'sendall': print})()\n"
+         "c.putrequest('PUT', '/x')"),
+        ("requests", "import requests; requests.put(url + '/x', b''); requests.get(url)"),
+        ("httpx", HTTPX + "httpx.post(url + '/x', trust_env=False); asyncio.run(ask('PUT', url))"),
+        ("aiohttp", AIO + "asyncio.run(ask('POST', url + '/x'))"),
+    ),
+    "others": (
+        ("", "import sqlite3; sqlite3.connect('here.db').execute('create table t (x)')"),
+        ("", "import sqlalchemy as s; s.create_engine('sqlite:///here2.db').connect().close()"),
+        ("", "import optuna; optuna.create_study(storage='sqlite:///here3.db')"),
+        ("mlflow", "import mlflow; mlflow.set_tracking_uri(url); mlflow.search_experiments"),
+        ("wandb", "import os; os.environ['WANDB_MODE'] = 'disabled'; import wandb; wandb.init(project='p').finish()"),
+        ("neptune", "import neptune; neptune.init_run(mode='debug').stop()"),
+    ),
+    "processes": (
+        ("", "import subprocess; assert subprocess.run('echo git push', shell=True).returncode == 0"),
+        ("", "import subprocess; p = subprocess.Popen(['sleep', '9']); p.terminate(); p.wait()"),
+        ("", "import os, signal; signal.signal(signal.SIGUSR1, lambda *a: None); os.kill(os.getpid(), signal.SIGUSR1)"),
+        ("", "import os; os.kill(1, 0); os.kill(os.getppid(), 0)"),
+        ("", "import subprocess as s; p = s.Popen(['sh', '-c', 'sleep 9 & echo $!; wait'], stdout=s.PIPE, text=True)\n"
+         "import os; os.kill(int(p.stdout.readline()), 15); p.wait()"),  # a grandchild
+        ("", "import multiprocessing as m, time\n"
+         "p = m.get_context('fork').Process(target=time.sleep, args=(9,)); p.start(); p.kill(); p.join()"),
+    ),
+}  # fmt: skip
+
+IMPORTS = {
+    "hub": ["huggingface_hub", "huggingface_hub.hf_api", "huggingface_hub.hf_file_system"],
+    "stores": ["boto3", "minio", "paramiko"],
+    "fsspec": ["fsspec", "fsspec.asyn", "aiohttp"],
+    "http": ["requests", "httpx", "aiohttp"],
+    "others": ["sqlalchemy", "redis", "pymysql", "optuna"],
+    "processes": ["asyncio"],
+}
+
+
+def absent(library: str) -> bool:
+    try:
+        return bool(library) and importlib.util.find_spec(library) is None
+    except ModuleNotFoundError:  # google.cloud.storage without google
+        return True
+
+
+class Store(BaseHTTPRequestHandler):
+    """A server on this machine that knows every answer."""
+
+    def answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b"[]" if "paths-info" in self.path else b'{"id": "a/b", "siblings": []}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@cache
+def answers(group: str) -> dict[str, tuple[int, str]]:
+    """What became of each case of a group: its exit code and the reason or the error. One process a group."""
+    cases = [case[1] for case in (*STOPS[group], *PASSES[group]) if not absent(case[0])]
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Store)
+    Thread(target=server.serve_forever, daemon=True).start()
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER],
+            input=json.dumps(
+                {"imports": IMPORTS[group], "cases": cases, "url": f"http://127.0.0.1:{server.server_port}"}
+            ),
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            timeout=120,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "HOME": folder,
+                "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+                "AWS_EC2_METADATA_DISABLED": "true",
+            },
+        )
+    server.shutdown()
+    assert done.stdout, done.stderr
+    return {case: (code, said) for case, (code, said) in zip(cases, json.loads(done.stdout), strict=True)}
+
+
+def name(case: tuple[str, ...]) -> str:
+    return case[1].strip().splitlines()[-1][-60:]
+
+
+@pytest.mark.parametrize(
+    ("group", "case"),
+    [(group, case) for group, its in STOPS.items() for case in its],
+    ids=lambda v: v if isinstance(v, str) else name(v),
+)
+def test_ends_tuning_first(group: str, case: tuple[str, str, str]) -> None:
+    library, code, reason = case
+    if absent(library):
+        pytest.skip(f"{library} is not installed")
+    status, said = answers(group)[code]
+    assert (status, said[: len(reason)]) == (77, reason), said
+
+
+@pytest.mark.parametrize(
+    ("group", "case"),
+    [(group, case) for group, its in PASSES.items() for case in its],
+    ids=lambda v: v if isinstance(v, str) else name(v),
+)
+def test_passes(group: str, case: tuple[str, str]) -> None:
+    library, code = case
+    if absent(library):
+        pytest.skip(f"{library} is not installed")
+    assert answers(group)[code] == (0, "")

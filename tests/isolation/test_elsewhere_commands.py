@@ -1,0 +1,199 @@
+"""Which command lines change something elsewhere: one line a case, judged as the audit hook judges them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autoddp.isolation.elsewhere.commands import judge_shell, judge_words, split
+from autoddp.isolation.elsewhere.tools import BY_NAME, TOOLS
+
+CHANGES = r"""
+aws s3 cp f s3://b/k
+aws --profile p s3 sync d s3://b --acl public
+aws s3 rm s3://b/k
+env X=1 aws s3 cp f s3://b
+/usr/local/bin/aws s3api put-object --bucket b
+cd /tmp && git push origin main
+git -C d push
+echo hi | mail -s done me@x
+bash -c "ls; git push"
+sh -lc 'env A=1 rclone copy d remote:b'
+x=$(curl -X POST http://store.invalid/api -d a=1)
+echo "`git push`"
+curl -T f https://store.invalid/f
+curl -XDELETE https://store.invalid/f
+curl -d @x https://hooks.slack.com/x
+wget --post-data=a http://store.invalid/
+python -m awscli s3 cp f s3://b
+rsync -av d host:/p
+scp -P 22 f host:p
+ssh host rm x
+sudo -u me systemctl restart nginx
+nvidia-smi -r
+nvidia-smi -i 0 -pl 300
+nvidia-smi --gpu-reset -i 0
+pkill -f train
+kill -9 1234
+sbatch job.sh
+scontrol update x
+docker push x
+docker run x
+kubectl apply -f x
+hf upload user/model .
+huggingface-cli upload a b
+gsutil -m cp d gs://b
+gsutil cp gs://a gs://b
+mlflow experiments create -n x
+wandb sync d
+dvc push
+timeout 10 aws s3 cp f s3://b
+nohup rsync d h: &
+find . -name '*.pt' -exec aws s3 cp {} s3://b \;
+ls *.pt | xargs -I{} gsutil cp {} gs://b
+if true; then git push; fi
+eval "git push"
+http POST store.invalid a=1
+http store.invalid a=1
+psql -c 'delete'
+aws s3 mv s3://b/k x
+curl --json '{}' store.invalid
+shutdown now
+rclone delete remote:x
+git lfs push origin main
+bash -lc "aws s3 sync s3://a/b s3://c/d"
+uv run hf upload x y
+s5cmd cp f s3://b
+poetry run hf upload a b
+conda run -n x git push
+aws s3 cp --recursive d s3://b
+time (git push)
+VAR=1 git push
+kill 123
+docker --context x rm y
+rsync --remove-source-files host:a b
+curl -sXPOST https://store.invalid
+curl -X=PUT store.invalid/x
+rclone sync far:a far:b
+srun hostname
+crontab x
+sysctl -w a=b
+git -c a=b push
+helm install x y
+redis-cli flushall
+nvidia-smi -mig 1
+scp f host:
+cat x | ssh host tee y
+gh release create v1
+""".strip().splitlines()
+
+READS = r"""
+aws s3 ls s3://b
+aws s3 cp s3://b/k here
+aws s3 sync s3://b/k here --quiet --exclude x
+aws s3api get-object --bucket b --key k f
+git commit -m push
+git stash push
+git status && git log | head
+git pull
+git clone https://x
+curl https://store.invalid/f -o f
+curl -sSL https://store.invalid/f | tar xz
+curl -X POST http://localhost:8000/x -d 1
+wget -q https://store.invalid/f
+nvidia-smi
+nvidia-smi --query-gpu=name,power.limit --format=csv
+nvidia-smi topo -m
+nvidia-smi -L
+squeue -u me
+scontrol show hostnames $SLURM_NODELIST
+rsync -av a/ b/
+rsync host:/p .
+scp -P 22 host:f .
+hf download user/model
+gsutil cp gs://b/k .
+kubectl get pods
+docker ps -a
+kill -0 123
+python -m pip list
+python -c "print(1)"
+bash -c "echo aws"
+ls -la && rm x
+echo 'git push'
+gcloud storage cp gs://b/x .
+mlflow ui
+ninja -j4
+gcc -o x x.c
+uname -a
+lsb_release -a
+sysctl -n hw.ncpu
+sysctl -a
+ldconfig -p
+which git
+git lfs pull
+kaggle datasets download x/y
+ssh -V
+aws --version
+crontab -l
+poetry run python x.py
+kubectl -n x get pods
+docker --version
+rclone copy far:a here
+s3cmd get s3://b/k
+nc -z host 22
+redis-cli --version
+cp a b; rm -rf c; mv d e
+make -j2 && ./a.out
+hostname; lscpu; numactl -s
+conda run -n x python y.py
+gh pr view 1
+curl -I https://store.invalid
+curl -X GET https://store.invalid
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("line", CHANGES)
+def test_changes_something_elsewhere(line: str) -> None:
+    assert "changes something outside this run" in judge_shell(line)
+
+
+@pytest.mark.parametrize("line", READS)
+def test_only_reads(line: str) -> None:
+    assert judge_shell(line) == ""
+
+
+def test_no_program_is_declared_twice() -> None:
+    assert len(BY_NAME) == sum(len(tool.names.split()) for tool in TOOLS)
+
+
+def test_the_reason_names_the_program_and_no_secret() -> None:
+    assert judge_shell("aws s3 cp model.pt s3://b --sse-key secret") == (
+        "aws changes something outside this run (aws s3 cp model.pt)"
+    )
+    assert "secret" not in judge_shell("curl -H 'Authorization: secret' -X PUT https://store.invalid/x?key=secret")
+
+
+def test_a_shell_script_is_read(tmp_path: Path) -> None:
+    (tmp_path / "up.sh").write_text("#!/usr/bin/env bash\nset -e\nif true; then\n  aws s3 sync . s3://b\nfi\n")
+    (tmp_path / "harmless.sh").write_text("#!/bin/sh\necho aws s3 sync\n")
+    assert judge_words(["bash", "-e", "up.sh"], str(tmp_path))
+    assert judge_words(["./up.sh"], str(tmp_path))
+    assert judge_words([str(tmp_path / "up.sh")])
+    assert not judge_words(["./harmless.sh"], str(tmp_path))
+    assert not judge_words(["./absent.sh"], str(tmp_path))
+
+
+def test_a_script_that_runs_itself_comes_to_an_end(tmp_path: Path) -> None:
+    (tmp_path / "loop.sh").write_text("#!/bin/sh\n./loop.sh\n./loop.sh\n")
+    assert not judge_words(["./loop.sh"], str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["", "'", '"$(', "$(", "`", ";;;", "&&", "a='", "bash -c", "env", "kill", "git", "\0"])
+def test_broken_lines_are_no_error(text: str) -> None:
+    judge_shell(text)
+
+
+def test_commands_of_a_line() -> None:
+    assert list(split("a 1 && b '2 3' | c; (d)\ne")) == [["a", "1"], ["b", "2 3"], ["c"], ["d"], ["e"]]
+    assert ["d"] in list(split('a "b $(d) c"'))

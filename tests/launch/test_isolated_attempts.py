@@ -1,0 +1,161 @@
+"""Tuning attempts are isolated: what the script owns stays, each attempt begins from it, nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from launchers import AUTODDP, SCRIPTS, Launch, start, wait_for
+from test_tuned_scripts import run, summary
+
+LONG = {"TUNED_TIMES_LONGER": "40"}
+STATEFUL = str(SCRIPTS / "stateful.py")
+
+
+def rank0_says(launch: Launch) -> str:
+    """What rank 0 printed in all attempts."""
+    return "".join(path.read_text() for path in sorted(launch.folder.glob(".autoddp/*/attempt*/*/*/0/stdout.log")))
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A temporary folder for one launch alone, with a short name: a socket's path may not be long."""
+    with tempfile.TemporaryDirectory(prefix="t") as folder:
+        yield Path(folder)
+
+
+def folder_with_state(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "state.txt").write_text("the user's\n")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_every_attempt_begins_from_the_users_state(kind: str, tmp_path: Path, temporary: Path) -> None:
+    """Trials that fail cost an attempt each. The data is prepared once; standard input is whole in the real job."""
+    folder = folder_with_state(tmp_path)
+    (tmp_path / "input").write_text("x" * 1000)
+    with open(tmp_path / "input") as file, contextlib.ExitStack() as stack:
+        stdin: int = file.fileno()
+        if kind == "pipe":
+            cat = stack.enter_context(subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE))
+            assert cat.stdout is not None
+            stdin = cat.stdout.fileno()
+        words = ["--nproc-per-node", "2", "--trials", "3", "--allow", "exact", STATEFUL]
+        env = {**LONG, "TMPDIR": str(temporary)}
+        launch = start(AUTODDP, folder, words, env, popen=partial(subprocess.Popen, stdin=stdin)).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    attempts = list(folder.glob(".autoddp/*/attempt*"))
+    assert len(attempts) > 1
+    said = rank0_says(launch)
+    assert said.count("state: the user's") == len(attempts)
+    assert "state: changed" not in said
+    assert said.count("preparing the data") == 1
+    assert said.count("input: 1000" if kind == "file" else "input: 0") == len(attempts)
+    failed = [trial for trial in summary(launch)["trials"] if trial["state"] == "failed"]
+    assert failed
+    assert all("planted: cannot train" in trial["reason"] for trial in failed)
+    # the real job, which prints where the user sees it
+    assert launch.stdout.count("state: the user's") == 1
+    assert launch.stdout.count("input: 1000") == 1
+    assert launch.stdout.count("preparing the data") == 1
+    assert (folder / "state.txt").read_text() == "changed\n"
+    assert launch.processes() == []
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "why"),
+    [
+        ({"WRITES": "1"}, ["--scratch-limit", "20M"], "while it was being tuned, more than --scratch-limit (20.0 MiB)"),
+        ({"CHANGES": "big"}, ["--scratch-limit", "20M"], "open of big would put all of it (30.0 MiB) into the scratch folder"),
+        ({"REMOVES_ELSEWHERE": "1"}, [], "aws"),
+    ],
+    ids=["writes too much", "changes a large file", "removes elsewhere"],
+)
+def test_what_ends_tuning(environment: dict[str, str], options: list[str], why: str, tmp_path: Path) -> None:
+    folder = folder_with_state(tmp_path)
+    (folder / "big").write_bytes(b"0" * (30 << 20))
+    # the real job must not do what ended the tuning: the test has no bucket, and needs no large file
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, runpy, sys\n"
+        "if 'AUTODDP_TUNING' not in os.environ:\n"
+        "    for name in ('WRITES', 'CHANGES', 'REMOVES_ELSEWHERE'): os.environ.pop(name, None)\n"
+        f"sys.path.insert(0, {str(SCRIPTS)!r})\n"
+        f"runpy.run_path({STATEFUL!r}, run_name='__main__')\n"
+    )
+    words = [*options, "--trials", "8"]
+    launch = run(AUTODDP, folder, str(script), *words, env={"TUNED_TIMES_LONGER": "1000", **environment})
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    (line,) = [line for line in launch.stderr.splitlines() if "not tuned, launching as written" in line]
+    assert why in line
+    assert "Traceback" not in launch.stderr
+    assert launch.stdout.count("state: the user's") == 1  # the real job, from the user's state
+    assert (folder / "big").read_bytes() == b"0" * (30 << 20)
+    assert list(folder.glob("large*")) == []
+
+
+def killed(tmp_path: Path, temporary: Path, kill: Callable[[Launch], None]) -> Launch:
+    """A tuning run that is killed in the middle of its trials."""
+    folder = folder_with_state(tmp_path)
+    words = ["--nproc-per-node", "2", "--trials", "20", "--tune-only", str(SCRIPTS / "plain.py")]
+    launch = start(AUTODDP, folder, words, {"TUNED_TIMES_LONGER": "1000000", "TMPDIR": str(temporary)})
+    wait_for(lambda: "trial " in launch.stderr, "the first trial")
+    assert len(launch.processes()) >= 5  # launcher, keeper, agent, two ranks
+    kill(launch)
+    launch.process.wait(30)
+    return launch
+
+
+def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path, temporary: Path) -> None:
+    launch = killed(tmp_path, temporary, lambda launch: launch.process.kill())
+    wait_for(lambda: not launch.processes(), "the end of every process")
+    assert list(temporary.iterdir()) == []
+    assert list(launch.folder.glob(".autoddp/*/autoddp-*")) == []
+
+
+def test_what_a_killed_keeper_leaves_is_cleaned_at_the_next_start(tmp_path: Path, temporary: Path) -> None:
+    def kill_all_of_ours(launch: Launch) -> None:
+        """The launcher, the keeper and the agent, at once; the ranks are on their own."""
+        ours = [pid for pid in launch.processes() if b"autoddp" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        for pid in ours:
+            os.kill(pid, signal.SIGSTOP)
+        for pid in ours:
+            os.kill(pid, signal.SIGKILL)
+
+    launch = killed(tmp_path, temporary, kill_all_of_ours)
+    wait_for(lambda: not launch.processes(), "the end of every process")
+    assert list(temporary.iterdir()) != []
+    again = run(
+        AUTODDP, launch.folder, "plain.py", "--trials", "1", "--tune-only", env={**LONG, "TMPDIR": str(temporary)}
+    )
+    assert again.returncode == 0
+    assert "cleaned what a killed run left" in again.stderr
+    assert list(temporary.iterdir()) == []
+    assert list(again.folder.glob(".autoddp/*/autoddp-*")) == []
+
+
+def test_a_host_without_the_overlay_refuses_it_in_one_line(tmp_path: Path) -> None:
+    """A namespace of an overlay is such a host: no upper layer can lie on another overlay."""
+    inside = (
+        "import os, sys\n"
+        "from autoddp.isolation.overlay import Layers, enter\n"
+        "enter(Layers(sys.argv[1] + '/0', sys.argv[1] + '/kept'), [], [os.getcwd()])\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'autoddp', *sys.argv[2:]])\n"
+    )
+    command = (sys.executable, "-c", inside, str(tmp_path / "layers"))
+    words = ["--nproc-per-node", "2", "--isolation", "overlay", str(SCRIPTS / "plain.py")]
+    launch = start(command, tmp_path / "run", words).wait()
+    assert launch.returncode == 2, launch.stderr
+    assert launch.stderr.count("\n") == 1
+    assert launch.stderr.startswith("autoddp: error: --isolation overlay: ")

@@ -1,0 +1,49 @@
+"""Owns files, prepares a data set once, reads standard input, and fails in the trials that turn a knob on.
+
+Every start must find the user's own state, not what an earlier start has written; only the prepared data may be there.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+from common import batches, finish, loss, network, optimizer, start, stop
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+STATE, PREPARED = Path("state.txt"), Path("data_cache/prepared")
+
+
+def main() -> None:
+    rank = start()
+    if rank == 0:
+        print("state:", STATE.read_text().strip(), flush=True)
+        print("input:", len(sys.stdin.read()), flush=True)
+        STATE.write_text("changed\n")
+        if not PREPARED.exists():
+            print("preparing the data", flush=True)
+            PREPARED.parent.mkdir()
+            PREPARED.write_text("prepared")
+    dist.barrier()
+    model = DDP(network())
+    sgd = optimizer(model)
+    for inputs, targets in batches(60, rank):
+        if model.gradient_as_bucket_view:
+            raise RuntimeError("planted: cannot train with gradient_as_bucket_view")
+        sgd.zero_grad()
+        loss(model(inputs), targets).backward()
+        sgd.step()
+        if rank == 0 and "WRITES" in os.environ:
+            with open("large", "ab") as file:
+                file.write(bytes(1 << 20))
+        if rank == 0 and "CHANGES" in os.environ:
+            with open(os.environ["CHANGES"], "r+b") as file:
+                file.write(b"x")
+        if "REMOVES_ELSEWHERE" in os.environ:
+            os.system("aws s3 rm s3://bucket/key --recursive")
+    finish(model)
+
+
+if __name__ == "__main__":
+    main()
+    stop()
