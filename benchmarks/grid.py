@@ -24,9 +24,13 @@ import common
 from layouts import bucket_part
 
 import autoddp.launch.tune
+from autoddp.cli.tuned import prepared
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung
+from autoddp.launch.conference import confer
+from autoddp.launch.elastic import environment_with, node_range
+from autoddp.launch.hosts import Hosts
+from autoddp.launch.network import Network
 from autoddp.launch.options import parse
-from autoddp.launch.run_folder import RunFolder
 from autoddp.study import Measure, Silent, TrialFailed
 from autoddp.study.pace import Pace
 from autoddp.study.space import Space
@@ -124,7 +128,15 @@ def main() -> None:
     task = json.loads(args.task.read_text())
     tune = autoddp.launch.tune
     tune.Study = lambda measure, facts, plan, observer, screen: Grid(task, measure, facts)  # type: ignore[assignment, misc]
-    tuned = tune.tune(parse(words), RunFolder(Path(".autoddp")), Silent(), lambda outcome: "done")
+    request = parse(words)
+    with prepared(request) as made:
+        conference, network = None, Network()
+        if node_range(request.torchrun)[1] > 1:
+            conference, network = confer(request.torchrun, "grid", "the grid")
+        hosts = conference.hosts if conference is not None else Hosts()
+        parts = (made.folder, made.keeper, made.isolation, hosts, Silent(), lambda outcome: "done", print)
+        with environment_with(network.variables):
+            tuned = tune.Tuning(request, *parts, interfaces=network.together).run()
     if tuned.outcome is None:
         sys.exit(f"the grid was not measured: {tuned.why}")
     common.write_json(Path("grid.json"), {"rungs": tuned.outcome, "wall_seconds": tuned.wall_seconds})

@@ -1,4 +1,4 @@
-"""The house stays as drawn: who may import whom, one home for each dependency, short files and functions.
+"""The house stays as drawn: who may import whom, one home for each dependency, one place for private names.
 
 Every import counts, also those inside functions and those written as importlib.import_module("...").
 """
@@ -20,10 +20,10 @@ SOURCES = {str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for 
 FLOORS = (
     ("version",),  # below the ground: what the package's own __init__ says of itself
     ("__init__", "errors", "units", "log"),
-    ("topology", "cluster", "knobs", "timing"),
-    ("recipe", "bench", "trace"),
-    ("wire", "predict"),
-    ("worker", "study", "diagnose"),
+    ("topology", "knobs", "timing", "isolation"),
+    ("recipe", "bench"),
+    ("wire",),
+    ("worker", "study"),
     ("launch", "report"),
     ("cli",),
     ("__main__",),
@@ -33,12 +33,12 @@ FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
 HOMES = {
     "torch": ("worker/", "launch/elastic.py", "launch/machine.py", "launch/plan.py", "cli/run.py"),
     "optuna": ("study/sampler.py",),
-    "wrapt": ("worker/arm.py", "worker/guard.py"),
+    "wrapt": ("worker/arm.py", "isolation/elsewhere/patch.py", "isolation/guard/"),
     "rich": ("report/terminal.py", "report/topology.py"),
     "tomlkit": ("recipe/write.py",),
     "tomli": ("recipe/read.py",),
     "pynvml": ("topology/nvml.py",),
-    "psutil": ("topology/interfaces.py", "topology/system.py"),
+    "psutil": ("topology/interfaces.py", "topology/system.py", "launch/keeper.py"),
 }
 IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
 ONLY_THIS_OF_TORCH = {
@@ -66,6 +66,11 @@ PRIVATE_TO_OTHERS = {
     # Python's own, documented in spite of their names.
     ("worker/leaving.py", "_exit"),
     ("worker/heartbeat.py", "_current_frames"),
+    ("launch/keeper.py", "_exit"),
+    # Where a request goes that is sent through a proxy, and how: neither has a public name.
+    ("isolation/elsewhere/requests.py", "_tunnel_host"),
+    ("isolation/elsewhere/requests.py", "_method"),
+    ("isolation/elsewhere/requests.py", "_channel"),
 }
 PRIVATE_ALLOWED_IN = "worker/ddp.py"  # the single file that touches DistributedDataParallel's private names
 
@@ -125,13 +130,6 @@ def private_names(source: str) -> set[str]:
     return {name for name in found if re.match("_[a-z]", name)}
 
 
-def lengths_of_functions(source: str) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            assert node.end_lineno is not None
-            yield node.name, node.end_lineno - node.lineno + 1
-
-
 def test_every_unit_has_a_floor() -> None:
     assert {unit_of(file) for file in SOURCES} <= FLOOR_OF.keys()
     assert {"cli", "launch", "worker", "study", "knobs"} <= {unit_of(file) for file in SOURCES}
@@ -185,13 +183,3 @@ def test_private_names_of_others() -> None:
         (file, name) for file, source in SOURCES.items() if file != PRIVATE_ALLOWED_IN for name in private_names(source)
     }
     assert found == PRIVATE_TO_OTHERS
-
-
-def test_files_are_short() -> None:
-    lines = {file: source.count("\n") for file, source in SOURCES.items()}
-    assert {file: count for file, count in lines.items() if count > 300} == {}
-
-
-def test_functions_are_short() -> None:
-    found = [(file, *found) for file, source in SOURCES.items() for found in lengths_of_functions(source)]
-    assert [entry for entry in found if entry[2] > 60] == []

@@ -5,21 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autoddp.errors import UsageError
 from autoddp.launch.elastic import environment_with, run_real_job
 from autoddp.launch.hosts import Hosts
-from autoddp.launch.isolating import choose_isolation
-from autoddp.launch.keeper import Keeper
 from autoddp.launch.network import VARIABLES, Network
 from autoddp.launch.options import Request, parse
 from autoddp.launch.ownership import require_script
 from autoddp.launch.plan import Plan, choose
-from autoddp.launch.run_folder import RunFolder
-from autoddp.launch.tune import Preparation
 from autoddp.launch.watching import watch_plan
 from autoddp.worker.order import Order
 
@@ -50,11 +45,12 @@ def prepare(words: Sequence[str]) -> Job | None:
         _show(request, plan)
         return None
     with contextlib.ExitStack() as until_tuned:
-        tuning = until_tuned.enter_context(_tuning(request)) if plan.tune else None
-        meeting_point, network = _confer(request, plan)
-        if tuning is not None:
-            from autoddp.cli.tuned import tuned_plan
+        if plan.tune:
+            from autoddp.cli.tuned import prepared, tuned_plan
 
+            tuning = until_tuned.enter_context(prepared(request))
+        meeting_point, network = _confer(request, plan)
+        if plan.tune:
             hosts = meeting_point.hosts if meeting_point is not None else Hosts()
             with environment_with(network.variables):
                 plan = tuned_plan(request, plan, tuning, network, hosts)
@@ -68,25 +64,6 @@ def launch(job: Job) -> None:
 
     with environment_with(job.variables):
         record(run_real_job)(job.request.torchrun)
-
-
-@contextlib.contextmanager
-def _tuning(request: Request) -> Iterator[Preparation]:
-    """What tuning needs: made before any thread is started, because it forks, and removed whatever happens."""
-    # The recipe must take a file after minutes of tuning: its folder is looked at before them.
-    parent = request.recipe_path.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise UsageError(f"--recipe {request.recipe_path}: its folder cannot be written; name another file")
-    folder = RunFolder(request.output, keep_runs=request.keep_runs, recipe=request.recipe_path)
-    for line in folder.says:
-        _say(line)
-    keeper = Keeper()
-    keeper.removes([os.path.dirname(folder.socket)])
-    try:
-        yield Preparation(folder, keeper, choose_isolation(request, folder, keeper))
-    finally:
-        keeper.close()
-        folder.clean()
 
 
 def _confer(request: Request, plan: Plan) -> tuple[Conference | None, Network]:

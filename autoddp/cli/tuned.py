@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import platform
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from pathlib import Path
 
-from autoddp.errors import AutoddpError
+from autoddp.errors import AutoddpError, UsageError
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import start_step
 from autoddp.launch.hosts import Hosts
+from autoddp.launch.isolating import choose_isolation
+from autoddp.launch.keeper import Keeper
 from autoddp.launch.nccl_logs import transports
 from autoddp.launch.network import Network
 from autoddp.launch.options import Request
@@ -21,6 +27,26 @@ from autoddp.report import Terminal, say, summary, write_summary
 from autoddp.study import Outcome
 from autoddp.units import data_size
 from autoddp.version import __version__
+
+
+@contextlib.contextmanager
+def prepared(request: Request) -> Iterator[Preparation]:
+    """What tuning needs: made before any thread is started, because it forks, and removed whatever happens."""
+    # The recipe must take a file after minutes of tuning: its folder is looked at before them.
+    parent = request.recipe_path.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UsageError(f"--recipe {request.recipe_path}: its folder cannot be written; name another file")
+    places = (Path("/tmp"), Path("/var/tmp"))
+    folder = RunFolder(request.output, keep_runs=request.keep_runs, recipe=request.recipe_path, places=places)
+    for line in folder.says:
+        say(line)
+    keeper = Keeper()
+    keeper.removes([os.path.dirname(folder.socket)])
+    try:
+        yield Preparation(folder, keeper, choose_isolation(request, folder, keeper))
+    finally:
+        keeper.close()
+        folder.clean()
 
 
 def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network, hosts: Hosts) -> Plan:

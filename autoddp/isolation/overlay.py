@@ -43,6 +43,7 @@ _OPTIONS = (
 )
 _MS_NODEV, _MS_NOEXEC, _MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME, _ST_RELATIME = 4, 8, 1024, 2048, 1 << 21, 4096
 _WITH_PIPES = ("/tmp", "/run", "/var/tmp")
+_EVERYBODYS = ("/var/tmp", "/run/lock", "/var/lock")
 _LOOKED_AT = 20_000  # entries of a folder
 _COPIED_AT_MOST = 64 * 2**20  # bytes of a file that is a mount point by itself, such as a container's /etc/hosts
 
@@ -207,6 +208,9 @@ class _Build:
             return self._overlay_in_memory(path)
         upper, work = self.layers.make(path)
         _like(path, upper)
+        if self.as_user:
+            for folder in (*self.important, *_EVERYBODYS):
+                _prepare(path, folder, upper)
         self._mount_overlay(path, upper, work, self._new(path))
         return None
 
@@ -239,9 +243,10 @@ class _Build:
 
     def _put_together(self, path: str) -> None:
         """A folder of an ordinary user's with mounts below it: a plain folder with each of its entries in it."""
-        if os.access(path, os.W_OK):
-            if self._is_important(path):
-                raise OSError(22, "there are mounts below a folder that the script can write", path)
+        if path in self.important and os.access(path, os.W_OK):
+            # What is there could be changed, but neither renamed nor deleted: each entry is a mount point.
+            raise OSError(22, "there are mounts below a folder in which the script works", path)
+        if os.access(path, os.W_OK) and not self._is_important(path):
             mount(path, self._new(path), flags=MS_BIND | MS_REC)
             self._read_only_again(path)
             return
@@ -255,6 +260,7 @@ class _Build:
             else:
                 os.close(os.open(new, os.O_CREAT | os.O_WRONLY))
                 self._cover_file(entry.path)
+        _like(path, self._new(path))
 
     def _cover_file(self, path: str) -> None:
         """A file that is a mount point, or lies in a folder that is put together."""
@@ -306,9 +312,25 @@ def _like(path: str, upper: str) -> None:
     if os.stat(upper).st_uid != found.st_uid:
         # The folder belongs to this user now, who must not be able to do more in it than before.
         allowed = sum(bit for bit in (os.R_OK, os.W_OK, os.X_OK) if os.access(path, bit))
-        mode = (mode & 0o077) | (allowed << 6)
+        mode = (mode & 0o7077) | (allowed << 6)
     os.chmod(upper, mode)
     os.utime(upper, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def _prepare(path: str, folder: str, upper: str) -> None:
+    """Make `folder`, if it lies below `path`, in the upper layer before the overlay is mounted.
+
+    A write in it would make the overlay copy each folder above it, and a user namespace refuses that for folders of
+    other owners. Those that are there already are merged with the real ones.
+    """
+    if not folder.startswith(path.rstrip("/") + "/") or not os.path.isdir(folder):
+        return
+    here = path
+    for part in os.path.relpath(folder, path).split("/"):
+        here, upper = os.path.join(here, part), os.path.join(upper, part)
+        if not os.path.isdir(upper):
+            os.mkdir(upper)
+            _like(here, upper)
 
 
 def _locked_flags(path: str) -> int:

@@ -48,6 +48,7 @@ class LiveJob:
         self._known_to_all = 0
         self._futile_attempts = self._faults = 0
         self._failed_start = ""
+        self._hung = False
         self._patience = Patience()
         self._starts = Starts()
         self._over = ""
@@ -74,7 +75,7 @@ class LiveJob:
 
     def attempt_ended(self, failure: str) -> bool:
         """The attempt is over. Whether another one makes sense; else the study is told that tuning is over."""
-        self._starts.settle()
+        self._starts.settle(lambda: self.over)
         if self.over:
             return False
         if self.wants_another_attempt.is_set():
@@ -226,10 +227,20 @@ class LiveJob:
             return Entry(asked, done)
         self._leader = None
         if self._first_failure:
-            return Entry(asked, None, self._first_failure)
+            return Entry(asked, None, self._cause)
         # Whatever remains must fit between two of the script's ends.
         self._most_steps = max(_FEWEST_STEPS, order.steps // 2)
         return None
+
+    @property
+    def _cause(self) -> str:
+        """Why the ranks are gone. One that was killed cannot say so, and its peers may complain before it is missed."""
+        for worker in self._workers:
+            ended = not worker.said_goodbye and not self._hung and worker.ended_by.wait(timeout=2.0)
+            # SIGTERM is elastic's, for those that are left.
+            if ended and worker.end.startswith("killed by") and not worker.end.endswith("SIGTERM"):
+                return f"rank {worker.hello.rank} {worker.end}"
+        return self._first_failure
 
     def _order_for(self, asked: Measure) -> Measure:
         """What is asked, cut to a short script; after a restart nothing is in effect that was turned on before."""
@@ -247,7 +258,7 @@ class LiveJob:
 
     def _send(self, leader: Worker, order: Measure) -> BlockDone | None:
         """Send it and wait: the block, or None once the leader has gone."""
-        self._first_failure = ""
+        self._first_failure, self._hung = "", False
         try:
             leader.send(order)
         except OSError:
@@ -270,6 +281,7 @@ class LiveJob:
         if self._first_failure or not self._patience.is_over(began, patience):
             return
         self._first_failure = f"hung: no rank has moved for {patience:.0f} s"
+        self._hung = True
         for worker in self._workers:
             try:
                 os.kill(worker.hello.pid, signal.SIGKILL)

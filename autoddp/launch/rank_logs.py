@@ -34,9 +34,12 @@ LIMIT = 64 * MIB
 HEAD = 32 * MIB
 TAIL = 31 * MIB
 """The rest, but for the line between the two, and for the end of the hole."""
-_COPIED = 16 * MIB
-"""Without holes: what is copied of the newest part. As much again may be in the log itself."""
-_CATCHING_UP = 3  # times that a copy goes on with what was written during it
+_COPIED = 12 * MIB
+"""Without holes: what is copied of the newest part before the log is cut."""
+_MEANWHILE = 2 * MIB
+"""Without holes: what is copied of that which is written during a copy, if it is no more than this."""
+_CATCHING_UP = 2  # times that this is done
+_COPY_AT_MOST = _COPIED + _CATCHING_UP * _MEANWHILE
 _BLOCK = MIB  # a hole ends at a multiple of it, which is a multiple of the file system's blocks
 _SLOWEST, _SLOW, _FASTEST = 1.0, 0.25, 0.02  # seconds between two looks
 _SPARE = LIMIT  # bytes that all logs together may grow between two looks
@@ -132,11 +135,13 @@ class _Log:
     """Without holes: bytes that had been written when it was cut."""
     lost: int = 0
     """Without holes: how many of them were written after the last copy and before the cut."""
+    zeros: bool = False
+    """Without holes: whether the copy may begin with zeros, in place of what an earlier cut lost."""
 
     def bound(self) -> int:
         """Make room if the log is too large; its size."""
         size = self._size()
-        held = HEAD + _COPIED + size - self.begin if self.cut else HEAD + size - self.hole
+        held = HEAD + _COPY_AT_MOST + size - self.begin if self.cut else HEAD + size - self.hole
         if held > LIMIT:
             with self._opened() as file:
                 if self.cut or not self._punch(file, size):
@@ -155,17 +160,22 @@ class _Log:
                 _write(file, line, HEAD)
                 _move(file, size - TAIL, HEAD + len(line), TAIL)
                 os.ftruncate(file, HEAD + len(line) + TAIL)
-        self.hole = HEAD
+        self._forget(0)
 
     def _size(self) -> int:
         found = os.stat(self.path, follow_symlinks=False)
         if not _is_ours(found):
             raise FileNotFoundError(self.path)
         if found.st_ino != self.inode:  # another file under the same name
-            self.inode, self.hole, self.cut, self.begin, self.before, self.lost = found.st_ino, HEAD, False, 0, 0, 0
+            self._forget(found.st_ino)
         if 0 < found.st_size < self.begin:
             self.begin = 0  # its writer appends: it does not go on at its own place
         return max(found.st_size, self.begin)
+
+    def _forget(self, inode: int) -> None:
+        """Begin anew with another file; its inode is 0 where it is not known yet."""
+        self.inode, self.hole, self.cut, self.begin, self.before, self.lost = inode, HEAD, False, 0, 0, 0
+        self.zeros = False
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
@@ -194,13 +204,14 @@ class _Log:
         copied = _copy(file, max(self.begin, size - _COPIED), size, self._beside(".next"))
         for _ in range(_CATCHING_UP):
             size = os.fstat(file).st_size
-            if size - copied > _COPIED:
+            if size - copied > _MEANWHILE:
                 break  # its writer is as fast as the copy: rather lose a part than fill the disk
             copied = _copy(file, copied, size, self._beside(".next"), os.O_APPEND)
         os.replace(self._beside(".next"), self._beside(".tail"))
         end = os.fstat(file).st_size
         os.ftruncate(file, 0)
         self.before += end - self.begin
+        self.zeros = self.cut and self.begin > 0
         self.cut, self.begin, self.lost = True, end, end - copied
 
     def _join(self, file: int, size: int) -> None:
@@ -210,7 +221,8 @@ class _Log:
             # what was written after the last copy and before the cut is lost; where it was, zeros are read
             newest = newest.lstrip(b"\0") if self.begin else newest
             lost = self.lost + len(tail) - len(newest)
-            copied = self._beside(".tail").read_bytes().lstrip(b"\0")[len(newest) - TAIL :]
+            copied = self._beside(".tail").read_bytes()
+            copied = (copied.lstrip(b"\0") if self.zeros else copied)[len(newest) - TAIL :]
             tail = copied + (_line(lost) if lost else b"") + newest
             left_out -= len(copied) + lost
         with open(self._beside(".head"), "ab") as whole:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 _SETTLING = 10.0  # seconds in which the study must have said what it wants next
 _START_PATIENCE = 120.0  # seconds for a start with other variables, or five times the first one
@@ -42,9 +43,11 @@ class Starts:
         """The present start can measure."""
         self._first = self._first or time.monotonic() - self._began
 
-    def settle(self) -> None:
-        """Main thread, after a start: wait until the study has heard of it and knows what it wants next."""
-        self.listening.wait(_SETTLING)
+    def settle(self, over: Callable[[], bool]) -> None:
+        """Main thread, after a start: wait until the study has heard of it and knows what it wants next, or is over."""
+        until = time.monotonic() + _SETTLING
+        while not over() and not self.listening.wait(0.05) and time.monotonic() < until:
+            pass
 
     @property
     def hangs(self) -> bool:

@@ -98,7 +98,7 @@ class Tuning:
             screening.stop()
             server.close()
         if job.finished is not None:
-            tuned.recipe = tuned.recipe or job.finished.recipe
+            tuned.recipe = job.finished.recipe or tuned.recipe  # the leading host's, the same everywhere
         tuned.wall_seconds["total"] = time.perf_counter() - began
         return tuned
 

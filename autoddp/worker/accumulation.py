@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from autoddp.worker.ddp import Wrapped
+from autoddp.worker.ddp import Wrapped, is_joining
 from autoddp.worker.reduction import ReductionSwitch
 
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
@@ -90,7 +90,9 @@ class Accumulation:
         """A forward pass is about to run; what is decided here holds for its backward pass."""
         if self._kept and any(p.grad is not kept for p, (kept, _) in self._seen.items()):
             self._give_up("the script clears gradients without zero_grad")
-        if self._holds and torch.is_grad_enabled() and ddp.require_backward_grad_sync:
+        if self._steps > 1 and is_joining(ddp):
+            self._give_up("the script uses join()")
+        if self._holds and torch.is_grad_enabled() and self._switch.reduces(ddp):
             self._switch.put_off = True
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -31,7 +31,7 @@ def start_applying(order: Order) -> None:
     patch, switch = Patch(), ReductionSwitch()
     deferral = Deferral(switch, patch.alive)
     accumulation = Accumulation(switch, patch.alive, _give_up)
-    recipe = _Applied(Configuration(order.configuration), order.parameters_digest, deferral, accumulation)
+    recipe = _Applied(Configuration(order.configuration), order.parameters_digest, switch, deferral, accumulation)
 
     def by_the_recipe() -> list[Wrapped]:
         """Models that run as written have no buckets that copy a graph's gradients out."""
@@ -59,9 +59,14 @@ def start_applying(order: Order) -> None:
 
 class _Applied:
     def __init__(
-        self, configuration: Configuration, digests: str, deferral: Deferral, accumulation: Accumulation
+        self,
+        configuration: Configuration,
+        digests: str,
+        switch: ReductionSwitch,
+        deferral: Deferral,
+        accumulation: Accumulation,
     ) -> None:
-        self._deferral, self._accumulation = deferral, accumulation
+        self._switch, self._deferral, self._accumulation = switch, deferral, accumulation
         missing = [name for name in configuration.ddp_arguments if name not in AVAILABLE_ARGUMENTS]
         if missing:
             _warn(f"this torch's DDP has no {', '.join(missing)}: the recipe's value is left out")
@@ -87,7 +92,7 @@ class _Applied:
         self._deferral.forward_begins(ddp)
         self._accumulation.forward_begins(ddp)
         if self.graphs is not None:
-            self.graphs.forward_begins(ddp)
+            self.graphs.forward_begins(ddp, self._switch.reduces(ddp))
 
     def _bind(self, module: nn.Module) -> None:
         """At the first model; the CPUs stay those that they then are."""

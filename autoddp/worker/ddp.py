@@ -240,6 +240,26 @@ class Patch:
             self._constructing -= 1
 
 
+def around_ddps_own(around: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    """Enter `around()` wherever DDP itself reads an object's attributes, before and after the module's forward."""
+
+    def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with around():
+                return function(*args, **kwargs)
+
+        return _skipped_by_dynamo(inside)
+
+    DDP._pre_forward = wrapped(DDP._pre_forward)  # type: ignore[method-assign]
+    DDP._post_forward = wrapped(DDP._post_forward)  # type: ignore[method-assign]
+
+
+def is_joining(ddp: DDP) -> bool:
+    """Whether the script runs this object inside `join()`: ranks may have ended, and only DDP's own reductions count."""
+    return bool(ddp._join_config.enable)
+
+
 def _wrap_return(returned: Callable[[DDP, Any], Any]) -> Callable[..., Any]:
     after = cast("Callable[..., Any]", DDP._post_forward)
 

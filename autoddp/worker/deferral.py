@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from autoddp.worker.ddp import Wrapped
+from autoddp.worker.ddp import Wrapped, is_joining
 from autoddp.worker.reduction import ReductionSwitch
 
 _CHUNK = 25 * 2**20  # bytes that are flattened at once
@@ -59,7 +59,7 @@ class Deferral:
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run; what is decided here holds for its backward pass."""
         self._switch.put_off = False
-        if self._every < 2 or not (torch.is_grad_enabled() and ddp.require_backward_grad_sync):
+        if self._every < 2 or not (torch.is_grad_enabled() and self._switch.reduces(ddp)) or is_joining(ddp):
             return
         self._forwards += 1
         # Buffers are synchronised before each forward, as they are where every backward reduces.

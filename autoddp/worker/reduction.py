@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from autoddp.worker.ddp import around_ddps_own
+
 
 class ReductionSwitch:
-    """DDP's `require_backward_grad_sync` as a property that can be overruled for all objects at once.
+    """DDP's `require_backward_grad_sync`, overruled for all objects at once where DDP itself reads it, and only there.
 
     The headroom is measured with reduction off as under `no_sync`, also in scripts that set the attribute themselves.
+    A script, and `no_sync` on its behalf, saves the attribute and restores it: it must read its own value, or reduction
+    would stay off for good.
     """
 
     _NAME = "require_backward_grad_sync"
@@ -18,17 +25,31 @@ class ReductionSwitch:
         self.on = True
         self.put_off = False
         """Whether the present forward pass's backward is one of several, and not the last."""
+        self._read_by_ddp = False
 
     def install(self) -> None:
         """Put the property on the class; the instances keep their own values in their dictionaries."""
         setattr(DDP, self._NAME, property(self._get, self._set))
+        around_ddps_own(self._while_ddp_reads)
 
     def as_written(self, ddp: DDP) -> bool:
         """Whether the script has this object reduce now."""
         return bool(ddp.__dict__.get(self._NAME, True))
 
-    def _get(self, ddp: DDP) -> bool:
+    def reduces(self, ddp: DDP) -> bool:
+        """Whether the backward pass of this object's present forward pass reduces."""
         return self.on and not self.put_off and self.as_written(ddp)
+
+    def _get(self, ddp: DDP) -> bool:
+        return self.reduces(ddp) if self._read_by_ddp else self.as_written(ddp)
+
+    @contextlib.contextmanager
+    def _while_ddp_reads(self) -> Iterator[None]:
+        before, self._read_by_ddp = self._read_by_ddp, True
+        try:
+            yield
+        finally:
+            self._read_by_ddp = before
 
     def _set(self, ddp: DDP, value: bool) -> None:
         ddp.__dict__[self._NAME] = value

@@ -85,7 +85,7 @@ class _TuningJob:
         self._clock.forward_begins(reduces=self._switch.as_written(ddp))
         self.deferral.forward_begins(ddp)
         self.accumulation.forward_begins(ddp)
-        self._graphs.forward_begins(ddp)
+        self._graphs.forward_begins(ddp, self._switch.reduces(ddp))
 
     def _parameter_ids(self) -> set[int]:
         return {id(p) for wrapped in self._patch.alive() for p in wrapped.parameters}

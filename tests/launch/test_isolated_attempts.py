@@ -70,14 +70,15 @@ def test_every_attempt_begins_from_the_users_state(kind: str, tmp_path: Path, te
     assert launch.stdout.count("preparing the data") == 1
     assert (folder / "state.txt").read_text() == "changed\n"
     assert launch.processes() == []
-    assert list(temporary.iterdir()) == []
+    # torch's own, of the real job
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("torch")] == []
 
 
 @pytest.mark.parametrize(
     ("environment", "options", "why"),
     [
         ({"WRITES": "1"}, ["--scratch-limit", "20M"], "while it was being tuned, more than --scratch-limit (20.0 MiB)"),
-        ({"CHANGES": "big"}, ["--scratch-limit", "20M"], "open of big would put all of it (30.0 MiB) into the scratch folder"),
+        ({"CHANGES": "big"}, ["--scratch-limit", "20M"], "open of big would put all of it (30.0 MiB) into"),
         ({"REMOVES_ELSEWHERE": "1"}, [], "aws"),
     ],
     ids=["writes too much", "changes a large file", "removes elsewhere"],

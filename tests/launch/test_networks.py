@@ -148,4 +148,4 @@ def test_a_network_that_adds_nothing_costs_no_start(lab, tmp_path):
     assert [one["promising"] for one in studies[0]["screened"]] == [False]
     assert studies[0]["trials"] == studies[1]["trials"]
     assert all("interfaces" not in trial["configuration"] for trial in studies[0]["trials"])
-    assert [path.name for path in launches[0].folder.glob(".autoddp/*/pass*")] == ["pass0"]
+    assert [path.name for path in launches[0].folder.glob(".autoddp/*/attempt*")] == ["attempt0"]

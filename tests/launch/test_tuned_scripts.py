@@ -78,7 +78,7 @@ def test_a_script_of_thirty_steps_is_started_again_until_the_study_is_over(tmp_p
     tuned = run(AUTODDP, tmp_path / "tuned", "short.py", "--trials", "1", "--allow", "exact")
     assert tuned.returncode == 0, tuned.stderr[-2000:]
     assert len(summary(tuned)["trials"]) == 1
-    assert len(list(tuned.folder.glob(".autoddp/*/pass*"))) > 1
+    assert len(list(tuned.folder.glob(".autoddp/*/attempt*"))) > 1
     assert (tuned.folder / "rank0.pt").exists()
 
 

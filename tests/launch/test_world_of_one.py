@@ -26,7 +26,7 @@ for _ in range(120):
     sgd.zero_grad()
     model(torch.ones(2, 4)).sum().backward()
     sgd.step()
-print("reduces", model.require_backward_grad_sync)
+print("reduces", model.require_forward_param_sync)  # of the last forward pass
 del model
 dist.destroy_process_group()
 """

@@ -56,7 +56,7 @@ class Run:
         torch.manual_seed(3)
         self.patch = Patch()
         self.graphs = Graphs(self.patch.alive, static_callables)
-        self.patch.forward_begins = self.graphs.forward_begins
+        self.patch.forward_begins = lambda ddp: self.graphs.forward_begins(ddp, ddp.require_backward_grad_sync)
         self.patch.install()
         self.ddp = DDP(Model(), gradient_as_bucket_view=bucket_view)
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.1, momentum=0.9)

@@ -22,7 +22,7 @@ MODES = (WHOLE_MODEL, BLOCKS)
 class Graphs:
     """Of all DDP models of the script: `watch()` for some steps with `step()` after each, then `turn(mode)`.
 
-    graphs.forward_begins(ddp) whenever a forward pass does.
+    graphs.forward_begins(ddp, reduces) whenever a forward pass does.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Graphs:
         self._samples = {mode: self._watching.samples(mode) for mode in MODES if not self.why_not[mode]}
         self._watching = None
 
-    def forward_begins(self, ddp: DDP) -> None:
+    def forward_begins(self, ddp: DDP, reduces: bool) -> None:
         """DDP begins a forward pass; its graphs serve only where it will reduce the gradients and copy them out."""
-        if self._mode and ddp.require_backward_grad_sync and ddp.gradient_as_bucket_view:
+        if self._mode and reduces and ddp.gradient_as_bucket_view:
             for replay in self._replays:
                 replay.arm(ddp.module)
 

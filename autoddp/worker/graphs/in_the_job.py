@@ -25,10 +25,10 @@ class GraphsInTheJob:
         self._steps = 0
         self._clock = StepClock(self._parameter_ids, self._on_step)
 
-    def forward_begins(self, ddp: DDP) -> None:
-        """A forward pass is about to run; whether its reduction waits is decided."""
-        self._clock.forward_begins(ddp.require_backward_grad_sync)
-        self._graphs.forward_begins(ddp)
+    def forward_begins(self, ddp: DDP, reduces: bool) -> None:
+        """A forward pass is about to run; whether its backward pass reduces is decided."""
+        self._clock.forward_begins(reduces)
+        self._graphs.forward_begins(ddp, reduces)
 
     def _parameter_ids(self) -> set[int]:
         return {id(p) for wrapped in self._wrapped() for p in wrapped.parameters}

@@ -1,0 +1,259 @@
+"""The overlay, as root and as an ordinary user: programs see the real files, and nothing that they do reaches them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from launchers import ROOT, environment
+from traces.room import ORDINARY, _readable_interpreter, may_bind
+from traces.snapshot import difference, take
+
+from autoddp.isolation.caches import keep_caches
+from autoddp.isolation.overlay import Layers
+
+pytestmark = pytest.mark.skipif(not may_bind(), reason="needs the right to mount in a namespace of its own")
+
+ENTER = """
+import json, os, sys
+from autoddp.isolation.overlay import Layers, enter
+base, important = sys.argv[1], sys.argv[2:]
+read_only = enter(Layers(base + "/layers/0", base + "/layers/kept"), [base + "/real"], [os.getcwd(), *important])
+found = {}
+"""
+
+
+@dataclass
+class Place:
+    """A folder `work` with the user's files, `real` in which writes are real, and `layers`."""
+
+    base: Path
+    user: int | None
+
+    @property
+    def work(self) -> Path:
+        return self.base / "work"
+
+    def run(self, program: str, setup: str = "true") -> dict[str, object]:
+        """What the program leaves in `found`; the user's files are as before. `setup`: shell, as root, before it."""
+        before = take(self.work, exclude=[self.work / "pipe"])
+        code = ENTER + textwrap.dedent(program) + "\nprint(json.dumps(found))"
+        lines = [setup, *(_readable_interpreter() if self.user else [])]
+        who = [] if self.user is None else ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups"]
+        shell = " && ".join([*lines, f"cd {self.work}", 'exec "$@"'])
+        command = ["unshare", "-m", "--propagation", "private", "bash", "-c", shell, "test", *who, sys.executable]
+        env = environment(HOME=str(self.base), PYTHONDONTWRITEBYTECODE="1", PYTHONPATH=str(ROOT))
+        done = subprocess.run([*command, "-c", code, str(self.base)], env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert difference(before, take(self.work, exclude=[self.work / "pipe"])) == []
+        found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+
+@pytest.fixture(params=[None, ORDINARY], ids=["root", "ordinary user"])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    # not below pytest's folder, which only root can enter
+    base = Path(tempfile.mkdtemp(prefix="autoddp-overlay-", dir="/var/tmp"))
+    base.chmod(0o755)
+    work = base / "work"
+    for folder in (work, work / "folder" / "inner", base / "real"):
+        folder.mkdir(parents=True)
+    (work / "ck.pt").write_text("old")
+    (work / "folder" / "inner" / "a").write_text("a")
+    os.link(work / "ck.pt", work / "hard.pt")
+    (work / "a,b:c").mkdir()
+    (work / "a,b:c" / "x").write_text("x")
+    if request.param is not None:
+        for path in [base, *base.rglob("*")]:
+            os.chown(path, request.param, request.param)
+    yield Place(base, request.param)
+    subprocess.run(["chmod", "-R", "u+rwX", base], check=False)
+    shutil.rmtree(base)
+
+
+def test_what_is_done_under_it_is_seen_there_alone(place: Place) -> None:
+    found = place.run("""
+        import shutil, subprocess
+        os.remove("ck.pt")
+        open("new", "w").write("new")
+        open("a,b:c/x", "a").write("more")
+        os.system("echo shell >> log; rm -rf folder/inner; chmod 700 'a,b:c'; touch -d 2001-01-01 hard.pt")
+        shutil.rmtree("folder")
+        os.mkdir("folder")
+        found["names"] = sorted(os.listdir("."))
+        found["in the new folder"] = os.listdir("folder")
+        found["appended"] = open("a,b:c/x").read()
+        found["where"] = os.getcwd()
+        open(base + "/real/r", "w").write("real")
+        open("/dev/shm/autoddp-overlay-test", "w").write("x")
+        open("/tmp/autoddp-overlay-test", "w").write("x")
+        found["layers"] = os.listdir(base + "/layers/0")
+        found["read only"] = read_only
+        try:
+            os.rmdir("/proc/self/cwd/../work")
+        except OSError as error:
+            found["rmdir"] = error.errno
+        """)
+    assert found["names"] == ["a,b:c", "folder", "hard.pt", "log", "new"]
+    assert found["in the new folder"] == []
+    assert found["appended"] == "xmore"
+    assert found["where"] == str(place.work)
+    assert found["layers"] == []  # whoever wrote there would change what lies under the overlay
+    assert found["read only"] == []
+    assert (place.base / "real" / "r").read_text() == "real"
+    assert not os.path.exists("/dev/shm/autoddp-overlay-test")
+    assert not os.path.exists("/tmp/autoddp-overlay-test")
+
+
+def test_a_folder_that_is_there_can_be_renamed(place: Place) -> None:
+    """By the ranks' `os.rename` also where the overlay itself cannot: in a user namespace."""
+    found = place.run("""
+        from autoddp.worker.isolated import _rename_folders_by_copying
+        _rename_folders_by_copying()
+        os.rename("folder", "other")
+        os.makedirs("empty")
+        os.replace("other", "empty")
+        os.mkdir("full")
+        open("full/x", "w").close()
+        try:
+            os.rename("a,b:c", "full")
+        except OSError as error:
+            found["onto a full folder"] = type(error).__name__
+        found["names"] = sorted(os.listdir("."))
+        found["a"] = open("empty/inner/a").read()
+        """)
+    assert found == {
+        "onto a full folder": "OSError",
+        "names": ["a,b:c", "ck.pt", "empty", "full", "hard.pt"],
+        "a": "a",
+    }
+
+
+def test_two_names_of_one_file_stay_one_file_where_the_kernel_can(place: Place) -> None:
+    found = place.run("""
+        with open("ck.pt", "r+") as file:
+            file.write("NEW")
+        found["by its other name"] = open("hard.pt").read()
+        """)
+    assert place.user is not None or found["by its other name"] == "NEW"
+
+
+def test_sockets_and_pipes_lead_to_those_outside(place: Place) -> None:
+    # what is sent changes a pipe's time, and that is as it should be
+    os.mkfifo(place.work / "pipe")
+    os.chmod(place.work / "pipe", 0o666)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place.base / "s"))
+        os.chmod(place.base / "s", 0o777)
+        server.listen()
+        reader = os.open(place.work / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+        place.run("""
+            import socket
+            client = socket.socket(socket.AF_UNIX)
+            client.connect(base + "/s")
+            client.sendall(b"by socket")
+            writer = os.open("pipe", os.O_WRONLY | os.O_NONBLOCK)
+            os.write(writer, b"by pipe")
+            """)
+        connection, _ = server.accept()
+        with connection:
+            assert connection.recv(100) == b"by socket"
+        assert os.read(reader, 100) == b"by pipe"
+        os.close(reader)
+
+
+def test_what_is_mounted_below_is_covered_too(place: Place) -> None:
+    """A file system of its own, one that is read-only, and a file that is a mount point."""
+    inner = place.base / "mounted"
+    inner.mkdir()
+    other = place.base / "one"
+    other.write_text("one")
+    os.chmod(other, 0o666)
+    if place.user is not None:
+        os.chown(inner, place.user, place.user)
+    setup = (
+        f"mount -t tmpfs -o mode=777 none {inner} && echo kept > {inner}/kept && mkdir {inner}/deep && chmod 777 "
+        f"{inner}/deep && mount -t tmpfs -o mode=777 none {inner}/deep && echo deep > {inner}/deep/d && "
+        f"cp {other} {place.base}/source && chmod 666 {place.base}/source && mount --bind {place.base}/source {other}"
+    )
+    program = f"""
+        try:
+            os.remove("{inner}/deep/d")
+        except OSError as error:
+            found["removed"] = error.errno
+        open("{other}", "w").write("changed")
+        found["deep"] = os.listdir("{inner}/deep")
+        found["in"] = sorted(os.listdir("{inner}"))
+        try:
+            open("{inner}/new", "w").write("new")
+            found["written"] = True
+        except OSError as error:
+            found["written"] = error.errno
+        """
+    found = place.run(program, setup)
+    if place.user is None:
+        assert found["deep"] == []
+    else:
+        assert found["removed"] == 30
+    assert found["in"] == ["deep", "kept"]
+    assert (place.base / "source").read_text() == "one"
+    # no overlay of an ordinary user's lies over a folder with mounts below it: there it is read-only
+    assert found["written"] is True or (place.user is not None and found["written"] == 30)
+
+
+def test_a_folder_that_the_script_needs_and_that_cannot_be_covered_refuses_the_whole(place: Place) -> None:
+    if place.user is None:
+        pytest.skip("root can cover it")
+    program = (
+        "import sys\ntry:\n"
+        + textwrap.indent(ENTER, "    ")
+        + ("except Exception as error:\n    print(type(error).__name__, error)")
+    )
+    shell = (
+        f"mkdir -p {place.work}/data && mount -t tmpfs none {place.work}/data && "
+        + " && ".join(_readable_interpreter() or ["true"])
+        + f' && cd {place.work} && exec "$@"'
+    )
+    who = ["setpriv", f"--reuid={place.user}", f"--regid={place.user}", "--clear-groups"]
+    command = ["unshare", "-m", "--propagation", "private", "bash", "-c", shell, "test", *who, sys.executable]
+    env = environment(HOME=str(place.base), PYTHONPATH=str(ROOT))
+    done = subprocess.run([*command, "-c", program, str(place.base)], env=env, capture_output=True, text=True)
+    assert done.stdout.startswith("OverlayRefused the overlay cannot be mounted ("), done.stderr
+
+
+def test_caches_are_there_for_the_next_attempt(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = """
+        found["before"] = sorted(os.listdir("."))
+        found["caches"] = [os.path.exists(path) for path in CACHES]
+        for path in CACHES + OTHERS:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            open(path, "w").write("x")
+        """
+    caches = ["my_cache/deep/x", "pkg/__pycache__/m.pyc", f"{place.base}/.cache/hub/x", "cache-0123.arrow"]
+    caches += [f"{place.base}/named/x"]
+    others = ["folder/out.pt", "last.ckpt", f"{place.base}/elsewhere.txt"]
+    program = f"CACHES, OTHERS = {caches!r}, {others!r}\n" + textwrap.dedent(program)
+    first = place.run(program)
+    monkeypatch.setenv("HOME", str(place.base))
+    layers = Layers(str(place.base / "layers" / "0"), str(place.base / "layers" / "kept"))
+    keep_caches(layers, {"HF_HOME": str(place.base / "named")}, [str(place.work)])
+    with contextlib.suppress(OSError):
+        subprocess.run(["chmod", "-R", "u+rwX", layers.scratch], check=False)
+        shutil.rmtree(layers.scratch)
+    if place.user is not None:  # as the keeper, which runs as the user, would have made them
+        subprocess.run(["chown", "-R", f"{place.user}:{place.user}", place.base / "layers"], check=True)
+    second = place.run(program)
+    assert first["caches"] == [False] * 5
+    assert second["caches"] == [True] * 5
+    assert second["before"] == sorted([*first["before"], "cache-0123.arrow", "my_cache", "pkg"])  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""The traces, by family: one file each."""
