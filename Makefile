@@ -1,6 +1,7 @@
 # make demo    tune and train handwritten digits on this machine, from nothing, in the folder demo/
 # make test    the linters, the type checker and every test
 # make fuzz    a long run of the fuzz tests, 100,000 inputs
+# make traces  158 ways of writing files and seven frameworks, each at every level of isolation (25 minutes)
 # make clean   remove what the two have made, the virtual environment included
 #
 # On a fresh machine both first make .venv with everything in it. Variables that may be set (make TORCH=torch demo):
@@ -17,7 +18,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 HAS = $(BIN)/python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("$(1)") is None)'
 
-.PHONY: demo test fuzz clean
+.PHONY: demo test fuzz traces clean
 .DEFAULT_GOAL := test
 
 # demo/ ignores itself, so that no run of the demo shows up in git.
@@ -45,6 +46,11 @@ test: .venv/.ready
 FUZZ_EXAMPLES ?= 4000
 fuzz: .venv/.ready
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -n 2 --timeout 0 tests/topology -k 'any_text or matrix'
+
+# As root, with Debian's strace; the frameworks are the extra `compat`.
+traces: .venv/.ready
+	@$(PIP) -e '.[test,compat]'
+	$(BIN)/python tests/traces/run_all.py --json traces.json
 
 clean:
 	rm -rf .venv demo .autoddp build *.egg-info .mypy_cache .ruff_cache .pytest_cache

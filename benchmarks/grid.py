@@ -134,7 +134,7 @@ def main() -> None:
         if node_range(request.torchrun)[1] > 1:
             conference, network = confer(request.torchrun, "grid", "the grid")
         hosts = conference.hosts if conference is not None else Hosts()
-        parts = (made.folder, made.keeper, made.isolation, hosts, Silent(), lambda outcome: "done", print)
+        parts = (made.folder, made.keeper, made.isolation, hosts, Silent(), lambda outcome: "done", print, print)
         with environment_with(network.variables):
             tuned = tune.Tuning(request, *parts, interfaces=network.together).run()
     if tuned.outcome is None:

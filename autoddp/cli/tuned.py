@@ -23,7 +23,7 @@ from autoddp.launch.plan import Plan
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.tune import Preparation, Tuned, Tuning
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse, save
-from autoddp.report import Terminal, say, summary, write_summary
+from autoddp.report import Terminal, say, summary, warn, write_summary
 from autoddp.study import Outcome
 from autoddp.units import data_size
 from autoddp.version import __version__
@@ -59,7 +59,7 @@ def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network
         return dump(recipe_of(outcome, start_step(request.job_steps), folder.path.name))
 
     tuning = Tuning(
-        request, folder, made.keeper, made.isolation, hosts, terminal, write, say, interfaces=network.together
+        request, folder, made.keeper, made.isolation, hosts, terminal, write, say, warn, interfaces=network.together
     )
     try:
         tuned = tuning.run()
@@ -74,6 +74,8 @@ def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network
     if not tuned.recipe:
         say(f"warning: not tuned, launching as written: {tuned.why or 'the leading node gave up'}; see {folder.path}")
         return plan
+    if tuned.cut_short:
+        say(f"tuning ended early, with what was known: {tuned.cut_short}")
     _write(request, folder, tuned)
     return replace(plan, recipe=parse(tuned.recipe, request.recipe_path))
 

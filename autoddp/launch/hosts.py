@@ -84,6 +84,16 @@ class Hosts:
         level = max((other.level for other in others), key=list(Level).index)
         return Next(all(other.more for other in others), why, level)
 
+    def one_recipe(self, found: str, say: Callable[[str], None]) -> str:
+        """The recipe that all hosts launch with; "" if there is none, or if a host does not answer."""
+        if self._store is None:
+            return found
+        try:
+            return next(filter(None, self._exchange("recipe", found, say)), "")
+        except (RuntimeError, TimeoutError) as error:
+            say(f"warning: the recipe is not used, the other hosts do not answer: {_first_line(error)}")
+            return ""
+
     def _exchange(self, key: str, mine: str, say: Callable[[str], None]) -> Sequence[str]:
         """What every launcher says under a key. TimeoutError if one does not, RuntimeError if the store is gone."""
         if self._store is None:

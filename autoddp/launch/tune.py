@@ -45,6 +45,8 @@ class Tuned:
     outcome: Outcome | None = None
     """The study, here or followed along with the node that led it."""
     why: str = ""
+    cut_short: str = ""
+    """Why tuning ended before all final rounds were run, where the recipe rests on those before."""
     wall_seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -72,6 +74,8 @@ class Tuning:
     write: Callable[[Outcome], str]
     """Makes the recipe's text of an outcome."""
     say: Callable[[str], None]
+    warn: Callable[[str], None]
+    """As `say`, for what must not be overlooked."""
     interfaces: str = ""
     """See `Order`."""
 
@@ -97,15 +101,18 @@ class Tuning:
         finally:
             screening.stop()
             server.close()
+        if tuned.recipe:
+            tuned.cut_short = job.why_over
         if job.finished is not None:
             tuned.recipe = job.finished.recipe or tuned.recipe  # the leading host's, the same everywhere
+        tuned.recipe = self.hosts.one_recipe(tuned.recipe, self.say)
         tuned.wall_seconds["total"] = time.perf_counter() - began
         return tuned
 
     def _make_attempts(self, job: LiveJob, server: WorkerServer) -> None:
         number, more = 0, True
         self._isolate(self.hosts.worst(self.isolation.level, self.say), "another host has none")
-        self.say(self.isolation.says)
+        (self.warn if self.isolation.level is Level.OFF else self.say)(self.isolation.says)
         while more:
             place = self.folder.attempt(number)
             wanted = job.attempt_begins(place / "heartbeats")
@@ -243,8 +250,9 @@ def _study(
         tuned.wall_seconds["start-up"] = time.perf_counter() - began
         tuned.outcome = Study(job, facts, plan, observer, lambda settings: screening(facts, settings)).run()
         tuned.wall_seconds["start-up"] += job.waited
-        tuned.recipe = write(tuned.outcome)
-        job.finish(tuned.recipe)
+        recipe = write(tuned.outcome)
+        job.finish(recipe)
+        tuned.recipe = recipe
     except TuningOver as over:
         tuned.why = str(over)
     except TrialFailed as failed:

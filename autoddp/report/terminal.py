@@ -24,9 +24,14 @@ def _console() -> Console:
     return console if console.is_terminal else Console(stderr=True, highlight=False, width=_PLAIN_WIDTH)
 
 
-def say(text: str) -> None:
-    """One line for the user."""
-    _console().print(Text(f"autoddp: {text}"), soft_wrap=True)
+def say(text: str, style: str = "") -> None:
+    """One line for the user; `style` in rich's words, for a terminal that has colours."""
+    _console().print(Text(f"autoddp: {text}", style=style), soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """One line that must not be overlooked."""
+    say(text, style="bold red")
 
 
 class Terminal:

@@ -24,6 +24,7 @@ from autoddp.timing import Block, median, speedup
 from autoddp.wire import JobFacts
 
 _FINALISTS = 2
+_FEWEST_ROUNDS = 3  # of the finals on which a decision may rest
 
 
 class Study:
@@ -140,17 +141,28 @@ class Study:
         expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
         planned = self._pace.final_rounds(self._compiles_anew) if finalists else 0
         for number in range(1, planned + 1):
-            for configuration in self._random.sample(list(blocks), len(blocks)):
-                try:
-                    steps = self._pace.final_block(expected[configuration], configuration.steps_per_update)
-                    warmup = self._pace.warmup_of(configuration, expected[configuration])
-                    blocks[configuration].append(self._ledger.block(configuration, warmup, steps))
-                except TrialFailed:
-                    del blocks[configuration]  # it ran in its trial and fails now: not to be launched
+            try:
+                self._final_round(blocks, expected)
+            except TuningOver:
+                whole_rounds = number - 1
+                if whole_rounds < _FEWEST_ROUNDS or self._facts.nodes > 1:  # other hosts may know less
+                    raise
+                blocks = {c: found[:whole_rounds] for c, found in blocks.items()}  # what is known is enough
+                break
             self._observer.final(number, planned)
         rounds = blocks.pop(AS_WRITTEN, [])
         whole = {c: found for c, found in blocks.items() if len(found) == len(rounds) > 1}
         return rounds, [self._standing(c, rounds, found) for c, found in whole.items()]
+
+    def _final_round(self, blocks: dict[Configuration, list[Block]], expected: Mapping[Configuration, float]) -> None:
+        """Each of them once; whoever fails is taken out."""
+        for configuration in self._random.sample(list(blocks), len(blocks)):
+            try:
+                steps = self._pace.final_block(expected[configuration], configuration.steps_per_update)
+                warmup = self._pace.warmup_of(configuration, expected[configuration])
+                blocks[configuration].append(self._ledger.block(configuration, warmup, steps))
+            except TrialFailed:
+                del blocks[configuration]  # it ran in its trial and fails now: not to be launched
 
     @property
     def _compiles_anew(self) -> bool:

@@ -34,7 +34,8 @@ def main() -> None:
         loss(model(inputs), targets).backward()
         sgd.step()
         if rank == 0 and "WRITES" in os.environ:
-            with open("large", "ab") as file:
+            number = sum(name.startswith("large") for name in os.listdir())
+            with open(f"large{number}", "wb") as file:
                 file.write(bytes(1 << 20))
         if rank == 0 and "CHANGES" in os.environ:
             with open(os.environ["CHANGES"], "r+b") as file:

@@ -509,3 +509,28 @@ def test_steps_in_one_are_timed_together() -> None:
     assert of_eight
     assert all(order.at_once == 8 for order in of_eight)
     assert all(order.at_once == 1 for order in job.asked if "accumulate_steps" not in order.configuration)
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_tuning_that_ends_in_the_finals_decides_by_three_rounds_or_not_at_all(rounds: int) -> None:
+    whole = Study(job_on("slow"), facts(), Plan(trials=6), Silent()).run()
+    finalists = len(whole.finalists) + 1  # and the baseline
+    total = whole_blocks = 0
+
+    def spoil(index: int, configuration: Configuration) -> None:
+        nonlocal total
+        total += 1
+        if total > whole_blocks:
+            raise TuningOver("the disk is full")
+
+    asked = job_on("slow")
+    Study(asked, facts(), Plan(trials=6), Silent()).run()
+    whole_blocks = len(asked.asked) - finalists * len(whole.baseline_rounds) + rounds * finalists + 1
+    study = Study(job_on("slow", spoil=spoil), facts(), Plan(trials=6), Silent())
+    if rounds < 3:
+        with pytest.raises(TuningOver, match="disk"):
+            study.run()
+    else:
+        outcome = study.run()
+        assert len(outcome.baseline_rounds) == rounds
+        assert outcome.decision.configuration == whole.decision.configuration != AS_WRITTEN
