@@ -80,9 +80,16 @@ class Hosts:
         except (RuntimeError, TimeoutError) as error:
             return Next(False, wanted.why or f"the other hosts do not answer: {_first_line(error)}", wanted.level)
         others = [Next(more, why, Level(level)) for more, why, level in said]
-        why = wanted.why or next((other.why for other in others if other.why), "")
+        why = " | ".join(dict.fromkeys(filter(None, (wanted.why, *(other.why for other in others)))))
         level = max((other.level for other in others), key=list(Level).index)
         return Next(all(other.more for other in others), why, level)
+
+    def of_the_first(self, key: str, mine: str, say: Callable[[str], None]) -> str:
+        """What the first host says under a key; "" if the hosts do not answer."""
+        try:
+            return self._exchange(key, mine, say)[0]
+        except (RuntimeError, TimeoutError):
+            return ""
 
     def one_recipe(self, found: str, say: Callable[[str], None]) -> str:
         """The recipe that all hosts launch with; "" if there is none, or if a host does not answer."""

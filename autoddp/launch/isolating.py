@@ -55,8 +55,8 @@ class Isolation:
         kernel = "and by the kernel (Landlock)" if self.landlock else "without the kernel's help"
         return f"isolation: guard, in Python {kernel}: what it cannot cover ends tuning first{but}"
 
-    def shelter(self, number: int, attempt: Path) -> Shelter:
-        """For attempt `number`, whose own folder is `attempt`."""
+    def shelter(self, number: int, attempt: Path, written: Path) -> Shelter:
+        """For attempt `number`, whose own folder is `attempt`; `written`: see `variables`."""
         assert self._folder is not None
         real = (str(attempt), os.path.dirname(self._folder.socket))
         if self.level is Level.OVERLAY:
@@ -64,30 +64,36 @@ class Isolation:
             layers = Layers(str(self._layers / str(number)), str(self._layers / "kept"))
             return Shelter(Level.OVERLAY, layers, real, self._important)
         if self.level is Level.GUARD:
-            return Shelter(Level.GUARD, real=(*real, *self._shared, "/dev", "/proc"), landlock=self.landlock)
+            return Shelter(Level.GUARD, real=(*real, str(written), *self._guards_own), landlock=self.landlock)
         return Shelter(Level.OFF)
 
-    def variables(self, attempt: Path, present: Mapping[str, str]) -> dict[str, str]:
-        """What the environment of the attempt's processes gets."""
+    def variables(self, attempt: Path, written: Path, present: Mapping[str, str]) -> dict[str, str]:
+        """What the environment of the attempt's processes gets.
+
+        `written`: the folder in which guard keeps what the script writes; one for all hosts, if all can reach it.
+        """
         assert self._folder is not None
         if self.level is not Level.GUARD:
             plan = IsolationPlan(self.level, self._folder.socket, copied_at_most=self.limit)
             return {VARIABLE: plan.text()}
-        written = attempt / "written"
-        written.mkdir(exist_ok=True)
-        writable = (str(attempt), os.path.dirname(self._folder.socket), *self._shared, "/dev", "/proc")
+        writable = (str(attempt), os.path.dirname(self._folder.socket), *self._guards_own)
         plan = IsolationPlan(Level.GUARD, self._folder.socket, str(written), writable, landlock=self.landlock)
         # Compilers are programs that no guard in Python reaches: their caches and temporary files get folders here.
-        own = {name: str(Path(self._shared[0]) / name.lower()) for name in _OF_COMPILERS if name not in present}
+        own = {name: str(self._caches / name.lower()) for name in _OF_COMPILERS if name not in present}
         for folder in own.values():
             os.makedirs(folder, exist_ok=True)
         return {VARIABLE: plan.text(), **own}
 
     @property
-    def _shared(self) -> tuple[str, ...]:
-        """Under guard: a folder of the run's for caches, which all attempts share."""
+    def _caches(self) -> Path:
+        """Under guard: a folder of the run's for compilers, which all attempts share."""
         assert self._folder is not None
-        return (str(self._folder.path / "caches"),)
+        return self._folder.path / "caches"
+
+    @property
+    def _guards_own(self) -> tuple[str, ...]:
+        """Where writes are real under guard, beside the attempt's folders."""
+        return (str(self._caches), "/dev", "/proc")
 
     @classmethod
     def off(cls, folder: RunFolder) -> Isolation:
@@ -125,7 +131,7 @@ def _guard(folder: RunFolder | None, why: str) -> Isolation:
 
     landlock = os.environ.get(NO_LANDLOCK) != "1" and supported()
     found = Isolation(Level.GUARD, why, landlock=landlock, _folder=folder)
-    os.makedirs(found._shared[0], exist_ok=True)
+    found._caches.mkdir(exist_ok=True)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -101,7 +102,7 @@ class Tuning:
         finally:
             screening.stop()
             server.close()
-        if tuned.recipe:
+        if tuned.recipe and not self.hosts.several:
             tuned.cut_short = job.why_over
         if job.finished is not None:
             tuned.recipe = job.finished.recipe or tuned.recipe  # the leading host's, the same everywhere
@@ -115,19 +116,34 @@ class Tuning:
         (self.warn if self.isolation.level is Level.OFF else self.say)(self.isolation.says)
         while more:
             place = self.folder.attempt(number)
+            written = self._where_writes_go(number, place)
             wanted = job.attempt_begins(place / "heartbeats")
             attempt = Attempt(
                 self.request.torchrun,
                 place,
                 number,
-                {**os.environ, **self._variables(place), **wanted},
-                self.isolation.shelter(number, place),
+                {**os.environ, **self._variables(place, written), **wanted},
+                self.isolation.shelter(number, place, written),
             )
             limits = _Limits(job, server, self.isolation, functools.partial(self.hosts.ended_elsewhere, number))
             failure = self.keeper.run(attempt, lambda end: server.process_ended(end.pid, end.how), limits.exceeded)
             self.hosts.attempt_ended(number, failure)
             more = self._goes_on(number, job, limits.elsewhere or failure)
             number += 1
+
+    def _where_writes_go(self, number: int, place: Path) -> Path:
+        """Under guard, a folder for what the script writes: the first host's, where this one can reach it."""
+        own = place / "written"
+        if self.isolation.level is not Level.GUARD:
+            return own
+        own.mkdir(mode=0o700)
+        (own.parent / "token").write_text(place.parent.name, encoding="utf-8")
+        first = Path(self.hosts.of_the_first(f"attempt{number}/written", str(own), self.say) or own)
+        with contextlib.suppress(OSError):
+            # A folder of that name that is not the first host's says another word, or nothing.
+            if (first.parent / "token").read_text(encoding="utf-8") == first.parent.parent.name:
+                return first
+        return own
 
     def _goes_on(self, number: int, job: LiveJob, failure: str) -> bool:
         """Whether all hosts make another attempt; they then have the same isolation."""
@@ -139,28 +155,29 @@ class Tuning:
             else:
                 level, more = Level.GUARD, True
                 job.try_again()
-        together = self.hosts.agree(number, Next(more, job.why_over, level), self.say)
+        wanted = Next(more, job.why_over or job.overlay_failed, level)
+        together = self.hosts.agree(number, wanted, self.say)
         if not together.more:
             job.give_up(together.why or "another host has ended the tuning")
         elif together.level is not self.isolation.level:
-            self._isolate(together.level, job.overlay_failed or "the script failed under it on another host")
-            self.say(f"another attempt under another {self.isolation.says}")
+            self._isolate(together.level, f"the script failed under it: {together.why}")
+            self.say(f"another attempt; {self.isolation.says}")
         return together.more
 
     def _overlay_is_to_blame(self, number: int, job: LiveJob) -> bool:
         """Whether the script may run under guard where it has failed here.
 
-        On several hosts each has an overlay of its own, so that a script may wait in vain for a file of another host's.
+        On several hosts each has an overlay of its own: a script may wait in vain there for a file of another host's.
         """
         if self.hosts.several and number == 0 and job.failed_before_the_first_step:
-            job.overlay_failed = job.overlay_failed or f"{job.why_over}; hosts may need each other's files"
+            job.overlay_failed = job.overlay_failed or job.why_over
         return bool(job.overlay_failed)
 
     def _isolate(self, level: Level, why: str) -> None:
         if level is not self.isolation.level:
             self.isolation = self.isolation.under_guard(why) if level is Level.GUARD else Isolation.off(self.folder)
 
-    def _variables(self, place: Path) -> dict[str, str]:
+    def _variables(self, place: Path, written: Path) -> dict[str, str]:
         """What an attempt's processes get beside the launcher's own environment."""
         order = Order(
             socket=self.folder.socket,
@@ -176,7 +193,7 @@ class Tuning:
             "AUTODDP_TUNING": "1",
             **TRACKERS_OFF,
             **nccl_logs.variables(place),
-            **self.isolation.variables(place, os.environ),
+            **self.isolation.variables(place, written, os.environ),
             **order.environment(os.environ),
         }
 

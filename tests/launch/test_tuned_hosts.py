@@ -69,3 +69,20 @@ def test_hosts_with_different_recipes_start_nothing(lab, tmp_path):
     for launch in launches:
         assert "autoddp: error: hosts differ: here" in launch.stderr
         assert "Traceback" not in launch.stderr
+
+
+@pytest.mark.lab
+def test_hosts_that_need_each_others_files_are_tuned_under_guard(lab, tmp_path):
+    """Under the overlay no host sees what another one writes; under guard all write in one folder."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    script = str(SCRIPTS / "needs_a_file.py")
+    words = ["--trials", "1", "--allow", "exact", "--tune-only", script]
+    launches = run_on_all(lab(hosts=2), "c10d", tmp_path, *words, env={"SHARED": str(shared)})
+    assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
+    for launch, study in zip(launches, summaries(launches), strict=True):
+        assert len(study["trials"]) == 1
+        assert "isolation: overlay" in launch.stderr
+        assert "isolation: guard" in launch.stderr
+        assert "waits in vain for" in launch.stderr
+    assert list(shared.iterdir()) == []
