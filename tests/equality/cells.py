@@ -1,0 +1,185 @@
+"""One cell of the matrix: a training under a configuration, on two ranks that are forked from this process.
+
+`torch` is imported once, here; each rank of each cell is a fork, armed as a process of the real job (or of the tuning
+job) is, so that no cell can see what another one has patched.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # noqa: F401  the first optimizer imports it: seconds that each fork would spend again
+import torch.distributed as dist
+from trainings import STEPS, TRAININGS, parameters, statistics
+
+from autoddp.knobs import Configuration
+from autoddp.wire import BlockDone, Measure, Message, Ready
+from autoddp.worker import applying, tuning
+from autoddp.worker.order import Order
+
+WORLD = 2
+PATIENCE = 60.0  # seconds for a cell; it takes one
+ALONE = 5.0  # seconds that a rank lives on when the other has failed
+WRITTEN, RECIPE, TUNED, HEADROOM = "as torchrun", "by recipe", "tuned", "headroom"
+"""How a training is run. "tuned" turns to the configuration, back, and to it again, between the steps of the training;
+"headroom" leaves the reduction out for some steps before that."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What to run."""
+
+    training: str
+    way: str = WRITTEN
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a cell left: of each rank its parameters and buffers, or its error; and what autoddp said."""
+
+    ranks: tuple[dict[str, Any], ...]
+    told: str
+
+    @property
+    def errors(self) -> list[str]:
+        return [found["error"] for found in self.ranks if found.get("error")]
+
+
+class Matrix:
+    """Runs cells one after another."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)  # what OpenMP has started does not survive a fork
+        self._folder = tempfile.TemporaryDirectory(prefix="equality-")
+        self._number = 0
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def run(self, cell: Cell) -> Ran:
+        """Both ranks to their end, or killed after PATIENCE."""
+        self._number += 1
+        folder = Path(self._folder.name, str(self._number))
+        folder.mkdir()
+        children = [self._fork(rank, cell, folder) for rank in range(WORLD)]
+        _wait(children)
+        ranks = tuple(_read(folder / f"{rank}.pt") for rank in range(WORLD))
+        told = "".join((folder / f"{rank}.err").read_text() for rank in range(WORLD))
+        return Ran(ranks, told)
+
+    def _fork(self, rank: int, cell: Cell, folder: Path) -> int:
+        sys.stdout.flush()
+        child = os.fork()
+        if child:
+            return child
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(WORLD),
+            LOCAL_WORLD_SIZE=str(WORLD),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(self._store.port),
+            TORCHELASTIC_RUN_ID=str(folder),
+        )
+        errors = os.open(folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT)
+        os.dup2(errors, 2)
+        found: dict[str, Any] = {}
+        try:
+            found = _rank(rank, cell, folder)
+        except BaseException as error:
+            traceback.print_exc()
+            found = {"error": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}
+        torch.save(found, folder / f"{rank}.pt")
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _wait(children: list[int]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    left = set(children)
+    while left:
+        for child in list(left):
+            if os.waitpid(child, os.WNOHANG)[0]:
+                left.discard(child)
+                deadline = min(deadline, time.monotonic() + ALONE)
+        if time.monotonic() > deadline:
+            for child in left:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            return
+        time.sleep(0.005)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return torch.load(path) if path.exists() else {"error": "killed: hung, or the other rank had failed"}
+
+
+def _rank(rank: int, cell: Cell, folder: Path) -> dict[str, Any]:
+    configuration = Configuration(cell.configuration)
+    torch.set_num_threads(int(str(configuration.get("threads", 1))) if cell.way == RECIPE else 1)
+    found: dict[str, Any] = {}
+    if cell.way == RECIPE:
+        applying.start_applying(Order(configuration=configuration.without_variables.plain()))
+    elif cell.way in (TUNED, HEADROOM):
+        (folder / "heartbeats").mkdir(exist_ok=True)
+        link = Study(configuration, cell.way == HEADROOM, rank, folder)
+        order = Order(socket="none", scratch=str(folder), accumulates="accumulate_steps" in configuration)
+        tuning.start_tuning(order, link, os.environ.get("OMP_NUM_THREADS"))  # type: ignore[arg-type]
+        found["link"] = None
+    dist.init_process_group(
+        "gloo", f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=timedelta(seconds=PATIENCE / 2)
+    )
+    modules = TRAININGS[cell.training](rank)
+    if "link" in found:
+        found = link.found
+    return {**found, "parameters": parameters(modules), "buffers": statistics(modules)}
+
+
+class Study:
+    """Stands where the launcher's study is: knows what to measure beforehand, and never ends."""
+
+    def __init__(self, configuration: Configuration, headroom: bool, rank: int, folder: Path) -> None:
+        self.rank = self.local_rank = rank
+        self.found: dict[str, Any] = {"turned": False, "left out": {}}
+        self._configuration = configuration
+        at_once = configuration.steps_per_update
+        forever = {"warmup": 0, "steps": 100 * STEPS}
+        plain: dict[str, Any] = configuration.plain()
+        compare = 1 if configuration.hook else 0
+        self._orders = [
+            Measure(0, {}, 1, 2, reduce=not headroom),
+            Measure(1, {}, 1, 2),
+            Measure(2, plain, 1, 4 // at_once, at_once=at_once, compare=compare),
+            Measure(3, {}, 1, 2),
+            Measure(4, plain, at_once=at_once, **forever),
+        ]
+        self._written = [Measure(0, {}, 1, 2, reduce=not headroom), Measure(1, {}, **forever)]
+
+    def hello(self) -> bool:
+        return True
+
+    def goodbye(self, reason: str) -> None:
+        """Nobody listens."""
+
+    def send(self, message: Message) -> None:
+        if isinstance(message, Ready):
+            left_out = {name: why for name, why in message.facts.left_out.items() if name in self._configuration}
+            self.found["left out"] = left_out
+            if left_out:
+                self._orders = self._written
+        elif isinstance(message, BlockDone):
+            self.found["turned"] |= message.index >= 2
+
+    def receive(self) -> Message:
+        return self._orders.pop(0)
+

@@ -1,0 +1,180 @@
+"""Does the job train what it says? Each training under each configuration, against the same as torchrun runs it.
+
+    .venv/bin/python tests/equality/matrix.py [--json] [--only WORDS] [--short]
+
+Parameters must be bit for bit equal between ranks. Against torchrun: bit for bit where the order of additions is the
+same (two ranks: the sum of two numbers has one order, so buckets do not matter), at most 1e-5 relative where it is
+another, at most the configuration's stated error where gradients are changed. A cell may also end in a reason: the
+knob is left out, or the job stops with an error. Exit code 1 where any cell does neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+from cells import HEADROOM, RECIPE, TUNED, WRITTEN, Cell, Matrix, Ran
+from trainings import DIFFER_ON_PURPOSE, TRAININGS
+
+from autoddp.knobs import Configuration, Rung
+
+ROUNDING = 1e-5
+"""Relative, of all parameters, after 40 steps: additions in another order."""
+STATED = {"bf16": 0.02, "fp16": 0.005, "powersgd": 1.0}
+"""Relative change of the parameters that a hook may make of these trainings; powersgd: ranks equal is what counts."""
+
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "cap": {"bucket_cap_mb": 0.5},
+    "caps": {"bucket_cap_mb_list": [0.5, 0.5, 1.0]},
+    "view": {"gradient_as_bucket_view": True},
+    "batched": {"batched_grad_copy": True},
+    "static": {"static_graph": True},
+    "defer 2": {"defer_reductions": 2},
+    "defer 4": {"defer_reductions": 4},
+    "threads": {"threads": 2},
+    "cap view batched": {"bucket_cap_mb": 0.5, "gradient_as_bucket_view": True, "batched_grad_copy": True},
+    "static view": {"static_graph": True, "gradient_as_bucket_view": True, "bucket_cap_mb": 1.0},
+    "defer 4 view": {"defer_reductions": 4, "gradient_as_bucket_view": True, "bucket_cap_mb": 0.5},
+    "static defer 4": {"static_graph": True, "defer_reductions": 4},
+    "steps 2": {"accumulate_steps": 2},
+    "steps 4 view": {"accumulate_steps": 4, "gradient_as_bucket_view": True},
+    "steps 2 defer 4": {"accumulate_steps": 2, "defer_reductions": 4},
+    "static steps 2": {"static_graph": True, "accumulate_steps": 2},
+    "bf16": {"hook": "bf16"},
+    "fp16 cap": {"hook": "fp16", "bucket_cap_mb": 0.5},
+    "bf16 defer 4": {"hook": "bf16", "defer_reductions": 4},
+    "powersgd": {"hook": "powersgd", "powersgd_rank": 2, "powersgd_start_step": 5, "bucket_cap_mb": 0.5},
+    "powersgd steps 2": {"hook": "powersgd", "powersgd_rank": 4, "powersgd_start_step": 1, "accumulate_steps": 2},
+}
+TURNED = ("cap view batched", "static view", "defer 4 view", "static steps 2", "bf16 defer 4", "powersgd")
+"""Also turned to while the training runs; the others are parts of these."""
+SHORT_TRAININGS = ("plain", "two DDP", "no_sync 2", "no_sync later", "toggled", "micro short last", "micro unused")
+SHORT_CONFIGURATIONS = ("cap view batched", "defer 4 view", "steps 2", "powersgd")
+
+EQUAL, CLOSE, LARGER, STATED_ERROR = "equal", "close", "batch", "within"
+LEFT_OUT, STOPPED, UNEQUAL, FAR, FAILED = "left out", "stopped", "RANKS DIFFER", "FAR", "FAILED"
+WRONG = (UNEQUAL, FAR, FAILED)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    training: str
+    way: str
+    configuration: str
+    verdict: str
+    distance: float | None
+    """Relative, from what torchrun trains; None where nothing was trained."""
+    why: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        return self.verdict in WRONG
+
+
+def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
+    if one.keys() != other.keys():
+        return float("inf")
+    pairs = [(one[name].double(), other[name].double()) for name in one]
+    apart = sum(float((a - b).square().sum()) for a, b in pairs)
+    whole = sum(float(a.square().sum()) for a, _ in pairs)
+    return (apart / whole) ** 0.5 if whole else apart**0.5
+
+
+def judge(cell: Cell, name: str, ran: Ran, written: Ran) -> Verdict:
+    configuration = Configuration(cell.configuration)
+
+    def verdict(found: str, apart: float | None = None, why: str = "") -> Verdict:
+        return Verdict(cell.training, cell.way, name, found, apart, why)
+
+    if written.errors:
+        return verdict(FAILED if not ran.errors else STOPPED, None, f"torchrun: {written.errors[0]}")
+    if ran.errors:
+        fault = next((e for e in ran.errors if not e.startswith("killed")), ran.errors[0])
+        loud = [e for e in ran.errors if "RuntimeError" in e]
+        return verdict(STOPPED if loud else FAILED, None, fault)
+    one, two = (found["parameters"] for found in ran.ranks)
+    apart = max(
+        distance(before[kind], after[kind])
+        for before, after in zip(written.ranks, ran.ranks, strict=True)
+        for kind in ("parameters", "buffers")
+        if before[kind]
+    )
+    left_out = ran.ranks[0].get("left out")
+    why = "; ".join(f"{knob}: {reason}" for knob, reason in (left_out or {}).items())
+    why = why or "; ".join(line[len("autoddp: ") :] for line in ran.told.splitlines() if line.startswith("autoddp: "))
+    if any(not torch.equal(one[key], two[key]) for key in one) and cell.training not in DIFFER_ON_PURPOSE:
+        return verdict(UNEQUAL, distance(one, two), why)
+    if cell.way == HEADROOM:
+        return verdict(LEFT_OUT if why else EQUAL, None, why)
+    if apart == 0.0:
+        return verdict(LEFT_OUT if why else EQUAL, apart, why)
+    if configuration.rung is Rung.BATCH:
+        return verdict(LARGER, apart, why)
+    if configuration.rung is not Rung.EXACT:
+        return verdict(STATED_ERROR if apart <= STATED[str(configuration["hook"])] else FAR, apart, why)
+    reorders = {"defer_reductions", "threads"} & set(configuration)
+    if apart > (ROUNDING if reorders else 0.0):
+        return verdict(FAR, apart, why)
+    return verdict(LEFT_OUT if why else CLOSE, apart, why)
+
+
+def cells(only: str, short: bool) -> list[tuple[str, Cell]]:
+    """With the configuration's name."""
+    trainings = SHORT_TRAININGS if short else tuple(TRAININGS)
+    names = SHORT_CONFIGURATIONS if short else tuple(CONFIGURATIONS)
+    found = []
+    for training in trainings:
+        ways = [(name, RECIPE) for name in names] + [(name, TUNED) for name in names if name in TURNED]
+        ways.append((names[0], HEADROOM))
+        found += [(name, Cell(training, way, CONFIGURATIONS[name])) for name, way in ways]
+    asked = [word.split("|") for word in filter(None, only.split(","))]
+    return [(n, c) for n, c in found if all({c.training, c.way, n} & set(words) for words in asked)]
+
+
+def run(only: str = "", short: bool = False, tell: Any = None) -> list[Verdict]:
+    matrix = Matrix()
+    written: dict[str, Ran] = {}
+    found = []
+    for name, cell in cells(only, short):
+        if cell.training not in written:
+            written[cell.training] = matrix.run(Cell(cell.training, WRITTEN))
+        found.append(judge(cell, name, matrix.run(cell), written[cell.training]))
+        if tell is not None:
+            tell(found[-1])
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="one object with all cells")
+    parser.add_argument("--only", default="", help="trainings|…,ways|…,configurations|…: cells that have one of each")
+    parser.add_argument("--short", action="store_true", help="the part that the tests run")
+    args = parser.parse_args()
+    began = time.monotonic()
+    found = run(args.only, args.short, None if args.json else _tell)
+    wrong = [verdict for verdict in found if verdict.wrong]
+    if args.json:
+        print(json.dumps({"cells": [asdict(v) for v in found], "wrong": len(wrong)}, indent=1))
+    else:
+        counts = Counter(v.verdict for v in found)
+        print(f"{len(found)} cells in {time.monotonic() - began:.0f} s: {dict(counts)}")
+    return 1 if wrong else 0
+
+
+def _tell(v: Verdict) -> None:
+    apart = "" if v.distance is None else f"{v.distance:.1e}"
+    print(f"{v.training:18} {v.way:10} {v.configuration:17} {v.verdict:13} {apart:8} {v.why[:150]}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,459 @@
+"""Small trainings, one for each habit that real scripts have: 40 steps on two ranks, then the parameters.
+
+Each is a function of the rank that builds its own DDP objects and gives back its modules. All that a knob stands in
+front of is looked up when it is used, since these functions are imported before any knob is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+STEPS, FEATURES, WIDTH, CLASSES, BATCH = 40, 32, 256, 8, 8
+TURN = STEPS // 2
+"""The step from which on some trainings do something else."""
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+Training = Callable[[int], list[nn.Module]]
+
+
+def network(width: int = WIDTH, *more: nn.Module) -> nn.Sequential:
+    """1.1 MiB of gradients: three buckets of the smallest cap. The same weights on every rank."""
+    torch.manual_seed(7)
+    middle = [layer for _ in range(4) for layer in (nn.Linear(width, width), nn.Tanh())]
+    return nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), *middle, nn.Linear(width, CLASSES), *more)
+
+
+def batches(rank: int, count: int, size: int = BATCH) -> Iterator[Batch]:
+    source = torch.Generator().manual_seed(100 + rank)
+    for _ in range(count):
+        inputs = torch.randn(size, FEATURES, generator=source)
+        yield inputs, inputs[:, :CLASSES].argmax(dim=1)
+
+
+def loss(outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, batch[1])
+
+
+def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
+    """With momentum and weight decay: a gradient of zeros is not the same as none."""
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3)
+
+
+def plain(rank: int) -> list[nn.Module]:
+    model = DDP(network())
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        optimizer.step()
+    return [model]
+
+
+def zeros(rank: int) -> list[nn.Module]:
+    """Gradients are set to zero, not to None: they live on, also inside buckets."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        loss(model(batch[0]), batch).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    return [model]
+
+
+def clip(rank: int) -> list[nn.Module]:
+    model = DDP(network())
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        optimizer.step()
+    return [model]
+
+
+def clip_by_hand(rank: int) -> list[nn.Module]:
+    """Reads and scales the gradients itself, over micro-steps of which the last step of a round has one less."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    data = batches(rank, STEPS * 2)
+    for step in range(STEPS):
+        for _ in range(1 if step % 5 == 4 else 2):
+            batch = next(data)
+            (loss(model(batch[0]), batch) / 2).backward()
+        norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+        for p in model.parameters():
+            p.grad.mul_(0.3 / norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [model]
+
+
+def scaler(rank: int) -> list[nn.Module]:
+    model = DDP(network())
+    optimizer = sgd(model)
+    grad_scaler = torch.amp.GradScaler("cpu", growth_interval=5)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        grad_scaler.scale(loss(model(batch[0]), batch)).backward()
+        grad_scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        grad_scaler.step(optimizer)
+        grad_scaler.update()
+    return [model]
+
+
+def buffers(rank: int) -> list[nn.Module]:
+    """BatchNorm: its running statistics are rank 0's before each forward pass."""
+    model = DDP(network(WIDTH, nn.BatchNorm1d(CLASSES)))
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        optimizer.step()
+    return [model]
+
+
+def two(rank: int) -> list[nn.Module]:
+    """Two DDP objects in one loss."""
+    wide, narrow = DDP(network()), DDP(network(64))
+    optimizer = sgd(wide, narrow)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        loss(wide(batch[0]) + narrow(batch[0]), batch).backward()
+        optimizer.step()
+    return [wide, narrow]
+
+
+def second_later(rank: int) -> list[nn.Module]:
+    """The second DDP object is built when the first has long been trained."""
+    first = DDP(network())
+    optimizer = sgd(first)
+    data = batches(rank, STEPS)
+    for _ in range(TURN):
+        batch = next(data)
+        optimizer.zero_grad()
+        loss(first(batch[0]), batch).backward()
+        optimizer.step()
+    second = DDP(network(64))
+    optimizer = sgd(first, second)
+    for batch in data:
+        optimizer.zero_grad()
+        loss(first(batch[0]) + second(batch[0]), batch).backward()
+        optimizer.step()
+    return [first, second]
+
+
+def gan(rank: int) -> list[nn.Module]:
+    torch.manual_seed(7)
+    generator = DDP(nn.Sequential(nn.Linear(CLASSES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, FEATURES)))
+    discriminator = DDP(nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)))
+    of_g, of_d = sgd(generator), sgd(discriminator)
+    noise = torch.Generator().manual_seed(rank)
+
+    def judged(scores: torch.Tensor, real: float) -> torch.Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(scores, torch.full_like(scores, real))
+
+    for real, _ in batches(rank, STEPS):
+        fake = generator(torch.randn(BATCH, CLASSES, generator=noise))
+        of_d.zero_grad()
+        (judged(discriminator(real), 1.0) + judged(discriminator(fake.detach()), 0.0)).backward()
+        of_d.step()
+        of_g.zero_grad()
+        judged(discriminator(fake), 1.0).backward()  # leaves gradients in D too, which nobody steps
+        of_g.step()
+    return [generator, discriminator]
+
+
+def siamese(rank: int) -> list[nn.Module]:
+    """Two forward passes before one backward pass."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        (loss(model(batch[0]), batch) + loss(model(batch[0] * 0.5), batch)).backward()
+        optimizer.step()
+    return [model]
+
+
+def accumulated(rank: int, micro_steps: int, begins: int = 0, uneven: bool = False) -> list[nn.Module]:
+    """Under no_sync, all but the last micro-step; one micro-step a step before step `begins`."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    data = batches(rank, STEPS * (micro_steps + 1))
+    for step in range(STEPS):
+        count = (micro_steps + (rank if uneven else 0)) if step >= begins else 1
+        for number in range(count):
+            batch = next(data)
+            with contextlib.nullcontext() if number == count - 1 else model.no_sync():
+                (loss(model(batch[0]), batch) / count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [model]
+
+
+def toggled(rank: int) -> list[nn.Module]:
+    """As nanoGPT does: by assigning the flag."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    data = batches(rank, STEPS * 3)
+    for _ in range(STEPS):
+        for number in range(3):
+            model.require_backward_grad_sync = number == 2
+            batch = next(data)
+            (loss(model(batch[0]), batch) / 3).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [model]
+
+
+def local_sgd(rank: int) -> list[nn.Module]:
+    """Never reduces: the ranks differ on purpose."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        with model.no_sync():
+            loss(model(batch[0]), batch).backward()
+        optimizer.step()
+    return [model]
+
+
+def local_later(rank: int) -> list[nn.Module]:
+    """Reduces at first, and then no more: as post-local SGD."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for step, batch in enumerate(batches(rank, STEPS)):
+        optimizer.zero_grad()
+        with model.no_sync() if step >= TURN else contextlib.nullcontext():
+            loss(model(batch[0]), batch).backward()
+        optimizer.step()
+    return [model]
+
+
+def micro(rank: int, counts: Callable[[int], int], clips: bool = False) -> list[nn.Module]:
+    """Accumulates without no_sync: each backward pass reduces. `counts(step)` micro-steps."""
+    model = DDP(network(WIDTH, nn.BatchNorm1d(CLASSES)))
+    optimizer = sgd(model)
+    data = batches(rank, STEPS * 4)
+    for step in range(STEPS):
+        for _ in range(counts(step)):
+            batch = next(data)
+            (loss(model(batch[0]), batch) / 4).backward()
+        if clips:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [model]
+
+
+def short_batch(rank: int) -> list[nn.Module]:
+    """The last batch of each epoch is shorter, and shorter still on the last rank."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for step, (inputs, targets) in enumerate(batches(rank, STEPS)):
+        size = BATCH if step % 8 != 7 else 3 - rank
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs[:size]), targets[:size]).backward()
+        optimizer.step()
+    return [model]
+
+
+class Branches(nn.Module):
+    """A trunk and two heads, of which a call uses those asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = network()
+        self.heads = nn.ModuleList(nn.Linear(CLASSES, CLASSES) for _ in range(2))
+
+    def forward(self, inputs: torch.Tensor, used: tuple[int, ...]) -> torch.Tensor:
+        trunk = self.trunk(inputs)
+        return sum((self.heads[number](trunk) for number in used), trunk)
+
+
+def branches(
+    rank: int, used: Callable[[int, int], tuple[int, ...]], micro_steps: int = 1, zeroes: bool = False
+) -> list[nn.Module]:
+    """`used(step, rank)`: heads."""
+    model = DDP(Branches(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    data = batches(rank, STEPS * micro_steps)
+    for step in range(STEPS):
+        for number in range(micro_steps):
+            batch = next(data)
+            loss(model(batch[0], used(step + number, rank)), batch).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=not zeroes)
+    return [model]
+
+
+def sync_bn(rank: int) -> list[nn.Module]:
+    module = nn.SyncBatchNorm.convert_sync_batchnorm(network(WIDTH, nn.BatchNorm1d(CLASSES)))
+    model = DDP(module)
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        optimizer.step()
+    return [model]
+
+
+def thawed(rank: int) -> list[nn.Module]:
+    """The first layer is frozen after DDP was built, and thawed at half-time."""
+    model = DDP(network(), find_unused_parameters=True)
+    optimizer = sgd(model)
+    for step, batch in enumerate(batches(rank, STEPS)):
+        for p in model.module[0].parameters():
+            p.requires_grad_(step >= TURN)
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        optimizer.step()
+    return [model]
+
+
+def frozen_first(rank: int) -> list[nn.Module]:
+    """The first layer is frozen when DDP is built: DDP never reduces it, also not where it is thawed later."""
+    module = network()
+    for p in module[0].parameters():
+        p.requires_grad_(False)
+    model = DDP(module)
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        optimizer.step()
+    return [model]
+
+
+def ignored(rank: int) -> list[nn.Module]:
+    """DDP is told to leave the first layer alone: each rank has its own."""
+    module = network()
+    DDP._set_params_and_buffers_to_ignore_for_model(module, ["0.weight", "0.bias"])
+    model = DDP(module)
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        optimizer.step()
+    return [model]
+
+
+def joined(rank: int) -> list[nn.Module]:
+    """Rank 1 has fewer batches."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    with model.join():
+        for batch in batches(rank, STEPS - 6 * rank):
+            optimizer.zero_grad()
+            loss(model(batch[0]), batch).backward()
+            optimizer.step()
+    return [model]
+
+
+def join_later(rank: int) -> list[nn.Module]:
+    """An epoch as usual, then one inside join()."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for inside in (False, True):
+        with model.join() if inside else contextlib.nullcontext():
+            for batch in batches(rank, TURN - (6 * rank if inside else 0)):
+                optimizer.zero_grad()
+                loss(model(batch[0]), batch).backward()
+                optimizer.step()
+    return [model]
+
+
+def closure(rank: int) -> list[nn.Module]:
+    """The optimizer runs backward itself."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+
+        def again(batch: Batch = batch) -> torch.Tensor:
+            optimizer.zero_grad()
+            found = loss(model(batch[0]), batch)
+            found.backward()
+            return found
+
+        optimizer.step(again)
+    return [model]
+
+
+def rank0_evaluates(rank: int) -> list[nn.Module]:
+    """Rank 0 alone runs forward passes through the DDP object, in between; one of them with gradients."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for step, batch in enumerate(batches(rank, STEPS)):
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        optimizer.step()
+        if rank == 0 and step % 3 == 1:
+            with torch.no_grad():
+                model(batch[0])
+    return [model]
+
+
+TRAININGS: dict[str, Training] = {
+    "plain": plain,
+    "zeros": zeros,
+    "clip": clip,
+    "scaler": scaler,
+    "buffers": buffers,
+    "two DDP": two,
+    "second DDP later": second_later,
+    "GAN": gan,
+    "siamese": siamese,
+    "no_sync 2": lambda rank: accumulated(rank, 2),
+    "no_sync 4": lambda rank: accumulated(rank, 4),
+    "no_sync later": lambda rank: accumulated(rank, 2, begins=TURN),
+    "no_sync uneven": lambda rank: accumulated(rank, 2, uneven=True),
+    "toggled": toggled,
+    "local SGD": local_sgd,
+    "local SGD later": local_later,
+    "micro even": lambda rank: micro(rank, lambda step: 4),
+    "micro uneven": lambda rank: micro(rank, lambda step: 4 - step % 3),
+    "micro short last": lambda rank: micro(rank, lambda step: 1 if step % 10 == 9 else 4, clips=True),
+    "clip by hand": clip_by_hand,
+    "short batch": short_batch,
+    "find_unused": lambda rank: branches(rank, lambda step, rank: (0,)),
+    "sometimes unused": lambda rank: branches(rank, lambda step, rank: (0, 1)[: step % 3]),
+    "unused on a rank": lambda rank: branches(rank, lambda step, rank: ((step + rank) % 2,)),
+    "micro unused": lambda rank: branches(rank, lambda step, rank: ((step + rank) % 2,) if step % 3 else (), 2),
+    "unused zeros": lambda rank: branches(rank, lambda step, rank: (0, 1)[: step % 3], zeroes=True),
+    "SyncBatchNorm": sync_bn,
+    "thawed": thawed,
+    "frozen": frozen_first,
+    "ignored": ignored,
+    "join": joined,
+    "join later": join_later,
+    "closure": closure,
+    "rank 0 evaluates": rank0_evaluates,
+}
+
+DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored")
+"""Ranks end with other parameters, also under torchrun."""
+
+
+def parameters(modules: list[nn.Module]) -> dict[str, torch.Tensor]:
+    return {
+        f"{number}.{name}": p.detach().clone()
+        for number, module in enumerate(modules)
+        for name, p in module.named_parameters()
+    }
+
+
+def statistics(modules: list[nn.Module]) -> dict[str, torch.Tensor]:
+    """The buffers."""
+    return {
+        f"{number}.{name}": value.detach().clone()
+        for number, module in enumerate(modules)
+        for name, value in module.named_buffers()
+    }
+
+
