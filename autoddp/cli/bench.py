@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 
 from autoddp.bench import store
 from autoddp.bench.expectation import judge
 from autoddp.errors import UsageError
 from autoddp.launch.bench import BenchRequest, parse, run_bench
+from autoddp.log import tell
 from autoddp.topology import verdicts
 from autoddp.topology.probe import probe
 
@@ -26,13 +26,13 @@ def run(arguments: list[str]) -> int:
     _require_room(request)
     result = run_bench(request)
     try:
-        print(f"autoddp: kept as {store(request.output, result)}", file=sys.stderr)
+        tell(f"kept as {store(request.output, result)}")
         if request.svg is not None:
             from autoddp.report.bench_svg import svg
 
             request.svg.write_text(svg(result), encoding="utf-8")
     except OSError as problem:  # the figures are still printed
-        print(f"autoddp: warning: {problem.filename}: not written: {problem.strerror}", file=sys.stderr)
+        tell(f"warning: {problem.filename}: not written: {problem.strerror}")
     verdict = judge(result, verdicts(probe()))
     if request.json:
         print(json.dumps(result.plain() | {"verdict": verdict}))

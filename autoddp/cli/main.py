@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from importlib import import_module
 
 from autoddp.errors import AutoddpError
+from autoddp.log import tell
 
 COMMANDS = ("bench", "probe", "recipe")
 
 
 def main() -> None:
     """Ends the process. A user's error is one line on stderr and exit code 2; a failed job ends as under torchrun."""
+    _open_standard_streams()
     words = sys.argv[1:]
     try:
         if words and words[0] in COMMANDS and not os.path.exists(words[0]):
@@ -32,10 +34,20 @@ def main() -> None:
             load_torchrun()
         job = run.prepare(words)
     except AutoddpError as error:
-        sys.stderr.write(f"autoddp: error: {error}\n")
+        tell(f"error: {error}")
         sys.exit(error.exit_code)
     if job is not None:
         run.launch(job)
+
+
+def _open_standard_streams() -> None:
+    """Where one of the three was closed, a socket would take its place and get what is meant for the user."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY if mode == "r" else os.O_WRONLY)  # takes the lowest number that is free
+            setattr(sys, name, open(number, mode, closefd=False))
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from autoddp.launch.options import Request, parse
 from autoddp.launch.ownership import require_script
 from autoddp.launch.plan import Plan, choose
 from autoddp.launch.watching import watch_plan
+from autoddp.log import tell
 from autoddp.worker.order import Order
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ def prepare(words: Sequence[str]) -> Job | None:
     request = parse(words)
     require_script(request.torchrun)
     if request.taken:
-        _say(f"taken as autoddp's own: {' '.join(request.taken)}")
+        tell(f"taken as autoddp's own: {' '.join(request.taken)}")
     plan = choose(request)
     if plan.says:
-        _say(plan.says)
+        tell(plan.says)
     if request.dry_run:
         _show(request, plan)
         return None
@@ -76,7 +76,7 @@ def _confer(request: Request, plan: Plan) -> tuple[Conference | None, Network]:
     reads = plan.reads + ("" if request.watch is None else f", --watch {request.watch or 'off'}")
     meeting_point, network = confer(request.torchrun, f"{plan.digest} {watched}", reads, plan.variables)
     if network.says:
-        _say(network.says)
+        tell(network.says)
     return meeting_point, network
 
 
@@ -101,7 +101,7 @@ def _reachable(variables: dict[str, str], network: Network) -> dict[str, str]:
     """A recipe's variables without a choice of interfaces that leads nowhere on this host."""
     absent = [name for name in variables if name in VARIABLES and not network.has(variables[name])]
     for name in absent:
-        _say(f"the recipe's {name}={variables[name]} is left out: not all of these reach all hosts here")
+        tell(f"the recipe's {name}={variables[name]} is left out: not all of these reach all hosts here")
     return {name: value for name, value in variables.items() if name not in absent}
 
 
@@ -109,7 +109,7 @@ def _not_set_here(variables: dict[str, str]) -> dict[str, str]:
     """A recipe's variables without those that the user has set: the user's own values stay."""
     for name in sorted(set(variables) & set(os.environ)):
         if os.environ[name] != variables[name]:
-            _say(f"{name}={os.environ[name]} is set here and stays; the recipe has {variables[name]}")
+            tell(f"{name}={os.environ[name]} is set here and stays; the recipe has {variables[name]}")
     return {name: value for name, value in variables.items() if name not in os.environ}
 
 
@@ -122,7 +122,3 @@ def _show(request: Request, plan: Plan) -> None:
     words = [request.script, *request.torchrun.training_script_args]
     print(f"would launch: {variables + ' ' if variables else ''}{' '.join(words)}")
     print(f"configuration: {'the best one found' if plan.tune else plan.configuration}")
-
-
-def _say(text: str) -> None:
-    print(f"autoddp: {text}", file=sys.stderr, flush=True)

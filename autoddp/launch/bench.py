@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from autoddp.launch.conference import confer
 from autoddp.launch.elastic import node_range, processes_per_node, run_own_job, torchrun_parser
 from autoddp.launch.network import Network
 from autoddp.launch.options import option_names
+from autoddp.log import tell
 from autoddp.units import byte_count, seconds
 
 MODULE = "autoddp.worker.bench"
@@ -78,7 +78,7 @@ def _confer(request: BenchRequest) -> tuple[object, Network]:
     reads = f"bench {request.settings}"
     meeting_point, network = confer(request.torchrun, reads, reads)
     if network.says:
-        print(f"autoddp: {network.says}", file=sys.stderr)
+        tell(network.says)
     return meeting_point, network
 
 

@@ -6,12 +6,14 @@ Everything goes to stderr: stdout belongs to the script.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import IO, cast
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from autoddp.knobs import Configuration, Rung
+from autoddp.log import UnfailingStderr
 from autoddp.study import Outcome, Screened, TrialRecord
 from autoddp.units import data_size, duration, gradient_error, milliseconds
 from autoddp.wire import JobFacts
@@ -20,8 +22,10 @@ _PLAIN_WIDTH = 200  # columns of a log file, where a folded line is harder to re
 
 
 def _console() -> Console:
-    console = Console(stderr=True, highlight=False)
-    return console if console.is_terminal else Console(stderr=True, highlight=False, width=_PLAIN_WIDTH)
+    # rich answers a broken pipe by ending the program.
+    stderr = cast("IO[str]", UnfailingStderr())
+    console = Console(file=stderr, highlight=False)
+    return console if console.is_terminal else Console(file=stderr, highlight=False, width=_PLAIN_WIDTH)
 
 
 def say(text: str, style: str = "") -> None:
