@@ -47,7 +47,7 @@ def _open_standard_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDONLY if mode == "r" else os.O_WRONLY)  # takes the lowest number that is free
-            setattr(sys, name, open(number, mode, closefd=False))
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (open as long as the process)
 
 
 @contextlib.contextmanager

@@ -103,6 +103,11 @@ class LiveJob:
         self._failed_start = self._first_failure or failure
         return True
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the present attempt has come to its first measurement."""
+        return self._ready_in_this_start
+
     def try_again(self) -> None:
         """Main thread: what has failed so far was the overlay's fault, and another attempt follows without it."""
         self._over = ""

@@ -27,6 +27,7 @@ from autoddp.launch.rank_logs import LogKeeper
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.screening import Screening
 from autoddp.launch.server import WorkerServer
+from autoddp.launch.waiting import Waiting
 from autoddp.log import get_logger
 from autoddp.study import Observer, Outcome, Plan, Study, TrialFailed, TuningOver
 from autoddp.units import data_size
@@ -125,7 +126,9 @@ class Tuning:
                 {**os.environ, **self._variables(place, written), **wanted},
                 self.isolation.shelter(number, place, written),
             )
-            limits = _Limits(job, server, self.isolation, functools.partial(self.hosts.ended_elsewhere, number))
+            waiting = Waiting(place / "heartbeats", self.say)
+            ended_elsewhere = functools.partial(self.hosts.ended_elsewhere, number)
+            limits = _Limits(job, server, self.isolation, ended_elsewhere, waiting)
             failure = self.keeper.run(attempt, lambda end: server.process_ended(end.pid, end.how), limits.exceeded)
             self.hosts.attempt_ended(number, failure)
             more = self._goes_on(number, job, limits.elsewhere or failure)
@@ -202,8 +205,14 @@ class _Limits:
     """Whether an attempt must be stopped: it is of no use any more, or it writes too much."""
 
     def __init__(
-        self, job: LiveJob, server: WorkerServer, isolation: Isolation, ended_elsewhere: Callable[[], str | None]
+        self,
+        job: LiveJob,
+        server: WorkerServer,
+        isolation: Isolation,
+        ended_elsewhere: Callable[[], str | None],
+        waiting: Waiting,
     ) -> None:
+        self._waiting = waiting
         self.elsewhere = ""
         """Why the attempt has ended on another host, if that is why it was stopped here."""
         self._ended_elsewhere = ended_elsewhere
@@ -222,6 +231,11 @@ class _Limits:
             self._job.peer_failed(self.elsewhere)
             return True
         self._look_at_what_is_written()
+        if not self._job.is_ready and not self._job.over:
+            why = self._waiting.look()
+            if why:
+                self._job.give_up(why)
+                return True
         if self._job.over:
             self._over_since = self._over_since or time.monotonic()
             return time.monotonic() - self._over_since > _LEAVING

@@ -24,6 +24,7 @@ def arm(text: str) -> None:
 
 
 def _arm_for_tuning(order: Order) -> None:
+    from autoddp.worker.heartbeat import start_heartbeat
     from autoddp.worker.leaving import leave, watch_the_end
     from autoddp.worker.link import Link
 
@@ -32,6 +33,8 @@ def _arm_for_tuning(order: Order) -> None:
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not link.hello():
         leave()
     watch_the_end(link)
+    if "RANK" in os.environ:
+        start_heartbeat(os.path.join(order.scratch, "heartbeats"))
     threads = os.environ.get("OMP_NUM_THREADS")
     _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.tuning").start_tuning(order, link, threads))
 

@@ -44,11 +44,12 @@ def main() -> None:
         if last and not os.path.exists(os.path.join(last, "trainer_state.json")):
             wrong = f"{last} is not complete"
         report(int(last.rpartition("-")[2]) if last else 0, wrong)
+        return  # the Trainer would make its output folder, which is the real job's own business
     arguments = TrainingArguments(
         output_dir=str(out),
         max_steps=max(steps(), EARLIER + 3),
         save_steps=SAVE_EVERY,
-        save_strategy="no" if mode() == "real" else "steps",
+        save_strategy="steps",
         save_total_limit=2,
         per_device_train_batch_size=4,
         use_cpu=True,

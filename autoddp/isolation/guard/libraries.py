@@ -1,0 +1,147 @@
+"""Native code that the script loads: an extension module, or a library by ctypes.
+
+Where Landlock is on, the kernel refuses what such code writes. Where it is not, only code is loaded that writes no file
+by a path of its own, or whose writers `native.py` and `databases.py` redirect.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+_ARITHMETIC = "computes in memory"
+_FILES_FROM_PYTHON = "gets open files or their content from Python"
+_REDIRECTED = "its writers are redirected"
+_NETWORK = "opens sockets, and files through Python"
+
+KNOWN = {
+    "torch": _REDIRECTED,
+    "functorch": _ARITHMETIC,
+    "torchvision": _REDIRECTED,  # write_jpeg and write_png end in write_file
+    "triton": "its cache is written in Python, and its compilers are programs, which are checked",
+    "flash_attn": _ARITHMETIC,
+    "flash_attn_2_cuda": _ARITHMETIC,
+    "xformers": _ARITHMETIC,
+    "apex": _ARITHMETIC,
+    "amp_C": _ARITHMETIC,
+    "fused_layer_norm_cuda": _ARITHMETIC,
+    "safetensors": _REDIRECTED,
+    "tokenizers": _REDIRECTED,
+    "numpy": _FILES_FROM_PYTHON,  # fromfile and tofile call io.open
+    "scipy": _FILES_FROM_PYTHON,
+    "pandas": _FILES_FROM_PYTHON,  # its C parser reads; pyarrow and tables, which write, are not in this list
+    "sklearn": _FILES_FROM_PYTHON,  # joblib writes, in Python
+    "numexpr": _ARITHMETIC,
+    "bottleneck": _ARITHMETIC,
+    "numba": "its cache is written in Python",
+    "llvmlite": "compiles in memory; object files are written in Python",
+    "PIL": _FILES_FROM_PYTHON,  # encoders get the descriptor
+    "matplotlib": _FILES_FROM_PYTHON,
+    "contourpy": _ARITHMETIC,
+    "kiwisolver": _ARITHMETIC,
+    "fontTools": _ARITHMETIC,
+    "pyparsing": _ARITHMETIC,
+    "regex": _ARITHMETIC,
+    "tiktoken": _ARITHMETIC,
+    "yaml": _FILES_FROM_PYTHON,
+    "_yaml": _FILES_FROM_PYTHON,
+    "ruamel": _FILES_FROM_PYTHON,
+    "_ruamel_yaml": _FILES_FROM_PYTHON,
+    "markupsafe": _ARITHMETIC,
+    "wrapt": _ARITHMETIC,
+    "psutil": "reads /proc, and alters processes only",
+    "charset_normalizer": _ARITHMETIC,
+    "multidict": _ARITHMETIC,
+    "yarl": _ARITHMETIC,
+    "frozenlist": _ARITHMETIC,
+    "propcache": _ARITHMETIC,
+    "aiohttp": _NETWORK,
+    "google": _ARITHMETIC,  # protobuf's upb
+    "grpc": _NETWORK,
+    "msgpack": _ARITHMETIC,
+    "msgspec": _ARITHMETIC,
+    "ujson": _ARITHMETIC,
+    "orjson": _ARITHMETIC,
+    "simplejson": _ARITHMETIC,
+    "pydantic_core": _ARITHMETIC,
+    "rpds": _ARITHMETIC,
+    "xxhash": _ARITHMETIC,
+    "zstandard": _FILES_FROM_PYTHON,
+    "lz4": _FILES_FROM_PYTHON,
+    "brotli": _ARITHMETIC,
+    "_brotli": _ARITHMETIC,
+    "cuda": "NVIDIA's driver, by numbers and not by paths",
+    "greenlet": _ARITHMETIC,
+    "Levenshtein": _ARITHMETIC,
+    "rapidfuzz": _ARITHMETIC,
+    "optree": _ARITHMETIC,
+}
+"""Packages with extension modules, and why they may be loaded where no kernel watches them."""
+
+_LIBRARIES = re.compile(
+    r"lib(c|m|dl|rt|pthread|util|gcc_s|stdc\+\+|gomp|iomp5|omp|numa|ibverbs|mlx5|z|ssl|crypto|uuid|System|objc)[.\-]"
+    r"|lib(cuda|cudart|cudnn|cublas|cufft|curand|cusolver|cusparse|cupti|nccl|nv|nvidia|torch|c10|shm|caffe2|mkl)"
+    r"|lib(amdhip|hip|hsa|roc|rccl|openblas|gfortran|quadmath|tbb|triton)"
+)
+_COMPILED = re.compile(r"/(torchinductor_[^/]*|\.triton)/")
+"""Caches of torch's compilers: arithmetic on tensors, compiled from what they generate themselves."""
+_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+_FILE_FUNCTIONS = frozenset(
+    "open open64 openat openat64 openat2 creat creat64 fopen fopen64 freopen freopen64 remove unlink unlinkat rmdir"
+    " rename renameat renameat2 renamex_np mkdir mkdirat mknod mknodat mkfifo mkfifoat link linkat symlink symlinkat"
+    " truncate truncate64 chmod fchmod fchmodat lchmod chown lchown fchown fchownat utime utimes lutimes futimes"
+    " utimensat futimens setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr mkstemp mkostemp mkdtemp"
+    " tmpfile chroot mount umount umount2 syscall system popen execl execlp execle execv execve execvp execvpe execveat"
+    " posix_spawn posix_spawnp copyfile clonefile chflags lchflags fchflags shm_unlink".split()
+)
+
+
+class Libraries:
+    """Checks of the audit events of imports and of ctypes."""
+
+    def __init__(self, landlock: bool, stop: Callable[[str], NoReturn]) -> None:
+        self.landlock = landlock
+        self.stop = stop
+        paths = sysconfig.get_paths()
+        self._standard = tuple({f"{os.path.realpath(paths[name])}/" for name in ("stdlib", "platstdlib")})
+        self.checks: dict[str, Callable[..., None]] = {
+            "import": self.imported,
+            "ctypes.dlopen": self.opened,
+            "ctypes.dlsym": self.looked_up,
+        }
+
+    def imported(self, module: str, path: Any = None, *_more: Any) -> None:
+        """An extension module has a path, any other module has none."""
+        if self.landlock or not isinstance(path, str) or self._is_standard(path):
+            return
+        package = module.partition(".")[0]
+        if package not in KNOWN and not module.endswith("__mypyc"):  # mypyc: Python's functions, compiled
+            self.stop(f"import of {module}, whose native code may write files unseen (this kernel has no Landlock)")
+
+    def _is_standard(self, path: str) -> bool:
+        caches = [os.environ[name] for name in _CACHES if os.environ.get(name)]
+        if _COMPILED.search(path) or any(path.startswith(cache.rstrip("/") + "/") for cache in caches):
+            return True
+        for each in (path, os.path.realpath(path)):
+            if each.startswith(self._standard) and "/site-packages/" not in each and "/dist-packages/" not in each:
+                return True
+        return False
+
+    def opened(self, name: Any, *_more: Any) -> None:
+        """`ctypes.CDLL`."""
+        if self.landlock or not name or not isinstance(name, (str, bytes, os.PathLike)):
+            return
+        path = os.fsdecode(name)
+        package = re.search(r"/(?:site|dist)-packages/([^/]+)", path)
+        if _LIBRARIES.match(os.path.basename(path)) or self._is_standard(path):
+            return
+        if package is None or package[1].removesuffix(".libs") not in {*KNOWN, "nvidia", "bitsandbytes"}:
+            self.stop(f"ctypes loads {path}, which may write files unseen (this kernel has no Landlock)")
+
+    def looked_up(self, _library: Any, name: Any, *_more: Any) -> None:
+        """A function of a library, by name."""
+        if isinstance(name, (str, bytes)) and os.fsdecode(name) in _FILE_FUNCTIONS:
+            self.stop(f"ctypes calls {os.fsdecode(name)}")

@@ -1,0 +1,236 @@
+"""The functions of `os` that look and change nothing, and the working directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from autoddp.isolation.guard import real
+from autoddp.isolation.guard.changes import Changes
+from autoddp.isolation.guard.paths import Path, like, text
+from autoddp.isolation.guard.places import Folder, Place
+
+
+class Reading:
+    """One method for each function, with its signature."""
+
+    def __init__(self, changes: Changes) -> None:
+        self.changes = changes
+        self.overlay = changes.overlay
+
+    def _at(self, path: Path, follow: bool = True, dir_fd: int | None = None) -> Place:
+        return self.overlay.resolve(text(path), follow, dir_fd)
+
+    def stat(self, path: Path, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> real.Status:
+        """`os.stat`."""
+        if isinstance(path, int):
+            return real.stat(path)
+        return self.status(self._at(path, follow_symlinks, dir_fd))
+
+    def lstat(self, path: Path, *, dir_fd: int | None = None) -> real.Status:
+        """`os.lstat`."""
+        return self.status(self._at(path, False, dir_fd))
+
+    def status(self, place: Place) -> real.Status:
+        """What the script sees of it, the same as by a descriptor: `Opening` opens the same folder."""
+        if place.is_real and place.is_folder and place.physical != place.path:
+            with self.overlay.turns.taken():
+                self.changes.copy_up(place)
+        return place.found()
+
+    def access(
+        self,
+        path: Path,
+        mode: int,
+        *,
+        dir_fd: int | None = None,
+        effective_ids: bool = False,
+        follow_symlinks: bool = True,
+    ) -> bool:
+        """`os.access`."""
+        try:
+            place = self._at(path, follow_symlinks, dir_fd)
+            if not place.exists:
+                return False
+            places = [place.physical]
+            if place.upper and place.is_folder:  # its owner here is this user, who may not own the real one
+                lower = self.overlay.folder(place).lower
+                if lower is not None and real.lstat(lower).st_uid != os.geteuid():
+                    places.append(lower)
+        except OSError:
+            return False
+        more = {"effective_ids": True} if effective_ids else {}
+        return all(real.access(each, mode, **more) for each in places)
+
+    def _folder(self, path: Path) -> Folder:
+        if isinstance(path, int):
+            return self.overlay.folder(self.overlay.resolve(self.overlay.folder_of(path)))
+        place = self._at(path)
+        place.found()
+        return self.overlay.folder(place)
+
+    def listdir(self, path: Path = None) -> list[Any]:
+        """`os.listdir`."""
+        given = "." if path is None else path
+        names = self.overlay.turns.steady(lambda: self.overlay.names(self._folder(given)))
+        return [like(given, name) for name in names]
+
+    def scandir(self, path: Path = None) -> Entries:
+        """`os.scandir`."""
+        given = "." if path is None else path
+
+        def look() -> tuple[Folder, dict[str, os.DirEntry[str] | None]]:
+            folder = self._folder(given)
+            return folder, self.overlay.names(folder)
+
+        folder, names = self.overlay.turns.steady(look)
+        return Entries(Entry(self, given, folder.child_path(name), name, entry) for name, entry in names.items())
+
+    def readlink(self, path: Path, *, dir_fd: int | None = None) -> Any:
+        """`os.readlink`."""
+        place = self._at(path, False, dir_fd)
+        if not stat.S_ISLNK(place.found().st_mode):
+            real.fail(errno.EINVAL)
+        return like(path, self.overlay.virtual(real.readlink(place.physical)))
+
+    def _disk(self, place: Place) -> str:
+        """Something real on the file system where the script believes the place to be."""
+        place.found()
+        if not place.upper or place.folder is None:
+            return place.physical
+        folder: Folder | None = place.folder
+        while folder is not None and folder.lower is None:
+            folder = folder.place.folder
+        return "/" if folder is None or folder.lower is None else folder.lower
+
+    def statvfs(self, path: Path) -> os.statvfs_result:
+        """`os.statvfs`."""
+        return real.statvfs(path if isinstance(path, int) else self._disk(self._at(path)))
+
+    def pathconf(self, path: Path, name: Any) -> int:
+        """`os.pathconf`."""
+        return int(real.functions["pathconf"](path if isinstance(path, int) else self._disk(self._at(path)), name))
+
+    def getxattr(self, path: Path, attribute: Any, *, follow_symlinks: bool = True) -> bytes:
+        """`os.getxattr`."""
+        return bytes(self._attributes("getxattr", path, follow_symlinks, attribute))
+
+    def listxattr(self, path: Path = None, *, follow_symlinks: bool = True) -> list[str]:
+        """`os.listxattr`."""
+        return list(self._attributes("listxattr", "." if path is None else path, follow_symlinks))
+
+    def _attributes(self, name: str, path: Path, follow: bool, *more: Any) -> Any:
+        if isinstance(path, int):
+            return real.functions[name](path, *more)
+        place = self._at(path, follow)
+        place.found()
+        return real.functions[name](place.physical, *more, follow_symlinks=False)
+
+    # The working directory. The kernel's is the real folder where the script sees it under the same path: native
+    # libraries then find the real files. Else it is the folder in the scratch, from which `cwd` tells the script's.
+
+    def chdir(self, path: Path) -> None:
+        """`os.chdir`."""
+        folder = self._folder(path)
+        if folder.lower == folder.path:
+            real.chdir(folder.lower)
+        else:
+            with self.overlay.turns.taken():
+                self.changes.ensure(folder)
+            real.chdir(self.overlay.upper + folder.path)
+
+    def fchdir(self, fd: int) -> None:
+        """`os.fchdir`."""
+        self.chdir(fd if isinstance(fd, int) else fd.fileno())
+
+    def getcwd(self) -> str:
+        """`os.getcwd`."""
+        path = self.overlay.cwd()
+        self.overlay.resolve(path).found()
+        return path
+
+    def getcwdb(self) -> bytes:
+        """`os.getcwdb`."""
+        return os.fsencode(self.getcwd())
+
+
+class Entries(Iterator["Entry"]):
+    """What `os.scandir` returns."""
+
+    def __init__(self, entries: Iterator[Entry]) -> None:
+        self._entries = entries
+
+    def __next__(self) -> Entry:
+        return next(self._entries)
+
+    def __enter__(self) -> Entries:
+        return self
+
+    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Yield nothing more."""
+        self._entries = iter(())
+
+
+class Entry:
+    """Stands in for `os.DirEntry`, which cannot be made from Python."""
+
+    __class_getitem__ = classmethod(lambda cls, item: cls)
+
+    def __init__(self, reading: Reading, given: Path, seen: str, name: str, entry: os.DirEntry[str] | None) -> None:
+        self._reading, self._seen, self._entry = reading, seen, entry
+        self._status: dict[bool, real.Status] = {}
+        self.name = like(given, name)
+        self.path = self.name if isinstance(given, int) else os.path.join(given, self.name)
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+    def stat(self, *, follow_symlinks: bool = True) -> real.Status:
+        """As of `os.DirEntry`: asked for once."""
+        if follow_symlinks not in self._status:
+            try:
+                self._status[follow_symlinks] = self._reading.status(
+                    self._reading.overlay.resolve(self._seen, follow_symlinks)
+                )
+            except OSError as error:
+                error.filename = self.path
+                raise
+        return self._status[follow_symlinks]
+
+    def inode(self) -> int:
+        """As of `os.DirEntry`."""
+        return self.stat(follow_symlinks=False).st_ino if self._entry is None else self._entry.inode()
+
+    def is_symlink(self) -> bool:
+        """As of `os.DirEntry`."""
+        return False if self._entry is None else self._entry.is_symlink()
+
+    def is_junction(self) -> bool:
+        """There are none outside Windows."""
+        return False
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        """As of `os.DirEntry`."""
+        return self._is(stat.S_ISDIR, "is_dir", follow_symlinks)
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        """As of `os.DirEntry`."""
+        return self._is(stat.S_ISREG, "is_file", follow_symlinks)
+
+    def _is(self, kind: Callable[[int], bool], name: str, follow: bool) -> bool:
+        if self._entry is not None and not self._entry.is_symlink():
+            return bool(getattr(self._entry, name)(follow_symlinks=False))
+        with contextlib.suppress(FileNotFoundError):
+            return kind(self.stat(follow_symlinks=follow).st_mode)
+        return False

@@ -1,0 +1,66 @@
+"""Nobody waits without a word: while an attempt has not come to its first measurement, a line says where its ranks are.
+
+And nobody waits for ever: an attempt in which no rank has moved for half an hour is ended.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autoddp.units import duration
+
+_FIRST_WORD = 30.0  # seconds until the first line
+_NEXT_WORD = 60.0
+_GIVEN_UP = 1800.0  # seconds without a movement of any rank; torch's own collectives give up after as many
+
+
+@dataclass
+class Waiting:
+    """For one attempt. `heartbeats` is the folder of the ranks' files, see `worker.heartbeat`."""
+
+    heartbeats: Path
+    say: Callable[[str], None]
+    _began: float = field(default_factory=time.time)
+    _told: float = 0.0
+
+    def look(self) -> str:
+        """Ask this now and then until the attempt is ready: why it must be ended, or ""."""
+        now = time.time()
+        ranks = self._ranks()
+        moved = max([self._began, *(since for since, _ in ranks.values())])
+        if now - moved > _GIVEN_UP:
+            return f"no rank has moved for {duration(now - moved)}: {self._where(ranks, now)}"
+        if now - max(self._began + _FIRST_WORD - _NEXT_WORD, self._told) > _NEXT_WORD:
+            self._told = now
+            self.say(f"waiting for the first steps, {duration(now - self._began)}: {self._where(ranks, now)}")
+        return ""
+
+    def _ranks(self) -> dict[int, tuple[float, str]]:
+        """Rank → when it last moved, and where it is."""
+        found = {}
+        for path in self.heartbeats.glob("*"):
+            try:
+                found[int(path.name)] = (path.stat().st_mtime, path.read_text(encoding="utf-8", errors="replace"))
+            except (OSError, ValueError):
+                continue
+        return dict(sorted(found.items()))
+
+    @staticmethod
+    def _where(ranks: dict[int, tuple[float, str]], now: float) -> str:
+        """Ranks at the same place are named together; the place that was not left for longest comes first."""
+        if not ranks:
+            return f"no rank has started on {socket.gethostname()}"
+        places: dict[str, list[int]] = {}
+        for rank, (_, place) in sorted(ranks.items(), key=lambda item: item[1][0]):
+            places.setdefault(place, []).append(rank)
+        parts = []
+        for place, who in places.items():
+            still = now - min(ranks[rank][0] for rank in who)
+            names = f"rank {who[0]} is" if len(who) == 1 else f"ranks {', '.join(map(str, sorted(who)))} are"
+            unmoved = f", not moved for {duration(still)}" if still > 5 else ""
+            parts.append(f"{names} in {place}{unmoved}")
+        return f"{'; '.join(parts)} (host {socket.gethostname()})"

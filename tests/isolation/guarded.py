@@ -1,0 +1,114 @@
+"""Starts the guard at the top of a test's script; what would end tuning ends the process with code 77."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autoddp.isolation.guard import programs, start_guard
+from autoddp.isolation.levels import Level
+from autoddp.isolation.plan import IsolationPlan
+
+
+def stop(reason: str) -> NoReturn:
+    """The launcher's part: the reason, and the end of the process."""
+    os.write(1, f"STOPPED: {reason}\n".encode())
+    os._exit(77)
+
+
+def guard(scratch: str, landlock: bool = False, writable: tuple[str, ...] = ()) -> None:
+    """Under Landlock the kernel is asked as well, as the launcher does before it starts the ranks."""
+    if landlock:
+        from autoddp.isolation.landlock import restrict_writes
+
+        os.makedirs(scratch, exist_ok=True)
+        restrict_writes([scratch, "/dev", "/proc", *writable])
+    plan = IsolationPlan(Level.GUARD, "", scratch=scratch, writable=writable, landlock=landlock)
+    os.environ["AUTODDP_ISOLATION"] = plan.text()
+    _inject()
+    start_guard(plan, stop)
+
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parents[1]
+SITECUSTOMIZE = "from guarded import guard_as_told\nguard_as_told()\n"
+
+
+def run(
+    code: str,
+    tree: Path,
+    scratch: Path,
+    landlock: bool = False,
+    inject: Path | None = None,
+    wait: bool = True,
+) -> Any:
+    """A script in the folder `tree`, under the guard. With `inject` its Python children are guarded too."""
+    path = [str(TESTS), str(ROOT)]
+    if inject is not None:
+        inject.mkdir(exist_ok=True)
+        (inject / "sitecustomize.py").write_text(SITECUSTOMIZE)
+        path.insert(0, str(inject))
+    start = f"import os, sys; from guarded import guard; guard({str(scratch)!r}, {landlock})\n"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("AUTODDP_ISOLATION", None)
+    script = scratch.parent / f"script{scratch.name}.py"
+    script.write_text(start + code)
+    words = [sys.executable, str(script)]
+    process = subprocess.Popen(
+        words, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    return finished(process) if wait else process
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code, and all that was printed."""
+    said, _ = process.communicate(timeout=120)
+    return process.returncode, said
+
+
+def snapshot(tree: Path) -> dict[str, tuple[Any, ...]]:
+    """Everything about the user's files that a tuning run may not change."""
+    found = {}
+    for path in [tree, *sorted(tree.rglob("*"))]:
+        status = path.lstat()
+        content = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        names = sorted(os.listdir(path)) if path.is_dir() and not path.is_symlink() else None
+        attributes = os.listxattr(path, follow_symlinks=False) if hasattr(os, "listxattr") else []
+        numbers = (status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns, status.st_nlink, status.st_ino)
+        found[str(path.relative_to(tree))] = (content, names, attributes, *numbers)
+    return found
+
+
+def plant(tree: Path) -> None:
+    """A user's folder with something of each kind."""
+    (tree / "ckpt" / "step-1").mkdir(parents=True)
+    (tree / "ckpt" / "step-1" / "model.bin").write_bytes(b"weights" * 100)
+    (tree / "ckpt" / "latest").symlink_to("step-1")
+    (tree / "model.pt").write_bytes(b"old model")
+    (tree / "model.pt").chmod(0o640)
+    os.link(tree / "model.pt", tree / "hard.pt")
+    (tree / "log.txt").write_text("line 1\n")
+    (tree / "empty").mkdir()
+    (tree / "outside").symlink_to(tree.parent / "elsewhere")
+    (tree.parent / "elsewhere").mkdir()
+    (tree.parent / "elsewhere" / "far.txt").write_text("far")
+    (tree / "tool.sh").write_text("#!/bin/sh\nrm model.pt\n")
+    (tree / "tool.sh").chmod(0o755)
+
+
+def guard_as_told() -> None:
+    """In a Python process that the script has started."""
+    if "AUTODDP_ISOLATION" in os.environ:
+        _inject()
+        start_guard(IsolationPlan.parse(os.environ["AUTODDP_ISOLATION"]), stop)
+
+
+def _inject() -> None:
+    programs.INJECT = os.environ["PYTHONPATH"].partition(os.pathsep)[0]  # in tests this sitecustomize starts the guard
+
+
+if __name__ == "__main__":
+    sys.exit("imported by scripts")

@@ -1,0 +1,76 @@
+"""While an attempt does not come to its first steps, a line says where each rank is; it does not wait for ever."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launchers import start
+
+from autoddp.launch import waiting as module
+from autoddp.launch.waiting import Waiting
+
+SCRIPT = """
+import os, time
+import torch.distributed as dist
+
+def load_data():
+    time.sleep(1000)
+
+if os.environ["RANK"] == "1":
+    load_data()
+dist.init_process_group("gloo")
+"""
+
+
+def test_the_ranks_and_their_places_are_named(tmp_path: Path) -> None:
+    """One rank sleeps before the process group is made, the other one waits for it there."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    shorter = (
+        "import sys; from autoddp.launch import waiting; waiting._FIRST_WORD, waiting._GIVEN_UP = 6.0, 12.0; "
+        "from autoddp.cli.main import main; sys.argv[0] = 'autoddp'; main()"
+    )
+    words = ["--nproc-per-node", "2", "--trials", "1", "--tune-only", str(script)]
+    launch = start((sys.executable, "-c", shorter), tmp_path / "run", words).wait()
+    (line,) = [line for line in launch.stderr.splitlines() if "waiting for the first steps" in line]
+    assert "rank 1 is in train.py, line 6" in line
+    assert "rank 0 is in init_process_group, called in train.py, line 10" in line
+    (end,) = [line for line in launch.stderr.splitlines() if "not tuned, launching as written" in line]
+    assert "no rank has moved for 1" in end
+    assert "rank 0 is in init_process_group" in end
+    assert launch.processes() == []
+
+
+def test_lines_come_after_half_a_minute_and_each_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    said: list[tuple[float, str]] = []
+    monkeypatch.setattr(module.time, "time", lambda: now)
+    waiting = Waiting(tmp_path, lambda text: said.append((now, text)), now)
+    began = now
+    for second in range(200):
+        now = began + second
+        (tmp_path / "0").write_text("read_all, called in data.py, line 3")
+        os.utime(tmp_path / "0", (now, now))
+        assert waiting.look() == ""
+    assert [round(at - began) for at, _ in said] == [31, 92, 153]
+    assert "rank 0 is in read_all, called in data.py, line 3 (host " in said[0][1]
+
+
+def test_movement_starts_the_clock_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = began = time.time()
+    monkeypatch.setattr(module.time, "time", lambda: now)
+    waiting = Waiting(tmp_path, lambda text: None, now)
+    (tmp_path / "3").write_text("wait")
+    os.utime(tmp_path / "3", (began, began))
+    now = began + 1700
+    assert waiting.look() == ""
+    os.utime(tmp_path / "3", (now, now))
+    now += 1700
+    assert waiting.look() == ""
+    now += 200
+    where = f"rank 3 is in wait, not moved for 31 min 40 s (host {os.uname().nodename})"
+    assert waiting.look() == f"no rank has moved for 31 min 40 s: {where}"
