@@ -79,13 +79,13 @@ class Isolation:
         writable = (str(attempt), os.path.dirname(self._folder.socket), *self._guards_own)
         plan = IsolationPlan(Level.GUARD, self._folder.socket, str(written), writable, landlock=self.landlock)
         # Compilers are programs that no guard in Python reaches: their caches and temporary files get folders here.
-        own = {name: str(self._caches / name.lower()) for name in _OF_COMPILERS if name not in present}
+        own = {name: str(self.caches / name.lower()) for name in _OF_COMPILERS if name not in present}
         for folder in own.values():
             os.makedirs(folder, exist_ok=True)
         return {VARIABLE: plan.text(), **own}
 
     @property
-    def _caches(self) -> Path:
+    def caches(self) -> Path:
         """Under guard: a folder of the run's for compilers, which all attempts share."""
         assert self._folder is not None
         return self._folder.path / "caches"
@@ -93,7 +93,7 @@ class Isolation:
     @property
     def _guards_own(self) -> tuple[str, ...]:
         """Where writes are real under guard, beside the attempt's folders."""
-        return (str(self._caches), "/dev", "/proc")
+        return (str(self.caches), "/dev", "/proc")
 
     @classmethod
     def off(cls, folder: RunFolder) -> Isolation:
@@ -131,7 +131,7 @@ def _guard(folder: RunFolder | None, why: str) -> Isolation:
 
     landlock = os.environ.get(NO_LANDLOCK) != "1" and supported()
     found = Isolation(Level.GUARD, why, landlock=landlock, _folder=folder)
-    found._caches.mkdir(exist_ok=True)
+    found.caches.mkdir(exist_ok=True)
     return found
 
 
