@@ -20,8 +20,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from autoddp.worker.ddp import Wrapped, is_joining
-from autoddp.worker.reduction import ReductionSwitch
+from autoddp.knobs.micro_steps import ACCUMULATE_STEPS
+from autoddp.worker.ddp import Wrapped, is_joining, must_reduce
+from autoddp.worker.reduction import ReductionSwitch, StillThere
 
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
 
@@ -37,6 +38,11 @@ class Accumulation:
     ) -> None:
         self._switch, self._wrapped, self._gives_up = switch, wrapped, gives_up
         self._steps = 1
+        self.reads: Callable[[], None] = lambda: None
+        """Told before gradients are read, and divided."""
+        self.owes: Callable[[], None] = lambda: None
+        """Told where gradients stay unreduced and no later step will reduce them."""
+        self._unchanged = StillThere(ACCUMULATE_STEPS.name)
         self._aside: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._start_over()
         self.clears = False
@@ -48,6 +54,7 @@ class Accumulation:
         self._kept = 0  # of these, whose gradients are part of the present ones
         self._seen: dict[nn.Parameter, tuple[torch.Tensor, int]] = {}  # gradients as last kept, with their version
         self._holding = self._averaged = False
+        self._unchanged.end()
 
     @property
     def steps(self) -> int:
@@ -93,7 +100,9 @@ class Accumulation:
         if self._steps > 1 and is_joining(ddp):
             self._give_up("the script uses join()")
         if self._holds and torch.is_grad_enabled() and self._switch.reduces(ddp):
-            self._switch.put_off = True
+            self._unchanged.check()
+            self._unchanged.begin(self._parameters())
+            self._switch.put_off = not must_reduce(ddp)  # reduced twice is the same: the mean of equal parts is they
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         held = {id(p) for p in _held_by_optimizer(optimizer)}
@@ -105,6 +114,9 @@ class Accumulation:
             return
         if any(callable(value) for value in (*args[1:], *kwargs.values())):
             return self._give_up("the optimizer runs backward itself (a closure)")
+        if not all(of_it):
+            self._give_up("no one optimizer steps all that DDP reduces")
+            return self.owes()
         self._holding = self._holds
         if not self._holding:
             return self._average()
@@ -133,6 +145,7 @@ class Accumulation:
     @torch.no_grad()
     def _average(self) -> None:
         """The mean over the steps, of what DDP has reduced of their sum; once, before anything reads it."""
+        self.reads()
         if self._averaged or not self._kept:
             return
         self._averaged = True

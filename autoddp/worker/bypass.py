@@ -47,6 +47,9 @@ class _Bypass:
         """Another model: it may need its reduction for more than a mean."""
         if wrapped.why_untouchable() or wrapped.arguments.get("static_graph"):
             self._leave_as_written()
+        elif wrapped.arguments.get("find_unused_parameters"):
+            # A reducer that is switched on again asks for the gradients of what was used meanwhile: no turns then.
+            self._clock.stop()
 
     def script_registered(self, _wrapped: Wrapped) -> None:
         """A communication hook of the script's own may do anything."""

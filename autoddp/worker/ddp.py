@@ -42,6 +42,7 @@ class Wrapped:
     def __init__(self, ddp: DDP, arguments: dict[str, Any]) -> None:
         self._ddp = weakref.ref(ddp)  # the script decides how long its model lives
         self.arguments = {name: value for name, value in _plain(arguments).items() if name != "module"}
+        self._reduced = {id(p) for p in ddp._module_parameters if p.requires_grad}
         self.script_hook: tuple[Any, Any] | None = None
 
     @property
@@ -51,9 +52,9 @@ class Wrapped:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What DDP reduces, in its order."""
+        """What DDP reduces, in its order: what asked for gradients when it was built, frozen since or not."""
         ddp = self.ddp
-        return [p for p in ddp._module_parameters if p.requires_grad] if ddp is not None else []
+        return [p for p in ddp._module_parameters if id(p) in self._reduced] if ddp is not None else []
 
     @property
     def is_compiled(self) -> bool:
@@ -88,11 +89,26 @@ class Wrapped:
         if ddp is None:
             return
         arguments = {**self.arguments, **_as_arguments(configuration), "init_sync": False}
-        _construct_again(ddp, arguments)
+        with self._as_it_was_built(ddp):
+            _construct_again(ddp, arguments)
         if self.script_hook is not None:
             _register(ddp, *self.script_hook)
         else:
             _register_ours(ddp, configuration, start_step, around)
+
+    @contextlib.contextmanager
+    def _as_it_was_built(self, ddp: DDP) -> Iterator[None]:
+        """What the script has frozen or thawed since is as it was: DDP reduces what asks for gradients when built."""
+        now = [(p, p.requires_grad) for p in ddp._module_parameters]
+        for p, asks in now:
+            if asks != (id(p) in self._reduced):
+                p.requires_grad_(not asks)
+        try:
+            yield
+        finally:
+            for p, asks in now:
+                if p.requires_grad != asks:
+                    p.requires_grad_(asks)
 
 
 def _register_ours(ddp: DDP, configuration: Configuration, start_step: int | None, around: Around | None) -> None:
@@ -256,8 +272,41 @@ def around_ddps_own(around: Callable[[], contextlib.AbstractContextManager[None]
 
 
 def is_joining(ddp: DDP) -> bool:
-    """Whether the script runs this object inside `join()`: ranks may have ended, and only DDP's own reductions count."""
+    """Whether the script runs it inside `join()`: ranks may have ended, and only DDP's own reductions count."""
     return bool(ddp._join_config.enable)
+
+
+def must_reduce(ddp: DDP) -> bool:
+    """Whether the next backward pass is one that DDP cannot leave out: a static graph learns its order in the first."""
+    return bool(ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued)
+
+
+def store_of(ddp: DDP) -> Any:
+    """The store by which its process group has met; None where torch does not tell."""
+    try:
+        return dist.distributed_c10d._get_process_group_store(ddp.process_group)
+    except (AttributeError, KeyError):
+        return None
+
+
+def tensors_in(output: Any) -> list[torch.Tensor]:
+    """All tensors in what a module has returned, as far as DDP itself finds them."""
+    return list(torch.nn.parallel.distributed._find_tensors(output))
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often it was written to: torch has no public name for it."""
+    return int(tensor._version)
+
+
+def after_this_backward(call: Callable[[], None]) -> None:
+    """Call it when the backward pass that is running has ended, and with it DDP's reduction."""
+    engine = torch.autograd.Variable._execution_engine
+
+    def then() -> None:
+        engine.queue_callback(call)  # behind what DDP has queued meanwhile
+
+    engine.queue_callback(then)
 
 
 def _wrap_return(returned: Callable[[DDP, Any], Any]) -> Callable[..., Any]:

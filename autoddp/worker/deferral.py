@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from autoddp.worker.ddp import Wrapped, is_joining
-from autoddp.worker.reduction import ReductionSwitch
+from autoddp.knobs.micro_steps import DEFER_REDUCTIONS
+from autoddp.worker.ddp import Wrapped, is_joining, must_reduce, tensors_in
+from autoddp.worker.reduction import ReductionSwitch, StillThere
 
 _CHUNK = 25 * 2**20  # bytes that are flattened at once
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_")
@@ -32,8 +34,12 @@ class Deferral:
         self._every = 1
         self._forwards = 0
         self._pending = False
+        self._owed: list[DDP] = []
+        self._parameters = StillThere(DEFER_REDUCTIONS.name)
         self.steps_by_closure = False
         """Whether an optimizer of DDP's parameters runs backward itself: it may read gradients after each."""
+        self.reads: Callable[[], None] = lambda: None
+        """Told before an optimizer, or whatever else of torch's, reads gradients."""
 
     @property
     def every(self) -> int:
@@ -44,6 +50,21 @@ class Deferral:
     def every(self, micro_steps: int) -> None:
         """At a step boundary."""
         self._every, self._forwards, self._pending, self._switch.put_off = micro_steps, 0, False, False
+        self._parameters.end()
+
+    @property
+    def pending(self) -> bool:
+        """Whether there may be gradients that are not reduced."""
+        return self._pending
+
+    def end(self) -> None:
+        """Put nothing off any more; at any time. What has been put off is reduced where it is read."""
+        self._every, self._switch.put_off = 1, False
+
+    def owe(self) -> None:
+        """Somebody else has put reductions off and never will again: reduce, until each object does so by itself."""
+        self._owed = [w.ddp for w in self._wrapped() if w.ddp is not None]
+        self.reduce_what_is_missing()
 
     def install(self) -> None:
         """Stand in front of whatever reads gradients. The script has bound none of these names yet."""
@@ -59,19 +80,40 @@ class Deferral:
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run; what is decided here holds for its backward pass."""
         self._switch.put_off = False
+        if self._owed and torch.is_grad_enabled() and self._switch.reduces(ddp):
+            self._owed = [owed for owed in self._owed if owed is not ddp]
+        if self._pending:
+            self._parameters.check()
         if self._every < 2 or not (torch.is_grad_enabled() and self._switch.reduces(ddp)) or is_joining(ddp):
+            return
+        if not ddp.training:  # an evaluation, which may be one rank's alone
             return
         self._forwards += 1
         # Buffers are synchronised before each forward, as they are where every backward reduces.
         ddp.require_forward_param_sync = True
-        self._pending = self._switch.put_off = self._forwards % self._every != 0
+        self._switch.put_off = self._forwards % self._every != 0 and not must_reduce(ddp)
+        if self._switch.put_off:
+            self._pending = True
+            self._parameters.begin(next(w.parameters for w in self._wrapped() if w.ddp is ddp))
+
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        """What the module has returned. Only a backward pass from it reduces what was put off before."""
+        if self._pending and self._switch.reduces(ddp):
+            for tensor in tensors_in(what):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._is_reduced)
+        return what
+
+    def _is_reduced(self, _gradient: torch.Tensor) -> None:
+        self._pending = False
+        self._parameters.end()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self._is_ours(optimizer):
             return
         if any(callable(value) for value in (*args[1:], *kwargs.values())):
             self.steps_by_closure = True
-            self.every = 1
+            self.end()
         self.reduce_what_is_missing()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -95,15 +137,29 @@ class Deferral:
 
         Right whatever part of a gradient was reduced before: the mean of equal parts is that part.
         """
-        if not self._pending:
+        self.reads()
+        if not self._pending and not self._owed:
             return
-        self._pending, self._forwards = False, 0
         for wrapped in self._wrapped():
             ddp = wrapped.ddp
-            gradients = [p.grad for p in wrapped.parameters if p.grad is not None]
-            if ddp is not None:
-                for some in _chunks(gradients):
-                    _average(some, ddp.process_group)
+            if ddp is None or not (self._pending or any(owed is ddp for owed in self._owed)):
+                continue
+            parameters = wrapped.parameters
+            if ddp.find_unused_parameters:
+                _complete(parameters, ddp.process_group)
+            for some in _chunks([p.grad for p in parameters if p.grad is not None]):
+                _average(some, ddp.process_group)
+        self._pending, self._forwards = False, 0
+        self._parameters.end()
+
+
+def _complete(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """A parameter that only other ranks have used has a gradient of zeros here, as DDP has it; others stay without."""
+    used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device)
+    dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group)
+    for p, by_any in zip(parameters, used.tolist(), strict=True):
+        if by_any and p.grad is None:
+            p.grad = torch.zeros_like(p)
 
 
 def _chunks(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:

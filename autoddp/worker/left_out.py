@@ -20,6 +20,9 @@ _BUCKET_KNOBS = ("bucket_cap_mb", "bucket_cap_mb_list")
 _COMPILED = "the module is compiled, and a new cap would compile it again: --recompile tries a few"
 _CUT_FIRST = "the module is compiled: a few caps are tried first, with optimize_ddp"
 
+BY_HAND = "the script reads and changes gradients itself"
+FINDS_UNUSED = "find_unused_parameters is set, and DDP keeps what a pass has used until it reduces"
+
 
 @dataclass(frozen=True)
 class Watched:
@@ -36,6 +39,8 @@ class Watched:
     """It steps all that DDP reduces."""
     why_no_graphs: dict[str, str]
     """Mode of `cuda_graphs` → why it cannot be, "" if it can; empty where nobody asks."""
+    changes_gradients: bool = False
+    """It changes gradients itself before the optimizer steps."""
     compiled: bool = False
     """torch.compile has a model, a part of one, or what is around it."""
 
@@ -59,7 +64,7 @@ def why_left_out(
         left_out = dict.fromkeys(_BUCKET_KNOBS, why) | left_out
     else:
         left_out[OPTIMIZE_DDP.name] = "torch.compile has none of the models"
-    left_out |= _why_no_deferral(wrapped, steps) | _why_no_accumulation(steps)
+    left_out |= why_no_deferral(wrapped, steps) | why_no_accumulation(steps)
     left_out |= _why_no_graphs(wrapped, devices, steps)
     return {name: why for name, why in left_out.items() if name not in not_asked}
 
@@ -90,12 +95,16 @@ def graph_modes(steps: Sequence[Watched]) -> tuple[str, ...]:
     return tuple(mode for mode in steps[0].why_no_graphs if not any(one.why_no_graphs.get(mode, "?") for one in steps))
 
 
-def _why_no_deferral(wrapped: Sequence[Wrapped], steps: Sequence[Watched]) -> dict[str, str]:
+def why_no_deferral(wrapped: Sequence[Wrapped], steps: Sequence[Watched]) -> dict[str, str]:
     """Why no reduction can be put off."""
     counts = {count for one in steps for count in one.forwards}
     why = ""
     if len(wrapped) > 1 or any(one.steps_by_closure for one in steps):
         why = "backward passes are not one step's alone (several DDP models, or a closure)"
+    elif any(w.arguments.get("find_unused_parameters") for w in wrapped):
+        why = FINDS_UNUSED
+    elif any(one.changes_gradients for one in steps):
+        why = BY_HAND
     elif len(counts) != 1:
         why = "steps differ in their number of reductions"
     elif max(counts) < 2:
@@ -103,7 +112,7 @@ def _why_no_deferral(wrapped: Sequence[Wrapped], steps: Sequence[Watched]) -> di
     return {DEFER_REDUCTIONS.name: why} if why else {}
 
 
-def _why_no_accumulation(steps: Sequence[Watched]) -> dict[str, str]:
+def why_no_accumulation(steps: Sequence[Watched]) -> dict[str, str]:
     """Why several steps of the script cannot be one."""
     why = ""
     if any(one.steps_by_closure for one in steps):

@@ -67,8 +67,12 @@ class LiveDdp:
         was, self._switch.on = self._switch.on, on
         if on and not was:
             for wrapped in self._patch.alive():
-                if wrapped.ddp is not None:
-                    broadcast_parameters(wrapped.ddp)
+                if wrapped.ddp is None:
+                    continue
+                broadcast_parameters(wrapped.ddp)
+                if wrapped.ddp.find_unused_parameters:
+                    # Its reducer has noted as used what was used without being reduced, and would ask for its gradient.
+                    wrapped.rebuild(self._current, start_step=0, around=self._comparison.around)
 
     def compare(self, on: bool) -> None:
         """See `LiveModel`. Where no hook of ours is in effect there is nothing to compare, and nothing to pay for."""

@@ -44,6 +44,8 @@ class Order:
     """Of the models the configuration was measured on; another model runs as written."""
     bypass: bool = False
     """Leave the reduction out: a world of one."""
+    guards: bool = True
+    """Whether the ranks' parameters are compared now and then, see `worker.guard`."""
     watch: dict[str, Any] = field(default_factory=dict)
     """How a near or lossy hook is watched, as `worker.watch.WatchPlan` has it; empty: not at all."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp import around_ddps_own
+from autoddp.worker.ddp import around_ddps_own, version_of
 
 
 class ReductionSwitch:
@@ -53,6 +54,31 @@ class ReductionSwitch:
 
     def _set(self, ddp: DDP, value: bool) -> None:
         ddp.__dict__[self._NAME] = value
+
+
+class StillThere:
+    """Parameters that must not change as long as gradients of them are not reduced: `begin`, then `check`."""
+
+    def __init__(self, knob: str) -> None:
+        self._knob = knob
+        self._seen: list[tuple[torch.Tensor, int]] = []
+
+    def begin(self, parameters: Sequence[torch.Tensor]) -> None:
+        """From here on; not told again until `end`. The first and the last stand for all."""
+        if not self._seen and parameters:
+            self._seen = [(p, version_of(p)) for p in (parameters[0], parameters[-1])]
+
+    def end(self) -> None:
+        """They may change again."""
+        self._seen = []
+
+    def check(self) -> None:
+        """RuntimeError: only a script that goes by `.grad` itself can have changed them, each rank by its own."""
+        if any(version_of(p) != version for p, version in self._seen):
+            raise RuntimeError(
+                f"autoddp: the script changes parameters without a torch optimizer, where the recipe's {self._knob} "
+                "has left gradients unreduced: the job stops; launch it without the recipe (--trials 0)"
+            )
 
 
 def broadcast_parameters(ddp: DDP) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -11,13 +11,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from autoddp.wire import BlockDone, Finish, JobFacts, Message, Ready
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
+from autoddp.worker.by_hand import ByHand
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import Patch, Wrapped
 from autoddp.worker.deferral import Deferral
 from autoddp.worker.facts import gather_facts
 from autoddp.worker.graphs import Graphs
-from autoddp.worker.heartbeat import start_heartbeat
 from autoddp.worker.leaving import leave, leave_at_the_end_of_training
 from autoddp.worker.left_out import Watched
 from autoddp.worker.link import Link
@@ -41,13 +41,16 @@ def start_tuning(order: Order, link: Link, threads_given: str | None) -> None:
     job = _TuningJob(order, link, patch, switch, Threads(threads_given, order.threads_pinned))
     patch.built = job.ddp_built
     patch.forward_begins = job.forward_begins
+    patch.returned = job.deferral.returned
     if order.cuda_graphs:
-        patch.called, patch.returned = job.compiling.replays.called, job.compiling.replays.returned
+        patch.called, patch.returned = job.compiling.replays.called, job.returned
     patch.install()
     switch.install()
     job.deferral.install()
     if order.accumulates:
         job.accumulation.install()
+        job.accumulation.owes = job.deferral.owe
+        job.accumulation.reads = job.deferral.reduce_what_is_missing
     leave_at_the_end_of_training(link)
 
 
@@ -78,7 +81,6 @@ class _TuningJob:
         self._wrapped_any = True
         if not self._link.hello():
             leave()
-        start_heartbeat(os.path.join(self._order.scratch, "heartbeats"), self._link.local_rank)
 
     def forward_begins(self, ddp: DDP) -> None:
         """Count forward passes that reduce, as the script has it; then see whether this one's may wait."""
@@ -86,6 +88,10 @@ class _TuningJob:
         self.deferral.forward_begins(ddp)
         self.accumulation.forward_begins(ddp)
         self._graphs.forward_begins(ddp, self._switch.reduces(ddp))
+
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        """What the script gets for what the module has returned."""
+        return self.compiling.replays.returned(ddp, self.deferral.returned(ddp, what))
 
     def _parameter_ids(self) -> set[int]:
         return {id(p) for wrapped in self._patch.alive() for p in wrapped.parameters}
@@ -100,6 +106,8 @@ class _TuningJob:
             return
         if self._ready_order is None:
             self._ready_order = ReadyOrder(self._all_parameters())
+            self._by_hand = ByHand(self._all_parameters())
+            self.deferral.reads = self._by_hand.reads
             if self._order.cuda_graphs:
                 self._graphs.watch()
                 self.compiling.replays.watch()
@@ -110,6 +118,8 @@ class _TuningJob:
         self._forwards.append(self._clock.forwards)
         if len(self._forwards) > _WATCHED_STEPS:
             self._ready_order.stop()
+            self._by_hand.stop()
+            self.deferral.reads = lambda: None
             self._graphs.stop_watching()
             self.compiling.replays.stop_watching()
             self._begin()
@@ -133,6 +143,7 @@ class _TuningJob:
             self.accumulation.clears,
             self.accumulation.one_optimizer,
             self.compiling.replays.why_not if compiled else self._graphs.why_not,
+            self._by_hand.found,
             compiled,
         )
         facts = gather_facts(wrapped, ranks, processors, watched, self._order)

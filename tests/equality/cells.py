@@ -12,16 +12,16 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # noqa: F401  the first optimizer imports it: seconds that each fork would spend again
+import torch._dynamo  # the first optimizer imports it: seconds that each fork would spend again
 import torch.distributed as dist
-from trainings import STEPS, TRAININGS, parameters, statistics
+from trainings import MOMENTUM, STEPS, TRAININGS, parameters, statistics
 
 from autoddp.knobs import Configuration
 from autoddp.wire import BlockDone, Measure, Message, Ready
@@ -43,6 +43,8 @@ class Cell:
     training: str
     way: str = WRITTEN
     configuration: Mapping[str, Any] = field(default_factory=dict)
+    fault: Callable[[], None] | None = None
+    """Called in each rank before anything else: plants a fault."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Matrix:
         )
         errors = os.open(folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT)
         os.dup2(errors, 2)
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115  pytest has put another in its place
         found: dict[str, Any] = {}
         try:
             found = _rank(rank, cell, folder)
@@ -126,8 +129,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _rank(rank: int, cell: Cell, folder: Path) -> dict[str, Any]:
     configuration = Configuration(cell.configuration)
+    if cell.fault is not None:
+        cell.fault()
     torch.set_num_threads(int(str(configuration.get("threads", 1))) if cell.way == RECIPE else 1)
     found: dict[str, Any] = {}
+    if cell.way == HEADROOM:
+        MOMENTUM[0] = 0.0
     if cell.way == RECIPE:
         applying.start_applying(Order(configuration=configuration.without_variables.plain()))
     elif cell.way in (TUNED, HEADROOM):
@@ -179,7 +186,8 @@ class Study:
                 self._orders = self._written
         elif isinstance(message, BlockDone):
             self.found["turned"] |= message.index >= 2
+            if message.error is not None:
+                self.found["error of hook"] = asdict(message.error)
 
     def receive(self) -> Message:
         return self._orders.pop(0)
-

@@ -17,6 +17,9 @@ STEPS, FEATURES, WIDTH, CLASSES, BATCH = 40, 32, 256, 8, 8
 TURN = STEPS // 2
 """The step from which on some trainings do something else."""
 
+MOMENTUM = [0.9]
+"""0 where ranks train apart for some steps: their parameters are put together again then, their optimizers are not."""
+
 Batch = tuple[torch.Tensor, torch.Tensor]
 Training = Callable[[int], list[nn.Module]]
 
@@ -42,7 +45,7 @@ def loss(outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
 def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
     """With momentum and weight decay: a gradient of zeros is not the same as none."""
     parameters = [parameter for module in modules for parameter in module.parameters()]
-    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3)
+    return torch.optim.SGD(parameters, lr=0.05, momentum=MOMENTUM[0], weight_decay=1e-3)
 
 
 def plain(rank: int) -> list[nn.Module]:
@@ -278,14 +281,18 @@ class Branches(nn.Module):
 
 
 def branches(
-    rank: int, used: Callable[[int, int], tuple[int, ...]], micro_steps: int = 1, zeroes: bool = False
+    rank: int,
+    used: Callable[[int, int], tuple[int, ...]],
+    micro_steps: int = 1,
+    zeroes: bool = False,
+    short: bool = False,
 ) -> list[nn.Module]:
-    """`used(step, rank)`: heads."""
+    """`used(step, rank)`: heads. `short`: each third step has one micro-step less."""
     model = DDP(Branches(), find_unused_parameters=True)
     optimizer = sgd(model)
     data = batches(rank, STEPS * micro_steps)
     for step in range(STEPS):
-        for number in range(micro_steps):
+        for number in range(micro_steps - (short and step % 3 == 2)):
             batch = next(data)
             loss(model(batch[0], used(step + number, rank)), batch).backward()
         optimizer.step()
@@ -369,6 +376,34 @@ def join_later(rank: int) -> list[nn.Module]:
     return [model]
 
 
+def no_optimizer(rank: int) -> list[nn.Module]:
+    """Steps by hand."""
+    model = DDP(network())
+    for batch in batches(rank, STEPS):
+        loss(model(batch[0]), batch).backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.sub_(p.grad, alpha=0.05)
+                p.grad = None
+    return [model]
+
+
+def without_backward(rank: int) -> list[nn.Module]:
+    """Of a step's four forward passes with gradients, one leads to no backward pass."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    data = batches(rank, STEPS * 4)
+    for _ in range(STEPS):
+        for number in range(4):
+            batch = next(data)
+            found = loss(model(batch[0]), batch)
+            if number != 3:
+                found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [model]
+
+
 def closure(rank: int) -> list[nn.Module]:
     """The optimizer runs backward itself."""
     model = DDP(network())
@@ -425,6 +460,7 @@ TRAININGS: dict[str, Training] = {
     "sometimes unused": lambda rank: branches(rank, lambda step, rank: (0, 1)[: step % 3]),
     "unused on a rank": lambda rank: branches(rank, lambda step, rank: ((step + rank) % 2,)),
     "micro unused": lambda rank: branches(rank, lambda step, rank: ((step + rank) % 2,) if step % 3 else (), 2),
+    "micro unused short": lambda rank: branches(rank, lambda step, rank: (0, 1)[: step % 3], 2, short=True),
     "unused zeros": lambda rank: branches(rank, lambda step, rank: (0, 1)[: step % 3], zeroes=True),
     "SyncBatchNorm": sync_bn,
     "thawed": thawed,
@@ -433,6 +469,8 @@ TRAININGS: dict[str, Training] = {
     "join": joined,
     "join later": join_later,
     "closure": closure,
+    "no optimizer": no_optimizer,
+    "without backward": without_backward,
     "rank 0 evaluates": rank0_evaluates,
 }
 
@@ -455,5 +493,3 @@ def statistics(modules: list[nn.Module]) -> dict[str, torch.Tensor]:
         for number, module in enumerate(modules)
         for name, value in module.named_buffers()
     }
-
-

@@ -1,0 +1,170 @@
+"""Looks whether the ranks still have the same parameters, in a real job whose recipe leaves out or changes reductions.
+
+A fault of ours there would train each rank apart from the others, and nothing else would tell. So rank 0 leaves a
+checksum of what DDP reduces in the job's store, early and now and then, and each other rank compares its own with it
+when it next comes by: no collective, no waiting, and a rank that runs a forward pass alone does no harm. Where they
+differ every rank stops with an exception that names the knob.
+
+Scripts may have ranks that differ on purpose. Nothing is said of parameters that DDP does not reduce, of ranks that
+differ before the first step, of an object whose script has once stepped without reducing (local SGD), of passes inside
+`join()` or in evaluation, and between ranks on unlike devices, whose arithmetic may differ in the last bit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from autoddp.knobs import Configuration
+from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
+from autoddp.knobs.graph import STATIC_GRAPH
+from autoddp.knobs.hook import HOOK
+from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, DEFER_REDUCTIONS
+from autoddp.worker.ddp import Wrapped, is_joining, store_of
+from autoddp.worker.reduction import ReductionSwitch
+
+_GUARDED = (DEFER_REDUCTIONS, ACCUMULATE_STEPS, HOOK, STATIC_GRAPH, CUDA_GRAPHS)
+_EARLY = (0, 2, 10, 100)  # steps; 0 is before the first
+_EVERY = 1000  # a look reads each parameter once, as a small part of one step does: within 0.1 % of the time
+_HEARD_FOR = 8  # forward passes after a look in which a rank asks whether another one has found a difference
+
+
+def guarded(configuration: Configuration) -> str:
+    """The knobs that could part the ranks, as a recipe has them; "" if there are none."""
+    found = [knob.name for knob in _GUARDED if knob.name in configuration]
+    return str(Configuration({name: configuration[name] for name in configuration if name in found or _is_of(name)}))
+
+
+def _is_of(name: str) -> bool:
+    return name.startswith("powersgd_")
+
+
+@dataclass
+class _Object:
+    """What is known of one DDP object."""
+
+    number: int
+    """In order of construction: the same on every rank."""
+    ids: frozenset[int]
+    steps: int = 0
+    stepped: bool = False
+    """Since the last forward pass; `reduces` since the last step."""
+    reduces: bool = False
+    is_off: bool = False
+    looks: list[int] = field(default_factory=lambda: list(_EARLY))
+    mine: tuple[int, str] | None = None
+    """Step and checksum of the look that is to be compared with rank 0's."""
+    hears: int = 0
+    passes: int = 0
+    """Forward passes that reduce: counted alike on all ranks, so that all stop at the same one."""
+
+
+class Guard:
+    """Tell it of each forward pass. `knobs` are named where ranks differ."""
+
+    def __init__(self, knobs: str, switch: ReductionSwitch) -> None:
+        self._knobs, self._switch = knobs, switch
+        self._objects: dict[Wrapped, _Object] = {}
+        self._built = 0
+        register_optimizer_step_post_hook(self._stepped)
+
+    def built(self, wrapped: Wrapped) -> None:
+        """A DDP object that has the recipe's configuration."""
+        self._objects = {w: o for w, o in self._objects.items() if w.ddp is not None}
+        self._objects[wrapped] = _Object(self._built, frozenset(id(p) for p in wrapped.parameters))
+        self._built += 1
+
+    def forward_begins(self, ddp: DDP) -> None:
+        """A forward pass is about to run. RuntimeError where the ranks have parted."""
+        wrapped = next((w for w in self._objects if w.ddp is ddp), None)
+        if wrapped is None or not torch.is_grad_enabled() or not ddp.training:
+            return
+        one = self._objects[wrapped]
+        if one.stepped:
+            one.steps, one.stepped = one.steps + 1, False
+            # As the script has it: what a knob puts off is still to be the same on every rank.
+            one.is_off |= not one.reduces
+            one.reduces = False
+        one.reduces |= self._switch.as_written(ddp)
+        one.is_off |= is_joining(ddp) or ddp.process_group.size() == 1
+        if one.is_off or not self._switch.as_written(ddp):
+            return
+        one.passes += 1
+        self._look(one, wrapped, ddp)
+
+    def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for one in self._objects.values():
+            one.stepped |= not one.ids.isdisjoint(held)
+
+    def _look(self, one: _Object, wrapped: Wrapped, ddp: DDP) -> None:
+        if not one.hears and one.steps < one.looks[0]:
+            return
+        store, rank = store_of(ddp), dist.get_rank(ddp.process_group)
+        if store is None:
+            one.is_off = True
+            return
+        if one.hears:
+            one.hears -= 1
+            self._hear(one, rank, store)
+        if one.steps >= one.looks[0]:
+            # Steps are counted alike on all ranks, so all are at the same look.
+            step = one.looks.pop(0)
+            one.looks = one.looks or [step + _EVERY if step >= _EVERY else _EVERY]
+            one.mine, one.hears = (step, checksum(wrapped.parameters)), _HEARD_FOR
+            if rank == 0:
+                store.set(_key(one, step), one.mine[1])
+
+    def _hear(self, one: _Object, rank: int, store: Any) -> None:
+        """Stop if a difference is known; else compare, if rank 0 has come by."""
+        said = f"autoddp/guard/{one.number}/differs"
+        if store.check([said]):
+            at, _, why = store.get(said).decode().partition(" ")
+            if one.passes >= int(at):
+                raise RuntimeError(why)
+            return
+        if rank == 0 or one.mine is None or not store.check([_key(one, one.mine[0])]):
+            return
+        (step, mine), one.mine = one.mine, None
+        theirs = store.get(_key(one, step)).decode()
+        if mine == theirs or mine.split(" ", 1)[1] != theirs.split(" ", 1)[1]:
+            return
+        if step == 0:
+            one.is_off = True  # they differ before anything was trained: it is the script's own way
+            return
+        why = (
+            f"autoddp: rank {rank} has other parameters than rank 0 after {step} steps under the recipe's "
+            f"{self._knobs}: the job stops; launch it without the recipe (--trials 0), or tune again (--trials 20)"
+        )
+        print(why, file=sys.stderr, flush=True)
+        store.set(said, f"{one.passes + 1} {why}")  # all stop at the next pass: the backward pass between tells them
+
+
+def _key(one: _Object, step: int) -> str:
+    return f"autoddp/guard/{one.number}/{step}"
+
+
+@torch.no_grad()
+def checksum(parameters: Sequence[torch.Tensor]) -> str:
+    """Of all bits, in 16 hex digits, and the device on which they were computed."""
+    total = torch.zeros((), dtype=torch.int64, device=parameters[0].device)
+    for number, parameter in enumerate(parameters, start=1):
+        plain = torch.view_as_real(parameter) if parameter.is_complex() else parameter
+        total += number * plain.detach().view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64)
+    return f"{int(total) & (2**64 - 1):016x} {_device(parameters[0].device)}"
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"

@@ -1,0 +1,79 @@
+"""The short part of the matrix (`matrix.py` runs the whole), and the guard of the real job under planted faults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cells import RECIPE, TUNED, Cell, Matrix
+from matrix import CONFIGURATIONS, HEADROOM, LEFT_OUT, Verdict, run
+
+from autoddp.worker import deferral, hooks
+from autoddp.worker.hooks.bucket import GradBucket
+from autoddp.worker.reduction import ReductionSwitch
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> list[Verdict]:
+    return run(short=True)
+
+
+def test_no_cell_of_the_short_matrix_trains_something_else(verdicts: list[Verdict]) -> None:
+    assert [verdict for verdict in verdicts if verdict.wrong] == []
+    assert {verdict.way for verdict in verdicts} == {RECIPE, TUNED, HEADROOM}
+
+
+def test_what_is_left_out_is_so_for_a_reason(verdicts: list[Verdict]) -> None:
+    found = {v.why for v in verdicts if v.verdict == LEFT_OUT}
+    assert found
+    assert all(found)
+
+
+def put_off_for_ever() -> None:
+    """No backward pass reduces."""
+    setattr(ReductionSwitch, "put_off", property(lambda _: True, lambda *_: None))  # noqa: B010
+
+
+def nothing_is_made_up_for() -> None:
+    """What was put off stays so."""
+    deferral._average = lambda *_: None
+
+
+def noise_of_its_own() -> None:
+    """Rank 1 receives something else, from the twelfth reduction on."""
+    right, calls = hooks.sixteen_bit_hook, []
+
+    def wrong(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        calls.append(bucket.is_last())
+        off = 1e-5 * torch.distributed.get_rank() * (sum(calls) > 12)
+        return right(state, bucket).then(lambda done: done.value().add_(off))
+
+    # DDP compares a hook's annotations, and here they are text.
+    wrong.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    hooks.sixteen_bit_hook = wrong
+
+
+@pytest.mark.parametrize(
+    ("fault", "training", "configuration", "knob", "step"),
+    [
+        (put_off_for_ever, "plain", "steps 2", "accumulate_steps=2", 2),
+        (put_off_for_ever, "micro even", "defer 4", "defer_reductions=4", 2),
+        (put_off_for_ever, "no_sync 2", "steps 4 view", "accumulate_steps=4", 10),
+        (nothing_is_made_up_for, "plain", "defer 4 view", "defer_reductions=4", 2),
+        (noise_of_its_own, "plain", "bf16", 'hook="bf16"', 100),
+    ],
+)
+def test_the_job_stops_where_a_fault_parts_the_ranks(
+    fault: Callable[[], None], training: str, configuration: str, knob: str, step: int, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("trainings.STEPS", 130 if step == 100 else 40)
+    ran = Matrix().run(Cell(training, RECIPE, CONFIGURATIONS[configuration], fault))
+    assert ran.errors  # where nothing is reduced any more, a rank may be at its end before another one's first look
+    for error in ran.errors:
+        found = re.match(r"RuntimeError: autoddp: rank 1 has other parameters than rank 0 after (\d+) steps", error)
+        assert found, ran.errors
+        assert int(found[1]) <= step
+        assert f"under the recipe's {knob}" in error
