@@ -29,7 +29,7 @@ from autoddp.worker import applying, tuning
 from autoddp.worker.order import Order
 
 WORLD = 2
-PATIENCE = 60.0  # seconds for a cell; it takes one
+PATIENCE = 180.0  # seconds for a cell; it takes one, and many where threads wait spinning for busy cores
 ALONE = 5.0  # seconds that a rank lives on when the other has failed
 WRITTEN, RECIPE, TUNED, HEADROOM = "as torchrun", "by recipe", "tuned", "headroom"
 """How a training is run. "tuned" turns to the configuration, back, and to it again, between the steps of the training;

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import launched
 import torch
 from cells import HEADROOM, RECIPE, TUNED, WRITTEN, Cell, Matrix, Ran
 from trainings import DIFFER_ON_PURPOSE, TRAININGS
@@ -60,6 +62,9 @@ TURNED = ("cap view batched", "static view", "defer 4 view", "static steps 2", "
 """Also turned to while the training runs; the others are parts of these."""
 SHORT_TRAININGS = ("plain", "two DDP", "no_sync 2", "no_sync later", "micro short last", "micro unused")
 SHORT_CONFIGURATIONS = ("caps", "defer 4 view", "steps 2", "powersgd")
+LAUNCHED = "launched"
+LAUNCHED_TRAININGS = ("plain", "no_sync 2", "no_sync later", "toggled", "micro short last", "GAN")
+LAUNCHED_CONFIGURATIONS = ("defer 4 view", "steps 2", "bf16")
 
 EQUAL, CLOSE, LARGER, STATED_ERROR = "equal", "close", "batch", "within"
 LEFT_OUT, STOPPED, UNEQUAL, FAR, FAILED = "left out", "stopped", "RANKS DIFFER", "FAR", "FAILED"
@@ -162,6 +167,20 @@ def run(only: str = "", short: bool = False, tell: Any = None) -> list[Verdict]:
     return found
 
 
+def run_launched(tell: Any = None) -> list[Verdict]:
+    """A few cells as whole launches."""
+    found = []
+    with tempfile.TemporaryDirectory(prefix="equality-") as folder:
+        ran = launched.run(LAUNCHED_TRAININGS, {n: CONFIGURATIONS[n] for n in LAUNCHED_CONFIGURATIONS}, Path(folder))
+        for name in LAUNCHED_CONFIGURATIONS:
+            for training in LAUNCHED_TRAININGS:
+                cell = Cell(training, LAUNCHED, CONFIGURATIONS[name])
+                found.append(judge(cell, name, ran[name][training], ran[""][training]))
+                if tell is not None:
+                    tell(found[-1])
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one object with all cells")
@@ -170,6 +189,8 @@ def main() -> int:
     args = parser.parse_args()
     began = time.monotonic()
     found = run(args.only, args.short, None if args.json else _tell)
+    if not args.only and not args.short:
+        found += run_launched(None if args.json else _tell)
     wrong = [verdict for verdict in found if verdict.wrong]
     if args.json:
         print(json.dumps({"cells": [asdict(v) for v in found], "wrong": len(wrong)}, indent=1))

@@ -152,10 +152,14 @@ def second_later(rank: int) -> list[nn.Module]:
     return [first, second]
 
 
-def gan(rank: int) -> list[nn.Module]:
+def networks_of_gan() -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(7)
-    generator = DDP(nn.Sequential(nn.Linear(CLASSES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, FEATURES)))
-    discriminator = DDP(nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)))
+    generator = nn.Sequential(nn.Linear(CLASSES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, FEATURES))
+    return generator, nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+
+
+def gan(rank: int) -> list[nn.Module]:
+    generator, discriminator = map(DDP, networks_of_gan())
     of_g, of_d = sgd(generator), sgd(discriminator)
     noise = torch.Generator().manual_seed(rank)
 
