@@ -97,7 +97,7 @@ class Tuning:
         thread = threading.Thread(target=_study, args=arguments, name="autoddp-study", daemon=True)
         thread.start()
         try:
-            with signals_raise(), LogKeeper(self.folder.path):
+            with signals_raise(), LogKeeper(self.folder.path / "screening"):
                 self._make_attempts(job, server)
                 thread.join()
         finally:
@@ -129,7 +129,8 @@ class Tuning:
             waiting = Waiting(place / "heartbeats", self.say)
             ended_elsewhere = functools.partial(self.hosts.ended_elsewhere, number)
             limits = _Limits(job, server, self.isolation, ended_elsewhere, waiting)
-            failure = self.keeper.run(attempt, lambda end: server.process_ended(end.pid, end.how), limits.exceeded)
+            with LogKeeper(place):
+                failure = self.keeper.run(attempt, lambda end: server.process_ended(end.pid, end.how), limits.exceeded)
             self.hosts.attempt_ended(number, failure)
             more = self._goes_on(number, job, limits.elsewhere or failure)
             number += 1

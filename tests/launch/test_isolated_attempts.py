@@ -106,6 +106,20 @@ def test_what_ends_tuning(environment: dict[str, str], options: list[str], why: 
     assert list(folder.glob("large*")) == []
 
 
+def test_what_a_script_prints_fills_no_disk(tmp_path: Path) -> None:
+    folder = folder_with_state(tmp_path)
+    env = {**LONG, "PRINTS": "1"}
+    launch = run(AUTODDP, folder, "stateful.py", "--trials", "1", "--tune-only", "--allow", "exact", env=env)
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    logs = list(folder.glob(".autoddp/*/attempt*/*/*/*/stdout.log"))
+    assert len(logs) >= 2
+    assert all(log.stat().st_size <= 64 << 20 for log in logs)
+    first = next(log for log in logs if "attempt0" in str(log) and log.parent.name == "0").read_text()
+    assert first.startswith("state: the user's")
+    assert "MiB left out here]" in first
+    assert oct(folder.joinpath(".autoddp").stat().st_mode & 0o777) == "0o700"
+
+
 def killed(tmp_path: Path, temporary: Path, kill: Callable[[Launch], None]) -> Launch:
     """A tuning run that is killed in the middle of its trials."""
     folder = folder_with_state(tmp_path)

@@ -27,7 +27,9 @@ def main() -> None:
     dist.barrier()
     model = DDP(network())
     sgd = optimizer(model)
-    for inputs, targets in batches(60, rank):
+    for number, (inputs, targets) in enumerate(batches(60, rank)):
+        if "PRINTS" in os.environ and number < 30:
+            print("x" * 5_000_000, flush=True)
         if model.gradient_as_bucket_view:
             raise RuntimeError("planted: cannot train with gradient_as_bucket_view")
         sgd.zero_grad()
