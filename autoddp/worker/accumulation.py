@@ -106,7 +106,7 @@ class Accumulation:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         held = {id(p) for p in _held_by_optimizer(optimizer)}
-        of_it = [id(p) in held for p in self._parameters()]
+        of_it = [id(p) in held for p in self._parameters() if p.requires_grad or id(p) in held]
         if not any(of_it):
             return
         self._stepped.add(all(of_it))

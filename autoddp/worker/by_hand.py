@@ -16,7 +16,7 @@ class ByHand:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.found = False
         """Whether gradients were not what a backward pass had left."""
-        self._parameters = list(parameters)
+        self._parameters = [p for p in parameters if p.requires_grad]
         self._waits = False
         self._left: list[tuple[nn.Parameter, torch.Tensor, int]] = []
         self._handles = [p.register_post_accumulate_grad_hook(self._accumulated) for p in self._parameters]

@@ -47,9 +47,6 @@ class _Bypass:
         """Another model: it may need its reduction for more than a mean."""
         if wrapped.why_untouchable() or wrapped.arguments.get("static_graph"):
             self._leave_as_written()
-        elif wrapped.arguments.get("find_unused_parameters"):
-            # A reducer that is switched on again asks for the gradients of what was used meanwhile: no turns then.
-            self._clock.stop()
 
     def script_registered(self, _wrapped: Wrapped) -> None:
         """A communication hook of the script's own may do anything."""
@@ -86,6 +83,9 @@ class _Bypass:
             self._report()
             return
         self._switch.on = not self._switch.on
+        if self._switch.on:
+            for wrapped in self._patch.alive():
+                wrapped.forget_what_was_used()
         self._steps_left = _SETTLE
 
     def _time(self) -> None:

@@ -96,6 +96,16 @@ class Wrapped:
         else:
             _register_ours(ddp, configuration, start_step, around)
 
+    def forget_what_was_used(
+        self, configuration: Configuration = AS_WRITTEN, start_step: int | None = None, around: Around | None = None
+    ) -> None:
+        """After backward passes that did not reduce and are not to be; `configuration` is the present one.
+
+        A reducer that finds unused parameters has noted what these passes have used, and would ask for its gradients.
+        """
+        if self.ddp is not None and self.ddp.find_unused_parameters:
+            self.rebuild(configuration, start_step, around)
+
     @contextlib.contextmanager
     def _as_it_was_built(self, ddp: DDP) -> Iterator[None]:
         """What the script has frozen or thawed since is as it was: DDP reduces what asks for gradients when built."""

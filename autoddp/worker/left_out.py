@@ -21,6 +21,7 @@ _COMPILED = "the module is compiled, and a new cap would compile it again: --rec
 _CUT_FIRST = "the module is compiled: a few caps are tried first, with optimize_ddp"
 
 BY_HAND = "the script reads and changes gradients itself"
+JOINS = "the script uses join()"
 FINDS_UNUSED = "find_unused_parameters is set, and DDP keeps what a pass has used until it reduces"
 
 
@@ -41,6 +42,8 @@ class Watched:
     """Mode of `cuda_graphs` → why it cannot be, "" if it can; empty where nobody asks."""
     changes_gradients: bool = False
     """It changes gradients itself before the optimizer steps."""
+    joins: bool = False
+    """It trains inside `join()`."""
     compiled: bool = False
     """torch.compile has a model, a part of one, or what is around it."""
 
@@ -103,6 +106,8 @@ def why_no_deferral(wrapped: Sequence[Wrapped], steps: Sequence[Watched]) -> dic
         why = "backward passes are not one step's alone (several DDP models, or a closure)"
     elif any(w.arguments.get("find_unused_parameters") for w in wrapped):
         why = FINDS_UNUSED
+    elif any(one.joins for one in steps):
+        why = JOINS
     elif any(one.changes_gradients for one in steps):
         why = BY_HAND
     elif len(counts) != 1:
@@ -117,6 +122,8 @@ def why_no_accumulation(steps: Sequence[Watched]) -> dict[str, str]:
     why = ""
     if any(one.steps_by_closure for one in steps):
         why = "the optimizer runs backward itself (a closure)"
+    elif any(one.joins for one in steps):
+        why = JOINS
     elif not all(one.one_optimizer for one in steps):
         why = "no one optimizer steps all that DDP reduces"
     elif not all(one.clears for one in steps):

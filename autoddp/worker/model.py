@@ -70,9 +70,7 @@ class LiveDdp:
                 if wrapped.ddp is None:
                     continue
                 broadcast_parameters(wrapped.ddp)
-                if wrapped.ddp.find_unused_parameters:
-                    # Its reducer has noted as used what was used without being reduced, and would ask for its gradient.
-                    wrapped.rebuild(self._current, start_step=0, around=self._comparison.around)
+                wrapped.forget_what_was_used(self._current, start_step=0, around=self._comparison.around)
 
     def compare(self, on: bool) -> None:
         """See `LiveModel`. Where no hook of ours is in effect there is nothing to compare, and nothing to pay for."""

@@ -21,7 +21,9 @@ class ReadyOrder:
         self._count = len(watched)
         self._now: list[int] = []
         self._steps: list[tuple[int, ...]] = []
-        self._handles = [p.register_post_accumulate_grad_hook(self._note(i)) for i, p in enumerate(watched)]
+        # What is frozen now is watched by its absence: it may be thawed later.
+        asking = [(number, p) for number, p in enumerate(watched) if p.requires_grad]
+        self._handles = [p.register_post_accumulate_grad_hook(self._note(number)) for number, p in asking]
 
     def _note(self, index: int) -> Callable[[torch.Tensor], None]:
         return lambda _parameter: self._now.append(index)

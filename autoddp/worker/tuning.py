@@ -14,7 +14,7 @@ from autoddp.worker.binding import Binding
 from autoddp.worker.by_hand import ByHand
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import Patch, Wrapped
+from autoddp.worker.ddp import Patch, Wrapped, is_joining
 from autoddp.worker.deferral import Deferral
 from autoddp.worker.facts import gather_facts
 from autoddp.worker.graphs import Graphs
@@ -144,6 +144,7 @@ class _TuningJob:
             self.accumulation.one_optimizer,
             self.compiling.replays.why_not if compiled else self._graphs.why_not,
             self._by_hand.found,
+            any(is_joining(w.ddp) for w in wrapped if w.ddp is not None),
             compiled,
         )
         facts = gather_facts(wrapped, ranks, processors, watched, self._order)

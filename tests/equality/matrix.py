@@ -108,7 +108,8 @@ def judge(cell: Cell, name: str, ran: Ran, written: Ran) -> Verdict:
         if any("has other parameters than rank 0" in error for error in ran.errors):
             return verdict(UNEQUAL, None, fault)  # the guard is the last to see what nothing here may do
         # Ours names the knob; torch's own of a graph that is not static is what a script gets that sets it itself.
-        loud = fault.startswith("RuntimeError: autoddp: ") or "static_graph" in configuration
+        ours = ("RuntimeError: autoddp: ", "RuntimeError: several steps cannot be one: ")  # the latter ends a trial
+        loud = fault.startswith(ours) or "static_graph" in configuration
         return verdict(STOPPED if loud else FAILED, None, fault)
     one, two = (found["parameters"] for found in ran.ranks)
     apart = max(
