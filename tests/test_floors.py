@@ -33,7 +33,7 @@ FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
 HOMES = {
     "torch": ("worker/", "launch/elastic.py", "launch/machine.py", "launch/plan.py", "cli/run.py"),
     "optuna": ("study/sampler.py",),
-    "wrapt": ("worker/arm.py", "isolation/elsewhere/patch.py", "isolation/guard/"),
+    "wrapt": ("worker/arm.py", "worker/isolated.py", "isolation/elsewhere/patch.py"),
     "rich": ("report/terminal.py", "report/topology.py"),
     "tomlkit": ("recipe/write.py",),
     "tomli": ("recipe/read.py",),

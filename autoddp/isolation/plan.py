@@ -10,6 +10,9 @@ from autoddp.isolation.levels import Level
 VARIABLE = "AUTODDP_ISOLATION"
 """The plan's variable. `worker/inject/sitecustomize.py` spells this name again: it imports nothing."""
 
+SHARED_MEMORY = "shared-memory"
+"""Under guard: a file beside the socket that lists what the script has made in shared memory, a name a line."""
+
 
 @dataclass(frozen=True)
 class IsolationPlan:

@@ -13,7 +13,7 @@ from autoddp.errors import UsageError
 from autoddp.isolation import Level
 from autoddp.isolation.mounts import mount_of, visible_mounts
 from autoddp.isolation.overlay import Layers
-from autoddp.isolation.plan import VARIABLE, IsolationPlan
+from autoddp.isolation.plan import SHARED_MEMORY, VARIABLE, IsolationPlan
 from autoddp.launch.keeper import Keeper, Shelter
 from autoddp.launch.options import Request
 from autoddp.launch.ownership import script_path
@@ -64,7 +64,10 @@ class Isolation:
             layers = Layers(str(self._layers / str(number)), str(self._layers / "kept"))
             return Shelter(Level.OVERLAY, layers, real, self._important)
         if self.level is Level.GUARD:
-            return Shelter(Level.GUARD, real=(*real, str(written), *self._guards_own), landlock=self.landlock)
+            # Native libraries share memory in /dev/shm; Python's own operations there are redirected.
+            more = (str(written), str(self.caches), "/dev", "/proc")
+            listed = os.path.join(os.path.dirname(self._folder.socket), SHARED_MEMORY)
+            return Shelter(Level.GUARD, real=(*real, *more), landlock=self.landlock, shared_memory=listed)
         return Shelter(Level.OFF)
 
     def variables(self, attempt: Path, written: Path, present: Mapping[str, str]) -> dict[str, str]:
@@ -76,10 +79,12 @@ class Isolation:
         if self.level is not Level.GUARD:
             plan = IsolationPlan(self.level, self._folder.socket, copied_at_most=self.limit)
             return {VARIABLE: plan.text()}
-        writable = (str(attempt), os.path.dirname(self._folder.socket), *self._guards_own)
+        writable = (str(attempt), os.path.dirname(self._folder.socket), str(self.caches))
         plan = IsolationPlan(Level.GUARD, self._folder.socket, str(written), writable, landlock=self.landlock)
         # Compilers are programs that no guard in Python reaches: their caches and temporary files get folders here.
         own = {name: str(self.caches / name.lower()) for name in _OF_COMPILERS if name not in present}
+        # Sockets are made there, and their paths may not be long.
+        own["TMPDIR"] = os.path.join(os.path.dirname(self._folder.socket), "t")
         for folder in own.values():
             os.makedirs(folder, exist_ok=True)
         return {VARIABLE: plan.text(), **own}
@@ -89,11 +94,6 @@ class Isolation:
         """Under guard: a folder of the run's for compilers, which all attempts share."""
         assert self._folder is not None
         return self._folder.path / "caches"
-
-    @property
-    def _guards_own(self) -> tuple[str, ...]:
-        """Where writes are real under guard, beside the attempt's folders."""
-        return (str(self.caches), "/dev", "/proc")
 
     @classmethod
     def off(cls, folder: RunFolder) -> Isolation:
@@ -109,7 +109,7 @@ class Isolation:
         return _size_of(self._layers) if self._layers is not None else 0
 
 
-_OF_COMPILERS = ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+_OF_COMPILERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def choose_isolation(request: Request, folder: RunFolder, keeper: Keeper) -> Isolation:

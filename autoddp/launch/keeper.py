@@ -51,6 +51,8 @@ class Shelter:
     """Folders that the overlay must have, see `isolation.overlay.enter`."""
     landlock: bool = False
     """Under guard: whether the kernel is asked to refuse writes outside `real`."""
+    shared_memory: str = ""
+    """Under guard: a file with the names of what the script has made in shared memory."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,8 @@ class _KeeperProcess:
     @staticmethod
     def _tidy(shelter: Shelter) -> None:
         """Caches stay for the next attempt, everything else goes."""
+        if shelter.shared_memory:
+            _remove_shared_memory(shelter.shared_memory)
         if shelter.layers is not None:
             with contextlib.suppress(OSError):  # a cache that is not kept is made again
                 keep_caches(shelter.layers, os.environ, shelter.important)
@@ -360,6 +364,19 @@ def _end_descendants() -> None:
         if not below:
             return
         time.sleep(0.01)
+
+
+def _remove_shared_memory(path: str) -> None:
+    """Remove what the file lists, each name a file of this user's directly in /dev/shm; then the list."""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
+        for name in set(file.read().split("\n")):
+            place = os.path.join("/dev/shm", name)
+            with contextlib.suppress(OSError):
+                found = os.lstat(place)
+                if name and "/" not in name and stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+                    os.unlink(place)
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _remove(folder: str) -> None:

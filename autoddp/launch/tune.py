@@ -162,7 +162,8 @@ class Tuning:
         wanted = Next(more, job.why_over or job.overlay_failed, level)
         together = self.hosts.agree(number, wanted, self.say)
         if not together.more:
-            job.give_up(together.why or "another host has ended the tuning")
+            if not job.over:
+                job.give_up(together.why or "another host has ended the tuning")
         elif together.level is not self.isolation.level:
             self._isolate(together.level, f"the script failed under it: {together.why}")
             self.say(f"another attempt; {self.isolation.says}")

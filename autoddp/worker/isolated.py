@@ -11,11 +11,13 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
+import wrapt
+
 from autoddp.isolation import Level
-from autoddp.isolation.plan import IsolationPlan
+from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
 from autoddp.units import data_size
 from autoddp.worker.order import TUNE
 from autoddp.worker.stopping import stopper
@@ -38,6 +40,7 @@ def start(text: str) -> None:
         if plan.landlock:
             _at_the_end_of(_is_refusal, stop, "the kernel refused a write by other means than Python's own")
         start_guard(plan, stop)
+        _list_shared_memory(os.path.join(os.path.dirname(plan.socket), SHARED_MEMORY))
     elif plan.level is Level.OVERLAY:
         under_guard = stopper(plan.socket, overlay_is_to_blame=True)
         _at_the_end_of(_is_overflow, under_guard, "files of another group cannot be changed under the overlay")
@@ -47,6 +50,25 @@ def start(text: str) -> None:
     from autoddp.isolation.elsewhere import watch_clients
 
     watch_clients(stop)
+
+
+def _list_shared_memory(path: str) -> None:
+    """Write down what Python makes in shared memory: ranks that are killed leave it, and the keeper removes it."""
+
+    def patch(module: ModuleType) -> None:
+        shm_open = module.shm_open
+
+        def opened(path_: str, *arguments: Any, **more: Any) -> Any:
+            is_new = not os.path.exists(f"/dev/shm/{path_.lstrip('/')}")
+            descriptor = shm_open(path_, *arguments, **more)
+            if is_new:
+                with open(path, "a", encoding="utf-8") as file:
+                    file.write(f"{path_.lstrip('/')}\n")
+            return descriptor
+
+        module.shm_open = opened  # type: ignore[attr-defined]
+
+    wrapt.register_post_import_hook(patch, "_posixshmem")
 
 
 def _at_the_end_of(is_ours: Callable[[BaseException], bool], stop: Callable[[str], NoReturn], why: str) -> None:

@@ -25,7 +25,7 @@ class Audit:
     def __init__(self, changes: Changes, more: dict[str, Callable[..., None]]) -> None:
         self.changes = changes
         self.overlay: Overlay = changes.overlay
-        self._inside = tuple(f"{root.rstrip('/')}/" for root in self.overlay.roots)
+        self._inside = tuple(f"{root.rstrip('/')}/" for root in (*self.overlay.roots, "/dev"))
         one = {name: self._one(name) for name in ("remove", "rmdir", "chmod", "chown", "chflags", "utime", "truncate")}
         one |= {name: self._one(name) for name in ("mkdir", "setxattr", "removexattr", "chroot")}
         self._checks: dict[str, Callable[..., None]] = {

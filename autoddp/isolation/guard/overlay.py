@@ -2,7 +2,7 @@
 
     upper     a folder of the scratch. Below it, everything that the script has written lies under its full path.
     lower     the real file system, which is only read.
-    through   folders in which nothing is redirected: plan.writable, /dev, /proc, /sys.
+    through   folders in which nothing is redirected: plan.writable, /proc, /sys, and /dev but for /dev/shm.
 
 Three things in `upper` are the overlay's own. A symbolic link to `GONE` says that the script has deleted the real file
 of that name. A symbolic link to `SAME` and a path says that the real file there now has this name: a rename copies
@@ -51,7 +51,7 @@ class Overlay:
         self.scratch = scratch
         self.upper = f"{scratch}/upper"
         self.turns = turns
-        self.roots = frozenset((*writable, scratch, "/dev", "/proc", "/sys"))
+        self.roots = frozenset((*writable, scratch, "/proc", "/sys"))
         self._folders: dict[tuple[str, bool], tuple[int, float, Folder]] = {}
 
     def cwd(self) -> str:
@@ -169,7 +169,9 @@ class Overlay:
     def child(self, folder: Folder, name: str) -> Place:
         """The place of one entry of a folder."""
         path = folder.child_path(name)
-        if folder.through or path in self.roots:
+        # Files in shared memory are the user's too; shared memory itself is not opened by path.
+        device = folder.path == "/dev" and name != "shm"
+        if folder.through or device or path in self.roots:
             return Place(folder, name, path, path, real.status_or_none(path), through=True)
         if folder.upper and name != BENEATH:
             physical = self.upper + path
