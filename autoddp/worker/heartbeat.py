@@ -6,6 +6,7 @@ time is renewed; the file says where in the script the thread is. The launcher j
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -34,7 +35,7 @@ def _beat(path: str, main: int) -> None:
         frame = sys._current_frames().get(main)
         now = _position(frame)
         if now != last:
-            with open(path, "w", encoding="utf-8") as file:
+            with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:  # a full disk, say
                 file.write(where(frame))
         last = now
         del frame  # it would keep the script's variables alive
