@@ -105,14 +105,16 @@ class Guard:
             one.stepped |= not one.ids.isdisjoint(held)
 
     def _look(self, one: _Object, wrapped: Wrapped, ddp: DDP) -> None:
-        if not one.hears and one.steps < one.looks[0]:
+        # A rank that has gone ahead asks until rank 0 has come by: where a fault leaves out all reductions, none waits.
+        asks = one.hears or (one.mine is not None and dist.get_rank(ddp.process_group) != 0)
+        if not asks and one.steps < one.looks[0]:
             return
         store, rank = store_of(ddp), dist.get_rank(ddp.process_group)
         if store is None:
             one.is_off = True
             return
-        if one.hears:
-            one.hears -= 1
+        if asks:
+            one.hears = max(0, one.hears - 1)
             self._hear(one, rank, store)
         if one.steps >= one.looks[0]:
             # Steps are counted alike on all ranks, so all are at the same look.
