@@ -12,6 +12,7 @@ differ before the first step, of an object whose script has once stepped without
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,9 @@ _HEARD_FOR = 8  # forward passes after a look in which a rank asks whether anoth
 def guarded(configuration: Configuration) -> str:
     """The knobs that could part the ranks, as a recipe has them; "" if there are none."""
     found = [knob.name for knob in _GUARDED if knob.name in configuration]
-    return str(Configuration({name: configuration[name] for name in configuration if name in found or _is_of(name)}))
+    plain = configuration.plain()
+    # Not a configuration of its own: some of these knobs need others beside them, which part nobody.
+    return " ".join(f"{name}={json.dumps(plain[name])}" for name in plain if name in found or _is_of(name))
 
 
 def _is_of(name: str) -> bool:

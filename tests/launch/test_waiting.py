@@ -15,13 +15,13 @@ from autoddp.launch.waiting import Waiting
 
 SCRIPT = """
 import os, time
-import torch.distributed as dist
 
 def load_data():
     time.sleep(1000)
 
 if os.environ["RANK"] == "1":
     load_data()
+import torch.distributed as dist
 dist.init_process_group("gloo")
 """
 
@@ -31,16 +31,17 @@ def test_the_ranks_and_their_places_are_named(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     shorter = (
-        "import sys; from autoddp.launch import waiting; waiting._FIRST_WORD, waiting._GIVEN_UP = 6.0, 12.0; "
+        "import sys; from autoddp.launch import waiting; waiting._FIRST_WORD = waiting._NEXT_WORD = 4.0; "
+        "waiting._GIVEN_UP = 20.0; "
         "from autoddp.cli.main import main; sys.argv[0] = 'autoddp'; main()"
     )
     words = ["--nproc-per-node", "2", "--trials", "1", "--tune-only", str(script)]
     launch = start((sys.executable, "-c", shorter), tmp_path / "run", words).wait()
-    (line,) = [line for line in launch.stderr.splitlines() if "waiting for the first steps" in line]
-    assert "rank 1 is in train.py, line 6" in line
+    line = [line for line in launch.stderr.splitlines() if "waiting for the first steps" in line][-1]
+    assert "rank 1 is in train.py, line 5" in line
     assert "rank 0 is in init_process_group, called in train.py, line 10" in line
     (end,) = [line for line in launch.stderr.splitlines() if "not tuned, launching as written" in line]
-    assert "no rank has moved for 1" in end
+    assert "no rank has moved for 2" in end
     assert "rank 0 is in init_process_group" in end
     assert launch.processes() == []
 
