@@ -6,15 +6,18 @@ store, and the others end theirs. Then all say what they want next, and the next
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from autoddp.isolation import Level
 
 _GRACE = 3.0  # seconds that an attempt has for ending by itself after it has ended on another host
+_ANSWER = timedelta(seconds=60)  # for one answer of the store; torch's own is five minutes
 _PATIENCE = 120.0  # seconds in which every launcher must have said what it wants next
 _SILENT = 10.0  # seconds of waiting before the user is told
 
@@ -36,6 +39,8 @@ class Hosts:
 
     def __init__(self, store: Any = None, rank: int = 0, nodes: int = 1) -> None:
         self._store = store
+        if store is not None:
+            store.set_timeout(_ANSWER)
         self._rank = rank
         self._nodes = nodes
         self._heard_at = 0.0
@@ -53,7 +58,8 @@ class Hosts:
     def attempt_ended(self, number: int, failure: str) -> None:
         """Tell the others that this host's part of attempt `number` is over."""
         if self._store is not None:
-            self._store.set(f"attempt{number}/ended", json.dumps(failure))
+            with contextlib.suppress(RuntimeError):  # the store is gone, which the next question will tell
+                self._store.set(f"attempt{number}/ended", json.dumps(failure))
 
     def ended_elsewhere(self, number: int) -> str | None:
         """Why attempt `number` has ended on another host, some seconds ago; None as long as it has not."""

@@ -54,6 +54,8 @@ class LiveJob:
         self._over = ""
         self.wants_another_attempt = threading.Event()
         """Set while the present attempt is of no use and does not end by itself."""
+        self.blames_overlay = False
+        """Whether a script that never comes to a measurement may do so without the overlay: then tuning is not over."""
         self.overlay_failed = ""
         """Why the script cannot run under the overlay, once that has shown."""
         self.finished: Finish | None = None
@@ -98,6 +100,9 @@ class LiveJob:
 
     def _start_failed(self, failure: str) -> bool:
         """Before its first measurement: the fault of the variables that the study wanted, or the script's own."""
+        if self.blames_overlay and self._facts is None:
+            self.overlay_failed = self.overlay_failed or self._first_failure or failure
+            return True
         if not self._starts.has_variables:
             return self._end(self._first_failure or failure)
         self._failed_start = self._first_failure or failure
@@ -108,19 +113,9 @@ class LiveJob:
         """Whether the present attempt has come to its first measurement."""
         return self._ready_in_this_start
 
-    def try_again(self) -> None:
-        """Main thread: what has failed so far was the overlay's fault, and another attempt follows without it."""
-        self._over = ""
-        self._first_failure = ""
-
     def peer_failed(self, why: str) -> None:
         """Main thread: the attempt has ended on another host."""
         self._failed(why)
-
-    @property
-    def failed_before_the_first_step(self) -> bool:
-        """Whether the script has never come to a measurement."""
-        return self._facts is None and bool(self._over)
 
     @property
     def over(self) -> bool:

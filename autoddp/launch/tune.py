@@ -113,7 +113,11 @@ class Tuning:
 
     def _make_attempts(self, job: LiveJob, server: WorkerServer) -> None:
         number, more = 0, True
-        self._isolate(self.hosts.worst(self.isolation.level, self.say), "another host has none")
+        try:
+            self._isolate(self.hosts.worst(self.isolation.level, self.say), "another host has none")
+        except (RuntimeError, TimeoutError) as error:
+            job.give_up(f"the other hosts do not answer: {error}")
+            return
         (self.warn if self.isolation.level is Level.OFF else self.say)(self.isolation.says)
         while more:
             place = self.folder.attempt(number)
@@ -151,14 +155,16 @@ class Tuning:
 
     def _goes_on(self, number: int, job: LiveJob, failure: str) -> bool:
         """Whether all hosts make another attempt; they then have the same isolation."""
-        more = job.attempt_ended(failure)
         level = self.isolation.level
-        if level is Level.OVERLAY and self._overlay_is_to_blame(number, job):
+        # On several hosts each has an overlay of its own: a script may wait in vain there for a file of another host's.
+        job.blames_overlay = level is Level.OVERLAY and self.hosts.several and number == 0
+        more = job.attempt_ended(failure)
+        if level is Level.OVERLAY and job.overlay_failed:
             if self.request.isolation is Level.OVERLAY:
                 job.give_up(job.overlay_failed)
+                more = False
             else:
-                level, more = Level.GUARD, True
-                job.try_again()
+                level = Level.GUARD
         wanted = Next(more, job.why_over or job.overlay_failed, level)
         together = self.hosts.agree(number, wanted, self.say)
         if not together.more:
@@ -168,15 +174,6 @@ class Tuning:
             self._isolate(together.level, f"the script failed under it: {together.why}")
             self.say(f"another attempt; {self.isolation.says}")
         return together.more
-
-    def _overlay_is_to_blame(self, number: int, job: LiveJob) -> bool:
-        """Whether the script may run under guard where it has failed here.
-
-        On several hosts each has an overlay of its own: a script may wait in vain there for a file of another host's.
-        """
-        if self.hosts.several and number == 0 and job.failed_before_the_first_step:
-            job.overlay_failed = job.overlay_failed or job.why_over
-        return bool(job.overlay_failed)
 
     def _isolate(self, level: Level, why: str) -> None:
         if level is not self.isolation.level:
