@@ -150,7 +150,7 @@ class Keeper:
             elif isinstance(message, _Result):
                 failure = message.failure
             else:
-                return f"the attempt's launcher {message.how}" if failure is None else failure
+                return f"torch elastic, which starts the ranks, {message.how}" if failure is None else failure
 
     def close(self) -> None:
         """End whatever runs, and the keeper; returns once nothing is left."""
