@@ -44,6 +44,7 @@ def run(
     landlock: bool = False,
     inject: Path | None = None,
     wait: bool = True,
+    writable: tuple[str, ...] = (),
 ) -> Any:
     """A script in the folder `tree`, under the guard. With `inject` its Python children are guarded too."""
     path = [str(TESTS), str(ROOT)]
@@ -51,7 +52,7 @@ def run(
         inject.mkdir(exist_ok=True)
         (inject / "sitecustomize.py").write_text(SITECUSTOMIZE)
         path.insert(0, str(inject))
-    start = f"import os, sys; from guarded import guard; guard({str(scratch)!r}, {landlock})\n"
+    start = f"import os, sys; from guarded import guard; guard({str(scratch)!r}, {landlock}, {writable})\n"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
     environment.pop("AUTODDP_ISOLATION", None)
     script = scratch.parent / f"script{scratch.name}.py"

@@ -26,17 +26,16 @@ CASES = {
         os.rename(f"/proc/self/root{os.getcwd()}/hard.pt", "x"); assert not os.path.exists("hard.pt")""",
     "link into a writable folder": """
         import errno
-        os.symlink(os.path.abspath("model.pt"), f"/dev/shm/autoddp-test-{os.getpid()}")
-        try:
-            open(f"/dev/shm/autoddp-test-{os.getpid()}", "w").write("x")
-            assert open("model.pt").read() == "x"
-            try: os.link("hard.pt", f"/dev/shm/autoddp-test-{os.getpid()}x")
-            except OSError as error: assert error.errno == errno.EXDEV
-            else: raise AssertionError
-        finally: os.remove(f"/dev/shm/autoddp-test-{os.getpid()}")
-        shutil.copy("hard.pt", f"/dev/shm/autoddp-test-{os.getpid()}")
-        shutil.move(f"/dev/shm/autoddp-test-{os.getpid()}", "hard.pt")
-        assert open("hard.pt").read() == "old model\"""",
+        os.symlink(os.path.abspath("model.pt"), f"{shared}/link")
+        open(f"{shared}/link", "w").write("x")
+        assert open("model.pt").read() == "x"
+        try: os.link("hard.pt", f"{shared}/hard")
+        except OSError as error: assert error.errno == errno.EXDEV
+        else: raise AssertionError
+        os.remove(f"{shared}/link")
+        shutil.copy("hard.pt", f"{shared}/copied")
+        shutil.move(f"{shared}/copied", "hard.pt")
+        assert open("hard.pt").read() == "old model\" and os.listdir(shared) == []""",
     "replace over a folder": """
         for target, number in (("ckpt", 39), ("model.pt", 20)):
             try: os.replace("empty", target)
@@ -136,8 +135,10 @@ def test_corner(tmp_path: Path, name: str) -> None:
     tree = tmp_path / "tree"
     plant(tree)
     before, elsewhere = snapshot(tree), snapshot(tmp_path / "elsewhere")
-    start = f"import shutil; tree, scratch = {str(tree)!r}, {str(tmp_path / 'scratch')!r}\n"
-    ended, said = run(start + textwrap.dedent(CASES[name]), tree, tmp_path / "scratch")
+    shared = tmp_path / "shared"  # a folder that the guard leaves alone
+    shared.mkdir()
+    start = f"import shutil; tree, scratch, shared = {str(tree)!r}, {str(tmp_path / 'scratch')!r}, {str(shared)!r}\n"
+    ended, said = run(start + textwrap.dedent(CASES[name]), tree, tmp_path / "scratch", writable=(str(shared),))
     assert snapshot(tree) == before
     assert snapshot(tmp_path / "elsewhere") == elsewhere
     assert (ended, said) == (0, "")
