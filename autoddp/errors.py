@@ -5,15 +5,20 @@ AutoddpError            exit code 2, printed as `autoddp: error: …`, never wit
 ├── RecipeError         a recipe that cannot be read, or says something not allowed
 ├── UnfitRecipe         a sound recipe made for another job or machine
 ├── NothingReadable     an input file of which nothing could be understood
-└── JobFailed           a job of autoddp's own ended early; exit code 1
+├── JobFailed           a job of autoddp's own ended early; exit code 1
+└── NotTuned            --tune-only, and no recipe came of it; exit code 1
 
 Faults of our own are `assert`s and ordinary exceptions: they show a traceback on purpose.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
+
+_LONGEST_SHOWN = 60  # characters of a bad value in an error line
 
 
 class AutoddpError(Exception):
@@ -44,6 +49,12 @@ class JobFailed(AutoddpError):
     exit_code = 1
 
 
+class NotTuned(AutoddpError):
+    """`--tune-only` was asked for, and no recipe came of it."""
+
+    exit_code = 1
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the nearest known word, or nothing.
 
@@ -54,3 +65,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     near = get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def shown(value: Any) -> str:
+    """A bad value as an error line shows it: as JSON, cut after 60 characters.
+
+    >>> shown("bf17"), shown([1] * 100)[-8:]
+    ('"bf17"', '1, 1, 1…')
+    """
+    try:
+        text = json.dumps(value, default=str)
+    except ValueError:  # a hexadecimal number too long for Python to print
+        return "…"
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "…"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from autoddp.launch.elastic import environment_with, run_real_job
 from autoddp.launch.hosts import Hosts
+from autoddp.launch.machine import not_here
 from autoddp.launch.network import VARIABLES, Network
 from autoddp.launch.options import Request, parse
 from autoddp.launch.ownership import require_script
@@ -98,10 +99,11 @@ def _variables(request: Request, plan: Plan, network: Network) -> dict[str, str]
 
 
 def _reachable(variables: dict[str, str], network: Network) -> dict[str, str]:
-    """A recipe's variables without a choice of interfaces that leads nowhere on this host."""
-    absent = [name for name in variables if name in VARIABLES and not network.has(variables[name])]
-    for name in absent:
-        tell(f"the recipe's {name}={variables[name]} is left out: not all of these reach all hosts here")
+    """A recipe's variables without a choice of network devices that leads nowhere on this host."""
+    unreached = [name for name in variables if name in VARIABLES and not network.has(variables[name])]
+    absent = dict.fromkeys(unreached, "not all of these reach all hosts here") | not_here(variables)
+    for name, why in absent.items():
+        tell(f"the recipe's {name}={variables[name]} is left out: {why}")
     return {name: value for name, value in variables.items() if name not in absent}
 
 

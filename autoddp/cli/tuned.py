@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from autoddp.errors import AutoddpError, UsageError
+from autoddp.errors import AutoddpError, NotTuned, UsageError
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import start_step
 from autoddp.launch.hosts import Hosts
@@ -22,7 +22,7 @@ from autoddp.launch.options import Request
 from autoddp.launch.plan import Plan
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.tune import Preparation, Tuned, Tuning
-from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse, save
+from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse, require_replaceable, save
 from autoddp.report import Terminal, say, summary, warn, write_summary
 from autoddp.study import Outcome
 from autoddp.units import data_size
@@ -36,6 +36,7 @@ def prepared(request: Request) -> Iterator[Preparation]:
     parent = request.recipe_path.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UsageError(f"--recipe {request.recipe_path}: its folder cannot be written; name another file")
+    require_replaceable(Path(os.path.realpath(request.recipe_path)))
     places = (Path("/tmp"), Path("/var/tmp"))
     folder = RunFolder(request.output, keep_runs=request.keep_runs, recipe=request.recipe_path, places=places)
     for line in folder.says:
@@ -72,7 +73,10 @@ def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network
         for finding in found.get("findings", ()):
             say(finding)
     if not tuned.recipe:
-        say(f"warning: not tuned, launching as written: {tuned.why or 'the leading node gave up'}; see {folder.path}")
+        why = f"{tuned.why or 'the leading node gave up'}; see {folder.path}"
+        if request.tune_only:
+            raise NotTuned(f"no recipe was written: {why}")
+        say(f"warning: not tuned, launching as written: {why}")
         return plan
     if tuned.cut_short:
         say(f"tuning ended early, with what was known: {tuned.cut_short}")
@@ -84,6 +88,8 @@ def _write(request: Request, folder: RunFolder, tuned: Tuned) -> None:
     try:
         kept = save(tuned.recipe, request.recipe_path, previous=folder.previous_recipe)
     except AutoddpError as error:
+        if request.tune_only:
+            raise NotTuned(f"the recipe could not be saved: {error}") from None
         say(f"warning: the recipe is used, but could not be saved: {error}")
         return
     say(f"recipe written: {request.recipe_path}" + (f" (the older one is kept as {kept})" if kept else ""))

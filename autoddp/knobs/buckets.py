@@ -12,8 +12,10 @@ _cap = number_between(SMALLEST_MIB, LARGEST_MIB, "MiB")
 
 
 def _check_plan(value: Any) -> str | None:
-    good = isinstance(value, (list, tuple)) and value and all(_cap(entry) is None for entry in value)
-    return None if good else f"must be a list of sizes from {SMALLEST_MIB:g} to {LARGEST_MIB:g} MiB"
+    good = isinstance(value, (list, tuple)) and 1 <= len(value) <= LONGEST_PLAN
+    if good and all(_cap(entry) is None for entry in value):
+        return None
+    return f"must be a list of 1 to {LONGEST_PLAN} sizes from {SMALLEST_MIB:g} to {LARGEST_MIB:g} MiB"
 
 
 BUCKET_CAP_MB = Knob(

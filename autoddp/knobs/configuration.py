@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autoddp.errors import did_you_mean
+from autoddp.errors import did_you_mean, shown
 from autoddp.knobs.base import Knob, Rung, Value
 from autoddp.knobs.binding import NUMA_BINDING
 from autoddp.knobs.buckets import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
@@ -148,7 +148,7 @@ def _check(name: str, value: Any, beside: Mapping[str, Any]) -> None:
         raise ValueError(f"unknown knob {name!r}{did_you_mean(name, BY_NAME)}")
     rule = knob.check(value)
     if rule:
-        raise ValueError(f"{name} = {json.dumps(value, default=str)}: {rule}")
+        raise ValueError(f"{name} = {shown(value)}: {rule}")
     if knob.needs and beside.get(knob.needs[0]) != knob.needs[1]:
         raise ValueError(f"{name}: needs {knob.needs[0]} = {json.dumps(knob.needs[1])} beside it")
     if name == "bucket_cap_mb_list" and "bucket_cap_mb" in beside:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
 from autoddp.recipe import Fits
+
+_RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
 def known_here(fits: Fits) -> dict[str, object]:
@@ -28,3 +35,32 @@ def _versions() -> dict[str, object]:
     if torch.cuda.is_available():
         known["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return known
+
+
+def not_here(variables: Mapping[str, str]) -> dict[str, str]:
+    """Which of `variables` name a network device that this host lacks: variable → "no interface eth7 here".
+
+    What the user has set stays as it is, so a recipe's value for it does not count.
+    """
+    interfaces = [name for _, name in socket.if_nameindex()]
+    devices = os.listdir(_RDMA_DEVICES) if _RDMA_DEVICES.is_dir() else []
+    known = (
+        ("GLOO_SOCKET_IFNAME", "interface", interfaces),
+        ("NCCL_SOCKET_IFNAME", "interface", interfaces),
+        ("NCCL_IB_HCA", "RDMA device", devices),
+    )
+    found = {}
+    for variable, kind, here in known:
+        absent = _absent(variable, variables.get(variable, ""), here) if variable not in os.environ else []
+        if absent:
+            found[variable] = f"no {kind} {', '.join(absent)} here"
+    return found
+
+
+def _absent(variable: str, value: str, here: Iterable[str]) -> list[str]:
+    """Gloo takes whole names. NCCL takes beginnings of names, whole ones after =, and ports; ^ excludes."""
+    if not value or value.startswith("^"):
+        return []
+    by_beginning = variable.startswith("NCCL_") and not value.startswith("=")
+    names = [name.partition(":")[0] for name in value.removeprefix("=").split(",")]
+    return [name for name in names if not any(one == name or (by_beginning and one.startswith(name)) for one in here)]

@@ -16,6 +16,8 @@ from autoddp.launch.ownership import declared_by_script
 from autoddp.units import Allowance, seconds
 
 DEFAULT_TRIALS = 20
+_LARGEST_SEED = 2**32 - 1  # numpy's, which Optuna's samplers draw with
+_LARGEST = 2**31 - 1  # of any other number; a recipe holds some of them in 64 bits
 _EXAMPLES = {
     "--trials": "a whole number of 0 or more, e.g. --trials 20",
     "--allow": "exact, near or lossy, e.g. --allow near",
@@ -25,7 +27,7 @@ _EXAMPLES = {
     "--near-limit": "a share above 0, e.g. --near-limit 0.02",
     "--lossy-limit": "a share above 0, e.g. --lossy-limit 0.95",
     "--watch": "a whole number of 1 or more, or off, e.g. --watch 1000",
-    "--seed": "a whole number of 0 or more, e.g. --seed 0",
+    "--seed": f"a whole number from 0 to {_LARGEST_SEED}, e.g. --seed 0",
     "--keep-runs": "a whole number of 1 or more, e.g. --keep-runs 20",
     "--isolation": "overlay, guard or off, e.g. --isolation guard",
     "--scratch-limit": "a size such as 20G, or a share such as 20%, e.g. --scratch-limit 20G",
@@ -104,7 +106,7 @@ def own_parser() -> argparse.ArgumentParser:
     watch = _checked("--watch", _watch)
     add("--watch", type=watch, metavar="N|off", help="reductions between two looks at the gradient error in the job")
     add("--tune-only", action="store_true", help="write the recipe and stop")
-    add("--seed", type=_whole("--seed", 0), default=0, metavar="N", help="of the search (0)")
+    add("--seed", type=_whole("--seed", 0, _LARGEST_SEED), default=0, metavar="N", help="of the search (0)")
     add("--output", type=Path, default=Path(".autoddp"), metavar="DIR", help="logs and summary.json (.autoddp/)")
     add("--keep-runs", type=_whole("--keep-runs", 1), default=20, metavar="N", help="runs that stay there (20)")
     levels = "|".join(level.value for level in Level)
@@ -223,7 +225,7 @@ def _checked(name: str, convert: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _watch(text: str) -> int:
-    if text != "off" and int(text) < 1:
+    if text != "off" and not 1 <= int(text) <= _LARGEST:
         raise ValueError(text)
     return 0 if text == "off" else int(text)
 
@@ -235,9 +237,9 @@ def _above_zero(text: str) -> float:
     return value
 
 
-def _whole(name: str, low: int) -> Callable[[str], int]:
+def _whole(name: str, low: int, high: int = _LARGEST) -> Callable[[str], int]:
     def convert(text: str) -> int:
-        if int(text) < low:
+        if not low <= int(text) <= high:
             raise ValueError(text)
         return int(text)
 

@@ -37,6 +37,8 @@ def declared_by_script(option: str, torchrun: argparse.Namespace) -> bool:
 
 
 def _parsed(path: Path) -> ast.Module | None:
+    if not path.is_file():
+        return None  # a pipe can be read only once: its content is the script's
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):

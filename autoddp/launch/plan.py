@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoddp.errors import RecipeError, UnfitRecipe, UsageError
+from autoddp.errors import NotTuned, RecipeError, UnfitRecipe, UsageError
 from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Rung
 from autoddp.knobs.micro_steps import larger_batch
 from autoddp.launch.elastic import node_range, processes_per_node
-from autoddp.launch.machine import known_here
+from autoddp.launch.machine import known_here, not_here
 from autoddp.launch.options import DEFAULT_TRIALS, Request
 from autoddp.recipe import Recipe, differences, load, require_fit
 
@@ -93,6 +93,7 @@ def choose(request: Request) -> Plan:
         world = fewest * processes_per_node(request.torchrun)
     except (ValueError, RuntimeError) as error:
         raise UsageError(f"{error}; see --nnodes and --nproc-per-node in autoddp --help") from None
+    _require_ranks(request, fewest, most, world)
     several = most > 1
     known: dict[str, object] = {"torch": _torch_version()}
     if fewest == most:
@@ -110,7 +111,11 @@ def choose(request: Request) -> Plan:
     if request.trials is None and request.recipe is not None:
         return _with_given_recipe(request, plan, known)
     if request.trials == 0:
+        if request.tune_only:
+            raise UsageError("--tune-only --trials 0: nothing would be done; allow trials, e.g. --trials 20")
         return Plan(tune=False, recipe=None, several_nodes=several)
+    if world == 1 and not several and request.tune_only:
+        raise NotTuned("nothing to tune in a world of one; start two ranks or more, e.g. --nproc-per-node 2")
     if world == 1 and not several:
         says = "nothing to tune in a world of one: launching as torchrun would, without DDP's reduction (exact)"
         return Plan(False, None, several, bypass=True, says=says)
@@ -119,14 +124,37 @@ def choose(request: Request) -> Plan:
     return plan
 
 
+def _require_ranks(request: Request, fewest: int, most: int, world: int) -> None:
+    """UsageError for numbers with which no job can start, or would wait in vain."""
+    torchrun = request.torchrun
+    if not 1 <= fewest <= most:
+        raise UsageError(f"--nnodes {torchrun.nnodes}: must be 1 or more, or a range such as 1:4")
+    if world < 1:
+        raise UsageError(f"--nproc-per-node {torchrun.nproc_per_node}: must be 1 or more, e.g. --nproc-per-node 2")
+    if torchrun.rdzv_backend == "static" and not 0 <= torchrun.node_rank < most:
+        raise UsageError(f"--node-rank {torchrun.node_rank}: must be from 0 to {most - 1} with --nnodes {most}")
+
+
 def _with_given_recipe(request: Request, plan: Plan, known: dict[str, object]) -> Plan:
     assert request.recipe is not None
     if request.recipe.is_dir():
         return _with_fitting_recipe(request, request.recipe, plan, known)
     recipe = load(request.recipe)
+    launching = _launching(plan, recipe, request)
     if not request.force:
         require_fit(recipe, request.recipe, **known, **known_here(recipe.fits))
-    return _launching(plan, recipe, request)
+        absent = _absent(launching)
+        if absent:
+            fix = "correct [env], tune again with --trials 20, or leave it out with --force"
+            raise UnfitRecipe(f"{request.recipe}: {'; '.join(absent)}: {fix}")
+    return launching
+
+
+def _absent(plan: Plan) -> list[str]:
+    """Network devices of the recipe that are not here. Of several hosts each leaves out its own."""
+    if plan.several_nodes:
+        return []
+    return [f"env.{name} = {plan.variables[name]!r}: {why}" for name, why in not_here(plan.variables).items()]
 
 
 def _with_fitting_recipe(request: Request, folder: Path, plan: Plan, known: dict[str, object]) -> Plan:
@@ -136,6 +164,7 @@ def _with_fitting_recipe(request: Request, folder: Path, plan: Plan, known: dict
         try:
             recipe = load(path)
             unlike = differences(recipe.fits, **known, **known_here(recipe.fits))
+            unlike += _absent(_launching(plan, recipe, request))
         except RecipeError as problem:
             unlike = [str(problem)]
         if unlike:
@@ -157,10 +186,11 @@ def _with_fitting_recipe(request: Request, folder: Path, plan: Plan, known: dict
 
 def _with_found_recipe(request: Request, plan: Plan, known: dict[str, object]) -> Plan:
     recipe = load(request.recipe_path)
-    unlike = differences(recipe.fits, **known, **known_here(recipe.fits))
+    launching = _launching(plan, recipe, request)
+    unlike = differences(recipe.fits, **known, **known_here(recipe.fits)) + _absent(launching)
     if unlike and not request.force:
         return Plan(**{**vars(plan), "says": f"{request.recipe_path} does not fit ({'; '.join(unlike)}): tuning again"})
-    return _launching(plan, recipe, request)
+    return launching
 
 
 def _launching(plan: Plan, recipe: Recipe, request: Request) -> Plan:

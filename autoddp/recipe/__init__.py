@@ -10,7 +10,7 @@ from autoddp.recipe.env import ENV_ALLOWED
 from autoddp.recipe.match import differences, require_fit
 from autoddp.recipe.read import load, parse
 from autoddp.recipe.schema import SCHEMA, Evidence, Fits, LadderEntry, MadeBy, Recipe
-from autoddp.recipe.write import dump, save
+from autoddp.recipe.write import dump, require_replaceable, save
 
 __all__ = [
     "ENV_ALLOWED",
@@ -26,5 +26,6 @@ __all__ = [
     "load",
     "parse",
     "require_fit",
+    "require_replaceable",
     "save",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +19,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+_LARGEST = 2**20  # bytes; a recipe has some 2,000
 
 
 def load(path: str | os.PathLike[str]) -> Recipe:
@@ -51,7 +54,7 @@ def _values(text: str, name: str) -> dict[str, Any]:
 def _read(path: Path) -> str:
     name = one_line(str(path))
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return _content(path, name).decode("utf-8-sig")
     except FileNotFoundError:
         near = did_you_mean(path.name, _recipes_beside(path))
         raise RecipeError(f"{name}: no such file{near}; autoddp SCRIPT --trials 20 writes a recipe") from None
@@ -62,6 +65,20 @@ def _read(path: Path) -> str:
     except (OSError, ValueError) as problem:  # ValueError: a NUL in the path
         reason = getattr(problem, "strerror", None) or problem
         raise RecipeError(f"{name}: cannot be read: {reason}; name a file that you may read") from None
+
+
+def _content(path: Path, name: str) -> bytes:
+    """OSError if it cannot be read. Never waits for a writer, and opens no device."""
+    kind = os.stat(path).st_mode
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError
+    if not stat.S_ISREG(kind):
+        raise RecipeError(f"{name}: no regular file, so not a recipe; name a file such as train.autoddp.toml")
+    with open(path, "rb", opener=lambda file, flags: os.open(file, flags | os.O_NONBLOCK)) as file:
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise RecipeError(f"{name}: larger than {_LARGEST >> 20} MiB, so not a recipe; tune again with --trials 20")
+    return content
 
 
 def _recipes_beside(path: Path) -> list[str]:
@@ -137,6 +154,9 @@ def _env(table: Table) -> dict[str, str]:
             raise table.error(name, f"not a variable that a recipe may set{near}; if the job needs it, export it")
         if not isinstance(value, str) or not value.isprintable():
             raise table.error(name, "must be one line of text in quotes", show=True)
+        problem = ENV_ALLOWED[name](value)
+        if problem:
+            raise table.error(name, problem, show=True)
     return dict(table.values)
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autoddp.errors import RecipeError, did_you_mean
-
-_LONGEST_SHOWN = 60  # characters of a bad value in an error line
+from autoddp.errors import RecipeError, did_you_mean, shown
 
 
 class Table:
@@ -31,12 +28,12 @@ class Table:
 
     def error(self, key: str, problem: str, *, show: bool = False) -> RecipeError:
         """The error to raise about `key`; `show` puts its value into the line."""
-        value = f" = {_shown(self.values[key])}" if show else ""
+        value = f" = {shown(self.values[key])}" if show else ""
         return RecipeError(f"{self.file}: {self.dotted(key)}{value}: {problem}")
 
     def dotted(self, key: str) -> str:
         """`fits.nodes` for "nodes"; a key that is not a plain word is quoted."""
-        word = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _shown(key)
+        word = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else shown(key)
         return f"{self.key}.{word}" if self.key else word
 
     def only(self, known: Iterable[str]) -> None:
@@ -119,11 +116,3 @@ def one_line(text: str) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = json.dumps(value, default=str)
-    except ValueError:  # a hexadecimal number too long for Python to print
-        return "…"
-    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "…"

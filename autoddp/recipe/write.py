@@ -79,6 +79,7 @@ def save(recipe: Recipe | str, path: str | os.PathLike[str], previous: Path | No
     whole = text.encode()
     try:
         target = Path(os.path.realpath(path))  # a linked recipe stays a link
+        require_replaceable(target)
         old = target.read_bytes() if os.path.lexists(target) else None
         if old == whole:
             return None
@@ -88,6 +89,12 @@ def save(recipe: Recipe | str, path: str | os.PathLike[str], previous: Path | No
     except OSError as problem:
         place = one_line(str(path))
         raise RecipeError(f"{place}: cannot be written: {_reason(problem)}; name a file you may write to") from None
+
+
+def require_replaceable(path: Path) -> None:
+    """RecipeError if a folder, a pipe or a device stands at `path`: nothing but a regular file is replaced."""
+    if os.path.lexists(path) and not path.is_file():
+        raise RecipeError(f"{one_line(str(path))}: no regular file, so no recipe is written there; name another file")
 
 
 def _keep(old: bytes, path: str, previous: Path | None) -> Path:

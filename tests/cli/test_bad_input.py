@@ -13,14 +13,24 @@ from pathlib import Path
 
 import pytest
 from launchers import ROOT, environment
+from torch import __version__ as torch_build
 
 from autoddp.knobs import Configuration
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, dump
 
+torch_version = str(torch_build).partition("+")[0]
 RECIPE = dump(
     Recipe(
         made_by=MadeBy("0.1.0", "2.13.0", "3.11.7", "2025-11-20T21:00:00Z"),
         fits=Fits(8, 2, "nccl", ("NVIDIA H100",), "2.13.0", 102228128, "0123456789abcdef"),
+        configuration=Configuration({"bucket_cap_mb": 50}),
+        evidence=Evidence(31.21, 0.384, 20, 6, 1234, "the exact rung wins"),
+    )
+)
+HERE = dump(
+    Recipe(
+        made_by=MadeBy("0.1.0", torch_version, "3.11.7", "2025-11-20T21:00:00Z"),
+        fits=Fits(2, 1, "gloo", ("cpu",), torch_version, 102228128, "0123456789abcdef"),
         configuration=Configuration({"bucket_cap_mb": 50}),
         evidence=Evidence(31.21, 0.384, 20, 6, 1234, "the exact rung wins"),
     )
@@ -35,6 +45,8 @@ FILES = {
     "key.toml": RECIPE.replace("bucket_cap_mb = 50", "buket_cap_mb = 50"),
     "type.toml": RECIPE.replace("bucket_cap_mb = 50", 'bucket_cap_mb = "50"'),
     "range.toml": RECIPE.replace("bucket_cap_mb = 50", "bucket_cap_mb = 5000"),
+    "threads.toml": RECIPE + '\n[env]\nOMP_NUM_THREADS = "-5"\n',
+    "interface.toml": HERE + '\n[env]\nGLOO_SOCKET_IFNAME = "nope0"\n',
     "code.toml": RECIPE + '\n[env]\nLD_PRELOAD = "/tmp/x.so"\n',
 }
 MIB = "must be a number from 0.5 to 512 MiB"
@@ -56,6 +68,25 @@ CASES = {
     "recipe type": ("--recipe type.toml train.py", f'type.toml: configuration.bucket_cap_mb = "50": {MIB}'),
     "recipe range": ("--recipe range.toml train.py", f"range.toml: configuration.bucket_cap_mb = 5000: {MIB}"),
     "recipe variable": ("--recipe code.toml train.py", "code.toml: env"),
+    "recipe number": ("--recipe threads.toml train.py", 'threads.toml: env.OMP_NUM_THREADS = "-5": must be a whole'),
+    "recipe interface": (
+        "--nproc-per-node 2 --recipe interface.toml train.py",
+        "interface.toml: env.GLOO_SOCKET_IFNAME = 'nope0': no interface nope0 here: correct [env], tune again",
+    ),
+    "recipe device": ("--recipe /dev/zero train.py", "/dev/zero: no regular file, so not a recipe"),
+    "recipe to a device": (
+        "--nproc-per-node 2 --trials 2 --recipe /dev/null train.py",
+        "/dev/null: no regular file, so no recipe is written there; name another file",
+    ),
+    "recipe to a folder": ("--nproc-per-node 2 --trials 2 --recipe /tmp train.py", "/tmp: no regular file"),
+    "no ranks": ("--nproc-per-node 0 train.py", "--nproc-per-node 0: must be 1 or more, e.g. --nproc-per-node 2"),
+    "no ranks as torchrun": ("--trials 0 --nproc-per-node -2 train.py", "--nproc-per-node -2: must be 1 or more"),
+    "no nodes": ("--nnodes 0 train.py", "--nnodes 0: must be 1 or more, or a range such as 1:4"),
+    "range of nodes": ("--nnodes 3:2 train.py", "--nnodes 3:2: must be 1 or more, or a range such as 1:4"),
+    "node too high": ("--nnodes 2 --node-rank 2 train.py", "--node-rank 2: must be from 0 to 1 with --nnodes 2"),
+    "seed too large": (f"--seed {'9' * 30} train.py", "must be a whole number from 0 to 4294967295, e.g. --seed 0"),
+    "steps too many": (f"--job-steps {'9' * 30} train.py", "must be a whole number of 1 or more, e.g. --job-steps"),
+    "tune only, no trials": ("--tune-only --trials 0 train.py", "--tune-only --trials 0: nothing would be done"),
     "recipe unfit": (
         "--nproc-per-node 2 --recipe unfit.toml train.py",
         "unfit.toml: made for another job: world size 8 in the recipe, 2 here; nodes 2 in the recipe, 1 here",
@@ -138,6 +169,14 @@ def test_all_entries_speak_alike(folder: Path, words: str) -> None:
     answers = {typed(folder, words, command) for command in (("-m", "autoddp"), (f"{ROOT}/launch.py",), installed)}
     assert len(answers) == 1
     assert answers.pop()[0] == 2
+
+
+def test_a_world_of_one_cannot_be_tuned(folder: Path) -> None:
+    code, out, err = typed(folder, "--nproc-per-node 1 --tune-only train.py")
+    assert (code, out) == (1, "")
+    assert err == (
+        "autoddp: error: nothing to tune in a world of one; start two ranks or more, e.g. --nproc-per-node 2\n"
+    )
 
 
 def test_a_file_of_a_commands_name_is_a_script(folder: Path) -> None:

@@ -185,7 +185,7 @@ BAD = [
     ("--trials= t.py", "--trials '': must be a whole number of 0 or more, e.g. --trials 20"),
     ("t.py --trials", "--trials: needs a value: a whole number of 0 or more, e.g. --trials 20"),
     ("--recipe --trials 4 t.py", "--recipe: needs a value: --recipe VALUE"),
-    ("--seed -1 t.py", "--seed '-1': must be a whole number of 0 or more, e.g. --seed 0"),
+    ("--seed -1 t.py", "--seed '-1': must be a whole number from 0 to 4294967295, e.g. --seed 0"),
     ("--near-limit 0 t.py", "--near-limit '0': must be a share above 0, e.g. --near-limit 0.02"),
     ("--lossy-limit much t.py", "--lossy-limit 'much': must be a share above 0, e.g. --lossy-limit 0.95"),
     ("--accumulate-up-to 0 t.py", "--accumulate-up-to '0': must be a whole number of 1 or more, e.g. --accumulate"),

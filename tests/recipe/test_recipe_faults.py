@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from autoddp.errors import RecipeError
-from autoddp.recipe import load
+from autoddp.recipe import load, save
 
 SOUND = Path(__file__).with_name("sound.autoddp.toml").read_text(encoding="utf-8")
 BACK = "; put it back, or tune again with --trials 20"
@@ -86,6 +87,32 @@ BAD = [
     ('OMP_NUM_THREADS = "4"', "OMP_NUM_THREADS = 4", "env.OMP_NUM_THREADS = 4" + TEXT),
     ('OMP_NUM_THREADS = "4"', 'OMP_NUM_THREADS = "4\\n"', 'env.OMP_NUM_THREADS = "4\\n"' + TEXT),
     ('OMP_NUM_THREADS = "4"', 'OMP_NUM_THREADS = "4\\u0000"', 'env.OMP_NUM_THREADS = "4\\u0000"' + TEXT),
+    *[
+        ('OMP_NUM_THREADS = "4"', f'{name} = "{value}"', f'env.{name} = "{value}": {problem}')
+        for name, value, problem in [
+            ("OMP_NUM_THREADS", "-5", 'must be a whole number from 1 to 1024 in quotes, as "1"'),
+            ("OMP_NUM_THREADS", "99999999", 'must be a whole number from 1 to 1024 in quotes, as "1"'),
+            ("OMP_NUM_THREADS", "", 'must be a whole number from 1 to 1024 in quotes, as "1"'),
+            ("MKL_NUM_THREADS", "4 ", 'must be a whole number from 1 to 1024 in quotes, as "1"'),
+            ("MALLOC_ARENA_MAX", "0", 'must be a whole number from 1 to 4096 in quotes, as "1"'),
+            ("NCCL_BUFFSIZE", "-1", 'must be a whole number from 1 to 2147483647 in quotes, as "1"'),
+            ("NCCL_BUFFSIZE", "9" * 40, 'must be a whole number from 1 to 2147483647 in quotes, as "1"'),
+            ("NCCL_NTHREADS", "100", 'must be one of "64", "128", "256", "512"'),
+            ("NCCL_IB_DISABLE", "yes", 'must be one of "0", "1"'),
+            ("NCCL_SOCKET_FAMILY", "6", 'must be one of "AF_INET", "AF_INET6"'),
+            ("NCCL_ALGO", "/tmp/x", 'must be words of NCCL with commas between them, as "Ring,Tree"'),
+            ("GLOO_SOCKET_IFNAME", "eth0,", "must be names of network interfaces with commas between them"),
+            ("GLOO_SOCKET_IFNAME", "../eth0", "must be names of network interfaces with commas between them"),
+            ("PYTORCH_CUDA_ALLOC_CONF", "expandable", 'must be options, as "expandable_segments:True"'),
+            ("GOMP_CPU_AFFINITY", "all", 'must be numbers of CPUs, as "0-7 16-23"'),
+        ]
+    ],
+    (
+        "bucket_cap_mb = 50\n",
+        f"bucket_cap_mb_list = {[1] * 33}\n",
+        "configuration.bucket_cap_mb_list = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,…: "
+        "must be a list of 1 to 32 sizes from 0.5 to 512 MiB",
+    ),
     ("headroom = 0.384", "headroom = 1.01", "evidence.headroom = 1.01: must be a number from 0 to 1"),
     ("headroom = 0.384", "headroom = nan", "evidence.headroom = NaN: must be a number from 0 to 1"),
     ("headroom = 0.384", "headroom = true", "evidence.headroom = true: must be a number from 0 to 1"),
@@ -131,3 +158,38 @@ def test_each_fault_is_one_exact_line(tmp_path: Path, old: str, new: str, line: 
         load(file)
     assert str(caught.value) == f"{file}: {line}"
     assert str(caught.value).isprintable()
+
+
+def test_a_recipe_is_a_regular_file_of_bounded_size(tmp_path: Path) -> None:
+    """A pipe would wait for a writer, and a device or a huge file would fill the memory."""
+    pipe, huge = tmp_path / "pipe.toml", tmp_path / "huge.toml"
+    os.mkfifo(pipe)
+    huge.write_bytes(b"#" * (2**20 + 1))
+    for place, problem in (
+        (pipe, "no regular file, so not a recipe; name a file such as train.autoddp.toml"),
+        (Path("/dev/zero"), "no regular file, so not a recipe; name a file such as train.autoddp.toml"),
+        (huge, "larger than 1 MiB, so not a recipe; tune again with --trials 20"),
+    ):
+        with pytest.raises(RecipeError) as caught:
+            load(place)
+        assert str(caught.value) == f"{place}: {problem}"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link to a pipe"])
+def test_no_recipe_replaces_what_is_no_file(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "train.autoddp.toml"
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "device":
+        place = Path("/dev/null")
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        os.mkfifo(tmp_path / "pipe")
+        place.symlink_to("pipe")
+    before = place.lstat()
+    with pytest.raises(RecipeError, match="no regular file, so no recipe is written there; name another file"):
+        save(SOUND, place, previous=tmp_path / "previous.toml")
+    after = place.lstat()
+    assert (after.st_mode, after.st_ino, after.st_rdev) == (before.st_mode, before.st_ino, before.st_rdev)
+    assert not (tmp_path / "previous.toml").exists()

@@ -23,7 +23,7 @@ RECIPE = Recipe(
         LadderEntry(Rung.EXACT, Configuration({"bucket_cap_mb": 50}), 28.3, 1.21, 1.19, 1.23),
         LadderEntry(Rung.LOSSY, Configuration({"hook": "powersgd", "powersgd_rank": 2}), 0.1 + 0.2, 1e-7, 5e-324, 1e22),
     ),
-    env={"OMP_NUM_THREADS": "4", "NCCL_ALGO": ""},
+    env={"OMP_NUM_THREADS": "4", "NCCL_ALGO": "Ring"},
 )
 
 
@@ -156,8 +156,6 @@ def test_an_interrupted_write_leaves_no_scratch_file(tmp_path: Path, monkeypatch
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="cannot be written: No such file or directory"):
         save(RECIPE, tmp_path / "absent" / "a.toml")
-    with pytest.raises(RecipeError, match="cannot be written: Is a directory"):
-        save(RECIPE, tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(RecipeError, match="cannot be written: Not a directory"):
         save(RECIPE, tmp_path / "file" / "a.toml")
