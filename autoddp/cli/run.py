@@ -17,7 +17,7 @@ from autoddp.launch.ownership import require_script
 from autoddp.launch.plan import Plan, choose
 from autoddp.launch.watching import watch_plan
 from autoddp.log import tell
-from autoddp.worker.order import Order
+from autoddp.worker.order import Order, naming_errors
 
 if TYPE_CHECKING:
     from autoddp.launch.conference import Conference
@@ -56,6 +56,8 @@ def prepare(words: Sequence[str]) -> Job | None:
             with environment_with(network.variables):
                 plan = tuned_plan(request, plan, tuning, network, hosts)
     variables = {**network.variables, **_variables(request, plan, network)}
+    if request.trials != 0:
+        variables |= naming_errors(os.environ)
     return None if request.tune_only else Job(request, variables, meeting_point)
 
 

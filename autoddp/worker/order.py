@@ -14,6 +14,8 @@ TUNE, APPLY = "AUTODDP_WORKER_TUNES", "AUTODDP_WORKER_APPLIES"
 USERS_PYTHONPATH = "AUTODDP_USERS_PYTHONPATH"
 """PYTHONPATH as the user had it, to be put back; absent if there was none."""
 INJECT = Path(__file__).parent / "inject"
+LAUNCHER = "AUTODDP_NAMES_ERRORS_FOR"
+"""The launcher's process id: the ranks, its children, leave the cause of their end for elastic's summary."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +53,22 @@ class Order:
 
     def environment(self, present: Mapping[str, str]) -> dict[str, str]:
         """The variables that bring this order into every Python process started with them."""
-        variables = {TUNE if self.socket else APPLY: json.dumps(asdict(self)), "PYTHONPATH": str(INJECT)}
-        theirs = present.get("PYTHONPATH")
-        if theirs is not None:
-            variables[USERS_PYTHONPATH] = theirs
-        if theirs:
-            variables["PYTHONPATH"] += os.pathsep + theirs
-        return variables
+        return {TUNE if self.socket else APPLY: json.dumps(asdict(self)), **_injection(present)}
 
     @classmethod
     def parse(cls, text: str) -> Order:
         """The order back from its variable."""
         return cls(**json.loads(text))
+
+
+def naming_errors(present: Mapping[str, str]) -> dict[str, str]:
+    """The variables under which the ranks of this process's job leave the cause of their end, see `error_file`."""
+    return {LAUNCHER: str(os.getpid()), **_injection(present)}
+
+
+def _injection(present: Mapping[str, str]) -> dict[str, str]:
+    """PYTHONPATH with `inject/` in front, and what it was."""
+    theirs = present.get("PYTHONPATH")
+    if theirs is None:
+        return {"PYTHONPATH": str(INJECT)}
+    return {USERS_PYTHONPATH: theirs, "PYTHONPATH": os.pathsep.join([str(INJECT), *([theirs] if theirs else [])])}

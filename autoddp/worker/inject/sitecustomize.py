@@ -91,13 +91,38 @@ def isolate(plan: str) -> None:
         os._exit(1)
 
 
+def _name_the_error_at_exit() -> None:
+    """A rank's own process leaves its exception for elastic's summary; a process that it starts does not."""
+    place, pid = os.environ.get("TORCHELASTIC_ERROR_FILE"), os.getpid()
+    if place is None:
+        return
+
+    def at_exit() -> None:
+        if os.getpid() != pid or not (hasattr(sys, "last_exc") or hasattr(sys, "last_value")):
+            return
+        try:
+            _package()
+            from autoddp.worker.error_file import name_the_error
+
+            name_the_error(place)
+        except Exception as error:
+            print(f"autoddp: warning: the cause is not in elastic's summary: {error!r}", file=sys.stderr)
+
+    from atexit import register
+
+    register(at_exit)
+
+
 isolation = os.environ.get("AUTODDP_ISOLATION")
 if isolation is not None:
     # Both variables stay, so that Python processes which the script starts are isolated too.
     isolate(isolation)
 tune, apply = os.environ.pop("AUTODDP_WORKER_TUNES", None), os.environ.pop("AUTODDP_WORKER_APPLIES", None)
-if isolation is None and (tune is not None or apply is not None):
+launcher = os.environ.pop("AUTODDP_NAMES_ERRORS_FOR", None)
+if isolation is None and (tune is not None or apply is not None or launcher is not None):
     _put_back_pythonpath()
+if launcher == str(os.getppid()):
+    _name_the_error_at_exit()
 if tune is not None:
     arm(tune)
 if apply is not None:

@@ -1,0 +1,42 @@
+"""The cause of a rank's end, for elastic's summary, where the script's main function is not decorated with `@record`.
+
+Elastic tells a process by TORCHELASTIC_ERROR_FILE where to leave its exception. Without `@record` nobody does, and the
+summary of a failed job says "error_file: <N/A>" for the rank that failed first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from types import TracebackType
+
+
+def name_the_error(place: str) -> None:
+    """Write the exception that ends this process to `place`, as elastic's own handler would; called at exit.
+
+    Nothing is written where the process ends without an exception, by `sys.exit` or Ctrl-C, or where the file is there:
+    `@record` knows better.
+    """
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    trace = getattr(error, "__traceback__", None)
+    if not isinstance(error, Exception) or not _ended_the_script(trace) or os.path.exists(place):
+        return
+    said = {
+        "message": f"{type(error).__name__}: {error}",
+        "extraInfo": {
+            "py_callstack": "".join(traceback.format_exception(type(error), error, trace)),
+            "timestamp": str(int(time.time())),
+        },
+    }
+    with open(place, "w", encoding="utf-8") as file:
+        json.dump({"message": said}, file)
+
+
+def _ended_the_script(trace: TracebackType | None) -> bool:
+    """Whether it came out of the main module. An interactive session inside the script leaves exceptions behind too."""
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") == "runpy":  # of python -m
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals.get("__name__") == "__main__"
