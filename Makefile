@@ -1,5 +1,6 @@
 # make demo    tune and train handwritten digits on this machine, from nothing, in the folder demo/
 # make test    the linters, the type checker and every test
+# make test-whole  the same with the long matrices whole, of which `make test` runs a sample (an hour)
 # make fuzz    a long run of the fuzz tests, 100,000 inputs
 # make traces  158 ways of writing files and seven frameworks, each at every level of isolation (25 minutes)
 # make clean   remove what the two have made, the virtual environment included
@@ -18,7 +19,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 HAS = $(BIN)/python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("$(1)") is None)'
 
-.PHONY: demo test fuzz traces clean
+.PHONY: demo test test-whole fuzz traces clean
 .DEFAULT_GOAL := test
 
 # demo/ ignores itself, so that no run of the demo shows up in git.
@@ -31,6 +32,9 @@ test: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-whole: .venv/.ready
+	$(BIN)/python -m pytest $(PYTEST_ARGS) --whole
 
 # torch comes first: with no torch present, pip would take the newest one for autoddp's "torch>=2.4". torchvision comes
 # last and without its dependencies, because it would replace that torch.

@@ -16,6 +16,13 @@ def lab() -> Iterator[Callable[..., Lab]]:
         yield lambda **options: open_labs.enter_context(Lab(**options))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="also what is marked whole: the long matrices, not sampled")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files that start whole jobs go first: one that began last would run on when nothing is left to run beside it."""
     items.sort(key=lambda item: "launch" not in item.path.parts)
+    if not config.getoption("--whole"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("whole")])
+        items[:] = [item for item in items if not item.get_closest_marker("whole")]

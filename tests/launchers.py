@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "tests" / "scripts"
 REPORTER = str(SCRIPTS / "reporter.py")
@@ -93,6 +95,16 @@ class Launch:
         text = re.sub(r"\d{4}-\d{2}-\d{2}[_ ]\d{2}:\d{2}:\d{2}", "<time>", text)
         text = re.sub(r"(pid:? |PID |\b[Pp]rocess )\d+", r"\1<pid>", text)
         return re.sub(r"/tmp/torchelastic_\w+/(\S+?)_\w{8}/", r"<tmp>/\1/", text)
+
+
+def chosen(request: Any, test: str, parameter: str) -> list[Any]:
+    """That test's values of that parameter which are run at all: `make test` samples the long matrices."""
+    return [item.callspec.params[parameter] for item in request.session.items if item.originalname == test]
+
+
+def whole(*values: Any) -> Any:
+    """A parameter's value that is left to `make test-whole`."""
+    return pytest.param(*values, marks=pytest.mark.whole)
 
 
 def environment(**more: str) -> dict[str, str]:

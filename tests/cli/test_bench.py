@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import AUTODDP, SCRIPTS, Launch, start
+from launchers import AUTODDP, SCRIPTS, Launch, start, whole
 
 from autoddp.bench import BenchResult, load_cached
 from autoddp.errors import UsageError
@@ -54,7 +54,7 @@ def test_the_result_is_kept(ended: Launch) -> None:
     assert sorted(path.name for path in ended.folder.iterdir()) == [".autoddp", "link.svg"]
 
 
-@pytest.mark.parametrize("interface", ["", "lo"])
+@pytest.mark.parametrize("interface", [whole(""), "lo"])
 def test_tuning_uses_what_was_measured_in_the_same_world(ended: Launch, tmp_path: Path, interface: str) -> None:
     words = [*TWO, "--trials", "1", "--tune-only", "--output", str(ended.folder / ".autoddp"), SCRIPTS / "plain.py"]
     variables = {"TUNED_TIMES_LONGER": "12", **({"GLOO_SOCKET_IFNAME": interface} if interface else {})}
@@ -163,6 +163,7 @@ def test_two_hosts_see_the_rate_of_their_link(lab: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.lab
+@pytest.mark.whole
 def test_two_hosts_with_two_ranks_have_three_layouts(lab: Any, tmp_path: Path) -> None:
     launches = on_all(
         lab(hosts=2, rate="200mbit"), tmp_path, *TWO, "--max-size", "256K", "--factor", "4", "--budget", "9s", "--json"

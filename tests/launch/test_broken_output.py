@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from launchers import AUTODDP, SCRIPTS, start
+from launchers import AUTODDP, SCRIPTS, start, whole
 
 # A script that prints fails by itself on a full disk, as under torchrun.
 SCRIPT = f"""
@@ -34,7 +34,9 @@ REDIRECTED = {
 }
 
 
-@pytest.mark.parametrize("kind", REDIRECTED)
+@pytest.mark.parametrize(
+    "kind", ["a reader that goes", "a full disk", whole("closed"), whole("a log's reader that is dead")]
+)
 def test_the_job_runs(kind: str, tmp_path: Path) -> None:
     line = REDIRECTED[kind].format(shlex.join([*AUTODDP, *WORDS]))
     folder = tmp_path / "run"

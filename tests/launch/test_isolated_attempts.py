@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from launchers import AUTODDP, SCRIPTS, Launch, start, wait_for
+from launchers import AUTODDP, SCRIPTS, Launch, start, wait_for, whole
 from test_tuned_scripts import run, summary
 
 LONG = {"TUNED_TIMES_LONGER": "40"}
@@ -39,7 +39,7 @@ def folder_with_state(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["file", "pipe"])
+@pytest.mark.parametrize("kind", ["file", whole("pipe")])
 def test_every_attempt_begins_from_the_users_state(kind: str, tmp_path: Path, temporary: Path) -> None:
     """Trials that fail cost an attempt each. The data is prepared once; standard input is whole in the real job."""
     folder = folder_with_state(tmp_path)
@@ -78,7 +78,7 @@ def test_every_attempt_begins_from_the_users_state(kind: str, tmp_path: Path, te
     ("environment", "options", "why"),
     [
         ({"WRITES": "1"}, ["--scratch-limit", "20M"], "while it was being tuned, more than --scratch-limit (20.0 MiB)"),
-        ({"CHANGES": "big"}, ["--scratch-limit", "20M"], "open of big would put all of it (30.0 MiB) into"),
+        whole({"CHANGES": "big"}, ["--scratch-limit", "20M"], "open of big would put all of it (30.0 MiB) into"),
         ({"REMOVES_ELSEWHERE": "1"}, [], "aws"),
     ],
     ids=["writes too much", "changes a large file", "removes elsewhere"],

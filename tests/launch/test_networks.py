@@ -135,6 +135,7 @@ def test_two_networks_are_used_at_once(lab, tmp_path):
 
 
 @pytest.mark.lab
+@pytest.mark.whole
 def test_a_network_that_adds_nothing_costs_no_start(lab, tmp_path):
     """The second one is so much slower that its half of the messages holds all up: the benchmark says so beforehand."""
     hosts = lab(hosts=2, rate="100mbit", more={"eth1": "40mbit"}, trap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
 from launchers import AUTODDP, SCRIPTS, start
 
 from autoddp.knobs import Configuration
@@ -22,6 +23,7 @@ def launched(folder, *words, script_options=()):
     return launch
 
 
+@pytest.mark.whole
 def test_a_compiled_model_is_tuned_and_launched(tmp_path):
     """Five batch sizes: each turn is followed by five compilations, of which the warm-up sees three at most."""
     words = ("--recompile", "--trials", "4", "--allow", "exact", "--tune-only")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from launchers import SCRIPTS, SIDES, side_by_side
+from launchers import SCRIPTS, SIDES, chosen, side_by_side, whole
 
 BINDINGS = ("from_import", "torch_nn", "nn_parallel", "own_module", "local_import", "all")
 # command: its folder
@@ -30,14 +30,27 @@ COMMANDS = {
     "no_optimizer.py": "no_optimizer",
     "odd_gradients.py noise": "odd_gradients-noise",
 }
-NOT_TRAINING = {"common.py", "several.py", "reporter.py", "recorded_failure.py", "exits_at_once.py"}
+NOT_TRAINING = {
+    "common.py",
+    "several.py",
+    "reporter.py",
+    "recorded_failure.py",
+    "planted_exception.py",
+    "exits_at_once.py",
+}
 IN_A_SETTING_OF_THEIR_OWN = {"needs_a_file.py", "stateful.py"}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def commands(request):
+    """Those that are run."""
+    return chosen(request, "test_same_parameters", "command")
+
+
+@pytest.fixture(scope="module")
+def trained(commands, tmp_path_factory):
     """All scripts in one launch a side."""
-    words = ["--nproc-per-node", "2", str(SCRIPTS / "several.py"), *COMMANDS, "exits_at_once.py"]
+    words = ["--nproc-per-node", "2", str(SCRIPTS / "several.py"), *commands, "exits_at_once.py"]
     return side_by_side(tmp_path_factory.mktemp("scripts"), words)
 
 
@@ -51,7 +64,7 @@ def test_no_script_is_forgotten():
     assert known == {path.name for path in SCRIPTS.glob("*.py")}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [whole(name) if "compiled" in name else name for name in COMMANDS])
 def test_same_parameters(trained, command):
     folders = {side: launch.folder / COMMANDS[command] for side, launch in trained.items()}
     for rank in (0, 1):
@@ -61,9 +74,10 @@ def test_same_parameters(trained, command):
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_ranks_agree_only_where_ddp_is(trained):
+def test_ranks_agree_only_where_ddp_is(trained, commands):
     """Without this, scripts whose reduction does nothing would pass all the above."""
-    for command, folder in COMMANDS.items():
+    for command in commands:
+        folder = COMMANDS[command]
         first, second = (torch.load(trained["autoddp"].folder / folder / f"rank{rank}.pt") for rank in (0, 1))
         same = all(torch.equal(first[name], second[name]) for name in first if "running_" not in name)
         assert same == (command != "no_ddp.py"), command

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from launchers import REPORTER, SCRIPTS, SIDES, side_by_side
+from launchers import REPORTER, SCRIPTS, SIDES, side_by_side, whole
 
 TWO = ["--nproc-per-node", "2"]
 # name: words, exit code of torchrun, what its summary says of the root cause (None: there is no summary)
@@ -19,7 +19,10 @@ ENDINGS = {
 STARTS = {"restarted": {"0", "1"}, "restarts_spent": {"0", "1"}}  # elsewhere there is only one
 
 
-@pytest.fixture(scope="module", params=ENDINGS)
+@pytest.fixture(
+    scope="module",
+    params=["success", "exit_1", "recorded", "restarts_spent", whole("exit_7"), whole("killed"), whole("restarted")],
+)
 def ending(request, tmp_path_factory):
     words, code, cause = ENDINGS[request.param]
     # A launcher that is itself a worker of another one hands its failure on in this file.

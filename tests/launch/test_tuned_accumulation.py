@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, TORCHRUN, start
+from launchers import AUTODDP, SCRIPTS, TORCHRUN, start, whole
 
 from autoddp.knobs import Configuration, Rung
 from autoddp.recipe import load, save
@@ -84,6 +84,7 @@ def test_the_rung_is_tried_and_measured_by_the_sample(study):
     assert any(entry.rung is Rung.BATCH for entry in recipe.ladder)
 
 
+@pytest.mark.whole
 def test_what_nobody_asked_for_is_not_tried(tmp_path):
     _, summary = tuned(tmp_path / "out", "--trials", "4", "--allow", "lossy", LARGE)
     assert all("accumulate_steps" not in trial["configuration"] for trial in summary["trials"])
@@ -93,8 +94,8 @@ def test_what_nobody_asked_for_is_not_tried(tmp_path):
     ("words", "why"),
     [
         ((LARGE, "--clears", "by hand"), "the script clears gradients without zero_grad"),
-        ((str(SCRIPTS / "gan.py"),), "no one optimizer steps all that DDP reduces"),
-        ((str(SCRIPTS / "closure.py"),), "the optimizer runs backward itself (a closure)"),
+        whole((str(SCRIPTS / "gan.py"),), "no one optimizer steps all that DDP reduces"),
+        whole((str(SCRIPTS / "closure.py"),), "the optimizer runs backward itself (a closure)"),
     ],
 )
 def test_what_cannot_be_is_left_as_it_is(tmp_path, words, why):

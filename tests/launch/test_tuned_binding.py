@@ -25,6 +25,7 @@ def launched(command, folder, *words):
     return launch
 
 
+@pytest.mark.whole
 def test_tried_first_and_launched(tmp_path):
     two_nodes = on_numa_nodes(tmp_path / "nodes", str(CPUS[0]), ",".join(map(str, CPUS[1:])))
     tuned = launched([*two_nodes, *AUTODDP], tmp_path / "tuned", "--trials", "4", "--tune-only")

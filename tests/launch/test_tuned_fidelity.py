@@ -71,6 +71,7 @@ def test_the_watch_in_the_real_job(tmp_path):
             assert torch.allclose(value, expected[name], rtol=1e-3)
 
 
+@pytest.mark.whole
 def test_noise_is_too_much_for_rank_one(tmp_path):
     _, study = tuned(tmp_path / "noise", ODD, "noise")
     assert ("powersgd", 1) in refused(study)
@@ -78,6 +79,7 @@ def test_noise_is_too_much_for_rank_one(tmp_path):
     assert "of a sum over 4 steps, above the lossy rung's limit of 95.00%" in refused(study)["powersgd", 1]
 
 
+@pytest.mark.whole
 def test_the_user_sets_the_limits(tmp_path):
     _, study = tuned(tmp_path / "noise", "--near-limit", "0.001", "--lossy-limit", "2", ODD, "noise")
     assert list(refused(study)) == [("bf16", None)]

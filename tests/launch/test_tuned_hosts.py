@@ -4,7 +4,7 @@ import functools
 import json
 
 import pytest
-from launchers import AUTODDP, SCRIPTS, start
+from launchers import AUTODDP, SCRIPTS, start, whole
 
 PLAIN = str(SCRIPTS / "plain.py")
 
@@ -38,7 +38,7 @@ def summaries(launches):
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize("kind", ["c10d", "static"])
+@pytest.mark.parametrize("kind", ["c10d", whole("static")])
 def test_two_hosts_tune_once(lab, kind, tmp_path):
     launches = run_on_all(lab(hosts=2), kind, tmp_path, "--trials", "3", PLAIN)
     assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]

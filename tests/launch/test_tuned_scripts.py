@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, TORCHRUN, Launch, start
+from launchers import AUTODDP, SCRIPTS, TORCHRUN, Launch, chosen, start, whole
 
 TUNED = [
     "plain.py",
-    "bind_name.py --how all",
-    "positional.py",
-    "subclass.py",
+    whole("bind_name.py --how all"),
+    whole("positional.py"),
+    whole("subclass.py"),
     "two_models.py",
     "no_sync.py",
-    "toggle_sync.py",
-    "grad_scaler.py",
+    whole("toggle_sync.py"),
+    whole("grad_scaler.py"),
     "best_checkpoint.py",
-    "snapshot.py",
-    "rank0_evaluates.py",
-    "closure.py",
+    whole("snapshot.py"),
+    whole("rank0_evaluates.py"),
+    whole("closure.py"),
     "gan.py",
-    "no_optimizer.py",
-    "compiled.py --where around",
+    whole("no_optimizer.py"),
+    whole("compiled.py --where around"),
 ]
 LONG = {"TUNED_TIMES_LONGER": "12"}
 
@@ -51,13 +51,14 @@ def same_parameters(found: Path, expected: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
+def plain(tmp_path_factory, request):
     """All scripts under torchrun, in one launch; each in a folder of its own."""
     folder = tmp_path_factory.mktemp("plain") / "run"
-    words = ["--nproc-per-node", "2", str(SCRIPTS / "several.py"), *TUNED]
+    scripts = chosen(request, "test_tuned_and_launched", "script")
+    words = ["--nproc-per-node", "2", str(SCRIPTS / "several.py"), *scripts]
     launch = start(TORCHRUN, folder, words, LONG).wait()
     assert launch.returncode == 0
-    return {script: folder / script.replace(".py", "").replace(" --", "-").replace(" ", "-") for script in TUNED}
+    return {script: folder / script.replace(".py", "").replace(" --", "-").replace(" ", "-") for script in scripts}
 
 
 @pytest.mark.parametrize("script", TUNED)
@@ -74,6 +75,7 @@ def test_tuned_and_launched(script, plain, tmp_path):
     assert same_parameters(tuned.folder, plain[script])
 
 
+@pytest.mark.whole
 def test_a_script_of_thirty_steps_is_started_again_until_the_study_is_over(tmp_path):
     tuned = run(AUTODDP, tmp_path / "tuned", "short.py", "--trials", "1", "--allow", "exact")
     assert tuned.returncode == 0, tuned.stderr[-2000:]
@@ -82,7 +84,7 @@ def test_a_script_of_thirty_steps_is_started_again_until_the_study_is_over(tmp_p
     assert (tuned.folder / "rank0.pt").exists()
 
 
-@pytest.mark.parametrize("script", ["no_ddp.py", "exits_at_once.py"])
+@pytest.mark.parametrize("script", ["no_ddp.py", whole("exits_at_once.py")])
 def test_without_ddp_the_script_runs_as_written_and_the_reason_is_said(script, tmp_path):
     launch = run(AUTODDP, tmp_path / "run", script, "--trials", "2")
     assert launch.returncode == 0
@@ -98,6 +100,7 @@ def test_a_world_of_one_is_not_tuned(tmp_path):
     assert not list(launch.folder.glob(".autoddp"))
 
 
+@pytest.mark.whole
 def test_a_snapshot_written_while_tuning_is_not_there_to_resume_from(tmp_path):
     tuned = run(AUTODDP, tmp_path / "tuned", "snapshot.py", "--trials", "1", "--tune-only", env=LONG)
     assert tuned.returncode == 0

@@ -50,6 +50,7 @@ def test_threads_are_tried_first(launch):
     assert "threads" not in recipe.configuration
 
 
+@pytest.mark.whole
 def test_a_number_that_the_user_set_is_pinned(tmp_path):
     launch = tuned(tmp_path, "--trials", "4", "--tune-only", PLAIN, OMP_NUM_THREADS="1")
     study = summary_of(launch)
