@@ -116,6 +116,10 @@ class Lab:
                 self._run(host, "tc", "qdisc", "del", "dev", "eth0", "root")
         self._rate = rate
 
+    def link(self, host: int, state: str) -> None:
+        """Take a host's link "down", or "up" again."""
+        self._run(host, "ip", "link", "set", "eth0", state)
+
     def processes(self, host: int) -> list[int]:
         """The ids of all processes on a host, however they were started, without the one that holds it open."""
         holder = self._holders[host].pid

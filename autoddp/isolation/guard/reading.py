@@ -30,11 +30,11 @@ class Reading:
         """`os.stat`."""
         if isinstance(path, int):
             return real.stat(path)
-        return self.status(self._at(path, follow_symlinks, dir_fd))
+        return self.overlay.as_it_is(path, follow_symlinks) or self.status(self._at(path, follow_symlinks, dir_fd))
 
     def lstat(self, path: Path, *, dir_fd: int | None = None) -> real.Status:
         """`os.lstat`."""
-        return self.status(self._at(path, False, dir_fd))
+        return self.overlay.as_it_is(path, False) or self.status(self._at(path, False, dir_fd))
 
     def status(self, place: Place) -> real.Status:
         """What the script sees of it, the same as by a descriptor: `Opening` opens the same folder."""
