@@ -157,6 +157,7 @@ def recipe_of(outcome: Outcome, powersgd_start: int, run: str = "") -> Recipe:
                 speedup_high=standing.speedup.high,
                 gradient_error=standing.error.relative if standing.error else None,
                 gradient_error_of_sum=standing.error.of_sum if standing.error else None,
+                speedup_low_over=dict(standing.speedup_low_over),
             )
             for standing in outcome.ladder
         ),

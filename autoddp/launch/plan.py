@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoddp.errors import NotTuned, RecipeError, UnfitRecipe, UsageError
@@ -11,7 +12,7 @@ from autoddp.knobs.micro_steps import larger_batch
 from autoddp.launch.elastic import node_range, processes_per_node
 from autoddp.launch.machine import known_here, not_here
 from autoddp.launch.options import DEFAULT_TRIALS, Request
-from autoddp.recipe import Recipe, differences, load, require_fit
+from autoddp.recipe import LadderEntry, Recipe, best_allowed, differences, load, require_fit
 
 
 @dataclass(frozen=True)
@@ -73,17 +74,31 @@ class Plan:
 
 
 def _of_ladder(recipe: Recipe, rung: Rung, accumulate_up_to: int) -> Configuration:
-    """What the recipe launches, or the mildest allowed rung, unless a further one is surely faster."""
-    launched = recipe.configuration
-    stays = launched.allowed_by(rung, accumulate_up_to)
-    best = next((entry for entry in recipe.ladder if stays and entry.configuration == launched), None)
-    if stays and launched and best is None:
-        return launched  # written by hand: nothing is known of it
-    for entry in recipe.ladder:
-        allowed = entry.configuration.allowed_by(rung, accumulate_up_to)
-        if allowed and entry.speedup_low > (best.speedup_high if best else 1.0):
-            best = entry
+    """What a study would have launched for a user who allows this; what was written by hand stays, if it is allowed."""
+    stays = recipe.configuration.allowed_by(rung, accumulate_up_to)
+    launched = next((entry for entry in recipe.ladder if _launches(recipe, entry)), None)
+    if stays and recipe.configuration and launched is None:
+        return recipe.configuration
+    ladder = [_with_its_decision(entry, recipe) if entry is launched else entry for entry in recipe.ladder]
+    best = best_allowed(ladder, rung, accumulate_up_to)
     return best.configuration if best else AS_WRITTEN
+
+
+def _launches(recipe: Recipe, entry: LadderEntry) -> bool:
+    """Whether this entry is what the recipe launches. Variables stand in [env], and not under [configuration]."""
+    variables = entry.configuration.variables.items()
+    return entry.configuration.without_variables == recipe.configuration and variables <= recipe.env.items()
+
+
+def _with_its_decision(launched: LadderEntry, recipe: Recipe) -> LadderEntry:
+    """The same with what a recipe of an older version leaves out: its study has found it worth it over milder rungs.
+
+    Only over those that its study must have allowed, since they change no more than what it launches.
+    """
+    rung, steps = launched.configuration.gradient_rung, launched.configuration.steps_per_update
+    others = [entry.configuration for entry in recipe.ladder if entry is not launched]
+    beaten = {c.rung: math.inf for c in others if c.allowed_by(rung, steps) and c.rung.height < launched.rung.height}
+    return replace(launched, speedup_low_over=beaten | launched.speedup_low_over)
 
 
 def choose(request: Request) -> Plan:

@@ -6,6 +6,7 @@ kept = save(recipe, Path("train.autoddp.toml"), previous=Path(".autoddp/previous
 """
 
 from autoddp.recipe.compare import compare
+from autoddp.recipe.decision import WORTH_A_CHANGE, OnALadder, best_allowed
 from autoddp.recipe.env import ENV_ALLOWED
 from autoddp.recipe.match import differences, require_fit
 from autoddp.recipe.read import load, parse
@@ -15,11 +16,14 @@ from autoddp.recipe.write import dump, require_replaceable, save
 __all__ = [
     "ENV_ALLOWED",
     "SCHEMA",
+    "WORTH_A_CHANGE",
     "Evidence",
     "Fits",
     "LadderEntry",
     "MadeBy",
+    "OnALadder",
     "Recipe",
+    "best_allowed",
     "compare",
     "differences",
     "dump",

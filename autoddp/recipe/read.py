@@ -198,11 +198,18 @@ def _ladder_entry(table: Table) -> LadderEntry:
         speedup_high=high,
         gradient_error=_error(table, "gradient_error"),
         gradient_error_of_sum=_error(table, "gradient_error_of_sum"),
+        speedup_low_over=_low_over(table.table("speedup_low_over", optional=True), configuration.rung),
     )
 
 
 def _error(table: Table, key: str) -> float | None:
     return table.not_negative(key) if key in table.values else None
+
+
+def _low_over(table: Table, rung: Rung) -> dict[Rung, float]:
+    milder = [other for other in Rung if other.height < rung.height]
+    table.only(other.value for other in milder)
+    return {other: table.positive(other.value) for other in milder if other.value in table.values}
 
 
 def _rung(table: Table, configuration: Configuration) -> Rung:

@@ -70,11 +70,19 @@ class LadderEntry:
     """Relative error of its gradients against the exact mean of the same step; None where nothing becomes of them."""
     gradient_error_of_sum: float | None = None
     """The same of the sum over some steps: what error feedback has not paid back by then."""
+    speedup_low_over: dict[Rung, float] = field(default_factory=dict)
+    """Milder rung → lower end of the speed-up over the best of that rung, from rounds that both ran.
+
+    A rung is absent where it is not on the ladder, and all are in recipes of older versions.
+    """
 
     def plain(self) -> dict[str, Any]:
-        """JSON and TOML types only; what is None is left out."""
+        """JSON and TOML types only; what is not known is left out."""
         known = {name: value for name, value in vars(self).items() if value is not None}
-        return {**known, "rung": self.rung.value, "configuration": self.configuration.plain()}
+        del known["speedup_low_over"]
+        over = {rung.value: low for rung, low in sorted(self.speedup_low_over.items(), key=lambda one: one[0].height)}
+        plain = {**known, "rung": self.rung.value, "configuration": self.configuration.plain()}
+        return plain | ({"speedup_low_over": over} if over else {})
 
 
 @dataclass(frozen=True)

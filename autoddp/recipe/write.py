@@ -38,6 +38,7 @@ _SAYS = {
     "run": "the folder with every measurement, in the one that --output names; it is kept as long as this line is here",
     "speedup_low": "99 % interval, from",
     "speedup_high": "to",
+    "speedup_low_over": "the lower end against the best of each milder rung, from the rounds that both ran",
     "gradient_error": "of one step, relative to the exact mean of the same gradients",
     "gradient_error_of_sum": "of the sum of some steps: smaller where what was left out is sent later",
 }

@@ -64,6 +64,7 @@ def _standing(standing: Standing) -> dict[str, Any]:
         "configuration": standing.configuration.plain(),
         "seconds": standing.seconds,
         "speedup": asdict(standing.speedup),
+        "speedup_low_over": {rung.value: low for rung, low in standing.speedup_low_over.items()},
         "rounds": _blocks(standing.rounds),
         "error": asdict(standing.error) if standing.error else None,
     }

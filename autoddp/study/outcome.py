@@ -67,6 +67,18 @@ class Standing:
     rounds: tuple[Block, ...] = ()
     error: GradientError | None = None
     """Of its hook's gradients; None where it has no hook of ours."""
+    speedup_low_over: Mapping[Rung, float] = field(default_factory=dict)
+    """On a ladder: milder rung → lower end of the speed-up over the best of that rung, from the same final rounds."""
+
+    @property
+    def speedup_low(self) -> float:
+        """Lower end of the speed-up over the script as written."""
+        return self.speedup.low
+
+    @property
+    def speedup_high(self) -> float:
+        """Upper end of it."""
+        return self.speedup.high
 
     @property
     def rung(self) -> Rung:

@@ -20,14 +20,16 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from autoddp.knobs import Configuration
 from autoddp.knobs.micro_steps import ACCUMULATE_STEPS
 from autoddp.worker.ddp import Wrapped, is_joining, must_reduce
+from autoddp.worker.effect import Effect
 from autoddp.worker.reduction import ReductionSwitch, StillThere
 
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
 
 
-class Accumulation:
+class Accumulation(Effect):
     """`install()` once, before the script's optimizers step; tell it of each forward pass, and set `steps`.
 
     `gives_up(why)` is called when the script turns out to do what cannot be done with several steps in one.
@@ -55,6 +57,10 @@ class Accumulation:
         self._seen: dict[nn.Parameter, tuple[torch.Tensor, int]] = {}  # gradients as last kept, with their version
         self._holding = self._averaged = False
         self._unchanged.end()
+
+    def apply(self, configuration: Configuration) -> None:
+        """See `Effect`."""
+        self.steps = configuration.steps_per_update
 
     @property
     def steps(self) -> int:

@@ -7,136 +7,142 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.knobs import AS_WRITTEN, Configuration
+from autoddp.knobs import Configuration
 from autoddp.knobs.binding import NUMA_BINDING
 from autoddp.knobs.cuda_graphs import CUDA_GRAPHS, REDUCE_OVERHEAD
 from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, DEFER_REDUCTIONS
-from autoddp.knobs.optimize_ddp import OPTIMIZE_DDP
+from autoddp.knobs.threads import THREADS
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
+from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, Wrapped, parameters_digest
 from autoddp.worker.deferral import Deferral
+from autoddp.worker.effect import Effect
+from autoddp.worker.effects import effects_of
 from autoddp.worker.first_steps import FirstSteps
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.graphs.in_the_job import GraphsInTheJob
-from autoddp.worker.graphs.reduce_overhead import ReduceOverhead
 from autoddp.worker.guard import Guard, guarded
 from autoddp.worker.order import Order
 from autoddp.worker.reduction import ReductionSwitch
-from autoddp.worker.torch_compile import TorchCompile
+from autoddp.worker.threads import Threads
 from autoddp.worker.watch import Watch, WatchPlan
 
 
 def start_applying(order: Order) -> None:
     """Patch DDP so that it is built as the order says."""
+    configuration = _without_missing(Configuration(order.configuration))
     patch, switch = Patch(), ReductionSwitch()
-    deferral = Deferral(switch, patch.alive)
-    accumulation = Accumulation(switch, patch.alive, _give_up)
-    configuration = Configuration(order.configuration)
-    recipe = _Applied(configuration, order.parameters_digest, switch, deferral, accumulation)
-
-    def by_the_recipe() -> list[Wrapped]:
-        """Models that run as written have no buckets that copy a graph's gradients out."""
-        return [w for w in patch.alive() if w.ddp is not None and w.ddp.gradient_as_bucket_view]
-
-    mode = str(order.configuration.get(CUDA_GRAPHS.name, ""))
-    if mode == REDUCE_OVERHEAD:
-        replays = ReduceOverhead(patch.alive)
-        replays.on = True
-        patch.called, patch.returned = replays.called, replays.returned
-    elif mode:
-        recipe.graphs = GraphsInTheJob(Graphs(by_the_recipe), by_the_recipe, mode, _say)
-    fewer = {DEFER_REDUCTIONS.name, ACCUMULATE_STEPS.name} & set(order.configuration)
-    if fewer:
-        recipe.first_steps = FirstSteps(patch.alive, deferral, _warn)
-        deferral.install()
-        patch.returned = deferral.returned if patch.returned is None else _both(deferral.returned, patch.returned)
-    if ACCUMULATE_STEPS.name in order.configuration:
-        accumulation.install()
-        accumulation.owes = deferral.owe
-        accumulation.reads = deferral.reduce_what_is_missing
-    if order.guards and guarded(configuration):
-        recipe.guard = Guard(guarded(configuration), switch)
-    if fewer or recipe.guard is not None or recipe.graphs is not None:
-        patch.forward_begins = recipe.forward_begins
-        switch.install()
-    patch.built = recipe.built
-    patch.configuration = recipe.for_module
-    patch.script_registered = recipe.set_hook_aside
-    if order.watch:
-        patch.around = Watch(WatchPlan(**order.watch), _warn).around
-    patch.install()
+    _Applied(configuration, order.parameters_digest, patch, switch).install(order)
 
 
 class _Applied:
-    def __init__(
-        self,
-        configuration: Configuration,
-        digests: str,
-        switch: ReductionSwitch,
-        deferral: Deferral,
-        accumulation: Accumulation,
-    ) -> None:
-        self._switch, self._deferral, self._accumulation = switch, deferral, accumulation
-        missing = [name for name in configuration.ddp_arguments if name not in AVAILABLE_ARGUMENTS]
-        if missing:
-            _warn(f"this torch's DDP has no {', '.join(missing)}: the recipe's value is left out")
-        self._configuration = Configuration({k: v for k, v in configuration.items() if k not in missing})
-        self._is_bound = self._begun = False
-        self.graphs: GraphsInTheJob | None = None
-        self.first_steps: FirstSteps | None = None
-        self.guard: Guard | None = None
-        self._digests = set(digests.split("+")) if digests else set()
+    """A recipe's configuration in this process: `install` before the script builds its first model."""
 
-    def for_module(self, module: nn.Module) -> Configuration:
-        """The recipe's configuration, for the models it was measured on."""
+    def __init__(self, configuration: Configuration, digests: str, patch: Patch, switch: ReductionSwitch) -> None:
+        self._effects: tuple[Effect, ...] = ()
+        self._configuration = configuration
+        self._digests = set(digests.split("+")) if digests else set()
+        self._patch, self._switch = patch, switch
+        self._deferral = Deferral(switch, patch.alive)
+        self._accumulation = Accumulation(switch, patch.alive, _give_up)
+        self._compiling = Compiling(patch.alive)
+        self._graphs = Graphs(self._with_graphs)
+        self._graphs_in_the_job: GraphsInTheJob | None = None
+        self._first_steps: FirstSteps | None = None
+        self._guard: Guard | None = None
+
+    def install(self, order: Order) -> None:
+        """Patch what the configuration and its checks need, and no more."""
+        patch = self._patch
+        mode = str(self._configuration.get(CUDA_GRAPHS.name, ""))
+        if mode == REDUCE_OVERHEAD:
+            patch.called, patch.returned = self._compiling.replays.called, self._compiling.replays.returned
+        elif mode:
+            self._graphs_in_the_job = GraphsInTheJob(self._graphs, self._with_graphs, self._configuration, _say)
+        fewer = {DEFER_REDUCTIONS.name, ACCUMULATE_STEPS.name} & set(self._configuration)
+        if fewer:
+            deferral = self._deferral
+            self._first_steps = FirstSteps(patch.alive, deferral, _warn)
+            deferral.install()
+            patch.returned = deferral.returned if patch.returned is None else _both(deferral.returned, patch.returned)
+        if ACCUMULATE_STEPS.name in fewer:
+            self._accumulation.install()
+            self._accumulation.owes = self._deferral.owe
+            self._accumulation.reads = self._deferral.reduce_what_is_missing
+        if order.guards and guarded(self._configuration):
+            self._guard = Guard(guarded(self._configuration), self._switch)
+        if fewer or self._guard is not None or self._graphs_in_the_job is not None:
+            patch.forward_begins = self._forward_begins
+            self._switch.install()
+        patch.built = self._built
+        patch.takes = self._takes
+        patch.script_registered = self._set_hook_aside
+        if order.watch:
+            patch.around = Watch(WatchPlan(**order.watch), _warn).around
+        patch.install()
+
+    def _takes(self, module: nn.Module) -> bool:
+        """Whether the recipe was measured on such a model."""
         if self._digests and parameters_digest(module) not in self._digests:
             _warn("this model's parameters are not the recipe's: it runs as written; tune again with --trials 20")
-            return AS_WRITTEN
-        self._bind(module)
-        if not self._begun:
-            # Later models find steps under way, or what the job's first steps have shown.
-            self._begun = True
-            self._deferral.every = int(str(self._configuration.get(DEFER_REDUCTIONS.name, 1)))
-            self._accumulation.steps = self._configuration.steps_per_update
-        if OPTIMIZE_DDP.name in self._configuration:
-            TorchCompile().cut(bool(self._configuration[OPTIMIZE_DDP.name]))
-        return self._configuration
+            return False
+        # Once: later models find steps under way, or what the job's first steps have shown.
+        if not self._effects:
+            self._bring_in(module)
+        return True
 
-    def built(self, wrapped: Wrapped) -> None:
+    def _bring_in(self, module: nn.Module) -> None:
+        """At the first model; the CPUs stay those that they then are."""
+        # torch itself refuses a model without parameters, a moment later.
+        binding = Binding(next((p.device for p in module.parameters()), torch.device("cpu")))
+        threads = Threads(os.environ.get(THREADS.variable), pinned="")
+        if NUMA_BINDING.name in self._configuration and binding.why_not:
+            _warn(f"the recipe's {NUMA_BINDING.name} is left out: {binding.why_not}")
+        self._effects = effects_of(
+            self._patch, binding, threads, self._deferral, self._accumulation, self._compiling, self._graphs
+        )
+        for effect in self._effects:
+            if not effect.after_watching:
+                effect.apply(self._configuration)
+
+    def _with_graphs(self) -> list[Wrapped]:
+        """The models that graphs may stand for: a graph's gradients have to be copied out of its buffers."""
+        alive = self._patch.alive()
+        return [w for w in alive if w.takes and w.ddp is not None and w.ddp.gradient_as_bucket_view]
+
+    def _built(self, wrapped: Wrapped) -> None:
         """A DDP object is built."""
-        if self.first_steps is not None:
-            self.first_steps.built()
-        if self.guard is not None:
-            self.guard.built(wrapped)
+        if self._first_steps is not None:
+            self._first_steps.built()
+        if self._guard is not None:
+            self._guard.built(wrapped)
 
-    def forward_begins(self, ddp: DDP) -> None:
+    def _forward_begins(self, ddp: DDP) -> None:
         """Whether this one's reduction waits."""
-        if self.guard is not None:
-            self.guard.forward_begins(ddp)
-        if self.first_steps is not None:
-            self.first_steps.forward_begins()
+        if self._guard is not None:
+            self._guard.forward_begins(ddp)
+        if self._first_steps is not None:
+            self._first_steps.forward_begins()
         self._deferral.forward_begins(ddp)
         self._accumulation.forward_begins(ddp)
-        if self.graphs is not None:
-            self.graphs.forward_begins(ddp, self._switch.reduces(ddp))
+        if self._graphs_in_the_job is not None:
+            self._graphs_in_the_job.forward_begins(ddp, self._switch.reduces(ddp))
 
-    def _bind(self, module: nn.Module) -> None:
-        """At the first model; the CPUs stay those that they then are."""
-        if NUMA_BINDING.name not in self._configuration or self._is_bound:
-            return
-        self._is_bound = True
-        binding = Binding(next(module.parameters()).device)
-        binding.turn(True)
-        if binding.why_not:
-            _warn(f"the recipe's {NUMA_BINDING.name} is left out: {binding.why_not}")
-
-    def set_hook_aside(self, wrapped: Wrapped) -> None:
+    def _set_hook_aside(self, _wrapped: Wrapped) -> None:
         if "hook" in self._configuration:
             _warn("the script registers a communication hook of its own: it stays, the recipe's is set aside")
+
+
+def _without_missing(configuration: Configuration) -> Configuration:
+    missing = [name for name in configuration.ddp_arguments if name not in AVAILABLE_ARGUMENTS]
+    if missing:
+        _warn(f"this torch's DDP has no {', '.join(missing)}: the recipe's value is left out")
+    return Configuration({k: v for k, v in configuration.items() if k not in missing})
 
 
 def _both(first: Callable[[DDP, Any], Any], second: Callable[[DDP, Any], Any]) -> Callable[[DDP, Any], Any]:

@@ -13,21 +13,28 @@ from pathlib import Path
 
 import torch
 
+from autoddp.knobs import Configuration
+from autoddp.knobs.binding import NUMA_BINDING
 from autoddp.topology.facts import NumaNode
 from autoddp.topology.files import number
 from autoddp.topology.system import numa_nodes
+from autoddp.worker.effect import Effect
 
 _OTHERS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 """Variables by which OpenMP binds its threads itself."""
 
 
-class Binding:
+class Binding(Effect):
     """Made once the script's model stands on `device`. `why_not` is why the rank cannot be bound; "" if it can."""
 
     def __init__(self, device: torch.device) -> None:
         self._as_written = _allowed()
         self._bound = False
         self.why_not, self._near = _near(device, self._as_written)
+
+    def apply(self, configuration: Configuration) -> None:
+        """See `Effect`."""
+        self.turn(NUMA_BINDING.name in configuration)
 
     def turn(self, on: bool) -> None:
         """All threads onto the near CPUs, or back to those they had. Threads to come inherit it."""

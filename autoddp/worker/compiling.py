@@ -9,16 +9,18 @@ from autoddp.knobs.buckets import BUCKET_CAP_MB
 from autoddp.knobs.cuda_graphs import CUDA_GRAPHS, REDUCE_OVERHEAD
 from autoddp.knobs.optimize_ddp import OPTIMIZE_DDP
 from autoddp.worker.ddp import Wrapped
+from autoddp.worker.effect import Effect
 from autoddp.worker.graphs.reduce_overhead import ReduceOverhead
 from autoddp.worker.torch_compile import TorchCompile
 
 
-class Compiling:
-    """`begin()` once the models are compiled, then `turn` at step boundaries, after DDP has its new buckets."""
+class Compiling(Effect):
+    """`begin()` where models may be compiled already, before the first `apply`; `apply` after DDP has its buckets."""
 
     def __init__(self, wrapped: Callable[[], Sequence[Wrapped]]) -> None:
         self._wrapped = wrapped
         self._compiler: TorchCompile | None = None
+        self._begun = False
         self._now = _asked(AS_WRITTEN)
         self.replays = ReduceOverhead(wrapped)
 
@@ -30,21 +32,31 @@ class Compiling:
     def begin(self) -> None:
         """Count what is compiled from here on, if there is anything to compile."""
         if self.concerns:
-            self._compiler = TorchCompile()
+            self._compiler, self._begun = TorchCompile(), True
 
     @property
     def compilations(self) -> int:
         """How often torch.compile was at work since `begin`, in this process."""
         return self._compiler.compilations if self._compiler else 0
 
-    def turn(self, configuration: Configuration) -> None:
-        """Compile anew where the graphs are to be others. RuntimeError where replayed ones give something else."""
+    def apply(self, configuration: Configuration) -> None:
+        """See `Effect`. Compile anew what is compiled; RuntimeError where replayed graphs give something else."""
         asked = _asked(configuration)
-        if self._compiler is None or asked == self._now:
+        if asked == self._now:
             return
         _, at_buckets, replayed = asked
         self._now, self.replays.on = asked, False
-        self._compiler.cut(at_buckets)
+        if at_buckets is not None and self._compiler is None:
+            self._compiler = TorchCompile()
+        if self._compiler is not None:
+            self._compiler.cut(at_buckets)
+        if self._begun:
+            self._compile_anew(replayed)
+        else:  # nothing is compiled yet, and nothing can be compared
+            self.replays.on = replayed
+
+    def _compile_anew(self, replayed: bool) -> None:
+        assert self._compiler is not None
         self._compiler.begin_again()
         if replayed:
             self.replays.prove(self._compiler)

@@ -37,13 +37,18 @@ AVAILABLE_ARGUMENTS = frozenset(name for name, knob in BY_NAME.items() if knob.d
 
 
 class Wrapped:
-    """One DDP object of the script: how it was written, and how to give it other arguments while it lives."""
+    """One DDP object of the script: how it was written, and how to give it other arguments while it lives.
 
-    def __init__(self, ddp: DDP, arguments: dict[str, Any]) -> None:
+    `takes`: whether configurations concern it; else it stays as written.
+    """
+
+    def __init__(self, ddp: DDP, arguments: dict[str, Any], takes: bool = True) -> None:
+        self.takes = takes
         self._ddp = weakref.ref(ddp)  # the script decides how long its model lives
         self.arguments = {name: value for name, value in _plain(arguments).items() if name != "module"}
         self._reduced = {id(p) for p in ddp._module_parameters if p.requires_grad}
         self.script_hook: tuple[Any, Any] | None = None
+        self._present: tuple[Configuration, int | None, Around | None] = (AS_WRITTEN, None, None)
 
     @property
     def ddp(self) -> DDP | None:
@@ -91,20 +96,32 @@ class Wrapped:
         arguments = {**self.arguments, **_as_arguments(configuration), "init_sync": False}
         with self._as_it_was_built(ddp):
             _construct_again(ddp, arguments)
+        self.register_hook(configuration, start_step, around)
+
+    def register_hook(self, configuration: Configuration, start_step: int | None, around: Around | None) -> None:
+        """The script's hook, else the configuration's, on a reducer that has none yet."""
+        ddp = self.ddp
+        assert ddp is not None
+        self._present = configuration, start_step, around
         if self.script_hook is not None:
             _register(ddp, *self.script_hook)
-        else:
-            _register_ours(ddp, configuration, start_step, around)
+            return
+        found = hook_for(configuration, ddp.process_group, start_step)
+        if found is not None:
+            state, hook = found
+            _register(ddp, state, around(hook, ddp.process_group) if around else hook)
 
-    def forget_what_was_used(
-        self, configuration: Configuration = AS_WRITTEN, start_step: int | None = None, around: Around | None = None
-    ) -> None:
-        """After backward passes that did not reduce and are not to be; `configuration` is the present one.
+    def rebuild_as_it_is(self) -> None:
+        """Run DDP's constructor again with the present arguments."""
+        self.rebuild(*self._present)
+
+    def forget_what_was_used(self) -> None:
+        """After backward passes that did not reduce and are not to be.
 
         A reducer that finds unused parameters has noted what these passes have used, and would ask for its gradients.
         """
         if self.ddp is not None and self.ddp.find_unused_parameters:
-            self.rebuild(configuration, start_step, around)
+            self.rebuild_as_it_is()
 
     @contextlib.contextmanager
     def _as_it_was_built(self, ddp: DDP) -> Iterator[None]:
@@ -119,13 +136,6 @@ class Wrapped:
             for p, asks in now:
                 if p.requires_grad != asks:
                     p.requires_grad_(asks)
-
-
-def _register_ours(ddp: DDP, configuration: Configuration, start_step: int | None, around: Around | None) -> None:
-    found = hook_for(configuration, ddp.process_group, start_step)
-    if found is not None:
-        state, hook = found
-        _register(ddp, state, around(hook, ddp.process_group) if around else hook)
 
 
 def _why_untouchable(arguments: dict[str, Any], module: nn.Module) -> str:
@@ -155,11 +165,15 @@ _MODULE_STATE = frozenset(nn.Module().__dict__)
 _CARRIED_OVER = _MODULE_STATE | {"require_backward_grad_sync", "require_forward_param_sync", "_join_config"}
 
 
+_OF_THE_OLD_REDUCER = ("reducer", "logger", "_static_graph_delay_allreduce_enqueued")
+"""The first two hold it, and its destructor takes its autograd hooks off the parameters. The third is set only by a
+static graph: no later object would have it."""
+
+
 def _construct_again(ddp: DDP, arguments: dict[str, Any]) -> None:
     before = dict(ddp.__dict__)
     module = ddp.module
-    # Both hold the old reducer, whose destructor takes its autograd hooks off the parameters.
-    for name in ("reducer", "logger"):
+    for name in _OF_THE_OLD_REDUCER:
         before.pop(name, None)
         ddp.__dict__.pop(name, None)
     with warnings.catch_warnings():
@@ -173,10 +187,10 @@ def _construct_again(ddp: DDP, arguments: dict[str, Any]) -> None:
 class Patch:
     """Watches the construction of DDP objects, from `install` on.
 
-    `configuration(module)` is asked before each construction what to build it with; `built(wrapped)` is told after it,
-    `script_registered(wrapped)` when the script registers a hook of its own, `forward_begins(ddp)` at each forward;
-    `called(ddp, args, kwargs)` with what the module is about to be called, `returned(ddp, what)` gives what the script
-    gets for what the module returned.
+    `takes(module)` is asked before each construction whether `configuration` concerns the object, which is else built
+    as written; `built(wrapped)` is told after it, `script_registered(wrapped)` when the script registers a hook of its
+    own, `forward_begins(ddp)` at each forward; `called(ddp, args, kwargs)` with what the module is about to be called,
+    `returned(ddp, what)` gives what the script gets for what the module returned.
     """
 
     def __init__(self) -> None:
@@ -186,7 +200,11 @@ class Patch:
         self.forward_begins: Callable[[DDP], None] | None = None
         self.called: Callable[[DDP, tuple[Any, ...], dict[str, Any]], None] | None = None
         self.returned: Callable[[DDP, Any], Any] | None = None
-        self.configuration: Callable[[nn.Module], Configuration] = lambda module: AS_WRITTEN
+        self.takes: Callable[[nn.Module], bool] = lambda module: True
+        self.configuration = AS_WRITTEN
+        """What objects are built with from here on."""
+        self.start_step: int | None = None
+        """Reductions before PowerSGD begins; None: as the configuration has it."""
         self.around: Around | None = None
         """Put around each hook of ours."""
         self._constructing = 0
@@ -211,20 +229,16 @@ class Patch:
             given = _bind(ddp, args, kwargs)
             if given is None:  # not a valid call: torch's own error is the right one
                 return _construct(ddp, *args, **kwargs)
-            untouchable = _why_untouchable(given, given["module"])
-            configuration = AS_WRITTEN if untouchable else self.configuration(given["module"])
+            takes = not _why_untouchable(given, given["module"]) and self.takes(given["module"])
+            configuration = self.configuration if takes else AS_WRITTEN
             with self._inside_construction():
                 _construct(ddp, **{**_plain(given), **_as_arguments(configuration)})
-            self._remember(Wrapped(ddp, given), configuration)
+            wrapped = Wrapped(ddp, given, takes)
+            self.wrapped.append(wrapped)
+            wrapped.register_hook(configuration, self.start_step, self.around)
+            self.built(wrapped)
 
         return construct
-
-    def _remember(self, wrapped: Wrapped, configuration: Configuration) -> None:
-        self.wrapped.append(wrapped)
-        ddp = wrapped.ddp
-        assert ddp is not None
-        _register_ours(ddp, configuration, None, self.around)
-        self.built(wrapped)
 
     def _wrap_registration(self) -> Callable[..., None]:
         @functools.wraps(_register)
@@ -233,10 +247,12 @@ class Patch:
             if wrapped is None or self._constructing:
                 return _register(ddp, state, hook)
             if getattr(ddp, "_comm_hooks", None) and wrapped.script_hook is None:
-                # The recipe's hook stands where the script's belongs, and a reducer takes only one.
-                wrapped.rebuild(self.configuration(ddp.module), None, self.around)
-            _register(ddp, state, hook)
-            wrapped.script_hook = (state, hook)
+                # Our hook stands where the script's belongs, and a reducer takes only one.
+                wrapped.script_hook = (state, hook)
+                wrapped.rebuild_as_it_is()
+            else:
+                _register(ddp, state, hook)
+                wrapped.script_hook = (state, hook)
             self.script_registered(wrapped)
 
         return register_comm_hook

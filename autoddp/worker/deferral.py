@@ -17,15 +17,17 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from autoddp.knobs import Configuration
 from autoddp.knobs.micro_steps import DEFER_REDUCTIONS
 from autoddp.worker.ddp import Wrapped, is_joining, must_reduce, tensors_in
+from autoddp.worker.effect import Effect
 from autoddp.worker.reduction import ReductionSwitch, StillThere
 
 _CHUNK = 25 * 2**20  # bytes that are flattened at once
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_")
 
 
-class Deferral:
+class Deferral(Effect):
     """`install()` once, tell it of each forward pass, and set `every`: micro-steps per step, 1 puts nothing off."""
 
     def __init__(self, switch: ReductionSwitch, wrapped: Callable[[], Sequence[Wrapped]]) -> None:
@@ -40,6 +42,10 @@ class Deferral:
         """Whether an optimizer of DDP's parameters runs backward itself: it may read gradients after each."""
         self.reads: Callable[[], None] = lambda: None
         """Told before an optimizer, or whatever else of torch's, reads gradients."""
+
+    def apply(self, configuration: Configuration) -> None:
+        """See `Effect`."""
+        self.every = int(str(configuration.get(DEFER_REDUCTIONS.name, 1)))
 
     @property
     def every(self) -> int:

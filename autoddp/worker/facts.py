@@ -26,28 +26,30 @@ from autoddp.topology.probe import probe
 from autoddp.topology.start_settings import nccl_settings
 from autoddp.units import MIB
 from autoddp.wire import JobFacts, Ready
+from autoddp.worker.binding import Binding
 from autoddp.worker.ddp import Wrapped, parameters_digest
 from autoddp.worker.left_out import Watched, graph_modes, why_left_out, why_no_threads
 from autoddp.worker.order import Order
-from autoddp.worker.processors import Processors
 from autoddp.worker.ranks import Ranks
-from autoddp.worker.threads import usable_cpus
+from autoddp.worker.threads import Threads, most_at_start, usable_cpus
 
 
 def gather_facts(
     wrapped: Sequence[Wrapped],
     ranks: Ranks,
-    processors: Processors,
+    threads: Threads,
+    binding: Binding,
     watched: Watched,
     order: Order,
 ) -> JobFacts:
     """The same facts on every rank; all ranks call this together."""
-    threads = processors.threads
     device = wrapped[0].parameters[0].device
-    counts = thread_counts(usable_cpus(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")), threads.as_written)
+    shares = thread_counts(usable_cpus(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")), threads.as_written)
+    most = most_at_start()
+    counts = [count for count in shares if count <= most]
     looks = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank of a node looks at the machine for all of them
     machine = fingerprint() if looks else Fingerprint()
-    free = [threads.pinned(), counts, processors.binding.why_not]
+    free = [threads.pinned(), counts, binding.why_not]
     mine = [_device_name(device), asdict(watched), *free, machine.links, machine.network]
     of_all = ranks.gather([*mine, _start_settings(device, ranks.nodes, order.interfaces) if looks else None])
     facts = _facts(wrapped, ranks, of_all, order) if ranks.rank == 0 else None

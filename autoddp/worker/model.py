@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from autoddp.knobs import AS_WRITTEN, Configuration, GradientError
-from autoddp.knobs.cuda_graphs import CUDA_GRAPHS, REDUCE_OVERHEAD
-from autoddp.worker.accumulation import Accumulation
+from autoddp.knobs import Configuration, GradientError
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import Patch
-from autoddp.worker.deferral import Deferral
+from autoddp.worker.effect import Effect
 from autoddp.worker.fidelity import Comparison
-from autoddp.worker.graphs import Graphs
-from autoddp.worker.processors import Processors
 from autoddp.worker.reduction import ReductionSwitch, broadcast_parameters
 
 
@@ -22,40 +20,18 @@ class LiveDdp:
     A trial measures PowerSGD from its first step: its exact first steps would be the baseline's time, not its own.
     """
 
-    def __init__(
-        self,
-        patch: Patch,
-        switch: ReductionSwitch,
-        processors: Processors,
-        deferral: Deferral,
-        accumulation: Accumulation,
-        graphs: Graphs,
-        compiling: Compiling,
-    ) -> None:
+    def __init__(self, patch: Patch, switch: ReductionSwitch, effects: Sequence[Effect], compiling: Compiling) -> None:
         self._patch = patch
         self._switch = switch
-        self._processors = processors
-        self._deferral = deferral
-        self._accumulation = accumulation
-        self._graphs = graphs
+        self._effects = effects
         self._compiling = compiling
-        self._current = AS_WRITTEN
         self._comparison = Comparison()
+        patch.start_step, patch.around = 0, self._comparison.around
 
     def turn(self, configuration: Configuration) -> None:
         """Bring `configuration` into effect from the next forward on."""
-        self._processors.turn(configuration)
-        self._deferral.every = int(str(configuration.get("defer_reductions", 1)))
-        self._accumulation.steps = configuration.steps_per_update
-        graphs = str(configuration.get(CUDA_GRAPHS.name, ""))
-        self._graphs.turn("" if graphs == REDUCE_OVERHEAD else graphs)
-        live = configuration.without_variables
-        if live == self._current:
-            return
-        for wrapped in self._patch.alive():
-            wrapped.rebuild(live, start_step=0, around=self._comparison.around)
-        self._compiling.turn(live)
-        self._current = live
+        for effect in self._effects:
+            effect.apply(configuration)
 
     @property
     def compilations(self) -> int:
@@ -70,7 +46,7 @@ class LiveDdp:
                 if wrapped.ddp is None:
                     continue
                 broadcast_parameters(wrapped.ddp)
-                wrapped.forget_what_was_used(self._current, start_step=0, around=self._comparison.around)
+                wrapped.forget_what_was_used()
 
     def compare(self, on: bool) -> None:
         """See `LiveModel`. Where no hook of ours is in effect there is nothing to compare, and nothing to pay for."""

@@ -14,8 +14,9 @@ from autoddp.worker.binding import Binding
 from autoddp.worker.by_hand import ByHand
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import Patch, Wrapped, is_joining
+from autoddp.worker.ddp import Patch, Wrapped, is_joining, parameters_digest
 from autoddp.worker.deferral import Deferral
+from autoddp.worker.effects import effects_of
 from autoddp.worker.facts import gather_facts
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.leaving import leave, leave_at_the_end_of_training
@@ -23,7 +24,6 @@ from autoddp.worker.left_out import Watched
 from autoddp.worker.link import Link
 from autoddp.worker.model import LiveDdp
 from autoddp.worker.order import Order
-from autoddp.worker.processors import Processors
 from autoddp.worker.ranks import Ranks
 from autoddp.worker.ready_order import ReadyOrder
 from autoddp.worker.reduction import ReductionSwitch
@@ -134,7 +134,7 @@ class _TuningJob:
         one_forward_each = all(count == len(wrapped) for count in self._forwards[1:])
         is_static = self._ready_order.is_static and one_forward_each
         device = next(iter(self._all_parameters())).device
-        processors = Processors(self._threads, Binding(device))
+        binding = Binding(device)
         compiled = self.compiling.concerns
         watched = Watched(
             is_static,
@@ -147,11 +147,16 @@ class _TuningJob:
             any(is_joining(w.ddp) for w in wrapped if w.ddp is not None),
             compiled,
         )
-        facts = gather_facts(wrapped, ranks, processors, watched, self._order)
+        facts = gather_facts(wrapped, ranks, self._threads, binding, watched, self._order)
         director = _LauncherDirector(self._link, facts)
         self.compiling.begin()
-        turned = (processors, self.deferral, self.accumulation, self._graphs, self.compiling)
-        model = LiveDdp(self._patch, self._switch, *turned)
+        # What the script builds meanwhile is built as the launched job would build it.
+        known = set(facts.parameters_digest.split("+"))
+        self._patch.takes = lambda module: parameters_digest(module) in known
+        effects = effects_of(
+            self._patch, binding, self._threads, self.deferral, self.accumulation, self.compiling, self._graphs
+        )
+        model = LiveDdp(self._patch, self._switch, effects, self.compiling)
         self._runner = TrialRunner(model, ranks, director, stopwatch_for(device.type), facts.compiles)
         self._runner.begin()
 

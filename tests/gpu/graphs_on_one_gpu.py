@@ -81,7 +81,7 @@ def train(mode: str, autocast: bool) -> dict[str, Any]:
             compiling.begin()
             before = torch.cuda.memory_reserved()
             graphs.turn("" if compiled else mode)
-            compiling.turn(REPLAYED if mode == "compiled replayed" else AS_WRITTEN)
+            compiling.apply(REPLAYED if mode == "compiled replayed" else AS_WRITTEN)
             memory = torch.cuda.memory_reserved() - before
     compiling.replays.on = False  # the next training's patch stands around this one's
     return {

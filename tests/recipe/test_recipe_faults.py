@@ -140,6 +140,21 @@ BAD = [
         'rung = "close"',
         'ladder[1].rung = "close": must be one of "exact", "near", "lossy", "batch"',
     ),
+    (
+        "speedup_low = 1.39",
+        "speedup_low = 1.39\nspeedup_low_over = {exact = 0}",
+        "ladder[1].speedup_low_over.exact = 0" + POSITIVE,
+    ),
+    (
+        "speedup_low = 1.39",
+        "speedup_low = 1.39\nspeedup_low_over = {near = 1.1}",
+        "ladder[1].speedup_low_over.near: unknown key" + REMOVE,
+    ),
+    (
+        "speedup_low = 1.39",
+        "speedup_low = 1.39\nspeedup_low_over = 1.1",
+        "ladder[1].speedup_low_over = 1.1: must be a table; write [ladder[1].speedup_low_over] above its keys",
+    ),
     ('rung = "near"', "rung = []", 'ladder[1].rung = []: must be one of "exact", "near", "lossy", "batch"'),
     (
         'rung = "exact"\nconfiguration = {bucket_cap_mb = 50}',

@@ -57,8 +57,18 @@ def ladders(draw: some.DrawFn) -> tuple[LadderEntry, ...]:
     for rung, values in ((Rung.EXACT, exact), (Rung.NEAR, near), (Rung.LOSSY, lossy)):
         if draw(some.booleans()):
             low, middle, high = sorted(draw(some.tuples(positive, positive, positive)))
+            milder = some.sampled_from([entry.rung for entry in entries]) if entries else some.nothing()
             entries.append(
-                LadderEntry(rung, Configuration(draw(values)), draw(positive), middle, low, high, *draw(errors))
+                LadderEntry(
+                    rung,
+                    Configuration(draw(values)),
+                    draw(positive),
+                    middle,
+                    low,
+                    high,
+                    *draw(errors),
+                    speedup_low_over=draw(some.dictionaries(milder, positive)),
+                )
             )
     return tuple(entries)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
-from autoddp.study.decision import decide
+from autoddp.study.decision import decide, ladder_of
 from autoddp.study.outcome import Standing
 from autoddp.study.plan import Plan
 from autoddp.timing import Block, speedup
@@ -40,13 +40,13 @@ def standing(rung: Rung, times: float, noise: float = 0.002) -> Standing:
     ],
 )
 def test_a_change_of_training_must_be_worth_it(exact: float, near: float, lossy: float, launched: Rung | None) -> None:
-    ladder = [standing(rung, times) for rung, times in zip(OF_RUNG, (exact, near, lossy), strict=True)]
-    decision = decide(ladder, Plan(allow=Rung.LOSSY), 0.9)
+    finalists = [standing(rung, times) for rung, times in zip(OF_RUNG, (exact, near, lossy), strict=True)]
+    decision = decide(ladder_of(finalists), Plan(allow=Rung.LOSSY), 0.9)
     assert decision.configuration == (OF_RUNG[launched] if launched else AS_WRITTEN)
 
 
 def test_a_milder_rung_counts_also_where_its_own_gain_is_not_sure() -> None:
-    ladder = [standing(Rung.EXACT, 1.10, noise=0.12), standing(Rung.LOSSY, 1.18)]
+    ladder = ladder_of([standing(Rung.EXACT, 1.10, noise=0.12), standing(Rung.LOSSY, 1.18)])
     assert not ladder[0].speedup.sure
     assert ladder[1].speedup.sure
     decision = decide(ladder, Plan(allow=Rung.LOSSY), 0.5)
@@ -58,7 +58,21 @@ def test_a_milder_rung_counts_also_where_its_own_gain_is_not_sure() -> None:
 
 
 def test_what_is_not_allowed_does_not_stand_in_the_way() -> None:
-    ladder = [standing(Rung.EXACT, 1.10), standing(Rung.NEAR, 1.50), standing(Rung.LOSSY, 9.0)]
+    ladder = ladder_of([standing(Rung.EXACT, 1.10), standing(Rung.NEAR, 1.50), standing(Rung.LOSSY, 9.0)])
     decision = decide(ladder, Plan(allow=Rung.NEAR), 0.9)
     assert decision.configuration == OF_RUNG[Rung.NEAR]
     assert decision.why.endswith("; --allow lossy would give ×9.00")
+
+
+def test_more_is_only_promised_where_it_would_be_launched() -> None:
+    ladder = ladder_of([standing(Rung.EXACT, 1.50), standing(Rung.NEAR, 1.51), standing(Rung.LOSSY, 1.52)])
+    decision = decide(ladder, Plan(allow=Rung.EXACT), 0.9)
+    assert decision.configuration == OF_RUNG[Rung.EXACT]
+    assert "--allow" not in decision.why
+
+
+def test_the_ladder_knows_each_rung_against_all_milder_ones() -> None:
+    slower = standing(Rung.EXACT, 1.01)
+    exact, lossy = ladder_of([slower, standing(Rung.EXACT, 1.20), standing(Rung.LOSSY, 2.40)])
+    assert exact.speedup_low_over == {}
+    assert lossy.speedup_low_over == {Rung.EXACT: pytest.approx(2.0, rel=0.02)}

@@ -80,7 +80,7 @@ class Run:
     def turn(self, configuration: Configuration) -> None:
         for wrapped in self.patch.alive():
             wrapped.rebuild(configuration, start_step=0)
-        self.compiling.turn(configuration)
+        self.compiling.apply(configuration)
 
     def train(self, rank: int, steps: int = STEPS) -> None:
         """The script keeps what its model returns."""

@@ -22,10 +22,10 @@ from autoddp.worker.binding import Binding
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch
 from autoddp.worker.deferral import Deferral
+from autoddp.worker.effects import effects_of
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.hooks import hook_for
 from autoddp.worker.model import LiveDdp
-from autoddp.worker.processors import Processors
 from autoddp.worker.reduction import ReductionSwitch
 from autoddp.worker.threads import Threads
 
@@ -196,9 +196,10 @@ def checks(rank: int) -> dict[str, Any]:
     switch.install()
     deferral = Deferral(switch, patch.alive)
     deferral.install()
-    processors = Processors(Threads(os.environ.get("OMP_NUM_THREADS"), pinned=""), Binding(torch.device("cpu")))
-    accumulation = Accumulation(switch, patch.alive, print)
-    live = LiveDdp(patch, switch, processors, deferral, accumulation, Graphs(patch.alive), Compiling(patch.alive))
+    counts, binding = Threads(os.environ.get("OMP_NUM_THREADS"), pinned=""), Binding(torch.device("cpu"))
+    accumulation, compiling = Accumulation(switch, patch.alive, print), Compiling(patch.alive)
+    effects = effects_of(patch, binding, counts, deferral, accumulation, compiling, Graphs(patch.alive))
+    live = LiveDdp(patch, switch, effects, compiling)
     return {
         "moved": float((untouched - vector(DDP(Net()))).abs().max()),
         "trained": trained(rank, patch, live, untouched),

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.knobs.cuda_graphs import BLOCKS, WHOLE_MODEL
+from autoddp.knobs import Configuration
+from autoddp.knobs.cuda_graphs import BLOCKS, CUDA_GRAPHS, WHOLE_MODEL
 from autoddp.worker.ddp import Wrapped
+from autoddp.worker.effect import Effect
 from autoddp.worker.graphs.capture import Make, Sample, capture
 from autoddp.worker.graphs.replay import Replay
 from autoddp.worker.graphs.watching import Watching
@@ -19,11 +21,13 @@ from autoddp.worker.graphs.watching import Watching
 MODES = (WHOLE_MODEL, BLOCKS)
 
 
-class Graphs:
+class Graphs(Effect):
     """Of all DDP models of the script: `watch()` for some steps with `step()` after each, then `turn(mode)`.
 
     graphs.forward_begins(ddp, reduces) whenever a forward pass does.
     """
+
+    after_watching = True
 
     def __init__(
         self, wrapped: Callable[[], Sequence[Wrapped]], make: Make = torch.cuda.make_graphed_callables
@@ -60,6 +64,11 @@ class Graphs:
         if self._mode and reduces and ddp.gradient_as_bucket_view:
             for replay in self._replays:
                 replay.arm(ddp.module)
+
+    def apply(self, configuration: Configuration) -> None:
+        """See `Effect`. What torch.compile replays is not captured here."""
+        mode = str(configuration.get(CUDA_GRAPHS.name, ""))
+        self.turn(mode if mode in MODES else "")
 
     def turn(self, mode: str) -> None:
         """ "model", "blocks", or "" for none; at a step boundary. Captured graphs are kept while none other is wanted.

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from autoddp.knobs import Configuration
+from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
 from autoddp.units import data_size
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import Wrapped
@@ -19,9 +21,13 @@ class GraphsInTheJob:
     """`say` hears once what became of them: of the memory they took, or of why the job goes on as written."""
 
     def __init__(
-        self, graphs: Graphs, wrapped: Callable[[], Sequence[Wrapped]], mode: str, say: Callable[[str], None]
+        self,
+        graphs: Graphs,
+        wrapped: Callable[[], Sequence[Wrapped]],
+        configuration: Configuration,
+        say: Callable[[str], None],
     ) -> None:
-        self._graphs, self._wrapped, self._mode, self._say = graphs, wrapped, mode, say
+        self._graphs, self._wrapped, self._configuration, self._say = graphs, wrapped, configuration, say
         self._steps = 0
         self._clock = StepClock(self._parameter_ids, self._on_step)
 
@@ -47,11 +53,12 @@ class GraphsInTheJob:
     def _capture(self) -> None:
         before = _memory()
         try:
-            self._graphs.turn(self._mode)
+            self._graphs.apply(self._configuration)
         except Exception as why:  # whatever a capture may raise: the models are as written again
             self._say(f"without CUDA graphs, as written: {str(why).splitlines()[0]}")
             return
-        self._say(f'CUDA graphs of "{self._mode}" are in use and take {data_size(_memory() - before)} of memory')
+        mode = self._configuration[CUDA_GRAPHS.name]
+        self._say(f'CUDA graphs of "{mode}" are in use and take {data_size(_memory() - before)} of memory')
 
 
 def _memory() -> int:

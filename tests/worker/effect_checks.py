@@ -1,0 +1,270 @@
+"""Drives configurations through a trial and through the real job, and writes down what is then in effect.
+
+    python effect_checks.py FOLDER            all of them; each result is a file that test_effects.py reads
+
+The trial is the worker of the tuning job (`start_tuning`) with a launcher's end of the link that asks for one block
+after another. The job is the worker under a recipe (`start_applying`). Each runs in a process of its own, forked after
+torch was imported; where a configuration has variables, in one that is started with them.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._inductor.config
+import torch.distributed as dist
+from static_backend import StaticBackend
+from static_graphs import static_callables
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.knobs import Configuration
+from autoddp.wire import BlockDone, Finish, Measure, Message, Ready
+from autoddp.worker.accumulation import Accumulation
+from autoddp.worker.applying import start_applying
+from autoddp.worker.ddp import parameters_digest
+from autoddp.worker.deferral import Deferral
+from autoddp.worker.graphs import Graphs
+from autoddp.worker.graphs.reduce_overhead import ReduceOverhead
+from autoddp.worker.hooks import hook_for
+from autoddp.worker.order import Order
+from autoddp.worker.tuning import start_tuning
+
+WIDTH, BLOCKS, STEPS = 256, 3, 8
+BUILT_LATER = 3  # steps after a turn, in the script that builds models meanwhile
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "cap": {"bucket_cap_mb": 0.5},
+    "list": {"bucket_cap_mb_list": [0.5, 1.0]},
+    "view": {"gradient_as_bucket_view": True},
+    "no view": {"gradient_as_bucket_view": False, "bucket_cap_mb": 1},
+    "copy": {"batched_grad_copy": True},
+    "static": {"static_graph": True},
+    "fp16": {"hook": "fp16"},
+    "bf16": {"hook": "bf16", "bucket_cap_mb": 0.5},
+    "powersgd": {"hook": "powersgd", "powersgd_rank": 2},
+    "batched": {"hook": "powersgd", "powersgd_rank": 1, "powersgd_batched": True, "powersgd_factors": "bf16"},
+    "binding": {"numa_binding": "node"},
+    "accumulation": {"accumulate_steps": 2, "hook": "bf16"},
+    "model graph": {"gradient_as_bucket_view": True, "cuda_graphs": "model"},
+    "block graphs": {"gradient_as_bucket_view": True, "cuda_graphs": "blocks"},
+}
+OF_SCRIPT: dict[str, dict[str, dict[str, Any]]] = {
+    "plain": PLAIN,
+    "started": {"variables": {"threads": 2, "interfaces": "lo"}},
+    "micro-steps": {"deferral": {"defer_reductions": 2}, "both": {"defer_reductions": 2, "bucket_cap_mb": 0.5}},
+    "compiled": {
+        "whole": {"optimize_ddp": False, "bucket_cap_mb": 8.0},
+        "pieces": {"optimize_ddp": True, "bucket_cap_mb": 1.0},
+        "replayed": {"gradient_as_bucket_view": True, "cuda_graphs": "reduce-overhead"},
+    },
+    "sets threads": {"cap": {"bucket_cap_mb": 0.5}},
+    "builds later": {"bf16": {"hook": "bf16", "bucket_cap_mb": 0.5}},
+    "registers a hook": {"fp16": {"hook": "fp16", "bucket_cap_mb": 0.5}},
+}
+"""Script → name → configuration. Each script is one way of training that some knobs need, or that once went wrong."""
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Training:
+    """The script. `step()` trains one; `models` are its DDP objects."""
+
+    def __init__(self, script: str) -> None:
+        if script == "sets threads":
+            torch.set_num_threads(2)
+        torch.manual_seed(0)
+        self.script = script
+        self.backend = StaticBackend()
+        net = torch.compile(Net(), backend=self.backend) if script == "compiled" else Net()
+        self.models = [DDP(net)]
+        if script == "registers a hook":
+            self.models[0].register_comm_hook(*hook_for(Configuration({"hook": "bf16"}), dist.group.WORLD))
+        self.optimizer = torch.optim.SGD(self.models[0].parameters(), lr=0.01)
+        self.since_turn = STEPS  # none was turned yet
+
+    def step(self) -> None:
+        self.since_turn += 1
+        if self.script == "builds later" and self.since_turn == BUILT_LATER:
+            self.models[1:] = [DDP(Net()), DDP(nn.Linear(4, 4))]
+        self.optimizer.zero_grad()
+        for _ in range(2 if self.script == "micro-steps" else 1):
+            self.models[0](torch.randn(8, WIDTH)).square().mean().backward()
+        self.optimizer.step()
+
+
+def in_effect(training: Training) -> dict[str, Any]:
+    """All that a configuration may change in this process, in JSON types."""
+    found = {
+        type(one): one for one in gc.get_objects() if type(one) in (Deferral, Accumulation, Graphs, ReduceOverhead)
+    }
+    deferral, accumulation, graphs, replays = (
+        found.get(Deferral),
+        found.get(Accumulation),
+        found.get(Graphs),
+        found.get(ReduceOverhead),
+    )
+    return {
+        "models": [of_model(ddp) for ddp in training.models],
+        "deferral": deferral.every if deferral else 1,
+        "accumulation": accumulation.steps if accumulation else 1,
+        "graphs": graphs._mode if graphs else "",
+        "stand-ins": sum("forward" in vars(module) for ddp in training.models for module in ddp.module.modules()),
+        "replays": replays.on if replays else False,
+        "cuts": torch._dynamo.config.optimize_ddp,
+        "replayed when compiled": training.backend.compiled[-1:],
+        "threads": torch.get_num_threads(),
+        "affinity": sorted({str(sorted(os.sched_getaffinity(int(t)))) for t in os.listdir("/proc/self/task")}),
+        "environment": dict(os.environ),
+    }
+
+
+def of_model(ddp: DDP) -> dict[str, Any]:
+    """DDP's own state: every plain value on the object, what its reducer says of its buckets, and its hook."""
+    plain = {name: value for name, value in vars(ddp).items() if isinstance(value, (bool, int, float, str, type(None)))}
+    said = ddp._get_ddp_logging_data()
+    buckets = {name: said.get(name) for name in ("bucket_sizes", "rebuilt_bucket_sizes", "num_buckets_reduced")}
+    return {"plain": plain, "buckets": buckets, "hooks": [of_hook(hook, state) for hook, state in ddp._comm_hooks]}
+
+
+def of_hook(hook: Callable[..., Any], state: Any) -> dict[str, Any]:
+    """A comparison, or a watch, may stand around it."""
+    inside = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True)).get("hook")
+    values = {
+        name: str(value)
+        for name, value in vars(state).items()
+        if isinstance(value, (bool, int, torch.dtype, type(None)))
+    }
+    return {"hook": (inside.cell_contents if inside else hook).__name__, "state": type(state).__name__, **values}
+
+
+class Launcher:
+    """The launcher's end of the link: it asks for a block of each configuration, and of none after each."""
+
+    rank = local_rank = 0
+
+    def __init__(self, script: str, names: list[str]) -> None:
+        self.script, self.training = script, None
+        self.found: dict[str, Any] = {}
+        self._asked = ["before", *(one for name in names for one in (name, f"after {name}"))]
+        self._next = iter(self._asked)
+        self._present = ""
+
+    def hello(self) -> bool:
+        return True
+
+    def goodbye(self, reason: str) -> None:
+        assert not reason, reason
+
+    def send(self, message: Message) -> None:
+        assert isinstance(message, (Ready, BlockDone))
+        if isinstance(message, BlockDone):
+            self.found[self._present] = in_effect(self.training)
+
+    def receive(self) -> Message:
+        self._present = next(self._next, "")
+        self.training.since_turn = 0
+        if not self._present:
+            write("trial", self.script, self.found)
+            return Finish(recipe="")
+        configuration = Configuration(OF_SCRIPT[self.script].get(self._present, {}))
+        at_once = configuration.steps_per_update
+        return Measure(0, configuration.plain(), 1, STEPS // at_once - 1, at_once=at_once)
+
+
+def trial(script: str) -> None:
+    launcher = Launcher(script, list(OF_SCRIPT[script]))
+    order = Order(socket="none", accumulates=True, cuda_graphs=True, recompiles=True)
+    start_tuning(order, launcher, os.environ.get("OMP_NUM_THREADS"))
+    launcher.training = Training(script)
+    while True:
+        launcher.training.step()
+
+
+def job(script: str, name: str) -> None:
+    configuration = Configuration(OF_SCRIPT[script][name])
+    if configuration.get("hook") == "powersgd":
+        configuration = configuration.with_values(powersgd_start_step=0)  # as a trial measures it
+    digest = parameters_digest(Net())
+    start_applying(Order(configuration=configuration.without_variables.plain(), parameters_digest=digest))
+    training = Training(script)
+    training.since_turn = 0
+    for _ in range(STEPS):
+        training.step()
+    write("job", f"{script} {name}", in_effect(training))
+
+
+def write(side: str, name: str, found: dict[str, Any]) -> None:
+    (Path(sys.argv[1]) / f"{side} {name}.json").write_text(json.dumps(found))
+
+
+def run(side: str, script: str, name: str = "") -> None:
+    """One process's part."""
+    Graphs.__init__.__defaults__ = (static_callables,)  # torch's own needs a GPU
+    os.environ["MASTER_PORT"] = str(free_port())
+    dist.init_process_group("gloo")
+    trial(script) if side == "trial" else job(script, name)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def forked(variables: dict[str, str], *words: str) -> None:
+    """`run(*words)` in a process of its own; if there are variables, in one that is started with them."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if variables:
+                os.execve(sys.executable, [sys.executable, *sys.argv, *words], {**os.environ, **variables})
+            run(*words)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    if status:
+        print(f"{words}: ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr)
+
+
+def main() -> None:
+    for script, of_script in OF_SCRIPT.items():
+        starts = {k: v for values in of_script.values() for k, v in Configuration(values).start_variables.items()}
+        forked(starts, "trial", script)
+        for name, values in of_script.items():
+            forked(Configuration(values).variables, "job", script, name)
+
+
+if __name__ == "__main__":
+    run(*sys.argv[2:]) if sys.argv[2:] else main()

@@ -1,0 +1,94 @@
+"""What a trial measures is what the job is launched with: each configuration is driven through both, and compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from effect_checks import OF_SCRIPT
+from launchers import environment, may_mount, on_numa_nodes
+
+from autoddp.knobs import KNOBS, Configuration
+from autoddp.knobs.start import START_KNOBS
+
+CASES = [(script, name) for script, of_script in OF_SCRIPT.items() for name in of_script]
+NOT_ON_A_CPU = {knob.name for knob in START_KNOBS} - {"interfaces"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of what `effect_checks.py` has found. The machine seems to have two NUMA nodes, where that can be arranged."""
+    folder = tmp_path_factory.mktemp("effects")
+    cpus = sorted(os.sched_getaffinity(0))
+    in_front = on_numa_nodes(folder / "numa", str(cpus[0]), str(cpus[1])) if may_mount() else []
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    subprocess.run(
+        [*in_front, sys.executable, str(Path(__file__).with_name("effect_checks.py")), str(folder)],
+        env={**environment(), **variables, "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+    return folder
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return found
+
+
+def in_both(folder: Path, script: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """In effect in the trial, and in the job."""
+    of_trial, of_job = read(folder, f"trial {script}")[name], read(folder, f"job {script} {name}")
+    for found in (of_trial, of_job):
+        found["environment"].pop("MASTER_PORT")
+        found["environment"].pop("_", None)  # bash's
+    return of_trial, of_job
+
+
+@pytest.mark.parametrize(("script", "name"), CASES)
+def test_a_trial_and_the_job_have_the_same_in_effect(folder: Path, script: str, name: str) -> None:
+    of_trial, of_job = in_both(folder, script, name)
+    assert of_trial == of_job
+
+
+@pytest.mark.parametrize(("script", "name"), CASES)
+def test_turning_back_leaves_nothing(folder: Path, script: str, name: str) -> None:
+    found = read(folder, f"trial {script}")
+    assert found[f"after {name}"] == found["before"]
+
+
+@pytest.mark.parametrize(("script", "name"), CASES)
+def test_a_configuration_has_an_effect(folder: Path, script: str, name: str) -> None:
+    """Else the two tests above would say nothing."""
+    found = read(folder, f"trial {script}")
+    if name == "binding" and not may_mount():
+        pytest.skip("needs root, mounts of its own (unshare -m) and two CPUs")
+    if name != "no view":
+        assert found[name] != found["before"]
+
+
+def test_no_more_threads_are_tried_than_a_start_can_give() -> None:
+    """MKL takes no more than there are cores, whatever the variable says; a running process can be given more."""
+    counted = (
+        "import torch; from autoddp.worker.threads import most_at_start; "
+        "print(most_at_start(), torch.get_num_threads())"
+    )
+    for asked in (1024, 1):
+        variables = {**environment(), "OMP_NUM_THREADS": str(asked)}
+        done = subprocess.run(
+            [sys.executable, "-c", counted], env=variables, capture_output=True, text=True, check=True
+        )
+        most, given = map(int, done.stdout.split())
+        assert given == min(asked, most) or (given > most and not torch.backends.mkl.is_available())
+
+
+def test_every_knob_is_driven() -> None:
+    driven = {
+        knob for of_script in OF_SCRIPT.values() for values in of_script.values() for knob in Configuration(values)
+    }
+    assert {knob.name for knob in KNOBS} - NOT_ON_A_CPU - driven == {"powersgd_start_step"}  # trials overrule it
