@@ -71,7 +71,7 @@ def shown(value: Any) -> str:
     """A bad value as an error line shows it: as JSON, cut after 60 characters.
 
     >>> shown("bf17"), shown([1] * 100)[-8:]
-    ('"bf17"', '1, 1, 1…')
+    ('"bf17"', ', 1, 1,…')
     """
     try:
         text = json.dumps(value, default=str)

@@ -40,9 +40,10 @@ def test_the_ranks_and_their_places_are_named(tmp_path: Path) -> None:
     line = [line for line in launch.stderr.splitlines() if "waiting for the first steps" in line][-1]
     assert "rank 1 is in train.py, line 5" in line
     assert "rank 0 is in init_process_group, called in train.py, line 10" in line
-    (end,) = [line for line in launch.stderr.splitlines() if "not tuned, launching as written" in line]
+    (end,) = [line for line in launch.stderr.splitlines() if "no recipe was written: " in line]
     assert "no rank has moved for 2" in end
     assert "rank 0 is in init_process_group" in end
+    assert launch.returncode == 1
     assert launch.processes() == []
 
 

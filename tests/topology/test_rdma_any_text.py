@@ -76,5 +76,6 @@ def test_four_times_the_text_takes_about_four_times_as_long(text: str) -> None:
         return time.process_time() - began
 
     for read in READERS.values():
-        whole = seconds(read, len(text))
-        assert whole < 0.5 or whole < 10 * seconds(read, len(text) // 4)
+        # Others use the machine too: the fastest of a few tells.
+        whole = min(seconds(read, len(text)) for _ in range(3))
+        assert whole < 0.5 or whole < 10 * min(seconds(read, len(text) // 4) for _ in range(3))

@@ -201,19 +201,24 @@ def may_bind() -> bool:
 
 
 def _readable_interpreter() -> list[str]:
-    """Commands that let an ordinary user reach the interpreter, should it be in root's private home.
+    """Commands that let an ordinary user reach the interpreter and the checkout, should they be in root's private home.
 
-    Nothing on disk is changed: in the run's mount namespace an empty folder lies over the home, the interpreter in it.
+    Nothing on disk is changed: in the run's mount namespace an empty folder lies over the home, these two in it.
     """
-    target = Path(sys.executable).resolve().parents[1]
-    for closed in reversed(target.parents):
-        if not os.stat(closed).st_mode & 0o001:
-            inner = target.relative_to(closed)
-            aside = "/mnt"
-            return [
-                f"mount --bind {target} {aside}",
-                f"mount -t tmpfs -o mode=755 tmpfs {closed}",
-                f"mkdir -p {closed / inner}",
-                f"mount --move {aside} {closed / inner}",
-            ]
-    return []
+    needed = [Path(sys.executable).resolve().parents[1], Path(sys.prefix), Path(__file__).resolve().parents[2]]
+    closed: dict[Path, list[Path]] = {}
+    for place in needed:
+        first = next((above for above in reversed(place.parents) if not os.stat(above).st_mode & 0o001), None)
+        if first is not None:
+            closed.setdefault(first, []).append(place)
+    lines = []
+    for folder, places in closed.items():
+        lines.append("mount -t tmpfs -o mode=755 tmpfs /mnt")
+        places = [place for place in places if not any(other in place.parents for other in places)]
+        for number, place in enumerate(places):
+            lines += [f"mkdir /mnt/{number}", f"mount --bind {place} /mnt/{number}"]
+        lines.append(f"mount -t tmpfs -o mode=755 tmpfs {folder}")
+        for number, place in enumerate(places):
+            lines += [f"mkdir -p {place}", f"mount --move /mnt/{number} {place}"]
+        lines.append("umount /mnt")
+    return lines

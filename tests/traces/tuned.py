@@ -26,7 +26,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 AUTODDP = (sys.executable, "-m", "autoddp")
 RANKS = ("--nproc-per-node", "2")
 LATE = 2.5  # seconds: a trace's daemon writes for two
-_ENDED = re.compile(r"not tuned, launching as written[:;,]? *(.*)")
+_ENDED = re.compile(r"(?:not tuned, launching as written|no recipe was written): *(.*)")
 _BEGINS_OR_ENDS = re.compile(r"trace (begins|ends): (\w+) (\w+)")
 
 
