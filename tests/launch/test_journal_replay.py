@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Client
@@ -17,6 +18,7 @@ import pytest
 from fake_worker import FakeWorker, MainThread, cost
 
 from autoddp.knobs import AS_WRITTEN, Configuration
+from autoddp.launch import server as server_module
 from autoddp.launch.journal import Entry, Journal
 from autoddp.launch.live_job import LiveJob
 from autoddp.launch.server import Closed, Said, StopAsked, WorkerServer
@@ -251,3 +253,27 @@ def test_all_that_was_said_is_an_event_before_the_server_has_closed(tmp_path: Pa
         heard[event.worker.hello.rank].append(type(event.message) if isinstance(event, Said) else Closed)
     assert all(kinds == [Hello, Goodbye, Closed] for kinds in heard.values())
     assert not (tmp_path / "s").exists()
+
+
+def test_a_worker_that_reads_nothing_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_SENDING", 1)
+    events: queue.Queue[Said | Closed | StopAsked] = queue.Queue()
+    server = WorkerServer(str(tmp_path / "s"), 0, events.put)
+    stopped = Client(str(tmp_path / "s"), family="AF_UNIX")
+    stopped.send_bytes(encode(Hello(VERSION, 0, 0, 1, 0)))
+    said = events.get(timeout=60)
+    with pytest.raises(OSError, match="Resource temporarily unavailable"):
+        said.worker.send(Finish("x" * (8 << 20)))  # type: ignore[union-attr]
+    assert isinstance(events.get(timeout=60), Closed)
+    server.close()
+
+
+def test_a_journal_that_cannot_be_written_ends_tuning(tmp_path: Path) -> None:
+    job = LiveJob(str(tmp_path / "s"), Journal(tmp_path / "no such folder" / "journal"))
+    main = MainThread(job, str(tmp_path / "s"), tmp_path)
+    job.facts()
+    with pytest.raises(TuningOver, match="a fault of autoddp's own: FileNotFoundError"):
+        job(AS_WRITTEN, 1, 3)
+    main.thread.join(60)
+    assert len(main.workers) == 1
+    main.end()
