@@ -67,6 +67,7 @@ PRIVATE_TO_OTHERS = {
     ("worker/leaving.py", "_exit"),
     ("worker/heartbeat.py", "_current_frames"),
     ("launch/keeper.py", "_exit"),
+    ("launch/signals.py", "_exit"),
     ("worker/inject/sitecustomize.py", "_exit"),
     # Where a request goes that is sent through a proxy, and how: neither has a public name.
     ("isolation/elsewhere/requests.py", "_tunnel_host"),

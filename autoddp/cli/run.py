@@ -15,6 +15,7 @@ from autoddp.launch.network import VARIABLES, Network
 from autoddp.launch.options import Request, parse
 from autoddp.launch.ownership import require_script
 from autoddp.launch.plan import Plan, choose
+from autoddp.launch.signals import signals_end_tuning
 from autoddp.launch.watching import watch_plan
 from autoddp.log import tell
 from autoddp.worker.order import Order, naming_errors
@@ -49,6 +50,7 @@ def prepare(words: Sequence[str]) -> Job | None:
         if plan.tune:
             from autoddp.cli.tuned import prepared, tuned_plan
 
+            until_tuned.enter_context(signals_end_tuning())
             tuning = until_tuned.enter_context(prepared(request))
         meeting_point, network = _confer(request, plan)
         if plan.tune:

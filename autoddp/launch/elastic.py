@@ -269,20 +269,6 @@ def _signal_handlers_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def signals_raise() -> Iterator[None]:
-    """Meanwhile a signal ends this process as it ends torchrun: with elastic's exception, in the main thread."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-
-    def ended(number: int, _: object) -> None:
-        raise SignalException(f"Process {os.getpid()} got signal: {number}", signal.Signals(number))
-
-    with _signal_handlers_kept():
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, ended)
-        yield
-
-
-@contextlib.contextmanager
 def environment_with(variables: dict[str, str]) -> Iterator[None]:
     """Set variables for the workers of one job; afterwards the environment is what it was, to the last variable."""
     before = dict(os.environ)

@@ -134,6 +134,12 @@ class Keeper:
 
     def run(self, attempt: Attempt, heard: Callable[[ProcessEnded], None], stops: Callable[[], bool]) -> str:
         """Make the attempt and wait for its end; "" or why it failed. `stops()` is asked every half second."""
+        try:
+            return self._run(attempt, heard, stops)
+        except (EOFError, ConnectionError):
+            return "the process that watches over the attempt was killed"
+
+    def _run(self, attempt: Attempt, heard: Callable[[ProcessEnded], None], stops: Callable[[], bool]) -> str:
         self._connection.send(attempt)
         failure: str | None = None
         while True:
@@ -141,10 +147,7 @@ class Keeper:
                 if stops():
                     self._connection.send(_STOP)
                 continue
-            try:
-                message = self._connection.recv()
-            except EOFError:
-                return "the process that watches over the attempt was killed"
+            message = self._connection.recv()
             if isinstance(message, ProcessEnded):
                 heard(message)
             elif isinstance(message, _Result):

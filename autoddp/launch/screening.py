@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -42,6 +43,8 @@ class Screening:
     """Of the workers, without what tuning adds."""
     _running: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _stopped: bool = field(default=False, init=False)
+    _starting: threading.Lock = field(default_factory=threading.Lock, init=False)
+    """Held where a job is started, and where that is forbidden."""
     _number: int = field(default=0, init=False)
 
     def __call__(self, facts: JobFacts, settings: Sequence[Mapping[str, Value]]) -> list[float]:
@@ -55,8 +58,9 @@ class Screening:
         return [now / median(seconds) if seconds else 0.0 for seconds in found]
 
     def stop(self) -> None:
-        """End whatever runs; nothing is started from here on."""
-        self._stopped = True
+        """End whatever runs; nothing is started from here on. May be called by any thread."""
+        with self._starting:
+            self._stopped = True
         if self._running is not None:
             self._end(self._running)
 
@@ -78,20 +82,22 @@ class Screening:
         return list(plain["seconds"])
 
     def _run(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        if self._stopped:
-            return
-        with open(self.folder / "launcher.log", "ab") as log:
+        with self._starting, open(self.folder / "launcher.log", "ab") as log:
+            if self._stopped:
+                return
             # A session of its own: Ctrl-C is the launcher's, which ends this in its own time.
-            self._running = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            running = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            self._running = running
         try:
-            self._running.wait(_PATIENCE)
+            running.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
-            self._end(self._running)
-        self._running = None
+            self._end(running)
 
     @staticmethod
     def _end(process: subprocess.Popen[bytes]) -> None:
         for number, patience in ((signal.SIGTERM, _ENDING), (signal.SIGKILL, None)):
+            if process.poll() is not None:
+                return
             try:
                 os.killpg(process.pid, number)
                 process.wait(patience)

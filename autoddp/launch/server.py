@@ -1,122 +1,156 @@
-"""The launcher's end of the worker's socket: takes connections, sorts messages, and knows who is alive."""
+"""The launcher's end of the workers' socket during one attempt: takes connections and turns messages into events."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import queue
+import signal
 import socket
+import struct
 import threading
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Listener
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 
 from autoddp.log import get_logger
-from autoddp.wire import VERSION, Goodbye, Hello, Message, StopTuning, Welcome, decode, encode
+from autoddp.wire import VERSION, Hello, Message, StopTuning, Welcome, decode, encode
 
 logger = get_logger(__name__)
 
+_SENDING = 10  # seconds in which a worker must take a message: one that is stopped must not stop the launcher
+_CLOSING = 1.0  # seconds in which the connections of an attempt that has ended must close by themselves
 
-@dataclass
+
+@dataclass(eq=False)
 class Worker:
-    """One connected worker process of this node."""
+    """One connected worker process of this node. Only the state machine of the job writes it."""
 
     connection: Connection
     hello: Hello
     said_goodbye: bool = False
-    ended_by: threading.Event = field(default_factory=threading.Event)
     end: str = ""
-    """How the process ended, where it did not say so itself: "killed by SIGABRT"."""
+    """How the process ended, where that is known: "killed by SIGABRT"."""
 
     def send(self, message: Message) -> None:
-        """OSError if it is gone."""
-        self.connection.send_bytes(encode(message))
+        """OSError if the worker is gone, or does not take the message in time; the connection then closes."""
+        try:
+            self.connection.send_bytes(encode(message))
+        except OSError:
+            self.hang_up()
+            raise
+
+    def hang_up(self) -> None:
+        """Shut the connection down. What the worker has said before still arrives, then `Closed`."""
+        _shut_down(self.connection)
+
+    def kill(self) -> None:
+        """SIGKILL to the process, if it is still there."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.hello.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
-class Heard:
-    """A message from a worker, or None when its connection closed."""
+class Said:
+    """A worker of attempt number `attempt` has said `message`; the first one is Hello, which a Welcome answers."""
 
+    attempt: int
     worker: Worker
-    message: Message | None
+    message: Message
 
 
-NOBODY = Worker(None, Hello(0, -1, -1, 0, 0))  # type: ignore[arg-type]
-"""Whoever is no rank that has said hello."""
+@dataclass(frozen=True)
+class Closed:
+    """The connection of a worker has closed; the last event of this worker."""
+
+    attempt: int
+    worker: Worker
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """A process of the script, which need not be a rank, is about to do what it must not do while tuning."""
+
+    message: StopTuning
 
 
 class WorkerServer:
-    """Listens on a Unix socket that only this user can reach; `heard` holds whatever the workers say, in order."""
+    """Listens during attempt number `attempt` on a Unix socket that only this user can reach.
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.heard: queue.Queue[Heard] = queue.Queue()
-        self.go = True
-        """What the next Welcome says."""
-        self.stopped = threading.Event()
-        """Set once a process has said that tuning must stop."""
-        self._listener = Listener(path, family="AF_UNIX")
-        os.chmod(path, 0o600)
-        self._closed = False
+    `put` gets each event, in the order of each connection.
+    """
+
+    def __init__(self, path: str, attempt: int, put: Callable[[Said | Closed | StopAsked], None]) -> None:
+        self._path = path
+        self._attempt = attempt
+        self._put = put
         self._connections: list[Connection] = []
-        self._workers: dict[int, Worker] = {}
-        threading.Thread(target=self._accept, name="autoddp-accept", daemon=True).start()
+        self._serving: list[threading.Thread] = []
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(path)
+        os.chmod(path, 0o600)
+        self._socket.listen()
+        self._closing, self._told_to_close = socket.socketpair()
+        self._accepting = threading.Thread(target=self._accept, name="autoddp-accept", daemon=True)
+        self._accepting.start()
 
     def close(self) -> None:
-        """Take no more connections."""
-        self._closed = True
-        self._listener.close()
-
-    def process_ended(self, pid: int, how: str) -> None:
-        """The attempt tells how one of its processes has ended."""
-        worker = self._workers.get(pid)
-        if worker is not None:
-            worker.end = how
-            worker.ended_by.set()
-
-    def dismiss(self) -> None:
-        """Send every worker away, those that are here and those still to come."""
-        self.go = False
+        """Take no more connections and end those that are open. On return every event has been put."""
+        self._closing.close()
+        self._accepting.join()
+        self._told_to_close.close()
+        self._socket.close()
+        with contextlib.suppress(FileNotFoundError):  # whoever has removed the run's folder
+            os.unlink(self._path)
+        until = time.monotonic() + _CLOSING
+        for thread in self._serving:
+            thread.join(max(0.0, until - time.monotonic()))
         for connection in self._connections:
-            with contextlib.suppress(OSError):
-                socket.socket(fileno=os.dup(connection.fileno())).shutdown(socket.SHUT_RDWR)
+            _shut_down(connection)
+        for thread in self._serving:
+            thread.join()
 
     def _accept(self) -> None:
-        while not self._closed:
-            try:
-                connection = self._listener.accept()
-            except OSError:
+        while True:
+            ready = wait([self._socket, self._told_to_close])
+            if self._socket not in ready:  # whoever has connected before the end is still heard
                 return
+            try:
+                accepted, _ = self._socket.accept()
+            except OSError as error:
+                logger.debug("a connection that could not be taken: %s", error)
+                continue
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SENDING, 0))
+            connection = Connection(accepted.detach())
             self._connections.append(connection)
-            threading.Thread(target=self._serve, args=(connection,), name="autoddp-serve", daemon=True).start()
+            thread = threading.Thread(target=self._serve, args=(connection,), name="autoddp-serve", daemon=True)
+            self._serving.append(thread)
+            thread.start()
 
     def _serve(self, connection: Connection) -> None:
         try:
-            hello = decode(connection.recv_bytes())
-            if isinstance(hello, StopTuning):
-                return self._stop_tuning(connection, hello)
-            if not isinstance(hello, Hello) or hello.version != VERSION:
-                raise ValueError(f"expected Hello of version {VERSION}, got {hello}")
+            first = decode(connection.recv_bytes())
+            if isinstance(first, StopTuning):
+                self._put(StopAsked(first))
+                connection.send_bytes(encode(Welcome(False)))
+                return
+            if not isinstance(first, Hello) or first.version != VERSION:
+                raise ValueError(f"expected Hello of version {VERSION}, got {first}")
         except (ValueError, EOFError, OSError) as error:
             logger.debug("a stranger on the socket: %s", error)
-            return connection.close()
-        worker = Worker(connection, hello)
-        self._workers[hello.pid] = worker
-        self.heard.put(Heard(worker, hello))
+            return _shut_down(connection)
+        worker = Worker(connection, first)
+        self._put(Said(self._attempt, worker, first))
         try:
-            worker.send(Welcome(self.go))
             while True:
-                self._take(worker, decode(connection.recv_bytes()))
-        except (EOFError, OSError):
-            self.heard.put(Heard(worker, None))
+                self._put(Said(self._attempt, worker, decode(connection.recv_bytes())))
+        except (ValueError, EOFError, OSError) as error:
+            logger.debug("rank %d has gone: %r", first.rank, error)
+            _shut_down(connection)
+            self._put(Closed(self._attempt, worker))
 
-    def _stop_tuning(self, connection: Connection, message: StopTuning) -> None:
-        """A process of the script, which need not be a rank, is about to do what it must not do while tuning."""
-        self.go = False
-        self.stopped.set()
-        self.heard.put(Heard(NOBODY, message))
-        connection.send_bytes(encode(Welcome(False)))
-        connection.close()
 
-    def _take(self, worker: Worker, message: Message) -> None:
-        worker.said_goodbye |= isinstance(message, Goodbye)
-        self.heard.put(Heard(worker, message))
+def _shut_down(connection: Connection) -> None:
+    """End both directions. The descriptor stays open as long as the object lives, so that no thread meets another's."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.shutdown(socket.SHUT_RDWR)

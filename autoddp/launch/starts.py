@@ -1,28 +1,22 @@
-"""Which variables the present start of the script has, which ones the study wants, and how a start that hangs ends."""
+"""Which variables the present start of the script has, which ones the study wants, and when such a start hangs."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
-_SETTLING = 10.0  # seconds in which the study must have said what it wants next
 _START_PATIENCE = 120.0  # seconds for a start with other variables, or five times the first one
 
 
 class Starts:
-    """Shared by the study's thread, which asks, and the main thread, which starts the script.
+    """A start is *stale* once the study wants other variables than it has."""
 
-    A start is *stale* once the study wants other variables than it has.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.wanted: dict[str, str] = {}
+        self._clock = clock
         self._present: dict[str, str] = {}
-        self._began = time.monotonic()
+        self._began = clock()
         self._first = 0.0
-        self.listening = threading.Event()
-        """Set while the study's thread waits for the job."""
 
     @property
     def stale(self) -> bool:
@@ -34,26 +28,21 @@ class Starts:
         """Whether the present start has variables that the study wanted."""
         return bool(self._present)
 
-    def begin(self) -> None:
-        """Main thread: another start, with what is wanted now."""
+    def begin(self) -> dict[str, str]:
+        """Another start, with what is wanted now, which is returned."""
         self._present = dict(self.wanted)
-        self._began = time.monotonic()
+        self._began = self._clock()
+        return dict(self._present)
 
     def ready(self) -> None:
         """The present start can measure."""
-        self._first = self._first or time.monotonic() - self._began
-
-    def settle(self, over: Callable[[], bool]) -> None:
-        """Main thread, after a start: wait until the study has heard of it and knows what it wants next, or is over."""
-        until = time.monotonic() + _SETTLING
-        while not over() and not self.listening.wait(0.05) and time.monotonic() < until:
-            pass
+        self._first = self._first or self._clock() - self._began
 
     @property
     def hangs(self) -> bool:
         """Whether a start with variables of its own takes so long that its variables must be to blame."""
         patience = max(_START_PATIENCE, 5 * self._first)
-        return bool(self._present) and not self.stale and time.monotonic() - self._began > patience
+        return bool(self._present) and not self.stale and self._clock() - self._began > patience
 
     @property
     def why_hung(self) -> str:

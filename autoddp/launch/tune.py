@@ -1,4 +1,4 @@
-"""The tuning job: attempts in the main thread, the study in another, and the workers' socket between them."""
+"""The tuning job: attempts in the main thread, the study in another, and the live job's events between them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from autoddp.isolation.trackers import TRACKERS_OFF, why_not
 from autoddp.knobs import Rung
 from autoddp.knobs.threads import THREADS
 from autoddp.launch import nccl_logs
-from autoddp.launch.elastic import signals_raise
 from autoddp.launch.hosts import Hosts, Next
 from autoddp.launch.isolating import Isolation
 from autoddp.launch.journal import Journal
@@ -26,7 +25,6 @@ from autoddp.launch.options import DEFAULT_TRIALS, Request
 from autoddp.launch.rank_logs import LogKeeper
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.screening import Screening
-from autoddp.launch.server import WorkerServer
 from autoddp.launch.waiting import Waiting
 from autoddp.log import get_logger
 from autoddp.study import Observer, Outcome, Plan, Study, TrialFailed, TuningOver
@@ -35,7 +33,6 @@ from autoddp.worker.order import Order
 
 logger = get_logger(__name__)
 
-_LEAVING = 20.0  # seconds in which ranks that were told to leave must be gone
 _LOOKS = 1.0  # seconds between two looks at how much the script has written
 
 
@@ -84,25 +81,27 @@ class Tuning:
     def run(self) -> Tuned:
         """Run the study on the live script.
 
-        Never raises for anything the script does; a signal ends it as it would end torchrun.
+        Never raises for anything the script does. Where a signal's handler raises, everything ends first but the
+        present attempt, which is the keeper's.
         """
         tuned = Tuned(why=why_not(os.environ))
         if tuned.why:
             return tuned
         began = time.perf_counter()
-        server = WorkerServer(self.folder.socket)
-        job = LiveJob(server, Journal(self.folder.journal))
+        job = LiveJob(self.folder.socket, Journal(self.folder.journal))
         screening = Screening(self.request.torchrun, self.folder.path / "screening", dict(os.environ))
         arguments = (job, _plan(self.request), self.observer, screening, self.write, tuned, began)
         thread = threading.Thread(target=_study, args=arguments, name="autoddp-study", daemon=True)
         thread.start()
         try:
-            with signals_raise(), LogKeeper(self.folder.path / "screening"):
-                self._make_attempts(job, server)
-                thread.join()
+            with LogKeeper(self.folder.path / "screening"):
+                self._make_attempts(job)
         finally:
+            # Tuning is over here, unless something was raised: then the study must know before the ranks are gone.
+            job.give_up("interrupted")
             screening.stop()
-            server.close()
+            thread.join()
+            job.close()
         if tuned.recipe and not self.hosts.several:
             tuned.cut_short = job.why_over
         if job.finished is not None:
@@ -111,7 +110,7 @@ class Tuning:
         tuned.wall_seconds["total"] = time.perf_counter() - began
         return tuned
 
-    def _make_attempts(self, job: LiveJob, server: WorkerServer) -> None:
+    def _make_attempts(self, job: LiveJob) -> None:
         number, more = 0, True
         try:
             self._isolate(self.hosts.worst(self.isolation.level, self.say), "another host has none")
@@ -120,24 +119,30 @@ class Tuning:
             return
         (self.warn if self.isolation.level is Level.OFF else self.say)(self.isolation.says)
         while more:
-            place = self.folder.attempt(number)
-            written = self._where_writes_go(number, place)
-            wanted = job.attempt_begins(place / "heartbeats")
-            attempt = Attempt(
-                self.request.torchrun,
-                place,
-                number,
-                {**os.environ, **self._variables(place, written), **wanted},
-                self.isolation.shelter(number, place, written),
-            )
-            waiting = Waiting(place / "heartbeats", self.say)
-            ended_elsewhere = functools.partial(self.hosts.ended_elsewhere, number)
-            limits = _Limits(job, server, self.isolation, ended_elsewhere, waiting)
-            with LogKeeper(place):
-                failure = self.keeper.run(attempt, lambda end: server.process_ended(end.pid, end.how), limits.exceeded)
+            failure = self._make_attempt(number, job)
             self.hosts.attempt_ended(number, failure)
-            more = self._goes_on(number, job, limits.elsewhere or failure)
+            more = self._goes_on(number, job, failure)
             number += 1
+
+    def _make_attempt(self, number: int, job: LiveJob) -> str:
+        """One attempt to its end; "" or why it failed. None is made where tuning is over."""
+        place = self.folder.attempt(number)
+        written = self._where_writes_go(number, place)
+        wanted = job.attempt_begins(number, place / "heartbeats")
+        if wanted is None:
+            return ""
+        attempt = Attempt(
+            self.request.torchrun,
+            place,
+            number,
+            {**os.environ, **self._variables(place, written), **wanted},
+            self.isolation.shelter(number, place, written),
+        )
+        waiting = Waiting(place / "heartbeats", self.say)
+        ended_elsewhere = functools.partial(self.hosts.ended_elsewhere, number)
+        limits = _Limits(job, self.isolation, ended_elsewhere, waiting)
+        with LogKeeper(place):
+            return self.keeper.run(attempt, lambda end: job.rank_ended(end.pid, end.how), limits.exceeded)
 
     def _where_writes_go(self, number: int, place: Path) -> Path:
         """Under guard, a folder for what the script writes: the first host's, where this one can reach it."""
@@ -157,8 +162,7 @@ class Tuning:
         """Whether all hosts make another attempt; they then have the same isolation."""
         level = self.isolation.level
         # On several hosts each has an overlay of its own: a script may wait in vain there for a file of another host's.
-        job.blames_overlay = level is Level.OVERLAY and self.hosts.several and number == 0
-        more = job.attempt_ended(failure)
+        more = job.attempt_ended(failure, level is Level.OVERLAY and self.hosts.several and number == 0)
         if level is Level.OVERLAY and job.overlay_failed:
             if self.request.isolation is Level.OVERLAY:
                 job.give_up(job.overlay_failed)
@@ -168,8 +172,7 @@ class Tuning:
         wanted = Next(more, job.why_over or job.overlay_failed, level)
         together = self.hosts.agree(number, wanted, self.say)
         if not together.more:
-            if not job.over:
-                job.give_up(together.why or "another host has ended the tuning")
+            job.give_up(together.why or "another host has ended the tuning")
         elif together.level is not self.isolation.level:
             self._isolate(together.level, f"the script failed under it: {together.why}")
             self.say(f"another attempt; {self.isolation.says}")
@@ -206,39 +209,33 @@ class _Limits:
     def __init__(
         self,
         job: LiveJob,
-        server: WorkerServer,
         isolation: Isolation,
         ended_elsewhere: Callable[[], str | None],
         waiting: Waiting,
     ) -> None:
         self._waiting = waiting
-        self.elsewhere = ""
-        """Why the attempt has ended on another host, if that is why it was stopped here."""
         self._ended_elsewhere = ended_elsewhere
         self._job = job
-        self._server = server
         self._isolation = isolation
-        self._over_since = 0.0
         self._looked = 0.0
 
     def exceeded(self) -> bool:
         """Asked every half second."""
-        if self._server.stopped.is_set() or self._job.wants_another_attempt.is_set():
+        if self._job.attempt_must_end:
             return True
-        self.elsewhere = self._ended_elsewhere() or ""
-        if self.elsewhere:
-            self._job.peer_failed(self.elsewhere)
+        elsewhere = self._ended_elsewhere()
+        if elsewhere:
+            self._job.ended_elsewhere(elsewhere)
             return True
         self._look_at_what_is_written()
-        if not self._job.is_ready and not self._job.over:
-            why = self._waiting.look()
-            if why:
-                self._job.give_up(why)
-                return True
-        if self._job.over:
-            self._over_since = self._over_since or time.monotonic()
-            return time.monotonic() - self._over_since > _LEAVING
-        return False
+        unmoved = ""
+        if self._job.is_starting:
+            unmoved = self._waiting.look()
+        elif self._job.follows:
+            unmoved = self._waiting.look_in_silence()
+        if unmoved:
+            self._job.give_up(unmoved)
+        return bool(unmoved)
 
     def _look_at_what_is_written(self) -> None:
         limit = self._isolation.limit

@@ -31,12 +31,20 @@ class Waiting:
         """Ask this now and then until the attempt is ready: why it must be ended, or ""."""
         now = time.time()
         ranks = self._ranks()
+        unmoved = self._unmoved(ranks, now)
+        if not unmoved and now - max(self._began + _FIRST_WORD - _NEXT_WORD, self._told) > _NEXT_WORD:
+            self._told = now
+            self.say(f"waiting for the first steps, {duration(now - self._began)}: {self._where(ranks, now)}")
+        return unmoved
+
+    def look_in_silence(self) -> str:
+        """As `look`, without lines for the user."""
+        return self._unmoved(self._ranks(), time.time())
+
+    def _unmoved(self, ranks: dict[int, tuple[float, str]], now: float) -> str:
         moved = max([self._began, *(since for since, _ in ranks.values())])
         if now - moved > _GIVEN_UP:
             return f"no rank has moved for {duration(now - moved)}: {self._where(ranks, now)}"
-        if now - max(self._began + _FIRST_WORD - _NEXT_WORD, self._told) > _NEXT_WORD:
-            self._told = now
-            self.say(f"waiting for the first steps, {duration(now - self._began)}: {self._where(ranks, now)}")
         return ""
 
     def _ranks(self) -> dict[int, tuple[float, str]]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Client, Connection
+from pathlib import Path
 
 from autoddp.knobs import BY_NAME
-from autoddp.wire import VERSION, BlockDone, Finish, Goodbye, Hello, JobFacts, Measure, Ready, decode, encode
+from autoddp.launch.live_job import LiveJob
+from autoddp.wire import VERSION, BlockDone, Finish, Goodbye, Hello, JobFacts, Measure, Ready, Welcome, decode, encode
 
-Answer = Callable[[Measure], BlockDone | None]
+Answer = Callable[[Measure], BlockDone | Goodbye | None]
 
 
 def facts(nodes: int = 1) -> JobFacts:
@@ -28,9 +30,12 @@ def cost(order: Measure) -> BlockDone:
 
 
 class FakeWorker:
-    """A rank on the socket. `answer` gives a block for an order, or None: then its process is killed.
+    """A rank on the socket. `answer` gives a block for an order, or the worker's last word, or None.
 
-    `told` is what an attempt calls when one of its processes has ended, `WorkerServer.process_ended`.
+    After the last two its process is killed.
+
+    `told` is what an attempt calls when one of its processes has ended, `LiveJob.rank_ended`. Like a real rank it
+    leaves when it is told to finish or when the launcher hangs up: `left` is set then.
     """
 
     def __init__(
@@ -39,21 +44,26 @@ class FakeWorker:
         answer: Answer = cost,
         rank: int = 0,
         nodes: int = 1,
-        restart: int = 0,
         told: Callable[[int, str], None] = lambda pid, how: None,
     ) -> None:
         self._told = told
         self.process = subprocess.Popen(["sleep", "100"])
         self.heard: list[Measure | Finish] = []
         self.connection: Connection = Client(path, family="AF_UNIX")
-        self.hung_up = threading.Event()
+        self.left = threading.Event()
+        self.failed = True
+        """Unless it says goodbye without a reason."""
         self._answer = answer
-        self.say(Hello(VERSION, rank, rank, self.process.pid, restart))
+        self.say(Hello(VERSION, rank, rank, self.process.pid, 0))
         self.welcome = decode(self.connection.recv_bytes())
-        self.say(Ready(facts(nodes)))
-        threading.Thread(target=self._serve, daemon=True).start()
+        if self.welcome == Welcome(True):
+            self.say(Ready(facts(nodes)))
+            threading.Thread(target=self._serve, daemon=True).start()
+        else:
+            self.left.set()
 
     def say(self, message: Hello | Ready | BlockDone | Goodbye) -> None:
+        self.failed = message != Goodbye(0, "")
         self.connection.send_bytes(encode(message))
 
     def _serve(self) -> None:
@@ -62,12 +72,15 @@ class FakeWorker:
                 order = decode(self.connection.recv_bytes())
                 assert isinstance(order, (Measure, Finish))
                 self.heard.append(order)
-                done = self._answer(order) if isinstance(order, Measure) else None
-                if done is not None:
-                    self.say(done)
-                elif isinstance(order, Measure):
+                if isinstance(order, Finish):
+                    self.failed = False
+                    break
+                answer = self._answer(order)
+                if answer is not None:
+                    self.say(answer)
+                if not isinstance(answer, BlockDone):
                     self.end()
-        self.hung_up.set()
+        self.left.set()
 
     def end(self, reason: str | None = None) -> None:
         """Say goodbye with the reason, or be killed."""
@@ -77,3 +90,42 @@ class FakeWorker:
         self.process.wait()
         self._told(self.process.pid, "killed by SIGKILL")
         self.connection.close()
+
+
+class MainThread:
+    """The launcher's main thread without its processes: a fake worker an attempt, as long as the job wants another.
+
+    `answers` are of the attempts, in order; the last one is that of all further attempts.
+    """
+
+    def __init__(self, job: LiveJob, path: str, folder: Path, answers: Sequence[Answer] = (cost,), nodes: int = 1):
+        self.variables: list[dict[str, str]] = []
+        self.workers: list[FakeWorker] = []
+        self._job, self._path, self._folder, self._nodes = job, path, folder, nodes
+        self._answers = list(answers)
+        self._ended = False
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        more, number = True, 0
+        while more and (variables := self._job.attempt_begins(number, self._folder)) is not None:
+            self.variables.append(variables)
+            answer = self._answers[min(number, len(self._answers) - 1)]
+            worker = FakeWorker(self._path, answer, nodes=self._nodes, told=self._job.rank_ended)
+            self.workers.append(worker)
+            assert worker.left.wait(60)
+            if not worker.connection.closed:
+                worker.end()
+            more = self._job.attempt_ended("rank 0 ended with exit code 1" if worker.failed else "")
+            number += 1
+
+    def end(self) -> None:
+        """Tuning is over, if it was not. May be called again."""
+        if self._ended:
+            return
+        self._ended = True
+        self._job.give_up("the test is over")
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+        self._job.close()

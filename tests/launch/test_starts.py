@@ -2,161 +2,101 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_worker import FakeWorker
+from fake_worker import FakeWorker, MainThread
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.launch import starts
 from autoddp.launch.journal import Journal
 from autoddp.launch.live_job import LiveJob
-from autoddp.launch.server import WorkerServer
 from autoddp.study import TrialFailed
-from autoddp.wire import Finish
+from autoddp.wire import Finish, Measure
 
 BOTH = Configuration({"interfaces": "eth0,eth1", "bucket_cap_mb": 8.0})
 VARIABLES = {"GLOO_SOCKET_IFNAME": "eth0,eth1"}
 
 
-class Passes:
-    """The main thread of a launcher: one fake worker a pass, as long as the job wants another."""
-
-    def __init__(self, job: LiveJob, path: str, folder: Path) -> None:
-        self.variables: list[dict[str, str]] = []
-        self.workers: list[FakeWorker] = []
-        self._job, self._path, self._folder = job, path, folder
-        self.thread = threading.Thread(target=self._run, daemon=True)
-
-    def workers_of(self, passes: int) -> list[FakeWorker]:
-        """The workers once so many passes have one: a worker may have answered before it is in the list."""
-        until = time.monotonic() + 30
-        while len(self.workers) < passes and time.monotonic() < until:
-            time.sleep(0.01)
-        return self.workers
-
-    def _run(self) -> None:
-        more = True
-        while more:
-            self.variables.append(self._job.attempt_begins(self._folder))
-            worker = FakeWorker(self._path)
-            self.workers.append(worker)
-            worker.hung_up.wait(30)
-            with contextlib.suppress(OSError):  # sent away before
-                worker.end("")
-            more = self._job.attempt_ended("")
+@pytest.fixture
+def job(tmp_path: Path) -> LiveJob:
+    return LiveJob(str(tmp_path / "s"), Journal(tmp_path / "journal"))
 
 
 @pytest.fixture
-def passes(tmp_path: Path) -> Iterator[tuple[LiveJob, Passes]]:
-    server = WorkerServer(str(tmp_path / "s"))
-    job = LiveJob(server, Journal(tmp_path / "journal"))
-    found = Passes(job, server.path, tmp_path)
-    found.thread.start()
-    yield job, found
-    job.give_up("the test is over")
-    for worker in found.workers:
-        worker.process.kill()
-        worker.process.wait()
-    found.thread.join(30)
-    server.close()
-    assert not found.thread.is_alive()
+def main(job: LiveJob, tmp_path: Path) -> Iterator[MainThread]:
+    found = MainThread(job, str(tmp_path / "s"), tmp_path)
+    yield found
+    found.end()
 
 
-def let_go_when_told(passes: Passes) -> threading.Thread:
-    """A fake worker does not leave by itself when it hears that this start is over."""
-
-    def watch() -> None:
-        seen = 0
-        while passes.thread.is_alive():
-            for worker in passes.workers[seen:]:
-                if any(isinstance(order, Finish) and order.again for order in worker.heard):
-                    worker.hung_up.set()
-                    seen += 1
-            threading.Event().wait(0.01)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
+def orders(worker: FakeWorker) -> list[Measure]:
+    return [order for order in worker.heard if isinstance(order, Measure)]
 
 
-def test_one_start_for_each_change(passes: tuple[LiveJob, Passes]) -> None:
-    job, main = passes
-    let_go_when_told(main)
+def test_one_start_for_each_change(job: LiveJob, main: MainThread) -> None:
     asked = [AS_WRITTEN, Configuration({"bucket_cap_mb": 8.0}), BOTH, BOTH, AS_WRITTEN]
     blocks = [job(configuration, 1, 3) for configuration in asked]
+    main.end()
     assert [len(block.seconds) for block in blocks] == [3] * 5
     assert main.variables == [{}, VARIABLES, {}]
-    heard = [[o for o in worker.heard if not isinstance(o, Finish)] for worker in main.workers_of(passes=3)]
-    configurations = [[order.configuration for order in orders] for orders in heard]
+    configurations = [[order.configuration for order in orders(worker)] for worker in main.workers]
     assert configurations == [[{}, {"bucket_cap_mb": 8.0}], [BOTH.plain()] * 2, [{}]]
+    assert [worker.heard[-1] for worker in main.workers[:2]] == [Finish("", again=True)] * 2
 
 
-def test_a_start_that_fails_fails_its_configuration(tmp_path: Path) -> None:
-    """The variables are to blame where a start with them fails before its first measurement, and only they."""
-    server = WorkerServer(str(tmp_path / "s"))
-    job = LiveJob(server, Journal(tmp_path / "journal"))
-    job.attempt_begins(tmp_path)
-    worker = FakeWorker(server.path)
-    job(AS_WRITTEN, 1, 3)
-
-    def next_attempts() -> None:
-        while not any(isinstance(order, Finish) for order in worker.heard):
-            threading.Event().wait(0.01)
-        worker.end("")
-        assert job.attempt_ended("")
-        assert job.attempt_begins(tmp_path) == VARIABLES
-        assert job.attempt_ended("rank 1 ended with exit code 1")
-
-    main = threading.Thread(target=next_attempts)
-    main.start()
-    with pytest.raises(TrialFailed, match="rank 1 ended with exit code 1"):
-        job(BOTH, 1, 3)
-    main.join()
-    assert job.attempt_begins(tmp_path) == {}
-    job.give_up("the test is over")
-    server.close()
-
-
-def test_nothing_is_in_effect_after_a_start(passes: tuple[LiveJob, Passes]) -> None:
-    job, main = passes
-    let_go_when_told(main)
+def test_nothing_is_in_effect_after_a_start(job: LiveJob, main: MainThread) -> None:
     job(AS_WRITTEN, 1, 3)
     job(BOTH, 0, 3, turn=False)
-    orders = [order for order in main.workers_of(passes=2)[1].heard if not isinstance(order, Finish)]
-    assert orders[0].turn
-    assert orders[0].warmup == 2
+    main.end()
+    first = orders(main.workers[1])[0]
+    assert first.turn
+    assert first.warmup == 2
 
 
-def test_a_start_that_hangs_fails_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No worker says hello in the second pass: after some patience the configuration is to blame."""
-    monkeypatch.setattr(starts, "_START_PATIENCE", 0.5)
-    server = WorkerServer(str(tmp_path / "s"))
-    job = LiveJob(server, Journal(tmp_path / "journal"))
-    job.attempt_begins(tmp_path)
-    worker = FakeWorker(server.path)
-    job(AS_WRITTEN, 1, 3)
+class WithoutWorker(threading.Thread):
+    """The launcher's main thread: the second attempt has no worker and ends when told to."""
 
-    def next_pass() -> None:
-        while not any(isinstance(order, Finish) for order in worker.heard):
-            threading.Event().wait(0.01)
-        worker.end("")
-        assert job.attempt_ended("")
-        assert job.attempt_begins(tmp_path) == VARIABLES
+    def __init__(self, job: LiveJob, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self._job, self._folder = job, folder
+        self.told = threading.Event()
+        self.variables: list[dict[str, str] | None] = []
 
-    main = threading.Thread(target=next_pass)
+    def run(self) -> None:
+        for number in range(3):
+            self.variables.append(self._job.attempt_begins(number, self._folder))
+            if number == 1:
+                assert self.told.wait(60)
+                self._job.attempt_ended("rank 1 ended with exit code 1")
+                continue
+            worker = FakeWorker(str(self._folder / "s"))
+            assert worker.left.wait(60)
+            worker.end()
+            self._job.attempt_ended("")
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_start_that_fails_or_hangs_fails_its_configuration(
+    job: LiveJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """The variables are to blame where a start with them does not come to a measurement, and only they."""
+    if hangs:
+        monkeypatch.setattr(starts, "_START_PATIENCE", 0.5)
+    main = WithoutWorker(job, tmp_path)
     main.start()
-    with pytest.raises(TrialFailed, match="did not get going with GLOO_SOCKET_IFNAME=eth0,eth1"):
+    job(AS_WRITTEN, 1, 3)
+    if not hangs:
+        main.told.set()
+    why = "did not get going with GLOO_SOCKET_IFNAME=eth0,eth1" if hangs else "rank 1 ended with exit code 1"
+    with pytest.raises(TrialFailed, match=why):
         job(BOTH, 1, 3)
-    main.join()
-    assert job.wants_another_attempt.is_set()
-    assert job.attempt_ended("the attempt's launcher was killed by SIGKILL")
-    assert job.attempt_begins(tmp_path) == {}
-    assert not job.wants_another_attempt.is_set()
+    assert job.attempt_must_end is hangs
+    main.told.set()
+    assert job(AS_WRITTEN, 1, 3).seconds == (0.05,) * 3
     job.give_up("the test is over")
-    worker.process.wait()
-    server.close()
+    main.join(60)
+    job.close()
+    assert main.variables == [{}, VARIABLES, {}]

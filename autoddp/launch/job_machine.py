@@ -1,0 +1,617 @@
+"""The state machine of the tuning job: its events, its states, and the one object that decides what follows from them.
+
+    machine = JobMachine(Journal(path))
+    machine.handle(AttemptBegins(0, heartbeats, reply))   # one call at a time; whoever asked waits at `reply`
+
+There is no thread, no queue and no wait here; `live_job` adds those. An attempt is one start of the script.
+
+State               | Event                                        | Next state | What is done
+--------------------|----------------------------------------------|------------|---------------------------------------
+BETWEEN             | AttemptBegins                                | STARTING   | reply: the variables of this start
+STARTING, READY,    |                                              |            |
+MEASURING           | Hello                                        | the same   | Welcome: go
+STARTING            | Ready                                        | READY      | the study gets its facts
+STARTING            | a rank fails, or its script ends             | LEAVING    | kept for the verdict
+STARTING            | Tick: a start with variables takes too long  | LEAVING    | the measurement fails; end the
+                    |                                              |            | attempt now
+READY               | the study asks; rank 0 is here               | MEASURING  | Measure goes to rank 0
+READY               | the same, with other variables               | LEAVING    | Finish(again) goes to rank 0
+READY               | the same; rank 0 has gone already            | LEAVING    | the question stays open
+READY               | BlockDone of another host's rank 0           | READY      | journal
+READY               | a rank fails, or its script ends             | LEAVING    |
+MEASURING           | BlockDone                                    | READY      | journal; the study gets the block
+MEASURING           | a rank fails, or rank 0's script ends        | LOST       | wait for the cause
+MEASURING           | Tick: no rank has moved for too long         | LEAVING    | kill the ranks; the measurement fails
+LOST                | the end of each rank is known, or Tick: 5 s  | LEAVING    | the measurement fails; without any
+                    |                                              |            | failure: it stays open, for half the
+                    |                                              |            | steps
+LOST                | BlockDone, late                              | LEAVING    | journal; the study gets the block
+STARTING … LOST     | Finish(again) from another host              | LEAVING    | the question stays open
+STARTING … LOST     | EndedElsewhere                               | as where a | end the attempt now
+                    |                                              | rank fails |
+STARTING … LEAVING  | StopAsked, the overlay is to blame           | LEAVING    | end the attempt now; another follows
+STARTING … LEAVING  | AttemptEnded                                 | JUDGING    | an order that is out: as in LOST
+LEAVING             | after 20 s                                   | LEAVING    | end the attempt
+JUDGING             | the study asks, or Tick: 10 s                | BETWEEN    | reply: another attempt
+JUDGING             | the same; another attempt makes no sense     | OVER       | reply: none
+JUDGING             | the study asks what has made this start fail | JUDGING    | the measurement fails
+any                 | GaveUp, StopAsked, Finish of another host    | OVER       | hang up on all ranks; the study gets
+                    |                                              |            | TuningOver; end the attempt
+any                 | the study finishes; one host                 | OVER       | the same, without TuningOver
+READY               | the study finishes; several hosts; rank 0 is |            |
+                    | here                                         | OVER       | Finish goes to rank 0, then the same
+OVER                | Hello                                        | OVER       | Welcome: do not go
+OVER                | the study asks                               | OVER       | what the journal has, else TuningOver
+OVER                | AttemptBegins, AttemptEnded                  | OVER       | reply: none
+
+Whatever is not in the table changes no state: a message of an attempt that has ended, a second failure, a Hello in
+LOST, LEAVING, JUDGING or BETWEEN (Welcome: do not go). Where a host comes or goes, elastic may start the ranks again;
+they would find what the last ones have written, so they are sent away, because those count as failed.
+
+The study asks one question at a time, which is answered at the latest when tuning is over. Every state has a limit in
+time but three: in BETWEEN, STARTING and READY the launcher's main thread sees to the end, see `tune`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+
+from autoddp.launch.journal import Entry, Journal
+from autoddp.launch.patience import Patience
+from autoddp.launch.server import Closed, Said, StopAsked, Worker
+from autoddp.launch.starts import Starts
+from autoddp.study import TrialFailed, TuningOver
+from autoddp.timing import median
+from autoddp.wire import BlockDone, Finish, Goodbye, Hello, JobFacts, Measure, Ready, Welcome
+
+_FEWEST_STEPS = 2
+_FUTILE_ATTEMPTS = 3
+_MOST_FAULTS = 12  # attempts that may fail in a trial before tuning is given up
+_CAUSE = 5.0  # seconds in which the ends of all ranks must be known once one of them has failed
+_LEAVING = 20.0  # seconds in which ranks that leave must be gone
+_SETTLING = 10.0  # seconds in which the study must have said what it wants next
+
+
+class State(Enum):
+    """Of the tuning job, see the module's table."""
+
+    BETWEEN = "no attempt runs"
+    STARTING = "the script starts"
+    READY = "the ranks wait for an order, or follow another host's rank 0"
+    MEASURING = "rank 0 has an order"
+    LOST = "a rank has failed with an order out; the cause is awaited"
+    LEAVING = "the attempt is of no more use; its ranks end or are ended"
+    JUDGING = "the attempt has ended; what the study wants next is awaited"
+    OVER = "no attempt makes sense any more"
+
+
+_RUNNING = (State.STARTING, State.READY, State.MEASURING, State.LOST)
+
+
+@dataclass(frozen=True)
+class FactsAsked:
+    """The study waits for the job's facts."""
+
+    reply: Future[JobFacts]
+
+
+@dataclass(frozen=True)
+class MeasureAsked:
+    """The study wants a measurement, by a start with these variables. The reply may be TrialFailed."""
+
+    asked: Measure
+    variables: Mapping[str, str]
+    reply: Future[BlockDone]
+
+
+@dataclass(frozen=True)
+class FinishAsked:
+    """The study is over: every rank of every host is told, and every host writes the recipe."""
+
+    recipe: str
+    reply: Future[None]
+
+
+@dataclass(frozen=True)
+class GaveUp:
+    """Tuning cannot go on."""
+
+    why: str
+    reply: Future[None]
+
+
+@dataclass(frozen=True)
+class AttemptBegins:
+    """Another start is about to be made. The reply: its variables, or None for no more attempts."""
+
+    number: int
+    heartbeats: Path
+    reply: Future[dict[str, str] | None]
+
+
+@dataclass(frozen=True)
+class AttemptEnded:
+    """Every process of the attempt is gone, and every other event of it was put before. The reply: another one?"""
+
+    failure: str
+    """"" or why the attempt has failed."""
+    blames_overlay: bool
+    """Whether a script that never comes to a measurement may do so without the overlay: then tuning is not over."""
+    reply: Future[bool]
+
+
+@dataclass(frozen=True)
+class EndedElsewhere:
+    """The attempt has ended on another host."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class RankEnded:
+    """The process of a rank has ended."""
+
+    attempt: int
+    pid: int
+    how: str
+    """"killed by SIGABRT" or "ended with exit code 1"."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Some time has passed."""
+
+
+Question = FactsAsked | MeasureAsked | FinishAsked
+Event = Question | GaveUp | AttemptBegins | AttemptEnded | EndedElsewhere | RankEnded | Said | Closed | StopAsked | Tick
+
+
+@dataclass
+class _Attempt:
+    """What is known of one start of the script."""
+
+    number: int
+    entries_before: int = 0
+    """Length of the journal when it began."""
+    workers: list[Worker] = field(default_factory=list)
+    """Those that were told to go."""
+    leader: Worker | None = None
+    """Rank 0, if it is on this host, once it is ready."""
+    was_ready: bool = False
+    order: Measure | None = None
+    """What rank 0 was told, as long as it has not answered."""
+    ordered_at: float = 0.0
+    """By time.time(), as the heartbeats."""
+    failures: list[str | Worker] = field(default_factory=list)
+    """In order: a rank's reason, or a rank that has gone without one."""
+    hung: str = ""
+    told_to_leave: bool = False
+    another_follows: bool = False
+    """It was ended so that another one can be made."""
+    limit: float = 0.0
+    """Of LOST and JUDGING, on the machine's clock."""
+    must_end_at: float | None = None
+    ended: AttemptEnded | None = None
+    failure: str = ""
+    """Its verdict, once it has ended."""
+    start_failed: str = ""
+    """Why, if its variables are to blame and no measurement has failed for it yet."""
+
+
+class JobMachine:
+    """See the module. `clock` gives seconds. Other threads may read the public attributes, and only `handle` writes."""
+
+    def __init__(
+        self, journal: Journal, patience: Patience | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.state = State.BETWEEN
+        self.why_over = ""
+        """Why tuning ended; "" if the study was finished here, or goes on."""
+        self.finished: Finish | None = None
+        """What all hosts were told at the end of the study."""
+        self.overlay_failed = ""
+        """Why the script cannot run under the overlay, once that has shown."""
+        self.waited = 0.0
+        """Seconds for which the study has waited for another start of the script, or for the host that leads."""
+        self._journal = journal
+        self._patience = patience or Patience()
+        self._clock = clock
+        self._starts = Starts(clock)
+        self._attempt = _Attempt(-1)
+        self._facts: JobFacts | None = None
+        self._question: Question | None = None
+        self._waiting_since: float | None = None
+        self._most_steps = 10**9
+        self._fresh_start = True
+        self._known_to_all = 0
+        self._futile_attempts = self._faults = 0
+
+    @property
+    def attempt_must_end(self) -> bool:
+        """Whether the processes of the present attempt are to be killed now."""
+        at = self._attempt.must_end_at
+        return at is not None and self._clock() >= at
+
+    @property
+    def follows(self) -> bool:
+        """Whether the study waits for a measurement that another host's rank 0 makes."""
+        return self.state is State.READY and self._question is not None
+
+    def handle(self, event: Event) -> None:
+        """Take one event and do all that follows from it."""
+        attempt = self._attempt
+        match event:
+            case FactsAsked() | MeasureAsked() | FinishAsked():
+                self._asked(event)
+            case GaveUp(why):
+                self._end(why)
+                event.reply.set_result(None)
+            case AttemptBegins():
+                self._attempt_begins(event)
+            case AttemptEnded():
+                self._attempt_ended(event)
+            case EndedElsewhere(why):
+                self._failed(why)
+                self._end_attempt(within=0.0)
+            case RankEnded(number, pid, how) if number == attempt.number:
+                for worker in attempt.workers:
+                    if worker.hello.pid == pid:
+                        worker.end = how
+            case Said(number, worker, Hello()):
+                self._hello(number, worker)
+            case Said(_, worker, message) if worker in attempt.workers:
+                self._said(worker, message)
+            case Closed(_, worker) if worker in attempt.workers:
+                self._closed(worker)
+            case StopAsked(message):
+                self._stop_asked(message.reason, message.overlay_is_to_blame)
+            case Tick():
+                self._tick()
+        self._find_cause()
+        self._answer()
+        self._conclude()
+
+    def broke(self, why: str) -> None:
+        """`handle` has raised: end tuning, and let nobody wait."""
+        self._end(why)
+        question, self._question = self._question, None
+        ended, self._attempt.ended = self._attempt.ended, None
+        if question is not None and not question.reply.done():
+            question.reply.set_exception(TuningOver(why))
+        if ended is not None:
+            ended.reply.set_result(False)
+
+    # The study's question
+
+    def _asked(self, question: Question) -> None:
+        self._question, self._waiting_since = question, self._clock()
+        if not isinstance(question, FactsAsked):
+            self._starts.wanted = dict(question.variables) if isinstance(question, MeasureAsked) else {}
+
+    def _answer(self) -> None:
+        """Answer the study's question, or send it on to rank 0, if the state allows either."""
+        question, leader = self._question, self._attempt.leader
+        entries = self._journal.entries
+        match question:
+            case FactsAsked() if self._facts is not None:
+                question.reply.set_result(self._facts)
+                self._question = None
+            case MeasureAsked() if question.asked.index < len(entries):
+                self._give(entries[question.asked.index], question.reply)
+                self._question = None
+            case FinishAsked() if self._is_one_host or self.finished is not None:
+                self._finish(question, self.finished or Finish(question.recipe))
+            case FactsAsked() | MeasureAsked() | FinishAsked() if self.state is State.OVER:
+                question.reply.set_exception(TuningOver(self.why_over))
+                self._question = None
+            case MeasureAsked() if self.state is State.READY and leader is not None:
+                self._order(question, leader)
+            case FinishAsked() if self.state is State.READY and leader is not None:
+                self._tell_finish(question, leader)
+            case MeasureAsked() if (
+                self.state is State.JUDGING and self._attempt.start_failed and not self._starts.stale
+            ):
+                self._fail_start(question, self._attempt.start_failed)
+                self._answer()
+
+    @property
+    def _is_one_host(self) -> bool:
+        return self._facts is None or self._facts.nodes == 1
+
+    def _give(self, entry: Entry, reply: Future[BlockDone]) -> None:
+        if self._waiting_since is not None:
+            self.waited += self._clock() - self._waiting_since
+        if entry.done is None:
+            reply.set_exception(TrialFailed(entry.failure))
+            return
+        self._patience.step_seconds = self._patience.step_seconds or median(entry.done.seconds)
+        reply.set_result(entry.done)
+
+    def _order(self, question: MeasureAsked, leader: Worker) -> None:
+        attempt = self._attempt
+        if self._starts.stale:
+            with contextlib.suppress(OSError):  # gone already
+                leader.send(Finish("", again=True))
+            attempt.told_to_leave = True
+            self._leave()
+            return
+        order = self._order_for(question.asked)
+        try:
+            leader.send(order)
+        except OSError:
+            self._failed(leader)  # before it had the order: the configuration is not to blame
+            return
+        if self._waiting_since is not None:
+            self.waited += self._clock() - self._waiting_since
+            self._waiting_since = None
+        attempt.order, attempt.ordered_at = order, time.time()
+        self.state = State.MEASURING
+
+    def _order_for(self, asked: Measure) -> Measure:
+        """What is asked, cut to a short script; after a start nothing is in effect that was turned on before."""
+        again = self._fresh_start and not asked.turn
+        before = self._journal.entries[self._known_to_all : asked.index] if self._fresh_start else []
+        self._fresh_start = False
+        return replace(
+            asked,
+            steps=min(asked.steps, self._most_steps),
+            turn=asked.turn or again,
+            warmup=max(asked.warmup, 2) if again else asked.warmup,
+            missed=tuple(entry.plain() for entry in before),
+        )
+
+    def _tell_finish(self, question: FinishAsked, leader: Worker) -> None:
+        finish = Finish(question.recipe)
+        try:
+            leader.send(finish)
+        except OSError:
+            self._failed(leader)  # the leader of another attempt is told
+            return
+        self._finish(question, finish)
+
+    def _finish(self, question: FinishAsked, finish: Finish) -> None:
+        self.finished, self._question = finish, None
+        self._end("")
+        question.reply.set_result(None)
+
+    def _fail_start(self, question: MeasureAsked, why: str) -> None:
+        """The variables of this start are to blame for it: what asked for them has failed."""
+        self._journal.add(Entry(question.asked, None, why))
+        self._starts.wanted, self._attempt.start_failed = {}, ""
+
+    # The attempt
+
+    def _attempt_begins(self, event: AttemptBegins) -> None:
+        if self.state is State.OVER:
+            event.reply.set_result(None)
+            return
+        self._attempt = _Attempt(event.number, len(self._journal.entries))
+        self._patience.heartbeats = event.heartbeats
+        self.state = State.STARTING
+        event.reply.set_result(self._starts.begin())
+
+    def _hello(self, number: int, worker: Worker) -> None:
+        attempt = self._attempt
+        go = number == attempt.number and self.state in (State.STARTING, State.READY, State.MEASURING)
+        if go:
+            attempt.workers.append(worker)
+        with contextlib.suppress(OSError):  # gone already
+            worker.send(Welcome(go))
+
+    def _said(self, worker: Worker, message: object) -> None:
+        attempt = self._attempt
+        match message:
+            case Ready() if self.state in (State.STARTING, State.READY):
+                self._ready(worker, message)
+            case BlockDone() if worker is attempt.leader:
+                self._block_done(message)
+            case BlockDone() if attempt.leader is None and worker.hello.rank != 0:
+                self._copy(message)
+            case Finish(_, again=True):
+                self._leave()
+            case Finish():
+                self.finished = self.finished or message
+                self._end("the study was finished by another node's launcher")
+            case Goodbye():
+                worker.said_goodbye = True
+                if message.reason:
+                    self._failed(f"rank {message.rank}: {message.reason}")
+                elif self.state in (State.STARTING, State.READY):
+                    self._leave()
+                elif self.state is State.MEASURING and worker is attempt.leader:
+                    self._lose()
+
+    def _ready(self, worker: Worker, message: Ready) -> None:
+        self._facts, self._attempt.was_ready = message.facts, True
+        self._patience.compiles = message.facts.compiles
+        self._starts.ready()
+        if worker.hello.rank == 0:
+            self._attempt.leader, self._fresh_start = worker, True
+        self.state = State.READY
+
+    def _block_done(self, message: BlockDone) -> None:
+        attempt, question = self._attempt, self._question
+        if attempt.order is None or message.index != attempt.order.index:
+            return
+        assert isinstance(question, MeasureAsked)
+        self._journal.add(Entry(question.asked, message))
+        self._known_to_all = message.index  # no rank ends a block before it has told of the one before
+        attempt.order = None
+        if self.state is State.MEASURING:
+            self.state = State.READY
+        else:
+            self._leave()
+
+    def _copy(self, message: BlockDone) -> None:
+        """Another node's launcher leads: keep its journal."""
+        order = Measure(**message.measure)
+        for plain in order.missed:
+            self._journal.add(Entry.of(plain))
+        self._journal.add(Entry(replace(order, missed=()), message))
+
+    def _closed(self, worker: Worker) -> None:
+        if not worker.said_goodbye and not self._attempt.told_to_leave:
+            self._failed(worker)
+
+    def _failed(self, why: str | Worker) -> None:
+        """The first failure in time is the cause; the others are ranks that lost a peer, or that were killed for it."""
+        if self.state not in (*_RUNNING, State.LEAVING) or self.attempt_must_end:
+            return
+        self._attempt.failures.append(why)
+        if self.state is State.MEASURING:
+            self._lose()
+        elif self.state is not State.LOST:
+            self._leave()
+
+    def _lose(self) -> None:
+        self.state = State.LOST
+        self._attempt.limit = self._clock() + _CAUSE
+
+    def _leave(self, at_once: bool = False) -> None:
+        """The ranks leave, or are made to."""
+        if self.state not in (*_RUNNING, State.LEAVING):
+            return
+        self.state = State.LEAVING
+        if self._attempt.order is not None:
+            self._take_back_the_order()
+        self._end_attempt(within=0.0 if at_once else _LEAVING)
+
+    def _end_attempt(self, within: float) -> None:
+        at = self._clock() + within
+        self._attempt.must_end_at = at if self._attempt.must_end_at is None else min(at, self._attempt.must_end_at)
+
+    def _stop_asked(self, reason: str, overlay_is_to_blame: bool) -> None:
+        if overlay_is_to_blame:
+            self.overlay_failed = self.overlay_failed or reason
+            self._attempt.another_follows = True
+            self._leave(at_once=True)
+        else:
+            self._end(reason)
+            self._end_attempt(within=0.0)
+
+    def _tick(self) -> None:
+        attempt, question = self._attempt, self._question
+        if self.state is State.MEASURING:
+            assert attempt.order is not None
+            patience = self._patience.with_(attempt.order)
+            if self._patience.is_over(attempt.ordered_at, patience):
+                attempt.hung = f"hung: no rank has moved for {patience:.0f} s"
+                for worker in attempt.workers:
+                    worker.kill()
+                self._failed(attempt.hung)
+        elif self.state is State.STARTING and self._starts.hangs and isinstance(question, MeasureAsked):
+            self._fail_start(question, self._starts.why_hung)
+            attempt.another_follows = True
+            self._leave(at_once=True)
+
+    def _find_cause(self) -> None:
+        """In LOST: decide the order once each rank's end is known, or has been waited for."""
+        attempt = self._attempt
+        if self.state is not State.LOST:
+            return
+        known = attempt.hung or all(worker.said_goodbye or worker.end for worker in attempt.workers)
+        if known or self._clock() >= attempt.limit:
+            self._order_lost(self._cause)
+            self._leave()
+
+    def _order_lost(self, cause: str) -> None:
+        """Rank 0 does not answer any more. Without a cause the script has simply ended."""
+        assert self._attempt.order is not None
+        assert isinstance(self._question, MeasureAsked)
+        if cause:
+            self._journal.add(Entry(self._question.asked, None, cause))
+        else:
+            # Whatever remains must fit between two of the script's ends.
+            self._most_steps = max(_FEWEST_STEPS, self._attempt.order.steps // 2)
+        self._take_back_the_order()
+
+    def _take_back_the_order(self) -> None:
+        self._attempt.order, self._waiting_since = None, self._clock()
+
+    @property
+    def _cause(self) -> str:
+        """Why the ranks are gone. One that was killed cannot say so, and its peers may complain before it is missed."""
+        attempt = self._attempt
+        for worker in attempt.workers:
+            # SIGTERM is elastic's, for those that are left.
+            killed = worker.end.startswith("killed by") and not worker.end.endswith("SIGTERM")
+            if killed and not worker.said_goodbye and not attempt.hung:
+                return f"rank {worker.hello.rank} {worker.end}"
+        first = next(iter(attempt.failures), "")
+        return f"rank {first.hello.rank} {first.end or 'vanished'}" if isinstance(first, Worker) else first
+
+    # The end of an attempt, and of tuning
+
+    def _attempt_ended(self, event: AttemptEnded) -> None:
+        attempt = self._attempt
+        attempt.ended = event
+        if self.state is State.OVER:
+            return
+        ended_here = self.attempt_must_end and not attempt.failures
+        failure = "" if ended_here else event.failure and (self._cause or event.failure)
+        if attempt.order is not None:
+            self._order_lost(failure or self._cause)
+        if failure and not attempt.was_ready and not attempt.another_follows:
+            if event.blames_overlay and self._facts is None:
+                self.overlay_failed = self.overlay_failed or failure
+                attempt.another_follows = True
+            elif self._starts.has_variables and not self._starts.stale:
+                attempt.start_failed = failure
+        attempt.failure = failure
+        attempt.limit = self._clock() + _SETTLING
+        self.state = State.JUDGING
+
+    def _conclude(self) -> None:
+        """After an attempt: reply whether there is another one, once the study has said what it wants next."""
+        ended = self._attempt.ended
+        if ended is None:
+            return
+        if self.state is State.JUDGING:
+            if self._question is None and self._clock() < self._attempt.limit:
+                return
+            why = self._why_no_other_attempt()
+            if why:
+                self._end(why)
+            else:
+                self.state = State.BETWEEN
+        self._attempt.ended = None
+        ended.reply.set_result(self.state is not State.OVER)
+        self._answer()
+
+    def _why_no_other_attempt(self) -> str:
+        """ "" if another attempt makes sense."""
+        attempt = self._attempt
+        if attempt.another_follows:
+            return ""
+        if attempt.failure and not attempt.was_ready:
+            return "" if self._starts.has_variables else attempt.failure
+        if attempt.failure and not self._journal.entries and self._is_one_host:  # another host may know of an entry
+            return attempt.failure
+        if attempt.failure:
+            self._faults += 1
+            too_many = f"{_MOST_FAULTS} attempts have failed; the last: {attempt.failure}"
+            return too_many if self._faults > _MOST_FAULTS else ""
+        if not attempt.workers:
+            return "the script built no DistributedDataParallel model"
+        if self._starts.stale:
+            return ""
+        futile = len(self._journal.entries) == attempt.entries_before
+        self._futile_attempts = self._futile_attempts + 1 if futile else 0
+        if self._futile_attempts >= _FUTILE_ATTEMPTS:
+            return "the script ends before a single measurement can be made"
+        return ""
+
+    def _end(self, why: str) -> None:
+        if self.state is State.OVER:
+            return
+        self.state, self.why_over = State.OVER, why
+        self._attempt.order = None
+        for worker in self._attempt.workers:
+            worker.hang_up()
+        self._end_attempt(within=_LEAVING)

@@ -1,0 +1,192 @@
+"""The state machine of the tuning job without processes, sockets or threads: events by hand, and time that is set."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fake_worker import facts
+
+from autoddp.launch.job_machine import (
+    AttemptBegins,
+    AttemptEnded,
+    EndedElsewhere,
+    Event,
+    FactsAsked,
+    FinishAsked,
+    GaveUp,
+    JobMachine,
+    MeasureAsked,
+    RankEnded,
+    State,
+    Tick,
+)
+from autoddp.launch.journal import Journal
+from autoddp.launch.patience import Patience
+from autoddp.launch.server import Closed, Said, StopAsked, Worker
+from autoddp.wire import VERSION, BlockDone, Finish, Goodbye, Hello, Measure, Message, Ready, StopTuning, Welcome
+
+VARIABLES = {"GLOO_SOCKET_IFNAME": "eth0,eth1"}
+
+
+class Rank(Worker):
+    """A worker at the other end of no socket: it keeps what it is told."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(None, Hello(VERSION, rank, rank, 1000 + rank, 0))  # type: ignore[arg-type]
+        self.told: list[Message] = []
+        self.is_gone = self.was_hung_up = self.was_killed = False
+
+    def send(self, message: Message) -> None:
+        if self.is_gone:
+            raise BrokenPipeError
+        self.told.append(message)
+
+    def hang_up(self) -> None:
+        self.was_hung_up = True
+
+    def kill(self) -> None:
+        self.was_killed = True
+
+    @property
+    def may_go(self) -> bool:
+        return Welcome(True) in self.told
+
+    @property
+    def orders(self) -> list[Measure]:
+        return [message for message in self.told if isinstance(message, Measure)]
+
+
+@dataclass
+class Moved(Patience):
+    """Patience that ends when the test says so."""
+
+    hangs: bool = False
+
+    def is_over(self, began: float, seconds: float) -> bool:
+        return self.hangs
+
+
+@dataclass
+class Desk:
+    """`journal` is a file; `nodes` is what the ranks say of the job."""
+
+    journal: Path
+    nodes: int = 1
+    now: float = 0.0
+    ranks: dict[int, Rank] = field(default_factory=dict)
+    """Of the present attempt."""
+
+    def __post_init__(self) -> None:
+        self.patience = Moved()
+        self.machine = JobMachine(Journal(self.journal), self.patience, lambda: self.now)
+        self.number = -1
+        self.asked = 0
+
+    @property
+    def state(self) -> State:
+        return self.machine.state
+
+    def happens(self, event: Event) -> None:
+        self.machine.handle(event)
+
+    # The main thread
+
+    def begins(self) -> Future[dict[str, str] | None]:
+        self.number += 1
+        reply: Future[dict[str, str] | None] = Future()
+        self.happens(AttemptBegins(self.number, self.journal.parent, reply))
+        self.ranks = {}
+        return reply
+
+    def ended(self, failure: str = "", blames_overlay: bool = False) -> Future[bool]:
+        reply: Future[bool] = Future()
+        self.happens(AttemptEnded(failure, blames_overlay, reply))
+        return reply
+
+    def ended_elsewhere(self, why: str = "it ended on another host") -> None:
+        self.happens(EndedElsewhere(why))
+
+    def gives_up(self, why: str = "given up") -> None:
+        self.happens(GaveUp(why, Future()))
+
+    def passes(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        self.happens(Tick())
+
+    # The ranks
+
+    def hello(self, rank: int) -> Rank:
+        worker = Rank(rank)
+        self.ranks.setdefault(rank, worker)
+        self.happens(Said(self.number, worker, worker.hello))
+        return worker
+
+    def says(self, rank: int, message: Message) -> None:
+        self.happens(Said(self.number, self.ranks[rank], message))
+
+    def ready(self, rank: int = 0) -> None:
+        self.says(rank, Ready(facts(self.nodes)))
+
+    def block(self, index: int = 0, rank: int = 0) -> None:
+        order = Measure(index, {}, 1, 3)
+        self.says(rank, BlockDone(index, (0.05,) * 3, 0.05, 0.001, asdict(order)))
+
+    def goodbye(self, rank: int, reason: str = "") -> None:
+        self.says(rank, Goodbye(rank, reason))
+
+    def finish(self, again: bool = False) -> None:
+        self.says(1, Finish("" if again else "of another host", again))
+
+    def closed(self, rank: int) -> None:
+        self.happens(Closed(self.number, self.ranks[rank]))
+
+    def process_ended(self, rank: int, how: str) -> None:
+        self.happens(RankEnded(self.number, 1000 + rank, how))
+
+    def stop(self, overlay_is_to_blame: bool = False) -> None:
+        self.happens(StopAsked(StopTuning("it sends mail", overlay_is_to_blame)))
+
+    # The study
+
+    def asks_facts(self) -> Future[Any]:
+        reply: Future[Any] = Future()
+        self.happens(FactsAsked(reply))
+        return reply
+
+    def asks(self, variables: dict[str, str] | None = None, steps: int = 40, turn: bool = True) -> Future[BlockDone]:
+        reply: Future[BlockDone] = Future()
+        self.happens(MeasureAsked(Measure(self.asked, {}, 1, steps, turn=turn), variables or {}, reply))
+        self.asked += 1
+        return reply
+
+    def finishes(self) -> Future[None]:
+        reply: Future[None] = Future()
+        self.happens(FinishAsked("the recipe", reply))
+        return reply
+
+    # Ways to each state
+
+    def reach(self, state: State) -> None:
+        """By the shortest way; the study has asked nothing yet but for MEASURING, LOST and BETWEEN."""
+        self.begins()
+        self.hello(0)
+        self.hello(1)
+        if state is State.STARTING:
+            return
+        self.ready()
+        if state in (State.MEASURING, State.LOST):
+            self.asks()
+            if state is State.LOST:
+                self.goodbye(1, "RuntimeError: of rank 1")
+        elif state is State.OVER:
+            self.gives_up()
+        elif state is not State.READY:
+            self.goodbye(1)
+            if state is not State.LEAVING:
+                self.ended()
+                if state is not State.JUDGING:
+                    self.asks()
+        assert self.state is state

@@ -1,0 +1,500 @@
+"""Every event in every state of the tuning job, the seen defect in all orders of its events, and any order at all."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from desk import VARIABLES, Desk, Rank
+
+from autoddp.launch.job_machine import State
+from autoddp.launch.server import Closed, Said
+from autoddp.study import TrialFailed, TuningOver
+from autoddp.wire import Finish, Welcome
+
+EVENTS: dict[str, Callable[[Desk], Any]] = {
+    "another rank says hello": lambda desk: desk.hello(2),
+    "rank 0 is ready": lambda desk: desk.ready(),
+    "rank 0 has a block": lambda desk: desk.block(),
+    "rank 1 has a block": lambda desk: desk.block(rank=1),
+    "rank 0 ends": lambda desk: desk.goodbye(0),
+    "rank 1 ends": lambda desk: desk.goodbye(1),
+    "rank 1 raises": lambda desk: desk.goodbye(1, "RuntimeError"),
+    "rank 1 vanishes": lambda desk: desk.closed(1),
+    "process 1 ends": lambda desk: desk.process_ended(1, "killed by SIGABRT"),
+    "stop": lambda desk: desk.stop(),
+    "stop for the overlay": lambda desk: desk.stop(overlay_is_to_blame=True),
+    "finish": lambda desk: desk.finish(),
+    "finish, again": lambda desk: desk.finish(again=True),
+    "elsewhere": lambda desk: desk.ended_elsewhere(),
+    "gave up": lambda desk: desk.gives_up(),
+    "study asks": lambda desk: desk.asks(),
+    "study asks for a start": lambda desk: desk.asks(VARIABLES),
+    "study finishes": lambda desk: desk.finishes(),
+    "attempt ended": lambda desk: desk.ended(),
+    "attempt failed": lambda desk: desk.ended("rank 1 ended with exit code 1"),
+    "tick": lambda desk: desk.passes(),
+    "tick 11 s later": lambda desk: desk.passes(11),
+}
+# Columns: the state before. Cells: the state after; a dot where it stays, and a blank for what cannot be: the
+# launcher's main thread ends no attempt twice, and the study asks nothing while it waits.
+AFTER = {
+    #                                 B S R M L V J O
+    "another rank says hello": "       . . . . . . . .",
+    "rank 0 is ready": "               . R . . . . . .",
+    "rank 0 has a block": "            . . . R V . . .",
+    "rank 1 has a block": "            . . . . . . . .",
+    "rank 0 ends": "                   . V V L V . . .",
+    "rank 1 ends": "                   . V V . . . . .",
+    "rank 1 raises": "                 . V V L . . . .",
+    "rank 1 vanishes": "               . V V L . . . .",
+    "process 1 ends": "                . . . . . . . .",
+    "stop": "                          O O O O O O O .",
+    "stop for the overlay": "          . V V V V . . .",
+    "finish": "                        O O O O O O O .",
+    "finish, again": "                 . V V V V . . .",
+    "elsewhere": "                     . V V L . . . .",
+    "gave up": "                       O O O O O O O .",
+    "study asks": "                      . M     . B .",
+    "study asks for a start": "          . V     . B .",
+    "study finishes": "                  O O     O O .",
+    "attempt ended": "                   J J B J J   .",
+    "attempt failed": "                  J J J J J   .",
+    "tick": "                          . . . . . . . .",
+    "tick 11 s later": "               . . . . V . B .",
+}
+LETTERS = dict(zip("BSRMLVJO", State, strict=True))
+CELLS = [
+    (LETTERS[before], event, LETTERS.get(after, LETTERS[before]))
+    for event, row in AFTER.items()
+    for before, after in zip("BSRMLVJO", row[-15::2], strict=True)
+    if after != " "
+]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path / "journal.jsonl")
+
+
+@pytest.mark.parametrize(("before", "event", "after"), CELLS, ids=lambda value: getattr(value, "name", value))
+def test_each_event_in_each_state(desk: Desk, before: State, event: str, after: State) -> None:
+    desk.reach(before)
+    EVENTS[event](desk)
+    assert desk.state is after
+
+
+# What is done with it
+
+
+@pytest.mark.parametrize("state", State)
+def test_who_may_go(desk: Desk, state: State) -> None:
+    """A rank takes part from its Hello on, unless its attempt is of no more use."""
+    desk.reach(state)
+    late = desk.hello(2)
+    assert late.told == [Welcome(state in (State.STARTING, State.READY, State.MEASURING))]
+
+
+def test_a_rank_of_an_attempt_that_was_judged_is_sent_away(desk: Desk) -> None:
+    desk.reach(State.BETWEEN)
+    desk.begins()
+    late = Rank(0)
+    desk.happens(Said(desk.number - 1, late, late.hello))
+    assert late.told == [Welcome(False)]
+    present = desk.hello(0)
+    desk.happens(Closed(desk.number - 1, late))
+    desk.ready()
+    assert desk.state is State.MEASURING
+    assert len(present.orders) == 1
+
+
+def test_the_study_gets_facts_and_blocks(desk: Desk) -> None:
+    facts = desk.asks_facts()
+    desk.reach(State.READY)
+    assert facts.result(0).world_size == 2
+    block = desk.asks()
+    desk.block(index=7)  # of no order
+    assert not block.done()
+    desk.block(index=0)
+    assert block.result(0).seconds == (0.05,) * 3
+
+
+def test_the_cause_is_the_rank_that_was_killed(desk: Desk) -> None:
+    """Its peer complains first, and elastic ends the others with SIGTERM."""
+    desk.reach(State.READY)
+    block = desk.asks()
+    desk.goodbye(0, "RuntimeError: Connection closed by peer")
+    assert desk.state is State.LOST
+    desk.process_ended(1, "killed by SIGABRT")
+    desk.closed(1)
+    assert desk.state is State.LEAVING
+    with pytest.raises(TrialFailed, match=r"^rank 1 killed by SIGABRT$"):
+        block.result(0)
+
+
+def test_the_first_failure_is_the_cause(desk: Desk) -> None:
+    desk.reach(State.READY)
+    block = desk.asks()
+    desk.goodbye(1, "RuntimeError: of rank 1")
+    desk.process_ended(0, "killed by SIGTERM")
+    with pytest.raises(TrialFailed, match=r"^rank 1: RuntimeError: of rank 1$"):
+        block.result(0)
+
+
+def test_a_rank_without_a_word_vanishes(desk: Desk) -> None:
+    desk.reach(State.READY)
+    block = desk.asks()
+    desk.closed(0)
+    desk.passes(4)
+    assert not block.done()
+    desk.passes(2)
+    with pytest.raises(TrialFailed, match=r"^rank 0 vanished$"):
+        block.result(0)
+
+
+def test_ranks_that_hang_are_killed(desk: Desk) -> None:
+    desk.reach(State.READY)
+    block = desk.asks()
+    desk.passes(1000)
+    assert not block.done()
+    desk.patience.hangs = True
+    desk.passes()
+    with pytest.raises(TrialFailed, match=r"^hung: no rank has moved for \d+ s$"):
+        block.result(0)
+    assert all(rank.was_killed for rank in desk.ranks.values())
+    assert desk.state is State.LEAVING
+
+
+def test_a_script_that_ends_is_asked_again_for_half(desk: Desk) -> None:
+    desk.reach(State.READY)
+    block = desk.asks(steps=40)
+    desk.goodbye(0)
+    desk.goodbye(1)
+    assert desk.ended().result(0) is True
+    desk.begins()
+    leader = desk.hello(0)
+    desk.ready()
+    assert [order.steps for order in leader.orders] == [20]
+    assert not block.done()
+
+
+def test_an_order_that_cannot_be_sent_blames_no_configuration(desk: Desk) -> None:
+    desk.reach(State.READY)
+    desk.asks()
+    desk.block()
+    desk.ranks[0].is_gone = True
+    block = desk.asks()
+    assert desk.state is State.LEAVING
+    assert desk.ended("rank 0 ended with exit code 1").result(0) is True
+    assert not block.done()
+    desk.begins()
+    desk.hello(0)
+    desk.ready()
+    desk.block(index=1)
+    assert block.done()
+
+
+def test_nothing_is_in_effect_after_a_start(desk: Desk) -> None:
+    desk.reach(State.READY)
+    desk.asks()
+    desk.goodbye(1, "RuntimeError")
+    desk.goodbye(0)
+    desk.asks(turn=False)
+    assert desk.ended("rank 1 ended with exit code 1").result(0) is True
+    desk.begins()
+    leader = desk.hello(0)
+    desk.ready()
+    (order,) = leader.orders
+    assert (order.turn, order.warmup) == (True, 2)
+    assert [entry["failure"] for entry in order.missed] == ["rank 1: RuntimeError"]
+
+
+def test_a_start_with_variables(desk: Desk) -> None:
+    desk.reach(State.READY)
+    block = desk.asks(VARIABLES)
+    assert desk.ranks[0].told[-1] == Finish("", again=True)
+    desk.closed(0)
+    desk.closed(1)
+    assert desk.ended().result(0) is True
+    assert desk.begins().result(0) == VARIABLES
+    desk.hello(0)
+    desk.ready()
+    desk.block()
+    assert block.done()
+    assert desk.state is State.READY
+
+
+def a_start_with_variables(desk: Desk) -> Future[Any]:
+    """A first one without, then one with variables, which has not come to its measurement."""
+    desk.reach(State.READY)
+    block = desk.asks(VARIABLES)
+    assert desk.ended().result(0) is True
+    desk.begins()
+    return block
+
+
+def test_a_start_that_fails_fails_its_measurement(desk: Desk) -> None:
+    block = a_start_with_variables(desk)
+    more = desk.ended("rank 1 ended with exit code 1")
+    with pytest.raises(TrialFailed, match=r"^rank 1 ended with exit code 1$"):
+        block.result(0)
+    assert not more.done()  # the study may want yet another start
+    desk.asks({"OTHER": "1"})
+    assert more.result(0) is True
+    assert desk.begins().result(0) == {"OTHER": "1"}
+
+
+def test_a_start_that_hangs_fails_its_measurement(desk: Desk) -> None:
+    block = a_start_with_variables(desk)
+    desk.passes(119)
+    assert not block.done()
+    desk.passes(2)
+    with pytest.raises(TrialFailed, match="did not get going with GLOO_SOCKET_IFNAME=eth0,eth1"):
+        block.result(0)
+    assert desk.machine.attempt_must_end
+    desk.asks()
+    assert desk.ended("torch elastic was killed by SIGKILL").result(0) is True
+    assert desk.begins().result(0) == {}
+    assert not desk.machine.attempt_must_end
+
+
+def test_a_study_that_is_busy_is_waited_for_ten_seconds(desk: Desk) -> None:
+    desk.reach(State.READY)
+    desk.goodbye(0)
+    more = desk.ended()
+    desk.passes(9.9)
+    assert not more.done()
+    desk.passes(0.2)
+    assert more.result(0) is True
+
+
+@pytest.mark.parametrize(
+    ("state", "seconds"), [(State.STARTING, None), (State.READY, None), (State.LEAVING, 20), (State.OVER, 20)]
+)
+def test_when_an_attempt_must_end(desk: Desk, state: State, seconds: float | None) -> None:
+    desk.reach(state)
+    desk.passes(1000 if seconds is None else seconds - 1)
+    assert not desk.machine.attempt_must_end
+    desk.passes(2)
+    assert desk.machine.attempt_must_end is (seconds is not None)
+
+
+@pytest.mark.parametrize("event", ["stop", "stop for the overlay", "elsewhere"])
+def test_what_ends_an_attempt_at_once(desk: Desk, event: str) -> None:
+    desk.reach(State.MEASURING)
+    EVENTS[event](desk)
+    assert desk.machine.attempt_must_end
+
+
+def test_the_overlay_is_to_blame_and_no_configuration(desk: Desk) -> None:
+    """Ranks that are killed then are no fault either."""
+    desk.reach(State.READY)
+    block = desk.asks()
+    desk.stop(overlay_is_to_blame=True)
+    desk.closed(0)
+    desk.closed(1)
+    assert desk.ended("torch elastic was killed by SIGKILL").result(0) is True
+    assert desk.machine.overlay_failed == "it sends mail"
+    assert not block.done()
+
+
+def test_a_script_that_fails_to_start_under_the_overlay_of_several_hosts(desk: Desk) -> None:
+    desk.begins()
+    desk.asks_facts()
+    assert desk.ended("rank 1 ended with exit code 1", blames_overlay=True).result(0) is True
+    assert desk.machine.overlay_failed == "rank 1 ended with exit code 1"
+
+
+def test_ranks_that_are_ended_after_the_script_are_no_fault(desk: Desk) -> None:
+    desk.reach(State.READY)
+    desk.asks()
+    desk.block()
+    desk.goodbye(0)
+    desk.asks()
+    desk.passes(21)
+    assert desk.machine.attempt_must_end
+    desk.closed(1)
+    assert desk.ended("torch elastic was killed by SIGKILL").result(0) is True
+    assert desk.machine._faults == 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "attempts", "why"),
+    [
+        ("", 3, "the script ends before a single measurement can be made"),
+        ("rank 0 ended with exit code 1", 1, "rank 0: ValueError"),
+    ],
+)
+def test_attempts_that_bring_nothing(desk: Desk, failure: str, attempts: int, why: str) -> None:
+    desk.asks_facts()
+    for number in range(attempts):
+        desk.begins()
+        desk.hello(0)
+        desk.ready()
+        if number == 0:
+            desk.asks()
+        desk.goodbye(0, "ValueError" if failure else "")
+        if failure:
+            desk.passes(6)
+            desk.gives_up(why)  # as the study does where the script fails as written
+        more = desk.ended(failure)
+        assert more.result(0) is (number < attempts - 1)
+    assert desk.machine.why_over == why
+
+
+def test_attempts_may_fail_twelve_times(desk: Desk) -> None:
+    for number in range(13):
+        desk.begins()
+        desk.hello(0)
+        desk.ready()
+        desk.asks()
+        if number == 0:
+            desk.block()
+            desk.asks()
+        desk.goodbye(0, "RuntimeError")
+        desk.closed(0)
+        more = desk.ended("rank 0 ended with exit code 1")
+        desk.passes(11)
+        assert more.result(0) is (number < 12)
+    assert desk.machine.why_over == "12 attempts have failed; the last: rank 0: RuntimeError"
+
+
+def test_a_script_without_ddp(desk: Desk) -> None:
+    facts = desk.asks_facts()
+    desk.begins()
+    assert desk.ended().result(0) is False
+    with pytest.raises(TuningOver, match=r"^the script built no DistributedDataParallel model$"):
+        facts.result(0)
+
+
+def test_a_follower_copies_what_the_leader_measures(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "journal", nodes=2)
+    desk.begins()
+    desk.hello(1)
+    desk.ready(1)
+    block = desk.asks()
+    assert desk.machine.follows
+    desk.block(index=0, rank=1)
+    assert block.result(0).seconds == (0.05,) * 3
+    following = desk.asks()
+    desk.finish()
+    assert desk.machine.finished == Finish("of another host")
+    with pytest.raises(TuningOver, match=r"^the study was finished by another node's launcher$"):
+        following.result(0)
+    assert desk.finishes().result(0) is None
+
+
+def test_the_end_is_told_on_several_hosts(tmp_path: Path) -> None:
+    """It may take another attempt until a rank 0 is there to be told."""
+    desk = Desk(tmp_path / "journal", nodes=2)
+    desk.reach(State.READY)
+    desk.goodbye(0)
+    finished = desk.finishes()
+    assert not finished.done()
+    assert desk.ended().result(0) is True
+    desk.begins()
+    leader = desk.hello(0)
+    desk.ready()
+    assert finished.result(0) is None
+    assert leader.told[-1] == Finish("the recipe")
+    assert leader.was_hung_up
+    assert desk.machine.why_over == ""
+
+
+def test_over_is_over(desk: Desk) -> None:
+    desk.reach(State.READY)
+    desk.asks()
+    desk.block()
+    desk.gives_up("first")
+    desk.gives_up("second")
+    assert desk.machine.why_over == "first"
+    assert all(rank.was_hung_up for rank in desk.ranks.values())
+    desk.asked = 0
+    assert desk.asks().result(0).seconds == (0.05,) * 3  # what is known stays known
+    with pytest.raises(TuningOver, match=r"^first$"):
+        desk.asks().result(0)
+    assert desk.ended().result(0) is False
+    assert desk.begins().result(0) is None
+    assert desk.finishes().result(0) is None  # with what was known
+    assert desk.machine.finished == Finish("the recipe")
+
+
+# An exception in one rank in the first steps: it ended in a wait for ever in 3 runs of 7
+
+RANK0 = (
+    lambda desk: desk.hello(0),
+    lambda desk: desk.ready(),
+    lambda desk: desk.process_ended(0, "killed by SIGTERM"),
+    lambda desk: desk.closed(0),
+)
+RANK1 = (
+    lambda desk: desk.hello(1),
+    lambda desk: desk.goodbye(1, "RuntimeError: in the first steps"),
+    lambda desk: desk.closed(1),
+)
+
+
+def orders_of(*sources: int) -> Iterator[tuple[int, ...]]:
+    """All ways in which sources of so many events each may take turns."""
+    if not any(sources):
+        yield ()
+    for number, left in enumerate(sources):
+        if left:
+            for rest in orders_of(*(each - (at == number) for at, each in enumerate(sources))):
+                yield (number, *rest)
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "rank 0 comes again"])
+def test_an_exception_in_the_first_steps_ends_in_every_order(tmp_path: Path, restarted: bool) -> None:
+    """The study asks at any time, asks on, and gives up where the script fails as written."""
+    rank0 = (*RANK0, RANK0[0]) if restarted else RANK0
+    seen = 0
+    for order, turn in itertools.product(orders_of(len(rank0), len(RANK1)), range(len(rank0) + len(RANK1) + 1)):
+        desk = Desk(tmp_path / f"journal{seen}")
+        study = Study(desk)
+        sources = (iter(rank0), iter(RANK1))
+        desk.begins()
+        for number, source in enumerate(order):
+            if number == turn:
+                study.begins()
+            next(sources[source])(desk)
+            study.goes_on()
+        study.begins()
+        more = desk.ended("rank 1 ended with exit code 1")
+        study.goes_on()
+        assert more.result(0) is False, order
+        assert desk.state is State.OVER
+        assert study.end, order
+        late = desk.hello(0)
+        assert late.told == [Welcome(False)]
+        assert desk.begins().result(0) is None
+        seen += 1
+    assert seen > 250
+
+
+class Study:
+    """Asks for the facts, then again and again for a measurement; the first one must not fail."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._reply: Future[Any] | None = None
+        self.end = ""
+
+    def begins(self) -> None:
+        if self._reply is None:
+            self._reply = self._desk.asks_facts()
+            self.goes_on()
+
+    def goes_on(self) -> None:
+        while self._reply is not None and self._reply.done() and not self.end:
+            error = self._reply.exception(0)
+            if isinstance(error, TrialFailed):
+                self._desk.gives_up(f"the script fails as written: {error}")
+            if error is not None:
+                self.end = str(error)
+            else:
+                self._reply = self._desk.asks()

@@ -1,0 +1,81 @@
+"""A signal while tuning ends the tuning: no job is started, no process is left, and no trial is said to have failed."""
+
+import signal
+
+import psutil
+import pytest
+from launchers import AUTODDP, SCRIPTS, start, wait_for
+
+# Ranks that stay where they are: writing under tuning vanishes, so the file `real` tells of a real job alone.
+SCRIPT = f"""
+import os, sys, time
+sys.path.insert(0, {str(SCRIPTS)!r})
+if os.environ.get("AUTODDP_TUNING") != "1":
+    open("real", "w").close()
+if sys.argv[1] == "start-up":
+    print("waits", flush=True)
+    time.sleep(1000)
+from common import batches, loss, network, optimizer, start
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+rank = start()
+model = DDP(network())
+sgd = optimizer(model)
+for number, (inputs, targets) in enumerate(batches(10**9, rank)):
+    time.sleep(0.3 if sys.argv[1] == "baseline" and number > 4 else 0.0)
+    sgd.zero_grad()
+    loss(model(inputs), targets).backward()
+    sgd.step()
+"""
+
+
+def tuning(moment, tmp_path):
+    """A launch that has come to the moment."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    words = ["--nproc-per-node", "2", "--trials", "1000", str(script), moment]
+    launch = start(AUTODDP, tmp_path / "run", words)
+    if moment == "start-up":
+        logs = ".autoddp/*/attempt0/*/*/*/stdout.log"
+        wait_for(lambda: sum("waits" in p.read_text() for p in launch.folder.glob(logs)) == 2, "the ranks")
+    elif moment == "baseline":
+        wait_for(lambda: "2 ranks" in launch.stderr, "the first block")
+    else:
+        wait_for(lambda: "trial " in launch.stderr, "the first trial")
+    assert len(launch.processes()) >= 5  # launcher, keeper, agent, two ranks
+    return launch
+
+
+def nothing_else_happened(launch):
+    assert not (launch.folder / "real").exists()
+    assert not list(launch.folder.glob("*.toml"))
+    assert "fail" not in launch.stderr.replace("planted_failure", "")
+    assert "Traceback" not in launch.stderr
+    assert "launching" not in launch.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("moment", ["start-up", "baseline", "trial"])
+def test_one_signal(moment, number, code, tmp_path):
+    launch = tuning(moment, tmp_path)
+    launch.process.send_signal(number)
+    assert launch.wait().returncode == code
+    assert launch.processes() == []
+    assert f"autoddp: {number.name}: tuning ends, no job is started\n" in launch.stderr
+    assert list(launch.folder.glob(".autoddp/*/autoddp-*")) == []
+    nothing_else_happened(launch)
+
+
+@pytest.mark.parametrize("moment", ["start-up", "baseline", "trial"])
+def test_a_second_signal_waits_for_nothing(moment, tmp_path):
+    """The keeper is stopped, so the first signal cannot come to its end; later it ends everything by itself."""
+    launch = tuning(moment, tmp_path)
+    (keeper,) = psutil.Process(launch.process.pid).children()
+    keeper.suspend()
+    launch.process.send_signal(signal.SIGINT)
+    wait_for(lambda: "SIGINT: tuning ends" in launch.stderr, "the first signal")
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.process.wait(30) == 130
+    keeper.resume()
+    wait_for(lambda: not launch.processes(), "the end of every process")
+    nothing_else_happened(launch)
