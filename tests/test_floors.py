@@ -38,7 +38,7 @@ HOMES = {
     "tomlkit": ("recipe/write.py",),
     "tomli": ("recipe/read.py",),
     "pynvml": ("topology/nvml.py",),
-    "psutil": ("topology/interfaces.py", "topology/system.py", "launch/keeper.py"),
+    "psutil": ("topology/interfaces.py", "topology/system.py", "launch/keeper.py", "launch/deadline.py"),
 }
 IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
 ONLY_THIS_OF_TORCH = {

@@ -13,6 +13,7 @@ from pathlib import Path
 from autoddp.errors import AutoddpError, NotTuned, UsageError
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import start_step
+from autoddp.launch.deadline import command_given
 from autoddp.launch.hosts import Hosts
 from autoddp.launch.isolating import choose_isolation
 from autoddp.launch.keeper import Keeper
@@ -60,7 +61,17 @@ def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network
         return dump(recipe_of(outcome, start_step(request.job_steps), folder.path.name))
 
     tuning = Tuning(
-        request, folder, made.keeper, made.isolation, hosts, terminal, write, say, warn, interfaces=network.together
+        request,
+        folder,
+        made.keeper,
+        made.isolation,
+        hosts,
+        terminal,
+        write,
+        say,
+        warn,
+        interfaces=network.together,
+        began=command_given(),
     )
     try:
         tuned = tuning.run()

@@ -37,6 +37,7 @@ JUDGING             | the same; another attempt makes no sense     | OVER       
 JUDGING             | the study asks what has made this start fail | JUDGING    | the measurement fails
 any                 | GaveUp, StopAsked, Finish of another host    | OVER       | hang up on all ranks; the study gets
                     |                                              |            | TuningOver; end the attempt
+any                 | the time is over, see `deadline`              | OVER       | the same
 any                 | the study finishes; one host                 | OVER       | the same, without TuningOver
 READY               | the study finishes; several hosts; rank 0 is |            |
                     | here                                         | OVER       | Finish goes to rank 0, then the same
@@ -62,6 +63,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
+from autoddp.launch.deadline import Deadline
 from autoddp.launch.journal import Entry, Journal
 from autoddp.launch.patience import Patience
 from autoddp.launch.server import Closed, Said, StopAsked, Worker
@@ -184,6 +186,8 @@ class _Attempt:
     leader: Worker | None = None
     """Rank 0, if it is on this host, once it is ready."""
     was_ready: bool = False
+    ready_at: float = 0.0
+    """On the machine's clock."""
     order: Measure | None = None
     """What rank 0 was told, as long as it has not answered."""
     ordered_at: float = 0.0
@@ -208,7 +212,11 @@ class JobMachine:
     """See the module. `clock` gives seconds. Other threads may read the public attributes, and only `handle` writes."""
 
     def __init__(
-        self, journal: Journal, patience: Patience | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        journal: Journal,
+        patience: Patience | None = None,
+        deadline: Deadline | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state = State.BETWEEN
         self.why_over = ""
@@ -221,6 +229,7 @@ class JobMachine:
         """Seconds for which the study has waited for another start of the script, or for the host that leads."""
         self._journal = journal
         self._patience = patience or Patience()
+        self._deadline = deadline or Deadline(clock=clock)
         self._clock = clock
         self._starts = Starts(clock)
         self._attempt = _Attempt(-1)
@@ -273,6 +282,7 @@ class JobMachine:
                 self._stop_asked(message.reason, message.overlay_is_to_blame)
             case Tick():
                 self._tick()
+        self._look_at_the_clock()
         self._find_cause()
         self._answer()
         self._conclude()
@@ -331,7 +341,7 @@ class JobMachine:
             reply.set_exception(TrialFailed(entry.failure))
             return
         self._patience.step_seconds = self._patience.step_seconds or median(entry.done.seconds)
-        reply.set_result(entry.done)
+        reply.set_result(replace(entry.done, left=entry.asked.left))
 
     def _order(self, question: MeasureAsked, leader: Worker) -> None:
         attempt = self._attempt
@@ -364,6 +374,7 @@ class JobMachine:
             turn=asked.turn or again,
             warmup=max(asked.warmup, 2) if again else asked.warmup,
             missed=tuple(entry.plain() for entry in before),
+            left=self._deadline.left,
         )
 
     def _tell_finish(self, question: FinishAsked, leader: Worker) -> None:
@@ -431,6 +442,8 @@ class JobMachine:
         self._facts, self._attempt.was_ready = message.facts, True
         self._patience.compiles = message.facts.compiles
         self._starts.ready()
+        self._deadline.stepped()
+        self._attempt.ready_at = self._attempt.ready_at or self._clock()
         if worker.hello.rank == 0:
             self._attempt.leader, self._fresh_start = worker, True
         self.state = State.READY
@@ -440,7 +453,7 @@ class JobMachine:
         if attempt.order is None or message.index != attempt.order.index:
             return
         assert isinstance(question, MeasureAsked)
-        self._journal.add(Entry(question.asked, message))
+        self._journal.add(Entry(replace(question.asked, left=attempt.order.left), message))
         self._known_to_all = message.index  # no rank ends a block before it has told of the one before
         attempt.order = None
         if self.state is State.MEASURING:
@@ -510,6 +523,11 @@ class JobMachine:
             attempt.another_follows = True
             self._leave(at_once=True)
 
+    def _look_at_the_clock(self) -> None:
+        """A study that is about to finish may do so."""
+        if self._deadline.why_over and not isinstance(self._question, FinishAsked):
+            self._end(self._deadline.why_over)
+
     def _find_cause(self) -> None:
         """In LOST: decide the order once each rank's end is known, or has been waited for."""
         attempt = self._attempt
@@ -563,6 +581,8 @@ class JobMachine:
                 attempt.another_follows = True
             elif self._starts.has_variables and not self._starts.stale:
                 attempt.start_failed = failure
+        if not failure and attempt.was_ready and not (attempt.told_to_leave or attempt.another_follows or ended_here):
+            self._deadline.script_took(self._clock() - attempt.ready_at)
         attempt.failure = failure
         attempt.limit = self._clock() + _SETTLING
         self.state = State.JUDGING

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from autoddp.knobs import Configuration
+from autoddp.launch.deadline import Deadline
 from autoddp.launch.job_machine import (
     AttemptBegins,
     AttemptEnded,
@@ -45,12 +46,12 @@ class LiveJob:
     `path` is that of the workers' socket, which is there during an attempt. After `close()` nothing may be asked.
     """
 
-    def __init__(self, path: str, journal: Journal) -> None:
+    def __init__(self, path: str, journal: Journal, deadline: Deadline | None = None) -> None:
         self._path = path
         self._next = 0
         self._number = -1
         self._server: WorkerServer | None = None
-        self._machine = JobMachine(journal)
+        self._machine = JobMachine(journal, deadline=deadline)
         self._events: queue.Queue[Event | None] = queue.Queue()
         self._owner = threading.Thread(target=self._own, name="autoddp-job", daemon=True)
         self._owner.start()

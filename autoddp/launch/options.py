@@ -51,7 +51,8 @@ class Request:
     recompile: bool = False
     job_steps: int | None = None
     """Optimizer steps of the real job, if the user knows."""
-    budget: float = 300.0
+    budget: float | None = None
+    """Seconds from the command to the launch of the real job. None: not given."""
     near_limit: float = LIMITS[Rung.NEAR]
     lossy_limit: float = LIMITS[Rung.LOSSY]
     """Largest gradient errors, see `knobs.fidelity`."""
@@ -97,7 +98,12 @@ def own_parser() -> argparse.ArgumentParser:
     add("--recompile", action="store_true", help="try what makes torch.compile compile the model again")
     steps = _whole("--job-steps", 1)
     add("--job-steps", type=steps, metavar="N", help="how long the job is: PowerSGD begins after a tenth of it (1000)")
-    add("--budget", type=_checked("--budget", seconds), default=300.0, metavar="TIME", help="limit of measuring (5m)")
+    add(
+        "--budget",
+        type=_checked("--budget", _duration),
+        metavar="TIME",
+        help="limit of tuning, from here to the launch (5m of steps)",
+    )
     near, lossy = (LIMITS[rung] for rung in (Rung.NEAR, Rung.LOSSY))
     limit = _checked("--near-limit", _above_zero)
     add("--near-limit", type=limit, default=near, metavar="X", help=f"gradient error that near may have ({near:g})")
@@ -222,6 +228,12 @@ def _checked(name: str, convert: Callable[[str], Any]) -> Callable[[str], Any]:
             raise UsageError(f"{name} {text!r}: must be {_EXAMPLES[name]}") from None
 
     return converted
+
+
+def _duration(text: str) -> float:
+    if not 0 < seconds(text) <= _LARGEST:
+        raise ValueError(text)
+    return seconds(text)
 
 
 def _watch(text: str) -> int:

@@ -16,6 +16,7 @@ from autoddp.isolation.trackers import TRACKERS_OFF, why_not
 from autoddp.knobs import Rung
 from autoddp.knobs.threads import THREADS
 from autoddp.launch import nccl_logs
+from autoddp.launch.deadline import Deadline
 from autoddp.launch.hosts import Hosts, Next
 from autoddp.launch.isolating import Isolation
 from autoddp.launch.journal import Journal
@@ -77,6 +78,8 @@ class Tuning:
     """As `say`, for what must not be overlooked."""
     interfaces: str = ""
     """See `Order`."""
+    began: float = field(default_factory=time.monotonic)
+    """When the command was given."""
 
     def run(self) -> Tuned:
         """Run the study on the live script.
@@ -88,7 +91,7 @@ class Tuning:
         if tuned.why:
             return tuned
         began = time.perf_counter()
-        job = LiveJob(self.folder.socket, Journal(self.folder.journal))
+        job = LiveJob(self.folder.socket, Journal(self.folder.journal), Deadline(self.request.budget, self.began))
         screening = Screening(self.request.torchrun, self.folder.path / "screening", dict(os.environ))
         arguments = (job, _plan(self.request), self.observer, screening, self.write, tuned, began)
         thread = threading.Thread(target=_study, args=arguments, name="autoddp-study", daemon=True)
@@ -257,7 +260,6 @@ def _plan(request: Request) -> Plan:
         trials=DEFAULT_TRIALS if request.trials is None else request.trials,
         allow=request.allow or Rung.NEAR,
         accumulate_up_to=request.accumulate_up_to or 1,
-        budget=request.budget,
         seed=request.seed,
         limits={Rung.NEAR: request.near_limit, Rung.LOSSY: request.lossy_limit},
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from autoddp.knobs import Configuration, GradientError
 from autoddp.study.measure import Measure
 from autoddp.timing import Block
-from autoddp.wire import BlockDone
+from autoddp.wire import NO_LIMIT, BlockDone
 
 
 class Ledger:
@@ -22,11 +22,8 @@ class Ledger:
         self.steps: dict[str, int] = defaultdict(int)
         self.compilations = 0
         self.wall_seconds: dict[str, float] = defaultdict(float)
-
-    @property
-    def spent(self) -> float:
-        """Seconds of turning, warming up and measuring: the same on every node, as what is decided by it must be."""
-        return sum(self.wall_seconds[purpose] for purpose in ("measured", "warm-up", "turns"))
+        self.left = NO_LIMIT
+        """Seconds that tuning may still take: the same on every node, as what is decided by it must be."""
 
     @contextlib.contextmanager
     def in_phase(self, phase: str) -> Iterator[None]:
@@ -63,4 +60,5 @@ class Ledger:
         self.wall_seconds["measured"] += sum(done.seconds) * at_once
         self.wall_seconds["warm-up"] += done.warmup_seconds
         self.wall_seconds["turns"] += done.turn_seconds
+        self.left = done.left - sum(done.seconds) * at_once - done.warmup_seconds - done.turn_seconds
         return done

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from autoddp.knobs import Configuration, Rung
+from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 
+FINALISTS = 2
+"""Of each rung, at most."""
+FEWEST_ROUNDS = 3
+"""Rounds of the finals on which a decision may rest."""
 _BLOCK_SECONDS = 0.05
 _GAINER_SECONDS = 0.4
 _HEAT_SECONDS = 0.2
@@ -44,9 +48,19 @@ class Pace:
         """Rounds of the finals: each measures every finalist and the baseline once. Many short ones pair better."""
         return 5 if self.slow or turns_are_dear else 6 if self.step >= 0.05 else 8
 
+    def trial(self) -> float:
+        """About the seconds of a trial that is no faster than the baseline."""
+        return (self.warmup_of(AS_WRITTEN) + 2 * self.block(self.step)) * self.step
+
     def final_block(self, seconds: float, at_once: int = 1) -> int:
         """As `block`, in the finals. Of slow steps as many as take one of the baseline's: five rounds tell enough."""
         return max(1, round(self.step / seconds)) if seconds >= _SLOW else self.block(seconds, at_once)
+
+    def round_of(self, configuration: Configuration, seconds: float) -> float:
+        """Seconds that a configuration takes in one round of the finals, at `seconds` per step."""
+        at_once = configuration.steps_per_update
+        steps = self.warmup_of(configuration, seconds) + self.final_block(seconds, at_once)
+        return steps * seconds * at_once
 
     def heat(self, configuration: Configuration, seconds: float) -> tuple[int, int]:
         """Steps to warm up and to time in a heat: little has to settle between steps that are alike."""

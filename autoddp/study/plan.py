@@ -19,8 +19,6 @@ class Plan:
     allow: Rung = Rung.NEAR
     accumulate_up_to: int = 1
     """Steps of the script that may become one."""
-    budget: float = 300.0
-    """Seconds of measuring after which no new trial begins."""
     seed: int = 0
     limits: Mapping[Rung, float] = field(default_factory=lambda: dict(LIMITS))
     """Rung → the largest relative gradient error with which a configuration may be launched."""

@@ -6,7 +6,7 @@ A launcher that takes over replays the journal through the same code, and goes o
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung, Value
 from autoddp.knobs.cuda_graphs import REDUCE_OVERHEAD
@@ -16,15 +16,12 @@ from autoddp.study.ledger import Ledger
 from autoddp.study.measure import Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import Decision, Outcome, Screened, Standing, TrialRecord
-from autoddp.study.pace import Pace
+from autoddp.study.pace import FEWEST_ROUNDS, FINALISTS, Pace
 from autoddp.study.plan import WORTHWHILE, Plan
 from autoddp.study.starts import RESERVED, Screen, Starts, screened
 from autoddp.study.trials import Trials
 from autoddp.timing import Block, median, speedup
 from autoddp.wire import JobFacts
-
-_FINALISTS = 2
-_FEWEST_ROUNDS = 3  # of the finals on which a decision may rest
 
 
 class Study:
@@ -60,7 +57,7 @@ class Study:
         finalists: list[Standing] = []
         if self._trials.records:
             rounds, finalists = self._finals(baseline)
-        if settings and self._ledger.spent <= self._plan.budget:
+        if settings and self._ledger.left > 0:
             rounds, finalists = self._with_starts(settings, baseline, rounds, finalists)
         ladder = ladder_of(finalists)
         outcome = Outcome(
@@ -139,13 +136,13 @@ class Study:
         finalists = [c for rung in Rung for c in self._contenders(rung)]
         blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *finalists)}
         expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
-        planned = self._pace.final_rounds(self._compiles_anew) if finalists else 0
+        planned = self._planned_rounds(blocks, expected) if finalists else 0
         for number in range(1, planned + 1):
             try:
                 self._final_round(blocks, expected)
             except TuningOver:
                 whole_rounds = number - 1
-                if whole_rounds < _FEWEST_ROUNDS or self._facts.nodes > 1:  # other hosts may know less
+                if whole_rounds < FEWEST_ROUNDS or self._facts.nodes > 1:  # other hosts may know less
                     raise
                 blocks = {c: found[:whole_rounds] for c, found in blocks.items()}  # what is known is enough
                 break
@@ -153,6 +150,14 @@ class Study:
         rounds = blocks.pop(AS_WRITTEN, [])
         whole = {c: found for c, found in blocks.items() if len(found) == len(rounds) > 1}
         return rounds, [self._standing(c, rounds, found) for c, found in whole.items()]
+
+    def _planned_rounds(self, finalists: Iterable[Configuration], expected: Mapping[Configuration, float]) -> int:
+        """As many as the time allows, and never too few to decide by."""
+        planned = self._pace.final_rounds(self._compiles_anew)
+        seconds = sum(self._pace.round_of(c, expected[c]) for c in finalists)
+        if self._ledger.left >= planned * seconds:
+            return planned
+        return max(FEWEST_ROUNDS, int(self._ledger.left / seconds))
 
     def _final_round(self, blocks: dict[Configuration, list[Block]], expected: Mapping[Configuration, float]) -> None:
         """Each of them once; whoever fails is taken out."""
@@ -178,9 +183,13 @@ class Study:
         if self._pace.slow and seconds[ranked[0]] > self._pace.step * (1 - WORTHWHILE):
             return ranked[:1]  # which of them is best is not worth the time: none gains
         cheap = contenders(ranked, seconds, self._pace)
-        # On the rungs above, all have been compiled in one way.
-        if not cheap or (self._compiles_anew and rung is Rung.EXACT):
-            return ranked[:_FINALISTS]
+        # A heat takes about as long as the finals. On the rungs above, all have been compiled in one way.
+        if (
+            not cheap
+            or self._ledger.left < 2 * self._pace.final_rounds() * self._pace.trial()
+            or (self._compiles_anew and rung is Rung.EXACT)
+        ):
+            return ranked[:FINALISTS]
         self._observer.heat(rung, len(cheap))
         self._heats.append(run_heat(self._ledger, self._pace, cheap, self._random))
         return self._heats[-1].ranked[:1]
@@ -188,6 +197,9 @@ class Study:
     def _decide(self, headroom: float, ladder: tuple[Standing, ...]) -> Decision:
         if headroom < WORTHWHILE and not self._trials.records:
             why = f"only {headroom:.1%} of the step could be won, so no trial was run: your settings stay"
+            return Decision(AS_WRITTEN, why)
+        if self._trials.no_time and not self._trials.records:
+            why = f"there was no time for a trial: your settings stay; headroom {headroom:.0%}"
             return Decision(AS_WRITTEN, why)
         return decide(ladder, self._plan, headroom)
 

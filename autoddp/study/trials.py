@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from autoddp.bench import LinkModel
-from autoddp.knobs import GRADIENT_RUNGS, Configuration, GradientError, Rung, Value, why_refused
+from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, GradientError, Rung, Value, why_refused
 from autoddp.knobs.binding import NUMA_BINDING
 from autoddp.knobs.copies import GRADIENT_AS_BUCKET_VIEW
 from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
@@ -19,7 +19,7 @@ from autoddp.study.likely import likely_cap
 from autoddp.study.measure import TrialFailed
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import State, TrialRecord
-from autoddp.study.pace import Pace
+from autoddp.study.pace import FEWEST_ROUNDS, FINALISTS, Pace
 from autoddp.study.plan import WORTHWHILE, Plan
 from autoddp.study.sampler import Sampler
 from autoddp.study.space import Space
@@ -45,6 +45,8 @@ class Trials:
         self._pace = Pace(baseline.seconds)
         self._guilty: frozenset[tuple[str, Value]] = frozenset()
         self.records: list[TrialRecord] = []
+        self.no_time = False
+        """Whether trials were left out because there was no time for them."""
         self.errors: dict[Configuration, GradientError] = {}
         """Hook and rank → how far its gradients are from the exact mean; buckets make no difference to that."""
 
@@ -62,6 +64,8 @@ class Trials:
         ]
         cuts = [dict(way) for way in self._facts.ways_to_cut]
         for values in [*binding, *counts, *cuts, *graphs][: self._plan.trials // _SHARE_FOR_COMPUTING]:
+            if not self._has_time():
+                break
             kept = {name: value for name, value in best.configuration.items() if name not in values}
             trial = self._measured(Configuration({**kept, **values}))
             gains = trial.seconds < min(best.seconds, self._baseline.seconds * (1 - WORTHWHILE))
@@ -70,7 +74,7 @@ class Trials:
         return best.configuration
 
     def run(self, held: Configuration, last: int, computing: float) -> None:
-        """Optuna's, up to trial number `last`, within the user's budget; all have the values `held`.
+        """Optuna's, up to trial number `last`, as long as there is time; all have the values `held`.
 
         `computing`: seconds of a step without any reduction.
         """
@@ -78,10 +82,19 @@ class Trials:
         spaces = [Space(rung, self._facts, held, self._likely_cap(rung, computing)) for rung in GRADIENT_RUNGS]
         samplers = {space.rung: Sampler(space, self._plan.seed) for space in spaces if not space.empty}
         turns = deque(samplers)  # so that each rung has its share however many trials there are
-        while turns and len(self.records) < last and self._ledger.spent <= self._plan.budget:
+        while turns and len(self.records) < last and self._has_time():
             rung = turns.popleft()
             if self._trial(samplers[rung]):
                 turns.append(rung)
+
+    def _has_time(self) -> bool:
+        """Whether another trial leaves enough time for the final rounds that a decision needs."""
+        best = [c for rung in Rung for c in self.best_of(rung)[:FINALISTS]]
+        finalists = [(c, self.seconds_of(c.rung)[c]) for c in best]
+        finalists += [(AS_WRITTEN, self._baseline.seconds)] * 2  # itself, and what the trial may add
+        finals = FEWEST_ROUNDS * sum(self._pace.round_of(*finalist) for finalist in finalists)
+        self.no_time = self._ledger.left <= self._pace.trial() + finals
+        return not self.no_time
 
     @property
     def kept_for_accumulation(self) -> int:
@@ -97,7 +110,7 @@ class Trials:
         base = {**held, **(fastest.configuration if fastest.seconds < self._baseline.seconds else {})}
         base.pop(STATIC_GRAPH.name, None)  # a static graph has the same reductions after every backward
         for count in step_counts(self._plan.accumulate_up_to)[: self.kept_for_accumulation]:
-            if self._ledger.spent <= self._plan.budget:
+            if self._has_time():
                 self._measured(Configuration({**base, ACCUMULATE_STEPS.name: count}))
 
     def _likely_cap(self, rung: Rung, computing: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from autoddp.wire.facts import JobFacts
 from autoddp.wire.messages import (
+    NO_LIMIT,
     VERSION,
     BlockDone,
     Finish,
@@ -18,6 +19,7 @@ from autoddp.wire.messages import (
 )
 
 __all__ = [
+    "NO_LIMIT",
     "VERSION",
     "BlockDone",
     "Finish",

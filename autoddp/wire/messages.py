@@ -18,6 +18,8 @@ from autoddp.knobs import GradientError
 from autoddp.wire.facts import JobFacts
 
 VERSION = 2
+NO_LIMIT = 1e9
+"""Seconds that nothing takes. JSON has no infinity."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Measure:
     """Steps after the timed ones, on which the gradients also travel whole: how far is the hook from the exact mean?"""
     at_once: int = 1
     """Steps of the script that the configuration makes one: that many are counted, and timed, as one."""
+    left: float = NO_LIMIT
+    """Seconds that tuning may still take, by the clock of the launcher that asks."""
     missed: tuple[dict[str, Any], ...] = ()
     """After another start: journal entries before this one that other nodes may lack; see `launch.journal`."""
 
@@ -82,6 +86,8 @@ class BlockDone:
     """Of the steps compared, where the configuration has a hook of ours."""
     compilations: int = 0
     """How often torch.compile was at work on rank 0, from the turn on."""
+    left: float = NO_LIMIT
+    """`Measure.left` of the order, which the launcher puts here."""
 
 
 @dataclass(frozen=True)

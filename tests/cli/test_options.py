@@ -84,7 +84,7 @@ def test_own_options_before_the_script() -> None:
 
 def test_defaults() -> None:
     found = parse(["train.py"])
-    assert (found.trials, found.recipe, found.allow, found.budget, found.seed) == (None, None, None, 300.0, 0)
+    assert (found.trials, found.recipe, found.allow, found.budget, found.seed) == (None, None, None, None, 0)
     assert (found.tune_only, found.dry_run, found.force, found.output) == (False, False, False, Path(".autoddp"))
     assert (found.keep_runs, found.isolation, found.scratch_limit) == (20, None, None)
     assert found.recipe_path == Path("train.autoddp.toml")

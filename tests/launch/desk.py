@@ -9,6 +9,7 @@ from typing import Any
 
 from fake_worker import facts
 
+from autoddp.launch.deadline import Deadline
 from autoddp.launch.job_machine import (
     AttemptBegins,
     AttemptEnded,
@@ -75,13 +76,15 @@ class Desk:
 
     journal: Path
     nodes: int = 1
+    budget: float | None = 1e8
     now: float = 0.0
     ranks: dict[int, Rank] = field(default_factory=dict)
     """Of the present attempt."""
 
     def __post_init__(self) -> None:
         self.patience = Moved()
-        self.machine = JobMachine(Journal(self.journal), self.patience, lambda: self.now)
+        deadline = Deadline(self.budget, clock=lambda: self.now)
+        self.machine = JobMachine(Journal(self.journal), self.patience, deadline, lambda: self.now)
         self.number = -1
         self.asked = 0
 
@@ -127,8 +130,11 @@ class Desk:
     def says(self, rank: int, message: Message) -> None:
         self.happens(Said(self.number, self.ranks[rank], message))
 
+    def ready_message(self) -> Ready:
+        return Ready(facts(self.nodes))
+
     def ready(self, rank: int = 0) -> None:
-        self.says(rank, Ready(facts(self.nodes)))
+        self.says(rank, self.ready_message())
 
     def block(self, index: int = 0, rank: int = 0) -> None:
         order = Measure(index, {}, 1, 3)

@@ -54,7 +54,8 @@ def error_of(relative: float, finite: bool = True) -> GradientError:
 class SimulatedJob:
     """A `study.Measure`. `cost` is the true seconds per step; `asked` all that was measured.
 
-    `spoil(index, configuration)` is called before each measurement and may raise what a real job would.
+    `spoil(index, configuration)` is called before each measurement and may raise what a real job would. `clock` is the
+    seconds that it has run, of `time` in which tuning must be over.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class SimulatedJob:
         computing: Callable[[Configuration], float] = lambda configuration: 1.0,
         spoil: Callable[[int, Configuration], None] = lambda index, configuration: None,
         error: Callable[[Configuration], GradientError] = lambda configuration: error_of(0.001),
+        time: float = math.inf,
     ) -> None:
         self._link = link_mib_per_second
         self._latency = latency
@@ -83,6 +85,7 @@ class SimulatedJob:
         self._error = error
         self._now = Configuration()
         self.asked: list[Measure] = []
+        self.time, self.clock = time, 0.0
 
     def __call__(
         self,
@@ -104,7 +107,9 @@ class SimulatedJob:
         self._steps += warmup
         seconds = tuple(self._step(true) for _ in range(steps))
         error = self._error(configuration) if compare and configuration.hook else None
-        return BlockDone(order.index, seconds, warmup * true, 0.001, error=error)
+        left = self.time - self.clock
+        self.clock += (sum(seconds) + warmup * true) * at_once + compare * true + 0.001
+        return BlockDone(order.index, seconds, warmup * true * at_once, 0.001, error=error, left=left)
 
     def _step(self, true: float) -> float:
         """One noisy step; every 25th step the script saves a checkpoint."""

@@ -201,12 +201,25 @@ def test_few_trials(trials: int) -> None:
     assert outcome.decision.configuration in {AS_WRITTEN, *(record.configuration for record in outcome.trials)}
 
 
-def test_the_budget_ends_the_trials_but_not_the_finals() -> None:
-    job = job_on("slow")
-    outcome = run(job, trials=20, budget=8.0)
-    assert 3 <= len(outcome.trials) < 20
-    assert outcome.ladder
-    assert run(job_on("slow"), trials=20, budget=0.0).trials == ()
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("time", [2.0, 4.0, 8.0, 16.0, 32.0])
+def test_the_study_is_over_in_time(link: str, time: float) -> None:
+    """Trials are left out before the final rounds without which nothing can be decided."""
+    job = job_on(link, time=time)
+    outcome = run(job, trials=20)
+    # Without a baseline there is nothing at all: it is measured whatever it takes.
+    assert job.clock < 1.1 * time or not outcome.trials
+    assert bool(outcome.ladder) is bool(outcome.trials)
+    assert all(len(standing.rounds) >= 3 for standing in outcome.ladder)
+    unhurried = run(job_on(link), trials=20)
+    assert len(outcome.trials) <= len(unhurried.trials)
+
+
+def test_no_time_at_all_is_said() -> None:
+    outcome = run(job_on("slow", time=0.0), trials=20)
+    assert outcome.trials == ()
+    assert outcome.decision.configuration == AS_WRITTEN
+    assert outcome.decision.why.startswith("there was no time for a trial: your settings stay; headroom ")
 
 
 def test_steps_and_seconds_are_accounted_for() -> None:

@@ -1,0 +1,67 @@
+"""When tuning must be over."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import psutil
+
+from autoddp.units import duration
+from autoddp.wire import NO_LIMIT
+
+_UNASKED = 300.0  # seconds from the script's first step, where no --budget is given
+_SHORTEST = 30.0  # seconds that tuning may take however short the script is
+_GRACE = 0.1  # of the whole; the study plans by `left`, and a measurement that is out may end
+
+
+def command_given() -> float:
+    """When this process was started, by `time.monotonic()`."""
+    started: float = psutil.Process().create_time()
+    return time.monotonic() - (time.time() - started)
+
+
+class Deadline:
+    """Of one tuning job, by the clock of its launcher.
+
+        deadline = Deadline(budget=60.0, began=time.monotonic())
+        deadline.left                # seconds
+
+    `budget`: seconds from `began`, where the command was given, to the launch of the real job. None: not given; then
+    the time counts from the script's first step, and is no longer than the script itself, once that is known.
+    """
+
+    def __init__(
+        self, budget: float | None = None, began: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._budget = budget
+        self._clock = clock
+        self._since = None if budget is None else (clock() if began is None else began)
+        self._seconds = _UNASKED if budget is None else budget
+
+    def stepped(self) -> None:
+        """The script has made its first steps; later calls do nothing."""
+        if self._since is None:
+            self._since = self._clock()
+
+    def script_took(self, seconds: float) -> None:
+        """The script has ended by itself, so many seconds after its first step."""
+        if self._budget is None:
+            self._seconds = min(self._seconds, max(_SHORTEST, seconds))
+
+    @property
+    def left(self) -> float:
+        """Seconds that tuning may still take; negative where it should be over, `NO_LIMIT` before the first step."""
+        return NO_LIMIT if self._since is None else self._seconds - (self._clock() - self._since)
+
+    @property
+    def why_over(self) -> str:
+        """Why tuning has to end now; "" as long as it may go on."""
+        if self.left > -max(1.0, _GRACE * self._seconds) or math.isinf(self._seconds):
+            return ""
+        if self._budget is not None:
+            return f"--budget {duration(self._budget)} is over"
+        if self._seconds < _UNASKED:
+            return f"tuning has taken {duration(self._seconds)}, as long as the script itself; --budget allows more"
+        return f"tuning has taken {duration(self._seconds)}; --budget allows more"

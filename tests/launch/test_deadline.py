@@ -1,0 +1,112 @@
+"""When tuning must be over: by the user's budget, by five minutes of steps, or by the length of the script itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from desk import Desk
+
+from autoddp.launch.deadline import Deadline
+from autoddp.launch.job_machine import State
+from autoddp.study import TuningOver
+from autoddp.wire import NO_LIMIT
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_budget_counts_from_the_command() -> None:
+    clock = Clock()
+    deadline = Deadline(60.0, began=90.0, clock=clock)
+    assert deadline.left == 50.0
+    deadline.stepped()
+    deadline.script_took(5.0)
+    clock.now = 150.0
+    assert (deadline.left, deadline.why_over) == (0.0, "")
+    clock.now = 157.0
+    assert deadline.why_over == "--budget 1 min 0 s is over"
+
+
+def test_without_a_budget_it_counts_from_the_first_step() -> None:
+    clock = Clock()
+    deadline = Deadline(clock=clock)
+    clock.now = 1000.0
+    assert (deadline.left, deadline.why_over) == (NO_LIMIT, "")
+    deadline.stepped()
+    clock.now = 1299.0
+    deadline.stepped()
+    assert deadline.left == 1.0
+    clock.now = 1331.0
+    assert deadline.why_over == "tuning has taken 5 min 0 s; --budget allows more"
+
+
+@pytest.mark.parametrize(("took", "seconds"), [(3.0, 30.0), (50.0, 50.0), (1000.0, 300.0)])
+def test_it_takes_no_longer_than_the_script_itself(took: float, seconds: float) -> None:
+    clock = Clock()
+    deadline = Deadline(clock=clock)
+    deadline.stepped()
+    deadline.script_took(took)
+    assert deadline.left == seconds
+    clock.now += 1.2 * seconds
+    assert "--budget allows more" in deadline.why_over
+
+
+def test_a_script_that_does_not_start_ends_with_the_budget(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "journal", budget=10.0)
+    desk.begins()
+    facts = desk.asks_facts()
+    desk.passes(10.5)
+    assert desk.state is State.STARTING
+    desk.passes(1.0)
+    assert desk.state is State.OVER
+    assert isinstance(facts.exception(0), TuningOver)
+    assert desk.machine.why_over == "--budget 10 s is over"
+
+
+def test_an_order_that_is_out_ends_with_the_budget(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "journal", budget=10.0)
+    desk.reach(State.MEASURING)
+    desk.passes(12.0)
+    assert desk.state is State.OVER
+    assert desk.ended().result(0) is False
+
+
+def test_each_order_says_how_much_time_is_left(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "journal", budget=60.0)
+    desk.reach(State.READY)
+    desk.passes(20.0)
+    asked = desk.asks()
+    assert desk.ranks[0].told[-1].left == 40.0
+    desk.passes(1.0)
+    desk.block()
+    assert asked.result(0).left == 40.0
+    assert '"left": 40.0' in (tmp_path / "journal").read_text()
+
+
+def test_a_script_that_ends_tells_its_length(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "journal", budget=None)
+    desk.reach(State.MEASURING)
+    desk.passes(40.0)
+    desk.goodbye(0)
+    desk.goodbye(1)
+    assert desk.ended().result(0) is True
+    desk.begins()
+    desk.hello(0)
+    desk.hello(1)
+    desk.ready()
+    assert desk.ranks[0].told[-1].left == 0.0  # of forty seconds
+
+
+def test_a_finished_study_is_not_cut(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "journal", nodes=2, budget=10.0)
+    desk.reach(State.STARTING)
+    desk.says(1, desk.ready_message())
+    finished = desk.finishes()
+    desk.passes(100.0)
+    assert not finished.done()
+    assert desk.state is State.READY
