@@ -1,11 +1,17 @@
 """Databases in files: dbm, shelve, SQLite with a journal and with a write-ahead log."""
 
+import contextlib
 import dbm.dumb
 import shelve
 import sqlite3
 from pathlib import Path
 
 from traces.trace import nothing, only, trace
+
+# dbm imports them at its first use, and two threads that prepare folders may then meet a module half made.
+for name in ("dbm.gnu", "dbm.ndbm"):
+    with contextlib.suppress(ImportError):
+        __import__(name)
 
 
 def _shelf(folder: Path) -> None:
