@@ -57,7 +57,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -129,6 +129,14 @@ class GaveUp:
 
 
 @dataclass(frozen=True)
+class TakenOver:
+    """A study that was cut off goes on: these are its measurements, which the study will ask for again."""
+
+    entries: Sequence[Entry]
+    reply: Future[None]
+
+
+@dataclass(frozen=True)
 class AttemptBegins:
     """Another start is about to be made. The reply: its variables, or None for no more attempts."""
 
@@ -171,7 +179,19 @@ class Tick:
 
 
 Question = FactsAsked | MeasureAsked | FinishAsked
-Event = Question | GaveUp | AttemptBegins | AttemptEnded | EndedElsewhere | RankEnded | Said | Closed | StopAsked | Tick
+Event = (
+    Question
+    | GaveUp
+    | TakenOver
+    | AttemptBegins
+    | AttemptEnded
+    | EndedElsewhere
+    | RankEnded
+    | Said
+    | Closed
+    | StopAsked
+    | Tick
+)
 
 
 @dataclass
@@ -261,6 +281,9 @@ class JobMachine:
             case GaveUp(why):
                 self._end(why)
                 event.reply.set_result(None)
+            case TakenOver(entries):
+                self._journal.earlier = entries
+                event.reply.set_result(None)
             case AttemptBegins():
                 self._attempt_begins(event)
             case AttemptEnded():
@@ -307,13 +330,13 @@ class JobMachine:
     def _answer(self) -> None:
         """Answer the study's question, or send it on to rank 0, if the state allows either."""
         question, leader = self._question, self._attempt.leader
-        entries = self._journal.entries
+        entry = self._journal.answer(question.asked) if isinstance(question, MeasureAsked) else None
         match question:
             case FactsAsked() if self._facts is not None:
                 question.reply.set_result(self._facts)
                 self._question = None
-            case MeasureAsked() if question.asked.index < len(entries):
-                self._give(entries[question.asked.index], question.reply)
+            case MeasureAsked() if entry is not None:
+                self._give(entry, question.reply)
                 self._question = None
             case FinishAsked() if self._is_one_host or self.finished is not None:
                 self._finish(question, self.finished or Finish(question.recipe))

@@ -6,11 +6,12 @@ A launcher that comes to lead after a restart replays it; and whoever doubts a f
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autoddp.wire import BlockDone, Measure, block_of
+from autoddp.wire import NO_LIMIT, BlockDone, Measure, block_of
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,25 @@ class Entry:
 
 
 class Journal:
-    """Append-only; `path` gets a line at once for each entry."""
+    """Append-only; `path` gets a line at once for each entry.
+
+    `earlier`: the entries of a study that was cut off, which are used as long as the same is asked again.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.entries: list[Entry] = []
+        self.earlier: Sequence[Entry] = ()
+
+    def answer(self, asked: Measure) -> Entry | None:
+        """The entry for what is asked next, if it is known."""
+        index = asked.index
+        if index == len(self.entries) and index < len(self.earlier):
+            if _same(self.earlier[index].asked, asked):
+                self.add(self.earlier[index])
+            else:
+                self.earlier = ()  # another way was taken: what follows answers other questions
+        return self.entries[index] if index < len(self.entries) else None
 
     def add(self, entry: Entry) -> None:
         """Append; an index that is here already is another node's copy of the same entry."""
@@ -46,6 +61,7 @@ class Journal:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(entry)) + "\n")
 
-    def forget_from(self, index: int) -> None:
-        """Drop entries that a replay does not ask for again."""
-        del self.entries[index:]
+
+def _same(one: Measure, other: Measure) -> bool:
+    """Whether both ask for the same measurement; how much time there was is no part of it."""
+    return replace(one, left=NO_LIMIT, missed=()) == replace(other, left=NO_LIMIT, missed=())

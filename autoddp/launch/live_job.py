@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
@@ -26,9 +27,10 @@ from autoddp.launch.job_machine import (
     MeasureAsked,
     RankEnded,
     State,
+    TakenOver,
     Tick,
 )
-from autoddp.launch.journal import Journal
+from autoddp.launch.journal import Entry, Journal
 from autoddp.launch.server import WorkerServer
 from autoddp.log import get_logger
 from autoddp.wire import BlockDone, Finish, JobFacts, Measure
@@ -169,6 +171,11 @@ class LiveJob:
         """Wait until the job is ready; TuningOver if it never is."""
         reply: Future[JobFacts] = Future()
         return self._ask(FactsAsked(reply), reply)
+
+    def take_over(self, entries: Sequence[Entry]) -> None:
+        """Answer what is asked from these measurements, as long as the same is asked again; before anything is."""
+        reply: Future[None] = Future()
+        self._ask(TakenOver(entries, reply), reply)
 
     def __call__(
         self,

@@ -67,6 +67,8 @@ class Request:
     """None: not given; the best that the host allows."""
     scratch_limit: Allowance | None = None
     """What the script's writes may take while it is being tuned. None: not given; 20 % of what is free there."""
+    fresh: bool = False
+    """Whether a study that was cut off is left alone."""
     dry_run: bool = False
     force: bool = False
     taken: tuple[str, ...] = field(default=())
@@ -119,6 +121,7 @@ def own_parser() -> argparse.ArgumentParser:
     add("--isolation", type=_checked("--isolation", Level), metavar=levels, help="how your files are kept from changes")
     limit = _checked("--scratch-limit", Allowance.parse)
     add("--scratch-limit", type=limit, metavar="SIZE", help="disk for what the script writes in tuning (20%% of free)")
+    add("--fresh", action="store_true", help="begin a new study, also where one of the same job was cut off")
     add("--dry-run", action="store_true", help="print what would be run")
     add("--force", action="store_true", help="launch a recipe that was made for another machine")
     return parser

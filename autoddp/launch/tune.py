@@ -24,12 +24,14 @@ from autoddp.launch.keeper import Attempt, Keeper
 from autoddp.launch.live_job import LiveJob
 from autoddp.launch.options import DEFAULT_TRIALS, Request
 from autoddp.launch.rank_logs import LogKeeper
+from autoddp.launch.resuming import cut_off, study_begins, study_is_over
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.screening import Screening
 from autoddp.launch.waiting import Waiting
 from autoddp.log import get_logger
 from autoddp.study import Observer, Outcome, Plan, Study, TrialFailed, TuningOver
 from autoddp.units import data_size
+from autoddp.wire import JobFacts
 from autoddp.worker.order import Order
 
 logger = get_logger(__name__)
@@ -93,8 +95,8 @@ class Tuning:
         began = time.perf_counter()
         job = LiveJob(self.folder.socket, Journal(self.folder.journal), Deadline(self.request.budget, self.began))
         screening = Screening(self.request.torchrun, self.folder.path / "screening", dict(os.environ))
-        arguments = (job, _plan(self.request), self.observer, screening, self.write, tuned, began)
-        thread = threading.Thread(target=_study, args=arguments, name="autoddp-study", daemon=True)
+        arguments = (job, screening, tuned, began)
+        thread = threading.Thread(target=self._study, args=arguments, name="autoddp-study", daemon=True)
         thread.start()
         try:
             with LogKeeper(self.folder.path / "screening"):
@@ -105,6 +107,7 @@ class Tuning:
             screening.stop()
             thread.join()
             job.close()
+        study_is_over(self.folder)
         if tuned.recipe and not self.hosts.several:
             tuned.cut_short = job.why_over
         if job.finished is not None:
@@ -112,6 +115,37 @@ class Tuning:
         tuned.recipe = self.hosts.one_recipe(tuned.recipe, self.say)
         tuned.wall_seconds["total"] = time.perf_counter() - began
         return tuned
+
+    def _study(self, job: LiveJob, screening: Screening, tuned: Tuned, began: float) -> None:
+        """The study's thread. `began`: by `time.perf_counter()`."""
+        try:
+            facts, plan = job.facts(), _plan(self.request)
+            tuned.wall_seconds["start-up"] = time.perf_counter() - began
+            self._go_on_with_one_that_was_cut_off(job, plan, facts)
+            study = Study(job, facts, plan, self.observer, lambda settings: screening(facts, settings))
+            tuned.outcome = study.run()
+            tuned.wall_seconds["start-up"] += job.waited
+            recipe = self.write(tuned.outcome)
+            job.finish(recipe)
+            tuned.recipe = recipe
+        except TuningOver as over:
+            tuned.why = str(over)
+        except TrialFailed as failed:
+            tuned.why = f"the script fails as written: {failed}"
+            job.give_up(tuned.why)
+        except Exception as error:
+            logger.exception("the study failed")
+            tuned.why = f"the study itself failed: {error!r}"
+            job.give_up(tuned.why)
+
+    def _go_on_with_one_that_was_cut_off(self, job: LiveJob, plan: Plan, facts: JobFacts) -> None:
+        name, entries = ("", ()) if self.request.fresh else cut_off(self.folder, self.request, plan, facts)
+        if entries:
+            self.say(
+                f"going on with the study of {name}, cut off after {len(entries)} measurements; --fresh begins anew"
+            )
+            job.take_over(entries)
+        study_begins(self.folder, self.request, plan, facts)
 
     def _make_attempts(self, job: LiveJob) -> None:
         number, more = 0, True
@@ -263,31 +297,3 @@ def _plan(request: Request) -> Plan:
         seed=request.seed,
         limits={Rung.NEAR: request.near_limit, Rung.LOSSY: request.lossy_limit},
     )
-
-
-def _study(
-    job: LiveJob,
-    plan: Plan,
-    observer: Observer,
-    screening: Screening,
-    write: Callable[[Outcome], str],
-    tuned: Tuned,
-    began: float,
-) -> None:
-    try:
-        facts = job.facts()
-        tuned.wall_seconds["start-up"] = time.perf_counter() - began
-        tuned.outcome = Study(job, facts, plan, observer, lambda settings: screening(facts, settings)).run()
-        tuned.wall_seconds["start-up"] += job.waited
-        recipe = write(tuned.outcome)
-        job.finish(recipe)
-        tuned.recipe = recipe
-    except TuningOver as over:
-        tuned.why = str(over)
-    except TrialFailed as failed:
-        tuned.why = f"the script fails as written: {failed}"
-        job.give_up(tuned.why)
-    except Exception as error:
-        logger.exception("the study failed")
-        tuned.why = f"the study itself failed: {error!r}"
-        job.give_up(tuned.why)

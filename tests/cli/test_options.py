@@ -76,9 +76,10 @@ def test_words_that_are_none_of_ours(words: list[str]) -> None:
 
 def test_own_options_before_the_script() -> None:
     values = "--trials 7 --recipe r.toml --nnodes 2 --allow exact --budget 1h30m --seed 3 --output out"
-    found = parse([*values.split(), "--tune-only", "--dry-run", "--force", "train.py", "--trails"])
+    found = parse([*values.split(), "--tune-only", "--dry-run", "--force", "--fresh", "train.py", "--trails"])
     assert (found.trials, found.recipe, found.allow, found.budget) == (7, Path("r.toml"), Rung.EXACT, 5400.0)
     assert (found.seed, found.output, found.tune_only, found.dry_run, found.force) == (3, Path("out"), True, True, True)
+    assert found.fresh
     assert (found.torchrun.nnodes, found.torchrun.training_script_args, found.taken) == ("2", ["--trails"], ())
 
 

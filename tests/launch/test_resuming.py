@@ -1,0 +1,86 @@
+"""A study that was cut off goes on at the next start of the same job, and of no other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from launchers import AUTODDP, SCRIPTS, start, wait_for
+from test_tuned_scripts import summary
+
+from autoddp.launch.journal import Entry, Journal
+from autoddp.launch.resuming import _entries
+from autoddp.wire import BlockDone, Measure
+
+PLAIN = str(SCRIPTS / "plain.py")
+
+
+def entry(index: int, cap: float = 1.0, left: float = 100.0) -> Entry:
+    asked = Measure(index, {"bucket_cap_mb": cap}, 1, 3, left=left)
+    return Entry(asked, BlockDone(index, (0.01, 0.02, 0.03), 0.01, 0.001))
+
+
+def written(path: Path, entries: list[Entry]) -> Path:
+    path.write_text("".join(json.dumps(asdict(one)) + "\n" for one in entries))
+    return path
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40])
+def test_a_line_cut_short_loses_that_line(tmp_path: Path, cut: int) -> None:
+    place = written(tmp_path / "journal", [entry(0), entry(1), entry(2)])
+    text = place.read_text()
+    place.write_text(text[: len(text) - cut])
+    assert len(_entries(place)) == (3 if cut < 2 else 2)
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "{}\n", "[]\n", "null\n", '{"asked": 3}\n', "\x00\x00", json.dumps(asdict(entry(5))) + "\n"]
+)
+def test_what_is_no_entry_ends_it(tmp_path: Path, damage: str) -> None:
+    place = written(tmp_path / "journal", [entry(0), entry(1)])
+    place.write_text(place.read_text() + damage + json.dumps(asdict(entry(2))) + "\n")
+    assert [one.asked.index for one in _entries(place)] == ([0, 1, 2] if not damage else [0, 1])
+    assert _entries(tmp_path / "absent") == []
+
+
+def test_the_same_questions_are_answered_and_no_others(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.earlier = [entry(0), entry(1, cap=2.0), entry(2)]
+    assert journal.answer(entry(0, left=7.0).asked) == entry(0)
+    assert journal.answer(entry(1, cap=4.0).asked) is None
+    assert journal.answer(entry(2).asked) is None  # it answered a question that followed from the other one
+    journal.add(entry(1, cap=4.0))
+    assert journal.answer(entry(1, cap=4.0).asked) == entry(1, cap=4.0)
+    assert journal.answer(entry(2).asked) is None
+    assert len((tmp_path / "journal").read_text().splitlines()) == 2
+
+
+def test_a_killed_launchers_study_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ["--nproc-per-node", "2", "--trials", "6", "--tune-only", PLAIN]
+    first = start(AUTODDP, folder, words, {"TUNED_TIMES_LONGER": "1000"})
+    wait_for(lambda: "trial 4/6" in first.stderr, "the fourth trial")
+    first.process.kill()
+    first.process.wait(30)
+    wait_for(lambda: not first.processes(), "the end of every process")
+    (cut_off,) = folder.glob(".autoddp/*")
+    known = (cut_off / "journal.jsonl").read_text().splitlines()
+
+    other = start(AUTODDP, folder, ["--allow", "exact", *words], {"TUNED_TIMES_LONGER": "1000"})
+    wait_for(lambda: other.stderr.count("trial 1/6") == 2, "a trial of another study")  # all write to one file
+    other.process.terminate()
+    assert other.process.wait(60) == 143
+    assert "going on with the study" not in other.stderr
+
+    again = start(AUTODDP, folder, words, {"TUNED_TIMES_LONGER": "1000"}).wait()
+    assert again.returncode == 0, again.stderr[-2000:]
+    said = f"going on with the study of {cut_off.name}, cut off after {len(known)} measurements; --fresh begins anew"
+    assert said in again.stderr
+    newest = max(folder.glob(".autoddp/*"))
+    assert (newest / "journal.jsonl").read_text().splitlines()[: len(known)] == known
+    study = summary(again)
+    assert len(study["trials"]) == 6
+    assert (folder / "plain.autoddp.toml").exists()
+    assert not (newest / "study.json").exists()
