@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from faults.matrix import KINDS, cells, run
 from launchers import whole
+
+from faults.matrix import KINDS, cells, run
 
 IN_CI = ("kill rank 0",)
 
