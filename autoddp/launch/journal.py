@@ -11,7 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autoddp.log import get_logger
 from autoddp.wire import NO_LIMIT, BlockDone, Measure, block_of
+
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Journal:
         self._path = path
         self.entries: list[Entry] = []
         self.earlier: Sequence[Entry] = ()
+        self._is_whole = True
 
     def answer(self, asked: Measure) -> Entry | None:
         """The entry for what is asked next, if it is known."""
@@ -58,8 +63,15 @@ class Journal:
         if entry.asked.index != len(self.entries):
             return
         self.entries.append(entry)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(entry)) + "\n")
+        if not self._is_whole:
+            return
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(entry)) + "\n")
+        except OSError as error:
+            # A full disk costs the file, which ends here, and not the study.
+            self._is_whole = False
+            logger.warning("%s ends at entry %d: %s", self._path, entry.asked.index, error.strerror)
 
 
 def _same(one: Measure, other: Measure) -> bool:

@@ -160,7 +160,8 @@ class Room:
                 launch.kill()
         places = [*self.temporary.iterdir(), *self.folder.glob("host*/.autoddp/*/autoddp-*")]
         found += [str(path) for path in places if not path.name.startswith(("torch", "pymp"))]
-        mounts = Path("/proc/self/mountinfo").read_text()
+        own = f" {self.folder}/host0/.autoddp "  # the disk that fills up
+        mounts = Path("/proc/self/mountinfo").read_text().replace(own, " ")
         found += [f"a mount below {self.folder}"] if str(self.folder) in mounts or str(self.temporary) in mounts else []
         return found
 

@@ -268,11 +268,23 @@ def test_a_worker_that_reads_nothing_stops_nobody(tmp_path: Path, monkeypatch: p
     server.close()
 
 
-def test_a_journal_that_cannot_be_written_ends_tuning(tmp_path: Path) -> None:
+def test_a_journal_that_cannot_be_written_costs_the_file_only(tmp_path: Path) -> None:
     job = LiveJob(str(tmp_path / "s"), Journal(tmp_path / "no such folder" / "journal"))
     main = MainThread(job, str(tmp_path / "s"), tmp_path)
     job.facts()
-    with pytest.raises(TuningOver, match="a fault of autoddp's own: FileNotFoundError"):
+    assert [len(job(AS_WRITTEN, 1, 3).seconds) for _ in range(3)] == [3] * 3
+    main.end()
+
+
+def test_a_fault_of_our_own_ends_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Journal, entry: object) -> None:
+        raise ZeroDivisionError("of the test")
+
+    job = LiveJob(str(tmp_path / "s"), Journal(tmp_path / "journal"))
+    main = MainThread(job, str(tmp_path / "s"), tmp_path)
+    job.facts()
+    monkeypatch.setattr(Journal, "add", broken)
+    with pytest.raises(TuningOver, match="a fault of autoddp's own: ZeroDivisionError"):
         job(AS_WRITTEN, 1, 3)
     main.thread.join(60)
     assert len(main.workers) == 1
