@@ -14,7 +14,6 @@ from typing import Any
 from autoddp.log import get_logger
 from autoddp.wire import NO_LIMIT, BlockDone, Measure, block_of
 
-
 logger = get_logger(__name__)
 
 
