@@ -17,8 +17,9 @@ from typing import Any
 from autoddp.errors import UsageError
 
 _FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Each start of the workers gets a store of its own. With elastic's shared one (torch 2.13), a restarted rank may find
-the address under which its peer listened before the restart, and the restart fails."""
+"""Each start of the workers on several hosts gets a store of its own. Their launchers keep one store for all attempts,
+and there a rank may find the address under which its peer listened in the attempt before (torch 2.13). On one host each
+attempt's agent has a store of its own, as under torchrun, and scripts may use it before they make a process group."""
 AGENTS_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
 """Our own workers meet in the store before they make a process group, so it must not be one that rank 0 makes there."""
 DEFAULT_PORT = 29500  # torchrun's, for a static rendezvous without --master-port
@@ -95,7 +96,8 @@ def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> s
     from torch.distributed.run import config_from_args
 
     arguments = _tuning_arguments(torchrun, folder, f"tune{number}")
-    with _quiet_elastic(folder / "elastic.log"), environment_with(_FRESH_STORE):
+    fresh = _FRESH_STORE if node_range(torchrun)[1] > 1 else {}
+    with _quiet_elastic(folder / "elastic.log"), environment_with(fresh):
         config, command, words = config_from_args(arguments)
         try:
             elastic_launch(config=config, entrypoint=command)(*words)

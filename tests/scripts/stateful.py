@@ -1,4 +1,4 @@
-"""Owns files, prepares a data set once, reads standard input, and fails in the trials that turn a knob on.
+"""Meets in the agent's store, owns files, prepares a data set once, reads standard input, and fails in the trials that turn a knob on.
 
 Every start must find the user's own state, not what an earlier start has written; only the prepared data may be there.
 """
@@ -14,7 +14,16 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 STATE, PREPARED = Path("state.txt"), Path("data_cache/prepared")
 
 
+def meet_at_the_agents_store() -> None:
+    """Before there is a process group: torchrun's environment names a store that its agent keeps."""
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    rank = os.environ["RANK"]
+    store.set(f"stateful/{rank}", "here")
+    store.wait([f"stateful/{other}" for other in range(int(os.environ["WORLD_SIZE"]))])
+
+
 def main() -> None:
+    meet_at_the_agents_store()
     rank = start()
     if rank == 0:
         print("state:", STATE.read_text().strip(), flush=True)
