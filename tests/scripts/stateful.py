@@ -1,4 +1,4 @@
-"""Meets in the agent's store, owns files, prepares a data set once, reads standard input, and fails in the trials that turn a knob on.
+"""Meets in the store, owns files, prepares a data set once, reads its input, and fails in trials that turn a knob on.
 
 Every start must find the user's own state, not what an earlier start has written; only the prepared data may be there.
 """
