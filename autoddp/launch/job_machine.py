@@ -448,6 +448,7 @@ class JobMachine:
             case BlockDone() if attempt.leader is None and worker.hello.rank != 0:
                 self._copy(message)
             case Finish(_, again=True):
+                attempt.told_to_leave = True
                 self._leave()
             case Finish():
                 self.finished = self.finished or message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from desk import Desk
+from desk import VARIABLES, Desk
 
 from autoddp.launch.deadline import Deadline
 from autoddp.launch.job_machine import State
@@ -100,6 +100,24 @@ def test_a_script_that_ends_tells_its_length(tmp_path: Path) -> None:
     desk.hello(1)
     desk.ready()
     assert desk.ranks[0].told[-1].left == 0.0  # of forty seconds
+
+
+def test_an_attempt_that_was_told_to_leave_tells_no_length(tmp_path: Path) -> None:
+    """Another start with other variables, on the host that leads and on one that follows."""
+    leads = Desk(tmp_path / "leads", budget=None)
+    leads.reach(State.READY)
+    leads.passes(3.0)
+    leads.asks(VARIABLES)
+    follows = Desk(tmp_path / "follows", nodes=2, budget=None)
+    follows.reach(State.READY)
+    follows.asks()
+    follows.passes(3.0)
+    follows.finish(again=True)
+    for desk in (leads, follows):
+        for rank in (0, 1):
+            desk.goodbye(rank)
+        desk.ended()
+        assert desk.machine._deadline.left == 297.0
 
 
 def test_a_finished_study_is_not_cut(tmp_path: Path) -> None:

@@ -21,7 +21,15 @@ STARTS = {"restarted": {"0", "1"}, "restarts_spent": {"0", "1"}}  # elsewhere th
 
 @pytest.fixture(
     scope="module",
-    params=["success", "exit_1", "recorded", "restarts_spent", whole("exit_7"), whole("killed"), whole("restarted")],
+    params=[
+        "success",
+        whole("exit_1"),
+        "recorded",
+        "restarts_spent",
+        whole("exit_7"),
+        whole("killed"),
+        whole("restarted"),
+    ],
 )
 def ending(request, tmp_path_factory):
     words, code, cause = ENDINGS[request.param]

@@ -21,7 +21,7 @@ def c10d(lab, host):
     return ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{lab.address(0)}:{PORT}", "--rdzv-id", "job"]
 
 
-JOBS = {"static2": (2, static), "c10d2": (2, c10d), "c10d3": whole(3, c10d)}
+JOBS = {"static2": whole(2, static), "c10d2": (2, c10d), "c10d3": whole(3, c10d)}
 
 
 def run_on_all(lab, command, folder, rendezvous):

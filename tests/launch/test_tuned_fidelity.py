@@ -30,6 +30,7 @@ def refused(study):
     }
 
 
+@pytest.mark.whole
 def test_float16_overflow_is_refused(tmp_path):
     launch, study = tuned(tmp_path / "large", "--job-steps", "700", ODD, "large")
     assert list(refused(study)) == [("fp16", None)]

@@ -1,7 +1,7 @@
 """An exception in one rank in the first steps ends tuning, every time, and the script runs and fails as written."""
 
 import pytest
-from launchers import AUTODDP, SCRIPTS
+from launchers import AUTODDP, SCRIPTS, whole
 from test_tuned_scripts import run
 
 SCRIPT = f"""
@@ -22,7 +22,9 @@ for number, (inputs, targets) in enumerate(batches(100, rank)):
 """
 
 
-@pytest.mark.parametrize("step", [0, 5, 6])  # before the ranks are ready, just then, and in the first block
+@pytest.mark.parametrize(
+    "step", [whole(0), 5, whole(6)]
+)  # before the ranks are ready, just then, and in the first block
 def test_an_exception_in_one_rank_in_the_first_steps(step, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -4,7 +4,7 @@ import signal
 
 import psutil
 import pytest
-from launchers import AUTODDP, SCRIPTS, start, wait_for
+from launchers import AUTODDP, SCRIPTS, start, wait_for, whole
 
 # Ranks that stay where they are: writing under tuning vanishes, so the file `real` tells of a real job alone.
 SCRIPT = f"""
@@ -55,7 +55,7 @@ def nothing_else_happened(launch):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("moment", ["start-up", "baseline", "trial"])
+@pytest.mark.parametrize("moment", [whole("start-up"), whole("baseline"), "trial"])
 def test_one_signal(moment, number, code, tmp_path):
     launch = tuning(moment, tmp_path)
     launch.process.send_signal(number)
@@ -66,7 +66,7 @@ def test_one_signal(moment, number, code, tmp_path):
     nothing_else_happened(launch)
 
 
-@pytest.mark.parametrize("moment", ["start-up", "baseline", "trial"])
+@pytest.mark.parametrize("moment", [whole("start-up"), whole("baseline"), "trial"])
 def test_a_second_signal_waits_for_nothing(moment, tmp_path):
     """The keeper is stopped, so the first signal cannot come to its end; later it ends everything by itself."""
     launch = tuning(moment, tmp_path)
