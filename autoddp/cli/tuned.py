@@ -80,7 +80,10 @@ def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network
     if tuned.outcome is not None:
         content = summary(tuned.outcome, tuned.wall_seconds, str(request.recipe_path))
         found = transports(folder.path)
-        write_summary(folder.summary, {**content, "network": asdict(network), "transports": found})
+        try:
+            write_summary(folder.summary, {**content, "network": asdict(network), "transports": found})
+        except OSError as error:  # a full disk must not cost the launch
+            say(f"warning: {folder.summary} could not be written: {error.strerror}")
         for finding in found.get("findings", ()):
             say(finding)
     if not tuned.recipe:
