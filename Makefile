@@ -1,6 +1,6 @@
 # make demo    tune and train handwritten digits on this machine, from nothing, in the folder demo/
 # make test    the linters, the type checker and every test
-# make test-whole  the same with the long matrices whole, of which `make test` runs a sample (an hour)
+# make test-whole  the same with the long matrices whole, of which `make test` runs a sample (half an hour)
 # make fuzz    a long run of the fuzz tests, 100,000 inputs
 # make traces  158 ways of writing files and seven frameworks, each at every level of isolation (25 minutes)
 # make faults  faults of every kind at every moment of a tuning job, on one host and on two, as root (an hour)

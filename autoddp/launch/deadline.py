@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
@@ -58,7 +57,7 @@ class Deadline:
     @property
     def why_over(self) -> str:
         """Why tuning has to end now; "" as long as it may go on."""
-        if self.left > -max(1.0, _GRACE * self._seconds) or math.isinf(self._seconds):
+        if self.left > -max(1.0, _GRACE * self._seconds):
             return ""
         if self._budget is not None:
             return f"--budget {duration(self._budget)} is over"
