@@ -34,6 +34,7 @@ from autoddp.worker.reduction import ReductionSwitch
 _GUARDED = (DEFER_REDUCTIONS, ACCUMULATE_STEPS, HOOK, STATIC_GRAPH, CUDA_GRAPHS)
 _EARLY = (0, 2, 10, 100)  # steps; 0 is before the first
 _EVERY = 1000  # a look reads each parameter once, as a small part of one step does: within 0.1 % of the time
+_WAITING = 8  # looks that a rank keeps until rank 0 has come by
 _HEARD_FOR = 8  # forward passes after a look in which a rank asks whether another one has found a difference
 
 
@@ -62,8 +63,8 @@ class _Object:
     reduces: bool = False
     is_off: bool = False
     looks: list[int] = field(default_factory=lambda: list(_EARLY))
-    mine: tuple[int, str] | None = None
-    """Step and checksum of the look that is to be compared with rank 0's."""
+    mine: dict[int, str] = field(default_factory=dict)
+    """Checksums by step, of the looks that are still to be compared with rank 0's, the oldest first."""
     hears: int = 0
     passes: int = 0
     """Forward passes that reduce: counted alike on all ranks, so that all stop at the same one."""
@@ -109,7 +110,7 @@ class Guard:
 
     def _look(self, one: _Object, wrapped: Wrapped, ddp: DDP) -> None:
         # A rank that has gone ahead asks until rank 0 has come by: where a fault leaves out all reductions, none waits.
-        asks = one.hears or (one.mine is not None and dist.get_rank(ddp.process_group) != 0)
+        asks = one.hears or (one.mine and dist.get_rank(ddp.process_group) != 0)
         if not asks and one.steps < one.looks[0]:
             return
         store, rank = store_of(ddp), dist.get_rank(ddp.process_group)
@@ -123,9 +124,11 @@ class Guard:
             # Steps are counted alike on all ranks, so all are at the same look.
             step = one.looks.pop(0)
             one.looks = one.looks or [step + _EVERY if step >= _EVERY else _EVERY]
-            one.mine, one.hears = (step, checksum(wrapped.parameters)), _HEARD_FOR
+            seen, one.hears = checksum(wrapped.parameters), _HEARD_FOR
             if rank == 0:
-                store.set(_key(one, step), one.mine[1])
+                store.set(_key(one, step), seen)
+            elif len(one.mine) < _WAITING:
+                one.mine[step] = seen
 
     def _hear(self, one: _Object, rank: int, store: Any) -> None:
         """Stop if a difference is known; else compare, if rank 0 has come by."""
@@ -135,10 +138,9 @@ class Guard:
             if one.passes >= int(at):
                 raise RuntimeError(why)
             return
-        if rank == 0 or one.mine is None or not store.check([_key(one, one.mine[0])]):
+        if rank == 0 or not one.mine or not store.check([_key(one, step := next(iter(one.mine)))]):
             return
-        (step, mine), one.mine = one.mine, None
-        theirs = store.get(_key(one, step)).decode()
+        mine, theirs = one.mine.pop(step), store.get(_key(one, step)).decode()
         if mine == theirs or mine.split(" ", 1)[1] != theirs.split(" ", 1)[1]:
             return
         if step == 0:
