@@ -52,6 +52,7 @@ def test_the_fast_network_is_found_and_used(lab, tmp_path):
 
 
 @pytest.mark.lab
+@pytest.mark.whole
 def test_torchrun_does_not_get_through_there(lab, tmp_path):
     hosts = lab(hosts=2, rate="100mbit", more={"eth1": "1gbit"}, trap=True)
     until = time.monotonic() + 30
@@ -113,6 +114,7 @@ def test_hosts_that_cannot_reach_each_other_are_told_so_on_all(monkeypatch):
 
 
 @pytest.mark.lab
+@pytest.mark.whole
 def test_two_networks_are_used_at_once(lab, tmp_path):
     """Two equal networks: tried by another start of the script, proved in turns, launched by the recipe's [env]."""
     hosts = lab(hosts=2, rate="100mbit", more={"eth1": "100mbit"}, trap=True)
