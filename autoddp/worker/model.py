@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from autoddp.knobs import Configuration, GradientError
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import Patch
+from autoddp.worker.device import devices_of, synchronize
 from autoddp.worker.effect import Effect
 from autoddp.worker.fidelity import Comparison
 from autoddp.worker.reduction import ReductionSwitch, broadcast_parameters
@@ -62,6 +61,6 @@ class LiveDdp:
         return self._comparison.result(lambda identity: names.get(identity, "?"))
 
     def synchronize(self) -> None:
-        """Wait for the device."""
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        """See `LiveModel`."""
+        for device in devices_of(p for wrapped in self._patch.alive() for p in wrapped.parameters):
+            synchronize(device)
