@@ -123,6 +123,18 @@ class Wrapped:
         if self.ddp is not None and self.ddp.find_unused_parameters:
             self.rebuild_as_it_is()
 
+    def broadcast_state(self) -> None:
+        """Give every rank the parameters of rank 0, which steps without reduction have made differ.
+
+        By DDP's own function, so what DDP does not synchronise stays as each rank has it: what the script has told it
+        to ignore, and buffers where it synchronises none.
+        """
+        ddp = self.ddp
+        if ddp is not None:
+            size, ignored = ddp.broadcast_bucket_size, ddp.parameters_to_ignore
+            sync = dist.utils._sync_module_states
+            sync(ddp.module, ddp.process_group, size, 0, ignored, broadcast_buffers=ddp.broadcast_buffers)
+
     @contextlib.contextmanager
     def _as_it_was_built(self, ddp: DDP) -> Iterator[None]:
         """What the script has frozen or thawed since is as it was: DDP reduces what asks for gradients when built."""

@@ -10,7 +10,7 @@ from autoddp.worker.ddp import Patch
 from autoddp.worker.device import devices_of, synchronize
 from autoddp.worker.effect import Effect
 from autoddp.worker.fidelity import Comparison
-from autoddp.worker.reduction import ReductionSwitch, broadcast_parameters
+from autoddp.worker.reduction import ReductionSwitch
 
 
 class LiveDdp:
@@ -42,9 +42,7 @@ class LiveDdp:
         was, self._switch.on = self._switch.on, on
         if on and not was:
             for wrapped in self._patch.alive():
-                if wrapped.ddp is None:
-                    continue
-                broadcast_parameters(wrapped.ddp)
+                wrapped.broadcast_state()
                 wrapped.forget_what_was_used()
 
     def compare(self, on: bool) -> None:
