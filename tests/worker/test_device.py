@@ -6,15 +6,18 @@ No GPU: `FakeCuda` has two, of which the first is the current one. tests/gpu has
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from fake_cuda import FakeCuda
 from torch import nn
 
+from autoddp.worker.ddp import backend_of
 from autoddp.worker.device import as_current, memory_reserved, seed, synchronize
 from autoddp.worker.graphs.capture import Sample, capture
 from autoddp.worker.graphs.signature import signature_of
@@ -83,6 +86,34 @@ def test_a_graph_is_of_one_device() -> None:
     signature, tensors = signature_of((given,), {})
     with pytest.raises(RuntimeError, match="is on several devices: meta, cpu"):
         capture([Sample(module, module, signature, tensors, None)], torch.cuda.make_graphed_callables)
+
+
+@pytest.fixture
+def group_without_a_backend() -> Iterator[dist.ProcessGroup]:
+    """What `init_process_group()` makes."""
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_the_backend_is_that_of_the_models_device(
+    group_without_a_backend: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(device: torch.device) -> str:
+        parameters = [SimpleNamespace(device=device)]
+        ddp: Any = SimpleNamespace(process_group=group_without_a_backend, _module_parameters=parameters)
+        return backend_of(ddp)
+
+    cpu = torch.device("cpu")
+    assert of(cpu) == "gloo"
+    for config, expected in {
+        "cpu:gloo,cuda:nccl": ("gloo", "nccl"),
+        "cpu:gloo,cuda:gloo": ("gloo", "gloo"),
+        "cuda:nccl": ("undefined", "nccl"),
+    }.items():
+        monkeypatch.setattr(dist, "get_backend_config", lambda group, config=config: config)
+        assert (of(cpu), of(SECOND)) == expected
 
 
 ON_THE_CURRENT_DEVICE = {
