@@ -8,6 +8,7 @@ would make a context there, some hundred MiB for each rank, and wait for or meas
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterable
 
 import torch
@@ -22,6 +23,26 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done all work queued so far; a CPU has nothing queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def finish_queued_work(seconds: float) -> None:
+    """Let every device on which this process has memory do what is queued, for at most so long.
+
+    Other ranks wait for this one's part in a collective: in a process that ends before it they wait for NCCL's ten
+    minutes. There is a limit because a collective may itself wait for a rank that is no more.
+    """
+    if not torch.cuda.is_initialized():
+        return
+    # By number, and only where there is memory: `synchronize` makes a context on a device that has none.
+    devices = [number for number in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(number)]
+
+    def wait() -> None:
+        for number in devices:
+            torch.cuda.synchronize(number)
+
+    waiting = threading.Thread(target=wait, name="autoddp-device", daemon=True)
+    waiting.start()
+    waiting.join(seconds)
 
 
 def as_current(device: torch.device) -> contextlib.AbstractContextManager[object]:
