@@ -90,7 +90,7 @@ class _Bypass:
 
     def _time(self) -> None:
         device = next(p.device for wrapped in self._patch.alive() for p in wrapped.parameters)
-        self._stopwatch = stopwatch_for(device.type)
+        self._stopwatch = stopwatch_for(device)
         self._stopwatch.start()
         self._steps_left = _BLOCK
 

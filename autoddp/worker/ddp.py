@@ -62,6 +62,12 @@ class Wrapped:
         return [p for p in ddp._module_parameters if id(p) in self._reduced] if ddp is not None else []
 
     @property
+    def reduces_all(self) -> bool:
+        """Whether DDP reduces every gradient of the module: a script may tell it to ignore some parameters."""
+        ddp = self.ddp
+        return ddp is None or all(id(p) in self._reduced for p in ddp.module.parameters() if p.requires_grad)
+
+    @property
     def is_compiled(self) -> bool:
         """Whether torch.compile was given the module, a part of it, or this object: it splits its graph by buckets."""
         ddp = self.ddp
@@ -122,6 +128,18 @@ class Wrapped:
         """
         if self.ddp is not None and self.ddp.find_unused_parameters:
             self.rebuild_as_it_is()
+
+    def broadcast_state(self) -> None:
+        """Give every rank the parameters of rank 0, which steps without reduction have made differ.
+
+        By DDP's own function, so what DDP does not synchronise stays as each rank has it: what the script has told it
+        to ignore, and buffers where it synchronises none.
+        """
+        ddp = self.ddp
+        if ddp is not None:
+            size, ignored = ddp.broadcast_bucket_size, ddp.parameters_to_ignore
+            sync = dist.utils._sync_module_states
+            sync(ddp.module, ddp.process_group, size, 0, ignored, broadcast_buffers=ddp.broadcast_buffers)
 
     @contextlib.contextmanager
     def _as_it_was_built(self, ddp: DDP) -> Iterator[None]:
@@ -313,6 +331,16 @@ def store_of(ddp: DDP) -> Any:
         return dist.distributed_c10d._get_process_group_store(ddp.process_group)
     except (AttributeError, KeyError):
         return None
+
+
+def backend_of(ddp: DDP) -> str:
+    """What carries its gradients: "nccl", "gloo", … .
+
+    A group may have one backend for each type of device, as after `init_process_group()` without a backend, and then
+    `get_backend` gives none of these names: it says "undefined", or "cpu:gloo,cuda:nccl" as the script has written it.
+    """
+    by_device = dict(part.split(":") for part in dist.get_backend_config(ddp.process_group).split(",") if ":" in part)
+    return by_device.get(next(iter(ddp._module_parameters)).device.type, dist.get_backend(ddp.process_group))
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.bench import LinkFacts, load_cached
 from autoddp.bench.result import backend_variables
@@ -27,7 +26,7 @@ from autoddp.topology.start_settings import nccl_settings
 from autoddp.units import MIB
 from autoddp.wire import JobFacts, Ready
 from autoddp.worker.binding import Binding
-from autoddp.worker.ddp import Wrapped, parameters_digest
+from autoddp.worker.ddp import Wrapped, backend_of, parameters_digest
 from autoddp.worker.left_out import Watched, graph_modes, why_left_out, why_no_threads
 from autoddp.worker.order import Order
 from autoddp.worker.ranks import Ranks
@@ -51,7 +50,8 @@ def gather_facts(
     machine = fingerprint() if looks else Fingerprint()
     free = [threads.pinned(), counts, binding.why_not]
     mine = [_device_name(device), asdict(watched), *free, machine.links, machine.network]
-    of_all = ranks.gather([*mine, _start_settings(device, ranks.nodes, order.interfaces) if looks else None])
+    starts = _start_settings(backend_of(_ddp(wrapped[0])), device, ranks.nodes, order.interfaces) if looks else None
+    of_all = ranks.gather([*mine, starts])
     facts = _facts(wrapped, ranks, of_all, order) if ranks.rank == 0 else None
     if facts:
         facts = replace(facts, link=_link(facts, Path(order.measured)))
@@ -62,7 +62,7 @@ def gather_facts(
 
 def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], order: Order) -> JobFacts:
     names, watched, pinned, counts, unbound, links, networks, starts = zip(*of_all, strict=True)
-    backend = dist.get_backend(_process_group(wrapped[0]))
+    backend = backend_of(_ddp(wrapped[0]))
     steps = [Watched(**{**plain, "forwards": tuple(plain["forwards"])}) for plain in watched]
     not_asked = set() if order.accumulates else {ACCUMULATE_STEPS.name}
     not_asked |= set() if order.recompiles else {OPTIMIZE_DDP.name}
@@ -80,7 +80,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], or
         devices=tuple(sorted(set(names))),
         torch=torch.__version__.split("+")[0],
         gradient_bytes=gradient_bytes,
-        parameters_digest="+".join(dict.fromkeys(parameters_digest(_module(w)) for w in wrapped)),
+        parameters_digest="+".join(dict.fromkeys(parameters_digest(_ddp(w).module) for w in wrapped)),
         ddp_arguments={name: _short(value) for w in wrapped for name, value in w.arguments.items()},
         knobs=knobs,
         left_out=left_out,
@@ -98,10 +98,10 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], or
     )
 
 
-def _start_settings(device: torch.device, nodes: int, interfaces: str) -> list[dict[str, Any]]:
+def _start_settings(backend: str, device: torch.device, nodes: int, interfaces: str) -> list[dict[str, Any]]:
     """What another start of the script could set, as this rank's node sees it; only what all nodes see is tried."""
     found = _allocator_settings(device)
-    if dist.get_backend() == "nccl":
+    if backend == "nccl":
         return found + (nccl_settings(probe(), nodes, os.environ) if device.type == "cuda" else [])
     return found + ([{INTERFACES.name: interfaces}] if interfaces and nodes > 1 else [])
 
@@ -124,17 +124,9 @@ def _allocator_settings(device: torch.device) -> list[dict[str, Any]]:
     return [{ALLOCATOR.name: "expandable_segments:True"}] if retries else []
 
 
-def _module(wrapped: Wrapped) -> nn.Module:
-    ddp = wrapped.ddp
-    assert ddp is not None
-    module: nn.Module = ddp.module
-    return module
-
-
-def _process_group(wrapped: Wrapped) -> dist.ProcessGroup:
-    ddp = wrapped.ddp
-    assert ddp is not None
-    return ddp.process_group
+def _ddp(wrapped: Wrapped) -> DDP:
+    assert wrapped.ddp is not None
+    return wrapped.ddp
 
 
 def _device_name(device: torch.device) -> str:

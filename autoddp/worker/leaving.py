@@ -11,6 +11,8 @@ from typing import Any
 
 from autoddp.worker.link import Link
 
+PATIENCE = 8.0  # seconds for the device; twice that is within what the launcher gives to ranks that leave
+
 
 def watch_the_end(link: Link) -> None:
     """Tell the launcher when the script ends, and with which exception."""
@@ -45,6 +47,10 @@ def leave_at_the_end_of_training(link: Link) -> None:
 
 def leave() -> None:
     """End this process with exit code 0, its data-loading children with it, running nothing more of the script's."""
+    if "torch" in sys.modules:  # a process may be told to leave before it has imported torch
+        from autoddp.worker.device import finish_queued_work
+
+        finish_queued_work(PATIENCE)
     for child in multiprocessing.active_children():
         child.terminate()
     sys.stdout.flush()

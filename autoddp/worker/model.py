@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from autoddp.knobs import Configuration, GradientError
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import Patch
+from autoddp.worker.device import devices_of, synchronize
 from autoddp.worker.effect import Effect
 from autoddp.worker.fidelity import Comparison
-from autoddp.worker.reduction import ReductionSwitch, broadcast_parameters
+from autoddp.worker.reduction import ReductionSwitch
 
 
 class LiveDdp:
@@ -43,9 +42,7 @@ class LiveDdp:
         was, self._switch.on = self._switch.on, on
         if on and not was:
             for wrapped in self._patch.alive():
-                if wrapped.ddp is None:
-                    continue
-                broadcast_parameters(wrapped.ddp)
+                wrapped.broadcast_state()
                 wrapped.forget_what_was_used()
 
     def compare(self, on: bool) -> None:
@@ -62,6 +59,6 @@ class LiveDdp:
         return self._comparison.result(lambda identity: names.get(identity, "?"))
 
     def synchronize(self) -> None:
-        """Wait for the device."""
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        """See `LiveModel`."""
+        for device in devices_of(p for wrapped in self._patch.alive() for p in wrapped.parameters):
+            synchronize(device)

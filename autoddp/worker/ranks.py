@@ -62,5 +62,11 @@ class Ranks:
         return json.loads(self._store.get(key))
 
     def part(self) -> None:
-        """The last thing the ranks do together: rank 0, which may host the store, waits until all have read it."""
+        """The last thing the ranks do together: none goes before all have come here, with their devices' work done.
+
+        A rank's network threads may still be sending when its device has finished. And rank 0, which may host the
+        store, waits until all have read its answer.
+        """
+        self.gather([])
+        self.share(None)
         self.gather([])

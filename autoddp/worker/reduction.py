@@ -1,4 +1,4 @@
-"""DDP's reduction switched off and on for all objects at once, and what puts the ranks' parameters together again."""
+"""DDP's reduction switched off and on for all objects at once, and what notices parameters that change meanwhile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.worker.ddp import around_ddps_own, version_of
@@ -79,12 +78,3 @@ class StillThere:
                 f"autoddp: the script changes parameters without a torch optimizer, where the recipe's {self._knob} "
                 "has left gradients unreduced: the job stops; launch it without the recipe (--trials 0)"
             )
-
-
-def broadcast_parameters(ddp: DDP) -> None:
-    """Every parameter and buffer as rank 0 has it; whatever ran without reduction has made them differ."""
-    source = dist.get_global_rank(ddp.process_group, 0)
-    tensors = [t.detach() for t in (*ddp.module.parameters(), *ddp.module.buffers())]
-    works = [dist.broadcast(t, src=source, group=ddp.process_group, async_op=True) for t in tensors]
-    for work in works:
-        work.wait()

@@ -13,6 +13,8 @@ from typing import Protocol
 
 from autoddp.knobs import Configuration, LiveModel
 from autoddp.wire import BlockDone, Finish, Measure, Message
+from autoddp.worker.device import finish_queued_work
+from autoddp.worker.leaving import PATIENCE
 from autoddp.worker.ranks import Ranks
 from autoddp.worker.stopwatch import Stopwatch
 
@@ -71,6 +73,7 @@ class TrialRunner:
         self._boundary = time.perf_counter()
         order = self._ranks.broadcast(self._director.next(done) if self._ranks.rank == 0 else None)
         if isinstance(order, Finish):
+            finish_queued_work(PATIENCE)
             self._ranks.part()
             self._director.finish(order)
             return

@@ -6,6 +6,8 @@ import time
 
 import torch
 
+from autoddp.worker.device import synchronize
+
 
 class WallStopwatch:
     """For a CPU job: the step is over when Python says so."""
@@ -24,11 +26,17 @@ class WallStopwatch:
 
 
 class CudaStopwatch:
-    """For a CUDA job: Python runs ahead of the device, so the device itself marks the steps."""
+    """For a CUDA job: Python runs ahead of the device, so the device itself marks the steps.
+
+    `device` is the one that the model is on: the process's current device may be another, which stands idle.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
     def start(self) -> None:
         """The block begins when the device has finished what is queued."""
-        torch.cuda.synchronize()
+        synchronize(self._device)
         self._marks = [self._mark()]
 
     def lap(self) -> None:
@@ -37,20 +45,19 @@ class CudaStopwatch:
 
     def stop(self) -> list[float]:
         """Seconds of each step since `start`, after one synchronisation."""
-        torch.cuda.synchronize()
+        synchronize(self._device)
         pairs = zip(self._marks, self._marks[1:], strict=False)
         return [before.elapsed_time(after) / 1e3 for before, after in pairs]
 
-    @staticmethod
-    def _mark() -> torch.cuda.Event:
+    def _mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
 
 Stopwatch = WallStopwatch | CudaStopwatch
 
 
-def stopwatch_for(device_type: str) -> Stopwatch:
-    """The stopwatch for a device type as torch names it."""
-    return CudaStopwatch() if device_type == "cuda" else WallStopwatch()
+def stopwatch_for(device: torch.device) -> Stopwatch:
+    """The stopwatch for a model on that device."""
+    return CudaStopwatch(device) if device.type == "cuda" else WallStopwatch()

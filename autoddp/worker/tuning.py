@@ -157,7 +157,7 @@ class _TuningJob:
             self._patch, binding, self._threads, self.deferral, self.accumulation, self.compiling, self._graphs
         )
         model = LiveDdp(self._patch, self._switch, effects, self.compiling)
-        self._runner = TrialRunner(model, ranks, director, stopwatch_for(device.type), facts.compiles)
+        self._runner = TrialRunner(model, ranks, director, stopwatch_for(device), facts.compiles)
         self._runner.begin()
 
 

@@ -269,6 +269,20 @@ def beside_another(rank: int) -> int:
     return run.graphs.replayed - before
 
 
+def ignored(rank: int) -> dict[str, str]:
+    """Why no graph is captured of a model of which DDP ignores a parameter."""
+    patch = Patch()
+    patch.install()
+    model = nn.Linear(WIDTH, WIDTH)
+    model._ddp_params_and_buffers_to_ignore = ["bias"]
+    ddp, graphs = DDP(model, gradient_as_bucket_view=True), Graphs(patch.alive, static_callables)
+    graphs.watch()
+    ddp(next(batches(rank))).sum().backward()
+    graphs.step()
+    graphs.stop_watching()
+    return graphs.why_not
+
+
 def turning(rank: int) -> dict[str, Any]:
     """On, off, the other kind and on again, in the middle of a training."""
     run, served = Run("model"), []
@@ -320,6 +334,7 @@ def checks(rank: int) -> dict[str, Any]:
         found[loop.__name__] = {mode: train(loop, mode, rank) for mode in ("", "model", "blocks")}
     found["no bucket view"] = as_written_by_ddp(rank)
     found["beside another"] = beside_another(rank)
+    found["ignored"] = ignored(rank)
     found["turning"] = turning(rank)
     found["failing"] = failing(rank)
     return found

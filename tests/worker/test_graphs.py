@@ -52,6 +52,11 @@ def test_no_graph_serves_where_gradients_are_not_copied_out(ranks: list[dict[str
     assert [rank[case] for rank in ranks] == [0, 0]
 
 
+def test_no_graph_where_ddp_ignores_parameters(ranks: list[dict[str, Any]]) -> None:
+    for found in (rank["ignored"] for rank in ranks):
+        assert set(found.values()) == {"the script tells DDP to ignore some of its parameters"}
+
+
 def test_turned_on_and_off_between_steps(ranks: list[dict[str, Any]]) -> None:
     for found, plain in ((rank["turning"], rank["plain"][""]) for rank in ranks):
         for one, other in zip(found["values"], plain["values"], strict=False):

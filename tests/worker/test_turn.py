@@ -181,6 +181,33 @@ def switched_off(rank: int, live: LiveDdp) -> dict[str, Any]:
     return {**found, "sync": ddp.require_backward_grad_sync}
 
 
+class Apart(nn.Module):
+    """Each rank has an adapter and a counter of its own, which DDP is told to ignore, and a transposed weight."""
+
+    _ddp_params_and_buffers_to_ignore = ("adapter", "own")
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 3).t())
+        self.adapter = nn.Parameter(torch.full((3,), float(rank)))
+        self.register_buffer("own", torch.tensor([float(rank)]))
+        self.register_buffer("shared", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.adapter) @ self.weight
+
+
+def kept_apart(rank: int, live: LiveDdp, broadcast_buffers: bool) -> dict[str, list[float]]:
+    """Reduction off and on again around a script that lets its ranks differ on purpose."""
+    ddp = DDP(Apart(rank), broadcast_buffers=broadcast_buffers)
+    live.reduce(False)
+    with torch.no_grad():
+        ddp.module.weight += rank
+        ddp.module.shared += rank
+    live.reduce(True)
+    return {name: value.flatten().tolist() for name, value in ddp.module.state_dict().items()}
+
+
 def threads(live: LiveDdp) -> list[int]:
     counts = [torch.get_num_threads()]
     for configuration in ({"threads": 3}, {"threads": 2, "bucket_cap_mb": 1}, {}):
@@ -207,6 +234,7 @@ def checks(rank: int) -> dict[str, Any]:
         "carried over": carried_over(rank, live),
         "reducers alive": reducers_alive(rank, live),
         "switched off": switched_off(rank, live),
+        "kept apart": {sends: kept_apart(rank, live, sends) for sends in (True, False)},
         "threads": threads(live),
     }
 
@@ -266,6 +294,14 @@ def test_reduction_is_switched_off_and_on(ranks: list[dict[str, Any]]) -> None:
         assert found["off"] > 1e-3
         assert (found["on"], found["after"]) == (0.0, 0.0)
         assert found["rank 0 kept"] is (rank == 0)
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_what_ddp_does_not_synchronise_stays_each_ranks_own(ranks: list[dict[str, Any]], sends: bool) -> None:
+    for rank, found in enumerate(found["kept apart"][sends] for found in ranks):
+        assert found["weight"] == [1.0] * 6  # rank 0's, though it is not contiguous
+        assert (found["adapter"], found["own"]) == ([float(rank)] * 3, [float(rank)])
+        assert found["shared"] == [0.0 if sends else float(rank)]
 
 
 def test_only_what_torch_has_is_tried() -> None:

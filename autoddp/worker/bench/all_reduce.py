@@ -9,12 +9,7 @@ import torch
 import torch.distributed as dist
 
 from autoddp.timing import median
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for the device; on a CPU everything has been waited for."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+from autoddp.worker.device import synchronize
 
 
 class AllReduces:

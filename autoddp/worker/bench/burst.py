@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from autoddp.bench.burst import Burst
-from autoddp.worker.bench.all_reduce import synchronize
+from autoddp.worker.device import synchronize
 from autoddp.worker.ranks import Ranks
 
 _PATIENCE = timedelta(seconds=30)  # a setting under which nothing arrives must fail soon

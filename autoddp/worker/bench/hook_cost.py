@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from autoddp.knobs import Configuration
-from autoddp.worker.bench.all_reduce import synchronize
+from autoddp.worker.device import synchronize
 from autoddp.worker.hooks import Hook, hook_for
 
 HOOKS = (("fp16", 0), ("bf16", 0), ("powersgd", 1), ("powersgd", 2), ("powersgd", 4))

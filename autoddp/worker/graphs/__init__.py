@@ -16,7 +16,7 @@ from autoddp.worker.ddp import Wrapped
 from autoddp.worker.effect import Effect
 from autoddp.worker.graphs.capture import Make, Sample, capture
 from autoddp.worker.graphs.replay import Replay
-from autoddp.worker.graphs.watching import Watching
+from autoddp.worker.graphs.watching import Watching, why_of_ignored
 
 MODES = (WHOLE_MODEL, BLOCKS)
 
@@ -55,7 +55,8 @@ class Graphs(Effect):
         if self._watching is None:
             return
         self._watching.stop()
-        self.why_not = {mode: self._watching.why_not(mode) for mode in MODES}
+        ignored = why_of_ignored(self._wrapped())
+        self.why_not = {mode: ignored or self._watching.why_not(mode) for mode in MODES}
         self._samples = {mode: self._watching.samples(mode) for mode in MODES if not self.why_not[mode]}
         self._watching = None
 

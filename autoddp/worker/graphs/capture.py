@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoddp.worker.device import as_current, devices_of, seed, synchronize
 from autoddp.worker.graphs.signature import Signature, tensors_of
 
 Graphed = Callable[..., Any]
@@ -36,6 +37,11 @@ class Sample:
     """Of the last call, or of their like."""
     autocast: torch.dtype | None
     """Under autocast, its type."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        return next(self.module.parameters()).device
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """Tensors to call it with, of nobody else's."""
@@ -63,9 +69,11 @@ def capture(samples: Sequence[Sample], make: Make) -> list[Graphed]:
     """
     modules = [_ByPosition(sample) for sample in samples]
     inputs = [sample.inputs() for sample in samples]
-    with no_trace(samples), under_autocast(samples[0]), torch.enable_grad():
+    device = _one_device(samples)
+    # torch captures on the current device.
+    with as_current(device), no_trace(samples), under_autocast(samples[0]), torch.enable_grad():
         expected = [one_pass(module, given, module) for module, given in zip(modules, inputs, strict=True)]
-        _let_others_finish()
+        _let_others_finish(device)
         # A module's `forward` becomes the graph: so it is the function, not the module, that gets replaced.
         graphed = list(make(tuple(modules), tuple(inputs)))
         for sample, module, given, call, what in zip(samples, modules, inputs, graphed, expected, strict=True):
@@ -73,22 +81,32 @@ def capture(samples: Sequence[Sample], make: Make) -> list[Graphed]:
     return [call.forward if isinstance(call, nn.Module) else call for call in graphed]
 
 
-def _let_others_finish() -> None:
+def _one_device(samples: Sequence[Sample]) -> torch.device:
+    device, *others = devices_of(
+        tensor for sample in samples for tensor in (*sample.module.parameters(), *sample.tensors)
+    )
+    if others:
+        raise RuntimeError(f"what is to be captured is on several devices: {device}, {', '.join(map(str, others))}")
+    return device
+
+
+def _let_others_finish(device: torch.device) -> None:
     """NCCL's watchdog asks every 0.1 s for the end of collectives until it has seen it, which would break a capture."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    if device.type == "cuda":
+        synchronize(device)
         time.sleep(_WATCHDOG)
 
 
 def one_pass(call: Callable[..., Any], inputs: Sequence[torch.Tensor], module: nn.Module) -> list[torch.Tensor]:
     """Outputs and gradients, copied, under random numbers that are the same each time."""
-    torch.manual_seed(0)
+    device = next(module.parameters()).device
+    seed(device, 0)
     outputs, _ = tensors_of(call(*inputs))
     found = [output.detach().clone() for output in outputs]
     differentiable = [output for output in outputs if output.requires_grad]
     wanted = [tensor for tensor in (*inputs, *module.parameters()) if tensor.requires_grad]
     if differentiable and wanted:
-        torch.manual_seed(1)  # whatever the forward pass has drawn
+        seed(device, 1)  # whatever the forward pass has drawn
         sent = [torch.randn_like(output) for output in differentiable]
         gradients = torch.autograd.grad(differentiable, wanted, sent, allow_unused=True)
         found += [gradient.detach().clone() for gradient in gradients if gradient is not None]
@@ -123,5 +141,6 @@ def no_trace(samples: Sequence[Sample]) -> Iterator[None]:
 
 def under_autocast(sample: Sample, cached: bool = False) -> contextlib.AbstractContextManager[Any]:
     """As the script calls the module. Without the cache, so that a graph does not hold weights cast once for all."""
-    device = next(sample.module.parameters()).device.type
-    return torch.autocast(device, dtype=sample.autocast, enabled=sample.autocast is not None, cache_enabled=cached)
+    return torch.autocast(
+        sample.device.type, dtype=sample.autocast, enabled=sample.autocast is not None, cache_enabled=cached
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration
@@ -12,6 +11,7 @@ from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
 from autoddp.units import data_size
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import Wrapped
+from autoddp.worker.device import devices_of, memory_reserved
 from autoddp.worker.graphs import Graphs
 
 _WATCHED_STEPS = 4
@@ -39,6 +39,9 @@ class GraphsInTheJob:
     def _parameter_ids(self) -> set[int]:
         return {id(p) for wrapped in self._wrapped() for p in wrapped.parameters}
 
+    def _memory(self) -> int:
+        return sum(map(memory_reserved, devices_of(p for wrapped in self._wrapped() for p in wrapped.parameters)))
+
     def _on_step(self) -> None:
         self._steps += 1
         if self._steps == 1:
@@ -51,15 +54,11 @@ class GraphsInTheJob:
             self._capture()
 
     def _capture(self) -> None:
-        before = _memory()
+        before = self._memory()
         try:
             self._graphs.apply(self._configuration)
         except Exception as why:  # whatever a capture may raise: the models are as written again
             self._say(f"without CUDA graphs, as written: {str(why).splitlines()[0]}")
             return
         mode = self._configuration[CUDA_GRAPHS.name]
-        self._say(f'CUDA graphs of "{mode}" are in use and take {data_size(_memory() - before)} of memory')
-
-
-def _memory() -> int:
-    return torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0
+        self._say(f'CUDA graphs of "{mode}" are in use and take {data_size(self._memory() - before)} of memory')

@@ -12,7 +12,7 @@ from autoddp.knobs.cuda_graphs import REDUCE_OVERHEAD
 from autoddp.worker.ddp import Wrapped, inside_forward
 from autoddp.worker.graphs.capture import Sample, no_trace, one_pass, prove, under_autocast
 from autoddp.worker.graphs.signature import copied
-from autoddp.worker.graphs.watching import Seen
+from autoddp.worker.graphs.watching import Seen, why_of_ignored
 from autoddp.worker.torch_compile import ReplaySwitch, TorchCompile
 
 _PASSES = 4  # as written to warm up, one recorded, two replayed: into the buffers of the one before
@@ -51,6 +51,7 @@ class ReduceOverhead:
         outside = not all(w.is_compiled_inside for w in self._wrapped())
         found = [seen.why_not for seen in self._seen.values() if seen.why_not]
         why = "torch.compile was not given what is inside DDP" if outside else next(iter(found), "")
+        why = why or why_of_ignored(self._wrapped())
         self.why_not = {REDUCE_OVERHEAD: why}
         self._samples = {} if why else {ddp: seen.sample() for ddp, seen in self._seen.items()}
         self._seen = {}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autoddp.knobs.cuda_graphs import BLOCKS, WHOLE_MODEL
-from autoddp.worker.ddp import hooks_inside
+from autoddp.worker.ddp import Wrapped, hooks_inside
 from autoddp.worker.graphs.capture import Sample
 from autoddp.worker.graphs.signature import Signature, Unfit, signature_of, tensors_of
 from autoddp.worker.graphs.stand_in import Forward, StandIn
@@ -121,6 +121,12 @@ class Watching:
         """In the order in which a step calls them."""
         ordered = sorted(self._of[mode], key=lambda seen: seen.order)
         return [seen.sample() for seen in ordered if seen.signature is not None]
+
+
+def why_of_ignored(wrapped: Sequence[Wrapped]) -> str:
+    """Why no graph can stand for these models, if DDP ignores parameters of theirs: nobody copies their gradients out
+    of the graph's buffers, which its next replay overwrites."""
+    return "" if all(w.reduces_all for w in wrapped) else "the script tells DDP to ignore some of its parameters"
 
 
 def _why_not(module: nn.Module) -> str:

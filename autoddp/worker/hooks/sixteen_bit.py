@@ -4,10 +4,11 @@ torch's own bf16 hook refuses gloo by its name alone; gloo can add bfloat16.
 
 float16 overflows where float32 does not, and one infinite gradient ends a training. So nothing infinite is let through
 that was finite before: on a CPU a bucket that overflowed travels again, whole, before DDP looks at it; on a GPU, where
-looking at a value would hold up the host, such elements get float16's largest value. What is infinite in float32, by
-which AMP finds its scale, stays infinite.
+looking at a value would hold up the host, each rank's share keeps below what lets the sum overflow. What is infinite or
+NaN in float32, by which AMP finds its scale, stays so.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +17,8 @@ import torch.distributed as dist
 from autoddp.worker.hooks.bucket import GradBucket
 
 _LARGEST = torch.finfo(torch.float16).max
+_ROUNDING = torch.finfo(torch.float16).eps / 2
+"""By which part an addition in float16 may be too large."""
 
 
 @dataclass
@@ -44,10 +47,11 @@ def sixteen_bit_hook(state: SixteenBitState, bucket: GradBucket) -> torch.future
     The division comes first and in full precision: a sum over many ranks would overflow float16 sooner than its mean.
     """
     buffer = bucket.buffer()
-    narrow = buffer.div_(state.group.size()).to(state.dtype)
+    ranks = state.group.size()
+    share = buffer.div_(ranks)
     may_overflow = state.dtype is torch.float16
-    if may_overflow and buffer.device.type != "cpu":
-        narrow = torch.where(narrow.isinf() & buffer.isfinite(), narrow.sign() * _LARGEST, narrow)
+    clamps = may_overflow and buffer.device.type != "cpu"
+    narrow = clamped_to_float16(share, ranks) if clamps else share.to(state.dtype)
     work = dist.all_reduce(narrow, group=state.group, async_op=True)
     if may_overflow and buffer.device.type == "cpu":
         return _checked(state, bucket, work)
@@ -58,6 +62,32 @@ def sixteen_bit_hook(state: SixteenBitState, bucket: GradBucket) -> torch.future
 
     done: torch.futures.Future[torch.Tensor] = work.get_future().then(widen)
     return done
+
+
+def clamped_to_float16(share: torch.Tensor, ranks: int) -> torch.Tensor:
+    """A copy in float16, whose sum over as many ranks cannot overflow where all shares are finite.
+
+    In two kernels, because each reads all gradients: a clamp, and an addition that brings back what was infinite and
+    casts as it writes. Times the smallest number that the type has, every finite share is next to nothing, and inf is
+    still inf.
+    """
+    wide = share if share.dtype in (torch.float32, torch.float64) else share.float()
+    limit, smallest = largest_share(ranks), 2.0**-1074 if wide.dtype is torch.float64 else 2.0**-149
+    narrow = torch.empty_like(share, dtype=torch.float16)
+    return torch.add(wide.clamp(-limit, limit), wide, alpha=smallest, out=narrow)
+
+
+def largest_share(ranks: int) -> float:
+    """The largest float16 of which so many can be added in float16, in any order, without overflow.
+
+    Each addition may round up, so it is a little less than the largest number divided by the ranks.
+
+    >>> largest_share(1), largest_share(2), largest_share(3)
+    (65504.0, 32736.0, 21808.0)
+    """
+    bound = _LARGEST / (ranks * (1 + _ROUNDING) ** (ranks - 1))
+    spacing = 2.0 ** (math.frexp(bound)[1] - 11)  # float16 has 11 significant bits
+    return math.floor(bound / spacing) * spacing
 
 
 def _checked(state: SixteenBitState, bucket: GradBucket, work: dist.Work) -> torch.futures.Future[torch.Tensor]:

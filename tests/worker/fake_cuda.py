@@ -1,0 +1,77 @@
+"""Two GPUs that are not there: what torch.cuda's functions do with devices, streams, events and random numbers.
+
+`cuda = FakeCuda(); cuda.install(monkeypatch)` puts its functions in place of torch.cuda's own. As there, a call that
+names no device acts on the current one, and whatever acts on a device makes a context on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+class Stream:
+    def __init__(self, device: int) -> None:
+        self.device, self.seconds = device, 0.0
+
+
+class FakeCuda:
+    def __init__(self) -> None:
+        self.current = 0
+        self.contexts: set[int] = set()
+        """Devices that something was done on."""
+        self.streams: dict[int, Stream] = {number: Stream(number) for number in range(2)}
+        self.waited: list[int] = []
+        self.seeds: dict[int, list[int]] = defaultdict(list)
+        self.reserved = {0: 0, 1: 0}
+
+    def install(self, monkeypatch: Any) -> None:
+        fake = self
+
+        class Event:
+            def __init__(self, enable_timing: bool = False) -> None:
+                assert enable_timing
+
+            def record(self, stream: Stream | None = None) -> None:
+                self.seconds = (stream or fake.current_stream()).seconds
+
+            def elapsed_time(self, later: Event) -> float:
+                return (later.seconds - self.seconds) * 1e3
+
+        for name in ("synchronize", "current_stream", "device", "manual_seed", "memory_reserved"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, "on_device" if name == "device" else name))
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+
+    def run(self, device: int, seconds: float) -> None:
+        """Work of the script's on a device's stream."""
+        self.streams[device].seconds += seconds
+
+    def _number(self, device: torch.device | int | None) -> int:
+        number = self.current if device is None else device.index if isinstance(device, torch.device) else device
+        assert number is not None
+        self.contexts.add(number)
+        return number
+
+    def synchronize(self, device: torch.device | int | None = None) -> None:
+        self.waited.append(self._number(device))
+
+    def current_stream(self, device: torch.device | int | None = None) -> Stream:
+        return self.streams[self._number(device)]
+
+    @contextlib.contextmanager
+    def on_device(self, device: torch.device) -> Iterator[None]:
+        before, self.current = self.current, self._number(device)
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def manual_seed(self, number: int) -> None:
+        self.seeds[self._number(None)].append(number)
+
+    def memory_reserved(self, device: torch.device | int | None = None) -> int:
+        return self.reserved[self._number(device)]

@@ -1,0 +1,146 @@
+"""What is timed, awaited and seeded is the device of the model, also where the process's current one is another.
+
+No GPU: `FakeCuda` has two, of which the first is the current one. tests/gpu has the same checks on real ones.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from fake_cuda import FakeCuda
+from torch import nn
+
+from autoddp.worker.ddp import backend_of
+from autoddp.worker.device import as_current, memory_reserved, seed, synchronize
+from autoddp.worker.graphs.capture import Sample, capture
+from autoddp.worker.graphs.signature import signature_of
+from autoddp.worker.model import LiveDdp
+from autoddp.worker.stopwatch import CudaStopwatch, WallStopwatch, stopwatch_for
+
+SOURCES = sorted((Path(__file__).resolve().parents[2] / "autoddp").rglob("*.py"))
+SECOND = torch.device("cuda", 1)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    fake.install(monkeypatch)
+    return fake
+
+
+def test_steps_are_timed_on_the_models_device(cuda: FakeCuda) -> None:
+    watch = stopwatch_for(SECOND)
+    assert isinstance(watch, CudaStopwatch)
+    watch.start()
+    for seconds in (0.5, 0.25):
+        cuda.run(SECOND.index, seconds)
+        watch.lap()
+    assert watch.stop() == pytest.approx([0.5, 0.25])
+    assert cuda.waited == [1, 1]
+    assert cuda.contexts == {1}
+
+
+def test_a_cpus_steps_need_no_device(cuda: FakeCuda) -> None:
+    assert isinstance(stopwatch_for(torch.device("cpu")), WallStopwatch)
+    synchronize(torch.device("cpu"))
+    assert cuda.contexts == set()
+
+
+def test_a_turn_waits_for_the_devices_of_all_models(cuda: FakeCuda) -> None:
+    cpu, second = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(device=SECOND)
+    models = [SimpleNamespace(parameters=[cpu]), SimpleNamespace(parameters=[second, second])]
+    patch: Any = SimpleNamespace(alive=lambda: models)
+    LiveDdp(patch, None, (), None).synchronize()  # type: ignore[arg-type]
+    assert cuda.waited == [1]
+    assert cuda.contexts == {1}
+
+
+def test_no_other_devices_random_numbers_are_seeded(cuda: FakeCuda) -> None:
+    before = torch.get_rng_state()
+    seed(SECOND, 7)
+    assert cuda.seeds == {1: [7]}
+    assert torch.initial_seed() == 7
+    torch.set_rng_state(before)
+
+
+def test_the_current_device_is_the_scripts_again(cuda: FakeCuda) -> None:
+    with as_current(SECOND):
+        assert cuda.current == 1
+    assert cuda.current == 0
+
+
+def test_memory_is_that_of_the_models_device(cuda: FakeCuda) -> None:
+    cuda.reserved = {0: 5, 1: 7}
+    assert [memory_reserved(device) for device in (SECOND, torch.device("cpu"))] == [7, 0]
+
+
+def test_a_graph_is_of_one_device() -> None:
+    module, given = nn.Linear(2, 2, device="meta"), torch.ones(1, 2)
+    signature, tensors = signature_of((given,), {})
+    with pytest.raises(RuntimeError, match="is on several devices: meta, cpu"):
+        capture([Sample(module, module, signature, tensors, None)], torch.cuda.make_graphed_callables)
+
+
+@pytest.fixture
+def group_without_a_backend() -> Iterator[dist.ProcessGroup]:
+    """What `init_process_group()` makes."""
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_the_backend_is_that_of_the_models_device(
+    group_without_a_backend: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(device: torch.device) -> str:
+        parameters = [SimpleNamespace(device=device)]
+        ddp: Any = SimpleNamespace(process_group=group_without_a_backend, _module_parameters=parameters)
+        return backend_of(ddp)
+
+    cpu = torch.device("cpu")
+    assert of(cpu) == "gloo"
+    for config, expected in {
+        "cpu:gloo,cuda:nccl": ("gloo", "nccl"),
+        "cpu:gloo,cuda:gloo": ("gloo", "gloo"),
+        "cuda:nccl": ("undefined", "nccl"),
+    }.items():
+        monkeypatch.setattr(dist, "get_backend_config", lambda group, config=config: config)
+        assert (of(cpu), of(SECOND)) == expected
+
+
+ON_THE_CURRENT_DEVICE = {
+    "synchronize", "current_stream", "default_stream", "memory_reserved", "memory_allocated", "memory_stats",
+    "max_memory_allocated", "mem_get_info", "get_device_name", "get_device_properties", "current_device", "Stream",
+    "reset_peak_memory_stats", "record", "manual_seed_all", "get_rng_state", "set_rng_state",
+}  # fmt: skip
+"""Functions of torch.cuda that act on the current device unless one is given, and those that act on all."""
+
+
+def calls_without_a_device(source: str) -> list[str]:
+    """`torch.cuda.f()` and `event.record()` with no argument; `torch.manual_seed`, which seeds every GPU."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            of, name = ast.unparse(node.func.value), node.func.attr
+            bare = name in ON_THE_CURRENT_DEVICE and not (node.args or node.keywords)
+            if (bare and (of == "torch.cuda" or name == "record")) or (of, name) == ("torch", "manual_seed"):
+                found.append(f"{of}.{name}")
+    return found
+
+
+def test_nothing_acts_on_whatever_device_is_current() -> None:
+    found = {path.name: calls_without_a_device(path.read_text(encoding="utf-8")) for path in SOURCES}
+    assert {name: calls for name, calls in found.items() if calls} == {}
+
+
+@pytest.mark.parametrize("line", ["torch.cuda.synchronize()", "event.record()", "torch.manual_seed(0)"])
+def test_the_check_sees(line: str) -> None:
+    assert len(calls_without_a_device(line)) == 1

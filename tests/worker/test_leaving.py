@@ -1,0 +1,91 @@
+"""A rank that leaves has done its part in every collective, as far as it can be waited for. No GPU: `FakeCuda`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_cuda import FakeCuda
+from torch.distributed import HashStore
+
+from autoddp.wire import Finish
+from autoddp.worker import runner
+from autoddp.worker.device import finish_queued_work
+from autoddp.worker.leaving import leave
+from autoddp.worker.ranks import Ranks
+from autoddp.worker.runner import TrialRunner
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    fake.reserved = {0: 0, 1: 2**20}
+    fake.install(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    return fake
+
+
+def test_a_rank_leaves_when_its_device_has_finished(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[list[int]] = []
+    monkeypatch.setattr(os, "_exit", lambda code: waited.append([code, *cuda.waited]))
+    leave()
+    assert waited == [[0, 1]]  # exit code 0; of the two devices the one that holds memory
+
+
+def test_a_device_that_never_finishes_is_left_alone(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, never = threading.Event(), threading.Event()
+
+    def synchronize(device: int) -> None:
+        entered.set()
+        never.wait()
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    finish_queued_work(0.1)
+    assert entered.wait(10)
+    never.set()
+
+
+def test_a_process_without_a_device_leaves_at_once(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    finish_queued_work(1000)
+    assert cuda.contexts == set()
+
+
+def test_the_study_is_over_after_the_device_has_finished_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(runner, "finish_queued_work", lambda _: done.append("device"))
+    ranks: Any = SimpleNamespace(rank=0, broadcast=lambda order: order, part=lambda: done.append("part"))
+    director: Any = SimpleNamespace(next=lambda _: Finish(""), finish=lambda _: done.append("leave"))
+    TrialRunner(None, ranks, director, None).begin()  # type: ignore[arg-type]
+    assert done == ["device", "part", "leave"]
+
+
+def test_no_rank_parts_before_the_last_has_come() -> None:
+    store, parted = HashStore(), []
+
+    def rank(number: int) -> Ranks:
+        ranks = Ranks.__new__(Ranks)  # its constructor goes by the environment of a rank
+        ranks.rank, ranks.world_size, ranks._store, ranks._turn = number, 3, store, 0
+        return ranks
+
+    def part(ranks: Ranks) -> None:
+        ranks.part()
+        parted.append(ranks.rank)
+
+    early = [threading.Thread(target=part, args=[rank(number)]) for number in (0, 1)]
+    for thread in early:
+        thread.start()
+    store.wait(["1/1"])  # rank 1 is there
+    assert parted == []
+    last = rank(2)
+    assert last._store.add("unused", 1) == 1  # the store answers: the others do wait for a rank
+    assert parted == []
+    part(last)
+    for thread in early:
+        thread.join()
+    assert sorted(parted) == [0, 1, 2]
