@@ -211,7 +211,7 @@ class _Attempt:
     order: Measure | None = None
     """What rank 0 was told, as long as it has not answered."""
     ordered_at: float = 0.0
-    """By time.time(), as the heartbeats."""
+    """By the clock of the patience."""
     failures: list[str | Worker] = field(default_factory=list)
     """In order: a rank's reason, or a rank that has gone without one."""
     hung: str = ""
@@ -383,7 +383,7 @@ class JobMachine:
         if self._waiting_since is not None:
             self.waited += self._clock() - self._waiting_since
             self._waiting_since = None
-        attempt.order, attempt.ordered_at = order, time.time()
+        attempt.order, attempt.ordered_at = order, self._patience.clock()
         self.state = State.MEASURING
 
     def _order_for(self, asked: Measure) -> Measure:
@@ -426,7 +426,7 @@ class JobMachine:
             event.reply.set_result(None)
             return
         self._attempt = _Attempt(event.number, len(self._journal.entries))
-        self._patience.heartbeats = event.heartbeats
+        self._patience.attempt_begins(event.heartbeats)
         self.state = State.STARTING
         event.reply.set_result(self._starts.begin())
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from autoddp.launch.movement import Movement
 from autoddp.wire import Measure
 
 _FIRST = 300.0  # seconds for the first block, whose step time is unknown
@@ -15,13 +17,18 @@ _LEAST = 20.0  # seconds without a sign of life before a trial is called hung
 
 @dataclass
 class Patience:
-    """`heartbeats` is the folder that the ranks' files are in, see `worker.heartbeat`."""
+    """Ask `is_over` several times in a measurement: movement is what has changed since the last look."""
 
-    heartbeats: Path = Path()
     step_seconds: float = 0.0
     """Of the baseline; 0.0 until it is known."""
     compiles: bool = False
     """Whether the step may hold a compilation, which runs in other processes."""
+    clock: Callable[[], float] = time.monotonic
+    _movement: Movement = field(default_factory=Movement)
+
+    def attempt_begins(self, heartbeats: Path) -> None:
+        """`heartbeats` is the folder that the ranks' files will be in, see `worker.heartbeat`."""
+        self._movement = Movement(heartbeats, self.clock)
 
     def with_(self, order: Measure) -> float:
         """Seconds without a sign of life that this order may take."""
@@ -31,6 +38,5 @@ class Patience:
         return max(_COMPILING if self.compiles else _LEAST, 5 * counted * order.at_once * self.step_seconds)
 
     def is_over(self, began: float, seconds: float) -> bool:
-        """Whether nothing has happened for that long; `began` as time.time() gives it."""
-        beats = [path.stat().st_mtime for path in self.heartbeats.glob("*")]
-        return time.time() - max([began, *beats]) >= seconds
+        """Whether nothing has happened for that long; `began` as the clock gives it."""
+        return self.clock() - max([began, *self._movement.look().values()]) >= seconds

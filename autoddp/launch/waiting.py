@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autoddp.launch.movement import Movement
 from autoddp.units import duration
 
 _FIRST_WORD = 30.0  # seconds until the first line
@@ -24,22 +25,29 @@ class Waiting:
 
     heartbeats: Path
     say: Callable[[str], None]
-    _began: float = field(default_factory=time.time)
-    _told: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+    _began: float = field(init=False)
+    _told: float | None = None
+    _movement: Movement = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+        self._movement = Movement(self.heartbeats, self.clock)
 
     def look(self) -> str:
         """Ask this now and then until the attempt is ready: why it must be ended, or ""."""
-        now = time.time()
+        now = self.clock()
         ranks = self._ranks()
         unmoved = self._unmoved(ranks, now)
-        if not unmoved and now - max(self._began + _FIRST_WORD - _NEXT_WORD, self._told) > _NEXT_WORD:
+        due = self._began + _FIRST_WORD if self._told is None else self._told + _NEXT_WORD
+        if not unmoved and now > due:
             self._told = now
             self.say(f"waiting for the first steps, {duration(now - self._began)}: {self._where(ranks, now)}")
         return unmoved
 
     def look_in_silence(self) -> str:
         """As `look`, without lines for the user."""
-        return self._unmoved(self._ranks(), time.time())
+        return self._unmoved(self._ranks(), self.clock())
 
     def _unmoved(self, ranks: dict[int, tuple[float, str]], now: float) -> str:
         moved = max([self._began, *(since for since, _ in ranks.values())])
@@ -50,9 +58,10 @@ class Waiting:
     def _ranks(self) -> dict[int, tuple[float, str]]:
         """Rank → when it last moved, and where it is."""
         found = {}
-        for path in self.heartbeats.glob("*"):
+        for name, moved in self._movement.look().items():
             try:
-                found[int(path.name)] = (path.stat().st_mtime, path.read_text(encoding="utf-8", errors="replace"))
+                place = (self.heartbeats / name).read_text(encoding="utf-8", errors="replace")
+                found[int(name)] = (moved, place)
             except (OSError, ValueError):
                 continue
         return dict(sorted(found.items()))

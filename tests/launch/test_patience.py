@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import time
+import os
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from autoddp.launch.patience import Patience
 from autoddp.wire import Measure
@@ -25,9 +27,20 @@ def test_compilers_are_waited_for() -> None:
     assert Patience(step_seconds=9.0, compiles=True).with_(LONG) == Patience(step_seconds=9.0).with_(LONG)
 
 
-def test_a_rank_that_moves_is_not_hung(tmp_path: Path) -> None:
-    patience, long_ago = Patience(tmp_path), time.time() - 60
-    assert patience.is_over(long_ago, 30)
-    assert not patience.is_over(time.time(), 30)
-    (tmp_path / "0").write_text("")
-    assert not patience.is_over(long_ago, 30)
+@pytest.mark.parametrize("jump", [0.0, 3600.0, -3600.0])
+def test_a_rank_that_moves_is_not_hung_and_one_that_does_not_is(jump: float, tmp_path: Path) -> None:
+    """Whatever the system's time, which dates the files, does in between."""
+    now = began = 100.0
+    patience = Patience(clock=lambda: now)
+    patience.attempt_begins(tmp_path)
+    place = tmp_path / "0"
+    place.write_text("")
+    assert not patience.is_over(began, 30)
+    now += 29
+    os.utime(place, (1e9, 1e9 + jump))
+    assert not patience.is_over(began, 30)
+    now += 29
+    assert not patience.is_over(began, 30)
+    now += 1
+    assert patience.is_over(began, 30)
+    assert not patience.is_over(now, 30)
