@@ -38,7 +38,13 @@ HOMES = {
     "tomlkit": ("recipe/write.py",),
     "tomli": ("recipe/read.py",),
     "pynvml": ("topology/nvml.py",),
-    "psutil": ("topology/interfaces.py", "topology/system.py", "launch/keeper.py", "launch/deadline.py"),
+    "psutil": (
+        "topology/interfaces.py",
+        "topology/system.py",
+        "launch/descendants.py",
+        "launch/supervisor.py",
+        "launch/deadline.py",
+    ),
 }
 IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
 ONLY_THIS_OF_TORCH = {
@@ -67,6 +73,7 @@ PRIVATE_TO_OTHERS = {
     ("worker/leaving.py", "_exit"),
     ("worker/heartbeat.py", "_current_frames"),
     ("launch/keeper.py", "_exit"),
+    ("launch/supervisor.py", "_exit"),
     ("launch/signals.py", "_exit"),
     ("worker/inject/sitecustomize.py", "_exit"),
     # Where a request goes that is sent through a proxy, and how: neither has a public name.

@@ -27,15 +27,13 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-import psutil
-
 from autoddp.isolation import Level
 from autoddp.isolation.caches import keep_caches
 from autoddp.isolation.overlay import Layers, OverlayRefused, enter
+from autoddp.launch.descendants import kill_descendants
 from autoddp.launch.removal import opened, remove_entry
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_ENDING = 10.0  # seconds in which every process of an attempt must be gone after SIGKILL
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ class _KeeperProcess:
         except (EOFError, OSError):  # the launcher has gone
             pass
         finally:
-            _end_descendants()
+            kill_descendants()
             for folder in self.removed:
                 _remove(folder)
 
@@ -246,7 +244,7 @@ class _KeeperProcess:
             os.close(alive)
             os.kill(child, signal.SIGKILL)  # no harm to one that has ended: it is still to be collected
             _, status = os.waitpid(child, 0)
-            _end_descendants()
+            kill_descendants()
             self._tidy(attempt.shelter)
         self.connection.send(_AttemptEnded(_how_ended(status)))
 
@@ -350,23 +348,6 @@ def _report_ends(connection: Connection) -> None:
 def _how_ended(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
-def _end_descendants() -> None:
-    """Kill every process below this one, and those whose parents have ended, which are this one's children by now."""
-    until = time.monotonic() + _ENDING
-    me = psutil.Process()
-    while time.monotonic() < until:
-        below = me.children(recursive=True)
-        for process in below:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if not below:
-            return
-        time.sleep(0.01)
 
 
 def _remove_shared_memory(path: str) -> None:

@@ -69,6 +69,8 @@ class Request:
     """What the script's writes may take while it is being tuned. None: not given; 20 % of what is free there."""
     fresh: bool = False
     """Whether a study that was cut off is left alone."""
+    no_orphans: bool = False
+    """Whether all that this process starts ends with it; see `launch.supervisor`."""
     dry_run: bool = False
     force: bool = False
     taken: tuple[str, ...] = field(default=())
@@ -122,9 +124,15 @@ def own_parser() -> argparse.ArgumentParser:
     limit = _checked("--scratch-limit", Allowance.parse)
     add("--scratch-limit", type=limit, metavar="SIZE", help="disk for what the script writes in tuning (20%% of free)")
     add("--fresh", action="store_true", help="begin a new study, also where one of the same job was cut off")
+    add("--no-orphans", action="store_true", help="end all that the job has started as soon as the launcher has gone")
     add("--dry-run", action="store_true", help="print what would be run")
     add("--force", action="store_true", help="launch a recipe that was made for another machine")
     return parser
+
+
+def asks_for_no_orphans(argv: Sequence[str]) -> bool:
+    """Whether --no-orphans is among autoddp's own words: asked before torch, whose parser the others need, is here."""
+    return "--no-orphans" in _divide(list(argv))[0]
 
 
 def option_names(*parsers: argparse.ArgumentParser) -> list[str]:

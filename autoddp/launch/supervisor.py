@@ -1,0 +1,191 @@
+"""`--no-orphans`: a process that ends all that a job has started, as soon as its launcher has gone.
+
+    run_below_a_supervisor()     # before any thread and before torch is imported; returns in another process
+
+From then on there are three processes:
+
+    the command        the one that the user has started: it passes signals on, and ends as the launcher ends
+      └─ supervisor    adopts every process below it whose parent ends
+           └─ launcher the caller goes on here; it starts the ranks
+
+When the launcher has ended, or the command has been killed, the supervisor ends every process below it: loader
+workers, programs in sessions of their own, processes whose parents have ended long ago. None of them was there before.
+
+The supervisor and the launcher each have a session of their own. So a signal from the terminal, or for a process
+group, comes to the command alone, which passes it on once, and a SIGKILL for its group does not reach the supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import traceback
+import warnings
+from collections.abc import Iterable, Iterator
+
+from autoddp.errors import UsageError
+from autoddp.launch.descendants import (
+    collect,
+    gone_within,
+    kill_descendants,
+    named_descendants,
+    terminate_descendants,
+)
+from autoddp.log import tell
+
+_LEAVING = 1.0  # seconds that helpers have for ending by themselves after the launcher has
+_TERMINATING = 6.0  # seconds between SIGTERM and SIGKILL; with the rest, all is over within ten
+_STATUS = struct.Struct("i")
+_OTHERS = (
+    # They cannot be handled, are about the process itself, or stop and continue it, which torchrun's ranks do not heed.
+    "SIGKILL SIGSTOP SIGCHLD SIGCONT SIGTSTP SIGTTIN SIGTTOU SIGWINCH SIGURG SIGPIPE SIGSEGV SIGBUS SIGFPE SIGILL "
+    "SIGABRT SIGTRAP SIGSYS SIGXCPU SIGXFSZ"
+).split()
+PASSED_ON = frozenset(signal.valid_signals()) - {getattr(signal, name) for name in _OTHERS if hasattr(signal, name)}
+"""Signals that the command passes on to the launcher: torchrun handles any that `--signals-to-handle` names."""
+
+
+def run_below_a_supervisor() -> None:
+    """Fork twice; returns in the launcher's process. The caller's process ends here, as the launcher ends.
+
+    UsageError where the system has no such supervisors.
+    """
+    if sys.platform != "linux":
+        raise UsageError("--no-orphans: only Linux lets a process adopt orphans; leave the option out here")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until each process is ready for them
+    ours, theirs = socket.socketpair()
+    supervisor = _fork()
+    if supervisor == 0:
+        ours.close()
+        _become_supervisor(theirs, before)
+        return
+    theirs.close()
+    _end_as(_status_at_the_end(ours, supervisor, before))
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads: numpy's wait for work, and none of them is needed in the child.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+# In the command's process
+
+
+def _status_at_the_end(connection: socket.socket, supervisor: int, mask: Iterable[int]) -> int:
+    """Pass signals on until the launcher has ended and nothing is left below it; its status."""
+
+    def pass_on(number: int, _: object) -> None:
+        with contextlib.suppress(OSError):  # the supervisor has gone
+            connection.send(bytes([number]))
+
+    for number in PASSED_ON:
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    said = connection.recv(_STATUS.size)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(supervisor, 0)
+    if not said:
+        tell("--no-orphans: the process that watches over the job was killed; processes of the job may be left")
+        return int(signal.SIGKILL)
+    return int(_STATUS.unpack(said)[0])
+
+
+def _end_as(status: int) -> None:
+    """End this process with another one's status: its exit code, or by its signal."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core file is enough
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+        code = 128 - code  # the kernel spares a container's first process
+    sys.exit(code)
+
+
+# In the supervisor's process
+
+
+def _become_supervisor(connection: socket.socket, mask: Iterable[int]) -> None:
+    """Fork the launcher, in which this returns; the supervisor itself never does."""
+    from autoddp.isolation.syscalls import adopt_orphans, die_with_parent
+
+    os.setsid()
+    adopt_orphans()
+    launcher = _fork()
+    if launcher == 0:
+        connection.close()
+        os.setsid()
+        # If the supervisor is killed, of all processes, the launcher still ends its ranks.
+        die_with_parent(signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return
+    try:
+        for number in PASSED_ON:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        status = _until_one_has_gone(connection, launcher)
+        _end_what_is_left(launcher if status is None else None)
+        if status is not None:
+            connection.send(_STATUS.pack(status))
+    except BaseException:
+        traceback.print_exc()
+        kill_descendants()
+    finally:
+        os._exit(0)
+
+
+def _until_one_has_gone(connection: socket.socket, launcher: int) -> int | None:
+    """Send the launcher what the command passes on. The launcher's status, or None where the command was killed."""
+    with _woken_by_children() as woken:
+        while True:
+            status = collect().get(launcher)
+            if status is not None:
+                return status
+            readable = select.select([connection, woken], [], [])[0]
+            if woken in readable:
+                woken.recv(4096)
+            elif connection in readable:
+                passed = connection.recv(64)
+                if not passed:
+                    return None
+                for number in passed:
+                    os.kill(launcher, number)  # never a stranger: its id is its own until it is collected
+
+
+@contextlib.contextmanager
+def _woken_by_children() -> Iterator[socket.socket]:
+    """A socket that can be read once a child has ended."""
+    woken, wakes = socket.socketpair()
+    with woken, wakes:
+        wakes.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+        yield woken
+        signal.set_wakeup_fd(-1)
+
+
+def _end_what_is_left(launcher: int | None) -> None:
+    """End every process below. `launcher`: the launcher's id where it still runs, since the command was killed."""
+    if launcher is not None:
+        # Not by SIGTERM: it would note down that its ranks have failed, which are ended here beside it.
+        os.kill(launcher, signal.SIGKILL)
+    elif gone_within(_LEAVING):
+        return
+    left = named_descendants(launcher)
+    if left:
+        why = "the job has left behind" if launcher is None else "the launcher, which was killed, has left behind"
+        tell(f"--no-orphans: ending what {why}: {left}")
+    terminate_descendants()
+    if not gone_within(_TERMINATING):
+        kill_descendants()
