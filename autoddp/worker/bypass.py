@@ -44,8 +44,13 @@ class _Bypass:
         self._switch.on = False
 
     def ddp_built(self, wrapped: Wrapped) -> None:
-        """Another model: it may need its reduction for more than a mean."""
-        if wrapped.why_untouchable() or wrapped.arguments.get("static_graph"):
+        """Another model: it may need its reduction for more than a mean.
+
+        With `gradient_as_bucket_view` a gradient lies in its bucket. Where nothing is reduced it would get memory of
+        its own beside the bucket's, and a model that just fits would no longer do.
+        """
+        kept = any(wrapped.arguments.get(name) for name in ("static_graph", "gradient_as_bucket_view"))
+        if kept or wrapped.why_untouchable():
             self._leave_as_written()
 
     def script_registered(self, _wrapped: Wrapped) -> None:

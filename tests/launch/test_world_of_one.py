@@ -48,9 +48,10 @@ def test_the_same_parameters_and_what_it_gave(tmp_path):
 def test_what_needs_its_reduction_keeps_it(tmp_path):
     variants = [
         (False, {}),
-        (False, {"gradient_as_bucket_view": True, "find_unused_parameters": True}),
+        (False, {"find_unused_parameters": True}),
         (True, {}),
         (False, {"static_graph": True}),
+        (False, {"gradient_as_bucket_view": True}),  # its gradients would need memory of their own
     ]
     scripts = []
     for number, (hook, arguments) in enumerate(variants):
@@ -59,5 +60,5 @@ def test_what_needs_its_reduction_keeps_it(tmp_path):
     launch = start(AUTODDP, tmp_path / "out", [str(SCRIPTS / "several.py"), *scripts]).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     reduces = [line for line in launch.stdout.splitlines() if line.startswith("reduces")]
-    assert reduces == ["reduces False", "reduces False", "reduces True", "reduces True"]
+    assert reduces == ["reduces False"] * 2 + ["reduces True"] * 3
     assert launch.stderr.count(REPORT) == 2
