@@ -4,6 +4,7 @@
 # make fuzz    a long run of the fuzz tests, 100,000 inputs
 # make traces  158 ways of writing files and seven frameworks, each at every level of isolation (25 minutes)
 # make faults  faults of every kind at every moment of a tuning job, on one host and on two, as root (an hour)
+# make endurance  200 starts with an exception, 100 killed launchers, 30 broken outputs, 50 tunings in a row (an hour)
 # make clean   remove what the two have made, the virtual environment included
 #
 # On a fresh machine both first make .venv with everything in it. Variables that may be set (make TORCH=torch demo):
@@ -20,7 +21,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 HAS = $(BIN)/python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("$(1)") is None)'
 
-.PHONY: demo test test-whole fuzz traces faults clean
+.PHONY: demo test test-whole fuzz traces faults endurance clean
 .DEFAULT_GOAL := test
 
 # demo/ ignores itself, so that no run of the demo shows up in git.
@@ -59,6 +60,9 @@ traces: .venv/.ready
 
 faults: .venv/.ready
 	$(BIN)/python tests/faults/matrix.py --json faults.json
+
+endurance: .venv/.ready
+	$(BIN)/python tests/faults/endurance.py --at-once 2 --results endurance.jsonl
 
 clean:
 	rm -rf .venv demo .autoddp build *.egg-info .mypy_cache .ruff_cache .pytest_cache

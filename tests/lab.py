@@ -107,18 +107,25 @@ class Lab:
         go = ["sh", "-c", 'cd "$0" && exec "$@"', os.fspath(cwd or os.getcwd())]
         return subprocess.Popen([*self._enter(host), *go, *map(os.fspath, argv)], env=env, **options)
 
+    def run(self, host: int, *command: str) -> str:
+        """Run a command on a host, to its end; what it printed. RuntimeError if it fails."""
+        done = subprocess.run([*self._enter(host), *command], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+        return done.stdout
+
     def shape(self, rate: str | None) -> None:
         """Give every host's link this rate (None: unlimited), also while programs run."""
         for host in range(len(self)):
             if rate is not None:
-                self._run(host, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, *SHAPE)
+                self.run(host, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, *SHAPE)
             elif self._rate is not None:
-                self._run(host, "tc", "qdisc", "del", "dev", "eth0", "root")
+                self.run(host, "tc", "qdisc", "del", "dev", "eth0", "root")
         self._rate = rate
 
     def link(self, host: int, state: str) -> None:
         """Take a host's link "down", or "up" again."""
-        self._run(host, "ip", "link", "set", "eth0", state)
+        self.run(host, "ip", "link", "set", "eth0", state)
 
     def processes(self, host: int) -> list[int]:
         """The ids of all processes on a host, however they were started, without the one that holds it open."""
@@ -171,16 +178,16 @@ class Lab:
     def _add_network(self, name: str, rate: str, number: int) -> None:
         """One more bridge, and a NIC of this name on every host."""
         bridge = len(self._holders) - 1
-        self._run(bridge, "ip", "link", "add", f"bridge{number}", "type", "bridge")
-        self._run(bridge, "ip", "link", "set", f"bridge{number}", "up")
+        self.run(bridge, "ip", "link", "add", f"bridge{number}", "type", "bridge")
+        self.run(bridge, "ip", "link", "set", f"bridge{number}", "up")
         for host in range(len(self)):
             port = f"port{number}-{host}"
             peer = ("peer", "name", name, "netns", str(self._holders[host].pid))
-            self._run(bridge, "ip", "link", "add", port, "type", "veth", *peer)
-            self._run(bridge, "ip", "link", "set", port, "master", f"bridge{number}", "up")
-            self._run(host, "ip", "address", "add", f"{self.address(host, number)}/16", "dev", name)
-            self._run(host, "ip", "link", "set", name, "up")
-            self._run(host, "tc", "qdisc", "add", "dev", name, "root", "tbf", "rate", rate, *SHAPE)
+            self.run(bridge, "ip", "link", "add", port, "type", "veth", *peer)
+            self.run(bridge, "ip", "link", "set", port, "master", f"bridge{number}", "up")
+            self.run(host, "ip", "address", "add", f"{self.address(host, number)}/16", "dev", name)
+            self.run(host, "ip", "link", "set", name, "up")
+            self.run(host, "tc", "qdisc", "add", "dev", name, "root", "tbf", "rate", rate, *SHAPE)
 
     def _hold(self, setup: str) -> None:
         """Open namespaces by a process that reads its stdin: it ends by itself when this process dies."""
@@ -194,15 +201,10 @@ class Lab:
     def _join(self, host: int) -> None:
         bridge, port = len(self._holders) - 1, f"port{host}"
         peer = ("peer", "name", "eth0", "netns", str(self._holders[host].pid))
-        self._run(bridge, "ip", "link", "add", port, "type", "veth", *peer)
-        self._run(bridge, "ip", "link", "set", port, "master", "bridge0", "up")
-        self._run(host, "ip", "address", "add", f"{self.address(host)}/16", "dev", "eth0")
-        self._run(host, "ip", "link", "set", "eth0", "up")
+        self.run(bridge, "ip", "link", "add", port, "type", "veth", *peer)
+        self.run(bridge, "ip", "link", "set", port, "master", "bridge0", "up")
+        self.run(host, "ip", "address", "add", f"{self.address(host)}/16", "dev", "eth0")
+        self.run(host, "ip", "link", "set", "eth0", "up")
 
     def _enter(self, host: int) -> list[str]:
         return ["nsenter", "--target", str(self._holders[host].pid), *NAMESPACES, "--"]
-
-    def _run(self, host: int, *command: str) -> None:
-        done = subprocess.run([*self._enter(host), *command], capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
