@@ -27,7 +27,6 @@ def main() -> None:
 
             print(f"autoddp {__version__}")
             sys.exit(0)
-        _end_with_the_command(words)
         with _nothing_collected():
             from autoddp.cli import run
             from autoddp.launch.elastic import load_torchrun
@@ -39,16 +38,6 @@ def main() -> None:
         sys.exit(error.exit_code)
     if job is not None:
         run.launch(job)
-
-
-def _end_with_the_command(words: list[str]) -> None:
-    """Under --no-orphans, go on in a process below a supervisor: before torch is imported, which may start threads."""
-    from autoddp.launch.options import asks_for_no_orphans
-
-    if asks_for_no_orphans(words):
-        from autoddp.launch.supervisor import run_below_a_supervisor
-
-        run_below_a_supervisor()
 
 
 def _open_standard_streams() -> None:

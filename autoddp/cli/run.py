@@ -37,6 +37,10 @@ class Job:
 def prepare(words: Sequence[str]) -> Job | None:
     """Everything up to the real job; None when there is none to run. AutoddpError for what the user has to mend."""
     request = parse(words)
+    if request.no_orphans:  # before anything is started; torch is imported, and has no threads yet
+        from autoddp.launch.supervisor import run_below_a_supervisor
+
+        run_below_a_supervisor()
     require_script(request.torchrun)
     if request.taken:
         tell(f"taken as autoddp's own: {' '.join(request.taken)}")

@@ -130,11 +130,6 @@ def own_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def asks_for_no_orphans(argv: Sequence[str]) -> bool:
-    """Whether --no-orphans is among autoddp's own words: asked before torch, whose parser the others need, is here."""
-    return "--no-orphans" in _divide(list(argv))[0]
-
-
 def option_names(*parsers: argparse.ArgumentParser) -> list[str]:
     """Every spelling of every option."""
     return [option for parser in parsers for option in parser._option_string_actions]

@@ -1,6 +1,6 @@
 """`--no-orphans`: a process that ends all that a job has started, as soon as its launcher has gone.
 
-    run_below_a_supervisor()     # before any thread and before torch is imported; returns in another process
+    run_below_a_supervisor()     # before any thread of torch's or ours; returns in another process
 
 From then on there are three processes:
 
