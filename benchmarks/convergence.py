@@ -73,9 +73,7 @@ def winners(local: Local, task: Task, trials: int) -> dict[str, str]:
 def train(local: Local, task: Task, seed: int, launcher: list[str]) -> dict[str, Any]:
     """One training to the end: what it came to, and its curve."""
     script = str(ROOT / "recipes" / task.script / "train.py")
-    # Behind a `--` the script's own --seed is not autoddp's, which has one too.
-    separator = ["--"] if "autoddp" in launcher else []
-    words = [*launcher, script, *separator, *task.words, "--seed", str(seed)]
+    words = [*launcher, script, *task.words, "--seed", str(seed)]
     for attempt in range(_ATTEMPTS):
         try:
             local.run(words)

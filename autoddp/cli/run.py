@@ -13,8 +13,8 @@ from autoddp.launch.hosts import Hosts
 from autoddp.launch.machine import not_here
 from autoddp.launch.network import VARIABLES, Network
 from autoddp.launch.options import Request, parse
-from autoddp.launch.ownership import require_script
 from autoddp.launch.plan import Plan, choose
+from autoddp.launch.script import require_script
 from autoddp.launch.signals import signals_end_tuning
 from autoddp.launch.watching import watch_plan
 from autoddp.log import tell
@@ -42,8 +42,8 @@ def prepare(words: Sequence[str]) -> Job | None:
 
         run_below_a_supervisor()
     require_script(request.torchrun)
-    if request.taken:
-        tell(f"taken as autoddp's own: {' '.join(request.taken)}")
+    for line in request.says:
+        tell(line)
     plan = choose(request)
     if plan.says:
         tell(plan.says)

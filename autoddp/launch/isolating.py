@@ -16,8 +16,8 @@ from autoddp.isolation.overlay import Layers
 from autoddp.isolation.plan import SHARED_MEMORY, VARIABLE, IsolationPlan
 from autoddp.launch.keeper import Keeper, Shelter
 from autoddp.launch.options import Request
-from autoddp.launch.ownership import script_path
 from autoddp.launch.run_folder import RunFolder
+from autoddp.launch.script import script_path
 from autoddp.units import Allowance
 
 NO_LANDLOCK = "AUTODDP_NO_LANDLOCK"

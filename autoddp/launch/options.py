@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,7 +12,7 @@ from autoddp.errors import UsageError, did_you_mean
 from autoddp.isolation import Level
 from autoddp.knobs import GRADIENT_RUNGS, LIMITS, Rung
 from autoddp.launch.elastic import torchrun_parser
-from autoddp.launch.ownership import declared_by_script
+from autoddp.launch.ownership import divide
 from autoddp.units import Allowance, seconds
 
 DEFAULT_TRIALS = 20
@@ -73,8 +73,8 @@ class Request:
     """Whether all that this process starts ends with it; see `launch.supervisor`."""
     dry_run: bool = False
     force: bool = False
-    taken: tuple[str, ...] = field(default=())
-    """Words that stood after the script and were taken as autoddp's own."""
+    says: tuple[str, ...] = ()
+    """Lines for the user about words that another of the three, autoddp, torchrun or the script, could have got."""
 
     @property
     def script(self) -> str:
@@ -140,7 +140,7 @@ def help_text() -> str:
     parser = torchrun_parser()
     parser.prog = "autoddp"
     parser.description = "Tunes DDP on the live, unmodified script, then launches it. Every option of torchrun works."
-    group = parser.add_argument_group("autoddp (before the script, or after it up to `--`)")
+    group = parser.add_argument_group("autoddp (before the script)")
     for action in own_parser()._actions:
         group._add_action(action)
     return parser.format_help()
@@ -148,69 +148,25 @@ def help_text() -> str:
 
 def parse(argv: Sequence[str]) -> Request:
     """Understand a command line; UsageError, one line, for one that cannot be."""
-    ours, rest, taken_from = _divide(list(argv))
-    parser = torchrun_parser()
-    parser.error = _refuse  # type: ignore[method-assign]
-    parser.format_help = help_text  # type: ignore[method-assign]
-    torchrun = parser.parse_args(rest)
-    script_at = len(rest) - len(torchrun.training_script_args) - 1
-    if rest[script_at] == "--":  # argparse swallows one that follows the script at once
-        script_at -= 1
-    taken = [word for word, position in zip(ours, taken_from, strict=True) if position > script_at]
-    _refuse_shared_options(torchrun, taken)
-    torchrun.training_script_args = _without_separator(torchrun.training_script_args, bool(taken))
-    own = own_parser().parse_args(ours)
-    return Request(
-        torchrun=torchrun, taken=tuple(taken), **{**vars(own), "allow": Rung(own.allow) if own.allow else None}
+    own = own_parser()
+    torchrun = torchrun_parser()
+    torchrun.error = _refuse  # type: ignore[method-assign]
+    torchrun.format_help = help_text  # type: ignore[method-assign]
+    values = {
+        option: "" if action.nargs == 0 else _EXAMPLES.get(option, f"{option} {action.metavar}")
+        for action in own._actions
+        for option in action.option_strings
+    }
+    look_alikes = {option for option in option_names(torchrun, own) if option.startswith("--")} - {"--help"}
+    words = divide(
+        argv, values, torchrun.parse_args, lambda own_words: own.parse_args(own_words).trials == 0, look_alikes
     )
-
-
-def _divide(argv: list[str]) -> tuple[list[str], list[str], list[int]]:
-    """Our words, torchrun's and the script's words, and for each of ours how many of the others stood before it."""
-    ours: list[str] = []
-    rest: list[str] = []
-    places: list[int] = []
-    flags = {option: action.nargs == 0 for action in own_parser()._actions for option in action.option_strings}
-    words = iter(argv)
-    for word in words:
-        name, has_value, _ = word.partition("=")
-        if word == "--":
-            rest += [word, *words]
-        elif name in flags:
-            found = [word] if flags[name] or has_value else [word, *_value(name, words)]
-            ours += found
-            places += [len(rest)] * len(found)
-        else:
-            rest.append(word)
-    return ours, rest, places
-
-
-def _value(name: str, words: Any) -> list[str]:
-    value = next(words, None)
-    if value is None or (value.startswith("--") and len(value) > 2):
-        raise UsageError(f"{name}: needs a value: {_EXAMPLES.get(name, name + ' VALUE')}")
-    return [value]
-
-
-def _without_separator(words: list[str], shielding: bool) -> list[str]:
-    """The script gets its words untouched, but for the `--` that only told autoddp where to stop."""
-    own = {option for action in own_parser()._actions for option in action.option_strings}
-    if "--" not in words:
-        return words
-    at = words.index("--")
-    shields = shielding or any(word.partition("=")[0] in own for word in words[at:])
-    return words[:at] + words[at + 1 :] if shields else words
-
-
-def _refuse_shared_options(torchrun: argparse.Namespace, taken: list[str]) -> None:
-    for word in taken:
-        name = word.partition("=")[0]
-        if name.startswith("--") and declared_by_script(name, torchrun):
-            script = torchrun.training_script
-            raise UsageError(
-                f"{name}: both autoddp and {script} have this option; for autoddp write it before the script "
-                f"(autoddp {word} … {script}), for the script after -- ({script} -- {word} …)"
-            )
+    found = own.parse_args(words.own)
+    return Request(
+        torchrun=torchrun.parse_args(words.torchrun),
+        says=tuple(words.says),
+        **{**vars(found), "allow": Rung(found.allow) if found.allow else None},
+    )
 
 
 def _refuse(message: str) -> NoReturn:
@@ -218,6 +174,11 @@ def _refuse(message: str) -> NoReturn:
     prefix, _, words = message.partition("unrecognized arguments: ")
     if words and not prefix:
         unknown = next((word for word in words.split() if word.startswith("-")), words)
+        if unknown.partition("=")[0] in ("--use-env", "--use_env"):
+            raise UsageError(
+                f"{unknown}: an option of torch.distributed.launch. Under autoddp, as under torchrun, each process "
+                "always finds its local rank in the environment variable LOCAL_RANK: leave the option out"
+            )
         raise UsageError(f"unknown option {unknown}{did_you_mean(unknown, known)}; autoddp --help lists all")
     if "training_script" in message:
         raise UsageError("no script given: autoddp [options] train.py [its arguments]; autoddp --help lists all")

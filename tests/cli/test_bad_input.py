@@ -37,7 +37,6 @@ HERE = dump(
 )
 FILES = {
     "train.py": "raise SystemExit('this must not run')\n",
-    "own_seed.py": "add_argument('--seed')\n",
     "a_file": "",
     "unfit.toml": RECIPE,
     "newer.toml": RECIPE.replace("schema = 1", "schema = 2"),
@@ -55,12 +54,12 @@ CASES = {
     "unknown option": ("--trails 20 train.py", "unknown option --trails (did you mean '--trials'?)"),
     "trials no number": ("--trials x train.py", "--trials 'x': must be a whole number of 0 or more, e.g. --trials 20"),
     "trials negative": ("--trials -3 train.py", "--trials '-3': must be a whole number of 0 or more"),
-    "missing value": ("train.py --trials", "--trials: needs a value: a whole number of 0 or more"),
+    "missing value": ("--trials -- train.py", "--trials: needs a value: a whole number of 0 or more"),
     "missing value of torchrun's": ("--nnodes", "--nnodes: expected one argument"),
     "no script": ("--trials 3", "no script given: autoddp [options] train.py [its arguments]"),
     "script not found": ("nowhere.py", "script not found: nowhere.py (looked in {cwd}); check the path, or -m"),
     "program not found": ("--no-python nowhere", "program not found: nowhere (looked in {cwd})"),
-    "option for both": ("own_seed.py --seed 3", "--seed: both autoddp and own_seed.py have this option; for autoddp"),
+    "another launcher's": ("--use-env train.py", "--use-env: an option of torch.distributed.launch."),
     "recipe not found": ("--recipe unfot.toml train.py", "unfot.toml: no such file; autoddp SCRIPT --trials 20 writes"),
     "recipe not TOML": ("--recipe not.toml train.py", "not.toml: not TOML: "),
     "recipe newer": ("--recipe newer.toml train.py", "newer.toml: schema = 2: written by a newer autoddp; upgrade it"),
@@ -180,7 +179,7 @@ def test_a_world_of_one_cannot_be_tuned(folder: Path) -> None:
 
 
 def test_a_file_of_a_commands_name_is_a_script(folder: Path) -> None:
-    (folder / "recipe").write_text("")
+    (folder / "recipe").write_text("import sys\nprint(sys.argv[1:])\n")
     assert "unknown option --trails" in typed(folder, "--trails 3 recipe")[2]
-    code, out, _ = typed(folder, "recipe --dry-run --nproc-per-node 2")
-    assert (code, out) == (0, "would launch: recipe --nproc-per-node 2\nconfiguration: as written\n")
+    code, out, _ = typed(folder, "recipe --trials 0 show me")
+    assert (code, out) == (0, "['show', 'me']\n")

@@ -11,7 +11,7 @@ from torch.distributed.run import get_args_parser
 from autoddp.errors import UsageError
 from autoddp.isolation import Level
 from autoddp.knobs import Rung
-from autoddp.launch.options import help_text, own_parser, parse
+from autoddp.launch.options import Request, help_text, own_parser, parse
 from autoddp.units import Allowance
 
 SCRIPT = ["train.py", "--lr", "0.1", "--", "x"]
@@ -71,7 +71,8 @@ def test_variables_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_words_that_are_none_of_ours(words: list[str]) -> None:
     understood_alike(words)
-    assert parse(words).taken == ()
+    found = parse(words)
+    assert (found.trials, found.recipe) == (None, None)
 
 
 def test_own_options_before_the_script() -> None:
@@ -80,7 +81,7 @@ def test_own_options_before_the_script() -> None:
     assert (found.trials, found.recipe, found.allow, found.budget) == (7, Path("r.toml"), Rung.EXACT, 5400.0)
     assert (found.seed, found.output, found.tune_only, found.dry_run, found.force) == (3, Path("out"), True, True, True)
     assert found.fresh
-    assert (found.torchrun.nnodes, found.torchrun.training_script_args, found.taken) == ("2", ["--trails"], ())
+    assert (found.torchrun.nnodes, found.torchrun.training_script_args, found.says) == ("2", ["--trails"], ())
 
 
 def test_defaults() -> None:
@@ -97,65 +98,119 @@ def test_defaults() -> None:
 def test_the_isolation_and_its_limits() -> None:
     found = parse(["--keep-runs", "3", "--isolation", "guard", "--scratch-limit", "20G", "train.py"])
     assert (found.keep_runs, found.isolation, found.scratch_limit) == (3, Level.GUARD, Allowance(size=20 * 2**30))
-    found = parse(["train.py", "--isolation=off", "--scratch-limit", "12.5%"])
+    found = parse(["--isolation=off", "--scratch-limit", "12.5%", "train.py"])
     assert (found.isolation, found.scratch_limit) == (Level.OFF, Allowance(share=0.125))
     assert parse(["--isolation", "overlay", "train.py"]).isolation is Level.OVERLAY
 
 
+LINES = {
+    "taken": "{} is taken as autoddp's own; for {} write -- before the script",
+    "declared": "{} is passed to {}, whose source has {}; for autoddp write it before the script",
+    "unknown": "{} is passed to {}, whose options are not known; for autoddp write it before the script",
+}
 AFTER = [
-    # words, what is taken, what the script gets
-    ("train.py --trials 4", "--trials 4", ""),
-    ("train.py --lr 1 --trials=4 x", "--trials=4", "--lr 1 x"),
-    ("train.py a --allow exact b --tune-only c", "--allow exact --tune-only", "a b c"),
-    ("--seed 1 train.py --trials 4", "--trials 4", ""),
-    ("train.py --trials 4 -- --lr 1", "--trials 4", "--lr 1"),
-    ("train.py --trials 4 a -- --trials 5", "--trials 4", "a --trials 5"),
-    ("train.py -- --trials 5", "", "--trials 5"),
-    ("--trials 4 train.py -- --trials 5", "", "--trials 5"),
-    ("train.py a -- --trials 5", "", "a --trials 5"),
-    ("--trials 4 -- train.py --trials 5", "", "--trials 5"),
-    ("--trials 4 train.py a -- b", "", "a -- b"),  # a `--` that shields nothing of ours is the script's
+    # words, autoddp's own of them, what the script gets, beginnings of the lines
+    ("train.py --trials 4", "--trials 4", "", ["--trials 4 is taken"]),
+    ("train.py --lr 1 --trials=4 x", "--trials 4", "--lr 1 x", ["--trials=4 is taken"]),
+    ("train.py --recipe a/b.toml c", "--recipe a/b.toml", "c", ["--recipe a/b.toml is taken"]),
+    ("train.py --recipe=b.toml --trials 3", "--trials 3 --recipe b.toml", "", ["--recipe=b", "--trials 3 is taken"]),
+    ("train.py --trials 4 --trials 5", "--trials 5", "", ["--trials 4 is taken", "--trials 5 is taken"]),
+    ("--trials 7 train.py --trials 5", "--trials 5", "", ["--trials 5 is taken"]),
+    ("train.py --trials 0 --recipe b.toml", "--trials 0 --recipe b.toml", "", ["--trials 0 is", "--recipe b.toml is"]),
+    # not values of ours
+    ("train.py --trials", "", "--trials", ["--trials is passed to train.py; for autoddp write it"]),
+    ("train.py --trials=", "", "--trials=", ["--trials is passed to train.py; for"]),
+    ("train.py --trials many", "", "--trials many", ["--trials is passed"]),
+    ("train.py --trials -4", "", "--trials -4", ["--trials is passed"]),
+    ("train.py --trials 4.5", "", "--trials 4.5", ["--trials is passed"]),
+    ("train.py --trials --lr 1", "", "--trials --lr 1", ["--trials is passed"]),
+    ("train.py --recipe x", "", "--recipe x", ["--recipe is passed"]),
+    ("train.py --recipe --x.toml", "", "--recipe --x.toml", ["--recipe is passed"]),
+    ("train.py --recipe cake.tomls", "", "--recipe cake.tomls", ["--recipe is passed"]),
+    ("train.py --trial 4 -trials 4 trials 4", "", "--trial 4 -trials 4 trials 4", []),
+    # all else is the script's
+    (
+        "train.py --seed 42 --lr 3 --output o",
+        "",
+        "--seed 42 --lr 3 --output o",
+        ["--seed, --output are passed to train"],
+    ),
+    ("train.py --seed=1 --seed 2", "", "--seed=1 --seed 2", ["--seed is passed to train.py; for autoddp write it"]),
+    ("train.py --nproc_per_node 4 -m x", "", "--nproc_per_node 4 -m x", ["--nproc_per_node is passed"]),
+    ("train.py a --allow exact b --tune-only c", "", "a --allow exact b --tune-only c", ["--allow, --tune-only are"]),
+    ("train.py --help -h --", "", "--help -h --", []),
+    ("--seed 1 train.py --trials 4", "--trials 4 --seed 1", "", ["--trials 4 is taken"]),
+    # what -- shields; torchrun's parser swallows one that follows the script at once
+    ("train.py --trials 4 -- --lr 1", "--trials 4", "--lr 1", ["--trials 4 is taken"]),
+    ("train.py --trials 4 a -- --trials 5", "--trials 4", "a -- --trials 5", ["--trials 4 is taken"]),
+    ("train.py -- --trials 5", "", "--trials 5", []),
+    ("train.py a -- --trials 5 --seed 1", "", "a -- --trials 5 --seed 1", []),
+    ("--trials 4 -- train.py --trials 5", "--trials 4", "--trials 5", []),
+    ("--trials 4 train.py a -- b", "--trials 4", "a -- b", []),
+    ("train.py --trials -- 4", "", "--trials -- 4", ["--trials is passed"]),
+    # autoddp --trials 0 is torchrun
+    ("--trials 0 train.py --trials 5 --recipe b.toml", "--trials 0", "--trials 5 --recipe b.toml", ["--trials, --rec"]),
+    ("--trials 5 --trials=0 train.py --trials 5", "--trials 0", "--trials 5", ["--trials is passed"]),
+    ("--trials 0 --trials 5 train.py --trials 6", "--trials 6", "", ["--trials 6 is taken"]),
 ]
 
 
-@pytest.mark.parametrize(("words", "taken", "script"), AFTER, ids=[words for words, _, _ in AFTER])
-def test_own_options_after_the_script(words: str, taken: str, script: str) -> None:
-    found = parse(words.split())
-    assert " ".join(found.taken) == taken
-    assert " ".join(found.torchrun.training_script_args) == script
-    assert found.torchrun.training_script == "train.py"
+def own_words(found: Request) -> str:
+    """What differs from the defaults, as words."""
+    given = {"--trials": found.trials, "--recipe": found.recipe, "--seed": found.seed or None}
+    return " ".join(f"{option} {value}" for option, value in given.items() if value is not None)
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> str:
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "train.py"
-    path.write_text('import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument("--seed", type=int)\n')
-    return str(path)
+    path.write_text("import sys\nprint(sys.argv)\n")
+    return path
 
 
-@pytest.mark.parametrize("end", [[], ["--", "x"]], ids=["", "--"])
-@pytest.mark.parametrize("words", [["--seed", "3"], ["--seed=3"]], ids=" ".join)
-def test_an_option_of_both_after_the_script(script: str, words: list[str], end: list[str]) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse([script, *words, *end])
-    assert str(caught.value) == (
-        f"--seed: both autoddp and {script} have this option; for autoddp write it before the script "
-        f"(autoddp {words[0]} … {script}), for the script after -- ({script} -- {words[0]} …)"
-    )
+@pytest.mark.parametrize(("words", "own", "scripts", "lines"), AFTER, ids=[words for words, *_ in AFTER])
+def test_words_after_the_script(script: Path, words: str, own: str, scripts: str, lines: list[str]) -> None:
+    found = parse(words.split())
+    assert own_words(found) == own
+    assert " ".join(found.torchrun.training_script_args) == scripts
+    assert found.torchrun.training_script == "train.py"
+    assert len(found.says) == len(lines)
+    assert all(said.startswith(line) for said, line in zip(found.says, lines, strict=True)), found.says
 
 
-def test_an_option_of_both_as_the_error_says(script: str) -> None:
-    ours, theirs = parse(["--seed", "3", script]), parse([script, "--", "--seed", "3"])
-    assert (ours.seed, ours.torchrun.training_script_args) == (3, [])
-    assert (theirs.seed, theirs.torchrun.training_script_args) == (0, ["--seed", "3"])
-    assert parse([script, "--trials", "4"]).taken == ("--trials", "4")  # the script has no --trials
+@pytest.mark.parametrize("words", [["--trials", "3"], ["--trials=3"], ["--recipe", "r.toml"]], ids=" ".join)
+def test_an_option_that_the_script_has_too(script: Path, words: list[str]) -> None:
+    option = words[0].partition("=")[0]
+    assert parse(["train.py", *words]).says == (LINES["taken"].format(" ".join(words), "train.py"),)
+    script.write_text(f'import argparse\nargparse.ArgumentParser().add_argument("{option}")\n')
+    found = parse(["train.py", *words])
+    assert found.torchrun.training_script_args == words
+    assert found.says == (LINES["declared"].format(" ".join(words), "train.py", option),)
+    assert parse([*words, "train.py", *words]).torchrun.training_script_args == words
+    assert parse(["-m", "train", *words]).torchrun.training_script_args == words
 
 
-def test_an_option_of_both_in_a_module(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(script).parent))
-    Path(script).rename(Path(script).with_name("module_with_a_seed.py"))
-    with pytest.raises(UsageError, match="both autoddp and module_with_a_seed have this option"):
-        parse(["-m", "module_with_a_seed", "--seed", "3"])
+def test_a_program_whose_options_nobody_knows() -> None:
+    found = parse(["--no-python", "bash", "--trials", "3"])
+    assert (found.trials, found.torchrun.training_script_args) == (None, ["--trials", "3"])
+    assert found.says == (LINES["unknown"].format("--trials 3", "bash"),)
+
+
+def test_a_script_in_a_folder_with_spaces(script: Path) -> None:
+    folder = script.parent / "my job"
+    folder.mkdir()
+    script.rename(folder / "my train.py")
+    found = parse(["my job/my train.py", "--recipe", "my recipe.toml", "my words"])
+    assert (found.recipe, found.torchrun.training_script_args) == (Path("my recipe.toml"), ["my words"])
+    assert found.says == (LINES["taken"].format("--recipe 'my recipe.toml'", "my train.py"),)
+
+
+def test_a_script_that_wants_its_local_rank(script: Path) -> None:
+    script.write_text("add('--local_rank')\n")
+    (line,) = parse(["train.py", "--lr", "1"]).says
+    assert line.startswith("train.py has the option --local_rank, which torch.distributed.launch passed")
+    assert parse(["train.py", "--local-rank=0"]).says == ()
 
 
 def test_no_option_means_two_things() -> None:
@@ -183,9 +238,12 @@ BAD = [
     ("--tri 4 t.py", "unknown option --tri (did you mean '--trials'?)"),
     ("--trials x t.py", "--trials 'x': must be a whole number of 0 or more, e.g. --trials 20"),
     ("--trials -3 t.py", "--trials '-3': must be a whole number of 0 or more, e.g. --trials 20"),
+    ("--use-env t.py", "--use-env: an option of torch.distributed.launch. Under autoddp, as under torchrun, each"),
+    ("--use_env=True t.py", "--use_env=True: an option of torch.distributed.launch. Under autoddp, as under torch"),
     ("--trials= t.py", "--trials '': must be a whole number of 0 or more, e.g. --trials 20"),
-    ("t.py --trials", "--trials: needs a value: a whole number of 0 or more, e.g. --trials 20"),
-    ("--recipe --trials 4 t.py", "--recipe: needs a value: --recipe VALUE"),
+    ("--trials", "no script given: autoddp [options] train.py [its arguments]; autoddp --help lists all"),
+    ("--trials -- t.py", "--trials: needs a value: a whole number of 0 or more, e.g. --trials 20"),
+    ("--recipe --trials 4 t.py", "--recipe: needs a value: --recipe FILE"),
     ("--seed -1 t.py", "--seed '-1': must be a whole number from 0 to 4294967295, e.g. --seed 0"),
     ("--near-limit 0 t.py", "--near-limit '0': must be a share above 0, e.g. --near-limit 0.02"),
     ("--lossy-limit much t.py", "--lossy-limit 'much': must be a share above 0, e.g. --lossy-limit 0.95"),
@@ -196,7 +254,7 @@ BAD = [
     ("--keep-runs 0 t.py", "--keep-runs '0': must be a whole number of 1 or more, e.g. --keep-runs 20"),
     ("--keep-runs many t.py", "--keep-runs 'many': must be a whole number of 1 or more, e.g. --keep-runs 20"),
     ("--isolation full t.py", "--isolation 'full': must be overlay, guard or off, e.g. --isolation guard"),
-    ("t.py --isolation", "--isolation: needs a value: overlay, guard or off, e.g. --isolation guard"),
+    ("--isolation --fresh t.py", "--isolation: needs a value: overlay, guard or off, e.g. --isolation guard"),
     ("--scratch-limit 0 t.py", "--scratch-limit '0': must be a size such as 20G, or a share such as 20%, e.g. --scr"),
     ("--scratch-limit 0% t.py", "--scratch-limit '0%': must be a size such as 20G, or a share such as 20%, e.g. --s"),
     ("--scratch-limit 101% t.py", "--scratch-limit '101%': must be a size such as 20G, or a share such as 20%, e.g."),

@@ -1,0 +1,186 @@
+"""The user's script: where its file is, and what its own source says of its command line. Nothing of it is run."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import sysconfig
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+from autoddp.errors import UsageError
+
+
+def script_path(torchrun: argparse.Namespace) -> Path | None:
+    """The script's file, or None where there is none to read (a program that is found by PATH, an unknown module)."""
+    if not torchrun.module:
+        return Path(torchrun.training_script)
+    found = list(_files_of_module(torchrun.training_script, _roots(Path.cwd())))
+    if not found:
+        return None
+    *_, last = found
+    return last.with_name("__main__.py") if last.name == "__init__.py" else last
+
+
+def require_script(torchrun: argparse.Namespace) -> None:
+    """UsageError if there is nothing to run under that name."""
+    script = torchrun.training_script
+    if torchrun.module:
+        return  # `python -m` itself knows best where modules are found
+    if torchrun.no_python and shutil.which(script):
+        return
+    if not Path(script).exists():
+        kind = "program" if torchrun.no_python else "script"
+        raise UsageError(f"{kind} not found: {script} (looked in {Path.cwd()}); check the path, or -m for a module")
+
+
+class ScriptSource:
+    """The Python source of a script and of the user's own modules that it imports, also those that they import.
+
+    Modules of Python itself and of installed packages do not count, except those of the package that the script is in.
+    """
+
+    def __init__(self, torchrun: argparse.Namespace) -> None:
+        self.readable = False
+        """Whether the script is Python source; a program, a pipe or an unknown module is not."""
+        self._names: set[str] = set()
+        self._strings: set[str] = set()
+        path = None if torchrun.no_python else script_path(torchrun)
+        if path is not None and path.is_file():  # a pipe can be read only once: its content is the script's
+            self._read(path, torchrun)
+
+    def may_have(self, option: str) -> bool:
+        """Whether the script may understand `option`, such as --trials; yes where its source cannot be read.
+
+        argparse and click write the option out, or a longer one of which it is an abbreviation. Others make it of a
+        field, a parameter, a variable or a key. To mistake such a name for an option costs the user one word in
+        another place; to overlook an option would cost a wrong training.
+        """
+        name = option.removeprefix("--").replace("-", "_")
+        written_out = re.compile(rf"(?<![\w-]){re.escape(option)}")
+        key = re.compile(rf"{name}([-_=:]|$)")
+        return (
+            not self.readable
+            or any(used == name or used.startswith(f"{name}_") for used in self._names)
+            or any(written_out.search(text) or key.match(text) for text in self._strings)
+        )
+
+    def wants_local_rank(self) -> str:
+        """The option by which the script wants its local rank from its launcher, or ""."""
+        if any("LOCAL_RANK" in text for text in self._strings):
+            return ""
+        return next((option for option in ("--local-rank", "--local_rank") if option in self._strings), "")
+
+    def _read(self, script: Path, torchrun: argparse.Namespace) -> None:
+        roots = _roots(Path.cwd() if torchrun.module else script.parent)
+        own_package = torchrun.training_script.partition(".")[0] if torchrun.module else ""
+        pending, seen = [script], set()
+        while pending:
+            path = pending.pop()
+            if path in seen:
+                continue
+            seen.add(path)
+            with contextlib.suppress(OSError, SyntaxError, UnicodeDecodeError), tokenize.open(path) as file:
+                text = file.read()
+                self.readable = True  # the script is the first
+                try:
+                    nodes = list(ast.walk(ast.parse(text)))
+                except (SyntaxError, ValueError, RecursionError):  # another version's syntax
+                    self._strings.add(text)
+                    self._names.update(re.findall(r"\w+", text))
+                    continue
+                self._names.update(_names(nodes))
+                self._strings.update(_strings(nodes))
+                pending += _imported(nodes, path, roots, own_package)
+
+
+def _roots(first: Path) -> list[str]:
+    """Folders in which the script's Python looks for the user's modules: its own, then those of PYTHONPATH."""
+    return [str(first), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+
+
+def _imported(nodes: list[ast.AST], importer: Path, roots: list[str], own_package: str) -> Iterator[Path]:
+    """Files of the user's own modules that this one imports."""
+    for node in nodes:
+        level = node.level if isinstance(node, ast.ImportFrom) else 0
+        places = [str([importer, *importer.parents][level])] if level else roots
+        for name in _modules(node):
+            own = level > 0 or name.partition(".")[0] == own_package
+            yield from _files_of_module(name, places, also_installed=own)
+
+
+def _modules(node: ast.AST) -> list[str]:
+    """Dotted names of what may be modules, in an import statement."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+    return []
+
+
+def _files_of_module(name: str, roots: list[str], also_installed: bool = True) -> Iterator[Path]:
+    """The files that importing the dotted `name` would run, as far as they exist: each package's, then the module's."""
+    first, *more = name.split(".")
+    places = [Path(root) for root in roots if _is_module(Path(root, first))]
+    if not places:
+        places = [place for place in _where_installed(first) if also_installed or not _is_installed(place)]
+    for place in places[:1]:
+        path = place / first
+        yield from _file_of(path)
+        for part in more:
+            path = path / part
+            yield from _file_of(path)
+
+
+def _is_module(path: Path) -> bool:
+    return path.is_dir() or path.with_name(f"{path.name}.py").is_file()
+
+
+def _file_of(path: Path) -> Iterator[Path]:
+    found = (path / "__init__.py", path.with_name(f"{path.name}.py"))
+    yield from [file for file in found if file.is_file()][:1]
+
+
+def _where_installed(name: str) -> list[Path]:
+    """The folder that holds the top-level module `name` for this Python; nothing is imported."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return []
+    if spec is None:
+        return []
+    folders = [Path(folder).parent for folder in spec.submodule_search_locations or ()]
+    return folders or ([Path(spec.origin).parent] if spec.has_location and spec.origin else [])
+
+
+def _is_installed(folder: Path) -> bool:
+    if {"site-packages", "dist-packages"} & set(folder.parts):
+        return True
+    return any(folder.is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib"))
+
+
+def _names(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, (ast.arg, ast.keyword)) and node.arg:
+            yield node.arg
+
+
+def _strings(nodes: list[ast.AST]) -> Iterator[str]:
+    """All strings but those that only document, except where docopt makes the command line of them."""
+    of_docopt = any("docopt" in name for node in nodes for name in _modules(node))
+    documents = set()
+    for node in nodes:  # a statement comes before what it holds
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and not of_docopt:
+            documents.add(node.value)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in documents:
+            yield node.value

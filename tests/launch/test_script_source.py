@@ -1,0 +1,137 @@
+"""What a script's source says of its options, however it makes its command line. Nothing of it is run."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from autoddp.launch.script import ScriptSource, script_path
+
+HAVE_IT = {
+    "argparse": {"train.py": "import argparse\np = argparse.ArgumentParser()\np.add_argument('-t', '--trials')\n"},
+    "a longer option, of which it is an abbreviation": {"train.py": "add_argument('--trials-per-worker')\n"},
+    "sys.argv": {"train.py": "import sys\nif '--trials' in sys.argv:\n    pass\n"},
+    "getopt": {"train.py": "import getopt, sys\ngetopt.getopt(sys.argv[1:], 't:', ['trials='])\n"},
+    "absl": {"train.py": "from absl import flags\nflags.DEFINE_integer('trials', 3, 'how many')\n"},
+    "click": {"train.py": "import click\n@click.option('--trials/--no-trials')\ndef f(**more): pass\n"},
+    "docopt": {"train.py": '"""Usage: train.py [--trials=<n>]"""\nfrom docopt import docopt\n'},
+    "a dataclass's field": {"train.py": "class Arguments:\n    trials: int = 0\n    rate: float = 0.1\n"},
+    "attrs": {"train.py": "class Arguments:\n    trials = attrib()\n"},
+    "a function's parameter": {"train.py": "def run(*, trials=0): pass\nimport fire\nfire.Fire(run)\n"},
+    "a method's parameter": {"train.py": "class Run:\n    def train(self, trials=0): pass\n"},
+    "a global that the command line overrides": {"train.py": "trials = 3\nexec(open('configurator.py').read())\n"},
+    "a key": {"train.py": "defaults = {'trials': 3}\nfor k in defaults:\n    add_argument('--' + k)\n"},
+    "a keyword": {"train.py": "defaults = dict(trials=3)\n"},
+    "read from what an unknown parser returns": {"train.py": "import theirs\nprint(theirs.parse().trials)\n"},
+    "a module beside it": {"train.py": "from opts import parse\n", "opts.py": "add('--trials')\n"},
+    "a package beside it": {
+        "train.py": "def main():\n    from utils.opts import parse\n",
+        "utils/__init__.py": "",
+        "utils/opts.py": "add('--trials')\n",
+    },
+    "a folder beside it that is no package": {"train.py": "import utils.opts\n", "utils/opts.py": "add('--trials')\n"},
+    "a package's own __init__": {"train.py": "import utils.log\n", "utils/__init__.py": "add('--trials')\n"},
+    "a module of a module": {
+        "train.py": "import utils\n",
+        "utils/__init__.py": "from .cli import parse\n",
+        "utils/cli/__init__.py": "from ..opts import add as parse\n",
+        "utils/opts.py": "from . import table\n",
+        "utils/table.py": "ROWS = ['--trials']\n",
+    },
+    "a module that hides one of Python's": {"train.py": "import statistics\n", "statistics.py": "add('--trials')\n"},
+    "another version's syntax": {"train.py": "print '--trials'\n"},
+    "another encoding": {"train.py": "# coding: latin-1\nname = 'é'\nadd('--trials')\n"},
+}
+HAVE_IT_NOT = {
+    "nothing": {"train.py": ""},
+    "a comment and a docstring": {"train.py": '"""autoddp train.py --trials 20"""\n# --trials\n'},
+    "a part of another word": {"train.py": "add('--mistrials')\nmistrials = 1\nadd('--no-trials')\n"},
+    "a module that is not imported": {"train.py": "import utils\n", "utils.py": "", "opts.py": "add('--trials')\n"},
+    "modules that cannot be found": {"train.py": "import nowhere.at_all\nfrom . import x\nfrom ...up import y\n"},
+    "installed packages": {"train.py": "import optuna, torch.distributed, os.path\n"},
+    "modules that import each other": {"train.py": "import a\n", "a.py": "import b\n", "b.py": "import a, train\n"},
+}
+
+
+def source_of(folder: Path, files: dict[str, str]) -> ScriptSource:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="latin-1")
+    script = str(folder / "train.py")
+    return ScriptSource(argparse.Namespace(training_script=script, module=False, no_python=False))
+
+
+@pytest.mark.parametrize("kind", HAVE_IT)
+def test_a_script_that_may_have_the_option(kind, tmp_path):
+    source = source_of(tmp_path, HAVE_IT[kind])
+    assert source.readable
+    assert source.may_have("--trials")
+    assert not source.may_have("--recipe")
+
+
+@pytest.mark.parametrize("kind", HAVE_IT_NOT)
+def test_a_script_that_has_not(kind, tmp_path):
+    source = source_of(tmp_path, HAVE_IT_NOT[kind])
+    assert source.readable
+    assert not source.may_have("--trials")
+
+
+@pytest.mark.parametrize("kind", ["a package beside it", "a module of a module", "argparse"])
+def test_modules(kind, tmp_path, monkeypatch):
+    """`-m` looks in the current folder first; the parent packages are not imported to find out."""
+    source_of(tmp_path, HAVE_IT[kind])
+    (tmp_path / "pack").mkdir()
+    for entry in [entry for entry in tmp_path.iterdir() if entry.name != "pack"]:
+        entry.rename(tmp_path / "pack" / entry.name)
+    (tmp_path / "pack" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (tmp_path / "pack" / "__main__.py").write_text("from pack import train\n")
+    train = tmp_path / "pack" / "train.py"
+    train.write_text(
+        train.read_text().replace("from utils", "from .utils").replace("import utils", "from . import utils")
+    )
+    monkeypatch.chdir(tmp_path)
+    for module in ("pack.train", "pack"):
+        torchrun = argparse.Namespace(training_script=module, module=True, no_python=False)
+        assert ScriptSource(torchrun).may_have("--trials")
+        assert not ScriptSource(torchrun).may_have("--recipe")
+    assert script_path(argparse.Namespace(training_script="pack", module=True)) == tmp_path / "pack" / "__main__.py"
+
+
+def test_a_module_of_pythonpath(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "more"))
+    source = source_of(tmp_path, {"train.py": "import opts\n", "more/opts.py": "add('--trials')\n"})
+    assert source.may_have("--trials")
+
+
+def test_an_installed_module_s_own_package_counts():
+    """optuna.cli has --n-trials and --direction; its parser lies in the module itself, its storages beside it."""
+    source = ScriptSource(argparse.Namespace(training_script="optuna.cli", module=True, no_python=False))
+    assert source.readable
+    assert source.may_have("--study-name")
+    assert not source.may_have("--nproc-per-node")
+
+
+@pytest.mark.parametrize(
+    ("script", "module", "no_python"),
+    [("nowhere.py", False, False), ("no.such.module", True, False), ("bash", False, True), ("/dev/null", False, False)],
+)
+def test_what_cannot_be_read_may_have_any_option(script, module, no_python):
+    source = ScriptSource(argparse.Namespace(training_script=script, module=module, no_python=no_python))
+    assert not source.readable
+    assert source.may_have("--trials")
+    assert source.wants_local_rank() == ""
+
+
+LOCAL_RANK = {
+    "add('--local_rank', type=int)\n": "--local_rank",
+    "add('--local-rank', '--local_rank', type=int)\n": "--local-rank",
+    "add('--local_rank', default=int(os.environ['LOCAL_RANK']))\n": "",
+    "local_rank = 0\n": "",
+    "add('--local_ranks_filter')\n": "",
+    "": "",
+}
+
+
+@pytest.mark.parametrize("text", LOCAL_RANK)
+def test_scripts_that_want_their_local_rank_from_the_launcher(text, tmp_path):
+    assert source_of(tmp_path, {"train.py": text}).wants_local_rank() == LOCAL_RANK[text]
