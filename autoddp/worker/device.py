@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -48,6 +48,19 @@ def finish_queued_work(seconds: float) -> None:
 def as_current(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Make it the current device for a while, for functions of torch that know no other."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def on_a_side_stream(device: torch.device) -> Iterator[None]:
+    """What is queued meanwhile runs on a stream of its own, between what was queued before and what comes after."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.synchronize(device)
 
 
 def seed(device: torch.device, number: int) -> None:

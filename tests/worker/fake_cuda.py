@@ -16,7 +16,10 @@ import torch
 
 class Stream:
     def __init__(self, device: int) -> None:
-        self.device, self.seconds = device, 0.0
+        self.device, self.seconds = torch.device("cuda", device), 0.0
+
+    def wait_stream(self, other: Stream) -> None:
+        pass
 
 
 class FakeCuda:
@@ -42,9 +45,11 @@ class FakeCuda:
             def elapsed_time(self, later: Event) -> float:
                 return (later.seconds - self.seconds) * 1e3
 
-        for name in ("synchronize", "current_stream", "device", "manual_seed", "memory_reserved"):
-            monkeypatch.setattr(torch.cuda, name, getattr(self, "on_device" if name == "device" else name))
-        monkeypatch.setattr(torch.cuda, "Event", Event)
+        ours = {"device": self.on_device, "stream": self.on_stream, "Stream": self.new_stream, "Event": Event}
+        for name in ("synchronize", "current_stream", "manual_seed", "memory_reserved"):
+            ours[name] = getattr(self, name)
+        for name, function in ours.items():
+            monkeypatch.setattr(torch.cuda, name, function)
 
     def run(self, device: int, seconds: float) -> None:
         """Work of the script's on a device's stream."""
@@ -61,6 +66,18 @@ class FakeCuda:
 
     def current_stream(self, device: torch.device | int | None = None) -> Stream:
         return self.streams[self._number(device)]
+
+    def new_stream(self, device: torch.device | int | None = None) -> Stream:
+        return Stream(self._number(device))
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: Stream) -> Iterator[None]:
+        number = self._number(stream.device)
+        before, self.streams[number] = self.streams[number], stream
+        try:
+            yield
+        finally:
+            self.streams[number] = before
 
     @contextlib.contextmanager
     def on_device(self, device: torch.device) -> Iterator[None]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from static_graphs import static_callables
+from static_graphs import ON_THE_DEFAULT_STREAM, node_of, static_callables
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -83,6 +83,8 @@ class Run:
             self.graphs.stop_watching()
             self.before = [tensor.clone() for tensor in self.ddp.module.state_dict().values()]
             self.random = torch.get_rng_state()
+            for parameter in self.ddp.parameters():  # the reducer has held these nodes since it was built
+                node_of(parameter).metadata.update(ON_THE_DEFAULT_STREAM)
             self.graphs.turn(self.mode)
 
     def left_a_trace(self) -> bool:
@@ -302,15 +304,12 @@ def turning(rank: int) -> dict[str, Any]:
 def failing(rank: int) -> dict[str, Any]:
     """A capture that raises, and one whose graph computes something else."""
 
-    def raises(*_: Any) -> Any:
+    def raises(*_: Any, **__: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    def wrong(modules: Any, samples: Any) -> Any:
-        static_callables(modules, samples)
-        for module in modules:
-            right = module.forward
-            module.forward = lambda *given, right=right: {k: v * 1.01 for k, v in right(*given).items()}
-        return modules
+    def wrong(*given: Any, **options: Any) -> Any:
+        calls = static_callables(*given, **options)
+        return [lambda *x, right=right: {k: v * 1.01 for k, v in right(*x).items()} for right in calls]
 
     said = []
     for make in (raises, wrong):

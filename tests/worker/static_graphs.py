@@ -12,28 +12,33 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-
-def static_callables(callables: tuple[nn.Module, ...], sample_args: tuple[tuple[torch.Tensor, ...], ...]) -> Any:
-    for module in callables:
-        assert not any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks))
-    for module, sample in zip(callables, sample_args, strict=True):
-        _warm_up(module, sample)
-    graphed = [_static(module, sample) for module, sample in zip(callables, sample_args, strict=True)]
-    for module, call in zip(callables, graphed, strict=True):
-        module.forward = call
-    return tuple(callables)
+ON_THE_DEFAULT_STREAM = {"stream": "default"}
+"""What a test writes into `node_of(parameter).metadata` where the parameter's node was made before the capture."""
 
 
-def _warm_up(module: nn.Module, sample: tuple[torch.Tensor, ...]) -> None:
-    """As there: three passes, which move whatever a forward pass moves."""
-    for _ in range(3):
-        module(*sample)
+def node_of(leaf: torch.Tensor) -> Any:
+    """The node of autograd that adds to a leaf's gradient; another one once nobody holds the first."""
+    made_of_it = leaf.view_as(leaf).grad_fn
+    assert made_of_it is not None
+    return made_of_it.next_functions[0][0]
 
 
-def _static(module: nn.Module, sample: tuple[torch.Tensor, ...]) -> Any:
-    parameters = tuple(module.parameters())
+def static_callables(
+    callables: tuple[Any, ...], sample_args: tuple[tuple[torch.Tensor, ...], ...], num_warmup_iters: int = 3
+) -> Any:
+    for call, sample in zip(callables, sample_args, strict=True):
+        for _ in range(num_warmup_iters):  # moves whatever a forward pass moves
+            call(*sample)
+    return tuple(_static(call, sample) for call, sample in zip(callables, sample_args, strict=True))
+
+
+def _static(function: Any, sample: tuple[torch.Tensor, ...]) -> Any:
+    parameters = tuple(function.parameters()) if isinstance(function, nn.Module) else ()
     surface = (*sample, *parameters)
-    forward = module.forward
+    forward = function.forward if isinstance(function, nn.Module) else function
+    for leaf in surface:
+        if leaf.requires_grad and node_of(leaf).metadata == ON_THE_DEFAULT_STREAM:
+            raise RuntimeError("autograd refuses a leaf whose node was made on the default stream")
     wanted = [tensor for tensor in surface if tensor.requires_grad]
     kept: dict[str, Any] = {"outputs": None, "gradients": None}
 

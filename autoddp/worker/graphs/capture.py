@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoddp.worker.device import as_current, devices_of, seed, synchronize
+from autoddp.worker.device import as_current, on_a_side_stream, seed
+from autoddp.worker.graphs.safe_capture import safe_captures
 from autoddp.worker.graphs.signature import Signature, tensors_of
 
 Graphed = Callable[..., Any]
@@ -20,7 +20,7 @@ Graphed = Callable[..., Any]
 Make = Callable[..., Any]
 """As `torch.cuda.make_graphed_callables`."""
 
-_WATCHDOG = 0.5  # seconds
+_PASSES = 3  # before a capture: libraries choose their kernels and take their memory in the first
 _FULL, _SIXTEEN_BIT = 1e-3, 2e-2
 """The largest relative L2 difference to the same pass without a graph: libraries may choose other kernels."""
 
@@ -34,7 +34,7 @@ class Sample:
     module: nn.Module
     signature: Signature
     tensors: Sequence[torch.Tensor]
-    """Of the last call, or of their like."""
+    """Values of the last call's tensors, in the host's memory: on the device they would be kept activations."""
     autocast: torch.dtype | None
     """Under autocast, its type."""
 
@@ -44,12 +44,16 @@ class Sample:
         return next(self.module.parameters()).device
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """Tensors to call it with, of nobody else's."""
-        return tuple(t.detach().clone().requires_grad_(t.requires_grad) for t in self.tensors)
+        """Fresh copies of the inputs, not aliased with the script's tensors."""
+        likes = self.signature.tensors
+        return tuple(
+            value.to(like.device, copy=True).requires_grad_(like.requires_grad)
+            for value, like in zip(self.tensors, likes, strict=True)
+        )
 
 
 class _ByPosition(nn.Module):
-    """The module as a graph wants it: a function of tensors alone, with no hooks and nobody's stand-in."""
+    """The module as a function of tensors alone, without its own hooks and without a stand-in for its `forward`."""
 
     def __init__(self, sample: Sample) -> None:
         super().__init__()
@@ -62,39 +66,63 @@ class _ByPosition(nn.Module):
         return type(self.module).forward(self.module, *args, **kwargs)
 
 
+class _Aliased:
+    """The same as a function of the inputs and of all parameters, for which aliases stand: other leaves of autograd.
+
+    autograd runs each leaf's node on the stream on which it was made, and DDP's reducer, or a loss that the script
+    still holds, keeps the parameters' nodes of the default stream alive. A capture may not wait for that stream: torch
+    2.13 refuses it, and before the driver did. The aliases share the parameters' memory and have nodes of their own,
+    made by the capture itself.
+    """
+
+    def __init__(self, by_position: _ByPosition) -> None:
+        self._by_position = by_position
+        self._names = [name for name, _ in by_position.named_parameters()]
+        self.parameters = [parameter for _, parameter in by_position.named_parameters()]
+
+    def aliases(self) -> tuple[torch.Tensor, ...]:
+        return tuple(p.detach().requires_grad_(p.requires_grad) for p in self.parameters)
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        inputs = len(tensors) - len(self._names)
+        given = dict(zip(self._names, tensors[inputs:], strict=True))
+        return torch.func.functional_call(self._by_position, given, tensors[:inputs])
+
+    def graphed(self, call: Graphed) -> Graphed:
+        """The graph as a function of the inputs, whose gradients reach the parameters themselves."""
+        return lambda *inputs: call(*inputs, *self.parameters)
+
+
 def capture(samples: Sequence[Sample], make: Make) -> list[Graphed]:
     """One graph for each module, in the order in which a step calls them. Buffers and random numbers stay as they were.
 
     Raises RuntimeError where a module cannot be captured, or its graph does not give what the module gives.
     """
     modules = [_ByPosition(sample) for sample in samples]
-    inputs = [sample.inputs() for sample in samples]
+    aliased = [_Aliased(module) for module in modules]
     device = _one_device(samples)
     # torch captures on the current device.
     with as_current(device), no_trace(samples), under_autocast(samples[0]), torch.enable_grad():
-        expected = [one_pass(module, given, module) for module, given in zip(modules, inputs, strict=True)]
-        _let_others_finish(device)
-        # A module's `forward` becomes the graph: so it is the function, not the module, that gets replaced.
-        graphed = list(make(tuple(modules), tuple(inputs)))
-        for sample, module, given, call, what in zip(samples, modules, inputs, graphed, expected, strict=True):
-            prove(sample, one_pass(call, given, module), what)
-    return [call.forward if isinstance(call, nn.Module) else call for call in graphed]
+        with on_a_side_stream(device):
+            for _ in range(_PASSES):
+                expected = [one_pass(m, sample.inputs(), m) for m, sample in zip(modules, samples, strict=True)]
+        given = tuple((*sample.inputs(), *one.aliases()) for sample, one in zip(samples, aliased, strict=True))
+        with safe_captures(device):
+            # Without passes of its own, which would make the aliases' nodes on yet another stream.
+            made = make(tuple(aliased), given, num_warmup_iters=0)
+        graphed = [one.graphed(call) for one, call in zip(aliased, made, strict=True)]
+        for sample, module, call, what in zip(samples, modules, graphed, expected, strict=True):
+            prove(sample, one_pass(call, sample.inputs(), module), what)
+    return graphed
 
 
 def _one_device(samples: Sequence[Sample]) -> torch.device:
-    device, *others = devices_of(
-        tensor for sample in samples for tensor in (*sample.module.parameters(), *sample.tensors)
-    )
+    of_parameters = [parameter.device for sample in samples for parameter in sample.module.parameters()]
+    of_inputs = [like.device for sample in samples for like in sample.signature.tensors]
+    device, *others = dict.fromkeys([*of_parameters, *of_inputs])
     if others:
         raise RuntimeError(f"what is to be captured is on several devices: {device}, {', '.join(map(str, others))}")
     return device
-
-
-def _let_others_finish(device: torch.device) -> None:
-    """NCCL's watchdog asks every 0.1 s for the end of collectives until it has seen it, which would break a capture."""
-    if device.type == "cuda":
-        synchronize(device)
-        time.sleep(_WATCHDOG)
 
 
 def one_pass(call: Callable[..., Any], inputs: Sequence[torch.Tensor], module: nn.Module) -> list[torch.Tensor]:

@@ -17,7 +17,9 @@ class Unfit(Exception):
 
 
 @dataclass(frozen=True)
-class _TensorLike:
+class TensorLike:
+    """What is known of a tensor, but for its values."""
+
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
@@ -32,10 +34,15 @@ class Signature:
     leaves: tuple[object, ...]
     """What is known of each tensor; of anything else its type and value."""
 
+    @property
+    def tensors(self) -> list[TensorLike]:
+        """Of the tensors among the arguments, in order."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, TensorLike)]
+
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A call's arguments again, with these tensors."""
         given = iter(tensors)
-        leaves = [next(given) if isinstance(leaf, _TensorLike) else leaf[1] for leaf in self.leaves]  # type: ignore[index]
+        leaves = [next(given) if isinstance(leaf, TensorLike) else leaf[1] for leaf in self.leaves]  # type: ignore[index]
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         return args, kwargs
 
@@ -48,7 +55,7 @@ def signature_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Signat
 
 def _known_of(leaf: object) -> object:
     if type(leaf) is torch.Tensor:
-        return _TensorLike(leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad)
+        return TensorLike(leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad)
     if isinstance(leaf, _CONSTANTS):
         return type(leaf), leaf
     raise Unfit(f"an argument is of type {type(leaf).__name__}")

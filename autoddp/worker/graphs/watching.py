@@ -49,7 +49,7 @@ class Seen:
         if self.signature not in (None, signature):
             self.why_not = "its inputs change from step to step"
         self.calls, self.order, self.signature = self.calls + 1, order, signature
-        self.tensors = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
+        self.tensors = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
         device = next(self.module.parameters(), torch.empty(0)).device.type
         self.autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
