@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from hook_checks import CAP, SHAPES, Gradients, Targets, full_rank
+from hook_checks import CAP, SHAPES, SIZES, Gradients, Targets, full_rank
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoddp.knobs import Configuration
 from autoddp.worker.fidelity import Comparison
@@ -17,11 +20,40 @@ WORLD = 3
 STEPS = 4
 
 
-def compared(knobs: dict[str, Any], scale: float = 1.0, poison: float | None = None) -> dict[str, Any]:
+class Waits(TorchDispatchMode):
+    """Counts values that the host waits for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+class Weighed(Comparison):
+    """Knows what it still holds of the gradients."""
+
+    def _take(self, parts: Any, exact: torch.Tensor, made: torch.Tensor) -> None:
+        self.__dict__.setdefault("copies", []).append(weakref.ref(exact))
+        super()._take(parts, exact, made)
+
+    def held(self) -> float:
+        """In parts of the gradients; gloo's threads may let go of a copy a moment after the reduction is over."""
+        copies: list[Any] = self.__dict__.get("copies", [])
+        for _ in range(1000):
+            if not any(copy() is not None for copy in copies):
+                break
+            time.sleep(0.01)
+        held = sum(copy().numel() for copy in copies if copy() is not None)
+        return (held + sum(s.exact.numel() + s.difference.numel() for s in self._sums.values())) / sum(SIZES)
+
+
+def compared(knobs: dict[str, Any], scale: float = 1.0, poison: float | None = None, **frugal: Any) -> dict[str, Any]:
     """The error that the comparison finds, and the same figures worked out here from what DDP left in .grad."""
     ddp = DDP(Targets(SHAPES), bucket_cap_mb=CAP)
     state, hook = hook_for(Configuration(knobs), ddp.process_group, 0)
-    comparison = Comparison()
+    comparison, group = Weighed(**frugal), ddp.process_group if frugal else None
+    held, waits = 0.0, Waits()
     ddp.register_comm_hook(state, comparison.around(hook, ddp.process_group))
     rank = torch.distributed.get_rank()
     exact_sum, made_sum, relative = zeros(), zeros(), []
@@ -30,11 +62,13 @@ def compared(knobs: dict[str, Any], scale: float = 1.0, poison: float | None = N
         ddp.zero_grad()
         targets = poisoned(full_rank(rank, step, scale), poison)
         ddp(targets).backward()
+        held = max(held, comparison.held()) if frugal else 0.0
         made = [value.grad.clone() for value in ddp.module.values]
         ddp.module.values[0].grad.zero_()  # the script may do what it likes with its gradients
         if not comparison.on:
             continue
-        comparison.step()
+        with waits:
+            comparison.step()
         others = [poisoned(full_rank(other, step, scale), poison) for other in range(WORLD)]
         exact = [sum(parts) / WORLD for parts in zip(*others, strict=True)]
         difference = norm([a - b for a, b in zip(made, exact, strict=True)])
@@ -42,11 +76,13 @@ def compared(knobs: dict[str, Any], scale: float = 1.0, poison: float | None = N
         exact_sum = [a + b for a, b in zip(exact_sum, exact, strict=True)]
         made_sum = [a + b for a, b in zip(made_sum, made, strict=True)]
     names = {id(p): name for name, p in ddp.module.named_parameters()}
-    found = comparison.result(lambda identity: names[identity])
+    with waits:
+        found = comparison.result(lambda identity: names[identity], group)
     assert found is not None
     of_sum = norm([a - b for a, b in zip(made_sum, exact_sum, strict=True)]) / norm(exact_sum)
     assert comparison.result(str) is None  # it begins anew
-    return {**asdict(found), "own_relative": sum(relative) / STEPS, "own_of_sum": of_sum}
+    own = {"own_relative": sum(relative) / STEPS, "own_of_sum": of_sum}
+    return {**asdict(found), **own, "held": held, "waits": waits.count}
 
 
 def zeros() -> Gradients:
@@ -73,4 +109,6 @@ def checks(rank: int) -> dict[str, Any]:
         "powersgd 1": compared({"hook": "powersgd", "powersgd_rank": 1}),
         "powersgd 8": compared({"hook": "powersgd", "powersgd_rank": 8}),
         "script's own overflow": compared({"hook": "bf16"}, poison=float("inf")),
+        "watched bf16": compared({"hook": "bf16"}, by_parameter=False, sampled=0),
+        "watched powersgd": compared({"hook": "powersgd", "powersgd_rank": 8}, by_parameter=False, sampled=400),
     }

@@ -24,6 +24,26 @@ def test_it_is_the_error_of_what_ddp_left_in_the_gradients(ranks: list[dict[str,
     assert found["worst"] >= found["relative"] * 0.9
 
 
+def test_a_watched_hook_has_the_same_error(ranks: list[dict[str, Any]]) -> None:
+    """The error of one step whole, that of the sum from a sample; the same to the last bit on all ranks."""
+    for name, of_sum in {"watched bf16": "own_relative", "watched powersgd": "own_of_sum"}.items():
+        found = ranks[0][name]
+        assert found["relative"] == pytest.approx(found["own_relative"], rel=1e-3)
+        assert found["of_sum"] == pytest.approx(found[of_sum], rel=0.1 if name.endswith("sgd") else 1e-3)
+        assert len({(rank[name]["relative"], rank[name]["of_sum"]) for rank in ranks}) == 1
+
+
+def test_the_watch_keeps_nothing_of_the_gradients_size(ranks: list[dict[str, Any]]) -> None:
+    """In parts of the gradients. What is held is there at the next forward pass, when activations take the memory."""
+    for found in ranks:
+        assert found["watched bf16"]["held"] == 0
+        assert 0 < found["watched powersgd"]["held"] < 0.25  # samples of its buckets
+
+
+def test_the_host_does_not_wait_for_each_parameter(ranks: list[dict[str, Any]]) -> None:
+    assert {name: found["waits"] for name, found in ranks[0].items() if found["waits"]} == {}
+
+
 def test_all_ranks_find_the_same(ranks: list[dict[str, Any]]) -> None:
     for name, found in ranks[0].items():
         for other in ranks[1:]:
