@@ -30,6 +30,8 @@ class Binding(Effect):
     def __init__(self, device: torch.device) -> None:
         self._as_written = _allowed()
         self._bound = False
+        self._own_masks: set[int] = set()
+        """Threads that had another mask than the main thread when the others were moved."""
         self.why_not, self._near = _near(device, self._as_written)
 
     def apply(self, configuration: Configuration) -> None:
@@ -37,11 +39,16 @@ class Binding(Effect):
         self.turn(NUMA_BINDING.name in configuration)
 
     def turn(self, on: bool) -> None:
-        """All threads onto the near CPUs, or back to those they had. Threads to come inherit it."""
+        """The threads that run where the main thread runs, onto the near CPUs or back. Threads to come inherit it.
+
+        Others were placed by somebody who knows more: NCCL puts its threads for the network beside the GPU.
+        """
         if on == self._bound or self.why_not:
             return
         self._bound = on
-        for thread in _threads():
+        if on:
+            self._own_masks = {thread for thread in _threads() if _mask(thread) != self._as_written}
+        for thread in set(_threads()) - self._own_masks:
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 os.sched_setaffinity(thread, self._near if on else self._as_written)
 
@@ -50,7 +57,7 @@ def _near(device: torch.device, allowed: Collection[int]) -> tuple[str, set[int]
     """Why not, or the CPUs."""
     asked = next((name for name in _OTHERS if name in os.environ), "")
     if not allowed:
-        return "the system has no CPU affinity, or the script binds its threads", set()
+        return "the system has no CPU affinity", set()
     if asked:
         return f"{asked} is set", set()
     nodes = [(node.number, cpus(node) & set(allowed)) for node in numa_nodes()]
@@ -88,14 +95,16 @@ def _node_of_gpu(device: torch.device) -> int:
 
 
 def _allowed() -> set[int]:
-    """CPUs of this process; empty where its threads differ, or where the system cannot say."""
-    if not hasattr(os, "sched_getaffinity"):
+    """CPUs of the main thread; empty where the system cannot say."""
+    return _mask(os.getpid()) if hasattr(os, "sched_getaffinity") else set()
+
+
+def _mask(thread: int) -> set[int]:
+    """Empty for a thread that has ended."""
+    try:
+        return set(os.sched_getaffinity(thread))
+    except OSError:
         return set()
-    found = set()
-    for thread in _threads():
-        with contextlib.suppress(OSError):
-            found.add(frozenset(os.sched_getaffinity(thread)))
-    return set(found.pop()) if len(found) == 1 else set()
 
 
 def _threads() -> list[int]:

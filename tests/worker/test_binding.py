@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
+import torch
 from launchers import may_mount, on_numa_nodes
 
 from autoddp.topology.facts import NumaNode
+from autoddp.worker import binding
 from autoddp.worker.binding import cpus
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -67,6 +70,44 @@ def test_ranks_are_dealt_out_over_the_nodes(tmp_path, rank):
 )
 def test_left_as_it_is_with_the_reason(tmp_path, nodes, variables, why):
     assert in_a_machine(tmp_path, nodes, LOCAL_RANK="0", **variables) == {"why": why, "seen": [[CPUS]] * 3}
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
+def test_threads_that_somebody_else_has_placed_stay_there(monkeypatch):
+    """NCCL's threads for the network have the mask of the GPU, also where the script binds nothing."""
+    first, second, both = {CPUS[0]}, {CPUS[1]}, os.sched_getaffinity(0)
+    monkeypatch.setattr(binding, "numa_nodes", lambda: [NumaNode(i, str(*c)) for i, c in enumerate((first, second))])
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    ready, over = threading.Barrier(3), threading.Event()
+    threads = {}
+
+    def run(name, cpus):
+        os.sched_setaffinity(0, cpus)
+        threads[name] = threading.get_native_id()
+        ready.wait()
+        over.wait()
+
+    def masks():
+        return {name: os.sched_getaffinity(thread) for name, thread in [("main", os.getpid()), *threads.items()]}
+
+    running = [threading.Thread(target=run, args=given) for given in (("near", first), ("far", second))]
+    for thread in running:
+        thread.start()
+    try:
+        ready.wait()
+        bound = binding.Binding(torch.device("cpu"))
+        assert bound.why_not == ""
+        bound.turn(True)
+        assert masks() == {"main": first, "near": first, "far": second}
+        bound.turn(False)
+        assert masks() == {"main": both, "near": first, "far": second}
+    finally:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), both)
+        over.set()
+        for thread in running:
+            thread.join()
 
 
 @pytest.mark.parametrize(
