@@ -57,8 +57,8 @@ NCCL_P2P_DISABLE = _start(
 NCCL_ALGO = _start(
     "nccl_algo",
     "NCCL_ALGO",
-    "the one algorithm that NCCL uses: trees have less latency over many nodes, rings more bandwidth",
-    one_of("Ring", "Tree"),
+    "the algorithm of NCCL's all-reduces: trees have less latency over many nodes, rings more bandwidth",
+    one_of("Ring", "Tree", "ring,tree;allreduce:tree"),  # the third is the second of NCCL 2.24 and later
 )
 NCCL_PROTO = _start(
     "nccl_proto",

@@ -11,16 +11,29 @@ from autoddp.topology.verdict import Verdict, between_nodes, verdicts
 _FAST_ETHERNET = 20_000  # Mbit/s; below, one socket thread keeps up
 _NVLINKS_OF_A_SWITCH = 12  # per GPU: from there on (A100, H100) all of them go to NVLink switches
 _VERSION_WITH_NVLS = 4  # of NVLink, as the H100 has it
+_ALGORITHM_OF_EACH = (2, 24)
+"""From this NCCL on a collective that does not have the one algorithm named ends the job, as Broadcast has no trees."""
+TREES = "ring,tree;allreduce:tree"
+"""Trees for the all-reduces alone, as that NCCL has it."""
 _OTHER_CLASS = 0.5  # of the fastest port's rate: a slower one serves storage or logins
 
 Offer = tuple[dict[str, Any], tuple[str, ...]]
 """A setting of `knobs.start`, and the variables of which any, set already, pins it."""
 
 
-def nccl_settings(node: Node, nodes: int, environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Values for the start knobs of `knobs.start`, one dict for each setting, the most promising first."""
+def nccl_settings(
+    node: Node, nodes: int, environment: Mapping[str, str], nccl: tuple[int, ...] = (), tuner: str = ""
+) -> list[dict[str, Any]]:
+    """Values for the start knobs of `knobs.start`, one dict for each setting, the most promising first.
+
+    `nccl` is its version. `tuner`: the plugin by which the cloud chooses algorithms itself, as `nccl_tuner` gives it.
+    """
     ways = verdicts(node, environment)
-    offers = [*_within(node, ways), *(_between(node) if nodes > 1 else ())]
+    offers = list(_within(node, ways))
+    if nodes > 1:
+        offers += _between(node)
+        offers += () if tuner else _choices(nccl)  # a plugin takes them for an error, or is overruled
+        offers.append(({"nccl_buffer_bytes": 8 * 2**20}, ("NCCL_BUFFSIZE",)))
     return [setting for setting, variables in offers if not set(variables) & set(environment)]
 
 
@@ -57,11 +70,13 @@ def _between(node: Node) -> Iterator[Offer]:
     if way.transport == "NET/IB/GDRDMA" and not any(pair.nvlinks for pair in node.pairs):
         # By itself NCCL lets a NIC read a GPU's memory only below one host bridge.
         yield {"nccl_gdr_level": "SYS"}, ("NCCL_NET_GDR_LEVEL",)
-    # Which is best follows from NCCL's idea of the network's latency, and it cannot know every network.
-    yield {"nccl_algo": "Tree"}, ("NCCL_ALGO",)
+
+
+def _choices(nccl: tuple[int, ...]) -> Iterator[Offer]:
+    """Which is best follows from NCCL's idea of the network's latency, and it cannot know every network."""
+    yield {"nccl_algo": TREES if nccl >= _ALGORITHM_OF_EACH else "Tree"}, ("NCCL_ALGO",)
     yield {"nccl_algo": "Ring"}, ("NCCL_ALGO",)
     yield {"nccl_proto": "Simple"}, ("NCCL_PROTO",)
-    yield {"nccl_buffer_bytes": 8 * 2**20}, ("NCCL_BUFFSIZE",)
 
 
 def _pair(way: Verdict) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from autoddp.knobs.optimize_ddp import OPTIMIZE_DDP, ways_to_cut
 from autoddp.knobs.start import ALLOCATOR, INTERFACES
 from autoddp.knobs.threads import THREADS, thread_counts
 from autoddp.topology import Fingerprint, fingerprint
+from autoddp.topology.nccl_tuner import nccl_tuner
 from autoddp.topology.probe import probe
 from autoddp.topology.start_settings import nccl_settings
 from autoddp.units import MIB
@@ -102,7 +103,10 @@ def _start_settings(backend: str, device: torch.device, nodes: int, interfaces: 
     """What another start of the script could set, as this rank's node sees it; only what all nodes see is tried."""
     found = _allocator_settings(device)
     if backend == "nccl":
-        return found + (nccl_settings(probe(), nodes, os.environ) if device.type == "cuda" else [])
+        if device.type != "cuda":
+            return found
+        version, tuner = tuple(torch.cuda.nccl.version()), nccl_tuner(os.environ)
+        return found + nccl_settings(probe(), nodes, os.environ, version, tuner)
     return found + ([{INTERFACES.name: interfaces}] if interfaces and nodes > 1 else [])
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from autoddp.knobs import Configuration
 from autoddp.recipe.env import ENV_ALLOWED
 from autoddp.topology.facts import Cpu, Gpu, GpuPair, Nic, Node
+from autoddp.topology.nccl_tuner import nccl_tuner
 from autoddp.topology.rdma import RdmaPort
 from autoddp.topology.start_settings import nccl_settings
 
@@ -59,6 +61,38 @@ def test_what_is_offered(
     here: Node, nodes: int, environment: dict[str, str], expected: list[dict[str, object]]
 ) -> None:
     assert nccl_settings(here, nodes, environment) == expected
+
+
+def test_trees_are_named_as_this_nccl_understands_them() -> None:
+    """From 2.24 on "Tree" alone would end the job at its first broadcast, which has no trees."""
+    found = {version: nccl_settings(node(), 2, {}, version) for version in ((2, 23, 4), (2, 24, 0), (2, 29, 1))}
+    algorithms = {v: [s["nccl_algo"] for s in settings if "nccl_algo" in s] for v, settings in found.items()}
+    trees = ["ring,tree;allreduce:tree", "Ring"]
+    assert algorithms == {(2, 23, 4): ["Tree", "Ring"], (2, 24, 0): trees, (2, 29, 1): trees}
+    for setting in found[2, 29, 1]:
+        for name, value in Configuration(setting).start_variables.items():
+            assert ENV_ALLOWED[name](value) is None
+
+
+def test_a_clouds_tuner_plugin_chooses_algorithms_by_itself() -> None:
+    names = {name for setting in nccl_settings(node(), 2, {}, (2, 27, 3), "libnccl-tuner.so") for name in setting}
+    assert names == {"nccl_socket_threads", "nccl_sockets_per_thread", "nccl_buffer_bytes"}
+
+
+def test_how_a_tuner_plugin_is_known(tmp_path: Path) -> None:
+    folder = tmp_path / "opt/amazon/ofi-nccl/lib"
+    folder.mkdir(parents=True)
+    assert nccl_tuner({}, tmp_path) == ""
+    assert nccl_tuner({"NCCL_TUNER_PLUGIN": "ofi"}, tmp_path) == "NCCL_TUNER_PLUGIN=ofi"
+    assert nccl_tuner({"NCCL_TUNER_CONFIG_PATH": "/etc/gib"}, tmp_path) == "NCCL_TUNER_CONFIG_PATH=/etc/gib"
+    library = folder / "libnccl-ofi-tuner.so"
+    library.touch()
+    assert nccl_tuner({}, tmp_path) == str(library)
+    assert nccl_tuner({"NCCL_TUNER_PLUGIN": "none"}, tmp_path) == ""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "libnccl-tuner.so.1").touch()
+    assert nccl_tuner({"LD_LIBRARY_PATH": f"/nowhere:{elsewhere}"}, tmp_path) == str(elsewhere / "libnccl-tuner.so.1")
 
 
 def port(device: str, rate: float = 400.0, numa: int = 0, state: str = "ACTIVE") -> RdmaPort:

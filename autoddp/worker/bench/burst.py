@@ -37,6 +37,8 @@ def main() -> None:
     dist.init_process_group(burst.backend, timeout=_PATIENCE)
     # Zeros, because sums of anything else would overflow; no backend looks at the values.
     buckets = [torch.zeros(burst.bucket_bytes // 4, device=device) for _ in range(burst.buckets)]
+    # As DDP does with parameters and buffers: a setting that NCCL has no broadcast under would end the script's job.
+    dist.broadcast(buckets[0], src=0)
     _seconds(buckets)  # sets up connections
     pilot = ranks.share(_seconds(buckets))
     count = max(_FEWEST, min(_MOST, math.ceil(_SECONDS / pilot)))
