@@ -7,6 +7,7 @@ A script that updates its parameters without a torch optimizer is counted by its
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +39,9 @@ class StepClock:
         self._by_forwards = False
         self._patience = _FORWARDS
         self._stopped = False
+        self._told: torch.optim.Optimizer | None = None
         register_optimizer_step_post_hook(self._stepped)
+        self._count_skipped_steps()
 
     @property
     def steps_without_ddp(self) -> int:
@@ -68,7 +71,28 @@ class StepClock:
         else:
             self._by_forwards = True
 
+    def _count_skipped_steps(self) -> None:
+        """A step that a GradScaler leaves out is one all the same.
+
+        Where nothing is reduced, as while the headroom is measured, one rank alone may find an infinite gradient: it
+        would count fewer steps than the others from there on, and all would wait for each other.
+        """
+        scaler = torch.amp.GradScaler
+        before = scaler.step
+
+        @functools.wraps(before)
+        def step(this: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            self._told = None
+            returned = before(this, optimizer, *args, **kwargs)
+            if self._told is not optimizer:
+                self._stepped(optimizer, args, kwargs)
+            self._told = None
+            return returned
+
+        scaler.step = step  # type: ignore[method-assign,assignment]
+
     def _stepped(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._told = optimizer
         if self._stopped or self._by_forwards:
             return
         ours = self._parameters()

@@ -162,9 +162,19 @@ def _why_untouchable(arguments: dict[str, Any], module: nn.Module) -> str:
         return "DDP's own mixed_precision is on"
     if arguments.get("delay_all_reduce_named_params") is not None:
         return "delay_all_reduce_named_params is used"
+    mesh = arguments.get("device_mesh")
+    if mesh is not None and _root_of(mesh) != mesh:
+        return "its device_mesh is part of a larger one: the rest of it may split the parameters"
     if any(hasattr(p, "_in_backward_optimizers") for p in module.parameters()):
         return "the optimizer runs inside backward"
     return ""
+
+
+def _root_of(mesh: Any) -> Any:
+    """The mesh that it was cut out of, or itself, as DDP's constructor asks for it."""
+    if hasattr(mesh, "_get_root_mesh"):
+        return mesh._get_root_mesh()
+    return dist.device_mesh._mesh_resources.get_root_mesh(mesh)  # torch before 2.9
 
 
 def _as_arguments(configuration: Configuration) -> dict[str, Any]:

@@ -82,6 +82,8 @@ class Deferral(Effect):
                     setattr(place, name, self._reading(getattr(place, name)))
         scaler = torch.amp.GradScaler
         scaler.unscale_ = self._reading(scaler.unscale_)  # type: ignore[method-assign]
+        # For a fused optimizer it looks for infinite gradients itself, before the optimizer is called.
+        scaler.step = self._reading(scaler.step)  # type: ignore[method-assign]
 
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run; what is decided here holds for its backward pass."""

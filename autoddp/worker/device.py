@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+_NEARLY_FULL = 0.1  # of a device's memory that is free
+
 
 def devices_of(tensors: Iterable[torch.Tensor]) -> list[torch.device]:
     """Each device that the tensors are on, in the order in which they come."""
@@ -48,6 +50,18 @@ def finish_queued_work(seconds: float) -> None:
 def as_current(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Make it the current device for a while, for functions of torch that know no other."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def give_back_spare_memory(device: torch.device) -> None:
+    """Give memory that torch's allocator keeps for later back to the device, if the device is nearly full.
+
+    What one configuration has left in pieces may not serve the next one, and NCCL allocates past torch's allocator.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        if free < _NEARLY_FULL * total:
+            with torch.cuda.device(device):
+                torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from autoddp.knobs import Configuration, GradientError
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import Patch
-from autoddp.worker.device import devices_of, synchronize
+from autoddp.worker.device import devices_of, give_back_spare_memory, synchronize
 from autoddp.worker.effect import Effect
 from autoddp.worker.fidelity import Comparison
 from autoddp.worker.reduction import ReductionSwitch
@@ -29,6 +31,8 @@ class LiveDdp:
 
     def turn(self, configuration: Configuration) -> None:
         """Bring `configuration` into effect from the next forward on."""
+        for device in self._devices:
+            give_back_spare_memory(device)
         for effect in self._effects:
             effect.apply(configuration)
 
@@ -60,5 +64,9 @@ class LiveDdp:
 
     def synchronize(self) -> None:
         """See `LiveModel`."""
-        for device in devices_of(p for wrapped in self._patch.alive() for p in wrapped.parameters):
+        for device in self._devices:
             synchronize(device)
+
+    @property
+    def _devices(self) -> list[torch.device]:
+        return devices_of(p for wrapped in self._patch.alive() for p in wrapped.parameters)

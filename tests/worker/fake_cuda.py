@@ -17,9 +17,10 @@ import torch
 class Stream:
     def __init__(self, device: int) -> None:
         self.device, self.seconds = torch.device("cuda", device), 0.0
+        self.waited_for: list[Stream] = []
 
     def wait_stream(self, other: Stream) -> None:
-        pass
+        self.waited_for.append(other)
 
 
 class FakeCuda:
@@ -31,6 +32,12 @@ class FakeCuda:
         self.waited: list[int] = []
         self.seeds: dict[int, list[int]] = defaultdict(list)
         self.reserved = {0: 0, 1: 0}
+
+    @staticmethod
+    def no_autocast(device_type: str, enabled: bool) -> contextlib.AbstractContextManager[None]:
+        """In place of `torch.autocast`, which asks for the device."""
+        assert (device_type, enabled) == ("cuda", False)
+        return contextlib.nullcontext()
 
     def install(self, monkeypatch: Any) -> None:
         fake = self

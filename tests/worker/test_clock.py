@@ -53,6 +53,21 @@ def test_one_optimizer(script: Script) -> None:
     assert [script.during(one.step) for _ in range(6)] == [0, 0, 1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("bad", [float("inf"), float("nan"), 1.0])
+def test_a_step_that_a_scaler_leaves_out_is_one(script: Script, bad: float) -> None:
+    """Where nothing is reduced one rank alone may leave it out, and all ranks count alike."""
+    one, scaler = optimizer(script.ours, script.second), torch.amp.GradScaler("cpu", init_scale=2.0)
+
+    def step() -> None:
+        for network in script.held:
+            scaler.scale(network(torch.full((1, 2), bad)).sum()).backward()
+        scaler.step(one)
+        scaler.update()
+        one.zero_grad()
+
+    assert [script.during(step) for _ in range(6)] == [0, 0, 1, 1, 1, 1]
+
+
 def test_a_step_that_raises_is_none(script: Script) -> None:
     def closure() -> float:
         raise ValueError("no data")

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from fake_cuda import FakeCuda
 from torch import nn
 
+from autoddp.knobs import AS_WRITTEN
 from autoddp.worker.ddp import backend_of
 from autoddp.worker.device import as_current, memory_reserved, seed, synchronize
 from autoddp.worker.graphs.capture import Sample, capture
@@ -86,6 +87,19 @@ def test_a_graph_is_of_one_device() -> None:
     signature, tensors = signature_of((given,), {})
     with pytest.raises(RuntimeError, match="is on several devices: meta, cpu"):
         capture([Sample(module, module, signature, tensors, None)], torch.cuda.make_graphed_callables)
+
+
+@pytest.mark.parametrize(("free", "given_back"), [(20, 0), (5, 1)])
+def test_spare_memory_is_given_back_where_the_device_is_nearly_full(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, free: int, given_back: int
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 100), raising=False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append(cuda.current))
+    models = [SimpleNamespace(parameters=[SimpleNamespace(device=SECOND)])]
+    patch: Any = SimpleNamespace(alive=lambda: models)
+    LiveDdp(patch, None, (), None).turn(AS_WRITTEN)  # type: ignore[arg-type]
+    assert given == [1] * given_back
 
 
 @pytest.fixture

@@ -12,7 +12,10 @@ the right is 7 to 30 times slower, and the products would cost more than a backw
 Batched, the whole bucket is one nearly square matrix, whatever gradients lie in it.
 """
 
+import contextlib
+import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -82,6 +85,33 @@ def powersgd_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Fut
         state.step += 1
     if not compress:
         return _exact(state, bucket)
+    with _beside_the_backward_pass(bucket.buffer().device):
+        return _compressed(state, bucket)
+
+
+@contextlib.contextmanager
+def _beside_the_backward_pass(device: torch.device) -> Iterator[None]:
+    """On a stream of the hook's own: each wait for a collective would hold up the rest of the backward pass on its.
+
+    And without autocast, which a script may have on around its backward pass: the factors are products of gradients.
+    """
+    with torch.autocast(device.type, enabled=False):
+        if device.type != "cuda":
+            yield
+            return
+        stream = _stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))  # where the bucket was filled
+        with torch.cuda.stream(stream):
+            yield
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all models and trials: the allocator keeps what was freed on a stream for that stream."""
+    return torch.cuda.Stream(device)
+
+
+def _compressed(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     _look_at_the_number(state, bucket.index())
     _take_off(state, bucket)
     flight = state.flights[-1]

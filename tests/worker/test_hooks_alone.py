@@ -1,0 +1,97 @@
+"""Hooks in a world of one: what a script has around its backward pass, and which stream they run on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from fake_cuda import FakeCuda
+
+from autoddp.knobs import Configuration
+from autoddp.worker.bench.hook_cost import OneMatrix
+from autoddp.worker.ddp import _why_untouchable
+from autoddp.worker.deferral import Deferral
+from autoddp.worker.hooks import hook_for
+from autoddp.worker.hooks.powersgd import _beside_the_backward_pass, _stream
+from autoddp.worker.reduction import ReductionSwitch
+
+SECOND = torch.device("cuda", 1)
+
+
+@pytest.fixture
+def alone() -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_autocast_around_the_backward_pass_does_not_reach_the_factors(alone: dist.ProcessGroup) -> None:
+    found = []
+    for autocast in (False, True):
+        made = hook_for(Configuration({"hook": "powersgd", "powersgd_rank": 2}), alone, 0)
+        assert made is not None
+        state, hook = made
+        torch.manual_seed(0)
+        bucket: Any = OneMatrix(64, torch.device("cpu"))
+        bucket.buffer().normal_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            found.append(hook(state, bucket).wait().clone())
+    assert torch.equal(*found)
+
+
+def test_powersgd_waits_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda()
+    cuda.install(monkeypatch)
+    monkeypatch.setattr(torch, "autocast", FakeCuda.no_autocast)
+    backward = cuda.current_stream(SECOND)
+    _stream.cache_clear()
+    waited = []
+    streams = []
+    for _ in range(2):
+        with _beside_the_backward_pass(SECOND):
+            stream = cuda.current_stream(SECOND)
+            streams.append(stream)
+            waited.append(stream.waited_for)
+        assert cuda.current_stream(SECOND) is backward
+    _stream.cache_clear()
+    assert streams[0] is streams[1] is not backward
+    assert waited[-1] == [backward, backward]
+    assert cuda.contexts == {1}
+
+
+@pytest.mark.parametrize("is_sliced", [True, False])
+def test_a_mesh_that_also_splits_parameters_is_untouchable(is_sliced: bool) -> None:
+    mesh: Any = SimpleNamespace()
+    mesh._get_root_mesh = lambda: SimpleNamespace(larger=True) if is_sliced else mesh
+    assert bool(_why_untouchable({"device_mesh": mesh}, torch.nn.Linear(1, 1))) is is_sliced
+
+
+def test_gradients_are_whole_before_a_scaler_judges_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a fused optimizer `step` itself looks for infinite gradients, before it calls the optimizer."""
+    for place in (torch.nn.utils, torch.nn.utils.clip_grad):
+        for name in ("clip_grad_norm_", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_"):
+            if hasattr(place, name):
+                monkeypatch.setattr(place, name, getattr(place, name))
+    order: list[str] = []
+    scaler, judge = torch.amp.GradScaler, torch.amp.GradScaler._check_inf_per_device
+
+    def judged(this: Any, optimizer: torch.optim.Optimizer) -> Any:
+        order.append("judged")
+        return judge(this, optimizer)
+
+    for name, function in {"step": scaler.step, "unscale_": scaler.unscale_, "_check_inf_per_device": judged}.items():
+        monkeypatch.setattr(scaler, name, function)
+    deferral = Deferral(ReductionSwitch(), list)
+    deferral.install()
+    deferral.reads = lambda: order.append("whole")
+    layer = torch.nn.Linear(2, 2)
+    fused = torch.optim.SGD(layer.parameters(), lr=0.1, fused=True)
+    this = scaler("cpu", init_scale=2.0)
+    this.scale(layer(torch.ones(1, 2)).sum()).backward()
+    this.step(fused)
+    assert order[:2] == ["whole", "judged"]
