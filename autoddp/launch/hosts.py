@@ -107,6 +107,13 @@ class Hosts:
             say(f"warning: the recipe is not used, the other hosts do not answer: {_first_line(error)}")
             return ""
 
+    def on_any(self, key: str, mine: bool, say: Callable[[str], None]) -> bool:
+        """Whether something is so on some host; what is so here where the others do not answer."""
+        try:
+            return "yes" in self._exchange(key, "yes" if mine else "no", say)
+        except (RuntimeError, TimeoutError):
+            return mine
+
     def _exchange(self, key: str, mine: str, say: Callable[[str], None]) -> Sequence[str]:
         """What every launcher says under a key. TimeoutError if one does not, RuntimeError if the store is gone."""
         if self._store is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,8 @@ class Request:
 
     torchrun: argparse.Namespace
     """What torchrun's parser makes of its part."""
+    ranks_given: bool = True
+    """Whether the user has said how many ranks each host starts."""
     trials: int | None = None
     """None: not given."""
     recipe: Path | None = None
@@ -162,8 +165,15 @@ def parse(argv: Sequence[str]) -> Request:
         argv, values, torchrun.parse_args, lambda own_words: own.parse_args(own_words).trials == 0, look_alikes
     )
     found = own.parse_args(words.own)
+    if "PET_NPROC_PER_NODE" not in os.environ:
+        torchrun.set_defaults(nproc_per_node=None)
+    understood = torchrun.parse_args(words.torchrun)
+    ranks_given = understood.nproc_per_node is not None
+    if not ranks_given:
+        understood.nproc_per_node = torchrun_parser().get_default("nproc_per_node")
     return Request(
-        torchrun=torchrun.parse_args(words.torchrun),
+        torchrun=understood,
+        ranks_given=ranks_given,
         says=tuple(words.says),
         **{**vars(found), "allow": Rung(found.allow) if found.allow else None},
     )

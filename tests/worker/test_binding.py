@@ -10,8 +10,8 @@ import sys
 import pytest
 from launchers import may_mount, on_numa_nodes
 
+from autoddp.topology import cpus
 from autoddp.topology.facts import NumaNode
-from autoddp.worker.binding import cpus
 
 CPUS = sorted(os.sched_getaffinity(0))
 
