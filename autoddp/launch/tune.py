@@ -114,8 +114,7 @@ class Tuning:
             tuned.cut_short = job.why_over
         if job.finished is not None:
             tuned.recipe = job.finished.recipe or tuned.recipe  # the leading host's, the same everywhere
-        tuned.recipe = self.hosts.one_recipe(tuned.recipe, self.say)
-        tuned.built_ddp = bool(tuned.recipe) or self.hosts.on_any("ddp", job.built_ddp, self.say)
+        tuned.recipe, tuned.built_ddp = self.hosts.one_recipe(tuned.recipe, job.built_ddp, self.say)
         tuned.wall_seconds["total"] = time.perf_counter() - began
         return tuned
 
