@@ -14,6 +14,7 @@ from autoddp.launch.machine import not_here
 from autoddp.launch.network import VARIABLES, Network
 from autoddp.launch.options import Request, parse
 from autoddp.launch.plan import Plan, choose
+from autoddp.launch.ranks import idle_gpus, set_ranks
 from autoddp.launch.script import require_script
 from autoddp.launch.signals import signals_end_tuning
 from autoddp.launch.watching import watch_plan
@@ -44,6 +45,10 @@ def prepare(words: Sequence[str]) -> Job | None:
     require_script(request.torchrun)
     for line in request.says:
         tell(line)
+    if not request.ranks_given:
+        says = idle_gpus() if request.trials == 0 else set_ranks(request.torchrun)
+        if says:
+            tell(says)
     plan = choose(request)
     if plan.says:
         tell(plan.says)

@@ -21,6 +21,7 @@ from autoddp.launch.nccl_logs import transports
 from autoddp.launch.network import Network
 from autoddp.launch.options import Request
 from autoddp.launch.plan import Plan
+from autoddp.launch.ranks import set_one
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.tune import Preparation, Tuned, Tuning
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse, require_replaceable, save
@@ -55,7 +56,7 @@ def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network
     """Run the tuning job; the plan to launch with. Whatever goes wrong, the job can still run as written."""
     folder = made.folder
     say(f"tuning {request.script}: {plan.trials} trials; logs in {folder.path}")
-    terminal = Terminal()
+    terminal = Terminal(lambda c: c.allowed_by(plan.allow, plan.accumulate_up_to), folder.log)
 
     def write(outcome: Outcome) -> str:
         return dump(recipe_of(outcome, start_step(request.job_steps), folder.path.name))
@@ -91,6 +92,8 @@ def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network
         if request.tune_only:
             raise NotTuned(f"no recipe was written: {why}")
         say(f"warning: not tuned, launching as written: {why}")
+        if not request.ranks_given and not tuned.built_ddp:
+            say(set_one(request.torchrun))
         return plan
     if tuned.cut_short:
         say(f"tuning ended early, with what was known: {tuned.cut_short}")

@@ -97,15 +97,19 @@ class Hosts:
         except (RuntimeError, TimeoutError):
             return ""
 
-    def one_recipe(self, found: str, say: Callable[[str], None]) -> str:
-        """The recipe that all hosts launch with; "" if there is none, or if a host does not answer."""
+    def one_recipe(self, found: str, built_ddp: bool, say: Callable[[str], None]) -> tuple[str, bool]:
+        """The recipe that all hosts launch with, and whether the script has built a DDP model on any.
+
+        The recipe is "" if there is none, or if a host does not answer.
+        """
         if self._store is None:
-            return found
+            return found, built_ddp
         try:
-            return next(filter(None, self._exchange("recipe", found, say)), "")
+            said = [json.loads(text) for text in self._exchange("recipe", json.dumps([found, built_ddp]), say)]
         except (RuntimeError, TimeoutError) as error:
             say(f"warning: the recipe is not used, the other hosts do not answer: {_first_line(error)}")
-            return ""
+            return "", built_ddp
+        return next((recipe for recipe, _ in said if recipe), ""), any(built for _, built in said)
 
     def _exchange(self, key: str, mine: str, say: Callable[[str], None]) -> Sequence[str]:
         """What every launcher says under a key. TimeoutError if one does not, RuntimeError if the store is gone."""

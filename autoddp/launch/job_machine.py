@@ -245,6 +245,8 @@ class JobMachine:
         """What all hosts were told at the end of the study."""
         self.overlay_failed = ""
         """Why the script cannot run under the overlay, once that has shown."""
+        self.built_ddp = False
+        """Whether a rank of this node has built a DDP model, in whatever attempt: only then does it connect."""
         self.waited = 0.0
         """Seconds for which the study has waited for another start of the script, or for the host that leads."""
         self._journal = journal
@@ -431,7 +433,7 @@ class JobMachine:
         event.reply.set_result(self._starts.begin())
 
     def _hello(self, number: int, worker: Worker) -> None:
-        attempt = self._attempt
+        attempt, self.built_ddp = self._attempt, True
         go = number == attempt.number and self.state in (State.STARTING, State.READY, State.MEASURING)
         if go:
             attempt.workers.append(worker)

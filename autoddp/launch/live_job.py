@@ -149,6 +149,11 @@ class LiveJob:
         return self._machine.overlay_failed
 
     @property
+    def built_ddp(self) -> bool:
+        """Whether a rank of this node has built a DDP model, in whatever attempt."""
+        return self._machine.built_ddp
+
+    @property
     def finished(self) -> Finish | None:
         """What all hosts were told at the end of the study."""
         return self._machine.finished

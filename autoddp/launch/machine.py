@@ -1,4 +1,4 @@
-"""What of this machine is compared with a recipe, before anything is started."""
+"""What is asked of this machine before anything is started: what a recipe is compared with, and its GPUs."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ def _versions() -> dict[str, object]:
     if torch.cuda.is_available():
         known["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return known
+
+
+def visible_gpus() -> int:
+    """GPUs, or accelerators of another kind, that are visible to a process of this host. CUDA is not initialised."""
+    import torch
+
+    found = torch.cuda.device_count()
+    others = getattr(torch, "accelerator", None)  # torch 2.6
+    return found or (int(others.device_count()) if others is not None else 0)
 
 
 def not_here(variables: Mapping[str, str]) -> dict[str, str]:

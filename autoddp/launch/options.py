@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,16 @@ _EXAMPLES = {
     "--scratch-limit": "a size such as 20G, or a share such as 20%, e.g. --scratch-limit 20G",
 }
 
+_USES = """\
+  autoddp train.py --trials 20     tune on all GPUs of this host, write a recipe, launch the job with it
+  autoddp train.py                 from then on: launch with that recipe at once
+  autoddp --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint host0:29400 train.py --epochs 3
+                                   on each of two hosts, as with torchrun
+
+Runs a DistributedDataParallel script as torchrun does, but first finds the settings that make it fastest here:
+it measures them on the running, unmodified script. `autoddp --trials 0` is torchrun.
+Other commands: autoddp probe, bench, recipe; each has a --help of its own."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -40,6 +51,8 @@ class Request:
 
     torchrun: argparse.Namespace
     """What torchrun's parser makes of its part."""
+    ranks_given: bool = True
+    """Whether the user has said how many ranks each host starts."""
     trials: int | None = None
     """None: not given."""
     recipe: Path | None = None
@@ -93,9 +106,16 @@ def own_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="autoddp", add_help=False, allow_abbrev=False)
     parser.error = _refuse  # type: ignore[method-assign]
     add = parser.add_argument_group("autoddp").add_argument
-    add("--trials", type=_whole("--trials", 0), metavar="N", help=f"configurations to measure ({DEFAULT_TRIALS})")
-    add("--recipe", type=Path, metavar="FILE", help="launch with this recipe; with --trials: write it there")
-    add("--allow", choices=[r.value for r in GRADIENT_RUNGS], help="how far training may be changed (near)")
+    add(
+        "--trials",
+        type=_whole("--trials", 0),
+        metavar="N",
+        help=f"how many configurations to measure ({DEFAULT_TRIALS}); 0: be torchrun",
+    )
+    add("--recipe", type=Path, metavar="FILE", help="launch with this recipe; with --trials: write it to this file")
+    add(
+        "--allow", choices=[r.value for r in GRADIENT_RUNGS], help="how far what is launched may change training (near)"
+    )
     steps = _whole("--accumulate-up-to", 1)
     add("--accumulate-up-to", type=steps, metavar="N", help="steps of the script that may become one (1)")
     add("--cuda-graphs", action="store_true", help="try CUDA graphs too (new: not yet the default)")
@@ -106,19 +126,37 @@ def own_parser() -> argparse.ArgumentParser:
         "--budget",
         type=_checked("--budget", _duration),
         metavar="TIME",
-        help="limit of tuning, from here to the launch (5m of steps)",
+        help="limit of the time from the command to the launch (5m from the first step)",
     )
     near, lossy = (LIMITS[rung] for rung in (Rung.NEAR, Rung.LOSSY))
     limit = _checked("--near-limit", _above_zero)
-    add("--near-limit", type=limit, default=near, metavar="X", help=f"gradient error that near may have ({near:g})")
+    add("--near-limit", type=limit, default=near, metavar="X", help=f"largest gradient error of near ({near:g})")
     limit = _checked("--lossy-limit", _above_zero)
-    add("--lossy-limit", type=limit, default=lossy, metavar="X", help=f"and lossy, over some steps ({lossy:g})")
+    add(
+        "--lossy-limit",
+        type=limit,
+        default=lossy,
+        metavar="X",
+        help=f"largest gradient error of lossy, over some steps ({lossy:g})",
+    )
     watch = _checked("--watch", _watch)
     add("--watch", type=watch, metavar="N|off", help="reductions between two looks at the gradient error in the job")
     add("--tune-only", action="store_true", help="write the recipe and stop")
-    add("--seed", type=_whole("--seed", 0, _LARGEST_SEED), default=0, metavar="N", help="of the search (0)")
-    add("--output", type=Path, default=Path(".autoddp"), metavar="DIR", help="logs and summary.json (.autoddp/)")
-    add("--keep-runs", type=_whole("--keep-runs", 1), default=20, metavar="N", help="runs that stay there (20)")
+    add("--seed", type=_whole("--seed", 0, _LARGEST_SEED), default=0, metavar="N", help="seed of the search (0)")
+    add(
+        "--output",
+        type=Path,
+        default=Path(".autoddp"),
+        metavar="DIR",
+        help="folder for logs and summary.json (.autoddp/)",
+    )
+    add(
+        "--keep-runs",
+        type=_whole("--keep-runs", 1),
+        default=20,
+        metavar="N",
+        help="how many runs stay in that folder (20)",
+    )
     levels = "|".join(level.value for level in Level)
     add("--isolation", type=_checked("--isolation", Level), metavar=levels, help="how your files are kept from changes")
     limit = _checked("--scratch-limit", Allowance.parse)
@@ -136,13 +174,23 @@ def option_names(*parsers: argparse.ArgumentParser) -> list[str]:
 
 
 def help_text() -> str:
-    """torchrun's help with autoddp's options at its end."""
-    parser = torchrun_parser()
-    parser.prog = "autoddp"
-    parser.description = "Tunes DDP on the live, unmodified script, then launches it. Every option of torchrun works."
-    group = parser.add_argument_group("autoddp (before the script)")
-    for action in own_parser()._actions:
-        group._add_action(action)
+    """Three uses, autoddp's options, then torchrun's."""
+    parser = argparse.ArgumentParser(
+        prog="autoddp",
+        usage="autoddp [options of autoddp and torchrun] train.py [its arguments]",
+        description=_USES,
+        add_help=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parts = (
+        ("autoddp's options (before the script; --trials N and --recipe FILE.toml also after it)", own_parser()),
+        ("torchrun's options (before the script)", torchrun_parser()),
+    )
+    for title, part in parts:
+        group = parser.add_argument_group(title)
+        for action in part._actions:
+            if action.option_strings:
+                group._add_action(action)
     return parser.format_help()
 
 
@@ -162,8 +210,15 @@ def parse(argv: Sequence[str]) -> Request:
         argv, values, torchrun.parse_args, lambda own_words: own.parse_args(own_words).trials == 0, look_alikes
     )
     found = own.parse_args(words.own)
+    if "PET_NPROC_PER_NODE" not in os.environ:
+        torchrun.set_defaults(nproc_per_node=None)
+    understood = torchrun.parse_args(words.torchrun)
+    ranks_given = understood.nproc_per_node is not None
+    if not ranks_given:
+        understood.nproc_per_node = torchrun_parser().get_default("nproc_per_node")
     return Request(
-        torchrun=torchrun.parse_args(words.torchrun),
+        torchrun=understood,
+        ranks_given=ranks_given,
         says=tuple(words.says),
         **{**vars(found), "allow": Rung(found.allow) if found.allow else None},
     )

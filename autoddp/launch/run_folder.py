@@ -67,6 +67,11 @@ class RunFolder:
         return self.path / "journal.jsonl"
 
     @property
+    def log(self) -> Path:
+        """What the study has said, with the details that are not shown."""
+        return self.path / "tuning.log"
+
+    @property
     def summary(self) -> Path:
         """All of a study, for programs."""
         return self.path / "summary.json"

@@ -47,6 +47,8 @@ class Tuned:
     outcome: Outcome | None = None
     """The study, here or followed along with the node that led it."""
     why: str = ""
+    built_ddp: bool = False
+    """Whether the script has built a DDP model on some host."""
     cut_short: str = ""
     """Why tuning ended before all final rounds were run, where the recipe rests on those before."""
     wall_seconds: dict[str, float] = field(default_factory=dict)
@@ -112,7 +114,7 @@ class Tuning:
             tuned.cut_short = job.why_over
         if job.finished is not None:
             tuned.recipe = job.finished.recipe or tuned.recipe  # the leading host's, the same everywhere
-        tuned.recipe = self.hosts.one_recipe(tuned.recipe, self.say)
+        tuned.recipe, tuned.built_ddp = self.hosts.one_recipe(tuned.recipe, job.built_ddp, self.say)
         tuned.wall_seconds["total"] = time.perf_counter() - began
         return tuned
 

@@ -1,14 +1,18 @@
-"""A study on the terminal: one line a trial, a progress bar below it where the terminal has one, then the ladder.
+"""A study on stderr: on a terminal one progress bar, elsewhere one line a trial; then the ladder and what is launched.
 
-Everything goes to stderr: stdout belongs to the script.
+What is not about the user's job goes to the run's log alone, which has every line. stdout belongs to the script.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import IO, cast
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -30,7 +34,8 @@ def _console() -> Console:
 
 def say(text: str, style: str = "") -> None:
     """One line for the user; `style` in rich's words, for a terminal that has colours."""
-    _console().print(Text(f"autoddp: {text}", style=style), soft_wrap=True)
+    # While a bar is drawn, only its own console can print above it.
+    (_Bar.drawn_on or _console()).print(Text(f"autoddp: {text}", style=style), soft_wrap=True)
 
 
 def warn(text: str) -> None:
@@ -39,11 +44,19 @@ def warn(text: str) -> None:
 
 
 class Terminal:
-    """A study's `Observer`."""
+    """A study's `Observer`.
 
-    def __init__(self) -> None:
+    `allows`: whether the user would have a configuration launched. `log`: a file that gets every line, and those that
+    are not about the user's job.
+    """
+
+    def __init__(self, allows: Callable[[Configuration], bool], log: Path) -> None:
         self._console = _console()
-        self._baseline = float("inf")
+        self._allows = allows
+        self._log = log
+        self._baseline = self._best = float("inf")
+        self._finals_began = 0.0
+        self._bar = _Bar(self._console) if self._console.is_terminal else None
         # Only until the job runs: whatever redraws while steps are timed costs them a core.
         self._waiting = self._console.status("starting the script") if self._console.is_terminal else None
         if self._waiting is not None:
@@ -53,17 +66,20 @@ class Terminal:
         """Leave the terminal as it was."""
         if self._waiting is not None:
             self._waiting.stop()
+        if self._bar is not None:
+            self._bar.stop()
 
     def ready(self, facts: JobFacts) -> None:
         """What is being tuned."""
-        self.close()
+        if self._waiting is not None:
+            self._waiting.stop()
         where = f"{facts.world_size} ranks on {facts.nodes} node{'s' if facts.nodes > 1 else ''}"
         self._line(f"{where}, {facts.backend}, {data_size(facts.gradient_bytes)} of gradients per step")
         if facts.link:
-            self._line("what autoddp bench measured of this link gives the first guesses")
+            self._note("what autoddp bench measured of this link gives the first guesses")
         for why in dict.fromkeys(facts.left_out.values()):
             names = ", ".join(name for name, reason in facts.left_out.items() if reason == why)
-            self._line(f"left as it is: {names} ({why})")
+            self._note(f"left as it is: {names} ({why})")
 
     def baseline(self, record: TrialRecord, headroom: float) -> None:
         """What there is to win."""
@@ -75,50 +91,124 @@ class Terminal:
         )
 
     def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:
-        """A trial has ended."""
+        """A trial has ended. `best` is not shown: it may be one that the user does not allow."""
         head = f"trial {record.number:>{len(str(planned))}}/{planned}"
-        if record.state == "failed":
-            self._line(f"{head}  failed ({record.reason})  {record.configuration}")
-            return
-        if record.state == "refused":
-            self._line(f"{head}  refused ({record.reason})  {record.configuration}")
-            return
-        cut = "  cut short" if record.state == "cut short" else ""
-        so_far = f"best {milliseconds(best.seconds)}" if best else ""
-        self._line(
-            f"{head}  {milliseconds(record.seconds):>5} ms  ×{self._baseline / record.seconds:.2f}  {so_far}  "
-            f"{duration(seconds_left)} left  {record.configuration.rung.value:<5}  {record.configuration}{cut}"
+        if record.state in ("failed", "refused"):
+            text = f"{head}  {record.state} ({record.reason})  {record.configuration}"
+        else:
+            text = f"{head}  {self._measured(record, seconds_left)}"
+        if self._bar is None or record.state == "failed":
+            self._line(text)
+        else:
+            self._note(text)
+        if self._bar is not None:
+            gain = f"best ×{self._baseline / self._best:.2f}, " if self._best < self._baseline else ""
+            self._bar.draw("trials", record.number, planned, f"{gain}{duration(seconds_left)} left")
+
+    def _measured(self, record: TrialRecord, seconds_left: float) -> str:
+        allowed = self._allows(record.configuration)
+        if allowed:
+            self._best = min(self._best, record.seconds)
+        so_far = f"best {milliseconds(self._best)}  " if self._best < float("inf") else ""
+        rung = (
+            f"{record.configuration.rung.value:<5}" if allowed else f"{record.configuration.rung.value} (not allowed)"
+        )
+        return (
+            f"{milliseconds(record.seconds):>5} ms  ×{self._baseline / record.seconds:.2f}  {so_far}"
+            f"{duration(seconds_left)} left  {rung}  {record.configuration}"
+            f"{'  cut short' if record.state == 'cut short' else ''}"
         )
 
     def screened(self, settings: Sequence[Screened], trials: int) -> None:
         """What the communication benchmark says of settings that need another start."""
         for one in settings:
             gain = "" if one.gain is None else f"×{one.gain:.2f} in the communication benchmark, "
-            then = f"up to {trials} trials with it" if one.promising else "left as it is"
-            self._line(f"{Configuration(one.setting)}: {gain}{then}")
+            if one.promising:
+                self._line(f"{Configuration(one.setting)}: {gain}up to {trials} trials with it")
+            else:
+                self._note(f"{Configuration(one.setting)}: {gain}left as it is")
 
     def heat(self, rung: Rung, contenders: int) -> None:
         """Those of a rung that no trial could tell apart."""
-        self._line(f"the {contenders} fastest of {rung.value} run against each other, the best goes to the finals")
+        self._note(f"the {contenders} fastest of {rung.value} run against each other, the best goes to the finals")
 
     def final(self, number: int, planned: int) -> None:
         """A final round has ended."""
-        self._line(f"final round {number}/{planned}: the best of each rung and your settings, in turn")
+        if number == 1:
+            self._finals_began = time.monotonic()
+            if self._bar is None:
+                self._line(f"final rounds: the best of each rung and your settings take turns, {planned} times")
+        self._note(f"final round {number}/{planned}")
+        if self._bar is not None:
+            each = (time.monotonic() - self._finals_began) / (number - 1) if number > 1 else 0.0
+            left = f"{duration(each * (planned - number))} left" if each else ""
+            self._bar.draw("final rounds", number, planned, left)
 
     def finished(self, outcome: Outcome) -> None:
         """The ladder, and what will be launched."""
+        self.close()
         if outcome.ladder:
-            self._console.print(_ladder(outcome))
+            table = _ladder(outcome, self._allows)
+            self._console.print(table)
+            with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as file:
+                Console(file=file, highlight=False, width=_PLAIN_WIDTH).print(table)
         for record in outcome.trials:
             if record.state == "refused":
                 self._line(f"not on the ladder: {record.configuration.hook}: {record.reason}")
+        if outcome.drifted:
+            began, ended = milliseconds(outcome.baseline.seconds), milliseconds(outcome.baseline_seconds)
+            self._line(
+                f"this machine was noisy: your settings took {began} ms per step at the beginning, then {ended} in the "
+                "final rounds"
+            )
         self._line(f"launching {outcome.decision.configuration}: {outcome.decision.why}")
 
     def _line(self, text: str) -> None:
         self._console.print(Text(f"autoddp: {text}"), soft_wrap=True)
+        self._note(text)
+
+    def _note(self, text: str) -> None:
+        """A line for the log alone."""
+        with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
 
 
-def _ladder(outcome: Outcome) -> Table:
+class _Bar:
+    """One progress bar, drawn only when it is told to: between two measurements, so that it costs no timed step."""
+
+    drawn_on: Console | None = None
+    """The console of the bar that is on the terminal now."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("autoddp: {task.description} {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(),
+            TextColumn("{task.fields[more]}"),
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task: TaskID | None = None
+
+    def draw(self, what: str, done: int, of: int, more: str) -> None:
+        """Show that so many of all are done; `more` stands behind it."""
+        if self._task is None:
+            self._progress.start()
+            self._task = self._progress.add_task(what, completed=done, total=of, more=more)
+            _Bar.drawn_on = self._console
+        self._progress.update(self._task, description=what, completed=done, total=of, more=more, refresh=True)
+
+    def stop(self) -> None:
+        """Take the bar off the terminal."""
+        if self._task is not None:
+            self._progress.stop()
+            self._task, _Bar.drawn_on = None, None
+
+
+def _ladder(outcome: Outcome, allows: Callable[[Configuration], bool]) -> Table:
     table = Table(title="the ladder", title_justify="left", title_style="bold", pad_edge=False)
     table.add_column("rung")
     table.add_column("what it changes in training", max_width=30)
@@ -130,9 +220,10 @@ def _ladder(outcome: Outcome) -> Table:
     table.add_row("as written", "nothing", "your settings", milliseconds(baseline), "×1", "0")
     for standing in outcome.ladder:
         chosen = standing.configuration == outcome.decision.configuration
+        mark = " ←" if chosen else "" if allows(standing.configuration) else " (not allowed)"
         gain = Text(str(standing.speedup), style="green" if standing.speedup.sure else "")
         table.add_row(
-            Text(standing.rung.value + (" ←" if chosen else ""), style="bold" if chosen else ""),
+            Text(standing.rung.value + mark, style="bold" if chosen else ""),
             standing.rung.changes,
             str(standing.configuration),
             milliseconds(standing.seconds),

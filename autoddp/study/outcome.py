@@ -13,6 +13,8 @@ from autoddp.wire import JobFacts
 
 PROMISING = 1.05
 """Times as fast in the communication benchmark: a step gains less than its reduction does."""
+NOISY = 1.2
+"""Times by which a step as written may differ between the beginning and the final rounds."""
 
 State = Literal["measured", "cut short", "failed", "refused"]
 
@@ -121,6 +123,12 @@ class Outcome:
     """Run before the finals, where several of a rung could not be told apart by their trials."""
     compilations: int = 0
     """How often torch.compile was at work on rank 0."""
+
+    @property
+    def drifted(self) -> bool:
+        """Whether a step as written takes another time in the final rounds than it took at the beginning."""
+        ratio = self.baseline_seconds / self.baseline.seconds
+        return not 1 / NOISY <= ratio <= NOISY
 
     @property
     def baseline_seconds(self) -> float:

@@ -5,6 +5,7 @@ from autoddp.topology.fingerprint import Fingerprint, fingerprint
 from autoddp.topology.groups import switches
 from autoddp.topology.interfaces import interfaces
 from autoddp.topology.rdma import RdmaPort
+from autoddp.topology.system import cpus, numa_nodes
 from autoddp.topology.verdict import Verdict, verdicts
 
 __all__ = [
@@ -18,8 +19,10 @@ __all__ = [
     "NumaNode",
     "RdmaPort",
     "Verdict",
+    "cpus",
     "fingerprint",
     "interfaces",
+    "numa_nodes",
     "switches",
     "verdicts",
 ]

@@ -48,6 +48,17 @@ def numa_nodes(root: Path = _ROOT) -> tuple[NumaNode, ...]:
     return tuple(sorted(found, key=lambda node: node.number))
 
 
+def cpus(node: NumaNode) -> set[int]:
+    """The numbers behind a list such as `0-23,48-71`; empty for a text that is none."""
+    found: set[int] = set()
+    for part in filter(None, node.cpus.split(",")):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            return set()
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
 def limits() -> Limits:
     """What the operating system grants this process."""
     return Limits(

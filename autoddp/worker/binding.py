@@ -15,9 +15,8 @@ import torch
 
 from autoddp.knobs import Configuration
 from autoddp.knobs.binding import NUMA_BINDING
-from autoddp.topology.facts import NumaNode
 from autoddp.topology.files import number
-from autoddp.topology.system import numa_nodes
+from autoddp.topology.system import cpus, numa_nodes
 from autoddp.worker.effect import Effect
 
 _OTHERS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
@@ -71,17 +70,6 @@ def _near(device: torch.device, allowed: Collection[int]) -> tuple[str, set[int]
     if ranks < len(usable):
         return "fewer ranks than NUMA nodes: binding would leave CPUs idle", set()
     return "", usable[rank * len(usable) // ranks][1]
-
-
-def cpus(node: NumaNode) -> set[int]:
-    """The numbers behind a list such as `0-23,48-71`; empty for a text that is none."""
-    found: set[int] = set()
-    for part in filter(None, node.cpus.split(",")):
-        first, _, last = part.partition("-")
-        if not first.isdigit() or not (last or first).isdigit():
-            return set()
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
 
 
 def _node_of_gpu(device: torch.device) -> int:

@@ -217,10 +217,24 @@ def test_no_option_means_two_things() -> None:
     assert set(OWN) & {option for action in ACTIONS for option in action.option_strings} == set()
 
 
-def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_three_uses_and_names_every_option(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     text = help_text()
     missing = [option for option in [*OWN, *(option for _, option in SPELLINGS)] if option not in text]
     assert missing == []
+    order = [
+        "autoddp train.py --trials 20 ",
+        "autoddp --nnodes 2 ",
+        "  --trials N",
+        "  --force",
+        "  --nnodes",
+        "  --role",
+    ]
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+    assert max(len(line) for line in text.splitlines()) <= 120
     for words in (["--help"], ["--nproc-per-node", "2", "--trials", "3", "-h"]):
         with pytest.raises(SystemExit) as ended:
             parse(words)

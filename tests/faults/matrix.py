@@ -37,7 +37,7 @@ MOMENTS = {
     "start": r"isolation: ",
     "baseline": r"ranks on \d",
     "trial": r"trial 1/",
-    "finals": r"final round 1/",
+    "finals": r"final rounds: ",
     "hand-over": r"recipe written|not tuned|launching as written",
 }
 LAUNCHED, ENDED = "launched", "ended"

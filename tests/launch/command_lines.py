@@ -109,6 +109,7 @@ OWN += [
     ["--trials=7"],
     ["--force"],
     ["--watch", "off"],
+    ["--no-orphans"],
 ]
 TAKEN = [["--trials", "20"], ["--trials=3"], ["--trials", "0"], ["--recipe", "r.toml"], ["--recipe=a b/c.toml"]]
 WORDS = [["--seed", "42"], ["--lr", "3"], ["--output", "out"], ["--recipe", "x"], ["--trials", "many"], ["--trials="]]
@@ -116,7 +117,16 @@ WORDS += [["--trials=-1"], ["--trials", "2.0"], ["--recipe=cake"], ["--nproc-per
 WORDS += [["-m"], ["-t", "3"], ["-h"], ["--help"], ["--standalone"], ["--no-python"], ["--tune-only"], ["-"], ["---"]]
 WORDS += [[""], ["two words"], ["--two words"], ["é"], ["a\nb"], ["*"], ["$HOME"], ["$$"], ["${local_rank}"], ["-1"]]
 WORDS += [["1e-3"], ["@file"], ["--tri", "5"], ["a=b"], ["--=x"], ["--seed", "1", "--seed", "2"], ["--trials\n", "5"]]
-WORDS += [["--m", "3"], ["--nproc"], ["x.toml"], ["20"], ["--trials"], ["--recipe"], ["--local_rank", "0"]]
+WORDS += [
+    ["--m", "3"],
+    ["--nproc"],
+    ["x.toml"],
+    ["20"],
+    ["--trials"],
+    ["--recipe"],
+    ["--local_rank", "0"],
+    ["--no-orphans"],
+]
 VARIABLES = [("PET_ROLE", "worker"), ("PET_NPROC_PER_NODE", "1"), ("PET_MAX_RESTARTS", "2"), ("PET_STANDALONE", "1")]
 WAYS = {  # how the script is named, and what its words are
     "plain": (["plain.py"], "anything"),
@@ -139,6 +149,8 @@ class Line:
     way: str
     autoddp: list[str] = field(default_factory=list)
     torchrun: list[str] = field(default_factory=list)
+    own_before: list[str] = field(default_factory=list)
+    """The words before the script's name, autoddp's among them."""
     taken: int = 0
     """Options after the script that are autoddp's."""
     variables: dict[str, str] = field(default_factory=dict)
@@ -163,6 +175,7 @@ def random_line(dice: random.Random, out: str) -> Line:
     before += [(["--trials", "0"], True)] * zero
     for words, own in before:
         line.add([word.replace("{out}", out) for word in words], own)
+    line.own_before = list(line.autoddp)
     line.add(name)
     groups = [(words, False) for words in _script_words(dice, kind, line)]
     for _ in range(dice.choice((0, 0, 1, 2))):
@@ -280,9 +293,13 @@ def main() -> None:
         with mock.patch.dict(os.environ, line.variables):
             expected, found = batch.under_torchrun(line), batch.under_autoddp(line)
             try:
-                says = [said for said in parse(line.autoddp).says if "is taken as autoddp's own" in said]
+                request = parse(line.autoddp)
             except UsageError:
+                assert expected == 2
                 says = [""] * line.taken
+            else:
+                says = [said for said in request.says if "is taken as autoddp's own" in said]
+                assert request.no_orphans == ("--no-orphans" in line.own_before), line
         makes = batch.understood(found) if line.meant is not None and found != 2 else line.meant
         if expected != found or makes != line.meant or len(says) != line.taken:
             differ.append({**vars(line), "expected": expected, "found": found, "makes": makes, "says": says})

@@ -40,7 +40,7 @@ def test_one_host_asks_nobody() -> None:
     assert alone.worst(Level.OVERLAY, quiet) is Level.OVERLAY
     assert alone.ended_elsewhere(0) is None
     assert alone.agree(0, Next(True), quiet) == Next(True)
-    assert alone.one_recipe("x", quiet) == "x"
+    assert alone.one_recipe("x", True, quiet) == ("x", True)
 
 
 def test_all_take_the_worst_level(two: list[Hosts]) -> None:
@@ -87,11 +87,14 @@ def test_a_host_that_says_nothing_ends_the_tuning_and_not_the_job(
     assert found.more is False
     assert "waited 1 s for the launchers of 2 hosts" in found.why
     assert said == ["waiting for the launchers of the other hosts (up to 1 s)"]
-    assert two[0].one_recipe("x", said.append) == ""
+    assert two[0].one_recipe("x", True, said.append) == ("", True)
 
 
 def test_all_launch_the_same_recipe(two: list[Hosts]) -> None:
-    assert together((two[0].one_recipe, "", quiet), (two[1].one_recipe, "found", quiet)) == ["found"] * 2
+    assert (
+        together((two[0].one_recipe, "", False, quiet), (two[1].one_recipe, "found", True, quiet))
+        == [("found", True)] * 2
+    )
 
 
 def test_a_store_that_is_gone_ends_the_attempt() -> None:
@@ -109,3 +112,9 @@ def test_a_store_that_is_gone_ends_the_attempt() -> None:
 
     threading.Thread(target=ask, daemon=True).start()
     assert ended.wait(30)
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_a_model_on_one_host_is_known_to_all(two: list[Hosts], built: bool) -> None:
+    found = together((two[0].one_recipe, "", built, quiet), (two[1].one_recipe, "", False, quiet))
+    assert found == [("", built)] * 2

@@ -255,7 +255,7 @@ MOMENTS = {
     "start": "isolation: ",
     "baseline": "ranks on 1 node",
     "trial": "trial 1/",
-    "finals": "final round 1/",
+    "finals": "final rounds: ",
     "hand-over": "recipe written",
     "job": "the job trains",
 }

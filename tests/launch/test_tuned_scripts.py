@@ -4,11 +4,14 @@ Only exact settings are allowed here, so the launched job's parameters may diffe
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from launchers import AUTODDP, SCRIPTS, TORCHRUN, Launch, chosen, start, whole
+
+from autoddp.topology import numa_nodes
 
 TUNED = [
     "plain.py",
@@ -27,6 +30,7 @@ TUNED = [
     whole("no_optimizer.py"),
     whole("compiled.py --where around"),
 ]
+RANKS = torch.cuda.device_count() or max(2, len(numa_nodes()))  # of a host, where nobody says how many
 LONG = {"TUNED_TIMES_LONGER": "12"}
 
 
@@ -42,6 +46,11 @@ def run(
 def summary(launch: Launch) -> dict:
     """The newest summary.json that a launch left behind."""
     return json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text())
+
+
+def ranks_said(launch: Launch) -> list[int]:
+    """The numbers of ranks that autoddp has chosen and said."""
+    return [int(number) for number in re.findall(r"^autoddp: (\d+) ranks? on this host, ", launch.stderr, re.MULTILINE)]
 
 
 def same_parameters(found: Path, expected: Path) -> bool:
@@ -93,8 +102,29 @@ def test_without_ddp_the_script_runs_as_written_and_the_reason_is_said(script, t
     assert script == "exits_at_once.py" or (launch.folder / "rank0.pt").exists()
 
 
+WORKS_ON_ITS_OWN_FILE = """
+import os
+with open("counted", "a") as file:
+    print(os.environ["WORLD_SIZE"], "AUTODDP_TUNING" in os.environ, file=file)
+assert len(open("counted").readlines()) <= 1 or "AUTODDP_TUNING" in os.environ
+"""
+
+
+def test_a_script_without_ddp_is_not_run_several_times_over_its_own_files(tmp_path):
+    script = tmp_path / "alone.py"
+    script.write_text(WORKS_ON_ITS_OWN_FILE)
+    launch = start(AUTODDP, tmp_path / "run", [str(script), "--trials", "2"]).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert ranks_said(launch) == [RANKS]
+    assert "the script built no DistributedDataParallel model" in launch.stderr
+    assert launch.stderr.count("autoddp: launching 1 rank, as torchrun does: ") == 1
+    assert (launch.folder / "counted").read_text() == "1 False\n"
+
+
 def test_a_world_of_one_is_not_tuned(tmp_path):
-    launch = start(AUTODDP, tmp_path / "one", ["--trials", "2", str(SCRIPTS / "plain.py")]).wait()
+    launch = start(
+        AUTODDP, tmp_path / "one", ["--trials", "2", "--nproc-per-node", "1", str(SCRIPTS / "plain.py")]
+    ).wait()
     assert launch.returncode == 0
     assert "nothing to tune in a world of one" in launch.stderr
     assert not list(launch.folder.glob(".autoddp"))
@@ -108,12 +138,18 @@ def test_a_snapshot_written_while_tuning_is_not_there_to_resume_from(tmp_path):
 
 
 def test_a_saved_recipe_is_launched_without_trials(tmp_path):
-    tuned = run(AUTODDP, tmp_path / "run", "plain.py", "--trials", "1", "--allow", "exact", "--tune-only", env=LONG)
+    """Nobody gives a number of ranks here: tuned and launched with those that this host gets by itself."""
+    script = str(SCRIPTS / "plain.py")
+    words = ["--allow", "exact", "--tune-only", script, "--trials", "1"]
+    tuned = start(AUTODDP, tmp_path / "run", words, LONG).wait()
     recipe = tuned.folder / "plain.autoddp.toml"
-    assert recipe.exists()
+    assert recipe.exists(), tuned.stderr[-2000:]
+    assert ranks_said(tuned) == [RANKS]
     before = recipe.read_text()
-    again = run(AUTODDP, tmp_path / "run", "plain.py")
+    again = start(AUTODDP, tmp_path / "run", [script]).wait()
     assert again.returncode == 0
+    assert ranks_said(again) == [RANKS, RANKS]
+    assert len(list(again.folder.glob("rank*.pt"))) == RANKS
     assert "recipe plain.autoddp.toml: launching" in again.stderr
     assert "trial" not in again.stderr.replace(tuned.stderr, "")
     assert recipe.read_text() == before

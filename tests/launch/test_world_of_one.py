@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from launchers import AUTODDP, SCRIPTS, TORCHRUN, start
 
+ONE = ["--nproc-per-node", "1"]
 PLAIN = str(SCRIPTS / "plain.py")
 LONGER = {"TIMES_LONGER": "4"}
 REPORT = "without DDP's reduction, of one rank, "
@@ -34,7 +35,7 @@ dist.destroy_process_group()
 
 def test_the_same_parameters_and_what_it_gave(tmp_path):
     launches = [
-        start(AUTODDP, tmp_path / "bypass", [PLAIN], LONGER),
+        start(AUTODDP, tmp_path / "bypass", [*ONE, PLAIN], LONGER),
         start(TORCHRUN, tmp_path / "torchrun", [PLAIN], LONGER),
     ]
     assert [launch.wait().returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
@@ -57,7 +58,7 @@ def test_what_needs_its_reduction_keeps_it(tmp_path):
     for number, (hook, arguments) in enumerate(variants):
         scripts.append(str(tmp_path / f"reduces{number}.py"))
         Path(scripts[-1]).write_text(REDUCES.replace("HOOK", str(hook)).replace("ARGUMENTS", repr(arguments)))
-    launch = start(AUTODDP, tmp_path / "out", [str(SCRIPTS / "several.py"), *scripts]).wait()
+    launch = start(AUTODDP, tmp_path / "out", [*ONE, str(SCRIPTS / "several.py"), *scripts]).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     reduces = [line for line in launch.stdout.splitlines() if line.startswith("reduces")]
     assert reduces == ["reduces False"] * 2 + ["reduces True"] * 3

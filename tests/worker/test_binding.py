@@ -12,9 +12,9 @@ import pytest
 import torch
 from launchers import may_mount, on_numa_nodes
 
+from autoddp.topology import cpus
 from autoddp.topology.facts import NumaNode
 from autoddp.worker import binding
-from autoddp.worker.binding import cpus
 
 CPUS = sorted(os.sched_getaffinity(0))
 

@@ -1,0 +1,75 @@
+"""How many ranks a host starts where nobody says it, and what counts as having said it."""
+
+import argparse
+import os
+
+import pytest
+import torch
+
+from autoddp.launch.machine import visible_gpus
+from autoddp.launch.options import parse
+from autoddp.launch.ranks import idle_gpus, set_one, set_ranks, usable_nodes
+from autoddp.topology import NumaNode, numa_nodes
+
+GIVEN = {
+    "--nproc-per-node 1 train.py": True,
+    "--nproc_per_node=auto train.py": True,
+    "--nproc-per 1 train.py": True,
+    "train.py": False,
+    "train.py --nproc-per-node 4": False,  # the script's
+    "--standalone train.py": False,
+    "--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint localhost:0 train.py": False,
+    "--trials 0 train.py": False,
+}
+
+
+@pytest.mark.parametrize("words", GIVEN)
+def test_what_counts_as_a_number(words, monkeypatch):
+    request = parse(words.split())
+    assert request.ranks_given is GIVEN[words]
+    assert GIVEN[words] or request.torchrun.nproc_per_node == "1"
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
+    assert parse(words.split()).ranks_given
+
+
+NODES = {
+    # the CPU lists of its NUMA nodes, the CPUs of this process, nodes on which it may run
+    "one": (["0-7"], range(8), 1),
+    "two": (["0-3", "4-7"], range(8), 2),
+    "eight": ([f"{cpu}" for cpu in range(8)], range(8), 8),
+    "one with memory alone": (["0-3", "4-7", ""], range(8), 2),
+    "bound to one of two": (["0-3", "4-7"], (5, 6), 1),
+    "interleaved": (["0,2,4", "1,3,5"], (0, 1), 2),
+    "none that the kernel lists": ([], range(8), 0),
+}
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_numa_nodes_on_which_this_process_may_run(name):
+    lists, allowed, usable = NODES[name]
+    assert usable_nodes([NumaNode(number, cpus) for number, cpus in enumerate(lists)], allowed) == usable
+
+
+def test_on_this_host():
+    torchrun = argparse.Namespace(nproc_per_node="1")
+    says = set_ranks(torchrun)
+    gpus, nodes = torch.cuda.device_count(), usable_nodes(numa_nodes(), os.sched_getaffinity(0))
+    assert visible_gpus() == gpus
+    assert torchrun.nproc_per_node == str(gpus or max(2, nodes))
+    assert says.startswith(f"{torchrun.nproc_per_node} rank")
+    assert bool(idle_gpus()) is (gpus > 1)
+    set_one(torchrun)
+    assert torchrun.nproc_per_node == "1"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "line"), [(1, "1 rank on this host, one per visible GPU"), (8, "8 ranks on this host")]
+)
+def test_on_a_host_with_gpus(gpus, line, monkeypatch):
+    """Where torch counts so many: no host of the tests has eight."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    torchrun = argparse.Namespace(nproc_per_node="1")
+    assert set_ranks(torchrun).startswith(line)
+    assert torchrun.nproc_per_node == str(gpus)
+    idle = "1 rank, as under torchrun, on a host with 8 visible GPUs; --nproc-per-node sets another number"
+    assert idle_gpus() == (idle if gpus > 1 else "")

@@ -1,0 +1,145 @@
+"""What a user sees of a study, on a terminal and in a file, and what only the log has."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from study.simulated import SimulatedJob, facts
+
+from autoddp.knobs import Configuration, Rung
+from autoddp.report import Terminal, say
+from autoddp.study import Outcome, Plan, Study
+from autoddp.wire import JobFacts
+
+LEFT_OUT = {"static_graph": "there are unused parameters", "numa_binding": "its CPUs are on one NUMA node"}
+
+
+def studied(tmp_path: Path, job: SimulatedJob, known: JobFacts | None = None, **plan: object) -> Outcome:
+    """A study before the terminal; its log is in tmp_path."""
+    made = Plan(**plan)
+    terminal = Terminal(made.allows, tmp_path / "tuning.log")
+    try:
+        return Study(job, known or facts(left_out=LEFT_OUT), made, terminal).run()
+    finally:
+        terminal.close()
+
+
+class File(io.StringIO):
+    """What a study writes to stderr, which is no terminal then."""
+
+    def studied(self, *arguments: object, **plan: object) -> Outcome:
+        with contextlib.redirect_stderr(self):
+            return studied(*arguments, **plan)
+
+
+@pytest.fixture
+def file() -> File:
+    return File()
+
+
+def test_in_a_file_there_is_a_line_for_each_trial(tmp_path: Path, file: File) -> None:
+    outcome = file.studied(tmp_path, SimulatedJob(), trials=9, allow=Rung.NEAR)
+    lines = file.getvalue().splitlines()
+    trials = [line for line in lines if re.match(r"autoddp: trial +\d+/9  ", line)]
+    assert len(trials) == 9
+    assert sum("final round" in line for line in lines) == 1
+    assert not any("left as it is" in line or "\x1b" in line for line in lines)
+    rungs = [record.configuration.rung for record in outcome.trials]
+    assert {Rung.LOSSY, Rung.NEAR} <= set(rungs)
+    for line, rung in zip(trials, rungs, strict=True):
+        assert ("lossy (not allowed)" in line) is (rung is Rung.LOSSY)
+    assert any("│lossy (not allowed) " in line for line in lines)  # of the ladder
+    assert sum(" ←" in line for line in lines) <= 1
+
+
+def test_the_best_so_far_is_one_that_is_allowed(tmp_path: Path, file: File) -> None:
+    outcome = file.studied(tmp_path, SimulatedJob(), trials=9, allow=Rung.EXACT)
+    allowed = [record.seconds for record in outcome.trials if record.configuration.rung is Rung.EXACT]
+    assert min(record.seconds for record in outcome.trials) < min(allowed)
+    told = [float(found) for found in re.findall(r"  best ([\d.]+)  ", file.getvalue())]
+    assert told[-1] == pytest.approx(1e3 * min(allowed), rel=0.01)
+
+
+def test_the_log_has_all(tmp_path: Path, file: File) -> None:
+    file.studied(tmp_path, SimulatedJob(), trials=5)
+    log = (tmp_path / "tuning.log").read_text()
+    for name, why in LEFT_OUT.items():
+        assert f"left as it is: {name} ({why})" in log
+    assert len(re.findall(r"^trial \d/5", log, re.MULTILINE)) == 5
+    assert len(re.findall(r"^final round \d/\d$", log, re.MULTILINE)) == 6
+    assert "the ladder" in log
+    shown = [line.removeprefix("autoddp: ") for line in file.getvalue().splitlines() if line.startswith("autoddp: ")]
+    assert [line for line in shown if line not in log.splitlines()] == []
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path, file: File) -> None:
+    (tmp_path / "tuning.log").mkdir()
+    assert file.studied(tmp_path, SimulatedJob(), trials=3).trials
+    assert file.getvalue().count("autoddp: trial ") == 3
+
+
+class Drifting(SimulatedJob):
+    """A job on a machine that is `slower` times as slow until the first trial begins."""
+
+    def __init__(self, slower: float) -> None:
+        super().__init__()
+        self._slower = slower
+        self._began = False
+
+    def cost(self, configuration: Configuration) -> float:
+        self._began = self._began or bool(configuration)
+        return super().cost(configuration) * (1 if self._began else self._slower)
+
+
+@pytest.mark.parametrize(("slower", "said"), [(1.0, False), (1.05, False), (1.8, True), (0.5, True)])
+def test_a_machine_that_is_noisy_is_said(slower: float, said: bool, tmp_path: Path, file: File) -> None:
+    outcome = file.studied(tmp_path, Drifting(slower), trials=4)
+    found = re.findall(
+        r"this machine was noisy: your settings took ([\d.]+) ms .*, then ([\d.]+) in the", file.getvalue()
+    )
+    assert len(found) == said
+    if said:
+        began, ended = map(float, found[0])
+        assert began / ended == pytest.approx(outcome.baseline.seconds / outcome.baseline_seconds, rel=0.02)
+        assert began / ended == pytest.approx(slower, rel=0.1)
+
+
+def test_on_a_terminal_there_is_one_bar_with_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = os.openpty()
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "150"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    drawn: list[bytes] = []
+
+    def read() -> None:
+        while chunk := os.read(master, 65536):
+            if b"the end of it" in b"".join([*drawn[-2:], chunk]):
+                drawn.append(chunk)
+                return
+            drawn.append(chunk)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with open(slave, "w", closefd=False) as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        studied(tmp_path, SimulatedJob(), trials=7, allow=Rung.NEAR)
+        say("the end of it")
+    reader.join()
+    os.close(slave)
+    os.close(master)
+    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", b"".join(drawn).decode())
+    bars = re.findall(r"autoddp: (trials|final rounds) (\d+)/(\d+) ━+[╸━ ]* *([^\r\n]*)", text)
+    states = list(dict.fromkeys((what, int(done), int(of)) for what, done, of, _ in bars))
+    assert states[:7] == [("trials", number, 7) for number in range(1, 8)]
+    assert states[7:] == [("final rounds", number, 6) for number in range(1, 7)]
+    assert all("s left" in more for what, _, _, more in bars if what == "trials")
+    assert "autoddp: trial " not in text
+    assert "autoddp: launching " in text.splitlines()[-2]
+    assert (tmp_path / "tuning.log").read_text().count("trial ") >= 7
