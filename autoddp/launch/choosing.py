@@ -62,7 +62,7 @@ def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places)
     with Listener() as listener:
         mine = {"port": listener.port, "secret": listener.secret, "places": places.plain}
         all_ = exchange("network/address", mine)
-        everywhere = [Places(**one["places"]) for one in all_]
+        everywhere = [Places.of(one["places"]) for one in all_]
         reached = exchange("network/reached", _reached(all_, everywhere, node))
         usable = [_usable(everywhere[other], reached, other) for other in range(nodes)]
         faults, doubts = _complaints(everywhere, usable, reached, labels)

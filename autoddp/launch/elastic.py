@@ -76,7 +76,8 @@ def host_endpoint_if_ours(torchrun: argparse.Namespace, addresses: set[str]) -> 
 
     if torchrun.rdzv_backend != "c10d" or "is_host" in torchrun.rdzv_conf or not torchrun.rdzv_endpoint:
         return
-    host, _ = parse_rendezvous_endpoint(torchrun.rdzv_endpoint, DEFAULT_PORT)
+    with _rendezvous_errors(torchrun):
+        host, _ = parse_rendezvous_endpoint(torchrun.rdzv_endpoint, DEFAULT_PORT)
     try:
         ours = bool({found[4][0] for found in socket.getaddrinfo(host, None)} & addresses)
     except OSError:

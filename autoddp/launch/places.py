@@ -6,7 +6,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from autoddp.launch.naming import GLOO, NCCL, absent, named
@@ -19,7 +19,7 @@ _LOOPBACK = "lo"
 class Places:
     """What one launcher tells the others about its node's addresses."""
 
-    addresses: dict[str, str]
+    addresses: dict[str, str] = field(default_factory=dict)
     """Interface → its first address. The loopback's is last, for several launchers on one machine."""
     named: dict[str, list[str]] = field(default_factory=dict)
     """GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, where the user has set them → the interfaces that they name here."""
@@ -38,6 +38,12 @@ class Places:
     def plain(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Places:
+        """The reverse; what only another version of autoddp knows is left out."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in plain.items() if name in known})
 
     @property
     def to_try(self) -> list[str]:

@@ -14,6 +14,7 @@ from launchers import whole
 from meeting_hosts import Meetings
 
 from autoddp.launch.naming import named
+from autoddp.launch.places import Places
 from autoddp.launch.preflight import HostFacts, compared
 
 PORT = 29500
@@ -331,6 +332,7 @@ def test_hosts_that_are_alike_give_no_line():
 
 def test_another_version_may_say_more_or_less():
     assert HostFacts.of({"name": "x", "unheard": 1}) == HostFacts(name="x")
+    assert Places.of({"addresses": {"a": "10.0.0.1"}, "unheard": 1}) == Places({"a": "10.0.0.1"})
 
 
 def test_many_hosts_are_one_short_line():
