@@ -52,11 +52,18 @@ class Lab:
 
     `more` are further networks, interface → rate: host 1's address on the first of them is 10.78.0.2. With `trap` every
     host has a docker-like bridge with the same private address, and its own name stands for 127.0.1.1, as Debian has
-    it, while nobody knows the others' names: a host as many are found.
+    it, while nobody knows the others' names: a host as many are found. `names` has each host's own /etc/hosts instead.
+    With `ipv6` there are no IPv4 addresses but the loopback's, and host 1's address is fd77::2.
     """
 
     def __init__(
-        self, hosts: int = 2, rate: str | None = None, more: Mapping[str, str] | None = None, trap: bool = False
+        self,
+        hosts: int = 2,
+        rate: str | None = None,
+        more: Mapping[str, str] | None = None,
+        trap: bool = False,
+        names: Sequence[str] | None = None,
+        ipv6: bool = False,
     ) -> None:
         reason = unavailable()
         if reason:
@@ -66,6 +73,8 @@ class Lab:
         self._rate: str | None = None
         try:
             self._trap = trap
+            self._names = names
+            self._ipv6 = ipv6
             self._build(hosts)
             self.shape(rate)
             for number, (name, speed) in enumerate((more or {}).items(), start=1):
@@ -84,7 +93,9 @@ class Lab:
         return len(self._holders) - 1
 
     def address(self, host: int, network: int = 0) -> str:
-        """The IPv4 address of a host, for --rdzv-endpoint and --master-addr; `network` counts `more` from 1."""
+        """The address of a host, for --rdzv-endpoint and --master-addr; `network` counts `more` from 1."""
+        if self._ipv6:
+            return f"fd{77 + network}::{host + 1:x}"
         return f"10.{77 + network}.{host // 250}.{host % 250 + 1}"
 
     def popen(
@@ -100,12 +111,17 @@ class Lab:
 
         The process returned is the program itself (nsenter and the shell replace themselves by it), so signals reach
         it and its exit code is its own. GLOO_SOCKET_IFNAME is set, or Gloo would look for the outside network; not in a
-        trap.
+        trap, nor where a host has names of its own.
         """
-        env = {**({} if self._trap else {"GLOO_SOCKET_IFNAME": "eth0"}), **(os.environ if env is None else env)}
+        bare = self._trap or self._names is not None
+        env = {**({} if bare else {"GLOO_SOCKET_IFNAME": "eth0"}), **(os.environ if env is None else env)}
         # Entering the mount namespace moves a process to its root folder: the shell goes back.
         go = ["sh", "-c", 'cd "$0" && exec "$@"', os.fspath(cwd or os.getcwd())]
         return subprocess.Popen([*self._enter(host), *go, *map(os.fspath, argv)], env=env, **options)
+
+    def holder(self, host: int) -> int:
+        """The process whose namespaces are the host's."""
+        return self._holders[host].pid
 
     def run(self, host: int, *command: str) -> str:
         """Run a command on a host, to its end; what it printed. RuntimeError if it fails."""
@@ -159,8 +175,11 @@ class Lab:
         known = "".join(f"{self.address(host)} host{host}\n" for host in range(hosts))
         names.write_text("127.0.0.1 localhost\n::1 localhost\n" + known)
         # A fresh /sys shows the host's own NICs; its own hosts file lets every host's name resolve.
-        room = f"mount -t sysfs sysfs /sys && mount --bind {names} /etc/hosts && ip link set lo up"
         for host in range(hosts):
+            if self._names is not None:
+                names = Path(self._folder.name, f"hosts{host}")
+                names.write_text(self._names[host])
+            room = f"mount -t sysfs sysfs /sys && mount --bind {names} /etc/hosts && ip link set lo up"
             self._hold(f"{room} && hostname host{host}{self._trapped(host) if self._trap else ''}")
         # The bridge comes last, so that the index of a host is that of its holder.
         self._hold("ip link add bridge0 type bridge && ip link set bridge0 up")
@@ -185,8 +204,7 @@ class Lab:
             peer = ("peer", "name", name, "netns", str(self._holders[host].pid))
             self.run(bridge, "ip", "link", "add", port, "type", "veth", *peer)
             self.run(bridge, "ip", "link", "set", port, "master", f"bridge{number}", "up")
-            self.run(host, "ip", "address", "add", f"{self.address(host, number)}/16", "dev", name)
-            self.run(host, "ip", "link", "set", name, "up")
+            self._bring_up(host, name, number)
             self.run(host, "tc", "qdisc", "add", "dev", name, "root", "tbf", "rate", rate, *SHAPE)
 
     def _hold(self, setup: str) -> None:
@@ -203,8 +221,13 @@ class Lab:
         peer = ("peer", "name", "eth0", "netns", str(self._holders[host].pid))
         self.run(bridge, "ip", "link", "add", port, "type", "veth", *peer)
         self.run(bridge, "ip", "link", "set", port, "master", "bridge0", "up")
-        self.run(host, "ip", "address", "add", f"{self.address(host)}/16", "dev", "eth0")
-        self.run(host, "ip", "link", "set", "eth0", "up")
+        self._bring_up(host, "eth0")
+
+    def _bring_up(self, host: int, name: str, network: int = 0) -> None:
+        # Without nodad the kernel asks for seconds whether anybody else has an IPv6 address.
+        size = ("/64", "nodad") if self._ipv6 else ("/16",)
+        self.run(host, "ip", "address", "add", self.address(host, network) + size[0], "dev", name, *size[1:])
+        self.run(host, "ip", "link", "set", name, "up")
 
     def _enter(self, host: int) -> list[str]:
         return ["nsenter", "--target", str(self._holders[host].pid), *NAMESPACES, "--"]

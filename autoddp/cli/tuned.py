@@ -14,6 +14,7 @@ from autoddp.errors import AutoddpError, NotTuned, UsageError
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import start_step
 from autoddp.launch.deadline import command_given
+from autoddp.launch.elastic import node_range
 from autoddp.launch.hosts import Hosts
 from autoddp.launch.isolating import choose_isolation
 from autoddp.launch.keeper import Keeper
@@ -25,7 +26,7 @@ from autoddp.launch.ranks import set_one
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.tune import Preparation, Tuned, Tuning
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse, require_replaceable, save
-from autoddp.report import Terminal, say, summary, warn, write_summary
+from autoddp.report import Terminal, say, summary, try_next, warn, what_was_won, write_summary
 from autoddp.study import Outcome
 from autoddp.units import data_size
 from autoddp.version import __version__
@@ -98,7 +99,20 @@ def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network
     if tuned.cut_short:
         say(f"tuning ended early, with what was known: {tuned.cut_short}")
     _write(request, folder, tuned)
+    if tuned.outcome is not None:
+        _close(request, tuned.outcome)
     return replace(plan, recipe=parse(tuned.recipe, request.recipe_path))
+
+
+def _close(request: Request, outcome: Outcome) -> None:
+    """The last lines before the job's own: what was won and why, and what to do with it."""
+    won = what_was_won(outcome)
+    if won:
+        say(won)
+    torchrun = request.torchrun
+    words = ["--nproc-per-node", str(torchrun.nproc_per_node), *(["-m"] if torchrun.module else []), request.script]
+    same_job = [*words, *torchrun.training_script_args] if node_range(torchrun)[1] == 1 else []
+    say(try_next(outcome, str(request.recipe_path), same_job))
 
 
 def _write(request: Request, folder: RunFolder, tuned: Tuned) -> None:

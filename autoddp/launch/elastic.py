@@ -11,10 +11,13 @@ import signal
 import socket
 import uuid
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from autoddp.errors import UsageError
+from autoddp.launch.gathering import Arrivals, Endpoint
+from autoddp.log import tell
 
 _FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Each start of the workers on several hosts gets a store of its own. Their launchers keep one store for all attempts,
@@ -22,6 +25,7 @@ and there a rank may find the address under which its peer listened in the attem
 attempt's agent has a store of its own, as under torchrun, and scripts may use it before they make a process group."""
 AGENTS_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
 """Our own workers meet in the store before they make a process group, so it must not be one that rank 0 makes there."""
+_BOARD = timedelta(seconds=60)
 DEFAULT_PORT = 29500  # torchrun's, for a static rendezvous without --master-port
 
 
@@ -72,17 +76,63 @@ def host_endpoint_if_ours(torchrun: argparse.Namespace, addresses: set[str]) -> 
 
     if torchrun.rdzv_backend != "c10d" or "is_host" in torchrun.rdzv_conf or not torchrun.rdzv_endpoint:
         return
-    host, _ = parse_rendezvous_endpoint(torchrun.rdzv_endpoint, DEFAULT_PORT)
+    with _rendezvous_errors(torchrun):
+        host, _ = parse_rendezvous_endpoint(torchrun.rdzv_endpoint, DEFAULT_PORT)
     try:
-        ours = socket.gethostbyname(host) in addresses
+        ours = bool({found[4][0] for found in socket.getaddrinfo(host, None)} & addresses)
     except OSError:
-        return  # the meeting will say so
+        ours = False  # the meeting will say so
     try:
-        known = _matches_machine_hostname(host)
-    except OSError:
-        known = False  # this host's own name has no address at all
-    if ours and not known:
-        torchrun.rdzv_conf = ",".join(filter(None, [torchrun.rdzv_conf, "is_host=1"]))
+        told = "is_host=1" if not _matches_machine_hostname(host) and ours else ""
+    except OSError:  # this host's own name has no address at all, and elastic would end with a traceback
+        told = f"is_host={int(ours)}"
+    torchrun.rdzv_conf = ",".join(filter(None, [torchrun.rdzv_conf, told]))
+
+
+def endpoint(torchrun: argparse.Namespace) -> Endpoint | None:
+    """Where the hosts meet; None where that is no address and port. UsageError for one that cannot be read."""
+    from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config, parse_rendezvous_endpoint
+
+    arguments = _other_rendezvous(torchrun, "")
+    if arguments.rdzv_backend != "c10d" or not arguments.rdzv_endpoint:
+        return None
+    with _rendezvous_errors(torchrun):
+        if _parse_rendezvous_config(arguments.rdzv_conf).get("store_type", "tcp").strip().lower() != "tcp":
+            return None
+        host, port = parse_rendezvous_endpoint(arguments.rdzv_endpoint, DEFAULT_PORT)
+    return Endpoint("--rdzv-endpoint" if torchrun.rdzv_endpoint else "--master-addr", host, port)
+
+
+def hosts_endpoint(torchrun: argparse.Namespace) -> bool:
+    """Whether this node is to keep the endpoint's store."""
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, _parse_rendezvous_config
+
+    place = endpoint(torchrun)
+    assert place is not None
+    config = _parse_rendezvous_config(_other_rendezvous(torchrun, "").rdzv_conf)
+    told = RendezvousParameters("c10d", str(place), "", 1, 1, **config).get_as_bool("is_host")
+    return bool(_matches_machine_hostname(place.host) if told is None else told)
+
+
+def endpoint_patience(torchrun: argparse.Namespace) -> float:
+    """Seconds that torchrun would wait until somebody listens at the endpoint."""
+    from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
+
+    config = _parse_rendezvous_config(torchrun.rdzv_conf)
+    return float(config.get("timeout", 900) if torchrun.rdzv_backend == "static" else config.get("read_timeout", 60))
+
+
+def board(place: Endpoint) -> Any:
+    """A store at the endpoint, for words about who has come; its keys are apart from elastic's."""
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    try:
+        store = TCPStore(place.host, place.port, is_master=False, timeout=_BOARD)
+    except RuntimeError as error:
+        first = next(iter(str(error).splitlines()), "there is no store")
+        raise UsageError(f"the hosts cannot meet at {place}: {first}") from None
+    return PrefixStore("autoddp", store)
 
 
 def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> str:
@@ -151,30 +201,44 @@ def meeting_point(torchrun: argparse.Namespace, name: str) -> Any:
         run_id=arguments.rdzv_id,
         min_nodes=fewest,
         max_nodes=most,
-        local_addr=arguments.local_addr,
+        local_addr=_identity(torchrun),
         **config,
     )
     with _rendezvous_errors(arguments):
         return get_rendezvous_handler(parameters)
 
 
-def meet(handler: Any, torchrun: argparse.Namespace) -> Any:
+def _identity(torchrun: argparse.Namespace) -> str:
+    """What tells this launcher from all others at a meeting; they are numbered by the order of these.
+
+    Elastic would take the host's name and the process id, which two hosts called localhost may share.
+    """
+    rank = f"{torchrun.node_rank:06}." if torchrun.rdzv_backend == "static" else ""
+    return f"{rank}{socket.gethostname()}.{uuid.uuid4().hex}"
+
+
+def meet(handler: Any, torchrun: argparse.Namespace, arrivals: Arrivals | None) -> Any:
     """Wait for all launchers at a meeting point; torch's RendezvousInfo (store, rank, world_size)."""
-    with _rendezvous_errors(torchrun):
+    told = contextlib.nullcontext() if arrivals is None else arrivals.told(tell)
+    # Without a store for workers, which no meeting of launchers needs: the identity is no address to have it at.
+    with _rendezvous_errors(torchrun, arrivals), told, environment_with(_FRESH_STORE):
         return handler.next_rendezvous()
 
 
 @contextlib.contextmanager
-def _rendezvous_errors(arguments: argparse.Namespace) -> Iterator[None]:
+def _rendezvous_errors(arguments: argparse.Namespace, arrivals: Arrivals | None = None) -> Iterator[None]:
     """Hosts that cannot meet are the user's to mend: one line, as long as nothing has been started."""
     from torch.distributed.elastic.rendezvous import RendezvousError
 
     try:
         yield
     except (ValueError, RendezvousError) as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
+        first = next(iter(str(error).splitlines()), "") or type(error).__name__
         where = f"--rdzv-backend {arguments.rdzv_backend} --rdzv-endpoint {arguments.rdzv_endpoint or 'none'}"
-        raise UsageError(f"the hosts cannot meet ({where}): {first} Check both on every host") from None
+        if arguments.rdzv_backend == "static" and not arguments.rdzv_endpoint:
+            where = f"--master-addr {arguments.master_addr} --master-port {arguments.master_port or DEFAULT_PORT}"
+        came = f"; {so_far}" if arrivals is not None and (so_far := arrivals.so_far()) else ""
+        raise UsageError(f"the hosts cannot meet ({where}): {first}{came}: check both on every host") from None
 
 
 def _other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Namespace:
@@ -190,11 +254,14 @@ def _other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Names
         return arguments
     if torchrun.rdzv_backend == "static":
         arguments.rdzv_backend = "c10d"
-        arguments.rdzv_endpoint = torchrun.rdzv_endpoint or (
-            f"{torchrun.master_addr}:{torchrun.master_port or DEFAULT_PORT}"
+        master = torchrun.master_addr.strip("[]")
+        arguments.rdzv_endpoint = torchrun.rdzv_endpoint or str(
+            Endpoint("--master-addr", master, torchrun.master_port or DEFAULT_PORT)
         )
-        is_host = f"is_host={'1' if torchrun.node_rank == 0 else '0'}"
-        arguments.rdzv_conf = ",".join(filter(None, [torchrun.rdzv_conf, is_host]))
+        told = [f"is_host={int(torchrun.node_rank == 0)}"]
+        if "join_timeout" not in torchrun.rdzv_conf:
+            told.append(f"join_timeout={endpoint_patience(torchrun):.0f}")  # as long as torchrun would wait
+        arguments.rdzv_conf = ",".join(filter(None, [torchrun.rdzv_conf, *told]))
     arguments.rdzv_id = f"{torchrun.rdzv_id}.{name}"
     return arguments
 

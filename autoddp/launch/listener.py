@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import secrets
 import socket
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 _PATIENCE = 3.0  # seconds for a connection; a lost SYN is sent again after one
-_MEASURED = 0.25  # seconds of sending
+_AT_ONCE = 500  # connections tried at the same time; a process may often have 1024 files open
 _BUFFER = 512 * 1024  # bytes in the kernel's hands at most: on a slow link they are sent after the time is over
 _SECRET_BYTES = 16
 _ACCOUNT_BYTES = 8
@@ -53,22 +57,59 @@ class Listener:
             connection.sendall(count.to_bytes(_ACCOUNT_BYTES, "big"))
 
 
-def reaches(address: str, port: int, secret: str) -> bool:
-    """Whether the listener with that secret answers there."""
-    try:
-        with _connected(address, port, secret):
-            return True
-    except OSError:
-        return False
+@dataclass(frozen=True)
+class Door:
+    """Where another launcher's listener may be reached."""
+
+    address: str
+    port: int
+    secret: str
 
 
-def send_rate(address: str, port: int, secret: str) -> float:
-    """Bytes per second that the listener takes; 0.0 if the connection breaks."""
+def tried(doors: Sequence[Door]) -> list[str]:
+    """Connect to all at once, within some seconds: for each door "" or why its listener does not answer there."""
+
+    async def all_of_them() -> list[str]:
+        free = asyncio.Semaphore(_AT_ONCE)
+        return await asyncio.gather(*(_tried(door, free) for door in doors))
+
+    return asyncio.run(all_of_them())
+
+
+async def _tried(door: Door, free: asyncio.Semaphore) -> str:
+    async with free:
+        try:
+            return await asyncio.wait_for(_answer(door), _PATIENCE)
+        except (asyncio.TimeoutError, TimeoutError):
+            return f"no answer within {_PATIENCE:.0f} s"
+        except (OSError, EOFError) as error:
+            return why_not_connected(error)
+
+
+async def _answer(door: Door) -> str:
+    reader, writer = await asyncio.open_connection(door.address, door.port)
     try:
-        with _connected(address, port, secret) as connection:
+        said = await reader.readexactly(2 * _SECRET_BYTES)
+    finally:
+        writer.close()
+    return "" if said == door.secret.encode() else "another machine answers there"
+
+
+def why_not_connected(error: BaseException) -> str:
+    """A connection's failure in a few words."""
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    number = getattr(error, "errno", None)
+    return os.strerror(number).lower() if number and number > 0 else "the connection was closed"
+
+
+def send_rate(door: Door, lasting: float) -> float:
+    """Bytes per second that the listener takes within so many seconds; 0.0 if the connection breaks."""
+    try:
+        with _connected(door) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
             block, sent, began = bytes(1 << 18), 0, time.perf_counter()
-            while time.perf_counter() - began < _MEASURED:
+            while time.perf_counter() - began < lasting:
                 sent += connection.send(block)
             connection.shutdown(socket.SHUT_WR)
             connection.settimeout(10 * _PATIENCE)
@@ -78,10 +119,10 @@ def send_rate(address: str, port: int, secret: str) -> float:
         return 0.0
 
 
-def _connected(address: str, port: int, secret: str) -> socket.socket:
-    connection = socket.create_connection((address, port), timeout=_PATIENCE)
+def _connected(door: Door) -> socket.socket:
+    connection = socket.create_connection((door.address, door.port), timeout=_PATIENCE)
     try:
-        if _read(connection, 2 * _SECRET_BYTES) != secret.encode():
+        if _read(connection, 2 * _SECRET_BYTES) != door.secret.encode():
             raise ConnectionRefusedError("somebody else has this address here")
     except OSError:
         connection.close()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+from autoddp.launch.naming import GLOO, NCCL, absent
 from autoddp.recipe import Fits
 
 _RDMA_DEVICES = Path("/sys/class/infiniband")
@@ -46,6 +47,13 @@ def visible_gpus() -> int:
     return found or (int(others.device_count()) if others is not None else 0)
 
 
+def may_have_gpus(environment: Mapping[str, str]) -> bool:
+    """Whether the ranks of this host may see a GPU, by the device files alone: nothing of CUDA is started."""
+    if environment.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1", "NoDevFiles"):
+        return False
+    return Path("/dev/kfd").exists() or any(Path("/dev").glob("nvidia[0-9]*"))
+
+
 def not_here(variables: Mapping[str, str]) -> dict[str, str]:
     """Which of `variables` name a network device that this host lacks: variable → "no interface eth7 here".
 
@@ -54,22 +62,14 @@ def not_here(variables: Mapping[str, str]) -> dict[str, str]:
     interfaces = [name for _, name in socket.if_nameindex()]
     devices = os.listdir(_RDMA_DEVICES) if _RDMA_DEVICES.is_dir() else []
     known = (
-        ("GLOO_SOCKET_IFNAME", "interface", interfaces),
-        ("NCCL_SOCKET_IFNAME", "interface", interfaces),
+        (GLOO, "interface", interfaces),
+        (NCCL, "interface", interfaces),
         ("NCCL_IB_HCA", "RDMA device", devices),
     )
     found = {}
     for variable, kind, here in known:
-        absent = _absent(variable, variables.get(variable, ""), here) if variable not in os.environ else []
-        if absent:
-            found[variable] = f"no {kind} {', '.join(absent)} here"
+        value = variables.get(variable, "") if variable not in os.environ else ""
+        missing = absent(variable, value, here) if value else []
+        if missing:
+            found[variable] = f"no {kind} {', '.join(missing)} here"
     return found
-
-
-def _absent(variable: str, value: str, here: Iterable[str]) -> list[str]:
-    """Gloo takes whole names. NCCL takes beginnings of names, whole ones after =, and ports; ^ excludes."""
-    if not value or value.startswith("^"):
-        return []
-    by_beginning = variable.startswith("NCCL_") and not value.startswith("=")
-    names = [name.partition(":")[0] for name in value.removeprefix("=").split(",")]
-    return [name for name in names if not any(one == name or (by_beginning and one.startswith(name)) for one in here)]

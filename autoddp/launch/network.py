@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from autoddp.launch.naming import GLOO, NCCL
+
 _LIKE = 0.1  # of the fastest; it takes half to gain, but the rate is roughly measured, and a benchmark judges
-VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+VARIABLES = (GLOO, NCCL)
 
 
 @dataclass(frozen=True)
@@ -14,12 +16,15 @@ class Network:
 
     interface: str = ""
     address: str = ""
+    """By which the others reach this node; "" where nobody has tried."""
     says: str = ""
     """What was chosen and why, for people."""
     rates: dict[str, float] = field(default_factory=dict)
     """Interface → Gbit/s, of those that all others reach."""
     rdma: dict[str, str] = field(default_factory=dict)
     """What NCCL is told about RDMA: variable → value."""
+    told: tuple[str, ...] = ()
+    """The variables by which the workers are told `interface`."""
 
     def has(self, interfaces: str) -> bool:
         """Whether all of these, with commas between them, reach all hosts; True where nothing was measured."""
@@ -35,4 +40,4 @@ class Network:
     @property
     def variables(self) -> dict[str, str]:
         """For the workers alone."""
-        return (dict.fromkeys(VARIABLES, self.interface) if self.interface else {}) | self.rdma
+        return dict.fromkeys(self.told, self.interface) | self.rdma

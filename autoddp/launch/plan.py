@@ -110,7 +110,7 @@ def choose(request: Request) -> Plan:
         raise UsageError(f"{error}; see --nnodes and --nproc-per-node in autoddp --help") from None
     _require_ranks(request, fewest, most, world)
     several = most > 1
-    known: dict[str, object] = {"torch": _torch_version()}
+    known: dict[str, object] = {"torch": torch_version()}
     if fewest == most:
         known |= {"world_size": world, "nodes": fewest}
     plan = Plan(
@@ -223,7 +223,8 @@ def _chosen(request: Request, launched: Configuration) -> tuple[Rung, int] | Non
     return request.allow or launched.gradient_rung, request.accumulate_up_to or launched.steps_per_update
 
 
-def _torch_version() -> str:
+def torch_version() -> str:
+    """Without what follows a `+`: the build."""
     from torch import __version__
 
     return str(__version__).split("+")[0]

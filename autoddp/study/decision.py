@@ -35,11 +35,18 @@ def decide(ladder: Sequence[Standing], plan: Plan, headroom: float) -> Decision:
     chosen = best_allowed(ladder, plan.allow, plan.accumulate_up_to)
     allowed = [standing for standing in ladder if plan.allows(standing.configuration)]
     if chosen is None:
+        configuration = AS_WRITTEN
         why = f"no significant gain within what you allow ({plan.allowed}): your settings stay; headroom {headroom:.0%}"
-        return Decision(AS_WRITTEN, why + _too_little(allowed, None) + _beyond(ladder, plan))
-    why = f"the best of what you allow ({plan.allowed}): {chosen.speedup} against your settings"
-    why += larger_batch(chosen.configuration.steps_per_update)
-    return Decision(chosen.configuration, why + _too_little(allowed, chosen) + _beyond(ladder, plan))
+    else:
+        configuration = chosen.configuration
+        why = f"the best of what you allow ({plan.allowed}): {chosen.speedup} against your settings"
+        why += larger_batch(configuration.steps_per_update)
+    why += _too_little(allowed, chosen)
+    beyond = _beyond(ladder, plan)
+    if beyond is None:
+        return Decision(configuration, why)
+    rung, best = beyond
+    return Decision(configuration, f"{why}; --allow {rung.value} would give ×{_short(best.speedup.ratio)}", rung)
 
 
 def _too_little(allowed: Sequence[Standing], chosen: Standing | None) -> str:
@@ -53,15 +60,12 @@ def _too_little(allowed: Sequence[Standing], chosen: Standing | None) -> str:
     return f"{gives}: too little for a change of training"
 
 
-def _beyond(ladder: Sequence[Standing], plan: Plan) -> str:
+def _beyond(ladder: Sequence[Standing], plan: Plan) -> tuple[Rung, Standing] | None:
     """What would be launched if the user allowed more: the rung that gives most."""
     further = [rung for rung in GRADIENT_RUNGS if not plan.allow.allows(rung)]
     found = {rung: best_allowed(ladder, rung, plan.accumulate_up_to) for rung in further}
     beyond = {rung: best for rung, best in found.items() if best and not plan.allows(best.configuration)}
-    if not beyond:
-        return ""
-    rung, best = max(beyond.items(), key=lambda one: one[1].speedup.ratio)
-    return f"; --allow {rung.value} would give ×{_short(best.speedup.ratio)}"
+    return max(beyond.items(), key=lambda one: one[1].speedup.ratio, default=None)
 
 
 def _short(ratio: float) -> str:

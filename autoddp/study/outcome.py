@@ -94,6 +94,8 @@ class Decision:
 
     configuration: Configuration
     why: str
+    further: Rung | None = None
+    """The rung that would be launched if the user allowed it."""
 
 
 @dataclass(frozen=True)

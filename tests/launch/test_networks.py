@@ -11,11 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from launchers import AUTODDP, ROOT, SCRIPTS, TORCHRUN, start
 
-from autoddp.errors import UsageError
 from autoddp.launch import choosing
-from autoddp.launch.listener import Listener, reaches, send_rate
+from autoddp.launch.listener import Door, Listener, send_rate, tried
+from autoddp.launch.places import Places
 from autoddp.recipe import load
-from autoddp.topology import Nic
 
 PLAIN = str(SCRIPTS / "plain.py")
 UNSET = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -73,44 +72,45 @@ def test_torchrun_does_not_get_through_there(lab, tmp_path):
         ({"a": "10.0.0.1", "b": "10.1.0.1"}, {"a": 1.0}, "10.1.0.1", "a"),  # the name's own reaches not all
     ],
 )
-def test_what_is_chosen(monkeypatch, candidates, rates, own, interface):
-    monkeypatch.setattr(choosing, "_addresses_of_name", lambda: {own})
-    found = choosing._chosen(candidates, rates)
+def test_what_is_chosen(candidates, rates, own, interface):
+    found = choosing._chosen(Places(candidates, by_name=[own]), {name: candidates[name] for name in rates}, rates)
     assert found.interface == interface
-    assert found.address == candidates.get(interface, "")
+    assert found.address == candidates[interface or "eth0"]
     assert set(found.variables) == (set(UNSET) if interface else set())
 
 
 def test_a_stranger_with_the_same_address_is_not_a_peer():
     with Listener() as one, Listener() as other:
-        assert reaches("127.0.0.1", one.port, one.secret)
-        assert not reaches("127.0.0.1", one.port, other.secret)
-        assert send_rate("127.0.0.1", one.port, one.secret) > 1e6
-        assert send_rate("127.0.0.1", one.port, other.secret) == 0.0
-    assert not reaches("127.0.0.1", one.port, one.secret)
+        right, wrong = Door("127.0.0.1", one.port, one.secret), Door("127.0.0.1", one.port, other.secret)
+        assert tried([right, wrong]) == ["", "another machine answers there"]
+        assert send_rate(right, 0.25) > 1e6
+        assert send_rate(wrong, 0.25) == 0.0
+    assert tried([right]) == ["connection refused"]
 
 
 class Board(dict):
-    """A store for threads."""
+    """What each of several threads says under a key."""
 
-    def set(self, key, value):
-        self[key] = value.encode()
+    def exchange(self, node, nodes):
+        def say(key, mine):
+            self[key, node] = mine
+            while not all((key, other) in self for other in range(nodes)):
+                time.sleep(0.001)
+            return [self[key, other] for other in range(nodes)]
 
-    def get(self, key):
-        while key not in self:
-            time.sleep(0.001)
-        return self[key]
+        return say
 
 
 def test_hosts_that_cannot_reach_each_other_are_told_so_on_all(monkeypatch):
-    monkeypatch.setattr(choosing, "interfaces", lambda: (Nic("eth0", up=True, addresses=("192.0.2.77",)),))
-    monkeypatch.setattr(choosing, "reaches", lambda *_: False)
-    store = Board()
+    monkeypatch.setattr(choosing, "tried", lambda doors: ["no answer"] * len(doors))
+    board, places = Board(), Places({"eth0": "192.0.2.77"})
     with ThreadPoolExecutor(2) as pool:
-        nodes = [pool.submit(choosing.choose, store, node, 2) for node in range(2)]
+        labels = ["node 0 (a)", "node 1 (b)"]
+        nodes = [pool.submit(choosing.choose, board.exchange(node, 2), node, labels, places) for node in range(2)]
         for node in nodes:
-            with pytest.raises(UsageError, match=r"node 0 has no address .* \(tried eth0 192\.0\.2\.77\)"):
-                node.result(30)
+            first, second = node.result(30).faults
+            assert "node 0 (a) has no address that all others can connect to (eth0 192.0.2.77: from node 1 (b)" in first
+            assert "node 1 (b) has no address" in second
 
 
 @pytest.mark.lab

@@ -13,8 +13,10 @@ def rendezvous(lab, kind, host):
     """The words that join `host` to the others."""
     if kind == "static":
         return ["--node-rank", str(host), "--master-addr", lab.address(0), "--master-port", "29411"]
-    endpoint = f"{lab.address(0)}:29411"
-    return ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--local-addr", lab.address(host), "--rdzv-id", "t"]
+    address = lab.address(0)
+    endpoint = f"{f'[{address}]' if ':' in address else address}:29411"
+    own = ["--local-addr", lab.address(host)] if kind == "c10d" else []
+    return ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, *own, "--rdzv-id", "t"]
 
 
 def run_on_all(lab, kind, parent, *words, env=None):
@@ -37,10 +39,26 @@ def summaries(launches):
     return [json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text()) for launch in launches]
 
 
+ALONE = "127.0.0.1 localhost\n::1 localhost\n"
+NAMES = {
+    "right": None,
+    "loopback": [f"{ALONE}127.0.0.1 host{host}\n" for host in range(2)],
+    "nothing": [ALONE] * 2,
+    "debian": [f"{ALONE}127.0.1.1 host{host}\n" for host in range(2)],
+    "each-other": [f"{ALONE}10.77.0.{2 - host} host{host}\n" for host in range(2)],
+}
+
+
 @pytest.mark.lab
-@pytest.mark.parametrize("kind", ["c10d", whole("static")])
-def test_two_hosts_tune_once(lab, kind, tmp_path):
-    launches = run_on_all(lab(hosts=2), kind, tmp_path, "--trials", "3", PLAIN)
+@pytest.mark.parametrize("kind", ["static", whole("c10d"), whole("c10d without --local-addr")])
+@pytest.mark.parametrize("names", ["loopback", *(whole(name) for name in NAMES if name != "loopback")])
+@pytest.mark.parametrize("ipv6", [False, whole(True)], ids=["ipv4", "ipv6"])
+def test_two_hosts_tune_once(lab, kind, names, ipv6, tmp_path):
+    """Whatever their names stand for, and with GLOO_SOCKET_IFNAME set by the user."""
+    if ipv6 and names in ("right", "each-other"):
+        pytest.skip("those names stand for IPv4 addresses")
+    hosts = lab(hosts=2, names=NAMES[names], ipv6=ipv6)
+    launches = run_on_all(hosts, kind, tmp_path, "--trials", "3", PLAIN)
     assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
     first, second = summaries(launches)
     assert first["trials"] == second["trials"]
@@ -67,7 +85,9 @@ def test_hosts_with_different_recipes_start_nothing(lab, tmp_path):
     launches = run_on_all(hosts, "c10d", tmp_path, PLAIN)
     assert [launch.returncode for launch in launches] == [2, 2]
     for launch in launches:
-        assert "autoddp: error: hosts differ: here" in launch.stderr
+        assert (
+            "autoddp: error: hosts differ: a recipe with" in launch.stderr or "hosts differ: no recipe" in launch.stderr
+        )
         assert "Traceback" not in launch.stderr
 
 

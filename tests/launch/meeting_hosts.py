@@ -1,0 +1,145 @@
+"""Launchers that only meet, on hosts of a lab, without a start of Python and torch for each: they are forked.
+
+    with Meetings() as meetings:
+        hosts = meetings.hold(lab, lambda host: ["--nnodes", "2", ...])     # one result for each host
+        hosts[0].address
+
+Run as a script this is the process that forks: it has one thread, so its children may enter the hosts' namespaces.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from autoddp.errors import AutoddpError
+from autoddp.launch import conference, elastic, gathering
+
+SPACES = {"net": 0x40000000, "uts": 0x04000000, "mnt": 0x00020000}  # CLONE_NEW… of linux/sched.h
+PATIENCE = 40  # seconds
+UNSET = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+@dataclass
+class Host:
+    """What one launcher came to."""
+
+    error: str = ""
+    said: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    address: str = ""
+    local_addr: str | None = None
+    variables: dict[str, str] = field(default_factory=dict)
+    """For the workers."""
+
+
+class Meetings:
+    """Holds the forking process; a result that does not come within `limit` seconds is a failure of the test."""
+
+    def __init__(self) -> None:
+        env = {name: value for name, value in os.environ.items() if name not in UNSET}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process = subprocess.Popen([sys.executable, __file__], env=env, bufsize=0, **pipes)
+
+    def __enter__(self) -> Meetings:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def hold(
+        self,
+        lab: Any,
+        words: Callable[[int], Sequence[str]],
+        env: Callable[[int], Mapping[str, str]] = lambda host: {},
+        plan: Callable[[int], str] = lambda host: "the same",
+        **planted: Sequence[Any],
+    ) -> list[Host]:
+        """One launcher on each host. `planted` has, for each host, what it takes for its own version or clock."""
+        for host in range(len(lab)):
+            order = {
+                "host": host,
+                "namespaces": lab.holder(host),
+                "words": list(words(host)),
+                "env": dict(env(host)),
+                "plan": plan(host),
+                "planted": {name: values[host] for name, values in planted.items()},
+            }
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+        found: dict[int, Host] = {}
+        while len(found) < len(lab):
+            ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE)
+            assert ready, f"waited {PATIENCE} s for the launchers of all hosts; {found} came to an end"
+            line = self._process.stdout.readline()
+            assert line, "the launchers have ended"
+            result = json.loads(line)
+            number = result.pop("host")
+            found[number] = Host(**result)
+        return [found[host] for host in range(len(lab))]
+
+
+def enter(process: int) -> None:
+    """Into the namespaces of a process; os.setns needs Python 3.12."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name, kind in SPACES.items():
+        with open(f"/proc/{process}/ns/{name}") as space:
+            if libc.setns(space.fileno(), kind):
+                raise OSError(ctypes.get_errno(), f"setns {name}")
+
+
+def meet(order: dict[str, Any]) -> Host:
+    """In a forked process: enter the host, plant what is asked for, and confer."""
+    enter(order["namespaces"])
+    os.environ.update(order["env"])
+    host, began, planted, clock = Host(), time.monotonic(), order["planted"], time.time
+
+    def tell(text: str) -> None:
+        host.said.append(f"{time.monotonic() - began:.1f} s: {text}")
+
+    conference.tell = elastic.tell = tell
+    conference.torch_version = lambda: planted.get("torch", "2.13.0")
+    conference.__version__ = planted.get("autoddp", "1.0")
+    conference.time = SimpleNamespace(time=lambda: clock() + planted.get("ahead", 0.0))
+    gathering._GATHERING = planted.get("gathering", gathering._GATHERING)
+    time.sleep(planted.get("late", 0.0))
+    torchrun = elastic.torchrun_parser().parse_args([*order["words"], "train.py"])
+    try:
+        _, network = conference.confer(torchrun, order["plan"], f"plan {order['plan']}")
+        host.address, host.variables = network.address, network.variables
+        host.said.append(network.says)
+    except AutoddpError as error:
+        host.error = str(error)
+    host.seconds, host.local_addr = time.monotonic() - began, torchrun.local_addr
+    return host
+
+
+def serve() -> None:
+    elastic.load_torchrun()
+    results = os.dup(1)
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if os.fork():
+            continue
+        try:
+            host = meet(order)
+        except BaseException:
+            host = Host(error=traceback.format_exc())
+        os.write(results, (json.dumps({"host": order["host"], **vars(host)}) + "\n").encode())
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    serve()
