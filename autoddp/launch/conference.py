@@ -62,8 +62,8 @@ class Conference:
             self._leave(store, rank, nodes)
         if other is not None:
             raise UsageError(
-                f"hosts differ: here {says}, on node {other} {plans[other][1]}; every host needs the same recipe: "
-                "copy it to all, or name it with --recipe"
+                f"hosts differ: here {says}, on node {other} {plans[other][1]}; every host needs the same recipe, "
+                "and the same .unfit note beside it or none: copy both to all, or name the recipe with --recipe"
             )
         return network
 

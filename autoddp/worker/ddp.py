@@ -44,6 +44,8 @@ class Wrapped:
 
     def __init__(self, ddp: DDP, arguments: dict[str, Any], takes: bool = True) -> None:
         self.takes = takes
+        self.digest = parameters_digest(ddp.module)
+        """Of the parameters as they were when it was built: the script may freeze some later."""
         self._ddp = weakref.ref(ddp)  # the script decides how long its model lives
         self.arguments = {name: value for name, value in _plain(arguments).items() if name != "module"}
         self._reduced = {id(p) for p in ddp._module_parameters if p.requires_grad}
@@ -110,6 +112,11 @@ class Wrapped:
         if found is not None:
             state, hook = found
             _register(ddp, state, around(hook, ddp.process_group) if around else hook)
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether it has a configuration, and not only what the script wrote."""
+        return bool(self._present[0])
 
     def rebuild_as_it_is(self) -> None:
         """Run DDP's constructor again with the present arguments."""
@@ -208,16 +215,27 @@ class Patch:
         self.around: Around | None = None
         """Put around each hook of ours."""
         self._constructing = 0
+        self._watches = False
 
     def alive(self) -> list[Wrapped]:
         """The DDP objects that the script still holds, in order of construction."""
         self.wrapped = [wrapped for wrapped in self.wrapped if wrapped.ddp is not None]
         return self.wrapped
 
+    def of(self, ddp: DDP) -> Wrapped | None:
+        """What is known of that object; None if it was not built while this was installed."""
+        return next((wrapped for wrapped in self.wrapped if wrapped.ddp is ddp), None)
+
     def install(self) -> None:
         """Patch the class in place."""
         DDP.__init__ = self._wrap_construction()  # type: ignore[method-assign]
         DDP.register_comm_hook = self._wrap_registration()  # type: ignore[method-assign]
+
+    def _watch_forward(self) -> None:
+        """With the first object: it takes torch._dynamo, a second to import, which not every script needs."""
+        if self._watches:
+            return
+        self._watches = True
         if self.forward_begins is not None:
             DDP._pre_forward = self._wrap_forward(self.forward_begins, self.called)  # type: ignore[method-assign]
         if self.returned is not None:
@@ -231,6 +249,7 @@ class Patch:
                 return _construct(ddp, *args, **kwargs)
             takes = not _why_untouchable(given, given["module"]) and self.takes(given["module"])
             configuration = self.configuration if takes else AS_WRITTEN
+            self._watch_forward()
             with self._inside_construction():
                 _construct(ddp, **{**_plain(given), **_as_arguments(configuration)})
             wrapped = Wrapped(ddp, given, takes)
@@ -243,7 +262,7 @@ class Patch:
     def _wrap_registration(self) -> Callable[..., None]:
         @functools.wraps(_register)
         def register_comm_hook(ddp: DDP, state: object, hook: Callable[..., Any]) -> None:
-            wrapped = next((w for w in self.wrapped if w.ddp is ddp), None)
+            wrapped = self.of(ddp)
             if wrapped is None or self._constructing:
                 return _register(ddp, state, hook)
             if getattr(ddp, "_comm_hooks", None) and wrapped.script_hook is None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from autoddp.bench import LinkFacts, load_cached
 from autoddp.bench.result import backend_variables
@@ -27,7 +26,7 @@ from autoddp.topology.start_settings import nccl_settings
 from autoddp.units import MIB
 from autoddp.wire import JobFacts, Ready
 from autoddp.worker.binding import Binding
-from autoddp.worker.ddp import Wrapped, parameters_digest
+from autoddp.worker.ddp import Wrapped
 from autoddp.worker.left_out import Watched, graph_modes, why_left_out, why_no_threads
 from autoddp.worker.order import Order
 from autoddp.worker.ranks import Ranks
@@ -80,7 +79,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], or
         devices=tuple(sorted(set(names))),
         torch=torch.__version__.split("+")[0],
         gradient_bytes=gradient_bytes,
-        parameters_digest="+".join(dict.fromkeys(parameters_digest(_module(w)) for w in wrapped)),
+        parameters_digest="+".join(dict.fromkeys(w.digest for w in wrapped)),
         ddp_arguments={name: _short(value) for w in wrapped for name, value in w.arguments.items()},
         knobs=knobs,
         left_out=left_out,
@@ -122,13 +121,6 @@ def _allocator_settings(device: torch.device) -> list[dict[str, Any]]:
         return []
     retries = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
     return [{ALLOCATOR.name: "expandable_segments:True"}] if retries else []
-
-
-def _module(wrapped: Wrapped) -> nn.Module:
-    ddp = wrapped.ddp
-    assert ddp is not None
-    module: nn.Module = ddp.module
-    return module
 
 
 def _process_group(wrapped: Wrapped) -> dist.ProcessGroup:

@@ -10,6 +10,8 @@ import pytest
 import torch
 from launchers import AUTODDP, SCRIPTS, TORCHRUN, Launch, chosen, start, whole
 
+from autoddp.recipe import load
+
 TUNED = [
     "plain.py",
     whole("bind_name.py --how all"),
@@ -109,12 +111,13 @@ def test_a_snapshot_written_while_tuning_is_not_there_to_resume_from(tmp_path):
 
 def test_a_saved_recipe_is_launched_without_trials(tmp_path):
     tuned = run(AUTODDP, tmp_path / "run", "plain.py", "--trials", "1", "--allow", "exact", "--tune-only", env=LONG)
-    recipe = tuned.folder / "plain.autoddp.toml"
-    assert recipe.exists()
+    recipe = tuned.folder / "scripts.plain.autoddp.toml"
+    fits = load(recipe).fits
+    assert (fits.script, fits.inputs) == ("*/scripts/plain.py", ("0: float32[8, 16]",))
     before = recipe.read_text()
     again = run(AUTODDP, tmp_path / "run", "plain.py")
     assert again.returncode == 0
-    assert "recipe plain.autoddp.toml: launching" in again.stderr
+    assert "recipe scripts.plain.autoddp.toml: launching" in again.stderr
     assert "trial" not in again.stderr.replace(tuned.stderr, "")
     assert recipe.read_text() == before
     assert len(list(again.folder.glob(".autoddp/*"))) == 1
