@@ -50,6 +50,7 @@ class Wrapped:
         self.arguments = {name: value for name, value in _plain(arguments).items() if name != "module"}
         self._reduced = {id(p) for p in ddp._module_parameters if p.requires_grad}
         self.script_hook: tuple[Any, Any] | None = None
+        self._samples = True
         self._present: tuple[Configuration, int | None, Around | None] = (AS_WRITTEN, None, None)
 
     @property
@@ -98,6 +99,8 @@ class Wrapped:
         arguments = {**self.arguments, **_as_arguments(configuration), "init_sync": False}
         with self._as_it_was_built(ddp):
             _construct_again(ddp, arguments)
+        if not self._samples:
+            self.leave_out_samples()
         self.register_hook(configuration, start_step, around)
 
     def register_hook(self, configuration: Configuration, start_step: int | None, around: Around | None) -> None:
@@ -112,6 +115,16 @@ class Wrapped:
         if found is not None:
             state, hook = found
             _register(ddp, state, around(hook, ddp.process_group) if around else hook)
+
+    def leave_out_samples(self) -> None:
+        """From here on DDP's logger does not read the times of a pass.
+
+        It does so in each reducer's first ten passes, and on CUDA it waits for the device to read them: a trial that
+        has just been turned to would be timed with these waits.
+        """
+        self._samples, ddp = False, self.ddp
+        if ddp is not None and ddp.logger is not None and not isinstance(ddp.logger, _LoggerWithoutSamples):
+            ddp.logger = cast("Any", _LoggerWithoutSamples(ddp.logger))
 
     @property
     def is_turned(self) -> bool:
@@ -168,6 +181,19 @@ def _has_list() -> bool:
     return "bucket_cap_mb_list" in AVAILABLE_ARGUMENTS
 
 
+class _LoggerWithoutSamples:
+    """DDP's logger, but for the one method that it calls in each forward pass."""
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)
+
+
 _MODULE_STATE = frozenset(nn.Module().__dict__)
 _CARRIED_OVER = _MODULE_STATE | {"require_backward_grad_sync", "require_forward_param_sync", "_join_config"}
 
@@ -214,6 +240,8 @@ class Patch:
         """Reductions before PowerSGD begins; None: as the configuration has it."""
         self.around: Around | None = None
         """Put around each hook of ours."""
+        self.samples = True
+        """Whether DDP's logger reads the times of some passes; see `Wrapped.leave_out_samples`."""
         self._constructing = 0
         self._watches = False
 
@@ -253,6 +281,8 @@ class Patch:
             with self._inside_construction():
                 _construct(ddp, **{**_plain(given), **_as_arguments(configuration)})
             wrapped = Wrapped(ddp, given, takes)
+            if not self.samples:
+                wrapped.leave_out_samples()
             self.wrapped.append(wrapped)
             wrapped.register_hook(configuration, self.start_step, self.around)
             self.built(wrapped)
