@@ -15,6 +15,7 @@ from autoddp.launch.network import VARIABLES, Network
 from autoddp.launch.options import Request, parse
 from autoddp.launch.plan import Plan, choose
 from autoddp.launch.ranks import idle_gpus, set_ranks
+from autoddp.launch.recipes import Note
 from autoddp.launch.script import require_script
 from autoddp.launch.signals import signals_end_tuning
 from autoddp.launch.watching import watch_plan
@@ -99,16 +100,20 @@ def _variables(request: Request, plan: Plan, network: Network) -> dict[str, str]
         return Order(bypass=True).environment(os.environ)
     if plan.recipe is None:
         return {}
-    configuration = plan.configuration.without_variables.plain()
+    variables = _not_set_here(_reachable(plan.variables, network))
+    note = Note(plan.path.absolute()) if plan.notes and plan.path is not None else None
     order = Order(
-        configuration=configuration,
+        configuration=plan.configuration.without_variables.plain(),
         parameters_digest=plan.recipe.fits.parameters_digest,
+        inputs=[] if request.force else list(plan.recipe.fits.inputs),
+        recipe=str(plan.path or request.recipe_path),
+        note=str(note.path) if note else "",
+        noted=note.begins(request) if note else "",
+        variables=variables,
         watch=watch_plan(request, plan.recipe, plan.configuration),
     )
-    return {
-        **_not_set_here(_reachable(plan.variables, network)),
-        **(order.environment(os.environ) if configuration else {}),
-    }
+    # A recipe that launches the script as written was made for one job too: for another one it is not the answer.
+    return variables | (order.environment(os.environ) if order.configuration or note or variables else {})
 
 
 def _reachable(variables: dict[str, str], network: Network) -> dict[str, str]:

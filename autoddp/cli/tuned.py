@@ -23,6 +23,7 @@ from autoddp.launch.network import Network
 from autoddp.launch.options import Request
 from autoddp.launch.plan import Plan
 from autoddp.launch.ranks import set_one
+from autoddp.launch.recipes import arguments_digest, place_for, remove_notes, script_names
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.tune import Preparation, Tuned, Tuning
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse, require_replaceable, save
@@ -59,8 +60,11 @@ def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network
     say(f"tuning {request.script}: {plan.trials} trials; logs in {folder.path}")
     terminal = Terminal(lambda c: c.allowed_by(plan.allow, plan.accumulate_up_to), folder.log)
 
-    def write(outcome: Outcome) -> str:
-        return dump(recipe_of(outcome, start_step(request.job_steps), folder.path.name))
+    def write(outcome: Outcome, inputs: tuple[str, ...]) -> str:
+        recipe = recipe_of(outcome, start_step(request.job_steps), folder.path.name)
+        of_job = replace(recipe.fits, script=script_names(request)[0], inputs=inputs)
+        made_by = replace(recipe.made_by, arguments=arguments_digest(request))
+        return dump(replace(recipe, fits=of_job, made_by=made_by))
 
     tuning = Tuning(
         request,
@@ -79,8 +83,9 @@ def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network
         tuned = tuning.run()
     finally:
         terminal.close()
+    place = place_for(request, parse(tuned.recipe, request.recipe_path), say) if tuned.recipe else None
     if tuned.outcome is not None:
-        content = summary(tuned.outcome, tuned.wall_seconds, str(request.recipe_path))
+        content = summary(tuned.outcome, tuned.wall_seconds, str(place or request.recipe_path))
         found = transports(folder.path)
         try:
             write_summary(folder.summary, {**content, "network": asdict(network), "transports": found})
@@ -88,7 +93,7 @@ def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network
             say(f"warning: {folder.summary} could not be written: {error.strerror}")
         for finding in found.get("findings", ()):
             say(finding)
-    if not tuned.recipe:
+    if place is None:
         why = f"{tuned.why or 'the leading node gave up'}; see {folder.path}"
         if request.tune_only:
             raise NotTuned(f"no recipe was written: {why}")
@@ -98,13 +103,13 @@ def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network
         return plan
     if tuned.cut_short:
         say(f"tuning ended early, with what was known: {tuned.cut_short}")
-    _write(request, folder, tuned)
+    _write(request, folder, tuned, place)
     if tuned.outcome is not None:
-        _close(request, tuned.outcome)
-    return replace(plan, recipe=parse(tuned.recipe, request.recipe_path))
+        _close(request, tuned.outcome, place)
+    return replace(plan, recipe=parse(tuned.recipe, place), path=place)
 
 
-def _close(request: Request, outcome: Outcome) -> None:
+def _close(request: Request, outcome: Outcome, place: Path) -> None:
     """The last lines before the job's own: what was won and why, and what to do with it."""
     won = what_was_won(outcome)
     if won:
@@ -112,19 +117,20 @@ def _close(request: Request, outcome: Outcome) -> None:
     torchrun = request.torchrun
     words = ["--nproc-per-node", str(torchrun.nproc_per_node), *(["-m"] if torchrun.module else []), request.script]
     same_job = [*words, *torchrun.training_script_args] if node_range(torchrun)[1] == 1 else []
-    say(try_next(outcome, str(request.recipe_path), same_job))
+    say(try_next(outcome, str(place), same_job))
 
 
-def _write(request: Request, folder: RunFolder, tuned: Tuned) -> None:
+def _write(request: Request, folder: RunFolder, tuned: Tuned, place: Path) -> None:
     try:
-        kept = save(tuned.recipe, request.recipe_path, previous=folder.previous_recipe)
+        kept = save(tuned.recipe, place, previous=folder.previous_recipe)
     except AutoddpError as error:
         if request.tune_only:
             raise NotTuned(f"the recipe could not be saved: {error}") from None
         say(f"warning: the recipe is used, but could not be saved: {error}")
         return
-    say(f"recipe written: {request.recipe_path}" + (f" (the older one is kept as {kept})" if kept else ""))
-    recipe = parse(tuned.recipe, request.recipe_path)
+    remove_notes(request)
+    say(f"recipe written: {place}" + (f" (the older one is kept as {kept})" if kept else ""))
+    recipe = parse(tuned.recipe, place)
     start = recipe.configuration.get("powersgd_start_step")
     if start:
         memory = data_size(recipe.fits.gradient_bytes)

@@ -6,7 +6,8 @@ from typing import Any
 
 from autoddp.knobs.base import Knob, exact, number_between
 
-SMALLEST_MIB, LARGEST_MIB = 0.5, 512.0
+SMALLEST_MIB = 0.5
+LARGEST_MIB = 100_000.0  # more than the gradients of any model that one GPU holds
 LONGEST_PLAN = 32  # entries; a longer list is a uniform cap in disguise
 _cap = number_between(SMALLEST_MIB, LARGEST_MIB, "MiB")
 
@@ -42,9 +43,11 @@ def caps(gradient_mib: float) -> list[float]:
 
     >>> caps(5.0)
     [0.5, 1.0, 2.0, 4.0, 8.0]
+    >>> caps(1200.0)[-3:]
+    [512.0, 1024.0, 2048.0]
     """
     found = [SMALLEST_MIB]
-    while found[-1] < gradient_mib and found[-1] < LARGEST_MIB:
+    while found[-1] < gradient_mib and found[-1] * 2 <= LARGEST_MIB:
         found.append(found[-1] * 2)
     return found
 

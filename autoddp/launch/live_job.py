@@ -33,6 +33,7 @@ from autoddp.launch.job_machine import (
 from autoddp.launch.journal import Entry, Journal
 from autoddp.launch.server import WorkerServer
 from autoddp.log import get_logger
+from autoddp.recipe import merged
 from autoddp.wire import BlockDone, Finish, JobFacts, Measure
 
 logger = get_logger(__name__)
@@ -51,6 +52,8 @@ class LiveJob:
     def __init__(self, path: str, journal: Journal, deadline: Deadline | None = None) -> None:
         self._path = path
         self._next = 0
+        self.inputs: tuple[str, ...] = ()
+        """What the models were called with in all measurements, see `recipe.inputs`; the study's thread writes it."""
         self._number = -1
         self._server: WorkerServer | None = None
         self._machine = JobMachine(journal, deadline=deadline)
@@ -198,7 +201,9 @@ class LiveJob:
             index, configuration.plain(), warmup, steps, reduce, turn, compare, configuration.steps_per_update
         )
         reply: Future[BlockDone] = Future()
-        return self._ask(MeasureAsked(asked, configuration.start_variables, reply), reply)
+        done = self._ask(MeasureAsked(asked, configuration.start_variables, reply), reply)
+        self.inputs = merged(self.inputs, done.inputs)
+        return done
 
     def finish(self, recipe: str) -> None:
         """Tell all ranks to leave; every node writes the `recipe` of the node that leads. May raise TuningOver."""

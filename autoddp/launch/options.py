@@ -18,6 +18,7 @@ from autoddp.units import Allowance, seconds
 
 DEFAULT_TRIALS = 20
 _LARGEST_SEED = 2**32 - 1  # numpy's, which Optuna's samplers draw with
+_LONGEST_NAME = 200  # bytes of a recipe's name, before what is put behind it
 _LARGEST = 2**31 - 1  # of any other number; a recipe holds some of them in 64 bits
 _EXAMPLES = {
     "--trials": "a whole number of 0 or more, e.g. --trials 20",
@@ -96,9 +97,27 @@ class Request:
 
     @property
     def recipe_path(self) -> Path:
-        """Where the recipe is, or will be: as given, or named after the script in the current folder."""
+        """Where the recipe is, or will be: as given, or in the current folder, named after the script and its folder.
+
+        See `launch.recipes` for the names of further recipes of the script.
+        """
+        if self.recipe is not None or self.torchrun.module:
+            return self.recipe or self.older_recipe_path
+        folder = "" if self._is_program else Path(os.path.abspath(self.script)).parent.name
+        named = f"{folder}.{Path(self.script).stem}" if folder else Path(self.script).stem
+        # A name of a file has 255 bytes at most.
+        return Path(f"{named}.autoddp.toml") if len(os.fsencode(named)) <= _LONGEST_NAME else self.older_recipe_path
+
+    @property
+    def older_recipe_path(self) -> Path:
+        """What earlier versions called it, after the script alone."""
         stem = self.script.replace("/", ".") if self.torchrun.module else Path(self.script).stem
-        return self.recipe or Path(f"{stem}.autoddp.toml")
+        return Path(f"{stem}.autoddp.toml")
+
+    @property
+    def _is_program(self) -> bool:
+        """Whether it is found along PATH, as `bash` is, so that the current folder says nothing of it."""
+        return bool(self.torchrun.no_python) and not os.path.exists(self.script)
 
 
 def own_parser() -> argparse.ArgumentParser:

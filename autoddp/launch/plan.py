@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from autoddp.knobs.micro_steps import larger_batch
 from autoddp.launch.elastic import node_range, processes_per_node
 from autoddp.launch.machine import known_here, not_here
 from autoddp.launch.options import DEFAULT_TRIALS, Request
+from autoddp.launch.recipes import Note, best_of, found_recipes, script_names
 from autoddp.recipe import LadderEntry, Recipe, best_allowed, differences, load, require_fit
 
 
@@ -33,6 +35,10 @@ class Plan:
     """A world of one, in which DDP has nothing to reduce."""
     says: str = ""
     """One line for the user."""
+    path: Path | None = None
+    """Where the recipe stands."""
+    notes: bool = False
+    """Whether a job that turns out not to be the recipe's is noted, so that the next launch tunes again."""
 
     @property
     def as_torchrun(self) -> bool:
@@ -134,9 +140,8 @@ def choose(request: Request) -> Plan:
     if world == 1 and not several:
         says = "nothing to tune in a world of one: launching as torchrun would, without DDP's reduction (exact)"
         return Plan(False, None, several, bypass=True, says=says)
-    if request.trials is None and request.recipe_path.is_file():
-        return _with_found_recipe(request, plan, known)
-    return plan
+    found = found_recipes(request) if request.trials is None else []
+    return _with_found_recipe(request, plan, known, found) if found else plan
 
 
 def _require_ranks(request: Request, fewest: int, most: int, world: int) -> None:
@@ -155,13 +160,19 @@ def _with_given_recipe(request: Request, plan: Plan, known: dict[str, object]) -
     if request.recipe.is_dir():
         return _with_fitting_recipe(request, request.recipe, plan, known)
     recipe = load(request.recipe)
-    launching = _launching(plan, recipe, request)
+    launching = _launching(plan, request.recipe, recipe, request)
+    # A recipe that was copied, or is used for a script that was moved: who names it means it, and the worker looks on.
+    elsewhere = differences(recipe.fits, script=script_names(request))
     if not request.force:
-        require_fit(recipe, request.recipe, **known, **known_here(recipe.fits))
+        here = {**known, **known_here(recipe.fits)}
+        if differences(recipe.fits, **here):
+            require_fit(recipe, request.recipe, **here, script=script_names(request))
         absent = _absent(launching)
         if absent:
             fix = "correct [env], tune again with --trials 20, or leave it out with --force"
             raise UnfitRecipe(f"{request.recipe}: {'; '.join(absent)}: {fix}")
+    if elsewhere:
+        return replace(launching, says=f"{launching.says} ({elsewhere[0]}; parameters and inputs are compared)")
     return launching
 
 
@@ -179,7 +190,7 @@ def _with_fitting_recipe(request: Request, folder: Path, plan: Plan, known: dict
         try:
             recipe = load(path)
             unlike = differences(recipe.fits, **known, **known_here(recipe.fits))
-            unlike += _absent(_launching(plan, recipe, request))
+            unlike += _absent(_launching(plan, path, recipe, request))
         except RecipeError as problem:
             unlike = [str(problem)]
         if unlike:
@@ -196,24 +207,38 @@ def _with_fitting_recipe(request: Request, folder: Path, plan: Plan, known: dict
     path, recipe = fitting[0]
     says = f"recipe {path}: launching {recipe.configuration}{larger_batch(recipe.configuration.steps_per_update)}"
     says += "".join(f"; not {other}" for other in others)
-    return Plan(**{**vars(_launching(plan, recipe, request)), "says": says})
+    return replace(_launching(plan, path, recipe, request), says=says)
 
 
-def _with_found_recipe(request: Request, plan: Plan, known: dict[str, object]) -> Plan:
-    recipe = load(request.recipe_path)
-    launching = _launching(plan, recipe, request)
-    unlike = differences(recipe.fits, **known, **known_here(recipe.fits)) + _absent(launching)
-    if unlike and not request.force:
-        return Plan(**{**vars(plan), "says": f"{request.recipe_path} does not fit ({'; '.join(unlike)}): tuning again"})
-    return launching
+def _with_found_recipe(request: Request, plan: Plan, known: dict[str, object], paths: Sequence[Path]) -> Plan:
+    """The one of the script's recipes that fits, as far as that can be known before the start; else tuning."""
+    names, others = script_names(request), []
+    fitting: list[tuple[Path, Recipe]] = []
+    unfit: list[tuple[Path, Recipe]] = []
+    for path in paths:
+        recipe = load(path)
+        elsewhere = differences(recipe.fits, script=names)
+        unlike = elsewhere + differences(recipe.fits, **known, **known_here(recipe.fits))
+        unlike += _absent(_launching(plan, path, recipe, request))
+        if unlike:
+            others.append(f"{path} does not fit ({'; '.join(unlike)})")
+        if not elsewhere:
+            (unfit if unlike else fitting).append((path, recipe))
+    usable = fitting or (unfit if request.force else [])
+    if not usable:
+        return replace(plan, says=f"{'; '.join(others)}: tuning again")
+    path, recipe = best_of(usable, request)
+    why = "" if request.force else Note(path).why(recipe, request)
+    if why:
+        return replace(plan, says=f"the last launch with {path} was of another job ({why}): tuning again")
+    return replace(_launching(plan, path, recipe, request), notes=not request.force)
 
 
-def _launching(plan: Plan, recipe: Recipe, request: Request) -> Plan:
+def _launching(plan: Plan, path: Path, recipe: Recipe, request: Request) -> Plan:
     chosen = _chosen(request, recipe.configuration)
-    found = Plan(**{**vars(plan), "tune": False, "recipe": recipe, "chosen": chosen})
+    found = replace(plan, tune=False, recipe=recipe, path=path, chosen=chosen)
     means = larger_batch(found.configuration.steps_per_update)
-    says = f"recipe {request.recipe_path}: launching {found.configuration}{means}"
-    return Plan(**{**vars(found), "says": says})
+    return replace(found, says=f"recipe {path}: launching {found.configuration}{means}")
 
 
 def _chosen(request: Request, launched: Configuration) -> tuple[Rung, int] | None:

@@ -65,7 +65,10 @@ def compared(hosts: Sequence[HostFacts]) -> tuple[list[str], list[str]]:
 
     if differ(lambda host: host.plan):
         told = _told(hosts, lambda host: host.plan, lambda host: host.reads)
-        errors.append(f"hosts differ: {told}; every host needs the same recipe: copy it to all, or name it by --recipe")
+        errors.append(
+            f"hosts differ: {told}; every host needs the same recipe, and the same .unfit note beside it or none: "
+            "copy both to all, or name the recipe by --recipe"
+        )
     ranks = [host.node_rank for host in hosts if host.node_rank is not None]
     if len(set(ranks)) < len(ranks):
         told = ", ".join(f"{host.node_rank} on {host.name}" for host in hosts)

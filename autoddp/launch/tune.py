@@ -75,8 +75,8 @@ class Tuning:
     """Of the next attempt."""
     hosts: Hosts
     observer: Observer
-    write: Callable[[Outcome], str]
-    """Makes the recipe's text of an outcome."""
+    write: Callable[[Outcome, tuple[str, ...]], str]
+    """Makes the recipe's text of an outcome and the models' inputs, see `recipe.inputs`."""
     say: Callable[[str], None]
     warn: Callable[[str], None]
     """As `say`, for what must not be overlooked."""
@@ -127,7 +127,7 @@ class Tuning:
             study = Study(job, facts, plan, self.observer, lambda settings: screening(facts, settings))
             tuned.outcome = study.run()
             tuned.wall_seconds["start-up"] += job.waited
-            recipe = self.write(tuned.outcome)
+            recipe = self.write(tuned.outcome, job.inputs)
             job.finish(recipe)
             tuned.recipe = recipe
         except TuningOver as over:

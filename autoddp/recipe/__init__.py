@@ -8,6 +8,7 @@ kept = save(recipe, Path("train.autoddp.toml"), previous=Path(".autoddp/previous
 from autoddp.recipe.compare import compare
 from autoddp.recipe.decision import WORTH_A_CHANGE, OnALadder, best_allowed
 from autoddp.recipe.env import ENV_ALLOWED
+from autoddp.recipe.inputs import input_differences, merged, of_model, with_model
 from autoddp.recipe.match import differences, require_fit
 from autoddp.recipe.read import load, parse
 from autoddp.recipe.schema import SCHEMA, Evidence, Fits, LadderEntry, MadeBy, Recipe
@@ -27,9 +28,13 @@ __all__ = [
     "compare",
     "differences",
     "dump",
+    "input_differences",
     "load",
+    "merged",
+    "of_model",
     "parse",
     "require_fit",
     "require_replaceable",
     "save",
+    "with_model",
 ]

@@ -19,7 +19,8 @@ def differences(fits: Fits, **known: object) -> list[str]:
     >>> differences(Fits(8, 2, "nccl", ("NVIDIA H100",), "2.13.0", 4096, "0123456789abcdef"), world_size=2, nodes=2)
     ['world size 8 in the recipe, 2 here']
 
-    Before the launch only the world, the devices and torch are known; gradients and parameters once the model is built.
+    Before the launch only the script, the world, the devices and torch are known; the worker compares parameters and
+    inputs. `script` is a tuple of the paths by which the script is known here.
     """
     names = [part.name for part in fields(Fits)]
     assert set(known) <= set(names), f"not parts of Fits: {set(known) - set(names)}"
@@ -30,6 +31,10 @@ def differences(fits: Fits, **known: object) -> list[str]:
             continue
         if name in _ANY_OF and set(here) <= set(getattr(fits, name)):  # type: ignore[call-overload]
             continue  # nodes may differ; this one is of a kind that was there
+        if name == "script":
+            if fits.script not in here:  # type: ignore[operator]
+                found.append(_phrase(name, fits.script, next(iter(here))))  # type: ignore[call-overload]
+            continue
         there, here = (_PLAIN.get(name, _same)(value) for value in (getattr(fits, name), here))
         if there != here:
             found.append(_phrase(name, there, here))

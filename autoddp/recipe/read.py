@@ -12,6 +12,7 @@ from typing import Any
 from autoddp.errors import RecipeError, did_you_mean
 from autoddp.knobs import BY_NAME, Configuration, Rung
 from autoddp.recipe.env import ENV_ALLOWED
+from autoddp.recipe.inputs import is_input
 from autoddp.recipe.schema import SCHEMA, Evidence, Fits, LadderEntry, MadeBy, Recipe
 from autoddp.recipe.table import Table, one_line
 
@@ -113,7 +114,7 @@ def _check_schema(top: Table) -> None:
 def _made_by(table: Table) -> MadeBy:
     names = [part.name for part in fields(MadeBy)]
     table.only(names)
-    return MadeBy(**{name: table.text(name) for name in names})
+    return MadeBy(**{name: table.text(name) for name in names if name != "arguments" or name in table.values})
 
 
 def _fits(table: Table) -> Fits:
@@ -130,9 +131,13 @@ def _fits(table: Table) -> Fits:
         networks=table.texts("networks") if "networks" in table.values else (),
         cuda=table.text("cuda") if "cuda" in table.values else "",
         nccl=table.text("nccl") if "nccl" in table.values else "",
+        script=table.text("script") if "script" in table.values else "",
+        inputs=table.texts("inputs") if "inputs" in table.values else (),
     )
     if fits.nodes > fits.world_size:
         raise table.error("nodes", f"must not exceed world_size, {fits.world_size}", show=True)
+    if not all(map(is_input, fits.inputs)):
+        raise table.error("inputs", 'must be inputs, as ["0: float32[64, *]"]', show=True)
     if table.text("digest") != fits.digest:
         problem = "[fits] was edited by hand; put it back, or tune again with --trials 20"
         raise table.error("digest", problem, show=True)

@@ -10,7 +10,7 @@ from typing import Any
 from autoddp.knobs import Configuration, Rung
 
 SCHEMA = 1
-OPTIONAL = ("links", "networks", "cuda", "nccl")
+OPTIONAL = ("links", "networks", "cuda", "nccl", "script", "inputs")
 """Parts of [fits] that a recipe may lack."""
 
 
@@ -23,6 +23,12 @@ class MadeBy:
     python: str
     date: str
     """ISO 8601, UTC, to the second."""
+    arguments: str = ""
+    """Digest of the script's arguments, 16 hex digits; "" in recipes of older versions."""
+
+    def plain(self) -> dict[str, str]:
+        """JSON and TOML types only; what is absent is left out."""
+        return {name: value for name, value in asdict(self).items() if value}
 
 
 @dataclass(frozen=True)
@@ -38,10 +44,14 @@ class Fits:
     gradient_bytes: int
     parameters_digest: str
     links: tuple[str, ...] = ()
-    """Between the GPUs of a node; see `topology.Fingerprint`. These four may be absent: nothing depends on them."""
+    """Between the GPUs of a node; see `topology.Fingerprint`. This and the parts below it may be absent."""
     networks: tuple[str, ...] = ()
     cuda: str = ""
     nccl: str = ""
+    script: str = ""
+    """The script's path from the recipe's folder, or `-m` and the module's name; absent in older recipes."""
+    inputs: tuple[str, ...] = ()
+    """What the models' forward passes were called with, see `recipe.inputs`; absent in older recipes."""
 
     @property
     def digest(self) -> str:
@@ -121,7 +131,7 @@ class Recipe:
         """JSON and TOML types only, in the order a reader meets them."""
         return {
             "schema": SCHEMA,
-            "made_by": asdict(self.made_by),
+            "made_by": self.made_by.plain(),
             "fits": {**self.fits.plain(), "digest": self.fits.digest},
             "configuration": self.configuration.plain(),
             "env": dict(sorted(self.env.items())),

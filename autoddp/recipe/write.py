@@ -24,12 +24,15 @@ _HEAD = """\
 
 _SAYS = {
     "date": "UTC",
+    "arguments": "digest of the script's arguments: of several recipes of a script, the one with the same goes first",
     "world_size": "processes in all",
     "backend": "what carries the gradients",
     "devices": "each kind once",
     "parameters_digest": "over every parameter's shape and type",
     "links": "between the GPUs of a node: NV18 is 18 NVLinks, SYS crosses the sockets",
     "networks": "between nodes",
+    "script": "from this file's folder; */ where it stands elsewhere",
+    "inputs": "of the models' forward passes while tuning; * is whatever did not stay the same",
     "digest": "over the lines above, so that an edit by hand is noticed",
     "baseline_ms_per_step": "the script as written",
     "trials": "configurations measured",

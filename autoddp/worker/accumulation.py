@@ -44,6 +44,8 @@ class Accumulation(Effect):
         """Told before gradients are read, and divided."""
         self.owes: Callable[[], None] = lambda: None
         """Told where gradients stay unreduced and no later step will reduce them."""
+        self.why_not: Callable[[], str] = lambda: ""
+        """Asked after a backward pass, before its gradients are kept for a later step: why they must not be."""
         self._unchanged = StillThere(ACCUMULATE_STEPS.name)
         self._aside: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._start_over()
@@ -78,6 +80,18 @@ class Accumulation(Effect):
     def _holds(self) -> bool:
         """Whether the script's present step is not the last of its kind."""
         return self._number < self._steps - 1
+
+    def _keeps(self) -> bool:
+        """The same, asked after a backward pass. Where it must not be, what was put off is reduced here."""
+        if self._holds and self.why_not():
+            self.stop()
+        return self._holds
+
+    def stop(self) -> None:
+        """Each step of the script is one again; all ranks call it at the same place."""
+        if self._steps > 1:
+            self.steps = 1
+            self.owes()
 
     @property
     def one_optimizer(self) -> bool:
@@ -123,7 +137,7 @@ class Accumulation(Effect):
         if not all(of_it):
             self._give_up("no one optimizer steps all that DDP reduces")
             return self.owes()
-        self._holding = self._holds
+        self._holding = self._keeps()
         if not self._holding:
             return self._average()
         self._aside = [(p, p.grad) for p in self._parameters() if p.grad is not None]
@@ -189,7 +203,7 @@ class Accumulation(Effect):
             if self._steps == 1:
                 return clip(parameters, *args, **kwargs)
             parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            if not self._holds or not self._is_ours(parameters):
+            if not self._is_ours(parameters) or not self._keeps():
                 self._average()
                 return clip(parameters, *args, **kwargs)
             if clip.__name__ != "clip_grad_norm_":
@@ -202,7 +216,7 @@ class Accumulation(Effect):
         @functools.wraps(unscale)
         def unscale_(scaler: Any, optimizer: Optimizer) -> None:
             if self._steps > 1 and self._is_ours(_held_by_optimizer(optimizer)):
-                if self._holds:
+                if self._keeps():
                     return
                 self._average()
             unscale(scaler, optimizer)
@@ -214,7 +228,7 @@ class Accumulation(Effect):
         def scaled_step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             if self._steps == 1 or not self._is_ours(_held_by_optimizer(optimizer)):
                 return step(scaler, optimizer, *args, **kwargs)
-            if self._holds:
+            if self._keeps():
                 return optimizer.step(*args, **kwargs)  # finds no gradient; whoever counts steps counts it
             self._average()
             result = step(scaler, optimizer, *args, **kwargs)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.knobs import Configuration
+from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.binding import NUMA_BINDING
 from autoddp.knobs.cuda_graphs import CUDA_GRAPHS, REDUCE_OVERHEAD
 from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, DEFER_REDUCTIONS
@@ -19,11 +19,12 @@ from autoddp.knobs.threads import THREADS
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch, Wrapped, parameters_digest
+from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Around, Patch, Wrapped, parameters_digest
 from autoddp.worker.deferral import Deferral
 from autoddp.worker.effect import Effect
 from autoddp.worker.effects import effects_of
 from autoddp.worker.first_steps import FirstSteps
+from autoddp.worker.fitting import Expected, Fitting
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.graphs.in_the_job import GraphsInTheJob
 from autoddp.worker.guard import Guard, guarded
@@ -32,22 +33,30 @@ from autoddp.worker.reduction import ReductionSwitch
 from autoddp.worker.threads import Threads
 from autoddp.worker.watch import Watch, WatchPlan
 
+Called = Callable[[DDP, tuple[Any, ...], dict[str, Any]], None]
+
 
 def start_applying(order: Order) -> None:
     """Patch DDP so that it is built as the order says."""
     configuration = _without_missing(Configuration(order.configuration))
     patch, switch = Patch(), ReductionSwitch()
-    _Applied(configuration, order.parameters_digest, patch, switch).install(order)
+    _Applied(configuration, _expected(order), patch, switch).install(order)
+
+
+def _expected(order: Order) -> Expected:
+    digests = tuple(order.parameters_digest.split("+")) if order.parameters_digest else ()
+    return Expected(digests, tuple(order.inputs), order.recipe, order.note, order.noted, order.variables)
 
 
 class _Applied:
     """A recipe's configuration in this process: `install` before the script builds its first model."""
 
-    def __init__(self, configuration: Configuration, digests: str, patch: Patch, switch: ReductionSwitch) -> None:
+    def __init__(self, configuration: Configuration, expected: Expected, patch: Patch, switch: ReductionSwitch) -> None:
         self._effects: tuple[Effect, ...] = ()
         self._configuration = configuration
-        self._digests = set(digests.split("+")) if digests else set()
+        self._digests = set(expected.digests)
         self._patch, self._switch = patch, switch
+        self._fitting = Fitting(expected, switch, self._refused, _warn)
         self._deferral = Deferral(switch, patch.alive)
         self._accumulation = Accumulation(switch, patch.alive, _give_up)
         self._compiling = Compiling(patch.alive)
@@ -59,9 +68,13 @@ class _Applied:
     def install(self, order: Order) -> None:
         """Patch what the configuration and its checks need, and no more."""
         patch = self._patch
+        patch.called, patch.returned = self._fitting.called, self._fitting.returned
+        patch.around = self._fitting.around
         mode = str(self._configuration.get(CUDA_GRAPHS.name, ""))
         if mode == REDUCE_OVERHEAD:
-            patch.called, patch.returned = self._compiling.replays.called, self._compiling.replays.returned
+            replays = self._compiling.replays
+            patch.called = _one_after_the_other(self._fitting.called, replays.called)
+            patch.returned = _both(self._fitting.returned, replays.returned)
         elif mode:
             self._graphs_in_the_job = GraphsInTheJob(self._graphs, self._with_graphs, self._configuration, _say)
         fewer = {DEFER_REDUCTIONS.name, ACCUMULATE_STEPS.name} & set(self._configuration)
@@ -69,27 +82,27 @@ class _Applied:
             deferral = self._deferral
             self._first_steps = FirstSteps(patch.alive, deferral, _warn)
             deferral.install()
-            patch.returned = deferral.returned if patch.returned is None else _both(deferral.returned, patch.returned)
+            patch.returned = _both(deferral.returned, patch.returned)
         if ACCUMULATE_STEPS.name in fewer:
             self._accumulation.install()
             self._accumulation.owes = self._deferral.owe
             self._accumulation.reads = self._deferral.reduce_what_is_missing
+            self._accumulation.why_not = self._fitting.why_not
         if order.guards and guarded(self._configuration):
             self._guard = Guard(guarded(self._configuration), self._switch)
         if fewer or self._guard is not None or self._graphs_in_the_job is not None:
-            patch.forward_begins = self._forward_begins
             self._switch.install()
+        patch.forward_begins = self._forward_begins
         patch.built = self._built
         patch.takes = self._takes
         patch.script_registered = self._set_hook_aside
         if order.watch:
-            patch.around = Watch(WatchPlan(**order.watch), _warn).around
+            patch.around = _around_both(self._fitting.around, Watch(WatchPlan(**order.watch), _warn).around)
         patch.install()
 
     def _takes(self, module: nn.Module) -> bool:
         """Whether the recipe was measured on such a model."""
         if self._digests and parameters_digest(module) not in self._digests:
-            _warn("this model's parameters are not the recipe's: it runs as written; tune again with --trials 20")
             return False
         # Once: later models find steps under way, or what the job's first steps have shown.
         if not self._effects:
@@ -117,13 +130,34 @@ class _Applied:
 
     def _built(self, wrapped: Wrapped) -> None:
         """A DDP object is built."""
+        self._fitting.built(wrapped)
         if self._first_steps is not None:
             self._first_steps.built()
         if self._guard is not None:
             self._guard.built(wrapped)
 
+    def _refused(self, wrapped: Wrapped, all_differ: bool) -> None:
+        """Back to as written, in a forward pass: the object, and what concerns the process if no model fits."""
+        wrapped.takes = False
+        if wrapped.is_turned:
+            wrapped.rebuild(AS_WRITTEN, None)
+        self._deferral.end()
+        self._accumulation.stop()
+        if self._guard is not None:
+            self._guard.forget(wrapped)
+        if not all_differ:
+            return
+        self._patch.configuration = AS_WRITTEN
+        if self._graphs_in_the_job is not None:
+            self._graphs_in_the_job.stop()
+            self._graphs_in_the_job = None
+        for effect in self._effects:
+            if isinstance(effect, (Binding, Threads, Compiling)):
+                effect.undo()
+
     def _forward_begins(self, ddp: DDP) -> None:
         """Whether this one's reduction waits."""
+        self._fitting.forward_begins(ddp)
         if self._guard is not None:
             self._guard.forward_begins(ddp)
         if self._first_steps is not None:
@@ -147,6 +181,18 @@ def _without_missing(configuration: Configuration) -> Configuration:
 
 def _both(first: Callable[[DDP, Any], Any], second: Callable[[DDP, Any], Any]) -> Callable[[DDP, Any], Any]:
     return lambda ddp, what: second(ddp, first(ddp, what))
+
+
+def _one_after_the_other(first: Called, then: Called) -> Called:
+    def both(ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        first(ddp, args, kwargs)
+        then(ddp, args, kwargs)
+
+    return both
+
+
+def _around_both(outer: Around, inner: Around) -> Around:
+    return lambda hook, group: outer(inner(hook, group), group)
 
 
 def _give_up(why: str) -> None:

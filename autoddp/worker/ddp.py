@@ -44,10 +44,13 @@ class Wrapped:
 
     def __init__(self, ddp: DDP, arguments: dict[str, Any], takes: bool = True) -> None:
         self.takes = takes
+        self.digest = parameters_digest(ddp.module)
+        """Of the parameters as they were when it was built: the script may freeze some later."""
         self._ddp = weakref.ref(ddp)  # the script decides how long its model lives
         self.arguments = {name: value for name, value in _plain(arguments).items() if name != "module"}
         self._reduced = {id(p) for p in ddp._module_parameters if p.requires_grad}
         self.script_hook: tuple[Any, Any] | None = None
+        self._samples = True
         self._present: tuple[Configuration, int | None, Around | None] = (AS_WRITTEN, None, None)
 
     @property
@@ -102,6 +105,8 @@ class Wrapped:
         arguments = {**self.arguments, **_as_arguments(configuration), "init_sync": False}
         with self._as_it_was_built(ddp):
             _construct_again(ddp, arguments)
+        if not self._samples:
+            self.leave_out_samples()
         self.register_hook(configuration, start_step, around)
 
     def register_hook(self, configuration: Configuration, start_step: int | None, around: Around | None) -> None:
@@ -116,6 +121,21 @@ class Wrapped:
         if found is not None:
             state, hook = found
             _register(ddp, state, around(hook, ddp.process_group) if around else hook)
+
+    def leave_out_samples(self) -> None:
+        """From here on DDP's logger does not read the times of a pass.
+
+        It does so in each reducer's first ten passes, and on CUDA it waits for the device to read them: a trial that
+        has just been turned to would be timed with these waits.
+        """
+        self._samples, ddp = False, self.ddp
+        if ddp is not None and ddp.logger is not None and not isinstance(ddp.logger, _LoggerWithoutSamples):
+            ddp.logger = cast("Any", _LoggerWithoutSamples(ddp.logger))
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether it has a configuration, and not only what the script wrote."""
+        return bool(self._present[0])
 
     def rebuild_as_it_is(self) -> None:
         """Run DDP's constructor again with the present arguments."""
@@ -189,6 +209,19 @@ def _has_list() -> bool:
     return "bucket_cap_mb_list" in AVAILABLE_ARGUMENTS
 
 
+class _LoggerWithoutSamples:
+    """DDP's logger, but for the one method that it calls in each forward pass."""
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)
+
+
 _MODULE_STATE = frozenset(nn.Module().__dict__)
 _CARRIED_OVER = _MODULE_STATE | {"require_backward_grad_sync", "require_forward_param_sync", "_join_config"}
 
@@ -235,17 +268,30 @@ class Patch:
         """Reductions before PowerSGD begins; None: as the configuration has it."""
         self.around: Around | None = None
         """Put around each hook of ours."""
+        self.samples = True
+        """Whether DDP's logger reads the times of some passes; see `Wrapped.leave_out_samples`."""
         self._constructing = 0
+        self._watches = False
 
     def alive(self) -> list[Wrapped]:
         """The DDP objects that the script still holds, in order of construction."""
         self.wrapped = [wrapped for wrapped in self.wrapped if wrapped.ddp is not None]
         return self.wrapped
 
+    def of(self, ddp: DDP) -> Wrapped | None:
+        """What is known of that object; None if it was not built while this was installed."""
+        return next((wrapped for wrapped in self.wrapped if wrapped.ddp is ddp), None)
+
     def install(self) -> None:
         """Patch the class in place."""
         DDP.__init__ = self._wrap_construction()  # type: ignore[method-assign]
         DDP.register_comm_hook = self._wrap_registration()  # type: ignore[method-assign]
+
+    def _watch_forward(self) -> None:
+        """With the first object: it takes torch._dynamo, a second to import, which not every script needs."""
+        if self._watches:
+            return
+        self._watches = True
         if self.forward_begins is not None:
             DDP._pre_forward = self._wrap_forward(self.forward_begins, self.called)  # type: ignore[method-assign]
         if self.returned is not None:
@@ -259,9 +305,12 @@ class Patch:
                 return _construct(ddp, *args, **kwargs)
             takes = not _why_untouchable(given, given["module"]) and self.takes(given["module"])
             configuration = self.configuration if takes else AS_WRITTEN
+            self._watch_forward()
             with self._inside_construction():
                 _construct(ddp, **{**_plain(given), **_as_arguments(configuration)})
             wrapped = Wrapped(ddp, given, takes)
+            if not self.samples:
+                wrapped.leave_out_samples()
             self.wrapped.append(wrapped)
             wrapped.register_hook(configuration, self.start_step, self.around)
             self.built(wrapped)
@@ -271,7 +320,7 @@ class Patch:
     def _wrap_registration(self) -> Callable[..., None]:
         @functools.wraps(_register)
         def register_comm_hook(ddp: DDP, state: object, hook: Callable[..., Any]) -> None:
-            wrapped = next((w for w in self.wrapped if w.ddp is ddp), None)
+            wrapped = self.of(ddp)
             if wrapped is None or self._constructing:
                 return _register(ddp, state, hook)
             if getattr(ddp, "_comm_hooks", None) and wrapped.script_hook is None:

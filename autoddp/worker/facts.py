@@ -27,7 +27,7 @@ from autoddp.topology.start_settings import nccl_settings
 from autoddp.units import MIB
 from autoddp.wire import JobFacts, Ready
 from autoddp.worker.binding import Binding
-from autoddp.worker.ddp import Wrapped, backend_of, parameters_digest
+from autoddp.worker.ddp import Wrapped, backend_of
 from autoddp.worker.left_out import Watched, graph_modes, why_left_out, why_no_threads
 from autoddp.worker.order import Order
 from autoddp.worker.ranks import Ranks
@@ -81,7 +81,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], or
         devices=tuple(sorted(set(names))),
         torch=torch.__version__.split("+")[0],
         gradient_bytes=gradient_bytes,
-        parameters_digest="+".join(dict.fromkeys(parameters_digest(_ddp(w).module) for w in wrapped)),
+        parameters_digest="+".join(dict.fromkeys(w.digest for w in wrapped)),
         ddp_arguments={name: _short(value) for w in wrapped for name, value in w.arguments.items()},
         knobs=knobs,
         left_out=left_out,

@@ -85,6 +85,10 @@ class Guard:
         self._objects[wrapped] = _Object(self._built, frozenset(id(p) for p in wrapped.parameters))
         self._built += 1
 
+    def forget(self, wrapped: Wrapped) -> None:
+        """It is as written again."""
+        self._objects.pop(wrapped, None)
+
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run. RuntimeError where the ranks have parted."""
         wrapped = next((w for w in self._objects if w.ddp is ddp), None)

@@ -27,7 +27,9 @@ class LiveDdp:
         self._effects = effects
         self._compiling = compiling
         self._comparison = Comparison()
-        patch.start_step, patch.around = 0, self._comparison.around
+        patch.start_step, patch.around, patch.samples = 0, self._comparison.around, False
+        for wrapped in patch.alive():
+            wrapped.leave_out_samples()
 
     def turn(self, configuration: Configuration) -> None:
         """Bring `configuration` into effect from the next forward on."""

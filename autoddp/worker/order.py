@@ -44,6 +44,16 @@ class Order:
     configuration: dict[str, Any] = field(default_factory=dict)
     parameters_digest: str = ""
     """Of the models the configuration was measured on; another model runs as written."""
+    inputs: list[str] = field(default_factory=list)
+    """Of their forward passes, see `recipe.inputs`; empty: not compared."""
+    recipe: str = "the recipe"
+    """What messages call it."""
+    note: str = ""
+    """File in which to note that the recipe was made for another job; "" for none."""
+    noted: str = ""
+    """Beginning of that file's text."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """What the launcher has set because of the recipe."""
     bypass: bool = False
     """Leave the reduction out: a world of one."""
     guards: bool = True

@@ -7,11 +7,12 @@ the results. So the same runner can serve inside a real job's first steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Protocol
 
 from autoddp.knobs import Configuration, LiveModel
+from autoddp.recipe import merged
 from autoddp.wire import BlockDone, Finish, Measure, Message
 from autoddp.worker.device import finish_queued_work
 from autoddp.worker.leaving import PATIENCE
@@ -38,13 +39,20 @@ class TrialRunner:
     """Call `begin()` at a step boundary, then `on_step()` at every one after it."""
 
     def __init__(
-        self, model: LiveModel, ranks: Ranks, director: Director, stopwatch: Stopwatch, compiles: bool = False
+        self,
+        model: LiveModel,
+        ranks: Ranks,
+        director: Director,
+        stopwatch: Stopwatch,
+        compiles: bool = False,
+        inputs: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._model = model
         self._ranks = ranks
         self._director = director
         self._stopwatch = stopwatch
         self._compiles = compiles
+        self._inputs = inputs
         self._compiled_before = self._compiled_at_start = self._again = 0
         self._steps_left = 0
         self._at_once, self._since_lap = 1, 0
@@ -132,12 +140,21 @@ class TrialRunner:
         assert self._order is not None
         self._model.compare(False)
         error = self._model.gradient_error() if self._order.compare else None
-        gathered = self._ranks.gather(self._laps)
+        gathered = self._ranks.gather([self._laps, list(self._inputs())])
         order = self._order
         share = self._ranks.world_size * order.at_once
-        means = tuple(sum(map(float, lap)) / share for lap in zip(*gathered, strict=True))
+        means = tuple(sum(map(float, lap)) / share for lap in zip(*(laps for laps, _ in gathered), strict=True))
         compiled = self._model.compilations - self._compiled_at_start
-        done = BlockDone(order.index, means, self._warm_seconds, self._turn_seconds, asdict(order), error, compiled)
+        done = BlockDone(
+            order.index,
+            means,
+            self._warm_seconds,
+            self._turn_seconds,
+            asdict(order),
+            error,
+            compiled,
+            inputs=merged(*(inputs for _, inputs in gathered)),
+        )
         told = self._ranks.broadcast(done if self._ranks.rank == 0 else None)
         assert isinstance(told, BlockDone)
         if self._ranks.rank != 0:

@@ -19,6 +19,7 @@ from autoddp.worker.deferral import Deferral
 from autoddp.worker.effects import effects_of
 from autoddp.worker.facts import gather_facts
 from autoddp.worker.graphs import Graphs
+from autoddp.worker.inputs import InputsSeen, compares
 from autoddp.worker.leaving import leave, leave_at_the_end_of_training
 from autoddp.worker.left_out import Watched
 from autoddp.worker.link import Link
@@ -42,8 +43,9 @@ def start_tuning(order: Order, link: Link, threads_given: str | None) -> None:
     patch.built = job.ddp_built
     patch.forward_begins = job.forward_begins
     patch.returned = job.deferral.returned
+    patch.called = job.called
     if order.cuda_graphs:
-        patch.called, patch.returned = job.compiling.replays.called, job.returned
+        patch.returned = job.returned
     patch.install()
     switch.install()
     job.deferral.install()
@@ -68,6 +70,7 @@ class _TuningJob:
         self.accumulation = Accumulation(switch, patch.alive, _fail)
         self._graphs = Graphs(patch.alive)
         self.compiling = Compiling(patch.alive)
+        self._inputs = InputsSeen()
         self._forwards: list[int] = []
         self._ready_order: ReadyOrder | None = None
         self._runner: TrialRunner | None = None
@@ -88,6 +91,14 @@ class _TuningJob:
         self.deferral.forward_begins(ddp)
         self.accumulation.forward_begins(ddp)
         self._graphs.forward_begins(ddp, self._switch.reduces(ddp))
+
+    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What the module is about to be called with."""
+        wrapped = self._patch.of(ddp)
+        if wrapped is not None and compares(ddp) and self._switch.as_written(ddp):
+            self._inputs.called(ddp, wrapped.digest, args, kwargs)
+        if self._order.cuda_graphs:
+            self.compiling.replays.called(ddp, args, kwargs)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
         """What the script gets for what the module has returned."""
@@ -157,7 +168,15 @@ class _TuningJob:
             self._patch, binding, self._threads, self.deferral, self.accumulation, self.compiling, self._graphs
         )
         model = LiveDdp(self._patch, self._switch, effects, self.compiling)
-        self._runner = TrialRunner(model, ranks, director, stopwatch_for(device), facts.compiles)
+        digests = facts.parameters_digest.split("+")
+        self._runner = TrialRunner(
+            model,
+            ranks,
+            director,
+            stopwatch_for(device),
+            facts.compiles,
+            inputs=lambda: self._inputs.texts(digests),
+        )
         self._runner.begin()
 
 

@@ -17,6 +17,7 @@ from autoddp.knobs import Rung, why_refused
 from autoddp.worker.fidelity import Comparison
 from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.bucket import GradBucket
+from autoddp.worker.hooks.exact import exact_mean
 
 _SAMPLED = 2**17  # elements of a bucket: their norm is right within a percent, and the two sums take 1 MiB
 
@@ -49,7 +50,7 @@ class Watch:
 
         def watched(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
             guard.call(state, bucket)
-            return _exact(group, bucket) if guard.given_up else compared(state, bucket)
+            return exact_mean(group, bucket) if guard.given_up else compared(state, bucket)
 
         return watched
 
@@ -107,9 +108,3 @@ class _Guard:
     def _give_up(self, why: str) -> None:
         self.given_up = True
         self._tell(f"back to exact gradients from reduction {self._reductions} on: {why}")
-
-
-def _exact(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    work = dist.all_reduce(bucket.buffer().div_(group.size()), group=group, async_op=True)
-    done: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
-    return done

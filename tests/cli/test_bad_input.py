@@ -43,12 +43,12 @@ FILES = {
     "not.toml": "this is no TOML\n",
     "key.toml": RECIPE.replace("bucket_cap_mb = 50", "buket_cap_mb = 50"),
     "type.toml": RECIPE.replace("bucket_cap_mb = 50", 'bucket_cap_mb = "50"'),
-    "range.toml": RECIPE.replace("bucket_cap_mb = 50", "bucket_cap_mb = 5000"),
+    "range.toml": RECIPE.replace("bucket_cap_mb = 50", "bucket_cap_mb = 5000000"),
     "threads.toml": RECIPE + '\n[env]\nOMP_NUM_THREADS = "-5"\n',
     "interface.toml": HERE + '\n[env]\nGLOO_SOCKET_IFNAME = "nope0"\n',
     "code.toml": RECIPE + '\n[env]\nLD_PRELOAD = "/tmp/x.so"\n',
 }
-MIB = "must be a number from 0.5 to 512 MiB"
+MIB = "must be a number from 0.5 to 100000 MiB"
 CASES = {
     # what is typed, what the line says besides the prefix
     "unknown option": ("--trails 20 train.py", "unknown option --trails (did you mean '--trials'?)"),
@@ -65,7 +65,7 @@ CASES = {
     "recipe newer": ("--recipe newer.toml train.py", "newer.toml: schema = 2: written by a newer autoddp; upgrade it"),
     "recipe key": ("--recipe key.toml train.py", "unknown key (did you mean 'bucket_cap_mb'?)"),
     "recipe type": ("--recipe type.toml train.py", f'type.toml: configuration.bucket_cap_mb = "50": {MIB}'),
-    "recipe range": ("--recipe range.toml train.py", f"range.toml: configuration.bucket_cap_mb = 5000: {MIB}"),
+    "recipe range": ("--recipe range.toml train.py", f"range.toml: configuration.bucket_cap_mb = 5000000: {MIB}"),
     "recipe variable": ("--recipe code.toml train.py", "code.toml: env"),
     "recipe number": ("--recipe threads.toml train.py", 'threads.toml: env.OMP_NUM_THREADS = "-5": must be a whole'),
     "recipe interface": (

@@ -32,16 +32,16 @@ GOOD = {
 BAD = [
     ({"buket_cap_mb": 1}, "unknown knob 'buket_cap_mb' (did you mean 'bucket_cap_mb'?)"),
     ({"zzz": 1}, "unknown knob 'zzz'"),
-    ({"bucket_cap_mb": 0.4}, "bucket_cap_mb = 0.4: must be a number from 0.5 to 512 MiB"),
-    ({"bucket_cap_mb": float("nan")}, "bucket_cap_mb = NaN: must be a number from 0.5 to 512 MiB"),
-    ({"bucket_cap_mb": True}, "bucket_cap_mb = true: must be a number from 0.5 to 512 MiB"),
-    ({"bucket_cap_mb": "50"}, 'bucket_cap_mb = "50": must be a number from 0.5 to 512 MiB'),
-    ({"bucket_cap_mb_list": []}, "bucket_cap_mb_list = []: must be a list of 1 to 32 sizes from 0.5 to 512 MiB"),
+    ({"bucket_cap_mb": 0.4}, "bucket_cap_mb = 0.4: must be a number from 0.5 to 100000 MiB"),
+    ({"bucket_cap_mb": float("nan")}, "bucket_cap_mb = NaN: must be a number from 0.5 to 100000 MiB"),
+    ({"bucket_cap_mb": True}, "bucket_cap_mb = true: must be a number from 0.5 to 100000 MiB"),
+    ({"bucket_cap_mb": "50"}, 'bucket_cap_mb = "50": must be a number from 0.5 to 100000 MiB'),
+    ({"bucket_cap_mb_list": []}, "bucket_cap_mb_list = []: must be a list of 1 to 32 sizes from 0.5 to 100000 MiB"),
     (
         {"bucket_cap_mb_list": [1, 0]},
-        "bucket_cap_mb_list = [1, 0]: must be a list of 1 to 32 sizes from 0.5 to 512 MiB",
+        "bucket_cap_mb_list = [1, 0]: must be a list of 1 to 32 sizes from 0.5 to 100000 MiB",
     ),
-    ({"bucket_cap_mb_list": 5}, "bucket_cap_mb_list = 5: must be a list of 1 to 32 sizes from 0.5 to 512 MiB"),
+    ({"bucket_cap_mb_list": 5}, "bucket_cap_mb_list = 5: must be a list of 1 to 32 sizes from 0.5 to 100000 MiB"),
     (
         {"bucket_cap_mb": 1, "bucket_cap_mb_list": [1]},
         "bucket_cap_mb_list: excludes bucket_cap_mb, keep one of them",

@@ -44,6 +44,6 @@ def test_the_job_runs(kind: str, tmp_path: Path) -> None:
     (folder / "train.py").write_text(SCRIPT)
     launch = start(("bash", "-c", line), folder, [], {"TUNED_TIMES_LONGER": "12"}).wait()
     assert (folder / "rank0.pt").exists(), launch.stderr[-2000:]
-    assert (folder / "train.autoddp.toml").exists()
+    assert (folder / "run.train.autoddp.toml").exists()
     assert (list(folder.glob(".autoddp/*/summary.json"))) != []
     assert launch.processes() == []

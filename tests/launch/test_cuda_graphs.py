@@ -25,7 +25,7 @@ def test_without_a_gpu(tmp_path):
     study = json.loads(max(tuned.folder.glob(".autoddp/*/summary.json")).read_text())
     assert study["job"]["left_out"]["cuda_graphs"] == "the models are not on a GPU"
 
-    found = load(tuned.folder / "plain.autoddp.toml")
+    found = load(tuned.folder / "scripts.plain.autoddp.toml")
     asked = Configuration({"gradient_as_bucket_view": True, "cuda_graphs": "model"})
     save(replace(found, configuration=asked, env={}), tmp_path / "graphs.toml")
     job = launched(tmp_path / "job", "--recipe", str(tmp_path / "graphs.toml"))

@@ -36,7 +36,7 @@ def test_a_compiled_model_is_tuned_and_launched(tmp_path):
     blocks += study["finals"]["baseline_rounds"] + [b for one in study["finals"]["finalists"] for b in one["rounds"]]
     assert max(second for block in blocks for second in block) < SLOW
 
-    found = load(tuned.folder / "compiled.autoddp.toml")
+    found = load(tuned.folder / "scripts.compiled.autoddp.toml")
     save(replace(found, configuration=Configuration(WHOLE), env={}), tmp_path / "whole.toml")
     job = launched(tmp_path / "job", "--recipe", str(tmp_path / "whole.toml"))
     assert "rank 0 compiled 1 graphs" in job.stdout  # as written there are a first piece and the rest

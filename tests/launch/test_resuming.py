@@ -82,5 +82,5 @@ def test_a_killed_launchers_study_goes_on(tmp_path: Path) -> None:
     assert (newest / "journal.jsonl").read_text().splitlines()[: len(known)] == known
     study = summary(again)
     assert len(study["trials"]) == 6
-    assert (folder / "plain.autoddp.toml").exists()
+    assert (folder / "scripts.plain.autoddp.toml").exists()
     assert not (newest / "study.json").exists()

@@ -48,7 +48,7 @@ def study(tmp_path_factory):
 def trained(study, tmp_path_factory):
     """All ways to train, in one launch a side."""
     folder = tmp_path_factory.mktemp("trained")
-    found = load(study[0].folder / "large_batch.autoddp.toml")
+    found = load(study[0].folder / "scripts.large_batch.autoddp.toml")
     recipe = str(folder / "recipe.toml")
     save(replace(found, configuration=Configuration({"accumulate_steps": 4}), env={}), recipe)
     launches = [
@@ -80,7 +80,7 @@ def test_the_rung_is_tried_and_measured_by_the_sample(study):
     assert all(trial["state"] != "failed" for trial in trials)
     entry = next(entry for entry in summary["ladder"] if entry["rung"] == "batch")
     assert entry["seconds"] < 1.5 * summary["baseline"]["seconds"]
-    recipe = load(launch.folder / "large_batch.autoddp.toml")
+    recipe = load(launch.folder / "scripts.large_batch.autoddp.toml")
     assert any(entry.rung is Rung.BATCH for entry in recipe.ladder)
 
 

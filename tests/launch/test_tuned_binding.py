@@ -33,7 +33,7 @@ def test_tried_first_and_launched(tmp_path):
     assert study["trials"][0]["configuration"] == {"numa_binding": "node"}
     assert study["trials"][0]["state"] != "failed"
 
-    found = load(tuned.folder / "plain.autoddp.toml")
+    found = load(tuned.folder / "scripts.plain.autoddp.toml")
     save(replace(found, configuration=Configuration({"numa_binding": "node"}), env={}), tmp_path / "bound.toml")
     recipe = ["--recipe", str(tmp_path / "bound.toml")]
     job = launched([*two_nodes, *AUTODDP], tmp_path / "job", *recipe)

@@ -35,7 +35,7 @@ def test_float16_overflow_is_refused(tmp_path):
     launch, study = tuned(tmp_path / "large", "--job-steps", "700", ODD, "large")
     assert list(refused(study)) == [("fp16", None)]
     assert 'not on the ladder: hook="fp16": ' in launch.stderr
-    recipe = load(launch.folder / "odd_gradients.autoddp.toml")
+    recipe = load(launch.folder / "scripts.odd_gradients.autoddp.toml")
     errors = {entry.rung.value: entry.gradient_error for entry in recipe.ladder}
     assert errors["exact"] is None
     assert 1e-4 < errors["near"] < 0.01
@@ -48,7 +48,7 @@ def test_the_watch_in_the_real_job(tmp_path):
     """Gradients overflow float16 from the 41st step on: that one is mended, from the next on all are exact."""
     words = ["--nproc-per-node", "2", "--trials", "1", "--tune-only", ODD, "noise"]
     tuned = start(AUTODDP, tmp_path / "tuned", words).wait()
-    recipe = load(tuned.folder / "odd_gradients.autoddp.toml")
+    recipe = load(tuned.folder / "scripts.odd_gradients.autoddp.toml")
     save(replace(recipe, configuration=Configuration({"hook": "fp16"}), env={}), tmp_path / "fp16.toml")
     job = ["--nproc-per-node", "2"], [ODD, "large", "--steps", "60", "--from-step", "40"]
     watched, blind, exact = (

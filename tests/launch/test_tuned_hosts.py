@@ -63,7 +63,7 @@ def test_two_hosts_tune_once(lab, kind, names, ipv6, tmp_path):
     first, second = summaries(launches)
     assert first["trials"] == second["trials"]
     assert len(first["trials"]) == 3
-    recipes = [(launch.folder / "plain.autoddp.toml").read_text() for launch in launches]
+    recipes = [(launch.folder / "scripts.plain.autoddp.toml").read_text() for launch in launches]
     assert recipes[0] == recipes[1]
     assert first["decision"]["configuration"] == second["decision"]["configuration"]
 
@@ -81,7 +81,7 @@ def test_a_crash_on_one_host_costs_only_its_trial(lab, tmp_path):
 def test_hosts_with_different_recipes_start_nothing(lab, tmp_path):
     hosts = lab(hosts=2)
     run_on_all(hosts, "c10d", tmp_path, "--trials", "1", "--tune-only", PLAIN)
-    (tmp_path / "host1" / "plain.autoddp.toml").unlink()
+    (tmp_path / "host1" / "scripts.plain.autoddp.toml").unlink()
     launches = run_on_all(hosts, "c10d", tmp_path, PLAIN)
     assert [launch.returncode for launch in launches] == [2, 2]
     for launch in launches:

@@ -41,7 +41,7 @@ def recipe(tmp_path_factory):
     study = json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text())
     assert study["job"]["micro_steps"] == 4
     assert all(trial["configuration"]["defer_reductions"] == 4 for trial in study["trials"])
-    found = load(launch.folder / "micro_steps.autoddp.toml")
+    found = load(launch.folder / "scripts.micro_steps.autoddp.toml")
     save(replace(found, configuration=Configuration({"defer_reductions": 4}), env={}), folder / "recipe.toml")
     return str(folder / "recipe.toml")
 

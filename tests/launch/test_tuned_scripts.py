@@ -11,6 +11,7 @@ import pytest
 import torch
 from launchers import AUTODDP, SCRIPTS, TORCHRUN, Launch, chosen, start, whole
 
+from autoddp.recipe import load
 from autoddp.topology import numa_nodes
 
 TUNED = [
@@ -142,15 +143,17 @@ def test_a_saved_recipe_is_launched_without_trials(tmp_path):
     script = str(SCRIPTS / "plain.py")
     words = ["--allow", "exact", "--tune-only", script, "--trials", "1"]
     tuned = start(AUTODDP, tmp_path / "run", words, LONG).wait()
-    recipe = tuned.folder / "plain.autoddp.toml"
+    recipe = tuned.folder / "scripts.plain.autoddp.toml"
     assert recipe.exists(), tuned.stderr[-2000:]
     assert ranks_said(tuned) == [RANKS]
+    fits = load(recipe).fits
+    assert (fits.script, fits.inputs) == ("*/scripts/plain.py", ("0: float32[8, 16]",))
     before = recipe.read_text()
     again = start(AUTODDP, tmp_path / "run", [script]).wait()
     assert again.returncode == 0
     assert ranks_said(again) == [RANKS, RANKS]
     assert len(list(again.folder.glob("rank*.pt"))) == RANKS
-    assert "recipe plain.autoddp.toml: launching" in again.stderr
+    assert "recipe scripts.plain.autoddp.toml: launching" in again.stderr
     assert "trial" not in again.stderr.replace(tuned.stderr, "")
     assert recipe.read_text() == before
     assert len(list(again.folder.glob(".autoddp/*"))) == 1

@@ -45,7 +45,7 @@ def test_threads_are_tried_first(launch):
     assert study["job"]["thread_counts"][0] == 1
     assert study["trials"][0]["configuration"] == {"threads": 1}
     chosen = study["decision"]["configuration"].get("threads")
-    recipe = load(launch.folder / "plain.autoddp.toml")
+    recipe = load(launch.folder / "scripts.plain.autoddp.toml")
     assert recipe.env == ({} if chosen is None else {"OMP_NUM_THREADS": str(chosen)})
     assert "threads" not in recipe.configuration
 
@@ -61,7 +61,7 @@ def test_a_number_that_the_user_set_is_pinned(tmp_path):
 @pytest.mark.parametrize(("own", "expected"), [(None, "3"), ("2", "2")])
 def test_the_launched_job_gets_it_unless_the_user_says_otherwise(launch, tmp_path, monkeypatch, own, expected):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    found = launch.folder / "plain.autoddp.toml"
+    found = launch.folder / "scripts.plain.autoddp.toml"
     here = replace(load(found).fits, nodes=1, networks=())
     recipe = replace(load(found), fits=here, configuration=Configuration(), env={"OMP_NUM_THREADS": "3"})
     save(recipe, tmp_path / "recipe.toml")

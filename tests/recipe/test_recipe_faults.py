@@ -14,7 +14,7 @@ SOUND = Path(__file__).with_name("sound.autoddp.toml").read_text(encoding="utf-8
 BACK = "; put it back, or tune again with --trials 20"
 REMOVE = "; correct or remove it"
 TEXT = ": must be one line of text in quotes"
-CAP = ": must be a number from 0.5 to 512 MiB"
+CAP = ": must be a number from 0.5 to 100000 MiB"
 EXPORT = "; if the job needs it, export it"
 POSITIVE = ": must be a finite number above 0"
 LIST = ': must be a list of one or more texts, as ["cpu"]'
@@ -111,7 +111,7 @@ BAD = [
         "bucket_cap_mb = 50\n",
         f"bucket_cap_mb_list = {[1] * 33}\n",
         "configuration.bucket_cap_mb_list = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,…: "
-        "must be a list of 1 to 32 sizes from 0.5 to 512 MiB",
+        "must be a list of 1 to 32 sizes from 0.5 to 100000 MiB",
     ),
     ("headroom = 0.384", "headroom = 1.01", "evidence.headroom = 1.01: must be a number from 0 to 1"),
     ("headroom = 0.384", "headroom = nan", "evidence.headroom = NaN: must be a number from 0 to 1"),

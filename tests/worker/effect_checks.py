@@ -149,8 +149,8 @@ def in_effect(training: Training) -> dict[str, Any]:
 def of_model(ddp: DDP) -> dict[str, Any]:
     """DDP's own state: every plain value on the object, what its reducer says of its buckets, and its hook."""
     plain = {name: value for name, value in vars(ddp).items() if isinstance(value, (bool, int, float, str, type(None)))}
-    said = ddp._get_ddp_logging_data()
-    buckets = {name: said.get(name) for name in ("bucket_sizes", "rebuilt_bucket_sizes", "num_buckets_reduced")}
+    # Not what its logger says: that is as old as the last sample, which trials leave out.
+    buckets = [bucket.buffer().nbytes for bucket in ddp.reducer._get_zeros_like_grad_buckets()]
     return {"plain": plain, "buckets": buckets, "hooks": [of_hook(hook, state) for hook, state in ddp._comm_hooks]}
 
 

@@ -115,8 +115,24 @@ def in_effect(rank: int, live: LiveDdp) -> list[tuple[int, bool, bool]]:
         live.turn(configuration)
         for step in range(5):
             step_of(ddp, optimizer, rank, step)
-        buckets = ddp._get_ddp_logging_data()["num_buckets_reduced"]
+        buckets = len(ddp.reducer._get_zeros_like_grad_buckets())
         found.append((buckets, ddp.gradient_as_bucket_view, ddp.static_graph))
+    return found
+
+
+def sampled(rank: int, live: LiveDdp | None) -> list[bool]:
+    """Whether DDP's logger has read the times of any pass, after a start and after a turn."""
+    ddp = DDP(Net())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    found = []
+    for turn in (AS_WRITTEN, EXACT[0]):
+        if live is not None:
+            live.turn(turn)
+        for step in range(4):
+            step_of(ddp, optimizer, rank, step)
+        found.append(ddp._get_ddp_logging_data().get("iteration", 0) > 0)
+    if live is not None:
+        live.turn(AS_WRITTEN)
     return found
 
 
@@ -217,7 +233,7 @@ def threads(live: LiveDdp) -> list[int]:
 
 
 def checks(rank: int) -> dict[str, Any]:
-    untouched = train(DDP(Net()), rank)
+    untouched, sampled_as_written = train(DDP(Net()), rank), sampled(rank, None)
     patch, switch = Patch(), ReductionSwitch()
     patch.install()
     switch.install()
@@ -231,6 +247,7 @@ def checks(rank: int) -> dict[str, Any]:
         "moved": float((untouched - vector(DDP(Net()))).abs().max()),
         "trained": trained(rank, patch, live, untouched),
         "in effect": in_effect(rank, live),
+        "sampled": (sampled_as_written, sampled(rank, live)),
         "carried over": carried_over(rank, live),
         "reducers alive": reducers_alive(rank, live),
         "switched off": switched_off(rank, live),
@@ -313,3 +330,9 @@ def test_only_what_torch_has_is_tried() -> None:
 def test_threads_turn_and_return(ranks: list[dict[str, Any]]) -> None:
     for found in (rank["threads"] for rank in ranks):
         assert found[1:] == [3, 2, found[0]]
+
+
+def test_no_time_is_read_inside_timed_blocks(ranks: list[dict[str, Any]]) -> None:
+    """In each reducer's first ten passes torch would wait for the device to read it."""
+    for found in ranks:
+        assert found["sampled"] == ([True, True], [False, False])

@@ -36,6 +36,12 @@ class GraphsInTheJob:
         self._clock.forward_begins(reduces)
         self._graphs.forward_begins(ddp, reduces)
 
+    def stop(self) -> None:
+        """The models run as written from here on. At a forward pass."""
+        self._clock.stop()
+        self._graphs.stop_watching()
+        self._graphs.undo()
+
     def _parameter_ids(self) -> set[int]:
         return {id(p) for wrapped in self._wrapped() for p in wrapped.parameters}
 

@@ -1,0 +1,231 @@
+"""Is this job the one that the recipe was measured on? Asked in the real job, at each model's first training pass.
+
+The launcher compares what it knows: script, world, devices. Only the worker sees parameters and inputs. Each rank puts
+what it has found into the store of the model's process group; the group's first rank reads all and puts the one answer
+there, so that all ranks do the same. No collective is added, and nobody waits in a forward pass for a rank that may not
+come: what changes gradients waits for the answer in the first reduction, which cannot end without the others either;
+what does not is taken back at the first forward pass after that reduction.
+"""
+
+# DDP reads a hook's annotations and wants its own types there: no `from __future__ import annotations`.
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.recipe import input_differences, of_model
+from autoddp.worker.ddp import Wrapped, after_this_backward, store_of, tensors_in
+from autoddp.worker.hooks import Hook
+from autoddp.worker.hooks.bucket import GradBucket
+from autoddp.worker.hooks.exact import exact_mean
+from autoddp.worker.inputs import compares, device_of, inputs_of
+from autoddp.worker.reduction import ReductionSwitch
+
+_FITS = "fits"
+_SOON = 10.0  # seconds for an answer that must be there already
+_LOOKS = 0.002  # seconds between two looks into the store
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the recipe says of the job, and of what becomes of another one."""
+
+    digests: tuple[str, ...]
+    """Of the models' parameters; empty: nothing is compared."""
+    inputs: tuple[str, ...]
+    """See `recipe.inputs`; empty: parameters alone are compared."""
+    recipe: str = "the recipe"
+    note: str = ""
+    """Where to note that the next launch is to tune again; "" where that is left to the user."""
+    noted: str = ""
+    """Beginning of the note's text."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What the launcher has set for the recipe's sake."""
+
+
+@dataclass
+class _Object:
+    """What is known of one DDP object."""
+
+    wrapped: Wrapped
+    key: str
+    is_late: bool
+    """Whether it was built after a model that fits had been trained: tuning ends before it sees such a model."""
+    mine: str | None = None
+    """What this rank has found; "" if it fits, None before the first training pass."""
+    reduced: bool = False
+    """Whether a reduction has ended since: then all ranks have said what they have found."""
+    answer: str | None = None
+    """The one of all ranks; "" if it fits."""
+    is_told: bool = False
+
+
+class Fitting:
+    """`refused(wrapped, all_differ)` is called in a forward pass, before DDP's own part of it, on all ranks alike."""
+
+    def __init__(
+        self,
+        expected: Expected,
+        switch: ReductionSwitch,
+        refused: Callable[[Wrapped, bool], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._expected, self._switch, self._refused, self._warn = expected, switch, refused, warn
+        self._objects: list[_Object] = []
+        self._built: dict[str, int] = {}
+        self._has_fit = False
+
+    def built(self, wrapped: Wrapped) -> None:
+        """A DDP object, whether or not it has the recipe's configuration."""
+        ddp = wrapped.ddp
+        if ddp is None or not self._expected.digests:
+            return
+        # By group and not by process: a rank may have models in groups that others have no part in.
+        group = str(ddp.process_group.group_name)
+        self._built[group] = number = self._built.get(group, -1) + 1
+        one = _Object(wrapped, f"autoddp/fits/{number}", self._has_fit)
+        self._objects = [o for o in self._objects if o.wrapped.ddp is not None] + [one]
+        if wrapped.digest not in self._expected.digests:
+            one.mine = one.answer = "parameter shapes and types are others"  # on all ranks: DDP has compared them
+        elif not self._expected.inputs:
+            one.mine = one.answer = ""
+
+    def forward_begins(self, ddp: DDP) -> None:
+        """A forward pass is about to run."""
+        one = self._of(ddp)
+        if one is None or one.is_told or not compares(ddp):
+            return
+        if one.answer is None and one.reduced:
+            self._settle(one, _SOON)
+        if one.answer is not None:
+            self._tell(one)
+
+    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What the module is about to be called with."""
+        one = self._of(ddp)
+        if one is None or one.mine is not None or not (compares(ddp) and self._switch.as_written(ddp)):
+            return
+        digests = self._expected.digests
+        wanted = of_model(self._expected.inputs, digests.index(one.wrapped.digest), len(digests))
+        one.mine = "; ".join(input_differences(wanted, inputs_of(args, kwargs, device_of(ddp)))) if wanted else ""
+        store = store_of(ddp)
+        if store is None or ddp.process_group.size() == 1:
+            one.answer = one.mine
+        else:
+            store.set(f"{one.key}/{dist.get_rank(ddp.process_group)}", one.mine or _FITS)
+
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        """What the module has returned: a backward pass from it may be the first that reduces."""
+        one = self._of(ddp)
+        waits = one is not None and one.mine is not None and one.answer is None and not one.reduced
+        if waits and self._switch.reduces(ddp):
+            for tensor in tensors_in(what):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda _gradient: after_this_backward(lambda: self._has_reduced(one)))
+        return what
+
+    @staticmethod
+    def _has_reduced(one: _Object | None) -> None:
+        assert one is not None
+        one.reduced = True
+
+    def around(self, hook: Hook, group: dist.ProcessGroup) -> Hook:
+        """The hook, if the job is the recipe's; else the exact mean. See `ddp.Around`."""
+        found: list[_Object | None] = []
+
+        def fitting(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+            if not found:
+                found.append(self._with_parameter(bucket.parameters()[0]))
+            one = found[0]
+            if one is not None and one.mine is not None and one.answer is None:
+                self._settle(one, None)
+            return exact_mean(group, bucket) if one is not None and one.answer else hook(state, bucket)
+
+        return fitting
+
+    def why_not(self) -> str:
+        """What differs, asked after a backward pass, before gradients are kept that were not reduced; "" if nothing.
+
+        All ranks ask in the same step, and each waits until all others have begun it.
+        """
+        for one in self._objects:
+            if one.mine is not None and one.answer is None and one.wrapped.ddp is not None:
+                self._settle(one, None)
+        return next((one.answer for one in self._objects if one.wrapped.takes and one.answer), "")
+
+    def _of(self, ddp: DDP) -> _Object | None:
+        return next((one for one in self._objects if one.wrapped.ddp is ddp), None)
+
+    def _with_parameter(self, parameter: torch.Tensor) -> _Object | None:
+        return next((one for one in self._objects if any(p is parameter for p in one.wrapped.parameters)), None)
+
+    def _settle(self, one: _Object, seconds: float | None) -> None:
+        """The answer of all ranks. None: as long as a reduction would wait; where none comes, nothing is refused."""
+        ddp = one.wrapped.ddp
+        assert ddp is not None
+        group, store = ddp.process_group, store_of(ddp)
+        answer = f"{one.key}/answer"
+        limit = store.timeout.total_seconds() if seconds is None else seconds
+        if dist.get_rank(group) == 0:
+            said = [f"{one.key}/{rank}" for rank in range(group.size())]
+            found = [store.get(key).decode() for key in said] if _waited(store, said, limit) else []
+            differing = [f"rank {rank}: {why}" for rank, why in enumerate(found) if why != _FITS]
+            store.set(answer, differing[0].removeprefix("rank 0: ") if differing else _FITS)
+        # The first rank may have to wait that long for the others.
+        if not _waited(store, [answer], 2 * limit):
+            one.answer = ""
+            return
+        found_by_all = store.get(answer).decode()
+        one.answer = "" if found_by_all == _FITS else found_by_all
+
+    def _tell(self, one: _Object) -> None:
+        ddp = one.wrapped.ddp
+        assert ddp is not None
+        one.is_told = True
+        if not one.answer:
+            self._has_fit = True
+            return
+        noted = not one.is_late and self._note(one.answer)
+        if dist.get_rank(ddp.process_group) == 0:
+            self._warn(self._says(one, noted))
+        all_differ = not self._has_fit and all(o.answer for o in self._objects if o.wrapped.ddp is not None)
+        self._refused(one.wrapped, all_differ)
+
+    def _says(self, one: _Object, noted: bool) -> str:
+        stay = ", ".join(f"{name}={value}" for name, value in sorted(self._expected.variables.items()))
+        model = "this model" if self._has_fit else "this job"
+        fix = "the next launch tunes again" if noted else "tune it with --trials 20"
+        if self._expected.inputs and one.wrapped.takes and not self._expected.note:
+            fix += ", or launch with --force"
+        return (
+            f"{self._expected.recipe} was made for another job ({one.answer}): {model} runs as written"
+            f"{f', but {stay} was set at its start and stays' if stay else ''}; {fix}"
+        )
+
+    def _note(self, why: str) -> bool:
+        """Whether the next launch will know. One rank of each host writes: hosts may have recipes of their own."""
+        if not self._expected.note:
+            return False
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            return True
+        try:
+            Path(self._expected.note).write_text(f"{self._expected.noted}{why}\n", encoding="utf-8")
+        except OSError:
+            return False
+        return True
+
+
+def _waited(store: Any, keys: list[str], seconds: float) -> bool:
+    """Whether all keys are there, within that time. A blocking call would keep other threads from the store."""
+    end = time.monotonic() + seconds
+    while not store.check(keys):
+        if time.monotonic() > end:
+            return False
+        time.sleep(_LOOKS)
+    return True

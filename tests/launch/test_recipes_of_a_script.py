@@ -1,0 +1,211 @@
+"""Whose recipe is it? Two scripts of one name, one script with several models, a checkout that has moved."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from launchers import AUTODDP, SCRIPTS, start
+
+from autoddp.errors import UnfitRecipe
+from autoddp.knobs import Configuration
+from autoddp.launch.options import parse
+from autoddp.launch.plan import Plan, choose
+from autoddp.launch.recipes import Note, arguments_digest, found_recipes, place_for, remove_notes, script_names
+from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, load, save
+
+TWO = ["--nproc-per-node", "2"]
+VERSION = torch.__version__.split("+")[0]
+HERE = Fits(2, 1, "gloo", ("cpu",), VERSION, 4096, "0123456789abcdef", script="train.py", inputs=("0: float32[8, 16]",))
+EVIDENCE = Evidence(31.0, 0.1, 20, 6, 100, "the best of what you allow")
+
+
+@pytest.fixture(autouse=True)
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where everything is launched: `proj/` with train.py, a/exp/train.py and b/exp/train.py."""
+    folder = tmp_path / "proj"
+    for place in (folder, folder / "a" / "exp", folder / "b" / "exp"):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "train.py").write_text("print('trained')\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def recipe(
+    words: list[str] | None = None, date: str = "2026-01-01T00:00:00Z", cap: float = 50.0, **fits: object
+) -> Recipe:
+    """What a launcher writes that was called with these words."""
+    arguments = arguments_digest(parse([*TWO, *words])) if words else ""
+    made_by = MadeBy("0.1.0", VERSION, "3.11.7", date, arguments)
+    return Recipe(made_by, replace(HERE, **fits), Configuration({"bucket_cap_mb": cap}), EVIDENCE)  # type: ignore[arg-type]
+
+
+def plan(*words: str) -> Plan:
+    return choose(parse([*TWO, *words]))
+
+
+def test_two_scripts_of_one_name_have_recipes_of_their_own() -> None:
+    """The second was launched with the first one's recipe, and never tuned."""
+    save(recipe(), "proj.train.autoddp.toml")
+    assert plan("train.py").path == Path("proj.train.autoddp.toml")
+    other = plan("a/exp/train.py")
+    assert other.tune
+    assert other.recipe is None
+
+
+def test_two_folders_of_one_name() -> None:
+    save(recipe(script="a/exp/train.py"), "exp.train.autoddp.toml")
+    assert not plan("a/exp/train.py").tune
+    other = plan("b/exp/train.py")
+    assert other.tune
+    assert "script a/exp/train.py in the recipe, b/exp/train.py here" in other.says
+    said: list[str] = []
+    place = place_for(parse([*TWO, "b/exp/train.py"]), recipe(script="b/exp/train.py"), said.append)
+    assert place == Path("exp.train.2.autoddp.toml")
+    assert said == ["exp.train.autoddp.toml is another job's recipe and stays"]
+    save(recipe(script="b/exp/train.py"), place)
+    assert plan("a/exp/train.py").path == Path("exp.train.autoddp.toml")
+    assert plan("b/exp/train.py").path == place
+
+
+@pytest.mark.parametrize(
+    "other", [{"inputs": ("0: float32[64, 16]",)}, {"parameters_digest": "f" * 16}, {"world_size": 4}]
+)
+def test_no_recipe_of_another_job_is_overwritten(other: dict[str, object]) -> None:
+    request = parse([*TWO, "train.py"])
+    save(recipe(), request.recipe_path)
+    before = request.recipe_path.read_bytes()
+    assert place_for(request, recipe(cap=1.0), lambda line: None) == request.recipe_path  # its own is
+    place = place_for(request, recipe(**other), lambda line: None)
+    save(recipe(**other), place)
+    assert place == Path("proj.train.2.autoddp.toml")
+    assert request.recipe_path.read_bytes() == before
+    assert place_for(request, recipe(**other), lambda line: None) == place
+    assert found_recipes(request) == [request.recipe_path, place]
+
+
+def test_a_name_given_is_the_users_own() -> None:
+    request = parse([*TWO, "--recipe", "mine.toml", "--trials", "3", "train.py"])
+    save(recipe(), "mine.toml")
+    assert place_for(request, recipe(world_size=4), lambda line: None) == Path("mine.toml")
+
+
+def test_of_several_the_one_made_with_these_arguments_goes_first() -> None:
+    small, large = ["train.py", "--model", "small"], ["train.py", "--model", "large"]
+    save(recipe(small), "proj.train.autoddp.toml")
+    save(recipe(large, "2026-02-01T00:00:00Z"), "proj.train.2.autoddp.toml")
+    assert plan(*small).path == Path("proj.train.autoddp.toml")
+    assert plan(*large).path == Path("proj.train.2.autoddp.toml")
+    assert plan("train.py", "--seed", "1").path == Path("proj.train.2.autoddp.toml")  # the newest
+
+
+def test_of_several_only_those_that_fit() -> None:
+    save(recipe(world_size=8), "proj.train.autoddp.toml")
+    save(recipe(), "proj.train.2.autoddp.toml")
+    assert plan("train.py").path == Path("proj.train.2.autoddp.toml")
+
+
+def test_a_note_makes_the_next_launch_tune_once() -> None:
+    words = ["train.py", "--model", "small"]
+    save(recipe(["train.py"]), "proj.train.autoddp.toml")
+    note = Note(Path("proj.train.autoddp.toml"))
+    note.path.write_text(note.begins(parse([*TWO, *words])) + "input 0 differs\n")
+    again = plan(*words)
+    assert again.tune
+    assert again.says == (
+        "the last launch with proj.train.autoddp.toml was of another job (input 0 differs): tuning again"
+    )
+    assert not plan("train.py").tune  # the job whose recipe it is
+    assert not plan("--recipe", "proj.train.autoddp.toml", *words).tune  # the user has said which
+    assert not plan("--force", *words).tune
+    remove_notes(parse([*TWO, *words]))
+    assert not plan(*words).tune
+    assert not note.path.exists()
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# only comments\n", "\0\x1b[31m\n", "x" * 10**6])
+def test_any_note_is_one(text: str) -> None:
+    save(recipe(), "proj.train.autoddp.toml")
+    Note(Path("proj.train.autoddp.toml")).path.write_text(text)
+    found = plan("train.py")
+    assert found.tune
+    assert found.says.isprintable()
+
+
+def test_a_checkout_that_moved_is_the_same_job(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(recipe(script="a/exp/train.py"), "exp.train.autoddp.toml")
+    moved = checkout.rename(checkout.with_name("elsewhere"))
+    monkeypatch.chdir(moved)
+    assert not plan("a/exp/train.py").tune
+    assert not plan(str(moved / "a" / "exp" / "train.py")).tune
+
+
+def test_a_script_elsewhere_is_known_by_folder_and_name(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts mount a shared file system at other places, and each of them looks at one recipe."""
+    monkeypatch.chdir(checkout / "b")
+    assert script_names(parse([*TWO, "../a/exp/train.py"])) == ("*/exp/train.py",)
+    assert script_names(parse([*TWO, str(checkout / "a" / "exp" / "train.py")])) == ("*/exp/train.py",)
+
+
+def test_a_link_is_the_script_it_stands_for() -> None:
+    os.symlink("a/exp/train.py", "linked.py")
+    save(recipe(script="a/exp/train.py"), "proj.linked.autoddp.toml")
+    assert not plan("linked.py").tune
+
+
+def test_a_module_is_known_by_its_name() -> None:
+    assert script_names(parse([*TWO, "-m", "package.train"])) == ("-m package.train",)
+    assert script_names(parse([*TWO, "--no-python", "bash", "run.sh"])) == ("bash",)
+
+
+def test_a_recipe_of_an_earlier_version_is_read_and_never_written() -> None:
+    save(recipe(script="", inputs=()), "train.autoddp.toml")
+    assert plan("train.py").path == Path("train.autoddp.toml")
+    assert place_for(parse([*TWO, "train.py"]), recipe(), lambda line: None) == Path("proj.train.autoddp.toml")
+    save(recipe(date="2025-01-01T00:00:00Z"), "proj.train.autoddp.toml")
+    assert plan("train.py").path == Path("proj.train.autoddp.toml")
+
+
+def test_named_it_is_refused_with_all_that_differs_and_not_for_the_path_alone() -> None:
+    save(recipe(script="old/place.py", world_size=8), "given.toml")
+    with pytest.raises(UnfitRecipe, match=r"world size 8 in the recipe, 2 here; script old/place\.py in the recipe"):
+        plan("--recipe", "given.toml", "train.py")
+    save(recipe(script="old/place.py"), "moved.toml")
+    found = plan("--recipe", "moved.toml", "train.py")
+    assert not found.notes
+    assert "(script old/place.py in the recipe, train.py here; parameters and inputs are compared)" in found.says
+
+
+def test_what_stays_the_same_of_a_recipe(checkout: Path) -> None:
+    made = recipe(["train.py"])
+    save(made, "proj.train.autoddp.toml")
+    assert load("proj.train.autoddp.toml") == made
+
+
+def test_a_job_that_is_not_the_recipes_runs_as_written(tmp_path: Path) -> None:
+    """From end to end: the job ends well, one line says what differs, and the next launch would tune."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    place = folder / "scripts.plain.autoddp.toml"
+    save(replace(recipe(script="*/scripts/plain.py"), env={"OMP_NUM_THREADS": "1"}), place)
+    before = place.read_bytes()
+    words = [*TWO, str(SCRIPTS / "plain.py"), "--steps", "3"]
+    launch = start(AUTODDP, folder, words).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    (line,) = [line for line in launch.stderr.splitlines() if "another job" in line]
+    assert line == (
+        "autoddp: warning: scripts.plain.autoddp.toml was made for another job "
+        "(parameter shapes and types are others): this job runs as written, "
+        "but OMP_NUM_THREADS=1 was set at its start and stays; the next launch tunes again"
+    )
+    assert (folder / "rank1.pt").exists()
+    assert place.read_bytes() == before
+    assert sorted(path.name for path in folder.glob("*autoddp*")) == [
+        "scripts.plain.autoddp.toml",
+        "scripts.plain.autoddp.unfit",
+    ]
+    dry = start(AUTODDP, folder, ["--dry-run", *words]).wait()
+    assert "would tune: 20 trials" in dry.stdout

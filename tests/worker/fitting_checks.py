@@ -1,0 +1,181 @@
+"""What each rank of test_fitting.py does: short trainings under a recipe, each in a fork with a group of its own.
+
+    python fitting_checks.py FOLDER RANK
+
+Every case trains as the real job would, and leaves its parameters after each step, what it was told, and how DDP is
+built in the end. `recipe = None` is the script alone: what a refused recipe must not change.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # else each fork would import it
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.recipe import with_model
+from autoddp.worker import applying
+from autoddp.worker.applying import start_applying
+from autoddp.worker.ddp import parameters_digest
+from autoddp.worker.order import Order
+
+WORLD = 2
+STEPS = 6
+BATCH, FEATURES = 8, 16
+FITS = [f"0: float32[{BATCH}, {FEATURES}]"]
+OTHERS = [f"0: float32[{BATCH * 2}, {FEATURES}]"]
+FREE = [f"0: float32[*, {FEATURES}]"]
+
+
+@dataclass
+class Case:
+    """One training."""
+
+    recipe: dict[str, Any] | None
+    inputs: list[str] = field(default_factory=lambda: FITS)
+    odd_rank: int | None = None
+    """This rank alone gives its model one sample more."""
+    alone: bool = False
+    """Rank 0 alone runs training passes that nobody goes backward from, before the first step and after it."""
+    micro_steps: int = 1
+    clips: bool = False
+    models: int = 1
+    digests: str = ""
+    """Of the recipe, where they are not the models' own."""
+    late: bool = False
+    """A second model is built and trained when the first has been."""
+
+
+BF16 = {"hook": "bf16"}
+TWO = {"accumulate_steps": 2}
+CAPS = {"bucket_cap_mb": 0.5, "gradient_as_bucket_view": True}
+CASES = {
+    "plain": Case(None),
+    "plain, odd": Case(None, odd_rank=1),
+    "plain, clips": Case(None, clips=True),
+    "plain, micro-steps": Case(None, micro_steps=2),
+    "plain, two": Case(None, models=2),
+    "hook fits": Case(BF16),
+    "hook, free batch": Case(BF16, inputs=FREE, odd_rank=1),
+    "hook, nothing known": Case(BF16, inputs=[]),
+    "hook refused": Case(BF16, inputs=OTHERS),
+    "hook refused by one": Case(BF16, odd_rank=1),
+    "hook refused, alone": Case(BF16, inputs=OTHERS, alone=True),
+    "hook fits, alone": Case(BF16, inputs=FREE, alone=True),
+    "powersgd refused": Case({"hook": "powersgd", "powersgd_rank": 1, "powersgd_start_step": 0}, inputs=OTHERS),
+    "accumulation fits": Case(TWO),
+    "accumulation refused": Case(TWO, inputs=OTHERS),
+    "accumulation refused, clips": Case(TWO, inputs=OTHERS, clips=True),
+    "accumulation and hook refused": Case({**TWO, **BF16}, inputs=OTHERS, clips=True),
+    "deferral refused": Case({"defer_reductions": 2}, inputs=OTHERS, micro_steps=2),
+    "caps fit": Case(CAPS),
+    "caps refused": Case(CAPS, inputs=OTHERS),
+    "static refused": Case({"static_graph": True}, inputs=OTHERS),
+    "other parameters": Case(BF16, digests="0123456789abcdef"),
+    "one of two refused": Case(BF16, models=2, inputs=[*with_model(FITS, 0, 2), *with_model(OTHERS, 1, 2)]),
+    "nothing to launch, refused": Case({}, inputs=OTHERS),
+    "a later model": Case(BF16, late=True),
+}
+
+
+class Network(nn.Sequential):
+    def __init__(self, width: int = 24) -> None:
+        super().__init__(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, 4))
+
+
+def order_of(case: Case, folder: Path, name: str) -> Order:
+    digests = case.digests or "+".join(parameters_digest(Network(24 + n)) for n in range(case.models))
+    return Order(
+        configuration=case.recipe or {},
+        parameters_digest=digests,
+        inputs=case.inputs,
+        recipe="proj.train.autoddp.toml",
+        note=str(folder / f"{name}.unfit"),
+        noted="# a note\n",
+        variables={"OMP_NUM_THREADS": "1"},
+    )
+
+
+def train(case: Case, rank: int) -> dict[str, Any]:
+    torch.manual_seed(7)
+    models = [DDP(Network(24 + n)) for n in range(case.models)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
+    steps: list[list[torch.Tensor]] = []
+    if case.alone and rank == 0:
+        models[0](torch.zeros(1, FEATURES))
+    for step in range(STEPS):
+        for number, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            one_step(case, rank, step * 10 + number, model, optimizer)
+        if case.alone and rank == 0:
+            models[0](torch.zeros(1, FEATURES))
+        steps.append([p.detach().clone() for model in models for p in model.parameters()])
+    if case.late:
+        later = DDP(Network(99))
+        for step in range(2):
+            one_step(case, rank, step, later, torch.optim.SGD(later.parameters(), lr=0.1))
+    return {"steps": steps, **how_built(models)}
+
+
+def one_step(case: Case, rank: int, seed: int, model: DDP, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    for micro in range(case.micro_steps):
+        source = torch.Generator().manual_seed(1000 * seed + 10 * rank + micro)
+        inputs = torch.randn(BATCH + (case.odd_rank == rank), FEATURES, generator=source)
+        nn.functional.cross_entropy(model(inputs), inputs[:, :4].argmax(1)).backward()
+    if case.clips:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    optimizer.step()
+
+
+def how_built(models: Sequence[DDP]) -> dict[str, Any]:
+    return {
+        "views": [model.gradient_as_bucket_view for model in models],
+        "static": [model.static_graph for model in models],
+        "hooks": [len(getattr(model, "_comm_hooks", None) or []) for model in models],
+    }
+
+
+def in_a_fork(work: Callable[[], None]) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        sys.stderr.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def one_case(name: str, folder: Path, rank: int) -> None:
+    case, told = CASES[name], []
+    applying._say = lambda text: told.append(text)
+    if case.recipe is not None:
+        start_applying(order_of(case, folder, name))
+    dist.init_process_group(
+        "gloo", f"file://{folder}/store {name}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
+    )
+    found = train(case, rank)
+    torch.save({**found, "told": told}, folder / f"{name} {rank}.pt")
+    dist.barrier()
+
+
+def main() -> None:
+    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+    torch.set_num_threads(1)
+    for name in CASES:
+        in_a_fork(lambda name=name: one_case(name, folder, rank))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""A recipe made for another job: no rank trains a single step with it, all decide alike, and one line says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fitting_checks import CASES, WORLD
+from launchers import environment
+
+REFUSED = {
+    "hook refused": "plain",
+    "hook refused, alone": "plain",
+    "hook refused by one": "plain, odd",
+    "powersgd refused": "plain",
+    "accumulation refused": "plain",
+    "accumulation refused, clips": "plain, clips",
+    "accumulation and hook refused": "plain, clips",
+    "deferral refused": "plain, micro-steps",
+    "caps refused": "plain",
+    "static refused": "plain",
+    "other parameters": "plain",
+    "nothing to launch, refused": "plain",
+}
+"""Case → the training without a recipe that it must be, step by step."""
+FIT = ("hook fits", "hook fits, alone", "hook, free batch", "hook, nothing known", "accumulation fits", "caps fit")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of what each rank has left: `NAME RANK.pt`."""
+    folder = tmp_path_factory.mktemp("fitting")
+    program = [sys.executable, str(Path(__file__).with_name("fitting_checks.py")), str(folder)]
+    ranks = [
+        subprocess.Popen([*program, str(rank)], env=environment(RANK=str(rank), LOCAL_RANK=str(rank)))
+        for rank in range(WORLD)
+    ]
+    for rank in ranks:
+        rank.wait(300)
+    return folder
+
+
+def ranks(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [torch.load(folder / f"{name} {rank}.pt") for rank in range(WORLD)]
+
+
+def far(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest difference of any parameter after any step."""
+    steps = zip(one["steps"], other["steps"], strict=True)
+    return max(float((a - b).abs().max()) for mine, theirs in steps for a, b in zip(mine, theirs, strict=True))
+
+
+def note(folder: Path, name: str) -> str:
+    path = folder / f"{name}.unfit"
+    return path.read_text() if path.exists() else ""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_ranks_stay_together(folder: Path, name: str) -> None:
+    first, other = ranks(folder, name)
+    assert far(first, other) == 0
+    assert (first["views"], first["static"], first["hooks"]) == (other["views"], other["static"], other["hooks"])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_recipe_changes_no_step(folder: Path, name: str) -> None:
+    found, plain = ranks(folder, name)[0], ranks(folder, REFUSED[name])[0]
+    assert far(found, plain) < 1e-6
+    assert (found["views"], found["static"], found["hooks"]) == ([False], [False], [0])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_one_line_says_so_and_the_next_launch_knows(folder: Path, name: str) -> None:
+    (line,) = ranks(folder, name)[0]["told"]
+    assert line.startswith("warning: proj.train.autoddp.toml was made for another job (")
+    assert "runs as written, but OMP_NUM_THREADS=1 was set at its start and stays; the next launch tunes again" in line
+    assert note(folder, name).startswith("# a note\n")
+    assert note(folder, name).splitlines()[-1] in line
+
+
+@pytest.mark.parametrize("name", FIT)
+def test_a_recipe_that_fits_is_used_in_silence(folder: Path, name: str) -> None:
+    found = ranks(folder, name)[0]
+    assert found["told"] == []
+    assert not note(folder, name)
+
+
+@pytest.mark.parametrize("name", ["hook fits", "hook fits, alone", "hook, nothing known", "accumulation fits"])
+def test_what_fits_has_an_effect(folder: Path, name: str) -> None:
+    """Else the tests of what is refused would say nothing."""
+    assert far(ranks(folder, name)[0], ranks(folder, "plain")[0]) > 1e-5
+
+
+def test_arguments_that_fit_stay(folder: Path) -> None:
+    assert ranks(folder, "caps fit")[0]["views"] == [True]
+
+
+def test_the_rank_that_differs_is_named(folder: Path) -> None:
+    (line,) = ranks(folder, "hook refused by one")[0]["told"]
+    assert "(rank 1: input 0 float32[8, 16] in the recipe, float32[9, 16] here)" in line
+
+
+def test_of_two_models_one_is_refused(folder: Path) -> None:
+    found, plain = ranks(folder, "one of two refused")[0], ranks(folder, "plain, two")[0]
+    assert found["hooks"] == [1, 0]
+    (line,) = found["told"]
+    assert "this model runs as written" in line
+    first = slice(0, 4)
+    assert far({"steps": [s[4:] for s in found["steps"]]}, {"steps": [s[4:] for s in plain["steps"]]}) < 1e-6
+    assert far({"steps": [s[first] for s in found["steps"]]}, {"steps": [s[first] for s in plain["steps"]]}) > 1e-5
+
+
+def test_a_model_that_tuning_could_not_see_does_not_ask_for_another(folder: Path) -> None:
+    """Else a script that trains a second model later would be tuned again and again."""
+    (line,) = ranks(folder, "a later model")[0]["told"]
+    assert "parameter shapes and types are others" in line
+    assert "tune it with --trials 20" in line
+    assert not note(folder, "a later model")
