@@ -22,10 +22,10 @@ def script_path(torchrun: argparse.Namespace) -> Path | None:
     if not torchrun.module:
         return Path(torchrun.training_script)
     found = list(_files_of_module(torchrun.training_script, _roots(Path.cwd())))
-    if not found:
-        return None
-    *_, last = found
-    return last.with_name("__main__.py") if last.name == "__init__.py" else last
+    last = found[-1] if found else Path()
+    if last.name == "__init__.py" and last.parent.name == torchrun.training_script.rpartition(".")[2]:
+        return last.with_name("__main__.py")
+    return last if last.stem == torchrun.training_script.rpartition(".")[2] else None
 
 
 def require_script(torchrun: argparse.Namespace) -> None:
@@ -80,7 +80,8 @@ class ScriptSource:
     def _read(self, script: Path, torchrun: argparse.Namespace) -> None:
         roots = _roots(Path.cwd() if torchrun.module else script.parent)
         own_package = torchrun.training_script.partition(".")[0] if torchrun.module else ""
-        pending, seen = [script], set()
+        packages = _files_of_module(torchrun.training_script, roots) if torchrun.module else ()
+        pending, seen = [*packages, script], set()
         while pending:
             path = pending.pop()
             if path in seen:
@@ -88,7 +89,7 @@ class ScriptSource:
             seen.add(path)
             with contextlib.suppress(OSError, SyntaxError, UnicodeDecodeError), tokenize.open(path) as file:
                 text = file.read()
-                self.readable = True  # the script is the first
+                self.readable = self.readable or path == script
                 try:
                     nodes = list(ast.walk(ast.parse(text)))
                 except (SyntaxError, ValueError, RecursionError):  # another version's syntax

@@ -94,7 +94,16 @@ def test_modules(kind, tmp_path, monkeypatch):
         torchrun = argparse.Namespace(training_script=module, module=True, no_python=False)
         assert ScriptSource(torchrun).may_have("--trials")
         assert not ScriptSource(torchrun).may_have("--recipe")
+    assert script_path(argparse.Namespace(training_script="pack.nowhere", module=True)) is None
     assert script_path(argparse.Namespace(training_script="pack", module=True)) == tmp_path / "pack" / "__main__.py"
+
+
+def test_a_package_that_holds_the_parser_of_its_modules(tmp_path, monkeypatch):
+    source_of(tmp_path, {"pack/__init__.py": "add('--trials')\n", "pack/train.py": ""})
+    monkeypatch.chdir(tmp_path)
+    assert ScriptSource(argparse.Namespace(training_script="pack.train", module=True, no_python=False)).may_have(
+        "--trials"
+    )
 
 
 def test_a_module_of_pythonpath(tmp_path, monkeypatch):
