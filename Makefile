@@ -5,6 +5,7 @@
 # make traces  158 ways of writing files and seven frameworks, each at every level of isolation (25 minutes)
 # make faults  faults of every kind at every moment of a tuning job, on one host and on two, as root (an hour)
 # make endurance  200 starts with an exception, 100 killed launchers, 30 broken outputs, 50 tunings in a row (an hour)
+# tests/gpu/run.sh   what only a CUDA device can show, on a bare machine: a table, one process a check
 # make clean   remove what the two have made, the virtual environment included
 #
 # On a fresh machine both first make .venv with everything in it. Variables that may be set (make TORCH=torch demo):

@@ -108,9 +108,10 @@ def whole(*values: Any) -> Any:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment, without what launchers set or read, and with the checkout to import from."""
+    """This process's environment, without what launchers set or read, and with the checkout to import from first."""
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     own = {name: value for name, value in os.environ.items() if not _LAUNCHERS_OWN.match(name)}
-    return {**own, "PYTHONPATH": str(ROOT), **more}
+    return {**own, "PYTHONPATH": paths, **more}
 
 
 def start(

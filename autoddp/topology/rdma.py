@@ -46,6 +46,8 @@ class RdmaPort:
     numa: int | None = None
     bus: str = ""
     """PCI address, `0000:0f:00.0`."""
+    link_downed: int | None = None
+    """How often its link was lost since the counters began, which is the driver's start; None if nobody tells."""
 
     @property
     def active(self) -> bool | None:
@@ -64,6 +66,8 @@ class RdmaPort:
         found = dict(vars(self))
         found["name"], found["fw"] = found.pop("device"), found.pop("firmware")
         found["state"] = found.pop("state_as_written") or None
+        if self.link_downed is None:  # only sysfs tells it
+            del found["link_downed"]
         return found | {"active": self.active}
 
 

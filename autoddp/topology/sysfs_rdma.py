@@ -20,6 +20,7 @@ from autoddp.topology.text import number as natural
 _CLASS = "sys/class/infiniband"
 _PAGE = 4096  # no attribute of sysfs is longer
 _MOST_GIDS = 65535
+_MOST_COUNTED = 2**64 - 1
 _OF_DEVICE = ("board_id", "fw_ver", "hca_type", "node_type")
 _OF_PORT = ("link_layer", "phys_state", "rate", "state")
 _NEEDED = ("link_layer", "rate", "state")
@@ -102,6 +103,8 @@ class _Reading:
     def _port(self, folder: Path, files: dict[str, str], port: int) -> None:
         for attribute in _OF_PORT:
             self._keep(files, folder, f"ports/{port}/{attribute}", needed=attribute in _NEEDED)
+        counter = f"ports/{port}/counters/link_downed"
+        self._keep(files, folder, counter, needed=False)
         found = {attribute: files.get(f"ports/{port}/{attribute}", "") for attribute in _OF_PORT}
         known, spelled = state(found["state"]) or (None, "")
         numa, bus = number(folder / "device/numa_node"), target(folder / "device")
@@ -119,6 +122,7 @@ class _Reading:
                 transport=_transport(files.get("node_type", "")),
                 numa=numa if numa is not None and numa >= 0 else None,
                 bus=pci_address(bus) or "",
+                link_downed=natural(files.get(counter, ""), _MOST_COUNTED),
             )
         )
         self._note(self.ports[-1], found)

@@ -32,6 +32,9 @@ _OF_SOCKET = (0.50, 0.95)
 
 _USUAL_NVLINK_GBS = 25  # one way, from V100 to H100; taken where only the number of links is known
 
+_NO_GPUDIRECT = "no GPUDirect: load nvidia_peermem, or use the open kernel module for dma-buf"
+_FLAPS = 2  # times that a link is lost before it counts: one may be a switch that was restarted
+
 _CROSSING = {
     "PIX": "share a PCIe switch",
     "PXB": "are several PCIe switches apart",
@@ -171,6 +174,16 @@ def _by_rdma(node: Node, ports: list[RdmaPort]) -> Verdict:
     names = ", ".join(port.device for port in ports)
     direct = node.gpudirect is not None
     why = f"{fabric} over {names}" + (f", GPUDirect by {node.gpudirect}" if direct else "")
-    back = "" if direct else "no GPUDirect: load nvidia_peermem, or use the open kernel module for dma-buf"
+    back = "; ".join(filter(None, ["" if direct else _NO_GPUDIRECT, *map(_flapping, ports)]))
     transport = "NET/IB/GDRDMA" if direct else "NET/IB"
     return Verdict("nodes", transport, *_range(raw, _OF_RDMA if direct else _OF_RDMA_BY_HOST), why, back)
+
+
+def _flapping(port: RdmaPort) -> str:
+    """What lets a job outlast a link that comes and goes: NCCL's own patience (20, 7) is some seconds."""
+    if (port.link_downed or 0) < _FLAPS:
+        return ""
+    return (
+        f"{port.device} has lost its link {port.link_downed} times: look at its cable; meanwhile "
+        "NCCL_IB_TIMEOUT=22 and NCCL_IB_RETRY_CNT=7 let a job wait longer for it"
+    )

@@ -81,10 +81,11 @@ def main() -> None:
     """Build, train, report on rank 0."""
     args = parse_args()
     use_cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_cuda else torch.device("cpu")
+    gpus, here = torch.cuda.device_count() if use_cuda else 0, int(os.environ["LOCAL_WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus) if use_cuda else torch.device("cpu")
     if use_cuda:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if use_cuda else "gloo")
+    dist.init_process_group("nccl" if here <= gpus else "gloo")  # NCCL takes no two ranks on one GPU
     torch.manual_seed(args.seed)
     network = MODELS[args.model]().to(device)
     is_first, ranks = dist.get_rank() == 0, dist.get_world_size()

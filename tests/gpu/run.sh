@@ -1,19 +1,14 @@
 #!/usr/bin/env bash
-# Every check that needs a CUDA device, in one call: tests/gpu/run.sh [pytest's arguments]
-# PYTHON=/path/to/python picks another interpreter; autoddp need not be installed in it.
+# Every check that needs a CUDA device, in one call: tests/gpu/run.sh [words in the names of the checks to run]
+# PYTHON=/path/to/python picks another interpreter. Neither autoddp nor all that it needs have to be installed in it: what
+# is missing comes from tests/gpu/wheels (tests/gpu/wheels.sh fills that folder). Nothing is installed into it either.
+# The table at the end is also written as JSON into the folder $OUT, if that is set.
 set -eu
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python3}
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
-"$PYTHON" - <<'SHOW'
-import torch
-
-print(f"torch {torch.__version__}  CUDA {torch.version.cuda}", end="")
-if torch.cuda.is_available():
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    print(f"  NCCL {nccl}  {torch.cuda.device_count()} x {torch.cuda.get_device_name()}")
-else:
-    raise SystemExit("  no CUDA device here: nothing to check")
-SHOW
-exec "$PYTHON" -m pytest -m gpu tests -q -s "$@"
+site=$(mktemp -d)
+trap 'rm -rf "$site"' EXIT
+"$PYTHON" tests/gpu/carried.py "$site"
+export PYTHONPATH="$PWD:$site${PYTHONPATH:+:$PYTHONPATH}"
+"$PYTHON" tests/gpu/run_checks.py "$@"

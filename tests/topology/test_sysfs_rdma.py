@@ -63,6 +63,19 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"), [("3", 3), ("0", 0), ("-1", None), ("many", None), ("", None), (None, None)]
+)
+def test_how_often_a_link_was_lost(tree: Tree, text: str | None, expected: int | None) -> None:
+    tree.port("mlx5_0", "InfiniBand")
+    if text is not None:
+        tree.write("mlx5_0/ports/1/counters/link_downed", text)
+    found = read_sysfs_rdma(tree.root)
+    assert [port.link_downed for port in found.ports] == [expected]
+    assert ("link_downed" in found.ports[0].plain()) is (expected is not None)
+    assert found.missing == ()
+
+
 def test_addresses_and_their_interfaces(tree: Tree) -> None:
     tree.port("mlx5_0", "Ethernet")
     tree.gid("mlx5_0", 0, LOCAL, "IB/RoCE v1", "ens1f0")

@@ -118,3 +118,12 @@ def test_an_idle_rdma_device_is_what_holds_it_back() -> None:
 def test_no_interface_is_up() -> None:
     found = between_nodes(Node("h", nics=(replace(SLOW, up=False),)))
     assert (found.low, found.why) == (None, "no interface is up")
+
+
+@pytest.mark.parametrize(("lost", "told"), [(None, False), (0, False), (1, False), (2, True), (40, True)])
+def test_a_link_that_comes_and_goes_is_told_with_what_outlasts_it(lost: int | None, told: bool) -> None:
+    rails = (replace(RAILS[0], link_downed=lost), RAILS[1])
+    verdict = between_nodes(Node("here", gpus=(Gpu(0),), rdma=rails, gpudirect="dma-buf"))
+    assert ("NCCL_IB_TIMEOUT=22" in verdict.holds_back) is told
+    assert ("NCCL_IB_RETRY_CNT=7" in verdict.holds_back) is told
+    assert verdict.holds_back.startswith(f"mlx5_0 has lost its link {lost} times") is told

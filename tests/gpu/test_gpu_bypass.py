@@ -1,0 +1,42 @@
+"""A world of one: the memory of a model whose gradients lie in its buckets, under the bypass and without it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+JOB = """
+import json, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+if sys.argv[1] == "bypass":
+    from autoddp.worker.bypass import start_bypassing
+    start_bypassing()
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+model = DDP(nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(8))).cuda(), gradient_as_bucket_view=True)
+sgd = torch.optim.SGD(model.parameters(), lr=1e-4)
+for _ in range(30):
+    sgd.zero_grad()
+    model(torch.ones(8, 4096, device="cuda")).square().mean().backward()
+    sgd.step()
+print(json.dumps(torch.cuda.max_memory_allocated()), flush=True)
+import os
+os._exit(0)
+"""
+
+
+def peak(mode):
+    done = subprocess.run([sys.executable, "-c", JOB, mode], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_gradients_in_buckets_take_their_memory_once(gpu, figure):
+    plain, bypass = peak("plain"), peak("bypass")
+    figure("peak MiB, plain and bypass", f"{plain / 2**20:.0f} and {bypass / 2**20:.0f}")
+    assert bypass <= plain * 1.02

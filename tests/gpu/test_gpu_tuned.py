@@ -1,0 +1,80 @@
+"""autoddp as a user runs it: ranks that share the one GPU are tuned and launched, and what a recipe costs there."""
+
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from launchers import AUTODDP, ROOT, TORCHRUN, start
+
+from autoddp.knobs import Configuration
+from autoddp.recipe import load, save
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+JOB = str(Path(__file__).parent / "train_on_one_gpu.py")
+VIT = str(ROOT / "recipes" / "vit" / "train.py")
+COST = 0.005
+"""Of a step's time, which a recipe may cost."""
+
+
+def ended(launch, seconds=280):
+    try:
+        launch.process.wait(seconds)
+    finally:
+        launch.kill()
+    assert launch.returncode == 0, launch.stderr[-3000:]
+    return launch
+
+
+def study_of(launch):
+    return json.loads(next(launch.folder.glob(".autoddp/*/summary.json")).read_text())
+
+
+def test_gloo_ranks_that_share_a_gpu_are_tuned_and_launched(gpu, tmp_path, figure):
+    launch = ended(start(AUTODDP, tmp_path / "run", ["--nproc-per-node", "2", "--trials", "8", JOB]))
+    study = study_of(launch)
+    figure("measured", sum(trial["state"] == "measured" for trial in study["trials"]))
+    assert len(study["trials"]) == 8
+    assert study["job"]["devices"] == [torch.cuda.get_device_name(gpu)]
+    assert any(trial["state"] == "measured" for trial in study["trials"])
+    assert launch.stdout.count("trained") == 2
+
+
+def test_a_vision_transformer_as_a_world_of_one(gpu, tmp_path, figure):
+    pytest.importorskip("torchvision", reason="needs torchvision")
+    launch = ended(start(AUTODDP, tmp_path / "run", ["--nproc-per-node", "1", "--trials", "20", VIT, "--bf16"]))
+    figure("said", next((line for line in launch.stderr.splitlines() if "of one rank" in line), "")[:120])
+    assert "ms per step" in launch.stdout
+
+
+def test_a_vision_transformer_with_four_gloo_ranks(gpu, tmp_path, figure):
+    pytest.importorskip("torchvision", reason="needs torchvision")
+    words = ["--nproc-per-node", "4", "--trials", "20", VIT, "--batch-size", "8", "--bf16"]
+    launch = ended(start(AUTODDP, tmp_path / "run", words))
+    study = study_of(launch)
+    figure("measured", sum(trial["state"] == "measured" for trial in study["trials"]))
+    figure("launched", next((line for line in launch.stderr.splitlines() if "launching" in line), "")[:120])
+    assert "ms per step" in launch.stdout
+
+
+def step_ms(command, folder, words):
+    """Of the job's quietest block of steps."""
+    launch = ended(start(command, folder, ["--nproc-per-node", "2", *words, "--wide"]))
+    return float(launch.stdout.partition("ms per step ")[2].split()[0])
+
+
+def test_a_recipe_costs_next_to_nothing(gpu, tmp_path, figure):
+    """In turns, against the same settings written into the script."""
+    tuning = ["--nproc-per-node", "2", "--trials", "1", "--tune-only", "--recipe", "found.toml", JOB, "--wide"]
+    found = ended(start(AUTODDP, tmp_path / "tuning", tuning)).folder / "found.toml"
+    recipe = str(tmp_path / "recipe.toml")
+    save(replace(load(found), configuration=Configuration({"gradient_as_bucket_view": True}), env={}), Path(recipe))
+    ours, theirs = [], []
+    for turn in range(3):
+        ours.append(step_ms(AUTODDP, tmp_path / f"ours{turn}", ["--recipe", recipe, JOB]))
+        theirs.append(step_ms(TORCHRUN, tmp_path / f"theirs{turn}", [JOB, "--bucket-view"]))
+    cost = statistics.median(ours) / statistics.median(theirs) - 1
+    figure("cost", f"{cost:+.2%} of {statistics.median(theirs):.2f} ms")
+    assert cost <= COST
