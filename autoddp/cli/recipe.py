@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from autoddp.errors import AutoddpError, UsageError
-from autoddp.recipe import Fits, LadderEntry, Recipe, compare, load
+from autoddp.recipe import Evidence, Fits, LadderEntry, Recipe, compare, load
 from autoddp.timing import Speedup
 from autoddp.units import data_size, gradient_error, milliseconds
 
@@ -115,10 +115,16 @@ def _fits(fits: Fits) -> str:
 def _evidence(recipe: Recipe) -> str:
     found = recipe.evidence
     return (
-        f"baseline {milliseconds(found.baseline_ms_per_step / 1e3)} ms per step, headroom {found.headroom:.1%}, "
+        f"baseline {milliseconds(found.baseline_ms_per_step / 1e3)} ms per step, "
+        f"headroom {found.headroom:.1%}{_interval(found)}, "
         f"{_count(found.trials, 'trial', 'trials')}, {_count(found.final_rounds, 'final round', 'final rounds')}, "
         f"{_count(found.steps, 'step', 'steps')} measured"
     )
+
+
+def _interval(found: Evidence) -> str:
+    low, high = found.headroom_low, found.headroom_high
+    return "" if low is None or high is None else f" ({low:.1%} to {high:.1%})"
 
 
 def _ladder(ladder: Sequence[LadderEntry]) -> list[str]:

@@ -183,6 +183,8 @@ def recipe_of(outcome: Outcome, powersgd_start: int, run: str = "") -> Recipe:
             steps=outcome.steps.get("measured", 0),
             why=outcome.decision.why,
             run=run,
+            headroom_low=outcome.headroom_interval[0],
+            headroom_high=outcome.headroom_interval[1],
         ),
         ladder=tuple(
             LadderEntry(

@@ -175,6 +175,8 @@ def _evidence(table: Table) -> Evidence:
         steps=table.whole("steps", low=0),
         why=table.text("why"),
         run=table.text("run") if "run" in table.values else "",
+        headroom_low=table.share("headroom_low") if "headroom_low" in table.values else None,
+        headroom_high=table.share("headroom_high") if "headroom_high" in table.values else None,
     )
 
 

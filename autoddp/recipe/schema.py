@@ -108,10 +108,13 @@ class Evidence:
     """The decision in one sentence."""
     run: str = ""
     """Name of the run folder that holds every measurement; "" where a recipe does not say."""
+    headroom_low: float | None = None
+    """99 % interval of the headroom, from here to `headroom_high`; None in recipes of older versions."""
+    headroom_high: float | None = None
 
     def plain(self) -> dict[str, Any]:
         """JSON and TOML types only; what is absent is left out."""
-        return {name: value for name, value in asdict(self).items() if name != "run" or value}
+        return {name: value for name, value in asdict(self).items() if value is not None and value != ""}
 
 
 @dataclass(frozen=True)

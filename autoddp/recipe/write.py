@@ -39,6 +39,8 @@ _SAYS = {
     "final_rounds": "turns that each finalist took, side by side with the baseline",
     "steps": "training steps measured in all",
     "run": "the folder with every measurement, in the one that --output names; it is kept as long as this line is here",
+    "headroom_low": "99 % interval, from",
+    "headroom_high": "to",
     "speedup_low": "99 % interval, from",
     "speedup_high": "to",
     "speedup_low_over": "the lower end against the best of each milder rung, from the rounds that both ran",

@@ -22,7 +22,11 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
         "recipe": recipe,
         "job": asdict(outcome.facts),
         "baseline": _trial(outcome.baseline),
-        "headroom": {"share": outcome.headroom, "without_reduction": list(outcome.headroom_block.seconds)},
+        "headroom": {
+            "share": outcome.headroom,
+            "interval": list(outcome.headroom_interval),
+            "without_reduction": list(outcome.headroom_block.seconds),
+        },
         "trials": [_trial(record) for record in outcome.trials],
         "screened": [asdict(one) | {"promising": one.promising} for one in outcome.screened],
         "finals": {

@@ -19,6 +19,7 @@ from rich.text import Text
 from autoddp.knobs import Configuration, Rung
 from autoddp.log import UnfailingStderr
 from autoddp.study import Outcome, Screened, TrialRecord
+from autoddp.timing import Headroom
 from autoddp.units import data_size, duration, gradient_error, milliseconds
 from autoddp.wire import JobFacts
 
@@ -81,13 +82,13 @@ class Terminal:
             names = ", ".join(name for name, reason in facts.left_out.items() if reason == why)
             self._note(f"left as it is: {names} ({why})")
 
-    def baseline(self, record: TrialRecord, headroom: float) -> None:
+    def baseline(self, record: TrialRecord, headroom: Headroom) -> None:
         """What there is to win."""
         self._baseline = record.seconds
-        best = self._baseline * (1 - headroom)
+        best = self._baseline * (1 - headroom.share)
         self._line(
             f"as written {milliseconds(self._baseline)} ms per step; without any reduction {milliseconds(best)} ms: "
-            f"headroom {headroom:.0%}"
+            f"headroom {headroom}"
         )
 
     def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:

@@ -11,7 +11,7 @@ from autoddp.knobs.micro_steps import larger_batch
 from autoddp.recipe import best_allowed
 from autoddp.study.outcome import Decision, Standing
 from autoddp.study.plan import Plan
-from autoddp.timing import speedup
+from autoddp.timing import Headroom, speedup
 
 
 def ladder_of(finalists: Sequence[Standing]) -> tuple[Standing, ...]:
@@ -30,13 +30,13 @@ def _low_over(standing: Standing, other: Standing) -> float:
     return speedup(before, after).low
 
 
-def decide(ladder: Sequence[Standing], plan: Plan, headroom: float) -> Decision:
-    """What is launched of a ladder as `ladder_of` gives it, and why. `headroom`: share of the step, 0.0 to 1.0."""
+def decide(ladder: Sequence[Standing], plan: Plan, headroom: Headroom) -> Decision:
+    """What is launched of a ladder as `ladder_of` gives it, and why."""
     chosen = best_allowed(ladder, plan.allow, plan.accumulate_up_to)
     allowed = [standing for standing in ladder if plan.allows(standing.configuration)]
     if chosen is None:
         configuration = AS_WRITTEN
-        why = f"no significant gain within what you allow ({plan.allowed}): your settings stay; headroom {headroom:.0%}"
+        why = f"no significant gain within what you allow ({plan.allowed}): your settings stay; headroom {headroom}"
     else:
         configuration = chosen.configuration
         why = f"the best of what you allow ({plan.allowed}): {chosen.speedup} against your settings"

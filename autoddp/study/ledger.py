@@ -38,7 +38,8 @@ class Ledger:
         self, configuration: Configuration, warmup: int, steps: int, *, reduce: bool = True, turn: bool = True
     ) -> Block:
         """One measured block. Also what failed has cost its time."""
-        return Block(self._measured(configuration, warmup, steps, reduce, turn).seconds)
+        done = self._measured(configuration, warmup, steps, reduce, turn)
+        return Block(done.seconds, done.slowest)
 
     def compare(self, configuration: Configuration, steps: int) -> GradientError | None:
         """How far the hook of the configuration in effect is from the exact mean."""

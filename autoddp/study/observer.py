@@ -7,6 +7,7 @@ from typing import Protocol
 
 from autoddp.knobs import Rung
 from autoddp.study.outcome import Outcome, Screened, TrialRecord
+from autoddp.timing import Headroom
 from autoddp.wire import JobFacts
 
 
@@ -16,8 +17,8 @@ class Observer(Protocol):
     def ready(self, facts: JobFacts) -> None:
         """The job runs and its DDP models are known."""
 
-    def baseline(self, record: TrialRecord, headroom: float) -> None:
-        """The baseline and the headroom (0.0 to 1.0) are measured."""
+    def baseline(self, record: TrialRecord, headroom: Headroom) -> None:
+        """The baseline and the headroom are measured."""
 
     def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:
         """A trial has ended; `planned` is how many there are in all, `best` the fastest so far."""
@@ -41,7 +42,7 @@ class Silent:
     def ready(self, facts: JobFacts) -> None:
         """See `Observer`."""
 
-    def baseline(self, record: TrialRecord, headroom: float) -> None:
+    def baseline(self, record: TrialRecord, headroom: Headroom) -> None:
         """See `Observer`."""
 
     def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:

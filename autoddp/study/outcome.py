@@ -107,6 +107,7 @@ class Outcome:
     headroom: float
     """The share of the baseline's step that ends when DDP's reduction is switched off: 0.0 to 1.0."""
     headroom_block: Block
+    """Steps without reduction, each as long as on its slowest rank."""
     trials: tuple[TrialRecord, ...]
     baseline_rounds: tuple[Block, ...]
     """The baseline's blocks in the final rounds; index i stands beside every finalist's round i."""
@@ -125,6 +126,8 @@ class Outcome:
     """Run before the finals, where several of a rung could not be told apart by their trials."""
     compilations: int = 0
     """How often torch.compile was at work on rank 0."""
+    headroom_interval: tuple[float, float] = (0.0, 1.0)
+    """99 % interval of the headroom."""
 
     @property
     def drifted(self) -> bool:

@@ -72,6 +72,11 @@ class Pace:
         """How often reduction is switched off and on again for the headroom."""
         return 2 if self.slow else 4
 
+    @property
+    def most_headroom_rounds(self) -> int:
+        """Rounds at most, where it is not sure whether there is anything to win."""
+        return 3 * self.headroom_rounds
+
     def compared(self, rung: Rung) -> int:
         """Steps on which a hook is compared with the exact mean; on a slow link each costs a whole exact reduction.
 

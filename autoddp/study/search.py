@@ -20,7 +20,7 @@ from autoddp.study.pace import FEWEST_ROUNDS, FINALISTS, Pace
 from autoddp.study.plan import WORTHWHILE, Plan
 from autoddp.study.starts import RESERVED, Screen, Starts, screened
 from autoddp.study.trials import Trials
-from autoddp.timing import Block, median, speedup
+from autoddp.timing import Block, Headroom, headroom, median, speedup
 from autoddp.wire import JobFacts
 
 
@@ -41,14 +41,14 @@ class Study:
     def run(self) -> Outcome:
         """Measure and decide. TuningOver, or TrialFailed of the baseline itself, when there is nothing to decide on."""
         self._observer.ready(self._facts)
-        baseline, headroom, off = self._headroom()
-        self._observer.baseline(baseline, headroom)
+        baseline, won, off = self._headroom()
+        self._observer.baseline(baseline, won)
         self._pace = Pace(baseline.seconds)
         self._trials = Trials(self._ledger, self._facts, self._plan, self._observer, baseline)
         held = self._trials.find_computing()
         judged: list[Screened] = []
         settings: list[Mapping[str, Value]] = []
-        if headroom >= WORTHWHILE:
+        if won.high >= WORTHWHILE:
             judged, settings = self._judge_settings()
             kept = self._trials.kept_for_accumulation + (RESERVED if settings else 0)
             self._trials.run(held, self._plan.trials - kept, off.median)
@@ -63,13 +63,14 @@ class Study:
         outcome = Outcome(
             facts=self._facts,
             baseline=baseline,
-            headroom=headroom,
+            headroom=won.share,
+            headroom_interval=(won.low, won.high),
             headroom_block=off,
             trials=tuple(self._trials.records),
             baseline_rounds=tuple(rounds),
             finalists=tuple(finalists),
             ladder=ladder,
-            decision=self._decide(headroom, ladder),
+            decision=self._decide(won, ladder),
             screened=tuple(judged),
             heats=tuple(self._heats),
             steps=dict(self._ledger.steps),
@@ -79,22 +80,29 @@ class Study:
         self._observer.finished(outcome)
         return outcome
 
-    def _headroom(self) -> tuple[TrialRecord, float, Block]:
-        """The step as written, and the same with DDP's reduction off, in turn."""
+    def _headroom(self) -> tuple[TrialRecord, Headroom, Block]:
+        """The step as written, and the same with DDP's reduction off, in turn: until it is known whether to try.
+
+        The block has the steps without reduction, each as long as on its slowest rank.
+        """
         ledger = self._ledger
         ledger.phase = "baseline"
         pilot = ledger.block(AS_WRITTEN, warmup=1, steps=2)
         pace = Pace(pilot.median)
-        on, off = [], []
-        for _ in range(pace.headroom_rounds):
+        on: list[Block] = []
+        off: list[Block] = []
+        while len(on) < pace.headroom_rounds or self._is_open(headroom(on, off), len(on), pace):
             ledger.phase = "headroom"
             off.append(ledger.block(AS_WRITTEN, 1, pace.block(pilot.median), reduce=False, turn=False))
             ledger.phase = "baseline"
             on.append(ledger.block(AS_WRITTEN, 1, pace.block(pilot.median), turn=False))
         baseline = TrialRecord(0, AS_WRITTEN, "measured", tuple(on))
-        without = median([block.median for block in off])
-        headroom = max(0.0, 1 - without / baseline.seconds)
-        return baseline, headroom, Block(tuple(second for block in off for second in block.seconds))
+        return baseline, headroom(on, off), Block(tuple(second for block in off for second in block.slowest))
+
+    def _is_open(self, found: Headroom, rounds: int, pace: Pace) -> bool:
+        """Whether there is likely nothing to win, and yet it is not sure."""
+        unsure = found.share < WORTHWHILE <= found.high
+        return unsure and rounds < pace.most_headroom_rounds and self._ledger.left > rounds * pace.trial()
 
     def _judge_settings(self) -> tuple[list[Screened], list[Mapping[str, Value]]]:
         """What the communication benchmark says of the start settings, and those that are worth trials."""
@@ -194,14 +202,15 @@ class Study:
         self._heats.append(run_heat(self._ledger, self._pace, cheap, self._random))
         return self._heats[-1].ranked[:1]
 
-    def _decide(self, headroom: float, ladder: tuple[Standing, ...]) -> Decision:
-        if headroom < WORTHWHILE and not self._trials.records:
-            why = f"only {headroom:.1%} of the step could be won, so no trial was run: your settings stay"
+    def _decide(self, won: Headroom, ladder: tuple[Standing, ...]) -> Decision:
+        if won.high < WORTHWHILE and not self._trials.records:
+            surely = f"only {won.share:.1%} of the step could be won, surely no more than {won.high:.1%}"
+            why = f"{surely}, so no trial was run: your settings stay"
             return Decision(AS_WRITTEN, why)
         if self._trials.no_time and not self._trials.records:
-            why = f"there was no time for a trial: your settings stay; headroom {headroom:.0%}"
+            why = f"there was no time for a trial: your settings stay; headroom {won}"
             return Decision(AS_WRITTEN, why)
-        return decide(ladder, self._plan, headroom)
+        return decide(ladder, self._plan, won)
 
     def _standing(self, configuration: Configuration, rounds: list[Block], blocks: list[Block]) -> Standing:
         gain = speedup([b.median for b in rounds], [b.median for b in blocks])

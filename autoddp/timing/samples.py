@@ -43,6 +43,13 @@ class Block:
 
     seconds: tuple[float, ...]
     """Seconds of each step, the mean over ranks."""
+    of_slowest: tuple[float, ...] = ()
+    """Seconds that each step took on the rank that was slowest in it; empty where nobody has kept them."""
+
+    @property
+    def slowest(self) -> tuple[float, ...]:
+        """`of_slowest`, or the mean over ranks where these are not known."""
+        return self.of_slowest or self.seconds
 
     @property
     def median(self) -> float:

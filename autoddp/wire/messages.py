@@ -88,6 +88,8 @@ class BlockDone:
     """How often torch.compile was at work on rank 0, from the turn on."""
     left: float = NO_LIMIT
     """`Measure.left` of the order, which the launcher puts here."""
+    slowest: tuple[float, ...] = ()
+    """Seconds of each measured step on the rank that was slowest in it: where ranks run free, means hide a slow one."""
     inputs: tuple[str, ...] = ()
     """What the models have been called with since the start, on all ranks, see `recipe.inputs`."""
 
@@ -151,8 +153,8 @@ def decode(data: bytes) -> Message:
 def block_of(fields: dict[str, Any]) -> BlockDone:
     """A block back from its JSON types."""
     error = GradientError(**fields["error"]) if fields.get("error") else None
-    known = {**fields, "seconds": tuple(fields["seconds"]), "inputs": tuple(fields.get("inputs", ())), "error": error}
-    return BlockDone(**known)
+    lists = {name: tuple(fields.get(name, ())) for name in ("seconds", "slowest", "inputs")}
+    return BlockDone(**{**fields, **lists, "error": error})
 
 
 def _facts(fields: dict[str, Any]) -> JobFacts:

@@ -1,10 +1,10 @@
 """Is this job the one that the recipe was measured on? Asked in the real job, at each model's first training pass.
 
 The launcher compares what it knows: script, world, devices. Only the worker sees parameters and inputs. Each rank puts
-what it has found into the store of the model's process group; the group's first rank reads all and puts the one answer
-there, so that all ranks do the same. No collective is added, and nobody waits in a forward pass for a rank that may not
-come: what changes gradients waits for the answer in the first reduction, which cannot end without the others either;
-what does not is taken back at the first forward pass after that reduction.
+what it has found into the store of the model's process group, and the first to know what all have found puts the one
+answer there, so that all ranks do the same. No collective is added, and nobody waits in a forward pass for a rank that
+may not come: what changes gradients waits for the answer in the first reduction, which cannot end without the others
+either; what does not is taken back at the first forward pass after that reduction, when all have said what they found.
 """
 
 # DDP reads a hook's annotations and wants its own types there: no `from __future__ import annotations`.
@@ -29,7 +29,7 @@ from autoddp.worker.reduction import ReductionSwitch
 
 _FITS = "fits"
 _SOON = 10.0  # seconds for an answer that must be there already
-_LOOKS = 0.002  # seconds between two looks into the store
+_LOOKS, _LOOKS_LATER = 0.002, 0.05  # seconds between two looks into the store, at first and at most
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,12 @@ class Fitting:
         wanted = of_model(self._expected.inputs, digests.index(one.wrapped.digest), len(digests))
         one.mine = "; ".join(input_differences(wanted, inputs_of(args, kwargs, device_of(ddp)))) if wanted else ""
         store = store_of(ddp)
-        if store is None or ddp.process_group.size() == 1:
+        if ddp.process_group.size() == 1:
             one.answer = one.mine
+        elif store is None:
+            one.answer = ""  # ranks that cannot agree must not decide
         else:
-            store.set(f"{one.key}/{dist.get_rank(ddp.process_group)}", one.mine or _FITS)
+            _say(store, one.key, dist.get_rank(ddp.process_group), one.mine)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
         """What the module has returned: a backward pass from it may be the first that reduces."""
@@ -169,20 +171,12 @@ class Fitting:
         """The answer of all ranks. None: as long as a reduction would wait; where none comes, nothing is refused."""
         ddp = one.wrapped.ddp
         assert ddp is not None
-        group, store = ddp.process_group, store_of(ddp)
-        answer = f"{one.key}/answer"
+        store, size = store_of(ddp), ddp.process_group.size()
         limit = store.timeout.total_seconds() if seconds is None else seconds
-        if dist.get_rank(group) == 0:
-            said = [f"{one.key}/{rank}" for rank in range(group.size())]
-            found = [store.get(key).decode() for key in said] if _waited(store, said, limit) else []
-            differing = [f"rank {rank}: {why}" for rank, why in enumerate(found) if why != _FITS]
-            store.set(answer, differing[0].removeprefix("rank 0: ") if differing else _FITS)
-        # The first rank may have to wait that long for the others.
-        if not _waited(store, [answer], 2 * limit):
-            one.answer = ""
-            return
-        found_by_all = store.get(answer).decode()
-        one.answer = "" if found_by_all == _FITS else found_by_all
+        all_have_said = _waited(lambda: store.add(f"{one.key}/said", 0) >= size, limit)
+        # Whoever comes first has the last word, also for those who have waited in vain: all must do the same.
+        answer = store.compare_set(f"{one.key}/answer", "", _found(store, one.key) if all_have_said else _FITS)
+        one.answer = "" if answer.decode() == _FITS else answer.decode()
 
     def _tell(self, one: _Object) -> None:
         ddp = one.wrapped.ddp
@@ -221,11 +215,27 @@ class Fitting:
         return True
 
 
-def _waited(store: Any, keys: list[str], seconds: float) -> bool:
-    """Whether all keys are there, within that time. A blocking call would keep other threads from the store."""
-    end = time.monotonic() + seconds
-    while not store.check(keys):
+def _say(store: Any, key: str, rank: int, found: str) -> None:
+    """What a rank has found. A few keys, however many ranks there are: a store serves thousands."""
+    if found and rank == 0:
+        store.set(f"{key}/first", found)
+    elif found:
+        store.compare_set(f"{key}/other", "", f"rank {rank}: {found}")
+    store.add(f"{key}/said", 1)
+
+
+def _found(store: Any, key: str) -> str:
+    """What differs, once all have said so: on the first rank, else on the one that was the first to say it."""
+    there = next((name for name in (f"{key}/first", f"{key}/other") if store.check([name])), None)
+    return _FITS if there is None else str(store.get(there).decode())
+
+
+def _waited(is_there: Callable[[], bool], seconds: float) -> bool:
+    """Whether it comes within that time. A blocking call would keep other threads from the store."""
+    end, pause = time.monotonic() + seconds, _LOOKS
+    while not is_there():
         if time.monotonic() > end:
             return False
-        time.sleep(_LOOKS)
+        time.sleep(pause)
+        pause = min(2 * pause, _LOOKS_LATER)
     return True

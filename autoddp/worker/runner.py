@@ -142,8 +142,9 @@ class TrialRunner:
         error = self._model.gradient_error() if self._order.compare else None
         gathered = self._ranks.gather([self._laps, list(self._inputs())])
         order = self._order
-        share = self._ranks.world_size * order.at_once
-        means = tuple(sum(map(float, lap)) / share for lap in zip(*(laps for laps, _ in gathered), strict=True))
+        steps = zip(*(of_rank for of_rank, _ in gathered), strict=True)
+        laps = [[float(lap) / order.at_once for lap in of_ranks] for of_ranks in steps]
+        means = tuple(sum(of_step) / len(of_step) for of_step in laps)
         compiled = self._model.compilations - self._compiled_at_start
         done = BlockDone(
             order.index,
@@ -153,6 +154,7 @@ class TrialRunner:
             asdict(order),
             error,
             compiled,
+            slowest=tuple(map(max, laps)),
             inputs=merged(*(inputs for _, inputs in gathered)),
         )
         told = self._ranks.broadcast(done if self._ranks.rank == 0 else None)

@@ -63,10 +63,33 @@ def test_no_trial_where_nothing_can_be_won() -> None:
     assert 0.005 < outcome.headroom < 0.03
     assert (outcome.trials, outcome.finalists, outcome.ladder) == ((), (), ())
     assert outcome.decision.configuration == AS_WRITTEN
+    low, high = outcome.headroom_interval
+    assert low <= outcome.headroom <= high < 0.03
     assert outcome.decision.why == (
-        f"only {outcome.headroom:.1%} of the step could be won, so no trial was run: your settings stay"
+        f"only {outcome.headroom:.1%} of the step could be won, surely no more than {high:.1%}, so no trial was run: "
+        "your settings stay"
     )
     assert {Configuration(asked.configuration) for asked in job.asked} == {AS_WRITTEN}
+
+
+def test_a_small_headroom_that_is_not_sure_is_tried() -> None:
+    """Steps that scatter by 30 %: after a few rounds nobody knows whether there is something to win."""
+    unsure = [run(SimulatedJob(1e7, latency=0.0, copies=0.3, noise=0.3, seed=seed), trials=2) for seed in range(10)]
+    for outcome in unsure:
+        assert outcome.headroom_interval[1] > 0.03
+        assert len(outcome.trials) == 2
+        assert "only" not in outcome.decision.why
+    assert any("headroom up to " in outcome.decision.why for outcome in unsure)
+
+
+def test_rounds_are_added_only_where_they_decide() -> None:
+    """A link that is surely worth tuning costs no more steps than before; one that is likely not is looked at again."""
+    slow = job_on("slow")
+    run(slow, trials=0)
+    assert sum(not asked.reduce for asked in slow.asked) == 4
+    unsure = SimulatedJob(link_mib_per_second=1e7, latency=0.0, copies=0.3, noise=0.05)
+    run(unsure, trials=0)
+    assert 4 < sum(not asked.reduce for asked in unsure.asked) <= 12
 
 
 def test_never_slower_where_the_script_is_best_already() -> None:
