@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from autoddp.errors import AutoddpError
 from autoddp.launch import conference, elastic, gathering
 
 SPACES = {"net": 0x40000000, "uts": 0x04000000, "mnt": 0x00020000}  # CLONE_NEW… of linux/sched.h
-PATIENCE = 40  # seconds
+PATIENCE = 150  # seconds; a meeting takes 1 to 7
 UNSET = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -66,7 +67,8 @@ class Meetings:
         plan: Callable[[int], str] = lambda host: "the same",
         **planted: Sequence[Any],
     ) -> list[Host]:
-        """One launcher on each host. `planted` has, for each host, what it takes for its own version or clock."""
+        """One launcher on each host. `planted` has, for each host, what it takes for its own version or clock; a file
+        that it makes when it says a word, or one that it waits for before it comes."""
         for host in range(len(lab)):
             order = {
                 "host": host,
@@ -107,13 +109,16 @@ def meet(order: dict[str, Any]) -> Host:
 
     def tell(text: str) -> None:
         host.said.append(f"{time.monotonic() - began:.1f} s: {text}")
+        if planted.get("says"):
+            Path(planted["says"]).touch()
 
     conference.tell = elastic.tell = tell
     conference.torch_version = lambda: planted.get("torch", "2.13.0")
     conference.__version__ = planted.get("autoddp", "1.0")
     conference.time = SimpleNamespace(time=lambda: clock() + planted.get("ahead", 0.0))
     gathering._GATHERING = planted.get("gathering", gathering._GATHERING)
-    time.sleep(planted.get("late", 0.0))
+    while planted.get("after") and not Path(planted["after"]).exists():
+        time.sleep(0.05)
     torchrun = elastic.torchrun_parser().parse_args([*order["words"], "train.py"])
     try:
         _, network = conference.confer(torchrun, order["plan"], f"plan {order['plan']}")

@@ -18,6 +18,7 @@ from autoddp.launch.places import Places
 from autoddp.launch.preflight import HostFacts, compared
 
 PORT = 29500
+SHORT = "timeout=4,read_timeout=6,join_timeout=6"  # seconds, of meetings that cannot come about
 ALONE = "127.0.0.1 localhost\n::1 localhost\n"
 NAMES = {
     "loopback": [f"{ALONE}127.0.0.1 host{host}\n" for host in range(2)],
@@ -39,7 +40,7 @@ def static(lab, **more):
 
     def words(host):
         options = {"nnodes": 2, "nproc_per_node": 1, "node_rank": host, "master_addr": lab.address(0)}
-        options |= {"master_port": PORT, "rdzv_conf": "timeout=4,read_timeout=6,join_timeout=5"}
+        options |= {"master_port": PORT}
         options |= {name: value[host] if isinstance(value, list) else value for name, value in more.items()}
         options = {name: value for name, value in options.items() if value is not None}
         return [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
@@ -50,7 +51,7 @@ def static(lab, **more):
 def c10d(lab, **more):
     address = lab.address(0)
     endpoint = f"{f'[{address}]' if ':' in address else address}:{PORT}"
-    own = {"rdzv_backend": "c10d", "rdzv_endpoint": endpoint, "rdzv_id": "job", "rdzv_conf": "read_timeout=4"}
+    own = {"rdzv_backend": "c10d", "rdzv_endpoint": endpoint, "rdzv_id": "job"}
     return static(lab, **{"node_rank": None, "master_addr": None, "master_port": None, **own, **more})
 
 
@@ -60,22 +61,22 @@ NETWORKS = {
     "nccl-exactly": ({"NCCL_SOCKET_IFNAME": "=eth0"}, {"GLOO_SOCKET_IFNAME": "eth0"}),
     "nccl-without": ({"NCCL_SOCKET_IFNAME": "^docker,lo,eth1"}, {"GLOO_SOCKET_IFNAME": "eth0"}),
     "both": ({"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}, {}),
+    "nothing": ({}, {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}),
 }
 
 
 @pytest.mark.lab
 @pytest.mark.parametrize("rendezvous", [static, whole(c10d)])
+@pytest.mark.parametrize("network", ["gloo", "nccl", *map(whole, ["nccl-exactly", "nccl-without", "both", "nothing"])])
 @pytest.mark.parametrize("ipv6", [False, whole(True)], ids=["ipv4", "ipv6"])
 @pytest.mark.parametrize("names", ["loopback", *map(whole, ["nothing", "debian", "each-other", "right"])])
-def test_the_address_is_that_of_the_interface_that_the_user_has_named(lab, meetings, names, ipv6, rendezvous):
+def test_the_address_is_that_of_the_interface_that_the_user_has_named(lab, meetings, names, ipv6, network, rendezvous):
     hosts = lab(hosts=2, names=NAMES[names], ipv6=ipv6)
-    for set_, given in NETWORKS.values():
-        found = meetings.hold(hosts, rendezvous(hosts), lambda host, set_=set_: set_)
-        assert [one.error for one in found] == ["", ""]
-        assert [one.local_addr for one in found] == [hosts.address(0), hosts.address(1)]
-        assert [one.variables for one in found] == [given if names != "right" or ipv6 else {}] * 2
-    found = meetings.hold(hosts, rendezvous(hosts))
-    assert [one.local_addr for one in found] == [hosts.address(0), hosts.address(1)], found
+    set_, given = NETWORKS[network]
+    found = meetings.hold(hosts, rendezvous(hosts), lambda host: set_)
+    assert [one.error for one in found] == ["", ""]
+    assert [one.local_addr for one in found] == [hosts.address(0), hosts.address(1)]
+    assert [one.variables for one in found] == [given if names != "right" or ipv6 else {}] * 2
 
 
 @pytest.mark.lab
@@ -120,7 +121,7 @@ def block(lab, host, action, *allowed):
 
 def closed_port(lab, meetings, firewall):
     firewall(lab, 0, 22)
-    return meetings.hold(lab, static(lab), lambda _: {"GLOO_SOCKET_IFNAME": "eth0"})
+    return meetings.hold(lab, static(lab, rdzv_conf=SHORT), lambda _: {"GLOO_SOCKET_IFNAME": "eth0"})
 
 
 def closed_to_the_ranks(lab, meetings, firewall):
@@ -145,25 +146,25 @@ GLOO = "GLOO_SOCKET_IFNAME"
 FAULTS = {
     # name: (what is planted, the host that says it, what must be said: the host's name and the cause)
     "master address of nobody": (
-        with_words(master_addr="10.77.0.99"),
+        with_words(master_addr="10.77.0.99", rdzv_conf=SHORT),
         [
             r"10\.77\.0\.99:29500: .*\(host0\), but that is no address of this host",
             r"\(host1\): 10\.77\.0\.99.*for [45] s",
         ],
     ),
     "name without an address": (
-        with_words(master_addr=["10.77.0.1", "node-zero"]),
+        with_words(master_addr=["10.77.0.1", "node-zero"], rdzv_conf=SHORT),
         [
             r"1 of 2 hosts have arrived .*\(host0\)",
             r"node-zero:29500 from this host \(host1\): the name .* not resolve",
         ],
     ),
     "name of the host itself": (
-        with_words(master_addr=["10.77.0.1", "localhost"]),
+        with_words(master_addr=["10.77.0.1", "localhost"], rdzv_conf=SHORT),
         [r"1 of 2 hosts have arrived", r"\(host1\): .*127\.0\.0\.1, which is this host itself: connection refused"],
     ),
     "port where nobody listens": (
-        with_words(master_port=[PORT, PORT + 9]),
+        with_words(master_port=[PORT, PORT + 9], rdzv_conf=SHORT),
         [
             r"1 of 2 hosts have arrived",
             r"10\.77\.0\.1:29509 from this host \(host1\): 10\.77\.0\.1: connection refused",
@@ -214,9 +215,7 @@ FAULTS = {
         [r"hosts differ: plan bf16 on node 0 \(host0\); plan fp16 on node 1 \(host1\)"] * 2,
     ),
     "job ids that differ": (
-        lambda lab, meetings: meetings.hold(
-            lab, c10d(lab, rdzv_id=["a", "b"], rdzv_conf="join_timeout=4,read_timeout=4"), gathering=[1.0, 1.0]
-        ),
+        lambda lab, meetings: meetings.hold(lab, c10d(lab, rdzv_id=["a", "b"], rdzv_conf=SHORT), gathering=[1.0, 1.0]),
         [r"1 of 2 hosts have arrived .*\(host0\); under another --rdzv-id: host1 \(b\)", r"\(host1\); .*host0 \(a\)"],
     ),
 }
@@ -268,13 +267,15 @@ def test_what_torchrun_accepts_is_a_warning_on_one_host(lab, meetings):
 
 @pytest.mark.lab
 @pytest.mark.parametrize("rendezvous", [static, whole(c10d)])
-def test_a_host_that_comes_late_is_waited_for(lab, meetings, rendezvous):
-    """As long as torchrun waits, and not in silence."""
+def test_a_host_that_comes_late_is_waited_for(lab, meetings, rendezvous, tmp_path):
+    """As long as torchrun waits, and not in silence: it comes once the other one has said so."""
     hosts = lab(hosts=2)
-    found = meetings.hold(hosts, rendezvous(hosts, rdzv_conf=None), late=[4.0, 0.0])
+    said = str(tmp_path / "said")
+    found = meetings.hold(hosts, rendezvous(hosts), says=[None, f"{said}1"], after=[f"{said}1", None])
     assert [one.error for one in found] == ["", ""]
     assert any("10.77.0.1: connection refused; trying for" in line for line in found[1].said)
-    found = meetings.hold(hosts, rendezvous(hosts, rdzv_conf=None), late=[0.0, 4.0], gathering=[1.0, 1.0])
+    quick = {"gathering": [0.5, 0.5]}
+    found = meetings.hold(hosts, rendezvous(hosts), says=[f"{said}0", None], after=[None, f"{said}0"], **quick)
     assert [one.error for one in found] == ["", ""]
     assert any("1 of 2 hosts have arrived at 10.77.0.1:29500 (host0)" in line for line in found[0].said)
 
@@ -285,7 +286,7 @@ def test_two_launchers_on_one_machine_without_a_network(lab, meetings, variables
     hosts = lab(hosts=1)
     hosts.run(0, "ip", "link", "set", "eth0", "down")
     both = Twice(hosts)
-    words = static(both, master_addr="localhost", rdzv_conf=None)
+    words = static(both, master_addr="localhost")
     found = meetings.hold(both, words, lambda host: variables)
     assert [one.error for one in found] == ["", ""]
 
