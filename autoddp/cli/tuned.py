@@ -58,7 +58,7 @@ def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network
     """Run the tuning job; the plan to launch with. Whatever goes wrong, the job can still run as written."""
     folder = made.folder
     say(f"tuning {request.script}: {plan.trials} trials; logs in {folder.path}")
-    terminal = Terminal(lambda c: c.allowed_by(plan.allow, plan.accumulate_up_to), folder.log)
+    terminal = Terminal(lambda c: c.allowed_by(plan.allow, plan.accumulate_up_to), folder.log, not request.tune_only)
 
     def write(outcome: Outcome, inputs: tuple[str, ...]) -> str:
         recipe = recipe_of(outcome, start_step(request.job_steps), folder.path.name)

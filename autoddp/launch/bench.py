@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import secrets
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,6 +17,8 @@ from autoddp.bench import BenchResult, Settings, sizes
 from autoddp.errors import JobFailed, UsageError, did_you_mean
 from autoddp.launch.conference import confer
 from autoddp.launch.elastic import node_range, processes_per_node, run_own_job, torchrun_parser
+from autoddp.launch.keeper import Keeper
+from autoddp.launch.leftovers import PREFIX
 from autoddp.launch.network import Network
 from autoddp.launch.options import option_names
 from autoddp.log import tell
@@ -55,8 +59,8 @@ def parse(words: Sequence[str]) -> BenchRequest:
 
 def run_bench(request: BenchRequest) -> BenchResult:
     """Measure, in about the budget and some seconds of start-up. UsageError, or JobFailed when a rank ended early."""
-    with tempfile.TemporaryDirectory(prefix="autoddp-bench-") as scratch:
-        place = Path(scratch) / "result.json"
+    with _scratch() as scratch:
+        place = scratch / "result.json"
         request.torchrun.training_script_args = [str(place), json.dumps(asdict(request.settings))]
         paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         meeting_point, network = _confer(request)
@@ -69,6 +73,19 @@ def run_bench(request: BenchRequest) -> BenchResult:
     if "error" in plain:
         raise UsageError(f"bench: {plain['error']}")
     return BenchResult.from_plain(plain)
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A temporary folder, which goes with this process, also where that is killed."""
+    keeper = Keeper()  # before any thread is started: it forks
+    folder = Path(os.path.realpath(tempfile.gettempdir())) / f"{PREFIX}bench-{secrets.token_hex(4)}"
+    try:
+        keeper.removes([str(folder)])
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        keeper.close()
 
 
 def _confer(request: BenchRequest) -> tuple[object, Network]:

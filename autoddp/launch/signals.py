@@ -20,6 +20,8 @@ class Interrupted(SystemExit):
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
+        self.name = signal.Signals(number).name
+        """Such as SIGINT."""
 
 
 @contextlib.contextmanager
@@ -30,6 +32,7 @@ def signals_end_tuning() -> Iterator[None]:
     def ended(number: int, _: object) -> None:
         nonlocal interrupted
         if interrupted:
+            _show_the_cursor()
             os._exit(128 + number)  # the keeper ends the attempt and removes its folders
         interrupted = True
         with contextlib.suppress(RuntimeError):  # this thread was just about to write a line itself
@@ -43,3 +46,10 @@ def signals_end_tuning() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _show_the_cursor() -> None:
+    """On a terminal, where a display that waits may have hidden it."""
+    with contextlib.suppress(OSError):
+        if os.isatty(2):
+            os.write(2, b"\x1b[?25h")

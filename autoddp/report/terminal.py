@@ -48,10 +48,11 @@ class Terminal:
     """A study's `Observer`.
 
     `allows`: whether the user would have a configuration launched. `log`: a file that gets every line, and those that
-    are not about the user's job.
+    are not about the user's job. `launches`: whether the job is launched with what is found.
     """
 
-    def __init__(self, allows: Callable[[Configuration], bool], log: Path) -> None:
+    def __init__(self, allows: Callable[[Configuration], bool], log: Path, launches: bool = True) -> None:
+        self._launches = launches
         self._console = _console()
         self._allows = allows
         self._log = log
@@ -162,7 +163,8 @@ class Terminal:
                 f"this machine was noisy: your settings took {began} ms per step at the beginning, then {ended} in the "
                 "final rounds"
             )
-        self._line(f"launching {outcome.decision.configuration}: {outcome.decision.why}")
+        verb = "launching" if self._launches else "chosen:"
+        self._line(f"{verb} {outcome.decision.configuration}: {outcome.decision.why}")
 
     def _line(self, text: str) -> None:
         self._console.print(Text(f"autoddp: {text}"), soft_wrap=True)

@@ -35,6 +35,10 @@ _GUARDED = (DEFER_REDUCTIONS, ACCUMULATE_STEPS, HOOK, STATIC_GRAPH, CUDA_GRAPHS)
 _EARLY = (0, 2, 10, 100)  # steps; 0 is before the first
 _EVERY = 1000  # a look reads each parameter once, as a small part of one step does: within 0.1 % of the time
 _WAITING = 8  # looks that a rank keeps until rank 0 has come by
+_OFF = (
+    "autoddp: warning: this version of torch does not tell by which store the ranks have met, so their parameters are "
+    "not compared in this job"
+)
 _HEARD_FOR = 8  # forward passes after a look in which a rank asks whether another one has found a difference
 
 
@@ -77,6 +81,7 @@ class Guard:
         self._knobs, self._switch = knobs, switch
         self._objects: dict[Wrapped, _Object] = {}
         self._built = 0
+        self._has_said_that_it_is_off = False
         register_optimizer_step_post_hook(self._stepped)
 
     def built(self, wrapped: Wrapped) -> None:
@@ -120,6 +125,9 @@ class Guard:
         store, rank = store_of(ddp), dist.get_rank(ddp.process_group)
         if store is None:
             one.is_off = True
+            if rank == 0 and not self._has_said_that_it_is_off:
+                self._has_said_that_it_is_off = True
+                print(_OFF, file=sys.stderr, flush=True)
             return
         if asks:
             one.hears = max(0, one.hears - 1)

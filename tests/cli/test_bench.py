@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import AUTODDP, SCRIPTS, Launch, start, whole
+from launchers import AUTODDP, SCRIPTS, Launch, start, wait_for, whole
 
 from autoddp.bench import BenchResult, load_cached
 from autoddp.errors import UsageError
@@ -69,6 +70,21 @@ def test_tuning_uses_what_was_measured_in_the_same_world(ended: Launch, tmp_path
 
 def test_nothing_is_left_running(ended: Launch) -> None:
     assert ended.processes() == []
+
+
+@pytest.mark.parametrize("number", [whole(signal.SIGTERM), signal.SIGKILL])
+def test_a_bench_that_is_ended_early_leaves_no_folder(tmp_path: Path, number: signal.Signals) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    launch = start(BENCH, tmp_path / "out", [*TWO, "--budget", "100s"], {"TMPDIR": str(temporary)})
+    try:
+        wait_for(lambda: "autoddp: bench: within" in launch.stderr, "the first size")
+        assert list(temporary.glob("autoddp-bench-*"))
+        launch.process.send_signal(number)
+        launch.process.wait(60)
+        wait_for(lambda: not list(temporary.glob("autoddp-*")), "the end of the folder")
+    finally:
+        launch.kill()
 
 
 def test_the_backend_that_is_not_there(tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ def test_what_a_script_prints_fills_no_disk(tmp_path: Path) -> None:
     env = {**LONG, "PRINTS": "1"}
     launch = run(AUTODDP, folder, "stateful.py", "--trials", "1", "--tune-only", "--allow", "exact", env=env)
     assert launch.returncode == 0, launch.stderr[-2000:]
+    assert "autoddp: chosen: " in launch.stderr
+    assert "launching" not in launch.stderr
     logs = list(folder.glob(".autoddp/*/attempt*/*/*/*/stdout.log"))
     assert len(logs) >= 2
     assert all(log.stat().st_size <= 64 << 20 for log in logs)
