@@ -109,7 +109,7 @@ def output(result: Result) -> None:
         _to_the_end(result, room)
         if not _trained(room):
             result.problems.append("the job has not trained")
-        if not (room.work(0) / "early.autoddp.toml").exists():
+        if not list(room.work(0).glob("*early.autoddp.toml")):
             result.problems.append("there is no recipe")
         result.problems += room.left(within=20.0)  # `sleep` of the line above may run on
 

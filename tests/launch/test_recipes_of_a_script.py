@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from launchers import AUTODDP, SCRIPTS, start
+from torch import nn
 
 from autoddp.errors import UnfitRecipe
 from autoddp.knobs import Configuration
@@ -16,10 +17,13 @@ from autoddp.launch.options import parse
 from autoddp.launch.plan import Plan, choose
 from autoddp.launch.recipes import Note, arguments_digest, found_recipes, place_for, remove_notes, script_names
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, load, save
+from autoddp.worker.ddp import parameters_digest
 
 TWO = ["--nproc-per-node", "2"]
 VERSION = torch.__version__.split("+")[0]
 HERE = Fits(2, 1, "gloo", ("cpu",), VERSION, 4096, "0123456789abcdef", script="train.py", inputs=("0: float32[8, 16]",))
+OF_PLAIN = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+"""The model of tests/scripts/plain.py."""
 EVIDENCE = Evidence(31.0, 0.1, 20, 6, 100, "the best of what you allow")
 
 
@@ -190,7 +194,9 @@ def test_a_job_that_is_not_the_recipes_runs_as_written(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
     place = folder / "scripts.plain.autoddp.toml"
-    save(replace(recipe(script="*/scripts/plain.py"), env={"OMP_NUM_THREADS": "1"}), place)
+    of_job = {"script": "*/scripts/plain.py", "parameters_digest": parameters_digest(OF_PLAIN)}
+    made = recipe(inputs=("0: float32[64, 16]",), **of_job)
+    save(replace(made, configuration=Configuration({"hook": "bf16"}), env={"OMP_NUM_THREADS": "1"}), place)
     before = place.read_bytes()
     words = [*TWO, str(SCRIPTS / "plain.py"), "--steps", "3"]
     launch = start(AUTODDP, folder, words).wait()
@@ -198,7 +204,7 @@ def test_a_job_that_is_not_the_recipes_runs_as_written(tmp_path: Path) -> None:
     (line,) = [line for line in launch.stderr.splitlines() if "another job" in line]
     assert line == (
         "autoddp: warning: scripts.plain.autoddp.toml was made for another job "
-        "(parameter shapes and types are others): this job runs as written, "
+        "(input 0 float32[64, 16] in the recipe, float32[8, 16] here): this job runs as written, "
         "but OMP_NUM_THREADS=1 was set at its start and stays; the next launch tunes again"
     )
     assert (folder / "rank1.pt").exists()
