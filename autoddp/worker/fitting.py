@@ -87,7 +87,7 @@ class Fitting:
         if ddp is None or not self._expected.digests:
             return
         # By group and not by process: a rank may have models in groups that others have no part in.
-        group = str(ddp.process_group.group_name)
+        group = _name(ddp.process_group)
         self._built[group] = number = self._built.get(group, -1) + 1
         one = _Object(wrapped, f"autoddp/fits/{number}", self._has_fit)
         self._objects = [o for o in self._objects if o.wrapped.ddp is not None] + [one]
@@ -213,6 +213,14 @@ class Fitting:
         except OSError:
             return False
         return True
+
+
+def _name(group: dist.ProcessGroup) -> str:
+    """One that was made by hand may have none; it has no store that could be found either."""
+    try:
+        return str(group.group_name)
+    except (AttributeError, RuntimeError):
+        return ""
 
 
 def _say(store: Any, key: str, rank: int, found: str) -> None:
