@@ -7,8 +7,8 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from autoddp.launch.naming import GLOO, NCCL, absent
 from autoddp.recipe import Fits
+from autoddp.topology.naming import GLOO, NCCL, absent
 
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from autoddp.launch.naming import GLOO, NCCL
+from autoddp.topology.naming import GLOO, NCCL
 
 _LIKE = 0.1  # of the fastest; it takes half to gain, but the rate is roughly measured, and a benchmark judges
 VARIABLES = (GLOO, NCCL)

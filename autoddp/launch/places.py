@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from autoddp.launch.naming import GLOO, NCCL, absent, named
 from autoddp.topology import interfaces
+from autoddp.topology.naming import NCCL, absent, named
 
 _LOOPBACK = "lo"
 
@@ -75,11 +75,6 @@ def places_here(local_addr: str | None, has_gpus: bool, environment: Mapping[str
         by_name=sorted(_addresses_of(socket.gethostname())),
         has_gpus=has_gpus,
     )
-
-
-def preferred(variables: Mapping[str, list[str]]) -> list[str]:
-    """The named interfaces, Gloo's first: its network is TCP/IP, as that of the workers' store is."""
-    return list(dict.fromkeys(name for variable in (GLOO, NCCL) for name in variables.get(variable, ())))
 
 
 def is_loopback(name: str, address: str) -> bool:

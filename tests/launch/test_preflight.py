@@ -13,9 +13,9 @@ import pytest
 from launchers import whole
 from meeting_hosts import Meetings
 
-from autoddp.launch.naming import named
 from autoddp.launch.places import Places
 from autoddp.launch.preflight import HostFacts, compared
+from autoddp.topology.naming import named
 
 PORT = 29500
 SHORT = "timeout=4,read_timeout=6,join_timeout=6"  # seconds, of meetings that cannot come about

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from autoddp.timing import median
 from autoddp.topology import interfaces
+from autoddp.topology.naming import named, preferred
 from autoddp.worker.ranks import Ranks
 
 SIZE = 256  # bytes
@@ -29,8 +30,10 @@ def round_trip(ranks: Ranks, nodes: Sequence[Sequence[int]]) -> float | None:
         return None
     mine: float | None = None
     if ranks.rank == 0:
-        with socket.create_server((_address(), 0)) as server:
-            ranks.share(server.getsockname()[:2])
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        with socket.create_server(("", 0), family=family, dualstack_ipv6=dual) as server:
+            ranks.share([_address(), server.getsockname()[1]])
             _serve(server)
     else:
         address, port = ranks.share(None)
@@ -42,11 +45,10 @@ def round_trip(ranks: Ranks, nodes: Sequence[Sequence[int]]) -> float | None:
 
 
 def _address() -> str:
-    """Of the interface that the job's gradients take, if one is named; else what the host's name stands for."""
-    named = os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME") or ""
-    wanted = named.lstrip("=^").split(",")[0]
-    addresses = [nic.addresses[0] for nic in interfaces() if nic.name == wanted and nic.addresses]
-    return addresses[0] if addresses else socket.gethostbyname(socket.gethostname())
+    """Of the interface that the job's gradients take, if one is named; else the one by which the ranks found rank 0."""
+    addresses = {nic.name: nic.addresses[0] for nic in interfaces() if nic.addresses}
+    chosen = preferred(named(os.environ, addresses))
+    return addresses[chosen[0]] if chosen else os.environ["MASTER_ADDR"]
 
 
 def _serve(server: socket.socket) -> None:

@@ -36,6 +36,11 @@ def named(environment: Mapping[str, str], here: Iterable[str]) -> dict[str, list
     return found
 
 
+def preferred(variables: Mapping[str, list[str]]) -> list[str]:
+    """The named interfaces, Gloo's first: its network is TCP/IP, as that of the workers' store is."""
+    return list(dict.fromkeys(name for variable in (GLOO, NCCL) for name in variables.get(variable, ())))
+
+
 def _nccl_takes(value: str, name: str) -> bool:
     excludes = value.startswith("^")
     by_beginning = not value.removeprefix("^").startswith("=")
