@@ -61,11 +61,11 @@ def test_parameters_that_are_not_contiguous_are_put_together(nccl, gpu):
     patch.install()
     model = torch.nn.Linear(8, 16).to(gpu)
     model.weight = torch.nn.Parameter(torch.randn(8, 16, device=gpu).t())
-    DDP(model, device_ids=[0])
+    ddp = DDP(model, device_ids=[0])
     before = model.weight.detach().clone()
     (wrapped,) = patch.alive()
     wrapped.broadcast_state()
-    assert torch.equal(model.weight, before)
+    assert torch.equal(ddp.module.weight, before)
 
 
 def test_the_backend_of_a_group_made_without_one(gpu, figure):
