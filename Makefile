@@ -29,6 +29,7 @@ HAS = $(BIN)/python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("$
 demo: .venv/.ready
 	@mkdir -p demo && echo '*' > demo/.gitignore
 	cd demo && ../$(BIN)/autoddp --nproc-per-node 2 --trials 20 ../recipes/digits/train.py
+	@echo "demo: now on your own script: $(CURDIR)/$(BIN)/autoddp --nproc-per-node 2 --trials 20 train.py"
 
 test: .venv/.ready
 	$(BIN)/ruff check .
