@@ -104,7 +104,10 @@ def starts(launch):
             if re.match("(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)$|TORCH|OMP|PET_|MASTER_ADDR", name)
         }
         del variables["TORCHELASTIC_RUN_ID"], variables["TORCHELASTIC_ERROR_FILE"]
-        known[name] = report["argv"], report["command"], report["name"], variables
+        if "--nnodes=1:2" in launch.words:
+            del variables["MASTER_ADDR"]  # where hosts may join, plain autoddp chooses the network
+        command = [re.sub(r"(fd|handle)=\d+", r"\1=<fd>", word) for word in report["command"]]  # --run-path forks
+        known[name] = report["argv"], command, report["name"], variables
     return known
 
 
