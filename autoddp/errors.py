@@ -6,6 +6,7 @@ AutoddpError            exit code 2, printed as `autoddp: error: …`, never wit
 ├── UnfitRecipe         a sound recipe made for another job or machine
 ├── NothingReadable     an input file of which nothing could be understood
 ├── JobFailed           a job of autoddp's own ended early; exit code 1
+├── HostLost            a host that the job needs is gone before the job has begun; exit code 1
 └── NotTuned            --tune-only, and no recipe came of it; exit code 1
 
 Faults of our own are `assert`s and ordinary exceptions: they show a traceback on purpose.
@@ -45,6 +46,12 @@ class NothingReadable(AutoddpError):
 
 class JobFailed(AutoddpError):
     """A job that autoddp started for itself ended early; its processes have said more on stderr."""
+
+    exit_code = 1
+
+
+class HostLost(AutoddpError):
+    """A host that the job needs is gone, and the job has not begun."""
 
     exit_code = 1
 

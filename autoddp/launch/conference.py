@@ -86,7 +86,14 @@ class Conference:
         except (RuntimeError, ValueError) as error:
             first = next(iter(str(error).splitlines()), type(error).__name__)
             raise UsageError(f"another host has left the meeting, see its own last lines ({first})") from None
-        self.hosts = Hosts(self._store, self._rank, self._nodes)
+        self.hosts = Hosts(
+            self._store,
+            self._rank,
+            self._nodes,
+            fewest=elastic.node_range(self._torchrun)[0],
+            name=self._labels[self._rank],
+            endpoint=elastic.endpoint(self._torchrun),
+        )
         if self._rank == 0:
             for warning in warnings:
                 tell(f"warning: {warning}")
@@ -98,8 +105,9 @@ class Conference:
         self._exchange("arrived", True)  # so that all read their clocks now
         hosts = [HostFacts.of(plain) for plain in self._exchange("host", self._facts(plan, says).plain)]
         errors, warnings = compared(hosts)
+        self._labels = labels(hosts)
         found = choose(
-            self._exchange, self._rank, labels(hosts), places_here(self._torchrun.local_addr, may_have_gpus(os.environ))
+            self._exchange, self._rank, self._labels, places_here(self._torchrun.local_addr, may_have_gpus(os.environ))
         )
         return found.network, errors + found.faults, warnings + found.doubts
 

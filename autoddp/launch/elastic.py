@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import inspect
 import logging
 import os
 import signal
@@ -20,9 +21,7 @@ from autoddp.launch.gathering import Arrivals, Endpoint
 from autoddp.log import tell
 
 _FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Each start of the workers on several hosts gets a store of its own. Their launchers keep one store for all attempts,
-and there a rank may find the address under which its peer listened in the attempt before (torch 2.13). On one host each
-attempt's agent has a store of its own, as under torchrun, and scripts may use it before they make a process group."""
+"""The workers make a store of their own, and do not use their agent's."""
 AGENTS_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
 """Our own workers meet in the store before they make a process group, so it must not be one that rank 0 makes there."""
 _BOARD = timedelta(seconds=60)
@@ -146,7 +145,7 @@ def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> s
     from torch.distributed.run import config_from_args
 
     arguments = _tuning_arguments(torchrun, folder, f"tune{number}")
-    fresh = _FRESH_STORE if node_range(torchrun)[1] > 1 else {}
+    fresh = _FRESH_STORE if node_range(torchrun)[1] > 1 and _agents_share_one_store() else {}
     with _quiet_elastic(folder / "elastic.log"), environment_with(fresh):
         config, command, words = config_from_args(arguments)
         try:
@@ -155,6 +154,18 @@ def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> s
             rank, failure = error.get_first_failure()
             return f"rank {rank} ended with exit code {failure.exitcode}"
     return ""
+
+
+def _agents_share_one_store() -> bool:
+    """Whether the workers on several hosts are given the store through which the agents meet, as in older torch.
+
+    There a rank may find the address under which its peer has listened in the attempt before. In newer versions the
+    agent of each start makes a store for its workers, and tells the others its port; scripts may use that store before
+    they make a process group.
+    """
+    from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+
+    return "server_port" not in inspect.signature(RendezvousStoreInfo.build).parameters
 
 
 def run_own_job(torchrun: argparse.Namespace, name: str, more: dict[str, str]) -> str:
@@ -215,6 +226,13 @@ def _identity(torchrun: argparse.Namespace) -> str:
     """
     rank = f"{torchrun.node_rank:06}." if torchrun.rdzv_backend == "static" else ""
     return f"{rank}{socket.gethostname()}.{uuid.uuid4().hex}"
+
+
+def connection_is_lost(error: Exception) -> bool:
+    """Whether this error of a store says that its connection has broken, so that it can never be asked again."""
+    from torch.distributed import DistNetworkError
+
+    return isinstance(error, DistNetworkError | ConnectionError)
 
 
 def meet(handler: Any, torchrun: argparse.Namespace, arrivals: Arrivals | None) -> Any:

@@ -23,10 +23,12 @@ from autoddp.launch.journal import Journal
 from autoddp.launch.keeper import Attempt, Keeper
 from autoddp.launch.live_job import LiveJob
 from autoddp.launch.options import DEFAULT_TRIALS, Request
+from autoddp.launch.presence import HostsGone
 from autoddp.launch.rank_logs import LogKeeper
 from autoddp.launch.resuming import cut_off, study_begins, study_is_over
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.screening import Screening
+from autoddp.launch.signals import Interrupted
 from autoddp.launch.waiting import Waiting
 from autoddp.log import get_logger
 from autoddp.study import Observer, Outcome, Plan, Study, TrialFailed, TuningOver
@@ -93,6 +95,8 @@ class Tuning:
         """
         tuned = Tuned(why=why_not(os.environ))
         if tuned.why:
+            self.hosts.end(tuned.why)
+            self._agree_on_the_recipe(tuned, built_ddp=tuned.built_ddp)
             return tuned
         began = time.perf_counter()
         job = LiveJob(self.folder.socket, Journal(self.folder.journal), Deadline(self.request.budget, self.began))
@@ -103,9 +107,13 @@ class Tuning:
         try:
             with LogKeeper(self.folder.path / "screening"):
                 self._make_attempts(job)
-        finally:
-            # Tuning is over here, unless something was raised: then the study must know before the ranks are gone.
+        except BaseException as error:
+            # The study must know before the ranks are gone, here or on other hosts.
             job.give_up("interrupted")
+            self._leave(error)
+            raise
+        finally:
+            job.give_up("interrupted")  # without effect where tuning is over
             screening.stop()
             thread.join()
             job.close()
@@ -114,9 +122,21 @@ class Tuning:
             tuned.cut_short = job.why_over
         if job.finished is not None:
             tuned.recipe = job.finished.recipe or tuned.recipe  # the leading host's, the same everywhere
-        tuned.recipe, tuned.built_ddp = self.hosts.one_recipe(tuned.recipe, job.built_ddp, self.say)
+        self._agree_on_the_recipe(tuned, job.built_ddp)
         tuned.wall_seconds["total"] = time.perf_counter() - began
         return tuned
+
+    def _agree_on_the_recipe(self, tuned: Tuned, built_ddp: bool) -> None:
+        """All hosts launch with the same recipe, or none of them with one; HostLost where too few are left."""
+        try:
+            tuned.recipe, tuned.built_ddp = self.hosts.one_recipe(tuned.recipe, built_ddp, self.say)
+        except BaseException as error:
+            self._leave(error)
+            raise
+        self.hosts.close()
+
+    def _leave(self, error: BaseException) -> None:
+        self.hosts.leave(error.name if isinstance(error, Interrupted) else f"it failed: {error}")
 
     def _study(self, job: LiveJob, screening: Screening, tuned: Tuned, began: float) -> None:
         """The study's thread. `began`: by `time.perf_counter()`."""
@@ -153,6 +173,9 @@ class Tuning:
         number, more = 0, True
         try:
             self._isolate(self.hosts.worst(self.isolation.level, self.say), "another host has none")
+        except HostsGone as gone:
+            job.give_up(str(gone))
+            return
         except (RuntimeError, TimeoutError) as error:
             job.give_up(f"the other hosts do not answer: {error}")
             return
@@ -179,7 +202,7 @@ class Tuning:
         )
         waiting = Waiting(place / "heartbeats", self.say)
         ended_elsewhere = functools.partial(self.hosts.ended_elsewhere, number)
-        limits = _Limits(job, self.isolation, ended_elsewhere, waiting)
+        limits = _Limits(job, self.isolation, self.hosts, ended_elsewhere, waiting)
         with LogKeeper(place):
             return self.keeper.run(attempt, lambda end: job.rank_ended(end.pid, end.how), limits.exceeded)
 
@@ -249,9 +272,11 @@ class _Limits:
         self,
         job: LiveJob,
         isolation: Isolation,
+        hosts: Hosts,
         ended_elsewhere: Callable[[], str | None],
         waiting: Waiting,
     ) -> None:
+        self._hosts = hosts
         self._waiting = waiting
         self._ended_elsewhere = ended_elsewhere
         self._job = job
@@ -261,6 +286,9 @@ class _Limits:
     def exceeded(self) -> bool:
         """Asked every half second."""
         if self._job.attempt_must_end:
+            return True
+        if self._hosts.why_over:
+            self._job.give_up(self._hosts.why_over)
             return True
         elsewhere = self._ended_elsewhere()
         if elsewhere:

@@ -2,27 +2,59 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from launchers import free_port
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
+from autoddp.errors import HostLost
 from autoddp.isolation import Level
 from autoddp.launch import hosts as module
+from autoddp.launch import presence
+from autoddp.launch.gathering import Endpoint
 from autoddp.launch.hosts import Hosts, Next
+
+
+def connected(number: int, fewest: int = 0) -> list[Hosts]:
+    port = int(free_port())
+    stores: list[Any] = [TCPStore("127.0.0.1", port, None, rank == 0, wait_for_workers=False) for rank in range(number)]
+    place = Endpoint("--rdzv-endpoint", "127.0.0.1", port)
+    hosts = [
+        Hosts(PrefixStore("plan", store), rank, number, fewest=fewest, name=f"host{rank}", endpoint=place)
+        for rank, store in enumerate(stores)
+    ]
+    _to_close.extend(hosts)
+    return hosts
+
+
+_to_close: list[Hosts] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """A thread that is in torch when Python ends would end the tests with an abort."""
+    yield
+    while _to_close:
+        _to_close.pop().close()
 
 
 @pytest.fixture
 def two() -> list[Hosts]:
-    port = int(free_port())
-    stores: list[Any] = [
-        TCPStore("127.0.0.1", port, None, is_master, wait_for_workers=False) for is_master in (True, False)
-    ]
-    return [Hosts(store, rank, 2) for rank, store in enumerate(stores)]
+    return connected(2)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds become shorter."""
+    monkeypatch.setattr(presence, "_BEAT", 0.05)
+    monkeypatch.setattr(presence, "_MISSING", 2.0)
+    monkeypatch.setattr(module, "_RETURN", 1.0)
 
 
 def together(*calls: Any) -> list[Any]:
@@ -82,6 +114,7 @@ def test_a_host_that_says_nothing_ends_the_tuning_and_not_the_job(
 ) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 1.0)
     monkeypatch.setattr(module, "_SILENT", 0.2)
+    monkeypatch.setattr(module, "_READING", 0.2)
     said: list[str] = []
     found = two[0].agree(0, Next(True), said.append)
     assert found.more is False
@@ -101,6 +134,7 @@ def test_a_store_that_is_gone_ends_the_attempt() -> None:
     port = int(free_port())
     host: Any = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
     hosts = Hosts(TCPStore("127.0.0.1", port, None, False), 1, 2)
+    _to_close.append(hosts)
     assert hosts.ended_elsewhere(0) is None
     del host
     ended = threading.Event()
@@ -118,3 +152,130 @@ def test_a_store_that_is_gone_ends_the_attempt() -> None:
 def test_a_model_on_one_host_is_known_to_all(two: list[Hosts], built: bool) -> None:
     found = together((two[0].one_recipe, "", built, quiet), (two[1].one_recipe, "", False, quiet))
     assert found == [("", built)] * 2
+
+
+def until(condition: Any) -> Any:
+    began = time.monotonic()
+    while not (found := condition()):
+        assert time.monotonic() - began < 60
+        time.sleep(0.02)
+    return found
+
+
+def lost_hosts(hosts: Hosts) -> str:
+    """The error in place of a recipe."""
+    with pytest.raises(HostLost) as lost:
+        hosts.one_recipe("x", False, lambda _: None)
+    return str(lost.value)
+
+
+def gone(hosts: Hosts) -> None:
+    """As if the launcher had been killed: it says nothing more, and its store stays."""
+    hosts._presence.stop()
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_host_that_is_not_heard_of_is_named_by_all_and_ends_tuning() -> None:
+    three = connected(3)
+    together(*((host.worst, Level.OFF, quiet) for host in three))
+    assert [host.why_over for host in three] == ["", "", ""]
+    gone(three[1])
+    assert until(lambda: three[0].why_over).startswith("host1 has not been heard of for 2")
+    assert until(lambda: three[2].why_over).startswith("host1 has not been heard of for 2")
+    found = together((three[0].agree, 0, Next(True), quiet), (three[2].agree, 0, Next(True), quiet))
+    assert [one.more for one in found] == [False, False]
+    for lost in together((lost_hosts, three[0]), (lost_hosts, three[2])):
+        assert lost.startswith("host1 has not been heard of for ")
+        assert lost.endswith("; the job needs 3 hosts, and no job is started")
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_host_that_the_job_can_spare_costs_the_recipe_and_may_not_come_back() -> None:
+    three = connected(3, fewest=2)
+    together(*((host.worst, Level.OFF, quiet) for host in three))
+    gone(three[1])
+    said: list[str] = []
+    found = together((three[0].one_recipe, "x", False, said.append), (three[2].one_recipe, "x", True, said.append))
+    assert found == [("", True)] * 2
+    assert sum("the recipe is not used: host1 has not been heard of" in line for line in said) == 2
+    del three[1].__dict__["_presence"]  # it goes on, and knows nothing of this
+    assert "the other hosts had not heard of this one for too long" in lost_hosts(three[1])
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_host_that_comes_back_in_time_launches_with_the_others(
+    two: list[Hosts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RETURN", 60.0)
+    together(*((host.worst, Level.OFF, quiet) for host in two))
+    gone(two[1])
+    until(lambda: two[0].why_over)
+    del two[1].__dict__["_presence"]
+    found = together((two[0].one_recipe, "", False, quiet), (two[1].one_recipe, "", True, quiet))
+    assert found == [("", True)] * 2
+    assert until(lambda: two[1].why_over) == two[0].why_over
+
+
+@pytest.mark.parametrize("leaves", [0, 1])
+def test_a_host_that_leaves_is_missed_at_once(two: list[Hosts], leaves: int) -> None:
+    stays = two[1 - leaves]
+    together(*((host.worst, Level.OFF, quiet) for host in two))
+    began = time.monotonic()
+    leaver = threading.Thread(target=two[leaves].leave, args=("SIGINT",))
+    leaver.start()
+    assert stays.agree(0, Next(True), quiet) == Next(False, f"host{leaves} has left: SIGINT")
+    assert lost_hosts(stays) == f"host{leaves} has left: SIGINT; the job needs 2 hosts, and no job is started"
+    leaver.join()
+    assert time.monotonic() - began < 20  # nobody has waited for the half minute of a silent one
+
+
+def test_hosts_that_all_leave_at_once_wait_for_nobody(two: list[Hosts]) -> None:
+    together(*((host.worst, Level.OFF, quiet) for host in two))
+    together(*((host.leave, "SIGINT") for host in two))
+
+
+def test_a_launcher_that_was_stopped_itself_blames_nobody(two: list[Hosts], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clocks of a launcher that was stopped show a long time in which it has looked at nothing."""
+    together(*((host.worst, Level.OFF, quiet) for host in two))
+    real = time.monotonic
+    monkeypatch.setattr(presence.time, "monotonic", lambda: real() + 1000)
+    assert two[0].why_over == ""
+    assert together(*((host.agree, 0, Next(True), quiet) for host in two)) == [Next(True)] * 2
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_store_that_does_not_answer_holds_up_nobody() -> None:
+    """As on a host that was switched off: the question has been sent, and nothing comes back."""
+
+    class Silent:
+        def set_timeout(self, _: object) -> None:
+            pass
+
+        def set(self, *_: object) -> None:
+            threading.Event().wait(30)
+
+    hosts = Hosts(Silent(), 1, 2)
+    answer = hosts.agree(0, Next(True), quiet)
+    assert not answer.more
+    assert "the launcher where the hosts meet, has not answered for 2 s" in answer.why
+    assert lost_hosts(hosts).endswith("; no job is started")
+
+
+def test_a_store_that_is_gone_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """torch's own client would say it in twenty."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    host: Any = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
+    hosts = Hosts(
+        TCPStore("127.0.0.1", port, None, False), 1, 2, endpoint=Endpoint("--rdzv-endpoint", "127.0.0.1", port)
+    )
+    _to_close.append(hosts)
+    until(lambda: hosts._presence._number)
+    assert hosts.ended_elsewhere(0) is None  # the thread has come to this question: the next beat is a second away
+    assert hosts.why_over == ""
+    del host
+    assert until(lambda: hosts.why_over) == (
+        f"the launcher at 127.0.0.1:{port}, where the hosts meet, is gone (nobody listens there any more)"
+    )
+    assert lost_hosts(hosts).endswith("; no job is started")
+    assert "frame #" not in capfd.readouterr().err

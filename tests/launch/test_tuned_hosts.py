@@ -106,3 +106,30 @@ def test_hosts_that_need_each_others_files_are_tuned_under_guard(lab, tmp_path):
         assert "isolation: guard" in launch.stderr
         assert "waits in vain for" in launch.stderr
     assert list(shared.iterdir()) == []
+
+
+USES_THE_STORE = f"""
+import datetime, os, runpy, sys
+from torch.distributed import TCPStore
+
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+store = TCPStore(
+    os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=datetime.timedelta(seconds=30)
+)
+assert store.add(f"started/{{rank}}", 1) == 1, "the store of an attempt before"
+store.wait([f"started/{{other}}" for other in range(world)])
+sys.path.insert(0, {str(SCRIPTS)!r})
+sys.argv = ["planted_failure.py", "--kind", "abort"]
+runpy.run_path({str(SCRIPTS / "planted_failure.py")!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("kind", [whole("c10d"), whole("static")])
+def test_a_script_that_uses_torchruns_store_before_its_process_group(lab, kind, tmp_path):
+    """In each attempt, of which the first one is ended by an abort, and in the real job."""
+    (tmp_path / "script.py").write_text(USES_THE_STORE)
+    launches = run_on_all(lab(hosts=2), kind, tmp_path, "--trials", "3", str(tmp_path / "script.py"))
+    assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
+    for study in summaries(launches):
+        assert [trial["state"] == "failed" for trial in study["trials"]] == [True, False, False]

@@ -1,0 +1,80 @@
+"""A launcher that is killed, or told to leave, while several hosts tune: all others end soon, and say which it was."""
+
+import functools
+import signal
+import time
+
+import pytest
+from launchers import AUTODDP, SCRIPTS, start, wait_for, whole
+from test_tuned_hosts import rendezvous
+
+MOMENTS = {
+    # what the launcher of host 0 has said by then
+    "start": "isolation: ",
+    "baseline": "2 ranks on 2 nodes",
+    "trial": "trial ",
+    "finals": "final rounds: ",
+}
+
+
+def tuning(lab, kind, parent, moment):
+    """Launches on all hosts that have come to the moment."""
+    env = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TUNED_TIMES_LONGER": "1000000"}
+    launches = []
+    for host in range(len(lab)):
+        words = ["--nnodes", str(len(lab)), "--nproc-per-node", "1", *rendezvous(lab, kind, host)]
+        words += ["--trials", "3" if moment == "finals" else "1000", "--allow", "exact", str(SCRIPTS / "plain.py")]
+        popen = functools.partial(lab.popen, host)
+        launches.append(start(AUTODDP, parent / f"host{host}", words, env, popen=popen))
+    wait_for(lambda: MOMENTS[moment] in launches[0].stderr, moment)
+    return launches
+
+
+def ends_for_lack_of(launch, why):
+    """With one line that says why, exit code 1, and nothing left."""
+    assert launch.wait().returncode == 1, launch.stderr
+    (line,) = [line for line in launch.stderr.splitlines() if "autoddp: error: " in line]
+    assert why in line
+    assert line.endswith("no job is started")
+    assert "Traceback" not in launch.stderr
+    wait_for(lambda: launch.processes() == [], "the end of every process")
+    assert list(launch.folder.glob("*.toml")) == []
+    assert list(launch.folder.glob(".autoddp/*/autoddp-*")) == []
+
+
+CASES = [
+    # rendezvous, the moment, the host that is lost
+    whole("c10d", "start", 1),
+    whole("c10d", "baseline", 1),
+    ("c10d", "trial", 1),
+    whole("c10d", "finals", 1),
+    whole("c10d", "trial", 0),
+    whole("static", "start", 0),
+    whole("static", "trial", 1),
+]
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize(("kind", "moment", "lost"), CASES)
+def test_a_launcher_that_is_told_to_leave(lab, tmp_path, kind, moment, lost):
+    launches = tuning(lab(hosts=2), kind, tmp_path, moment)
+    launches[lost].process.send_signal(signal.SIGINT)
+    assert launches[lost].wait().returncode == 130
+    began = time.monotonic()
+    ends_for_lack_of(launches[1 - lost], f"(host{lost}) has left: SIGINT; the job needs 2 hosts")
+    print(f"ended {time.monotonic() - began:.1f} s after it")
+    assert launches[lost].processes() == []
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize(("kind", "moment", "lost"), [whole(*getattr(case, "values", case)) for case in CASES])
+def test_a_launcher_that_is_killed(lab, tmp_path, kind, moment, lost):
+    hosts = lab(hosts=2)
+    launches = tuning(hosts, kind, tmp_path, moment)
+    launches[lost].process.kill()
+    began = time.monotonic()
+    # the one that hosts the store is missed at once
+    where = f"the launcher at {hosts.address(0)}:29411, where the hosts meet, is gone"
+    ends_for_lack_of(launches[1 - lost], "(host1) has not been heard of for" if lost else where)
+    print(f"ended {time.monotonic() - began:.1f} s after it")
+    wait_for(lambda: launches[lost].processes() == [], "what the killed launcher has left")
