@@ -36,6 +36,11 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return fake
 
 
+def model_with(*parameters: Any) -> Any:
+    """As much of a `Wrapped` as a turn without effects looks at."""
+    return SimpleNamespace(parameters=list(parameters), leave_out_samples=lambda: None)
+
+
 def test_steps_are_timed_on_the_models_device(cuda: FakeCuda) -> None:
     watch = stopwatch_for(SECOND)
     assert isinstance(watch, CudaStopwatch)
@@ -56,7 +61,7 @@ def test_a_cpus_steps_need_no_device(cuda: FakeCuda) -> None:
 
 def test_a_turn_waits_for_the_devices_of_all_models(cuda: FakeCuda) -> None:
     cpu, second = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(device=SECOND)
-    models = [SimpleNamespace(parameters=[cpu]), SimpleNamespace(parameters=[second, second])]
+    models = [model_with(cpu), model_with(second, second)]
     patch: Any = SimpleNamespace(alive=lambda: models)
     LiveDdp(patch, None, (), None).synchronize()  # type: ignore[arg-type]
     assert cuda.waited == [1]
@@ -96,7 +101,7 @@ def test_spare_memory_is_given_back_where_the_device_is_nearly_full(
     given: list[int] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 100), raising=False)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append(cuda.current))
-    models = [SimpleNamespace(parameters=[SimpleNamespace(device=SECOND)])]
+    models = [model_with(SimpleNamespace(device=SECOND))]
     patch: Any = SimpleNamespace(alive=lambda: models)
     LiveDdp(patch, None, (), None).turn(AS_WRITTEN)  # type: ignore[arg-type]
     assert given == [1] * given_back
