@@ -3,7 +3,7 @@
 # make test-whole  the same with the long matrices whole, of which `make test` runs a sample (half an hour)
 # make fuzz    a long run of the fuzz tests, 100,000 inputs
 # make traces  158 ways of writing files and seven frameworks, each at every level of isolation (25 minutes)
-# make faults  faults of every kind at every moment of a tuning job, on one host and on two, as root (an hour)
+# make faults  faults of every kind at every moment of a tuning job, on one host and on two, as root (two hours)
 # make endurance  200 starts with an exception, 100 killed launchers, 30 broken outputs, 50 tunings in a row (an hour)
 # tests/gpu/run.sh   what only a CUDA device can show, on a bare machine: a table, one process a check
 # make clean   remove what the two have made, the virtual environment included
@@ -61,7 +61,7 @@ traces: .venv/.ready
 	$(BIN)/python tests/traces/run_all.py --json traces.json
 
 faults: .venv/.ready
-	$(BIN)/python tests/faults/matrix.py --json faults.json
+	$(BIN)/python tests/faults/matrix.py --at-once 2 --results faults.jsonl
 
 endurance: .venv/.ready
 	$(BIN)/python tests/faults/endurance.py --at-once 2 --results endurance.jsonl

@@ -143,6 +143,7 @@ def _overlay(request: Request, folder: RunFolder, keeper: Keeper) -> tuple[Isola
     why = "no local disk can hold the upper layer (container file systems, tmpfs and network disks cannot)"
     for parent in _places(folder):
         layers = folder.private(parent)
+        keeper.removes([str(layers)])  # before it is tried, which takes a while: the launcher may be killed meanwhile
         shelter = Shelter(
             Level.OVERLAY,
             Layers(str(layers / "try"), str(layers / "kept")),
@@ -151,7 +152,6 @@ def _overlay(request: Request, folder: RunFolder, keeper: Keeper) -> tuple[Isola
         )
         why = keeper.why_no_overlay(shelter)
         if not why:
-            keeper.removes([str(layers)])
             limit = (request.scratch_limit or _ALLOWED).bytes_of(_free(layers))
             return Isolation(Level.OVERLAY, limit=limit, _folder=folder, _layers=layers, _important=important), ""
     return None, why

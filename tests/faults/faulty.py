@@ -1,6 +1,8 @@
 """A training script in which a signal sets off a fault: SIGUSR1 the one that FAULT names, in the step that follows.
 
-In the real job nothing is set off. The parameters of each rank are left in OUT.
+"stuck in import" needs no signal: rank 1 comes no further than its imports. "illegal" needs none either: the script
+does what DDP refuses where gradients are views into its buckets. In the real job nothing is set off. The parameters of
+each rank are left in OUT.
 """
 
 import os
@@ -9,17 +11,31 @@ import sys
 import time
 from pathlib import Path
 
+FAULT = os.environ.get("FAULT", "")
+TUNING = "AUTODDP_TUNING" in os.environ
+set_off: list[str] = []
+signal.signal(signal.SIGUSR1, lambda *_: set_off.append(FAULT))  # before the imports, which take seconds
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-import torch
-from common import batches, finish, loss, network, optimizer, start, stop
-from torch.nn.parallel import DistributedDataParallel as DDP
+if FAULT == "stuck in import" and TUNING and os.environ["RANK"] == "1":
+    import sleeping  # noqa: F401
 
-set_off: list[str] = []
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from common import batches, finish, loss, network, optimizer, start, stop  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: E402
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 
-def note(*_: object) -> None:
-    set_off.append(os.environ.get("FAULT", ""))
+class NeverRead(Dataset[int]):
+    """Data that its reader waits for in vain."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        while True:
+            time.sleep(60)
 
 
 def fault() -> float:
@@ -31,16 +47,16 @@ def fault() -> float:
         os.abort()
     if kind == "memory":
         kept = []
-        while True:  # until the kernel ends it
-            kept.append(bytearray(os.urandom(1 << 20) * 16))
-    if kind == "stuck":
-        while True:
-            time.sleep(60)
+        while True:  # until there is no more
+            kept.append(torch.ones(1 << 22))
+    if kind == "stuck in a collective":
+        dist.recv(torch.zeros(1), src=0)  # which rank 0 never sends
+    if kind == "stuck in data loading":
+        next(iter(DataLoader(NeverRead(), num_workers=1)))
     return float("nan") if kind == "nan" else 1.0
 
 
 def main() -> None:
-    signal.signal(signal.SIGUSR1, note)
     rank = start()
     fault()
     model = DDP(network())
@@ -49,8 +65,11 @@ def main() -> None:
         factor = fault()
         sgd.zero_grad()
         (loss(model(inputs), targets) * torch.tensor(factor)).backward()
+        if FAULT == "illegal":
+            for parameter in model.parameters():
+                parameter.grad.detach_()
         sgd.step()
-        if "AUTODDP_TUNING" in os.environ:
+        if TUNING:
             time.sleep(0.004)  # long enough for a fault to meet each moment
     finish(model)
 
