@@ -46,13 +46,12 @@ def prepare(words: Sequence[str]) -> Job | None:
     require_script(request.torchrun)
     for line in request.says:
         tell(line)
+    ranks = ""
     if not request.ranks_given:
-        says = idle_gpus() if request.trials == 0 else set_ranks(request.torchrun)
-        if says:
-            tell(says)
-    plan = choose(request)
-    if plan.says:
-        tell(plan.says)
+        ranks = idle_gpus() if request.trials == 0 else set_ranks(request.torchrun)
+    plan = choose(request)  # where this is an error, nothing has been said before it
+    for line in filter(None, (ranks, plan.says)):
+        tell(line)
     if request.dry_run:
         _show(request, plan)
         return None

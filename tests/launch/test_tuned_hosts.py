@@ -78,6 +78,7 @@ def test_a_crash_on_one_host_costs_only_its_trial(lab, tmp_path):
 
 
 @pytest.mark.lab
+@pytest.mark.whole
 def test_hosts_with_different_recipes_start_nothing(lab, tmp_path):
     hosts = lab(hosts=2)
     run_on_all(hosts, "c10d", tmp_path, "--trials", "1", "--tune-only", PLAIN)
@@ -92,6 +93,7 @@ def test_hosts_with_different_recipes_start_nothing(lab, tmp_path):
 
 
 @pytest.mark.lab
+@pytest.mark.whole
 def test_hosts_that_need_each_others_files_are_tuned_under_guard(lab, tmp_path):
     """Under the overlay no host sees what another one writes; under guard all write in one folder."""
     shared = tmp_path / "shared"

@@ -73,6 +73,7 @@ def test_the_same_parameters_as_no_sync_by_hand(trained, command):
         assert torch.allclose(value, deferred[0][name], rtol=1e-3, atol=1e-5), name
 
 
+@pytest.mark.whole
 def test_a_script_with_no_sync_is_left_as_it_is(tmp_path):
     words = [*TWO, "--trials", "3", "--tune-only", MICRO, "--by-hand", "--batches", "100"]
     launch = start(AUTODDP, tmp_path / "out", words, {"TUNED_TIMES_LONGER": "20"}).wait()

@@ -19,7 +19,7 @@ TUNED = [
     whole("bind_name.py --how all"),
     whole("positional.py"),
     whole("subclass.py"),
-    "two_models.py",
+    whole("two_models.py"),
     "no_sync.py",
     whole("toggle_sync.py"),
     whole("grad_scaler.py"),
