@@ -111,9 +111,8 @@ def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network
 
 def _close(request: Request, outcome: Outcome, place: Path) -> None:
     """The last lines before the job's own: what was won and why, and what to do with it."""
-    won = what_was_won(outcome)
-    if won:
-        say(won)
+    for line in what_was_won(outcome):
+        say(line)
     torchrun = request.torchrun
     words = ["--nproc-per-node", str(torchrun.nproc_per_node), *(["-m"] if torchrun.module else []), request.script]
     same_job = [*words, *torchrun.training_script_args] if node_range(torchrun)[1] == 1 else []

@@ -183,7 +183,7 @@ def own_parser() -> argparse.ArgumentParser:
     add("--fresh", action="store_true", help="begin a new study, also where one of the same job was cut off")
     add("--no-orphans", action="store_true", help="end all that the job has started as soon as the launcher has gone")
     add("--dry-run", action="store_true", help="print what would be run")
-    add("--force", action="store_true", help="launch a recipe that was made for another machine")
+    add("--force", action="store_true", help="launch a recipe made for another machine or other inputs")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The last two lines of a study: what was won and why, and the command to try next."""
+"""The last lines of a study: what was won and why, and the command to try next."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from autoddp.knobs import Configuration
 from autoddp.knobs.configuration import BY_NAME
 from autoddp.study import Outcome
 from autoddp.units import milliseconds
 
 
-def what_was_won(outcome: Outcome) -> str:
-    """One sentence with what each setting that is launched does; "" where the settings stay as they are."""
+def what_was_won(outcome: Outcome) -> list[str]:
+    """One line with the gain, then one for each setting that is launched; none where the settings stay as they are."""
     launched = outcome.decision.configuration
     standing = next((one for one in outcome.ladder if one.configuration == launched), None)
     if not launched or standing is None:
-        return ""
+        return []
     before, after = milliseconds(outcome.baseline_seconds), milliseconds(standing.seconds)
-    return f"won: a step takes {after} ms in place of {before} (×{standing.speedup.ratio:.2f}), by {_reasons(launched)}"
+    gain = f"won: a step takes {after} ms in place of {before} (×{standing.speedup.ratio:.2f}), because of"
+    settings = launched.plain().items()
+    return [gain, *(f"  {name}={json.dumps(value)}: {BY_NAME[name].says}" for name, value in settings)]
 
 
 def try_next(outcome: Outcome, recipe: str, same_job: Sequence[str]) -> str:
@@ -34,9 +35,3 @@ def try_next(outcome: Outcome, recipe: str, same_job: Sequence[str]) -> str:
     if not same_job:
         return f"try next: the same commands with {shlex.join(options)}   # {rung.changes}"
     return f"try next: {shlex.join(['autoddp', *options, *same_job])}   # {rung.changes}"
-
-
-def _reasons(configuration: Configuration) -> str:
-    """Each setting with what it does."""
-    settings = configuration.plain().items()
-    return "; ".join(f"{name}={json.dumps(value)} ({BY_NAME[name].says})" for name, value in settings)

@@ -1,10 +1,12 @@
 """Is this job the one that the recipe was measured on? Asked in the real job, at each model's first training pass.
 
-The launcher compares what it knows: script, world, devices. Only the worker sees parameters and inputs. Each rank puts
-what it has found into the store of the model's process group, and the first to know what all have found puts the one
-answer there, so that all ranks do the same. No collective is added, and nobody waits in a forward pass for a rank that
-may not come: what changes gradients waits for the answer in the first reduction, which cannot end without the others
-either; what does not is taken back at the first forward pass after that reduction, when all have said what they found.
+The launcher compares script, world and devices. Parameters and inputs are seen by the workers alone. Each rank puts its
+answer into the store of the model's process group. The first rank that finds all answers there decides, and puts the
+decision into the store too, so that all ranks do the same. No collective is added.
+
+No forward pass waits, since another rank may never run one. Settings that change gradients wait for the decision in the
+first reduction, which needs all ranks anyway. Settings that do not change gradients are used for one step, and are taken
+back at the next forward pass if the job is another one.
 """
 
 # DDP reads a hook's annotations and wants its own types there: no `from __future__ import annotations`.

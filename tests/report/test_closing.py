@@ -23,17 +23,16 @@ def outcome(configuration: Configuration, further: Rung | None = None) -> Simple
     return SimpleNamespace(ladder=ladder, decision=Decision(configuration, "", further), baseline_seconds=0.0181)
 
 
-def test_what_was_won_is_one_sentence_with_the_reason() -> None:
-    said = what_was_won(outcome(Configuration({"defer_reductions": 6, "bucket_cap_mb_list": [5.0, 1.0]})))
-    assert said.startswith(
-        "won: a step takes 10.1 ms in place of 18.1 (×1.79), by bucket_cap_mb_list=[5.0, 1.0] (MiB of"
-    )
-    assert "; defer_reductions=6 (backward passes of a step, of which only the last one reduces" in said
-    assert "\n" not in said
+def test_what_was_won_and_what_each_setting_does() -> None:
+    gain, *settings = what_was_won(outcome(Configuration({"defer_reductions": 6, "bucket_cap_mb_list": [5.0, 1.0]})))
+    assert gain == "won: a step takes 10.1 ms in place of 18.1 (×1.79), because of"
+    assert len(settings) == 2
+    assert settings[0].startswith("  bucket_cap_mb_list=[5.0, 1.0]: MiB of each bucket")
+    assert settings[1].startswith("  defer_reductions=6: backward passes of a step, of which only the last one reduces")
 
 
-def test_nothing_won_is_no_sentence() -> None:
-    assert what_was_won(outcome(AS_WRITTEN)) == ""
+def test_nothing_won_is_no_line() -> None:
+    assert what_was_won(outcome(AS_WRITTEN)) == []
 
 
 @pytest.mark.parametrize("words", [["--nproc-per-node", "2", "a b/train.py", "--lr", "3"], ["-m", "package.train"]])
