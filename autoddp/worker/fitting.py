@@ -5,7 +5,7 @@ answer into the store of the model's process group. The first rank that finds al
 decision into the store too, so that all ranks do the same. No collective is added.
 
 No forward pass waits, since another rank may never run one. Settings that change gradients wait for the decision in the
-first reduction, which needs all ranks anyway. Settings that do not change gradients are used for one step, and are taken
+first reduction, which needs all ranks anyway. Settings that do not change gradients are used for one step, then taken
 back at the next forward pass if the job is another one.
 """
 
