@@ -50,7 +50,7 @@ def prepare(words: Sequence[str]) -> Job | None:
     if not request.ranks_given:
         ranks = idle_gpus() if request.trials == 0 else set_ranks(request.torchrun)
     plan = choose(request)  # where this is an error, nothing has been said before it
-    for line in filter(None, (ranks, plan.says)):
+    for line in filter(None, (ranks, plan.says, request.elsewhere if plan.tune else "")):
         tell(line)
     if request.dry_run:
         _show(request, plan)
@@ -100,13 +100,16 @@ def _variables(request: Request, plan: Plan, network: Network) -> dict[str, str]
     if plan.recipe is None:
         return {}
     variables = _not_set_here(_reachable(plan.variables, network))
-    note = Note(plan.path.absolute()) if plan.notes and plan.path is not None else None
+    note = Note(plan.path, request) if plan.notes and plan.path is not None else None
+    if note:
+        with contextlib.suppress(OSError):  # then nothing is noted
+            request.folders.make()
     order = Order(
         configuration=plan.configuration.without_variables.plain(),
         parameters_digest=plan.recipe.fits.parameters_digest,
         inputs=[] if request.force else list(plan.recipe.fits.inputs),
         recipe=str(plan.path or request.recipe_path),
-        note=str(note.path) if note else "",
+        note=str(note.path.absolute()) if note else "",
         noted=note.begins(request) if note else "",
         variables=variables,
         watch=watch_plan(request, plan.recipe, plan.configuration),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,6 +26,7 @@ from autoddp.launch.ranks import set_one
 from autoddp.launch.recipes import arguments_digest, place_for, remove_notes, script_names
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.tune import Preparation, Tuned, Tuning
+from autoddp.launch.usual_folders import OUTPUT, elsewhere
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse, require_replaceable, save
 from autoddp.report import Terminal, say, summary, try_next, warn, what_was_won, write_summary
 from autoddp.study import Outcome
@@ -37,12 +38,18 @@ from autoddp.version import __version__
 def prepared(request: Request) -> Iterator[Preparation]:
     """What tuning needs: made before any thread is started, because it forks, and removed whatever happens."""
     # The recipe must take a file after minutes of tuning: its folder is looked at before them.
+    if request.recipe is None:
+        try:
+            request.folders.make()
+        except OSError as error:
+            place = request.folders.recipes
+            raise UsageError(f"{place}: cannot be written ({error.strerror}); name a file with --recipe") from None
     parent = request.recipe_path.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UsageError(f"--recipe {request.recipe_path}: its folder cannot be written; name another file")
     require_replaceable(Path(os.path.realpath(request.recipe_path)))
     places = (Path("/tmp"), Path("/var/tmp"))
-    folder = RunFolder(request.output, keep_runs=request.keep_runs, recipe=request.recipe_path, places=places)
+    folder = _run_folder(request, places)
     for line in folder.says:
         say(line)
     keeper = Keeper()
@@ -52,6 +59,17 @@ def prepared(request: Request) -> Iterator[Preparation]:
     finally:
         keeper.close()
         folder.clean()
+
+
+def _run_folder(request: Request, places: Sequence[Path]) -> RunFolder:
+    try:
+        return RunFolder(request.output, keep_runs=request.keep_runs, recipe=request.recipe_path, places=places)
+    except UsageError as error:
+        other = elsewhere() if request.output == OUTPUT else None
+        if other is None:
+            raise
+        say(f"{error}; this run's goes to {other.output}")
+        return RunFolder(other.output, keep_runs=request.keep_runs, recipe=request.recipe_path, places=places)
 
 
 def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network, hosts: Hosts) -> Plan:
@@ -103,7 +121,7 @@ def tuned_plan(request: Request, plan: Plan, made: Preparation, network: Network
         return plan
     if tuned.cut_short:
         say(f"tuning ended early, with what was known: {tuned.cut_short}")
-    _write(request, folder, tuned, place)
+    place = _write(request, folder, tuned, place)
     if tuned.outcome is not None:
         _close(request, tuned.outcome, place)
     return replace(plan, recipe=parse(tuned.recipe, place), path=place)
@@ -119,14 +137,15 @@ def _close(request: Request, outcome: Outcome, place: Path) -> None:
     say(try_next(outcome, str(place), same_job))
 
 
-def _write(request: Request, folder: RunFolder, tuned: Tuned, place: Path) -> None:
+def _write(request: Request, folder: RunFolder, tuned: Tuned, place: Path) -> Path:
+    """Save the recipe; where it stands, or should."""
     try:
-        kept = save(tuned.recipe, place, previous=folder.previous_recipe)
-    except AutoddpError as error:
+        place, kept = _saved(tuned.recipe, place, folder.previous_recipe)
+    except (AutoddpError, OSError) as error:
         if request.tune_only:
             raise NotTuned(f"the recipe could not be saved: {error}") from None
         say(f"warning: the recipe is used, but could not be saved: {error}")
-        return
+        return place
     remove_notes(request)
     say(f"recipe written: {place}" + (f" (the older one is kept as {kept})" if kept else ""))
     recipe = parse(tuned.recipe, place)
@@ -137,6 +156,20 @@ def _write(request: Request, folder: RunFolder, tuned: Tuned, place: Path) -> No
             f"PowerSGD begins after {start} exact reductions (powersgd_start_step in the recipe), and keeps the error "
             f"that it feeds back: {memory} of memory on each rank"
         )
+    return place
+
+
+def _saved(recipe: str, place: Path, previous: Path) -> tuple[Path, Path | None]:
+    """Where the recipe stands, and where the one that stood there does. The current folder may be on a full disk."""
+    try:
+        return place, save(recipe, place, previous=previous)
+    except AutoddpError as error:
+        other = elsewhere() if place.parent == Path() else None
+        if other is None:
+            raise
+        say(f"warning: {error}; this one goes to {other.recipes}")
+        other.make()
+        return other.recipes / place.name, save(recipe, other.recipes / place.name, previous=previous)
 
 
 def _explicit(configuration: Configuration, start: int) -> Configuration:

@@ -21,6 +21,7 @@ from autoddp.launch.keeper import Keeper
 from autoddp.launch.leftovers import PREFIX
 from autoddp.launch.network import Network
 from autoddp.launch.options import option_names
+from autoddp.launch.usual_folders import usual_folders
 from autoddp.log import tell
 from autoddp.units import byte_count, seconds
 
@@ -54,7 +55,7 @@ def parse(words: Sequence[str]) -> BenchRequest:
         raise UsageError("bench: --no-python and --run-path are for scripts, and bench has its own: leave them out")
     _require_two(torchrun)
     settings = Settings(own.budget, own.max_size, own.factor, own.backend or "")
-    return BenchRequest(torchrun, settings, own.json, own.svg, own.output)
+    return BenchRequest(torchrun, settings, own.json, own.svg, own.output or usual_folders().output)
 
 
 def run_bench(request: BenchRequest) -> BenchResult:
@@ -121,9 +122,7 @@ def own_parser() -> argparse.ArgumentParser:
     add("--backend", choices=("gloo", "nccl"), help="nccl where every rank has a GPU, else gloo on the CPU")
     add("--json", action="store_true", help="print one JSON document instead of tables")
     add("--svg", type=Path, metavar="FILE", help="also draw bandwidth over size into this file")
-    add(
-        "--output", type=Path, default=Path(".autoddp"), metavar="DIR", help="keeps the result in DIR/bench (.autoddp/)"
-    )
+    add("--output", type=Path, metavar="DIR", help="keeps the result in DIR/bench (.autoddp/)")
     return parser
 
 

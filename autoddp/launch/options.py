@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +14,7 @@ from autoddp.isolation import Level
 from autoddp.knobs import GRADIENT_RUNGS, LIMITS, Rung
 from autoddp.launch.elastic import torchrun_parser
 from autoddp.launch.ownership import divide
+from autoddp.launch.usual_folders import OUTPUT, Folders, usual_folders
 from autoddp.units import Allowance, seconds
 
 DEFAULT_TRIALS = 20
@@ -74,7 +75,9 @@ class Request:
     """Reductions between two looks at a near or lossy hook in the real job; 0: none, None: as its cost allows."""
     tune_only: bool = False
     seed: int = 0
-    output: Path = Path(".autoddp")
+    output: Path = OUTPUT
+    folders: Folders = field(default_factory=Folders)
+    """Where files go that the user has not named."""
     keep_runs: int = 20
     """Run folders that stay in `output`, this run's own counted."""
     isolation: Level | None = None
@@ -97,22 +100,37 @@ class Request:
 
     @property
     def recipe_path(self) -> Path:
-        """Where the recipe is, or will be: as given, or in the current folder, named after the script and its folder.
+        """Where the recipe will be: as given, or in the folder for recipes, which is the current one if it takes files.
 
         See `launch.recipes` for the names of further recipes of the script.
         """
-        if self.recipe is not None or self.torchrun.module:
-            return self.recipe or self.older_recipe_path
+        return self.recipe or self.folders.recipes / self.recipe_name
+
+    @property
+    def recipe_name(self) -> str:
+        """After the script and its folder."""
+        if self.torchrun.module:
+            return self.older_recipe_name
         folder = "" if self._is_program else Path(os.path.abspath(self.script)).parent.name
         named = f"{folder}.{Path(self.script).stem}" if folder else Path(self.script).stem
         # A name of a file has 255 bytes at most.
-        return Path(f"{named}.autoddp.toml") if len(os.fsencode(named)) <= _LONGEST_NAME else self.older_recipe_path
+        return f"{named}.autoddp.toml" if len(os.fsencode(named)) <= _LONGEST_NAME else self.older_recipe_name
 
     @property
-    def older_recipe_path(self) -> Path:
+    def older_recipe_name(self) -> str:
         """What earlier versions called it, after the script alone."""
         stem = self.script.replace("/", ".") if self.torchrun.module else Path(self.script).stem
-        return Path(f"{stem}.autoddp.toml")
+        return f"{stem}.autoddp.toml"
+
+    @property
+    def elsewhere(self) -> str:
+        """What goes elsewhere, because the current folder takes no files; "" if nothing does."""
+        says = []
+        if self.output == self.folders.output != OUTPUT:
+            says.append(f"run folders go to {self.output} (--output names another place)")
+        if self.recipe is None and self.folders.recipes != Path():
+            says.append(f"the recipe goes to {self.folders.recipes} (--recipe names another file)")
+        return f"the current folder takes no files: {'; '.join(says)}" if says else ""
 
     @property
     def _is_program(self) -> bool:
@@ -165,7 +183,6 @@ def own_parser() -> argparse.ArgumentParser:
     add(
         "--output",
         type=Path,
-        default=Path(".autoddp"),
         metavar="DIR",
         help="folder for logs and summary.json (.autoddp/)",
     )
@@ -235,11 +252,17 @@ def parse(argv: Sequence[str]) -> Request:
     ranks_given = understood.nproc_per_node is not None
     if not ranks_given:
         understood.nproc_per_node = torchrun_parser().get_default("nproc_per_node")
+    folders = usual_folders()
     return Request(
         torchrun=understood,
         ranks_given=ranks_given,
         says=tuple(words.says),
-        **{**vars(found), "allow": Rung(found.allow) if found.allow else None},
+        folders=folders,
+        **{
+            **vars(found),
+            "allow": Rung(found.allow) if found.allow else None,
+            "output": found.output or folders.output,
+        },
     )
 
 

@@ -228,7 +228,7 @@ def _with_found_recipe(request: Request, plan: Plan, known: dict[str, object], p
     if not usable:
         return replace(plan, says=f"{'; '.join(others)}: tuning again")
     path, recipe = best_of(usable, request)
-    why = "" if request.force else Note(path).why(recipe, request)
+    why = "" if request.force else Note(path, request).why(recipe, request)
     if why:
         return replace(plan, says=f"the last launch with {path} was of another job ({why}): tuning again")
     return replace(_launching(plan, path, recipe, request), notes=not request.force)

@@ -4,6 +4,8 @@
     proj.train.2.autoddp.toml     of the same script with another model or other inputs, or of another proj/train.py
     train.autoddp.toml            as earlier versions called it: it is read where it fits, and never written
 
+Where that folder takes no files, new ones go to one of the user's own, see `launch.usual_folders`; both are read.
+
 A recipe that was found, and not named with --recipe, is replaced only by one of the same job; another job's gets the
 next number.
 """
@@ -37,7 +39,7 @@ def script_names(request: Request) -> tuple[str, ...]:
         return (f"-m {script}",)
     if request.torchrun.no_python and not os.path.exists(script):
         return (script,)
-    folder = (request.recipe or request.recipe_path).parent
+    folder = request.recipe.parent if request.recipe is not None else Path()
     kept = _from(os.path.abspath(folder), os.path.abspath(script))
     followed = _from(os.path.realpath(folder), os.path.realpath(script))
     return tuple(dict.fromkeys(_printable(name) for name in (kept, followed)))
@@ -57,9 +59,11 @@ def arguments_digest(request: Request) -> str:
 
 
 def found_recipes(request: Request) -> list[Path]:
-    """The script's recipes that are there, by number; the one by the older name comes last."""
-    older = request.older_recipe_path
-    return [*_numbered(request.recipe_path), *([older] if older != request.recipe_path and older.is_file() else [])]
+    """The script's recipes that are there, by number; those by the older name come last."""
+    folders = list(dict.fromkeys((request.folders.recipes, Path())))
+    numbered = [path for folder in folders for path in _numbered(folder / request.recipe_name)]
+    older = [path for folder in folders if (path := folder / request.older_recipe_name).is_file()]
+    return list(dict.fromkeys([*numbered, *older]))
 
 
 def best_of(fitting: Sequence[tuple[Path, Recipe]], request: Request) -> tuple[Path, Recipe]:
@@ -98,11 +102,13 @@ class Note:
     """Says that the job last launched with a recipe was another one, so that the next launch tunes again.
 
     It stands beside the recipe, `proj.train.autoddp.unfit`, and its last line says what differed. The worker writes it
-    on each host; a launcher that has tuned removes it.
+    on each host; a launcher that has tuned removes it. Beside a recipe in the current folder nothing is written if
+    that folder takes no files: the note then goes where new recipes go.
     """
 
-    def __init__(self, recipe: Path) -> None:
-        self.path = recipe.with_name(f"{recipe.name.removesuffix('.toml')}.unfit")
+    def __init__(self, recipe: Path, request: Request) -> None:
+        folder = request.folders.recipes if recipe.parent == Path() else recipe.parent
+        self.path = folder / f"{recipe.name.removesuffix('.toml')}.unfit"
         self._recipe = recipe.name
 
     def begins(self, request: Request) -> str:
@@ -138,7 +144,7 @@ class Note:
 def remove_notes(request: Request) -> None:
     """Of all recipes of the script."""
     for path in found_recipes(request):
-        Note(path).remove()
+        Note(path, request).remove()
 
 
 def _places(first: Path) -> list[Path]:

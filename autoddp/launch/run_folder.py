@@ -23,6 +23,7 @@ from autoddp.launch.leftovers import (
     remove_scratch,
 )
 from autoddp.launch.owner import Claim, Owner, read_mark
+from autoddp.launch.usual_folders import make
 
 
 class RunFolder:
@@ -142,7 +143,7 @@ class RunFolder:
 
 def _new_folder(output: Path) -> Path:
     """A name may be taken: hosts, and containers with equal process ids, may share the folder and the second."""
-    _make_parents(output)
+    make(output)
     host = re.sub(r"[^A-Za-z0-9_-]", "_", socket.gethostname().partition(".")[0])[:40]
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{host or 'host'}-{os.getpid()}"
     root = Path(os.path.realpath(output))
@@ -153,14 +154,6 @@ def _new_folder(output: Path) -> Path:
             path.mkdir(mode=0o700)
             return path
         number += 1
-
-
-def _make_parents(folder: Path) -> None:
-    """`Path.mkdir(parents=True)` would make all but the last one with the umask's mode."""
-    if not folder.is_dir():
-        _make_parents(folder.absolute().parent)
-        with contextlib.suppress(FileExistsError):  # another node's launcher has just made it, or it is a file
-            folder.mkdir(mode=0o700)
 
 
 def _tidied(output: Path, keep_runs: int | None, recipe: Path | None, places: Iterable[Path]) -> tuple[str, ...]:

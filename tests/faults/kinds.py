@@ -143,6 +143,20 @@ def _read_only_home(room: Room) -> None:
         _make_read_only(room, host, room.home)
 
 
+def _read_only_work(room: Room) -> None:
+    """The working folders; what is written goes to the user's folder for state."""
+    room.state = room.home / ".local" / "state" / "autoddp"
+    for host in range(room.hosts):
+        _make_read_only(room, host, room.work(host))
+
+
+def _read_only_work_and_home(room: Room) -> None:
+    """What is written goes to the temporary folder."""
+    _read_only_home(room)
+    _read_only_work(room)
+    room.state = room.temporary / f"autoddp-of-user-{os.geteuid()}"
+
+
 def _make_read_only(room: Room, host: int, folder: Path) -> None:
     room.mount(host, "--bind", str(folder), str(folder))
     room.mount(host, "-o", "remount,bind,ro", str(folder))
@@ -180,6 +194,7 @@ _CLOCK = {
     "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # as with a clock that is set
     "NO_FAKE_STAT": "1",
 }
+_ELSEWHERE = r"current folder takes no files: run folders go to .*; the recipe goes to "
 _UNMEASURED = dict.fromkeys(("before", "start", "baseline"), _STUCK)
 _STUCK_MOMENTS = ("start", "baseline", "trial", "finals")
 
@@ -212,6 +227,10 @@ KINDS: dict[str, Kind] = {
         needs=unavailable,
     ),
     "read-only home": Kind(_read_only_home, moments=("before",), needs=unavailable),
+    "read-only working folder": Kind(_read_only_work, moments=("before",), needs=unavailable, says=_ELSEWHERE),
+    "read-only working folder and home": Kind(
+        _read_only_work_and_home, moments=("before",), needs=unavailable, says=_ELSEWHERE
+    ),
     "clock an hour ahead": Kind(_set_clock(3600), prepare=own_clock, needs=_needs_faketime),
     "clock an hour back": Kind(_set_clock(-3600), prepare=own_clock, needs=_needs_faketime),
 }

@@ -96,6 +96,8 @@ def _judge(cell: Result, kind: Kind, moment: str, room: Room) -> None:
         cell.problems.append(f"nobody has said {kind.says}")
     if re.search(r"^Traceback", room.said, re.MULTILINE) and moment != "hand-over":
         cell.problems.append("a traceback was printed")
+    if room.state is not None and len(list(room.state.glob("*/*.autoddp.toml"))) != int(room.hosts):
+        cell.problems.append(f"not one recipe for each host in {room.state}")
     cell.problems += room.left()
 
 

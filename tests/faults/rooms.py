@@ -44,6 +44,8 @@ class Room:
         self.home = self.folder / "home"
         self.home.mkdir()
         self.hosts = hosts
+        self.state: Path | None = None
+        """Where run folders and recipes may be, beside the working folders."""
         self.launches: list[Launch] = []
         self._ended = contextlib.ExitStack()
         self._ended.callback(shutil.rmtree, self.folder, ignore_errors=True)
@@ -164,10 +166,14 @@ class Room:
         found = [f"process {pid}: {_command(pid)}" for pid in self._processes()]
         if found:  # all the rest may still be in use
             return found
-        found += [f"file {path}" for path in self.temporary.iterdir() if not path.name.startswith(_NOT_OURS)]
+        mine = [path for path in self.temporary.iterdir() if not path.name.startswith(_NOT_OURS)]
+        found += [f"file {path}" for path in mine if path != self.state]
         found += [f"file {path}" for path in self.folder.glob("host*/.autoddp/*/autoddp-*")]
         found += [f"file {path}" for path in self.folder.glob("host*/.autoddp/*/attempt*/scratch")]
-        found += [f"file {path}" for path in self.home.iterdir()]
+        found += [f"file {path}" for path in self.home.rglob("*") if path.is_file() and not self._is_state(path)]
+        if self.state is not None:
+            found += [f"file {path}" for path in self.state.glob("*/runs/*/autoddp-*")]
+            found += [f"file {path}" for path in self.state.glob("*/runs/*/attempt*/scratch")]
         for host in range(self.hosts):
             files = [path for path in self.work(host).iterdir() if not any(path.match(name) for name in expected)]
             found += [f"file {path}" for path in files]
@@ -181,6 +187,9 @@ class Room:
             found += [f"mount on host {host}: {line}" for line in self._mounted(host) - self._mounts[host]]
             found += self._open_on(host)
         return found
+
+    def _is_state(self, path: Path) -> bool:
+        return self.state is not None and self.state in path.parents
 
     def _mounted(self, host: int) -> set[str]:
         if self.lab is None:

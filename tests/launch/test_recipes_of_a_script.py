@@ -115,7 +115,7 @@ def test_of_several_only_those_that_fit() -> None:
 def test_a_note_makes_the_next_launch_tune_once() -> None:
     words = ["train.py", "--model", "small"]
     save(recipe(["train.py"]), "proj.train.autoddp.toml")
-    note = Note(Path("proj.train.autoddp.toml"))
+    note = Note(Path("proj.train.autoddp.toml"), parse([*TWO, *words]))
     note.path.write_text(note.begins(parse([*TWO, *words])) + "input 0 differs\n")
     again = plan(*words)
     assert again.tune
@@ -133,7 +133,7 @@ def test_a_note_makes_the_next_launch_tune_once() -> None:
 @pytest.mark.parametrize("text", ["", "\n", "# only comments\n", "\0\x1b[31m\n", "x" * 10**6])
 def test_any_note_is_one(text: str) -> None:
     save(recipe(), "proj.train.autoddp.toml")
-    Note(Path("proj.train.autoddp.toml")).path.write_text(text)
+    Note(Path("proj.train.autoddp.toml"), parse([*TWO, "train.py"])).path.write_text(text)
     found = plan("train.py")
     assert found.tune
     assert found.says.isprintable()
