@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,11 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 AUTODDP = (sys.executable, "-m", "autoddp")
 SIDES = {"torchrun": TORCHRUN, "autoddp": (*AUTODDP, "--trials", "0")}
 PATIENCE = 150  # seconds; a launch takes 2 to 10, many times that on a machine that is busy elsewhere
+
+# A shell starts what follows a `&` with SIGINT ignored, and that is inherited: a launcher would never see Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _LAUNCHERS_OWN = re.compile("PET_|AUTODDP|TORCHELASTIC|OMP_NUM_THREADS|MASTER_|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)")
 
 
