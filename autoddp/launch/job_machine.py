@@ -270,6 +270,11 @@ class JobMachine:
         return at is not None and self._clock() >= at
 
     @property
+    def leads(self) -> bool:
+        """Whether the present attempt's rank 0 is here, so that this launcher says what is measured."""
+        return self._attempt.leader is not None
+
+    @property
     def follows(self) -> bool:
         """Whether the study waits for a measurement that another host's rank 0 makes."""
         return self.state is State.READY and self._question is not None
@@ -479,7 +484,7 @@ class JobMachine:
         if attempt.order is None or message.index != attempt.order.index:
             return
         assert isinstance(question, MeasureAsked)
-        self._journal.add(Entry(replace(question.asked, left=attempt.order.left), message))
+        self._journal.add(Entry(replace(question.asked, left=attempt.order.left), replace(message, measure={})))
         self._known_to_all = message.index  # no rank ends a block before it has told of the one before
         attempt.order = None
         if self.state is State.MEASURING:
@@ -492,7 +497,7 @@ class JobMachine:
         order = Measure(**message.measure)
         for plain in order.missed:
             self._journal.add(Entry.of(plain))
-        self._journal.add(Entry(replace(order, missed=()), message))
+        self._journal.add(Entry(replace(order, missed=()), replace(message, measure={})))
 
     def _closed(self, worker: Worker) -> None:
         if not worker.said_goodbye and not self._attempt.told_to_leave:

@@ -137,6 +137,11 @@ class LiveJob:
         return self._machine.follows
 
     @property
+    def leads(self) -> bool:
+        """Whether rank 0 is here; to be asked once there are facts."""
+        return self._machine.leads
+
+    @property
     def over(self) -> bool:
         """Whether no attempt is of use any more."""
         return self._machine.state is State.OVER

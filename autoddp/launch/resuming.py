@@ -1,8 +1,8 @@
 """A study that was cut off goes on at the next start: what its launcher had measured before it was killed is kept.
 
 `study.json` stands beside the journal as long as a study is not over. It says of what job the measurements are: the
-next launcher that tunes the same job, on the same machine, replays them and goes on where they end. On one host only:
-the journals of several may have been cut off at different places.
+next launcher that tunes the same job, on the same machine, replays them and goes on where they end. The journals of
+several hosts may have been cut off at different places: the one of the host that leads counts.
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ def study_is_over(folder: RunFolder) -> None:
 
 def cut_off(folder: RunFolder, request: Request, plan: Plan, facts: JobFacts) -> tuple[str, Sequence[Entry]]:
     """The run folder's name and the measurements of the newest study of this job that was cut off; "" without one."""
-    if facts.nodes > 1:
-        return "", ()
     wanted, found = _of(request, plan, facts), []
     for run in marked_in(folder.path.parent):
         if run.path == folder.path or not (run.has_ended() or run.may_be_cleaned()):

@@ -117,12 +117,12 @@ class Tuning:
             screening.stop()
             thread.join()
             job.close()
-        study_is_over(self.folder)
         if tuned.recipe and not self.hosts.several:
             tuned.cut_short = job.why_over
         if job.finished is not None:
             tuned.recipe = job.finished.recipe or tuned.recipe  # the leading host's, the same everywhere
         self._agree_on_the_recipe(tuned, job.built_ddp)
+        study_is_over(self.folder)
         tuned.wall_seconds["total"] = time.perf_counter() - began
         return tuned
 
@@ -161,7 +161,10 @@ class Tuning:
             job.give_up(tuned.why)
 
     def _go_on_with_one_that_was_cut_off(self, job: LiveJob, plan: Plan, facts: JobFacts) -> None:
-        name, entries = ("", ()) if self.request.fresh else cut_off(self.folder, self.request, plan, facts)
+        # The host that leads tells the others what they have missed.
+        name, entries = (
+            cut_off(self.folder, self.request, plan, facts) if job.leads and not self.request.fresh else ("", ())
+        )
         if entries:
             self.say(
                 f"going on with the study of {name}, cut off after {len(entries)} measurements; --fresh begins anew"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import signal
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from launchers import AUTODDP, SCRIPTS, start, wait_for
+from test_tuned_hosts import rendezvous
 from test_tuned_scripts import summary
 
 from autoddp.launch.journal import Entry, Journal
@@ -84,3 +87,45 @@ def test_a_killed_launchers_study_goes_on(tmp_path: Path) -> None:
     assert len(study["trials"]) == 6
     assert (folder / "scripts.plain.autoddp.toml").exists()
     assert not (newest / "study.json").exists()
+
+
+@pytest.mark.lab
+@pytest.mark.whole
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_several_hosts_go_on_together(lab, tmp_path, number):
+    """One of two launchers ends; the other one's measurements are what both go on from, if it leads then."""
+    hosts, env = lab(hosts=2), {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TUNED_TIMES_LONGER": "1000"}
+
+    def launched(*more):
+        words = ["--trials", "4", "--allow", "exact", "--tune-only", *more, PLAIN]
+        where = ["--nnodes", "2", "--nproc-per-node", "1"]
+        return [
+            start(
+                AUTODDP,
+                tmp_path / f"host{host}",
+                [*where, *rendezvous(hosts, "static", host), *words],
+                env,
+                popen=functools.partial(hosts.popen, host),
+            )
+            for host in range(2)
+        ]
+
+    first = launched()
+    wait_for(lambda: "trial 2/4" in first[0].stderr, "the second trial")
+    first[1].process.send_signal(number)
+    assert first[0].wait().returncode == 1
+    first[1].wait()
+    for launch in first:
+        wait_for(lambda launch=launch: not launch.processes(), "the end of every process")
+    (cut_off,) = first[0].folder.glob(".autoddp/*")
+    known = (cut_off / "journal.jsonl").read_text().splitlines()
+
+    again = [launch.wait() for launch in launched()]
+    assert [launch.returncode for launch in again] == [0, 0], again[0].stderr[-2000:]
+    assert f"going on with the study of {cut_off.name}, cut off after {len(known)} measurements" in again[0].stderr
+    journals = [max(launch.folder.glob(".autoddp/*")) / "journal.jsonl" for launch in again]
+    assert journals[0].read_text().splitlines()[: len(known)] == known
+    measured = [[json.loads(line)["done"] for line in journal.read_text().splitlines()] for journal in journals]
+    assert measured[0] == measured[1]
+    recipes = [(launch.folder / "scripts.plain.autoddp.toml").read_text() for launch in again]
+    assert recipes[0] == recipes[1]
