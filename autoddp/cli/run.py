@@ -14,8 +14,8 @@ from autoddp.launch.machine import not_here
 from autoddp.launch.network import VARIABLES, Network
 from autoddp.launch.options import Request, parse
 from autoddp.launch.plan import Plan, choose
-from autoddp.launch.ranks import idle_gpus, set_ranks
-from autoddp.launch.recipes import Note
+from autoddp.launch.ranks import idle_gpus, one_rank, set_ranks
+from autoddp.launch.recipes import Note, recipe_may_be_anothers
 from autoddp.launch.script import require_script
 from autoddp.launch.signals import signals_end_tuning
 from autoddp.launch.watching import watch_plan
@@ -48,7 +48,12 @@ def prepare(words: Sequence[str]) -> Job | None:
         tell(line)
     ranks = ""
     if not request.ranks_given:
-        ranks = idle_gpus() if request.trials == 0 else set_ranks(request.torchrun)
+        if request.trials == 0:
+            ranks = idle_gpus()
+        elif recipe_may_be_anothers(request):
+            ranks = one_rank()
+        else:
+            ranks = set_ranks(request.torchrun)
     plan = choose(request)  # where this is an error, nothing has been said before it
     for line in filter(None, (ranks, plan.says, request.elsewhere if plan.tune else "")):
         tell(line)

@@ -36,6 +36,12 @@ def set_one(torchrun: argparse.Namespace) -> str:
     return f"launching 1 rank, as torchrun does: no DistributedDataParallel model was seen; {_ANOTHER}"
 
 
+def one_rank() -> str:
+    """A line about torchrun's number, which stays for a script that was never tuned."""
+    why = "the recipe is not known to be this script's, which may not share its work among ranks"
+    return f"1 rank on this host, as under torchrun: {why}; {_ANOTHER}"
+
+
 def idle_gpus() -> str:
     """Where torchrun's single rank leaves GPUs without work, a line about them; else ""."""
     gpus = visible_gpus()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from autoddp.errors import RecipeError
 from autoddp.launch.options import Request
-from autoddp.recipe import Fits, Recipe, load
+from autoddp.recipe import Fits, Recipe, differences, load
 
 _SUFFIX = ".autoddp.toml"
 _MOST = 100  # recipes of one name: each start reads them
@@ -39,7 +39,7 @@ def script_names(request: Request) -> tuple[str, ...]:
         return (f"-m {script}",)
     if request.torchrun.no_python and not os.path.exists(script):
         return (script,)
-    folder = request.recipe.parent if request.recipe is not None else Path()
+    folder = Path() if request.recipe is None else request.recipe if request.recipe.is_dir() else request.recipe.parent
     kept = _from(os.path.abspath(folder), os.path.abspath(script))
     followed = _from(os.path.realpath(folder), os.path.realpath(script))
     return tuple(dict.fromkeys(_printable(name) for name in (kept, followed)))
@@ -64,6 +64,18 @@ def found_recipes(request: Request) -> list[Path]:
     numbered = [path for folder in folders for path in _numbered(folder / request.recipe_name)]
     older = [path for folder in folders if (path := folder / request.older_recipe_name).is_file()]
     return list(dict.fromkeys([*numbered, *older]))
+
+
+def recipe_may_be_anothers(request: Request) -> bool:
+    """Whether no recipe that --recipe names says it is this script's, so that the script may never have been tuned."""
+    if request.recipe is None or request.trials is not None:
+        return False
+    others = []
+    for path in request.recipe.glob("*.toml") if request.recipe.is_dir() else [request.recipe]:
+        with contextlib.suppress(RecipeError):  # said when it is used
+            fits = load(path).fits
+            others.append(not fits.script or bool(differences(fits, script=script_names(request))))
+    return bool(others) and all(others)
 
 
 def best_of(fitting: Sequence[tuple[Path, Recipe]], request: Request) -> tuple[Path, Recipe]:

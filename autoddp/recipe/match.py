@@ -47,6 +47,8 @@ def require_fit(recipe: Recipe, path: str | os.PathLike[str], **known: object) -
     if found:
         where = one_line(os.fspath(path))
         fix = "tune again with --trials 20, or launch it all the same with --force"
+        if any(part.startswith("world size") for part in found):
+            fix = f"start as many ranks (--nnodes, --nproc-per-node), {fix}"
         raise UnfitRecipe(f"{where}: made for another job: {'; '.join(found)}: {fix}")
 
 

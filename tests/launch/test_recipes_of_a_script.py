@@ -15,7 +15,15 @@ from autoddp.errors import UnfitRecipe
 from autoddp.knobs import Configuration
 from autoddp.launch.options import parse
 from autoddp.launch.plan import Plan, choose
-from autoddp.launch.recipes import Note, arguments_digest, found_recipes, place_for, remove_notes, script_names
+from autoddp.launch.recipes import (
+    Note,
+    arguments_digest,
+    found_recipes,
+    place_for,
+    recipe_may_be_anothers,
+    remove_notes,
+    script_names,
+)
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, load, save
 from autoddp.worker.ddp import parameters_digest
 
@@ -49,6 +57,22 @@ def recipe(
 
 def plan(*words: str) -> Plan:
     return choose(parse([*TWO, *words]))
+
+
+def test_a_recipe_that_is_named_for_another_script() -> None:
+    """Such a script may build no DDP model, and would be run by several ranks over its own files."""
+    save(recipe(), "known.toml")
+    Path("folder").mkdir()
+    save(recipe(script="b/exp/train.py"), "folder/b.toml")
+    assert recipe_may_be_anothers(parse(["--recipe", "known.toml", "a/exp/train.py"]))
+    assert recipe_may_be_anothers(parse(["--recipe", "folder", "train.py"]))
+    assert not recipe_may_be_anothers(parse(["--recipe", "known.toml", "train.py"]))
+    assert not recipe_may_be_anothers(parse(["--recipe", "known.toml", "--trials", "3", "a/exp/train.py"]))
+    assert not recipe_may_be_anothers(parse(["train.py"]))
+    save(recipe(script="*/proj/train.py"), "folder/own.toml")
+    assert not recipe_may_be_anothers(parse(["--recipe", "folder", "train.py"]))
+    with pytest.raises(UnfitRecipe, match="world size 2 in the recipe, 1 here"):
+        choose(parse(["--nproc-per-node", "1", "--recipe", "known.toml", "a/exp/train.py"]))
 
 
 def test_two_scripts_of_one_name_have_recipes_of_their_own() -> None:
