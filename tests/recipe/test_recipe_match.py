@@ -73,7 +73,8 @@ def test_the_refusal_names_them_all() -> None:
         require_fit(RECIPE, "train.autoddp.toml", nodes=1, world_size=4)
     assert str(caught.value) == (
         "train.autoddp.toml: made for another job: world size 8 in the recipe, 4 here; nodes 2 in the recipe, 1 here: "
-        "start as many ranks (--nnodes, --nproc-per-node), tune again with --trials 20, or launch it all the same with --force"
+        "start as many ranks (--nnodes, --nproc-per-node), tune again with --trials 20, or launch it all the same with "
+        "--force"
     )
 
 
