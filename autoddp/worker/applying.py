@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from autoddp.knobs.threads import THREADS
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Around, Patch, Wrapped, parameters_digest
+from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Around, DdpEvents, Patch, Wrapped, parameters_digest
 from autoddp.worker.deferral import Deferral
 from autoddp.worker.effect import Effect
 from autoddp.worker.effects import effects_of
@@ -33,14 +32,13 @@ from autoddp.worker.reduction import ReductionSwitch
 from autoddp.worker.threads import Threads
 from autoddp.worker.watch import Watch, WatchPlan
 
-Called = Callable[[DDP, tuple[Any, ...], dict[str, Any]], None]
-
 
 def start_applying(order: Order) -> None:
     """Patch DDP so that it is built as the order says."""
     configuration = _without_missing(Configuration(order.configuration))
     patch, switch = Patch(), ReductionSwitch()
-    _Applied(configuration, _expected(order), patch, switch).install(order)
+    patch.events = applied = _Applied(configuration, _expected(order), patch, switch)
+    applied.install(order)
 
 
 def _expected(order: Order) -> Expected:
@@ -48,7 +46,7 @@ def _expected(order: Order) -> Expected:
     return Expected(digests, tuple(order.inputs), order.recipe, order.note, order.noted, order.variables)
 
 
-class _Applied:
+class _Applied(DdpEvents):
     """A recipe's configuration in this process: `install` before the script builds its first model."""
 
     def __init__(self, configuration: Configuration, expected: Expected, patch: Patch, switch: ReductionSwitch) -> None:
@@ -62,27 +60,23 @@ class _Applied:
         self._compiling = Compiling(patch.alive)
         self._graphs = Graphs(self._with_graphs)
         self._graphs_in_the_job: GraphsInTheJob | None = None
+        self._replays = False
         self._first_steps: FirstSteps | None = None
         self._guard: Guard | None = None
 
     def install(self, order: Order) -> None:
         """Patch what the configuration and its checks need, and no more."""
         patch = self._patch
-        patch.called, patch.returned = self._fitting.called, self._fitting.returned
         patch.around = self._fitting.around
         mode = str(self._configuration.get(CUDA_GRAPHS.name, ""))
-        if mode == REDUCE_OVERHEAD:
-            replays = self._compiling.replays
-            patch.called = _one_after_the_other(self._fitting.called, replays.called)
-            patch.returned = _both(self._fitting.returned, replays.returned)
-        elif mode:
+        self._replays = mode == REDUCE_OVERHEAD
+        if mode and not self._replays:
             self._graphs_in_the_job = GraphsInTheJob(self._graphs, self._with_graphs, self._configuration, _say)
         fewer = {DEFER_REDUCTIONS.name, ACCUMULATE_STEPS.name} & set(self._configuration)
         if fewer:
             deferral = self._deferral
             self._first_steps = FirstSteps(patch.alive, deferral, _warn)
             deferral.install()
-            patch.returned = _both(deferral.returned, patch.returned)
         if ACCUMULATE_STEPS.name in fewer:
             self._accumulation.install()
             self._accumulation.owes = self._deferral.owe
@@ -92,15 +86,11 @@ class _Applied:
             self._guard = Guard(guarded(self._configuration), self._switch)
         if fewer or self._guard is not None or self._graphs_in_the_job is not None:
             self._switch.install()
-        patch.forward_begins = self._forward_begins
-        patch.built = self._built
-        patch.takes = self._takes
-        patch.script_registered = self._set_hook_aside
         if order.watch:
             patch.around = _around_both(self._fitting.around, Watch(WatchPlan(**order.watch), _warn).around)
         patch.install()
 
-    def _takes(self, module: nn.Module) -> bool:
+    def takes(self, module: nn.Module) -> bool:
         """Whether the recipe was measured on such a model."""
         if self._digests and parameters_digest(module) not in self._digests:
             return False
@@ -128,7 +118,7 @@ class _Applied:
         alive = self._patch.alive()
         return [w for w in alive if w.takes and w.ddp is not None and w.ddp.gradient_as_bucket_view]
 
-    def _built(self, wrapped: Wrapped) -> None:
+    def built(self, wrapped: Wrapped) -> None:
         """A DDP object is built."""
         self._fitting.built(wrapped)
         if self._first_steps is not None:
@@ -155,7 +145,7 @@ class _Applied:
             if isinstance(effect, (Binding, Threads, Compiling)):
                 effect.undo()
 
-    def _forward_begins(self, ddp: DDP) -> None:
+    def forward_begins(self, ddp: DDP) -> None:
         """Whether this one's reduction waits."""
         self._fitting.forward_begins(ddp)
         if self._guard is not None:
@@ -167,7 +157,21 @@ class _Applied:
         if self._graphs_in_the_job is not None:
             self._graphs_in_the_job.forward_begins(ddp, self._switch.reduces(ddp))
 
-    def _set_hook_aside(self, _wrapped: Wrapped) -> None:
+    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See `DdpEvents`."""
+        self._fitting.called(ddp, args, kwargs)
+        if self._replays:
+            self._compiling.replays.called(ddp, args, kwargs)
+
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        """See `DdpEvents`."""
+        if self._first_steps is not None:
+            what = self._deferral.returned(ddp, what)
+        what = self._fitting.returned(ddp, what)
+        return self._compiling.replays.returned(ddp, what) if self._replays else what
+
+    def script_registered(self, wrapped: Wrapped) -> None:
+        """The script's own hook is set in place of the recipe's."""
         if "hook" in self._configuration:
             _warn("the script registers a communication hook of its own: it stays, the recipe's is set aside")
 
@@ -177,18 +181,6 @@ def _without_missing(configuration: Configuration) -> Configuration:
     if missing:
         _warn(f"this torch's DDP has no {', '.join(missing)}: the recipe's value is left out")
     return Configuration({k: v for k, v in configuration.items() if k not in missing})
-
-
-def _both(first: Callable[[DDP, Any], Any], second: Callable[[DDP, Any], Any]) -> Callable[[DDP, Any], Any]:
-    return lambda ddp, what: second(ddp, first(ddp, what))
-
-
-def _one_after_the_other(first: Called, then: Called) -> Called:
-    def both(ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        first(ddp, args, kwargs)
-        then(ddp, args, kwargs)
-
-    return both
 
 
 def _around_both(outer: Around, inner: Around) -> Around:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.timing import median, speedup
 from autoddp.worker.clock import StepClock
-from autoddp.worker.ddp import Patch, Wrapped
+from autoddp.worker.ddp import DdpEvents, Patch, Wrapped
 from autoddp.worker.reduction import ReductionSwitch
 from autoddp.worker.stopwatch import Stopwatch, stopwatch_for
 
@@ -25,15 +25,12 @@ _ROUNDS = 6  # each has a block with the reduction and one without
 def start_bypassing() -> None:
     """Patch DDP so that it reduces nothing."""
     patch, switch = Patch(), ReductionSwitch()
-    bypass = _Bypass(patch, switch)
-    patch.built = bypass.ddp_built
-    patch.script_registered = bypass.script_registered
-    patch.forward_begins = bypass.forward_begins
+    patch.events = _Bypass(patch, switch)
     patch.install()
     switch.install()
 
 
-class _Bypass:
+class _Bypass(DdpEvents):
     def __init__(self, patch: Patch, switch: ReductionSwitch) -> None:
         self._patch, self._switch = patch, switch
         self._clock = StepClock(self._parameter_ids, self._on_step)
@@ -43,7 +40,7 @@ class _Bypass:
         self._without: list[float] = []
         self._switch.on = False
 
-    def ddp_built(self, wrapped: Wrapped) -> None:
+    def built(self, wrapped: Wrapped) -> None:
         """Another model: it may need its reduction for more than a mean.
 
         With `gradient_as_bucket_view` a gradient lies in its bucket. Where nothing is reduced it would get memory of
@@ -53,7 +50,7 @@ class _Bypass:
         if kept or wrapped.why_untouchable():
             self._leave_as_written()
 
-    def script_registered(self, _wrapped: Wrapped) -> None:
+    def script_registered(self, wrapped: Wrapped) -> None:
         """A communication hook of the script's own may do anything."""
         self._leave_as_written()
 

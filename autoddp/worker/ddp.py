@@ -245,23 +245,40 @@ def _construct_again(ddp: DDP, arguments: dict[str, Any]) -> None:
             ddp.__dict__[name] = value
 
 
-class Patch:
-    """Watches the construction of DDP objects, from `install` on.
+class DdpEvents:
+    """What happens to the script's DDP objects, in the order of a training step. Each method does nothing by itself."""
 
-    `takes(module)` is asked before each construction whether `configuration` concerns the object, which is else built
-    as written; `built(wrapped)` is told after it, `script_registered(wrapped)` when the script registers a hook of its
-    own, `forward_begins(ddp)` at each forward; `called(ddp, args, kwargs)` with what the module is about to be called,
-    `returned(ddp, what)` gives what the script gets for what the module returned.
-    """
+    def takes(self, module: nn.Module) -> bool:
+        """Asked before an object is built around `module`: whether `Patch.configuration` concerns it.
+
+        If not, the object is built as the script has written it.
+        """
+        return True
+
+    def built(self, wrapped: Wrapped) -> None:
+        """An object has been built."""
+
+    def script_registered(self, wrapped: Wrapped) -> None:
+        """The script has registered a communication hook of its own."""
+
+    def forward_begins(self, ddp: DDP) -> None:
+        """A forward pass begins; DDP has not yet prepared it."""
+
+    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The module is about to be called with these arguments."""
+
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        """The module has returned `what`; the script gets what this returns."""
+        return what
+
+
+class Patch:
+    """Watches the script's DDP objects, from `install` on, and builds them with `configuration`."""
 
     def __init__(self) -> None:
+        self.events = DdpEvents()
+        """Is told of all that happens; another handler may be set at any time."""
         self.wrapped: list[Wrapped] = []
-        self.built: Callable[[Wrapped], None] = lambda wrapped: None
-        self.script_registered: Callable[[Wrapped], None] = lambda wrapped: None
-        self.forward_begins: Callable[[DDP], None] | None = None
-        self.called: Callable[[DDP, tuple[Any, ...], dict[str, Any]], None] | None = None
-        self.returned: Callable[[DDP, Any], Any] | None = None
-        self.takes: Callable[[nn.Module], bool] = lambda module: True
         self.configuration = AS_WRITTEN
         """What objects are built with from here on."""
         self.start_step: int | None = None
@@ -292,10 +309,8 @@ class Patch:
         if self._watches:
             return
         self._watches = True
-        if self.forward_begins is not None:
-            DDP._pre_forward = self._wrap_forward(self.forward_begins, self.called)  # type: ignore[method-assign]
-        if self.returned is not None:
-            DDP._post_forward = _wrap_return(self.returned)  # type: ignore[method-assign]
+        DDP._pre_forward = self._wrap_forward()  # type: ignore[method-assign]
+        DDP._post_forward = self._wrap_return()  # type: ignore[method-assign]
 
     def _wrap_construction(self) -> Callable[..., None]:
         @functools.wraps(_construct)
@@ -303,7 +318,7 @@ class Patch:
             given = _bind(ddp, args, kwargs)
             if given is None:  # not a valid call: torch's own error is the right one
                 return _construct(ddp, *args, **kwargs)
-            takes = not _why_untouchable(given, given["module"]) and self.takes(given["module"])
+            takes = not _why_untouchable(given, given["module"]) and self.events.takes(given["module"])
             configuration = self.configuration if takes else AS_WRITTEN
             self._watch_forward()
             with self._inside_construction():
@@ -313,7 +328,7 @@ class Patch:
                 wrapped.leave_out_samples()
             self.wrapped.append(wrapped)
             wrapped.register_hook(configuration, self.start_step, self.around)
-            self.built(wrapped)
+            self.events.built(wrapped)
 
         return construct
 
@@ -330,25 +345,30 @@ class Patch:
             else:
                 _register(ddp, state, hook)
                 wrapped.script_hook = (state, hook)
-            self.script_registered(wrapped)
+            self.events.script_registered(wrapped)
 
         return register_comm_hook
 
-    @staticmethod
-    def _wrap_forward(
-        begins: Callable[[DDP], None], called: Callable[[DDP, tuple[Any, ...], dict[str, Any]], None] | None
-    ) -> Callable[..., Any]:
+    def _wrap_forward(self) -> Callable[..., Any]:
         before = cast("Callable[..., Any]", DDP._pre_forward)
 
         @functools.wraps(before)
         def _pre_forward(ddp: DDP, *inputs: Any, **kwargs: Any) -> Any:
-            begins(ddp)
+            self.events.forward_begins(ddp)
             inputs, kwargs = before(ddp, *inputs, **kwargs)
-            if called is not None:
-                called(ddp, inputs, kwargs)
+            self.events.called(ddp, inputs, kwargs)
             return inputs, kwargs
 
         return _skipped_by_dynamo(_pre_forward)
+
+    def _wrap_return(self) -> Callable[..., Any]:
+        after = cast("Callable[..., Any]", DDP._post_forward)
+
+        @functools.wraps(after)
+        def _post_forward(ddp: DDP, output: Any) -> Any:
+            return after(ddp, self.events.returned(ddp, output))
+
+        return _skipped_by_dynamo(_post_forward)
 
     @contextlib.contextmanager
     def _inside_construction(self) -> Iterator[None]:
@@ -420,16 +440,6 @@ def after_this_backward(call: Callable[[], None]) -> None:
         engine.queue_callback(call)  # behind what DDP has queued meanwhile
 
     engine.queue_callback(then)
-
-
-def _wrap_return(returned: Callable[[DDP, Any], Any]) -> Callable[..., Any]:
-    after = cast("Callable[..., Any]", DDP._post_forward)
-
-    @functools.wraps(after)
-    def _post_forward(ddp: DDP, output: Any) -> Any:
-        return after(ddp, returned(ddp, output))
-
-    return _skipped_by_dynamo(_post_forward)
 
 
 def _skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from autoddp.worker.binding import Binding
 from autoddp.worker.by_hand import ByHand
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import Patch, Wrapped, is_joining, parameters_digest
+from autoddp.worker.ddp import DdpEvents, Patch, Wrapped, is_joining, parameters_digest
 from autoddp.worker.deferral import Deferral
 from autoddp.worker.effects import effects_of
 from autoddp.worker.facts import gather_facts
@@ -40,12 +40,7 @@ def start_tuning(order: Order, link: Link, threads_given: str | None) -> None:
     """Patch DDP and wait for the script to build one. `threads_given`: OMP_NUM_THREADS as the process was started."""
     patch, switch = Patch(), ReductionSwitch()
     job = _TuningJob(order, link, patch, switch, Threads(threads_given, order.threads_pinned))
-    patch.built = job.ddp_built
-    patch.forward_begins = job.forward_begins
-    patch.returned = job.deferral.returned
-    patch.called = job.called
-    if order.cuda_graphs:
-        patch.returned = job.returned
+    patch.events = job
     patch.install()
     switch.install()
     job.deferral.install()
@@ -56,7 +51,7 @@ def start_tuning(order: Order, link: Link, threads_given: str | None) -> None:
     leave_at_the_end_of_training(link)
 
 
-class _TuningJob:
+class _TuningJob(DdpEvents):
     """From the first DDP object to the last trial."""
 
     def __init__(self, order: Order, link: Link, patch: Patch, switch: ReductionSwitch, threads: Threads) -> None:
@@ -71,13 +66,14 @@ class _TuningJob:
         self._graphs = Graphs(patch.alive)
         self.compiling = Compiling(patch.alive)
         self._inputs = InputsSeen()
+        self._measured: set[str] = set()
         self._forwards: list[int] = []
         self._ready_order: ReadyOrder | None = None
         self._runner: TrialRunner | None = None
         self._clock = StepClock(self._parameter_ids, self._on_step)
         register_optimizer_step_post_hook(lambda *_: self._leave_if_no_ddp())
 
-    def ddp_built(self, _wrapped: Wrapped) -> None:
+    def built(self, wrapped: Wrapped) -> None:
         """The first DDP object: this process takes part from here on."""
         if self._wrapped_any:
             return
@@ -101,8 +97,13 @@ class _TuningJob:
             self.compiling.replays.called(ddp, args, kwargs)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
-        """What the script gets for what the module has returned."""
-        return self.compiling.replays.returned(ddp, self.deferral.returned(ddp, what))
+        """See `DdpEvents`."""
+        what = self.deferral.returned(ddp, what)
+        return self.compiling.replays.returned(ddp, what) if self._order.cuda_graphs else what
+
+    def takes(self, module: nn.Module) -> bool:
+        """Once the job is measured, what the script builds is built as the launched job would build it."""
+        return not self._measured or parameters_digest(module) in self._measured
 
     def _parameter_ids(self) -> set[int]:
         return {id(p) for wrapped in self._patch.alive() for p in wrapped.parameters}
@@ -161,9 +162,7 @@ class _TuningJob:
         facts = gather_facts(wrapped, ranks, self._threads, binding, watched, self._order)
         director = _LauncherDirector(self._link, facts)
         self.compiling.begin()
-        # What the script builds meanwhile is built as the launched job would build it.
-        known = set(facts.parameters_digest.split("+"))
-        self._patch.takes = lambda module: parameters_digest(module) in known
+        self._measured = set(facts.parameters_digest.split("+"))
         effects = effects_of(
             self._patch, binding, self._threads, self.deferral, self.accumulation, self.compiling, self._graphs
         )

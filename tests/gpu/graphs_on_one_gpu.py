@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import Patch
+from autoddp.worker.ddp import DdpEvents, Patch
 from autoddp.worker.graphs import Graphs
 
 WIDTH, BLOCKS, STEPS, WATCHED = 64, 30, 120, 4
@@ -47,13 +47,26 @@ class Model(nn.Module):
         return self.norm(x)
 
 
+class Events(DdpEvents):
+    def __init__(self, graphs: Graphs, compiling: Compiling) -> None:
+        self._graphs, self._replays = graphs, compiling.replays
+
+    def forward_begins(self, ddp: DDP) -> None:
+        self._graphs.forward_begins(ddp, reduces=True)
+
+    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._replays.called(ddp, args, kwargs)
+
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        return self._replays.returned(ddp, what)
+
+
 def train(mode: str, autocast: bool) -> dict[str, Any]:
     """Losses, and the median seconds of a step after everything has settled."""
     torch.manual_seed(0)
     patch = Patch()
     graphs, compiling = Graphs(patch.alive), Compiling(patch.alive)
-    patch.forward_begins = lambda ddp: graphs.forward_begins(ddp, reduces=True)
-    patch.called, patch.returned = compiling.replays.called, compiling.replays.returned
+    patch.events = Events(graphs, compiling)
     patch.install()
     compiled = "compiled" in mode
     model = torch.compile(Model().cuda()) if compiled else Model().cuda()

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import Patch
+from autoddp.worker.ddp import DdpEvents, Patch
 
 LAYERS, WIDTH, STEPS = 6, 512, 8  # one MiB of gradients a layer
 WHOLE = Configuration({"optimize_ddp": False, "bucket_cap_mb": 8.0})
@@ -43,6 +43,17 @@ def ways() -> dict[str, tuple[bool, bool]]:
     return {name: (w.is_compiled, w.is_compiled_inside) for name, w in zip(models, patch.alive(), strict=True)}
 
 
+class _Events(DdpEvents):
+    def __init__(self, compiling: Compiling) -> None:
+        self._replays = compiling.replays
+
+    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._replays.called(ddp, args, kwargs)
+
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        return self._replays.returned(ddp, what)
+
+
 class Run:
     """A training; `turn` between its steps."""
 
@@ -50,9 +61,7 @@ class Run:
         torch.manual_seed(3)
         self.patch = Patch()
         self.compiling = Compiling(self.patch.alive)
-        self.patch.forward_begins = lambda ddp: None
-        self.patch.called = self.compiling.replays.called
-        self.patch.returned = self.compiling.replays.returned
+        self.patch.events = _Events(self.compiling)
         self.patch.install()
         layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
         net = nn.Sequential(*layers[:-1], nn.BatchNorm1d(WIDTH))

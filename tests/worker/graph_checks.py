@@ -16,7 +16,7 @@ from static_graphs import ON_THE_DEFAULT_STREAM, node_of, static_callables
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp import Patch
+from autoddp.worker.ddp import DdpEvents, Patch
 from autoddp.worker.graphs import Graphs
 
 WIDTH, STEPS, WATCHED = 12, 12, 3
@@ -49,6 +49,14 @@ def batches(rank: int, size: int = 8, steps: int = STEPS) -> Iterator[torch.Tens
         yield torch.randn(size, WIDTH, generator=source)
 
 
+class _Events(DdpEvents):
+    def __init__(self, graphs: Graphs) -> None:
+        self._graphs = graphs
+
+    def forward_begins(self, ddp: DDP) -> None:
+        self._graphs.forward_begins(ddp, ddp.require_backward_grad_sync)
+
+
 class Run:
     """One training: `step(loss)` ends a step of it; the graphs are turned on after some."""
 
@@ -56,7 +64,7 @@ class Run:
         torch.manual_seed(3)
         self.patch = Patch()
         self.graphs = Graphs(self.patch.alive, static_callables)
-        self.patch.forward_begins = lambda ddp: self.graphs.forward_begins(ddp, ddp.require_backward_grad_sync)
+        self.patch.events = _Events(self.graphs)
         self.patch.install()
         self.ddp = DDP(Model(), gradient_as_bucket_view=bucket_view)
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.1, momentum=0.9)
