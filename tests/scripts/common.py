@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -11,9 +12,9 @@ from torch import nn
 FEATURES, CLASSES, BATCH = 16, 4, 8
 
 
-def start() -> int:
-    """Join the process group and seed: every rank begins with the same weights."""
-    dist.init_process_group("gloo")
+def start(timeout: timedelta | None = None) -> int:
+    """Join the process group and seed: every rank begins with the same weights. `timeout`: None is torch's own."""
+    dist.init_process_group("gloo", timeout=timeout)
     torch.manual_seed(7)
     return dist.get_rank()
 
