@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -702,6 +703,9 @@ def test_places_that_are_none(host: Host) -> None:
 # Removing
 
 
+_PR_SET_DUMPABLE = 4  # linux/prctl.h
+
+
 def emptied(folder: Path, as_user: int = 0) -> bool:
     """Remove all in `folder`, as an ordinary user where this is root: root may do all without changing a mode."""
     if os.geteuid() != 0:
@@ -715,6 +719,8 @@ def emptied(folder: Path, as_user: int = 0) -> bool:
             os.setgroups([])
             os.setgid(as_user)
             os.setuid(as_user)
+            # After it the kernel may keep /proc/self from this process, which it never does to a user's own program.
+            ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1)
             done = remove_contents(handle)
         finally:
             os._exit(0 if done else 1)
