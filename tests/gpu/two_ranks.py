@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import Patch
+from autoddp.worker.ddp import DdpEvents, Patch
 from autoddp.worker.deferral import Deferral
 from autoddp.worker.model import LiveDdp
 from autoddp.worker.reduction import ReductionSwitch
@@ -33,7 +33,7 @@ def checks(device_type: str, rank: int) -> dict[str, Any]:
         torch.cuda.set_device(device)
     patch, switch = Patch(), ReductionSwitch()
     deferral = Deferral(switch, patch.alive)
-    patch.forward_begins, patch.returned = deferral.forward_begins, deferral.returned
+    patch.events = Events(deferral)
     patch.install()
     switch.install()
     clock = Clock()  # before the deferral, as in a tuning job
@@ -49,6 +49,17 @@ def checks(device_type: str, rank: int) -> dict[str, Any]:
         "locally infinite": locally_infinite(rank, device, live, clock),
         "kept apart": kept_apart(rank, device, live),
     }
+
+
+class Events(DdpEvents):
+    def __init__(self, deferral: Deferral) -> None:
+        self._deferral = deferral
+
+    def forward_begins(self, ddp: DDP) -> None:
+        self._deferral.forward_begins(ddp)
+
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        return self._deferral.returned(ddp, what)
 
 
 class Clock:
