@@ -3,36 +3,51 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from autoddp.errors import NothingReadable
 
 _MOST = 64 * 2**20  # bytes read in all: of a large node's logs the first lines tell the transports
+_AS_FOUND, _WITH_SETTINGS = "nccl", "nccl-under-other-settings"
 
 
-def variables(folder: Path) -> dict[str, str]:
-    """What makes NCCL write to `folder`; nothing where the user has NCCL talk already."""
+def variables(folder: Path, settings: Collection[str] = ()) -> dict[str, str]:
+    """What makes NCCL write to `folder`, an attempt's; nothing where the user has NCCL talk already.
+
+    `settings`: variables with which the attempt is started beside the user's own. They may change the transports, so
+    its logs have another name, and `transports` leaves them alone.
+    """
     if any(name in os.environ for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")):
         return {}
-    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(folder / "nccl.%h.%p.log")}
+    name = _WITH_SETTINGS if settings else _AS_FOUND
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(folder / f"{name}.%h.%p.log")}
 
 
-def transports(folder: Path) -> dict[str, Any]:
-    """Predicted and used transports and the findings, for the summary; empty where NCCL wrote nothing."""
-    text = _text(sorted(folder.glob("nccl.*.log")))
+def transports(run: Path) -> dict[str, Any]:
+    """Of a run's attempts: each way's predicted transport beside the used ones, and the findings, for the summary.
+
+    Empty where NCCL wrote nothing.
+    """
+    text = _text(sorted(run.glob(f"attempt*/{_AS_FOUND}.*.log")))
     if not text:
         return {}
     from autoddp.topology.nccl_log import read_nccl_log
     from autoddp.topology.probe import probe
-    from autoddp.topology.transports import findings, predicted, used
+    from autoddp.topology.transports import findings, used, ways
 
     try:
         log = read_nccl_log(text)
     except NothingReadable:
         return {}
     node = probe()
-    return {"predicted": predicted(node), "used": used(log), "findings": findings(node, log), "nccl": log.plain()}
+    return {
+        "ways": [way.plain() for way in ways(node, log)],
+        "used": used(log),
+        "findings": findings(node, log),
+        "nccl": log.plain(),
+    }
 
 
 def _text(files: list[Path]) -> str:

@@ -200,7 +200,7 @@ class Tuning:
             self.request.torchrun,
             place,
             number,
-            {**os.environ, **self._variables(place, written), **wanted},
+            {**os.environ, **self._variables(place, written), **nccl_logs.variables(place, wanted), **wanted},
             self.isolation.shelter(number, place, written),
         )
         waiting = Waiting(place / "heartbeats", self.say)
@@ -262,7 +262,6 @@ class Tuning:
         return {
             "AUTODDP_TUNING": "1",
             **TRACKERS_OFF,
-            **nccl_logs.variables(place),
             **self.isolation.variables(place, written, os.environ),
             **order.environment(os.environ),
         }

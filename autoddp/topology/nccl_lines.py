@@ -26,7 +26,7 @@ _SIZE = re.compile(r"(?:rank ([0-9]{1,7}) n[rR]anks|comm 0x[0-9a-f]{1,16} nRanks
 _WIDEST = 19  # ranks: of a longer ring NCCL may print the first 20 only, without a sign
 _RING = re.compile(rf"Channel ([0-9]{{2,3}})/[0-9]{{2,3}} :((?: +[0-9]{{1,2}}){{1,{_WIDEST}}})")
 
-_RANK = r"([0-9]{1,7})(?:\[[0-9a-f]{1,16}\])?"  # in brackets the GPU: its number, once its PCI address
+_RANK = r"([0-9]{1,7})(?:\[([0-9a-f]{1,16})\])?"  # in brackets the GPU: its number, once its PCI address
 _LOCAL = (
     r"P2P/(?:IPC|CUMEM|MNNVL|direct pointer|common device|indirect/[0-9]{1,7}\[[0-9a-f]{1,16}\])(?:/read)?(?:/CE)?"
     r"|SHM/(?:direct|CE)/(?:direct|CE)|direct shared memory"
@@ -56,6 +56,8 @@ class Connection(NamedTuple):
     source: int
     target: int
     transport: str
+    gpus: tuple[str, str]
+    """The GPUs of both as NCCL names them: `3`, once the PCI address `8a000`; empty where it names none."""
 
 
 def messages(line: str) -> Iterator[Message]:
@@ -74,9 +76,9 @@ def connections_shown(line: str) -> int:
 def connection(text: str) -> Connection | None:
     """`Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read`, complete to its end and of a known form; else None."""
     match = _CONNECTION.fullmatch(text)
-    if match is None or int(match[1]) == int(match[2]):
+    if match is None or int(match[1]) == int(match[3]):
         return None
-    return Connection(int(match[1]), int(match[2]), match[3] or match[4])
+    return Connection(int(match[1]), int(match[3]), match[5] or match[6], (match[2] or "", match[4] or ""))
 
 
 def version(text: str) -> str | None:

@@ -58,6 +58,8 @@ class NcclLog:
     """Their texts, each once."""
     missing: tuple[str, ...] = ()
     """What could not be read of connections, or contradicts itself; a sentence for each kind."""
+    within_node: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    """Two GPUs as NCCL names them, by number (`3`) or once by PCI address (`8a000`), → what goes not over a network."""
 
     @property
     def transport_class_by_pair(self) -> dict[str, tuple[str, ...]]:
@@ -147,6 +149,8 @@ class _Said:
     sizes: set[int] = field(default_factory=set)
     rings: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     transports: dict[tuple[int, int], dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
+    gpus: dict[tuple[int, int], dict[tuple[str, str], dict[str, None]]] = field(default_factory=dict)
+    """Ranks → GPUs → transports, of connections within a node."""
     warn_lines: int = 0
     warnings: dict[str, None] = field(default_factory=dict)
     unread: list[int] = field(default_factory=list)
@@ -169,7 +173,10 @@ class _Said:
     def _connection(self, text: str) -> bool:
         found = connection(text)
         if found:
-            self.transports[found.source, found.target][found.transport] = None
+            ranks = found.source, found.target
+            self.transports[ranks][found.transport] = None
+            if all(found.gpus) and not found.transport.startswith("NET/"):
+                self.gpus.setdefault(ranks, {}).setdefault(found.gpus, {})[found.transport] = None
         return found is not None
 
     def _facts(self, text: str) -> None:
@@ -211,7 +218,15 @@ class _Said:
                 *not_read(self.unread),
                 *([f"no communicator in the log has the ranks of {_some(outside)}"] if outside else ()),
             ),
+            within_node=self._within_node(certain),
         )
+
+    def _within_node(self, certain: Collection[tuple[int, int]]) -> dict[tuple[str, str], tuple[str, ...]]:
+        found: dict[tuple[str, str], dict[str, None]] = {}
+        for ranks in certain:
+            for gpus, texts in self.gpus.get(ranks, {}).items():
+                found.setdefault(gpus, {}).update(texts)
+        return {gpus: tuple(texts) for gpus, texts in found.items()}
 
     def _nranks(self) -> int | None:
         """A single ring line proves nothing: it may have been cut. Two channels that name the same ranks do."""

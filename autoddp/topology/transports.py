@@ -3,15 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 from autoddp.topology.facts import Node
 from autoddp.topology.nccl_log import NcclLog, transport_kind
 from autoddp.topology.verdict import verdicts
 
+_LONGEST_NUMBER = 2  # digits; NCCL names a GPU by its number, older ones by its PCI address, which is longer
+_NAMES = 3  # as many pairs are named in a finding, the others counted
+_COMPARABLE = ("P2P", "SHM", "NET/IB/GDRDMA", "NET/IB", "NET/Socket")
+"""NCCL's own; of a plugin's network nothing is predicted."""
 
-def predicted(node: Node) -> dict[str, str]:
-    """Way → transport, as `autoddp probe` would say it."""
-    return {verdict.between: verdict.transport for verdict in verdicts(node) if verdict.transport}
+
+@dataclass(frozen=True)
+class Way:
+    """Two GPUs of this node, or this node and the others, and what carries the gradients between them."""
+
+    between: str
+    """`GPU0-GPU4`, or `nodes`."""
+    predicted: str
+    """As `autoddp probe` says it: P2P/NVLink, P2P/PCIe, SHM, NET/IB/GDRDMA, NET/IB, NET/Socket; empty if not known."""
+    used: tuple[str, ...]
+    """What NCCL's log names: P2P, SHM, NET/IB, …"""
+
+    @property
+    def differs(self) -> bool:
+        """Whether NCCL used something else, and nothing of what was predicted."""
+        # Whether P2P goes over NVLink or PCIe cannot be told from the log.
+        expected = "P2P" if self.predicted.startswith("P2P/") else self.predicted
+        comparable = [one for one in self.used if one in _COMPARABLE]
+        return bool(comparable) and expected in _COMPARABLE and expected not in comparable
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"between": self.between, "predicted": self.predicted, "used": list(self.used)}
+
+
+def ways(node: Node, log: NcclLog) -> tuple[Way, ...]:
+    """Each way of which the log names a transport, beside the prediction for it, in the order of the verdicts.
+
+    What is predicted follows this process's environment, as NCCL does: give the log of a job that had the same.
+    """
+    of_gpus: dict[str, set[str]] = {}
+    for names, texts in log.within_node.items():
+        a, b = (_index(node, name) for name in names)
+        if a is not None and b is not None and a != b:
+            of_gpus.setdefault(f"GPU{min(a, b)}-GPU{max(a, b)}", set()).update(map(transport_kind, texts))
+    network = {one for one in used(log) if one.startswith("NET/")}
+    found = {**of_gpus, **({"nodes": network} if network else {})}
+    named = {verdict.between: verdict.transport for verdict in verdicts(node)}
+    return tuple(Way(name, named[name], tuple(sorted(found[name]))) for name in named if name in found)
 
 
 def used(log: NcclLog) -> list[str]:
@@ -20,25 +62,45 @@ def used(log: NcclLog) -> list[str]:
 
 
 def findings(node: Node, log: NcclLog) -> list[str]:
-    """What is slower than it could be, a sentence each, with what to look at."""
-    seen = used(log)
-    return list(_findings(node, log, seen))
+    """Where NCCL does not what was predicted, a sentence each, with what to look at; and how often it warned."""
+    return list(_findings(node, log))
 
 
-def _findings(node: Node, log: NcclLog, seen: list[str]) -> Iterable[str]:
-    active = [port.device for port in node.rdma if port.active]
-    if "NET/Socket" in seen and active:
-        yield (
-            f"NCCL went over TCP sockets although {', '.join(active)} is active: look at NCCL_IB_DISABLE, NCCL_IB_HCA, "
-            "the GID index, and whether the container sees /dev/infiniband"
-        )
-    if any(word.startswith("NET/IB") for word in seen) and not log.gdrdma and node.gpudirect and node.gpus:
-        yield f"NCCL copied through main memory although {node.gpudirect} is there: look at NCCL_NET_GDR_LEVEL"
-    joined = [pair for pair in node.pairs if pair.nvlinks]
-    if "SHM" in seen and joined and "P2P" not in seen:
-        yield (
-            f"NCCL went through shared memory although {len(joined)} pairs of GPUs have NVLink: look at "
-            "NCCL_P2P_DISABLE, and whether each process sees all GPUs"
-        )
+def _findings(node: Node, log: NcclLog) -> Iterable[str]:
+    differing: dict[tuple[str, str], list[str]] = {}
+    for way in ways(node, log):
+        if way.differs:
+            differing.setdefault((way.predicted, " and ".join(way.used)), []).append(way.between)
+    for (predicted, seen), between in differing.items():
+        where = "between nodes" if between == ["nodes"] else f"between {_some(between)}"
+        yield f"NCCL used {seen} {where}, and {predicted} was predicted{_look_at(node, predicted, seen)}"
     if log.warn_lines:
         yield f"NCCL warned {log.warn_lines} times: see its log"
+
+
+def _look_at(node: Node, predicted: str, seen: str) -> str:
+    if predicted.startswith("P2P/"):
+        return ": look at NCCL_P2P_DISABLE and NCCL_P2P_LEVEL, and whether each process sees all GPUs"
+    if predicted.startswith("NET/IB") and "NET/IB" not in seen:
+        active = ", ".join(port.device for port in node.rdma if port.active)
+        return (
+            f" because {active} is active: look at NCCL_IB_DISABLE, NCCL_IB_HCA, the GID index, and whether the "
+            "container sees /dev/infiniband"
+        )
+    if predicted == "NET/IB/GDRDMA":
+        return f" because {node.gpudirect} is there: look at NCCL_NET_GDR_LEVEL"
+    return ": it is better than predicted"
+
+
+def _index(node: Node, name: str) -> int | None:
+    """The driver's number of a GPU that NCCL names; None where this node has no GPU at that address."""
+    if name.isdecimal() and len(name) <= _LONGEST_NUMBER:
+        return int(name)
+    # NCCL's number for a PCI address: `0000:1a:00.0` is 0x1a000.
+    addresses = {int(gpu.bus.replace(":", "").replace(".", ""), 16): gpu.index for gpu in node.gpus if gpu.bus}
+    return addresses.get(int(name, 16))
+
+
+def _some(names: list[str]) -> str:
+    others = len(names) - _NAMES
+    return ", ".join(names[:_NAMES]) + (f" and {others} more" if others > 0 else "")

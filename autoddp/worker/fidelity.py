@@ -124,8 +124,9 @@ class Comparison:
 
     def _add(self, parts: _Parts, exact: torch.Tensor, difference: torch.Tensor, norms: torch.Tensor) -> None:
         """To the sums over the steps; a bucket with something infinite counts as zeros, since it would stay so."""
-        finite = norms.sum().isfinite()
-        exact, difference = (torch.where(finite, values, 0.0) for values in (exact, difference))
+        # Not torch.where with a number: torch copies it to the device, and the host waits for that copy.
+        infinite = norms.sum().isfinite().logical_not()
+        exact, difference = (values.masked_fill(infinite, 0.0) for values in (exact, difference))
         sums = self._sums.get(parts.identities)
         if sums is None:
             self._sums[parts.identities] = _Sums(exact, difference)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.worker.ddp import Patch
 
 HERE = Path(__file__).parent
 
@@ -55,6 +59,35 @@ def gpu(needs_gpus: Callable[[int], None]) -> torch.device:
     """The first one."""
     needs_gpus(1)
     return torch.device("cuda", 0)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, needs_gpus: Callable[[int], None]) -> torch.device:
+    """The CPU, and the first GPU: for a body that is the same on both."""
+    if request.param == "cpu":
+        return torch.device("cpu")
+    needs_gpus(1)
+    torch.cuda.set_device(0)
+    return torch.device("cuda", 0)
+
+
+@pytest.fixture
+def alone(device: torch.device) -> Iterator[dist.ProcessGroup]:
+    """A world of one under NCCL, or under gloo on the CPU."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    gc.collect()  # what DDP objects are left, while their group is there
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def patch(monkeypatch: pytest.MonkeyPatch) -> Patch:
+    """Not installed yet; the class is as before after the check, for those that run in the same process."""
+    for name in ("__init__", "register_comm_hook", "_pre_forward", "_post_forward"):
+        monkeypatch.setattr(DDP, name, getattr(DDP, name))
+    return Patch()
 
 
 @pytest.fixture

@@ -23,6 +23,10 @@ ORDER = (
     "gpu_clock",
     "gpu_rebuilds",
     "gpu_hooks",
+    "gpu_powersgd",
+    "gpu_ranks",
+    "gpu_mesh",
+    "gpu_memory",
     "gpu_watch",
     "gpu_bypass",
     "gpu_capture",
@@ -36,7 +40,8 @@ SECONDS = 90
 
 def collected(words: list[str]) -> dict[str, int]:
     """Check → its limit in seconds, in the order in which they are to run."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", str(HERE)]
+    # Bodies that also run on a CPU do so in `make test`.
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", "gpu", str(HERE)]
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "limits.json"
         done = subprocess.run(

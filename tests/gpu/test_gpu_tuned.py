@@ -42,6 +42,18 @@ def test_gloo_ranks_that_share_a_gpu_are_tuned_and_launched(gpu, tmp_path, figur
     assert launch.stdout.count("trained") == 2
 
 
+def test_what_nccl_used_stands_beside_the_prediction_after_tuning(needs_gpus, tmp_path, figure):
+    """Where the two differ, a line says so."""
+    needs_gpus(2)
+    words = ["--nproc-per-node", "2", "--trials", "2", "--tune-only", JOB, "--backend", "nccl"]
+    launch = ended(start(AUTODDP, tmp_path / "run", words))
+    found = study_of(launch)["transports"]
+    figure("ways", "; ".join(f"{way['between']} {way['predicted']}: {'+'.join(way['used'])}" for way in found["ways"]))
+    assert [way["between"] for way in found["ways"]] == ["GPU0-GPU1"]
+    for finding in found["findings"]:
+        assert finding in launch.stderr
+
+
 def test_a_vision_transformer_as_a_world_of_one(gpu, tmp_path, figure):
     pytest.importorskip("torchvision", reason="needs torchvision")
     launch = ended(start(AUTODDP, tmp_path / "run", ["--nproc-per-node", "1", "--trials", "20", VIT, "--bf16"]))

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(("name", "sampled"), [("bf16", 0), ("powersgd", 2**17)])
-def test_a_look_takes_little(nccl, gpu, figure, name, sampled):
+def test_a_look_takes_little_and_the_host_waits_for_none_of_it(nccl, gpu, figure, name, sampled):
     ddp = DDP(layers(2048, 12).to(gpu), device_ids=[0])
     values = {"hook": name} | ({"powersgd_rank": 4} if name == "powersgd" else {})
     comparison = Comparison(by_parameter=False, sampled=sampled)
@@ -38,6 +38,12 @@ def test_a_look_takes_little(nccl, gpu, figure, name, sampled):
         torch.cuda.synchronize()
         held = (torch.cuda.memory_allocated(gpu) - before) / gradient_bytes
         found[on] = torch.cuda.max_memory_allocated(gpu) / gradient_bytes, held, measured(step)
+    torch.cuda.set_sync_debug_mode("error")  # what makes the host wait for the device raises from here on
+    try:
+        step()
+        comparison.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     error = comparison.result(str, nccl)
     figure("peak in gradients", f"{found[False][0]:.2f} → {found[True][0]:.2f}")
     figure("ms a step", f"{1e3 * found[False][2]:.2f} → {1e3 * found[True][2]:.2f}")

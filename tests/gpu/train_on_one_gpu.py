@@ -1,7 +1,8 @@
-"""A DDP job of gloo ranks that share the first GPU, or of one NCCL rank: --backend gloo|nccl."""
+"""A DDP job of gloo ranks that share the first GPU, or of NCCL ranks with a GPU each: --backend gloo|nccl."""
 
 import argparse
 import itertools
+import os
 
 import torch
 import torch.distributed as dist
@@ -18,11 +19,12 @@ def main() -> None:
     parser.add_argument("--wide", action="store_true", help="large batches: steps that take tens of milliseconds")
     parser.add_argument("--bucket-view", action="store_true")
     args = parser.parse_args()
-    torch.cuda.set_device(0)
+    device = int(os.environ["LOCAL_RANK"]) if args.backend == "nccl" else 0
+    torch.cuda.set_device(device)
     dist.init_process_group(args.backend)
     torch.manual_seed(0)
     layers = [layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.ReLU())]
-    model = DDP(nn.Sequential(*layers).cuda(), device_ids=[0], gradient_as_bucket_view=args.bucket_view)
+    model = DDP(nn.Sequential(*layers).cuda(), device_ids=[device], gradient_as_bucket_view=args.bucket_view)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     marks, steps = [], 400 if args.wide else args.steps
     for step in range(steps):

@@ -1,8 +1,9 @@
-"""Once the communication benchmark has been stopped, it starts nothing more; what it has started ends."""
+"""The communication benchmark: what it sends, and that it starts nothing more once it has been stopped."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from autoddp.bench.burst import Burst
 from autoddp.launch import screening as module
 from autoddp.launch.elastic import torchrun_parser
 from autoddp.launch.screening import Screening
@@ -51,3 +53,27 @@ def test_nothing_is_started_once_it_was_stopped(
     assert not any(psutil.pid_exists(process.pid) for process in started)
     screening._run(["any"], {})
     assert len(started) <= 1
+
+
+WITHOUT_TREES_FOR_BROADCASTS = """
+import os
+if "RANK" in os.environ and os.environ.get("NCCL_ALGO") == "Tree":
+    import torch.distributed as dist
+
+    def broadcast(*args, **kwargs):
+        raise dist.DistBackendError("ncclInvalidUsage: no algorithm/protocol available for function Broadcast")
+
+    dist.broadcast = broadcast
+"""
+
+
+@pytest.mark.parametrize(("algorithm", "serves"), [("Tree", False), ("ring,tree;allreduce:tree", True)])
+def test_a_setting_under_which_nccl_has_no_broadcast_is_ruled_out(
+    torchrun: argparse.Namespace, tmp_path: Path, algorithm: str, serves: bool
+) -> None:
+    """DDP begins with a broadcast, so the script's job would end there; under gloo, which refuses as NCCL 2.24 does."""
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TREES_FOR_BROADCASTS)
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    screening = Screening(torchrun, tmp_path / "screening", {**os.environ, "PYTHONPATH": paths})
+    seconds = screening._seconds(Burst.of_step(4096, "gloo"), {"NCCL_ALGO": algorithm})
+    assert bool(seconds) is serves

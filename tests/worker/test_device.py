@@ -143,23 +143,30 @@ ON_THE_CURRENT_DEVICE = {
 """Functions of torch.cuda that act on the current device unless one is given, and those that act on all."""
 
 
-def calls_without_a_device(source: str) -> list[str]:
-    """`torch.cuda.f()` and `event.record()` with no argument; `torch.manual_seed`, which seeds every GPU."""
+def calls_of_the_wrong_kind(source: str) -> list[str]:
+    """`torch.cuda.f()` and `event.record()` with no argument; `torch.manual_seed`, which seeds every GPU.
+
+    And `torch.where` with a number: it is copied to the device, and the host waits for that until all that was queued
+    before is done.
+    """
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             of, name = ast.unparse(node.func.value), node.func.attr
             bare = name in ON_THE_CURRENT_DEVICE and not (node.args or node.keywords)
-            if (bare and (of == "torch.cuda" or name == "record")) or (of, name) == ("torch", "manual_seed"):
+            number = name == "where" and any(isinstance(argument, ast.Constant) for argument in node.args)
+            if (bare and (of == "torch.cuda" or name == "record")) or (of, name) == ("torch", "manual_seed") or number:
                 found.append(f"{of}.{name}")
     return found
 
 
-def test_nothing_acts_on_whatever_device_is_current() -> None:
-    found = {path.name: calls_without_a_device(path.read_text(encoding="utf-8")) for path in SOURCES}
+def test_nothing_acts_on_whatever_device_is_current_or_waits_for_a_number() -> None:
+    found = {path.name: calls_of_the_wrong_kind(path.read_text(encoding="utf-8")) for path in SOURCES}
     assert {name: calls for name, calls in found.items() if calls} == {}
 
 
-@pytest.mark.parametrize("line", ["torch.cuda.synchronize()", "event.record()", "torch.manual_seed(0)"])
+@pytest.mark.parametrize(
+    "line", ["torch.cuda.synchronize()", "event.record()", "torch.manual_seed(0)", "torch.where(finite, x, 0.0)"]
+)
 def test_the_check_sees(line: str) -> None:
-    assert len(calls_without_a_device(line)) == 1
+    assert len(calls_of_the_wrong_kind(line)) == 1
