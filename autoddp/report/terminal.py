@@ -18,7 +18,7 @@ from rich.text import Text
 
 from autoddp.knobs import Configuration, Rung
 from autoddp.log import UnfailingStderr
-from autoddp.study import Outcome, Screened, TrialRecord
+from autoddp.study import Observer, Outcome, Screened, TrialRecord
 from autoddp.timing import Headroom
 from autoddp.units import data_size, duration, gradient_error, milliseconds
 from autoddp.wire import JobFacts
@@ -44,8 +44,8 @@ def warn(text: str) -> None:
     say(text, style="bold red")
 
 
-class Terminal:
-    """A study's `Observer`.
+class Terminal(Observer):
+    """Shows a study.
 
     `allows`: whether the user would have a configuration launched. `log`: a file that gets every line, and those that
     are not about the user's job. `launches`: whether the job is launched with what is found.

@@ -78,7 +78,6 @@ class TrialRunner:
 
     def _obey(self, done: BlockDone | None) -> None:
         """Rank 0 brings its block to the director and everybody the next order."""
-        self._boundary = time.perf_counter()
         order = self._ranks.broadcast(self._director.next(done) if self._ranks.rank == 0 else None)
         if isinstance(order, Finish):
             finish_queued_work(PATIENCE)
