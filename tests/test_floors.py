@@ -34,7 +34,7 @@ HOMES = {
     "torch": ("worker/", "launch/elastic.py", "launch/machine.py", "launch/plan.py", "cli/run.py"),
     "optuna": ("study/sampler.py",),
     "wrapt": ("worker/arm.py", "worker/isolated.py", "isolation/elsewhere/patch.py"),
-    "rich": ("report/terminal.py", "report/topology.py"),
+    "rich": ("report/tables.py", "report/terminal.py", "report/topology.py"),
     "tomlkit": ("recipe/write.py",),
     "tomli": ("recipe/read.py",),
     "pynvml": ("topology/nvml.py",),
