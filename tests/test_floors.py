@@ -19,7 +19,7 @@ SOURCES = {str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for 
 
 FLOORS = (
     ("version",),  # below the ground: what the package's own __init__ says of itself
-    ("__init__", "errors", "units", "log"),
+    ("__init__", "errors", "files", "log", "units"),
     ("topology", "knobs", "timing", "isolation"),
     ("recipe", "bench"),
     ("wire",),
