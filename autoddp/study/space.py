@@ -128,4 +128,5 @@ class Space:
 def _quarter(buckets: tuple[str, ...]) -> str:
     """The cap that cuts the gradients into about four buckets."""
     found = [label for label in buckets if label.startswith("cap")]
+    # The last cap holds all gradients and each before it is half as large: the third from the end is a quarter.
     return found[max(0, len(found) - 3)] if found else buckets[0]
