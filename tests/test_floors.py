@@ -19,7 +19,7 @@ SOURCES = {str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for 
 
 FLOORS = (
     ("version",),  # below the ground: what the package's own __init__ says of itself
-    ("__init__", "errors", "files", "log", "units"),
+    ("__init__", "errors", "files", "log", "tables", "units"),
     ("topology", "knobs", "timing", "isolation"),
     ("recipe", "bench"),
     ("wire",),
@@ -34,7 +34,7 @@ HOMES = {
     "torch": ("worker/", "launch/elastic.py", "launch/machine.py", "launch/plan.py", "cli/run.py"),
     "optuna": ("study/sampler.py",),
     "wrapt": ("worker/arm.py", "worker/isolated.py", "isolation/elsewhere/patch.py"),
-    "rich": ("report/tables.py", "report/terminal.py", "report/topology.py"),
+    "rich": ("tables.py", "report/terminal.py", "report/topology.py"),
     "tomlkit": ("recipe/write.py",),
     "tomli": ("recipe/read.py",),
     "pynvml": ("topology/nvml.py",),

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 from autoddp.errors import AutoddpError, UsageError
 from autoddp.recipe import Evidence, Fits, LadderEntry, Recipe, compare, load
-from autoddp.report.tables import aligned
 from autoddp.timing import Speedup
 from autoddp.units import data_size, gradient_error, milliseconds
 
@@ -67,6 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    from autoddp.tables import aligned  # here, because --json needs no rich
+
+    return aligned(rows)
+
+
 def _diff(files: Sequence[str], one: Recipe, other: Recipe, as_json: bool) -> int:
     found = compare(one, other)
     if as_json:
@@ -74,7 +79,7 @@ def _diff(files: Sequence[str], one: Recipe, other: Recipe, as_json: bool) -> in
         print(json.dumps({"ok": True, "files": list(files), "same": not found, "differences": differences}))
     elif found:
         rows = [(key, *("-" if value is None else _cell(value) for value in values)) for key, values in found.items()]
-        print(aligned([("", *files), *rows]))
+        print(_aligned([("", *files), *rows]))
     else:
         print(f"{files[0]} and {files[1]} say the same")
     return 1 if found else 0
@@ -98,7 +103,7 @@ def _show(file: str, recipe: Recipe) -> str:
         ("why", recipe.evidence.why),
         ("evidence", _evidence(recipe)),
     ]
-    return "\n".join([file, "", aligned(facts), "", _ladder(recipe.ladder)])
+    return "\n".join([file, "", _aligned(facts), "", _ladder(recipe.ladder)])
 
 
 _AS_WRITTEN = "the script's own settings, as written"
@@ -143,7 +148,7 @@ def _ladder(ladder: Sequence[LadderEntry]) -> str:
         for entry in ladder
     ]
     # the configuration comes last because it is the one that can be long
-    return aligned(
+    return _aligned(
         [("rung", "what changes", "ms per step", "speed-up (99 %)", "gradient error", "configuration"), *rows]
     )
 

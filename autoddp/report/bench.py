@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoddp.bench import BenchResult, LinkModel, Sweep, algbw, busbw
-from autoddp.report.tables import aligned
+from autoddp.tables import aligned
 from autoddp.units import data_size, milliseconds
 
 

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from autoddp.knobs import Configuration, Rung
 from autoddp.log import UnfailingStderr
-from autoddp.report.tables import text_of
 from autoddp.study import Observer, Outcome, Screened, TrialRecord
+from autoddp.tables import text_of
 from autoddp.timing import Headroom
 from autoddp.units import data_size, duration, gradient_error, milliseconds
 from autoddp.wire import JobFacts

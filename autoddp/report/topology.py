@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from autoddp.report.tables import grid, text_of
+from autoddp.tables import grid, text_of
 from autoddp.topology import Gpu, GpuPair, Nic, Node, NumaNode, RdmaPort, Verdict, switches
 from autoddp.units import data_size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoddp.report.tables import aligned, grid, text_of
+from autoddp.tables import aligned, grid, text_of
 
 ROWS = [("hook", "1 MiB", "64 MiB"), ("fp16", "0.21", "9.87"), ("[red]0[/] rank 2", "10.4", "100.2")]
 

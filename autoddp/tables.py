@@ -1,4 +1,4 @@
-"""Tables as text for stdout: columns aligned by blanks, nothing drawn around them."""
+"""Floor 0. Tables as text for stdout: columns aligned by blanks, nothing drawn around them."""
 
 from __future__ import annotations
 
