@@ -8,7 +8,8 @@ from autoddp.units import MIB
 
 _MOST_BYTES = 64 * MIB  # more tells no more, and takes seconds on a slow link
 _LARGEST_BUCKET = 25 * MIB  # DDP's own
-_FEWEST_BUCKETS = 4
+_FEWEST_BUCKETS = 4  # in flight at once: with fewer, several networks or channels would have nothing to share
+_LEAST_BYTES = 4096  # of gradients: what is smaller takes one latency all the same
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,6 @@ class Burst:
         >>> Burst.of_step(40_000_000, "gloo")
         Burst(backend='gloo', buckets=4, bucket_bytes=10000000)
         """
-        sent = max(4096, min(gradient_bytes, _MOST_BYTES))
+        sent = max(_LEAST_BYTES, min(gradient_bytes, _MOST_BYTES))
         bucket = min(_LARGEST_BUCKET, sent // _FEWEST_BUCKETS)
         return cls(backend, round(sent / bucket), bucket // 4 * 4)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 from pathlib import Path
 
 from autoddp.bench.result import BenchResult, LinkFacts
+from autoddp.files import write_whole
 
 
 def folder(output: Path) -> Path:
@@ -19,13 +18,7 @@ def store(output: Path, result: BenchResult) -> Path:
     """Keep a result, whole or not at all; where it lies. An older one of the same world is replaced. OSError."""
     place = folder(output) / f"{result.facts.key}.json"
     place.parent.mkdir(parents=True, exist_ok=True)
-    # The folder may be shared, and every node keeps the result: each writes a file of its own first.
-    temporary = place.with_name(f".{place.name}.{socket.gethostname()}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(result.plain(), indent=1), encoding="utf-8")
-        os.replace(temporary, place)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(place, json.dumps(result.plain(), indent=1))
     return place
 
 

@@ -17,6 +17,7 @@ from itertools import combinations, pairwise
 from typing import Any
 
 MOST_SEGMENTS = 3
+"""Ranges of sizes with a line of their own: NCCL has three protocols, and a fourth line would fit noise."""
 ENOUGH = 0.05
 """Worst relative error that needs no further range: half of the 10 % that are promised."""
 

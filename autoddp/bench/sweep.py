@@ -20,12 +20,12 @@ Measure = Callable[[int, int, int], "list[float]"]
 """(bytes, iterations, blocks) → for each block the seconds of one of its back-to-back iterations."""
 
 BLOCK = 0.005  # seconds; far above the clock's resolution and the skew with which ranks begin a block
-MOST_ITERATIONS = 500
+MOST_ITERATIONS = 500  # of a block: at ten microseconds each, the fastest there are, they fill it
 BATCH = 5  # blocks between two looks at the clock, and the fewest for a size
-MOST_BLOCKS = 40
+MOST_BLOCKS = 40  # of a visit: the interval of the median is narrow by then, or the machine is too noisy for it
 SMALL = 2**18  # bytes; up to here latency counts, and the scheduler's moods
 SHARE_AGAIN = 0.2  # of the budget, for all visits but the first
-MOST_VISITS = 8
+MOST_VISITS = 8  # of a small size: so many moments, of which the best counts
 PRECISION = 0.02  # half the interval over the median: no more blocks are needed
 
 

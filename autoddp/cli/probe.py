@@ -13,7 +13,6 @@ from autoddp.errors import NothingReadable, UsageError
 from autoddp.topology import Node, verdicts
 from autoddp.topology.outputs import OUTPUTS, Output, node_of
 
-_READERS = ("topo_matrix", "nccl_log", "ibv_devinfo", "show_gids", "nvlink_status", "sysfs")
 _MOST = 256 * 2**20  # bytes of a file: the longest NCCL logs of big jobs are a tenth of this
 
 
@@ -27,7 +26,7 @@ def run(arguments: list[str]) -> int:
     cannot be read or of which nothing can be understood.
     """
     options = _parser().parse_args(arguments)
-    given = {name: getattr(options, name) for name in _READERS if getattr(options, name) is not None}
+    given = {name: getattr(options, name) for name in OUTPUTS if getattr(options, name) is not None}
     if given:
         return _show_files(given, options)
     from autoddp.topology.probe import probe
@@ -118,6 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add: Callable[..., Any] = parser.add_argument
     add("--topo-matrix", metavar="FILE", help="output of nvidia-smi topo -m")
+    add("--p2p-status", metavar="FILE", help="output of nvidia-smi topo -p2p r")
+    add("--gpu-list", metavar="FILE", help="output of nvidia-smi -L")
     add("--nccl-log", metavar="FILE", help="a log written under NCCL_DEBUG=INFO")
     add("--ibv-devinfo", metavar="FILE", help="output of ibv_devinfo, ibstat or ibstatus")
     add("--show-gids", metavar="FILE", help="output of show_gids")

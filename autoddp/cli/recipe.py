@@ -66,6 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    from autoddp.tables import aligned  # here, because --json needs no rich
+
+    return aligned(rows)
+
+
 def _diff(files: Sequence[str], one: Recipe, other: Recipe, as_json: bool) -> int:
     found = compare(one, other)
     if as_json:
@@ -73,7 +79,7 @@ def _diff(files: Sequence[str], one: Recipe, other: Recipe, as_json: bool) -> in
         print(json.dumps({"ok": True, "files": list(files), "same": not found, "differences": differences}))
     elif found:
         rows = [(key, *("-" if value is None else _cell(value) for value in values)) for key, values in found.items()]
-        print("\n".join(_aligned([("", *files), *rows])))
+        print(_aligned([("", *files), *rows]))
     else:
         print(f"{files[0]} and {files[1]} say the same")
     return 1 if found else 0
@@ -97,7 +103,7 @@ def _show(file: str, recipe: Recipe) -> str:
         ("why", recipe.evidence.why),
         ("evidence", _evidence(recipe)),
     ]
-    return "\n".join([file, "", *_aligned(facts), "", *_ladder(recipe.ladder)])
+    return "\n".join([file, "", _aligned(facts), "", _ladder(recipe.ladder)])
 
 
 _AS_WRITTEN = "the script's own settings, as written"
@@ -127,9 +133,9 @@ def _interval(found: Evidence) -> str:
     return "" if low is None or high is None else f" ({low:.1%} to {high:.1%})"
 
 
-def _ladder(ladder: Sequence[LadderEntry]) -> list[str]:
+def _ladder(ladder: Sequence[LadderEntry]) -> str:
     if not ladder:
-        return ["The ladder is empty: no configuration reached the final rounds."]
+        return "The ladder is empty: no configuration reached the final rounds."
     rows = [
         (
             entry.rung.value,
@@ -153,11 +159,6 @@ def _error(entry: LadderEntry) -> str:
     if entry.gradient_error is None:
         return "not measured"
     return gradient_error(entry.gradient_error, entry.gradient_error_of_sum)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _count(number: int, one: str, many: str) -> str:

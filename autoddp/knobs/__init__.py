@@ -3,7 +3,6 @@
 from autoddp.knobs.base import GRADIENT_RUNGS, Knob, Rung, Value
 from autoddp.knobs.configuration import AS_WRITTEN, BY_NAME, KNOBS, Configuration
 from autoddp.knobs.fidelity import LIMITS, GradientError, why_refused
-from autoddp.knobs.live import LiveModel
 
 __all__ = [
     "AS_WRITTEN",
@@ -14,7 +13,6 @@ __all__ = [
     "Configuration",
     "GradientError",
     "Knob",
-    "LiveModel",
     "Rung",
     "Value",
     "why_refused",

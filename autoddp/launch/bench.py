@@ -113,10 +113,14 @@ def own_parser() -> argparse.ArgumentParser:
     parser.error = _refuse  # type: ignore[method-assign]
     add: Callable[..., Any] = parser.add_argument
     add(
-        "--budget", type=_checked("--budget", _budget, _BUDGET), default=20.0, metavar="TIME", help="of measuring (20s)"
+        "--budget",
+        type=_checked("--budget", _budget, _BUDGET),
+        default=Settings.budget,
+        metavar="TIME",
+        help="of measuring (20s)",
     )
     size = _checked("--max-size", _largest, "a size of 1K or more, e.g. --max-size 64M")
-    add("--max-size", type=size, default=2**30, metavar="SIZE", help="largest message per rank (1G)")
+    add("--max-size", type=size, default=Settings.largest, metavar="SIZE", help="largest message per rank (1G)")
     factor = _checked("--factor", _factor, "a whole number of 2 or more, e.g. --factor 4")
     add("--factor", type=factor, default=2, metavar="N", help="from one size to the next (2)")
     add("--backend", choices=("gloo", "nccl"), help="nccl where every rank has a GPU, else gloo on the CPU")

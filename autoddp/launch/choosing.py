@@ -28,6 +28,7 @@ from autoddp.topology.sysfs_rdma import sysfs_rdma
 
 _CLEARLY = 1.2  # times as fast before a faster interface beats the one that the host's name stands for
 _MEASURED = 0.25  # seconds of sending to one interface, twice
+_TRIES = 2  # of which the better counts: one lost packet stops a short one for long
 _ALL_MEASURED = 1.5  # seconds for all of a node's interfaces
 
 Exchange = Callable[[str, Any], list[Any]]
@@ -68,7 +69,7 @@ def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places)
         faults, doubts = _complaints(everywhere, usable, reached, labels)
         following = (node + 1) % nodes
         open_ = {} if faults or _is_taken(everywhere[following], usable[following]) else usable[following]
-        lasting = min(_MEASURED, _ALL_MEASURED / (2 * len(open_) or 1))
+        lasting = min(_MEASURED, _ALL_MEASURED / (_TRIES * len(open_) or 1))
         rates = {name: _rate(_door(all_[following], address), lasting) for name, address in open_.items()}
         rates_of_all = exchange("network/rate", rates)
         exchange("network/done", True)  # nobody stops listening before all have measured
@@ -163,8 +164,8 @@ def _from(hearing: Sequence[tuple[int, str]], labels: Sequence[str]) -> str:
 
 
 def _rate(door: Door, lasting: float) -> float:
-    """Gbit/s to one interface of the next node: the better of two, as one lost packet stops a short one for long."""
-    return max(send_rate(door, lasting) for _ in range(2)) * 8 / 1e9
+    """Gbit/s to one interface of the next node: the better of two."""
+    return max(send_rate(door, lasting) for _ in range(_TRIES)) * 8 / 1e9
 
 
 def _chosen(places: Places, usable: dict[str, str], rates: dict[str, float]) -> Network:

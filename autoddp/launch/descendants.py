@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import psutil
 
 _ENDING = 10.0  # seconds in which every process must be gone after SIGKILL
+_LOOKS = 0.05  # seconds between two looks at what still runs: each reads /proc of every process
+_KILLS = 0.01  # seconds between two rounds of SIGKILL: in between a process may have started another
 _NAMED = 8  # processes that are named in a line
 
 
@@ -28,7 +30,7 @@ def gone_within(seconds: float) -> bool:
     while any(True for _ in _running()):
         if time.monotonic() > until:
             return False
-        time.sleep(0.05)
+        time.sleep(_LOOKS)
     return True
 
 
@@ -58,7 +60,7 @@ def kill_descendants() -> None:
         collect()
         if not below:
             return
-        time.sleep(0.01)
+        time.sleep(_KILLS)
 
 
 def _running() -> Iterator[psutil.Process]:

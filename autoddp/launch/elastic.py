@@ -25,6 +25,8 @@ _FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 AGENTS_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
 """Our own workers meet in the store before they make a process group, so it must not be one that rank 0 makes there."""
 _BOARD = timedelta(seconds=60)
+_TIMEOUT = 900  # seconds; torchrun's own for a static rendezvous, where --rdzv-conf names none
+_READ_TIMEOUT = 60  # seconds; torch's own for c10d, likewise
 DEFAULT_PORT = 29500  # torchrun's, for a static rendezvous without --master-port
 
 
@@ -119,7 +121,9 @@ def endpoint_patience(torchrun: argparse.Namespace) -> float:
     from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
 
     config = _parse_rendezvous_config(torchrun.rdzv_conf)
-    return float(config.get("timeout", 900) if torchrun.rdzv_backend == "static" else config.get("read_timeout", 60))
+    static = torchrun.rdzv_backend == "static"
+    name, usual = ("timeout", _TIMEOUT) if static else ("read_timeout", _READ_TIMEOUT)
+    return float(config.get(name, usual))
 
 
 def board(place: Endpoint) -> Any:
@@ -190,7 +194,7 @@ def run_own_job(torchrun: argparse.Namespace, name: str, more: dict[str, str]) -
             rank, failure = error.get_first_failure()
             return f"rank {rank} ended with exit code {failure.exitcode}"
         except SignalException as error:
-            raise SystemExit(128 + error.sigval) from None
+            raise SystemExit(128 + error.sigval) from None  # as shells have it
     return ""
 
 
@@ -205,7 +209,7 @@ def meeting_point(torchrun: argparse.Namespace, name: str) -> Any:
 
     arguments = _other_rendezvous(torchrun, name)
     fewest, most = node_range(torchrun)
-    config = {"timeout": 900, **_parse_rendezvous_config(arguments.rdzv_conf)}
+    config = {"timeout": _TIMEOUT, **_parse_rendezvous_config(arguments.rdzv_conf)}
     parameters = RendezvousParameters(
         backend=arguments.rdzv_backend,
         endpoint=arguments.rdzv_endpoint,

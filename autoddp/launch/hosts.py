@@ -25,6 +25,7 @@ _ANSWER = timedelta(seconds=60)  # for one answer of the store; torch's own is f
 _PATIENCE = 120.0  # seconds in which every launcher must have said what it wants next
 _RETURN = 60.0  # seconds that a host has for coming back before the job is given up for lack of it
 _READING = 10.0  # seconds that the others have for reading what was decided
+_LOOKS = 0.05  # seconds between two questions to the store, which answers all hosts
 _SILENT = 10.0  # seconds of waiting before the user is told
 
 
@@ -182,7 +183,7 @@ class Hosts:
                 told = True
                 names = ", ".join(self._presence.name_of(rank) for rank in back)
                 say(f"waiting for {names} (up to {patience:.0f} s)")
-            time.sleep(0.1)
+            time.sleep(_LOOKS)
         return absent
 
     def _decided_by_the_first(self, absent: list[int]) -> dict[str, Any]:
@@ -203,7 +204,7 @@ class Hosts:
         while not self._are_there(["recipe/decided"]):
             if time.monotonic() - began > _ANSWER.total_seconds():
                 raise TimeoutError("the launcher that was to decide for all hosts does not answer")
-            time.sleep(0.05)
+            time.sleep(_LOOKS)
         decided: dict[str, Any] = json.loads(self._get("recipe/decided"))
         return decided
 
@@ -214,7 +215,7 @@ class Hosts:
         with contextlib.suppress(RuntimeError):  # it has left, because this host was the last to read
             self._set(f"recipe/read/{self._rank}", "")
             while not self._are_there(keys) and time.monotonic() - began < _READING:
-                time.sleep(0.05)
+                time.sleep(_LOOKS)
 
     def _exchange(self, key: str, mine: str, say: Callable[[str], None]) -> Sequence[str]:
         """What every launcher says under a key.
@@ -237,7 +238,7 @@ class Hosts:
             if waited > _SILENT and not told:
                 told = True
                 say(f"waiting for the launchers of the other hosts (up to {_PATIENCE:.0f} s)")
-            time.sleep(0.05)
+            time.sleep(_LOOKS)
         return [self._get(name) for name in keys]
 
     def _set(self, key: str, text: str) -> None:

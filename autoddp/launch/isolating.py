@@ -26,6 +26,7 @@ _NO_LAYERS_ON = frozenset(
     ("overlay", "tmpfs", "ramfs", "nfs", "nfs4", "cifs", "smb3", "9p", "lustre", "beegfs", "gpfs", "ceph", "afs")
 )
 """File systems that cannot hold an overlay's upper layer, or only in memory or over the network."""
+_BLOCK = 512  # bytes: what the field `st_blocks` counts in, whatever the file system's own blocks are
 _ALLOWED = Allowance(share=0.2)  # of what is free on the disk that the layers lie on
 
 
@@ -200,7 +201,7 @@ def _size_of(folder: Path) -> int:
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(entry.path)
                     elif entry.is_file(follow_symlinks=False):
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+                        total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK
         except OSError:
             continue
     return total

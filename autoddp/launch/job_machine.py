@@ -72,8 +72,8 @@ from autoddp.study import TrialFailed, TuningOver
 from autoddp.timing import median
 from autoddp.wire import BlockDone, Finish, Goodbye, Hello, JobFacts, Measure, Ready, Welcome
 
-_FEWEST_STEPS = 2
-_FUTILE_ATTEMPTS = 3
+_FEWEST_STEPS = 2  # of a measurement, however often the script ends before one is done: one step would be a guess
+_FUTILE_ATTEMPTS = 3  # one after another without a measurement; each may ask for half as many steps as the one before
 _MOST_FAULTS = 12  # attempts that may fail in a trial before tuning is given up
 _CAUSE = 5.0  # seconds in which the ends of all ranks must be known once one of them has failed
 _LEAVING = 20.0  # seconds in which ranks that leave must be gone
@@ -258,7 +258,7 @@ class JobMachine:
         self._facts: JobFacts | None = None
         self._question: Question | None = None
         self._waiting_since: float | None = None
-        self._most_steps = 10**9
+        self._most_steps = 10**9  # no limit, until the script has ended within a measurement
         self._fresh_start = True
         self._known_to_all = 0
         self._futile_attempts = self._faults = 0

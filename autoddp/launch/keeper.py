@@ -103,6 +103,8 @@ class _AttemptEnded:
 
 
 _STOP = "stop"
+_ASKS = 0.5  # seconds between two questions whether the attempt is to be stopped
+_LOOKS = 0.02  # seconds between two looks at the children that have ended: elastic collects them soon after
 
 
 class Keeper:
@@ -141,7 +143,7 @@ class Keeper:
         self._connection.send(attempt)
         failure: str | None = None
         while True:
-            if not self._connection.poll(0.5):
+            if not self._connection.poll(_ASKS):
                 if stops():
                     self._connection.send(_STOP)
                 continue
@@ -335,7 +337,7 @@ def _report_ends(connection: Connection) -> None:
         except ChildProcessError:
             result = None
         if result is None or result.si_pid in told:
-            time.sleep(0.02)  # none yet, or elastic has still to collect this one
+            time.sleep(_LOOKS)  # none yet, or elastic has still to collect this one
             continue
         told.add(result.si_pid)
         killed = result.si_code in (os.CLD_KILLED, os.CLD_DUMPED)

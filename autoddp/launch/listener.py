@@ -16,8 +16,10 @@ from types import TracebackType
 _PATIENCE = 3.0  # seconds for a connection; a lost SYN is sent again after one
 _AT_ONCE = 500  # connections tried at the same time; a process may often have 1024 files open
 _BUFFER = 512 * 1024  # bytes in the kernel's hands at most: on a slow link they are sent after the time is over
-_SECRET_BYTES = 16
-_ACCOUNT_BYTES = 8
+_SERVING = 10 * _PATIENCE  # seconds for the next word of a peer that has answered: it may serve many at once
+_READ_AT_ONCE, _SENT_AT_ONCE = 2**20, 2**18  # bytes: large, so that the link and not Python limits the rate
+_SECRET_BYTES = 16  # 128 bits: nobody answers with it by chance
+_ACCOUNT_BYTES = 8  # of the number of bytes that have arrived
 
 
 class Listener:
@@ -49,9 +51,9 @@ class Listener:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
-            connection.settimeout(10 * _PATIENCE)
+            connection.settimeout(_SERVING)
             connection.sendall(self.secret.encode())
-            count, buffer = 0, bytearray(1 << 20)
+            count, buffer = 0, bytearray(_READ_AT_ONCE)
             while read := connection.recv_into(buffer):
                 count += read
             connection.sendall(count.to_bytes(_ACCOUNT_BYTES, "big"))
@@ -108,11 +110,11 @@ def send_rate(door: Door, lasting: float) -> float:
     try:
         with _connected(door) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-            block, sent, began = bytes(1 << 18), 0, time.perf_counter()
+            block, sent, began = bytes(_SENT_AT_ONCE), 0, time.perf_counter()
             while time.perf_counter() - began < lasting:
                 sent += connection.send(block)
             connection.shutdown(socket.SHUT_WR)
-            connection.settimeout(10 * _PATIENCE)
+            connection.settimeout(_SERVING)
             _read(connection, _ACCOUNT_BYTES)  # the listener has it all
             return sent / (time.perf_counter() - began)
     except OSError:

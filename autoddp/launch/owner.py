@@ -29,7 +29,9 @@ from typing import Any
 MARK = "owner.json"
 _KIND = "folder of an autoddp run"
 _LARGEST = 2**16  # bytes of a mark; ours have less than 4 KiB
-_PATIENCE = 20  # tries, 10 ms apart, for the lock on a mark that somebody is just looking at
+_PATIENCE = 20  # tries for the lock on a mark that somebody is just looking at
+_BETWEEN_TRIES = 0.01  # seconds; a look takes less than one millisecond
+_ASKING = 10  # seconds for sysctl or ps, which answer at once on a machine that is well
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ class Claim:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                time.sleep(0.01)
+                time.sleep(_BETWEEN_TRIES)
             except OSError:
                 return False
             else:
@@ -289,7 +291,7 @@ def _pid_namespace() -> str:
 
 def _said(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASKING, check=False)
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()

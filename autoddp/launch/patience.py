@@ -12,6 +12,7 @@ from autoddp.wire import Measure
 
 _FIRST = 300.0  # seconds for the first block, whose step time is unknown
 _COMPILING = 180.0  # seconds for which a rank may wait for its compilers
+_TIMES = 5  # as long as the same steps take with the baseline: a trial so slow is of no use, and may well be hung
 _LEAST = 20.0  # seconds without a sign of life before a trial is called hung
 
 
@@ -35,7 +36,7 @@ class Patience:
         if not self.step_seconds:
             return _FIRST
         counted = order.warmup + order.steps + 2 * order.compare
-        return max(_COMPILING if self.compiles else _LEAST, 5 * counted * order.at_once * self.step_seconds)
+        return max(_COMPILING if self.compiles else _LEAST, _TIMES * counted * order.at_once * self.step_seconds)
 
     def is_over(self, began: float, seconds: float) -> bool:
         """Whether nothing has happened for that long; `began` as the clock gives it."""

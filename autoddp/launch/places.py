@@ -50,11 +50,6 @@ class Places:
         """Every address, once."""
         return list(dict.fromkeys([*self.addresses.values(), *filter(None, [self.local_addr])]))
 
-    def standing_for(self, variable: str) -> str:
-        """The variable's interfaces and addresses, for people."""
-        shown = [f"{name} {self.addresses[name]}" for name in self.named.get(variable, ())]
-        return ", ".join(shown) or "nothing"
-
 
 def places_here(local_addr: str | None, has_gpus: bool, environment: Mapping[str, str] | None = None) -> Places:
     """Look at this host."""

@@ -30,6 +30,7 @@ from autoddp.launch.gathering import Endpoint
 _BEAT = 1.0  # seconds between two beats
 _MISSING = 30.0  # seconds without a beat; torch elastic gives a node up after 15
 _FAREWELL = 3.0  # seconds for which a launcher that leaves waits until the others have heard it
+_LOOKS = 0.05  # seconds between two looks at whether they have
 _LONGEST_LOOK = 2.0  # seconds; whoever looks again later was stopped itself
 
 T = TypeVar("T")
@@ -203,7 +204,7 @@ class Presence:
         self._questions.put((lambda _: self._beat(), Future()))
         until = time.monotonic() + _FAREWELL
         while time.monotonic() < until and not self._heard_by_all() and not self.store_is_gone:
-            time.sleep(0.05)
+            time.sleep(_LOOKS)
         self.stop()
 
     def stop(self) -> None:

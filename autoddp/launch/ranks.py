@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from autoddp.launch.machine import visible_gpus
 from autoddp.topology import NumaNode, cpus, numa_nodes
 
-_FEWEST_WITHOUT_GPUS = 2
+_FEWEST_WITHOUT_GPUS = 2  # on one NUMA node: with a single rank there would be no reduction to tune
 _ANOTHER = "--nproc-per-node sets another number"
 
 

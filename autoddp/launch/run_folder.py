@@ -100,10 +100,6 @@ class RunFolder:
             with contextlib.suppress(FileExistsError):
                 return self.owns(place / f"{PREFIX}{secrets.token_hex(4)}")
 
-    def give_back(self, path: Path) -> None:
-        """Remove a private folder before the run ends."""
-        remove_private(str(path), self._claim.mark)
-
     def owns(self, path: Path) -> Path:
         """Make the folder `path`, as `private` does, under a name that the caller chooses; its path without links.
 

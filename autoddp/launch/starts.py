@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-_START_PATIENCE = 120.0  # seconds for a start with other variables, or five times the first one
+_START_PATIENCE = 120.0  # seconds for a start with other variables, if the first one was fast
+_TIMES = 5  # as long as the first start took, which had to fill the caches: a start that works takes about as long
 
 
 class Starts:
@@ -41,7 +42,7 @@ class Starts:
     @property
     def hangs(self) -> bool:
         """Whether a start with variables of its own takes so long that its variables must be to blame."""
-        patience = max(_START_PATIENCE, 5 * self._first)
+        patience = max(_START_PATIENCE, _TIMES * self._first)
         return bool(self._present) and not self.stale and self._clock() - self._began > patience
 
     @property

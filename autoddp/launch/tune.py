@@ -39,6 +39,7 @@ from autoddp.worker.order import Order
 logger = get_logger(__name__)
 
 _LOOKS = 1.0  # seconds between two looks at how much the script has written
+_EFFORT = 20  # a look may take one part in so many of the time: many files take long to count
 
 
 @dataclass
@@ -312,8 +313,7 @@ class _Limits:
             return
         began = time.monotonic()
         written = self._isolation.written()
-        # Many files take long to count: no more than a twentieth of the time goes into it.
-        self._looked = time.monotonic() + 20 * (time.monotonic() - began)
+        self._looked = time.monotonic() + _EFFORT * (time.monotonic() - began)
         if written > limit:
             self._job.give_up(
                 f"the script has written {data_size(written)} while it was being tuned, more than --scratch-limit "

@@ -15,7 +15,8 @@ from autoddp.launch.movement import Movement
 from autoddp.units import duration
 
 _FIRST_WORD = 30.0  # seconds until the first line
-_NEXT_WORD = 60.0
+_NEXT_WORD = 60.0  # seconds from one line to the next: a start that takes long must not fill the terminal
+_STILL = 5.0  # seconds without a movement that are worth a word; a rank's file is touched about every second
 _GIVEN_UP = 1800.0  # seconds without a movement of any rank; torch's own collectives give up after as many
 
 
@@ -78,6 +79,6 @@ class Waiting:
         for place, who in places.items():
             still = now - min(ranks[rank][0] for rank in who)
             names = f"rank {who[0]} is" if len(who) == 1 else f"ranks {', '.join(map(str, sorted(who)))} are"
-            unmoved = f", not moved for {duration(still)}" if still > 5 else ""
+            unmoved = f", not moved for {duration(still)}" if still > _STILL else ""
             parts.append(f"{names} in {place}{unmoved}")
         return f"{'; '.join(parts)} (host {socket.gethostname()})"

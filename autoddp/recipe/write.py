@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autoddp.errors import RecipeError
+from autoddp.files import write_whole
 from autoddp.knobs import BY_NAME, Configuration
 from autoddp.recipe.read import parse
 from autoddp.recipe.schema import SCHEMA, LadderEntry, Recipe
@@ -90,7 +89,7 @@ def save(recipe: Recipe | str, path: str | os.PathLike[str], previous: Path | No
         if old == whole:
             return None
         kept = _keep(old, str(path), previous) if old is not None else None
-        _replace(target, whole)
+        write_whole(target, whole)
         return kept
     except OSError as problem:
         place = one_line(str(path))
@@ -111,23 +110,8 @@ def _keep(old: bytes, path: str, previous: Path | None) -> Path:
     while os.path.lexists(place):
         place, number = previous.with_name(f"{previous.name}.{number}"), number + 1
     place.parent.mkdir(parents=True, exist_ok=True)
-    _replace(place, old)
+    write_whole(place, old)
     return place
-
-
-def _replace(path: Path, content: bytes) -> None:
-    scratch = path.with_name(f".autoddp-{secrets.token_hex(8)}.tmp")
-    try:
-        # not mkstemp: its files are the owner's alone, a recipe is shared under the user's umask
-        with open(scratch, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            scratch.unlink()
-        raise
 
 
 def _reason(problem: OSError) -> str:

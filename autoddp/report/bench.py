@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from autoddp.bench import BenchResult, LinkModel, Sweep, algbw, busbw
+from autoddp.tables import aligned
 from autoddp.units import data_size, milliseconds
 
 
@@ -30,7 +29,7 @@ def _sweep(sweep: Sweep) -> str:
         interval = f"{_micro(p.low)} to {_micro(p.high)}"
         off = f"{errors[p.bytes]:+.1%}" if p.bytes in errors else "-"
         rows.append((data_size(p.bytes), _micro(p.seconds), interval, *bandwidths, off))
-    lines = [f"{sweep.layout}: {sweep.ranks} ranks", *_aligned(rows)]
+    lines = [f"{sweep.layout}: {sweep.ranks} ranks", aligned(rows, numbers=True)]
     if sweep.stopped:
         lines.append(sweep.stopped)
     return "\n".join([*lines, *(_model(sweep.model) if sweep.model else [])])
@@ -53,7 +52,7 @@ def _hooks(result: BenchResult) -> str:
         times = [found.get((hook, rank, size)) for size in sizes]
         name = f"{hook} rank {rank}" if rank else hook
         rows.append((name, *("-" if time is None else milliseconds(time) for time in times)))
-    return "\n".join(["computing of the hooks alone, ms for one square matrix", *_aligned(rows)])
+    return "\n".join(["computing of the hooks alone, ms for one square matrix", aligned(rows, numbers=True)])
 
 
 def _micro(seconds: float) -> str:
@@ -63,10 +62,3 @@ def _micro(seconds: float) -> str:
 
 def _short(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Numbers to the right, the first column to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = ([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows)
-    return ["  ".join(row).rstrip() for row in cells]

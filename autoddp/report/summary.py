@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autoddp.files import write_whole
 from autoddp.study import Heat, Outcome, Standing, TrialRecord
 from autoddp.timing import Block
 
@@ -43,10 +43,8 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
 
 
 def write_summary(path: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    os.replace(beside, path)
+    """Whole or not at all. OSError."""
+    write_whole(path, json.dumps(content, indent=1))
 
 
 def _trial(record: TrialRecord) -> dict[str, Any]:

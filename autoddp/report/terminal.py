@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -18,7 +18,8 @@ from rich.text import Text
 
 from autoddp.knobs import Configuration, Rung
 from autoddp.log import UnfailingStderr
-from autoddp.study import Outcome, Screened, TrialRecord
+from autoddp.study import Observer, Outcome, Screened, TrialRecord
+from autoddp.tables import text_of
 from autoddp.timing import Headroom
 from autoddp.units import data_size, duration, gradient_error, milliseconds
 from autoddp.wire import JobFacts
@@ -44,8 +45,8 @@ def warn(text: str) -> None:
     say(text, style="bold red")
 
 
-class Terminal:
-    """A study's `Observer`.
+class Terminal(Observer):
+    """Shows a study.
 
     `allows`: whether the user would have a configuration launched. `log`: a file that gets every line, and those that
     are not about the user's job. `launches`: whether the job is launched with what is found.
@@ -150,10 +151,12 @@ class Terminal:
         """The ladder, and what will be launched."""
         self.close()
         if outcome.ladder:
-            table = _ladder(outcome, self._allows)
-            self._console.print(table)
-            with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as file:
-                Console(file=file, highlight=False, width=_PLAIN_WIDTH).print(table)
+            plain = text_of([_ladder(outcome, self._allows, boxed=False)], _PLAIN_WIDTH)
+            if self._console.is_terminal:
+                self._console.print(_ladder(outcome, self._allows, boxed=True))
+            else:
+                self._console.print(Text(plain), soft_wrap=True)
+            self._note(plain)
         for record in outcome.trials:
             if record.state == "refused":
                 self._line(f"not on the ladder: {record.configuration.hook}: {record.reason}")
@@ -211,8 +214,9 @@ class _Bar:
             self._task, _Bar.drawn_on = None, None
 
 
-def _ladder(outcome: Outcome, allows: Callable[[Configuration], bool]) -> Table:
-    table = Table(title="the ladder", title_justify="left", title_style="bold", pad_edge=False)
+def _ladder(outcome: Outcome, allows: Callable[[Configuration], bool], boxed: bool) -> Table:
+    look: dict[str, Any] = {"pad_edge": False} if boxed else {"box": None, "padding": (0, 2, 0, 0)}
+    table = Table(title="the ladder", title_justify="left", title_style="bold", **look)
     table.add_column("rung")
     table.add_column("what it changes in training", max_width=30)
     table.add_column("configuration", overflow="fold")

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from autoddp.tables import grid, text_of
 from autoddp.topology import Gpu, GpuPair, Nic, Node, NumaNode, RdmaPort, Verdict, switches
 from autoddp.units import data_size
 
@@ -19,12 +20,13 @@ _COLOURS = {"NV": "green", "PIX": "cyan", "PXB": "blue", "PHB": "yellow", "NODE"
 
 def show_node(node: Node, verdicts: Sequence[Verdict]) -> None:
     """Everything `autoddp probe` says, on stdout."""
+    parts = [_tree(node), *_matrix(node), *_facts(node), *_verdicts(verdicts), *_unknown(node)]
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=_PLAIN_WIDTH)
-    for part in (_tree(node), _matrix(node), *_facts(node), _verdicts(verdicts), _unknown(node)):
-        if part is not None:
-            console.print(part)
+        print(text_of(parts, _PLAIN_WIDTH))
+        return
+    for part in parts:
+        console.print(part)
 
 
 def link_word(pair: GpuPair) -> str:
@@ -109,20 +111,24 @@ def _near(node: Node, device: str) -> str:
     return f"near {gpus}" if gpus else ""
 
 
-def _matrix(node: Node) -> RenderableType | None:
+def _matrix(node: Node) -> list[RenderableType]:
     if len(node.gpus) < 2:
-        return None
-    table = Table(title="how the GPUs are joined", title_justify="left", box=None, padding=(0, 1))
+        return []
+    table = Table(box=None, padding=(0, 1))
     numbers = [gpu.index for gpu in node.gpus]
     for name in ("", *(f"GPU{number}" for number in numbers)):
         table.add_column(name)
     for a in numbers:
         words = ["X" if a == b else link_word(node.pair(a, b)) for b in numbers]
         table.add_row(f"GPU{a}", *(Text(word, style=colour(word)) for word in words))
-    return table
+    return [_title("how the GPUs are joined"), table]
 
 
-def _facts(node: Node) -> list[Text]:
+def _title(text: str) -> Text:
+    return Text(text, style="italic")
+
+
+def _facts(node: Node) -> list[RenderableType]:
     limits, cpu = node.limits, node.cpu
     said = [
         ("CPU", f"{cpu.model}, {cpu.cores} cores, {cpu.usable} usable" if cpu.usable else cpu.model),
@@ -135,7 +141,8 @@ def _facts(node: Node) -> list[Text]:
         ("versions", ", ".join(f"{name} {version}" for name, version in node.versions.items())),
         ("sources", ", ".join(f"{fact}: {source}" for fact, source in node.sources.items())),
     ]
-    return [Text(f"{name:<14} {text}") for name, text in said if text]
+    told = [(name, text) for name, text in said if text]
+    return [grid(told)] if told else []
 
 
 def _memlock(value: int | None) -> str:
@@ -144,10 +151,10 @@ def _memlock(value: int | None) -> str:
     return "no limit" if value < 0 else data_size(value)
 
 
-def _verdicts(verdicts: Sequence[Verdict]) -> RenderableType | None:
+def _verdicts(verdicts: Sequence[Verdict]) -> list[RenderableType]:
     if not verdicts:
-        return None
-    table = Table(title="what to expect", title_justify="left", box=None, padding=(0, 1))
+        return []
+    table = Table(box=None, padding=(0, 1))
     for name in ("between", "transport", "expected bus bandwidth", "why", "what holds it back"):
         table.add_column(name)
     alike = sorted(verdicts, key=lambda verdict: (verdict.between == "nodes", *_likeness(verdict)))
@@ -156,14 +163,12 @@ def _verdicts(verdicts: Sequence[Verdict]) -> RenderableType | None:
         between = ", ".join(verdict.between for verdict in same)
         first = same[0]
         table.add_row(between, first.transport or "?", first.expected, first.why, first.holds_back)
-    return table
+    return [_title("what to expect"), table]
 
 
 def _likeness(verdict: Verdict) -> tuple[str, ...]:
     return verdict.transport, verdict.expected, verdict.why, verdict.holds_back
 
 
-def _unknown(node: Node) -> RenderableType | None:
-    if not node.unknown:
-        return None
-    return Text("\n".join(f"{fact}: could not be learned, because {why}" for fact, why in node.unknown.items()))
+def _unknown(node: Node) -> list[RenderableType]:
+    return [Text(f"{fact}: could not be learned, because {why}") for fact, why in node.unknown.items()]

@@ -5,7 +5,7 @@ The only home of Optuna. It knows no process and no socket: whoever runs it hand
 
 from autoddp.study.heats import Heat
 from autoddp.study.measure import Measure, TrialFailed, TuningOver
-from autoddp.study.observer import Observer, Silent
+from autoddp.study.observer import Observer
 from autoddp.study.outcome import Decision, Outcome, Screened, Standing, TrialRecord
 from autoddp.study.plan import Plan
 from autoddp.study.search import Study
@@ -18,7 +18,6 @@ __all__ = [
     "Outcome",
     "Plan",
     "Screened",
-    "Silent",
     "Standing",
     "Study",
     "TrialFailed",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Rung
 from autoddp.knobs.micro_steps import larger_batch
 from autoddp.recipe import best_allowed
+from autoddp.recipe.decision import WORTH_A_CHANGE
 from autoddp.study.outcome import Decision, Standing
 from autoddp.study.plan import Plan
 from autoddp.timing import Headroom, speedup
@@ -56,8 +57,8 @@ def _too_little(allowed: Sequence[Standing], chosen: Standing | None) -> str:
     if not passed:
         return ""
     best = max(passed, key=lambda standing: standing.speedup.ratio)
-    gives = f"; {best.rung.value} gives {best.speedup}, not surely 5 % more than every milder rung and your settings"
-    return f"{gives}: too little for a change of training"
+    enough = f"surely {(WORTH_A_CHANGE - 1) * 100:.0f} % more than every milder rung and your settings"
+    return f"; {best.rung.value} gives {best.speedup}, not {enough}: too little for a change of training"
 
 
 def _beyond(ladder: Sequence[Standing], plan: Plan) -> tuple[Rung, Standing] | None:

@@ -19,8 +19,8 @@ from autoddp.study.pace import Pace
 from autoddp.timing import Block
 
 _NOISE = 1.3  # times the best trial: further off than moments make it
-_MOST = 6
-_ROUNDS = 10
+_MOST = 6  # contenders: a heat of more would take longer than the finals it is to spare
+_ROUNDS = 10  # enough that the faster half of them, by which they are ranked, is five
 _BLOCK_SECONDS = 0.5  # that a contender's turn may take even where the baseline's step is shorter
 _STAY_AFTER = {3: 3, 5: 2}  # rounds → how many run on
 

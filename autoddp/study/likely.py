@@ -8,6 +8,7 @@ from autoddp.bench import LinkModel
 from autoddp.knobs.buckets import caps
 from autoddp.units import MIB
 
+_ALIKE = 6  # decimals of seconds: caps whose steps differ by less than a microsecond are as good as each other
 _BACKWARD = 2 / 3  # of a step's computing: the forward pass takes half as long
 
 
@@ -19,7 +20,7 @@ def likely_cap(link: LinkModel, gradient_bytes: int, computing: float, share: fl
     """
     mib = gradient_bytes / MIB
     expected = {cap: _seconds(link, math.ceil(mib / cap), gradient_bytes * share, computing) for cap in caps(mib)}
-    return min(expected, key=lambda cap: (round(expected[cap], 6), -cap))
+    return min(expected, key=lambda cap: (round(expected[cap], _ALIKE), -cap))
 
 
 def _seconds(link: LinkModel, buckets: int, sent: float, computing: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from autoddp.knobs import Rung
 from autoddp.study.outcome import Outcome, Screened, TrialRecord
@@ -11,8 +10,11 @@ from autoddp.timing import Headroom
 from autoddp.wire import JobFacts
 
 
-class Observer(Protocol):
-    """Called from the study's thread, between measurements, so drawing disturbs no timing."""
+class Observer:
+    """Does nothing; whoever wants to watch overrides some of it.
+
+    Called from the study's thread, between measurements, so drawing disturbs no timing.
+    """
 
     def ready(self, facts: JobFacts) -> None:
         """The job runs and its DDP models are known."""
@@ -34,28 +36,3 @@ class Observer(Protocol):
 
     def finished(self, outcome: Outcome) -> None:
         """The study is over."""
-
-
-class Silent:
-    """An observer that does nothing."""
-
-    def ready(self, facts: JobFacts) -> None:
-        """See `Observer`."""
-
-    def baseline(self, record: TrialRecord, headroom: Headroom) -> None:
-        """See `Observer`."""
-
-    def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:
-        """See `Observer`."""
-
-    def screened(self, settings: Sequence[Screened], trials: int) -> None:
-        """See `Observer`."""
-
-    def heat(self, rung: Rung, contenders: int) -> None:
-        """See `Observer`."""
-
-    def final(self, number: int, planned: int) -> None:
-        """See `Observer`."""
-
-    def finished(self, outcome: Outcome) -> None:
-        """See `Observer`."""

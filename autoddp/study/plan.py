@@ -16,6 +16,7 @@ class Plan:
     """The same on all nodes."""
 
     trials: int = 20
+    """Configurations tried, at most: some for each rung's guesses, and as many again for what follows from them."""
     allow: Rung = Rung.NEAR
     accumulate_up_to: int = 1
     """Steps of the script that may become one."""

@@ -10,6 +10,8 @@ import optuna
 from autoddp.knobs import Configuration, Value
 from autoddp.study.space import Space
 
+_UNGUIDED = 3  # results before TPE follows them; by default it draws ten at random, half of a study of twenty trials
+_CANDIDATES = 48  # of which TPE takes the best: twice the default, as drawing them costs nothing beside a trial
 _ASKS = 40  # draws before a configuration that was measured already is accepted once more
 
 
@@ -24,7 +26,7 @@ class Sampler:
     def __init__(self, space: Space, seed: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = space
-        tpe = optuna.samplers.TPESampler(seed=seed, n_startup_trials=3, n_ei_candidates=48)
+        tpe = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_UNGUIDED, n_ei_candidates=_CANDIDATES)
         self._study = optuna.create_study(direction="minimize", sampler=tpe)
         for guess in space.guesses():
             self._study.enqueue_trial(guess, skip_if_exists=True)

@@ -23,6 +23,8 @@ from autoddp.study.trials import Trials
 from autoddp.timing import Block, Headroom, headroom, median, speedup
 from autoddp.wire import JobFacts
 
+_AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials: half of them, at least, must be left for what needs no other start
+
 
 class Study:
     """`Study(measure, facts, plan, observer, screen).run()`; without `screen` no start setting is ruled out unseen."""
@@ -106,7 +108,7 @@ class Study:
 
     def _judge_settings(self) -> tuple[list[Screened], list[Mapping[str, Value]]]:
         """What the communication benchmark says of the start settings, and those that are worth trials."""
-        if not self._facts.start_settings or self._plan.trials < 2 * RESERVED:
+        if not self._facts.start_settings or self._plan.trials < _AT_LEAST_FOR_SETTINGS:
             return [], []
         with self._ledger.in_phase("screening"):
             judged = screened(self._facts.start_settings, self._screen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.knobs.buckets import caps, shrinking_plans
@@ -16,13 +16,6 @@ _FIRST_BUCKET_MIB = 1.0  # DDP's default puts that much into one bucket: cutting
 _MANY_SHAPES = 8  # matrices of one shape share a product anyway: only where shapes are many is there one to save
 _LARGE_MIB = 100.0  # below it the factors are so small that latency, not their bytes, is what they cost
 _SWITCHES = ("gradient_as_bucket_view", "batched_grad_copy", "static_graph")
-
-
-class Chooser(Protocol):
-    """Optuna's trial, as far as a space needs it."""
-
-    def suggest_categorical(self, name: str, choices: Any) -> Any:
-        """One of `choices`."""
 
 
 @dataclass(frozen=True)
@@ -135,4 +128,5 @@ class Space:
 def _quarter(buckets: tuple[str, ...]) -> str:
     """The cap that cuts the gradients into about four buckets."""
     found = [label for label in buckets if label.startswith("cap")]
+    # The last cap holds all gradients and each before it is half as large: the third from the end is a quarter.
     return found[max(0, len(found) - 3)] if found else buckets[0]

@@ -115,7 +115,7 @@ class Trials:
 
     def _likely_cap(self, rung: Rung, computing: float) -> float | None:
         """None where the link was not measured; low-rank factors are too small for the size to matter."""
-        share = {Rung.EXACT: 1.0, Rung.NEAR: 0.5}.get(rung)
+        share = {Rung.EXACT: 1.0, Rung.NEAR: 0.5}.get(rung)  # of the bytes travels: the near rung sends 16 bits of 32
         if share is None or not self._facts.link:
             return None
         return likely_cap(LinkModel.from_plain(self._facts.link), self._facts.gradient_bytes, computing, share)

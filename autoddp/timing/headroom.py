@@ -10,6 +10,7 @@ from autoddp.timing.samples import Block, median
 from autoddp.timing.speedup import speedup
 
 _INTERRUPTED = 10.0  # times the median: the script has evaluated or saved meanwhile
+_NOTHING = 0.005  # of a step: what is printed as 0 %
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Headroom:
     """… to here."""
 
     def __str__(self) -> str:
-        if self.low < 0.005:
+        if self.low < _NOTHING:
             return f"up to {self.high:.0%}"
         low, share, high = (f"{part:.0%}" for part in (self.low, self.share, self.high))
         return share if low == share == high else f"{share} ({low} to {high})"

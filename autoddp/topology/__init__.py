@@ -1,8 +1,7 @@
 """What the gradients travel over: frozen facts about this node, each with its source, and what to expect of them."""
 
-from autoddp.topology.facts import Cpu, Gpu, GpuPair, Limits, Nic, Node, NumaNode
+from autoddp.topology.facts import Cpu, Gpu, GpuPair, Limits, Nic, Node, NumaNode, switches
 from autoddp.topology.fingerprint import Fingerprint, fingerprint
-from autoddp.topology.groups import switches
 from autoddp.topology.interfaces import interfaces
 from autoddp.topology.rdma import RdmaPort
 from autoddp.topology.system import cpus, numa_nodes

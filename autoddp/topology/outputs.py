@@ -9,11 +9,13 @@ from typing import Any, Protocol
 
 from autoddp.errors import NothingReadable
 from autoddp.topology.facts import Node
+from autoddp.topology.gpu_list import GpuList, read_gpu_list
 from autoddp.topology.ibstat import read_ibstat, read_ibstatus
 from autoddp.topology.ibv_devinfo import read_ibv_devinfo
 from autoddp.topology.matrix import TopologyMatrix, read_matrix
 from autoddp.topology.nccl_log import read_nccl_log
 from autoddp.topology.nvlink_status import NvlinkStatus, read_nvlink_status
+from autoddp.topology.p2p_status import P2pStatus, read_p2p_status
 from autoddp.topology.probe import machine, node_of_matrix
 from autoddp.topology.rdma import RdmaPorts
 from autoddp.topology.show_gids import GidTable, read_show_gids
@@ -58,6 +60,8 @@ def _machine(root: Path) -> Machine:
 
 OUTPUTS: Mapping[str, Callable[[Any], Output]] = {
     "topo_matrix": read_matrix,
+    "p2p_status": read_p2p_status,
+    "gpu_list": read_gpu_list,
     "nccl_log": read_nccl_log,
     "ibv_devinfo": _ports,
     "show_gids": read_show_gids,
@@ -81,7 +85,12 @@ def node_of(read: Mapping[str, Output]) -> Node | None:
         node = replace(node, rdma=ports.ports)
     if isinstance(gids, GidTable):
         node = replace(node, gids=gids.gids)
-    return _with_rates(node, links) if isinstance(links, NvlinkStatus) else node
+    if isinstance(links, NvlinkStatus):
+        node = _with_rates(node, links)
+    peers, names = read.get("p2p_status"), read.get("gpu_list")
+    if isinstance(peers, P2pStatus):
+        node = replace(node, pairs=tuple(replace(pair, p2p=peers.between(pair.a, pair.b)) for pair in node.pairs))
+    return _with_names(node, names) if isinstance(names, GpuList) else node
 
 
 def _with_rates(node: Node, links: NvlinkStatus) -> Node:
@@ -91,3 +100,15 @@ def _with_rates(node: Node, links: NvlinkStatus) -> Node:
         return node
     pairs = (replace(p, nvlink_gbs=p.nvlinks * speed) if p.nvlinks else p for p in node.pairs)
     return replace(node, pairs=tuple(pairs))
+
+
+def _with_names(node: Node, listed: GpuList) -> Node:
+    """Name and UUID of each GPU, and MIG where `nvidia-smi -L` lists MIG devices below it."""
+    by_index = {gpu.index: gpu for gpu in listed.gpus}
+    gpus = [
+        replace(gpu, name=found.name, uuid=found.uuid, mig=True if found.mig else None)
+        if (found := by_index.get(gpu.index))
+        else gpu
+        for gpu in node.gpus
+    ]
+    return replace(node, gpus=tuple(gpus))

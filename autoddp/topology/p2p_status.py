@@ -38,6 +38,12 @@ class P2pStatus:
             return False
         return None if self.missing else True
 
+    def between(self, a: int, b: int) -> str:
+        """For `GpuPair.p2p`: a refusal in either direction counts for both; empty where the code is not known."""
+        codes = [self.status.get((a, b), "U"), self.status.get((b, a), "U")]
+        refused = [code for code in codes if code not in ("OK", "U")]
+        return (refused or ["OK" if codes == ["OK", "OK"] else ""])[0]
+
     def plain(self) -> dict[str, Any]:
         """For JSON; the keys of `p2p` are `from-to`."""
         return {

@@ -15,6 +15,10 @@ _ALGORITHM_OF_EACH = (2, 24)
 """From this NCCL on a collective that does not have the one algorithm named ends the job, as Broadcast has no trees."""
 TREES = "ring,tree;allreduce:tree"
 """Trees for the all-reduces alone, as that NCCL has it."""
+_MANY_CHANNELS, _FEW_CHANNELS = 16, 8
+"""More channels carry more, and each takes a multiprocessor from the backward pass: one candidate for either side."""
+_SOCKET_THREADS = _SOCKETS_PER_THREAD = 4  # what NCCL's documentation advises for networks of 100 Gbit/s
+_LARGE_BUFFER = 8 * 2**20  # bytes; twice NCCL's own
 _OTHER_CLASS = 0.5  # of the fastest port's rate: a slower one serves storage or logins
 
 Offer = tuple[dict[str, Any], tuple[str, ...]]
@@ -33,7 +37,7 @@ def nccl_settings(
     if nodes > 1:
         offers += _between(node)
         offers += () if tuner else _choices(nccl)  # a plugin takes them for an error, or is overruled
-        offers.append(({"nccl_buffer_bytes": 8 * 2**20}, ("NCCL_BUFFSIZE",)))
+        offers.append(({"nccl_buffer_bytes": _LARGE_BUFFER}, ("NCCL_BUFFSIZE",)))
     return [setting for setting, variables in offers if not set(variables) & set(environment)]
 
 
@@ -49,8 +53,8 @@ def _within(node: Node, ways: tuple[Verdict, ...]) -> Iterator[Offer]:
         yield {"nccl_p2p_disable": "1"}, peers
     links = [pair.nvlinks for pair in node.pairs]
     if any(links):
-        yield {"nccl_min_channels": 16}, ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS")
-        yield {"nccl_max_channels": 8}, ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS")
+        yield {"nccl_min_channels": _MANY_CHANNELS}, ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS")
+        yield {"nccl_max_channels": _FEW_CHANNELS}, ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS")
     versions = [pair.nvlink_version or 0 for pair in node.pairs]
     if links and min(links) >= _NVLINKS_OF_A_SWITCH and min(versions) >= _VERSION_WITH_NVLS:
         yield {"nccl_nvls": "0"}, ("NCCL_NVLS_ENABLE", "NCCL_ALGO")
@@ -61,7 +65,7 @@ def _between(node: Node) -> Iterator[Offer]:
     fast = any((nic.speed_mbit or 0) >= _FAST_ETHERNET for nic in node.nics if nic.up)
     if way.transport == "NET/Socket" and fast:
         yield (
-            {"nccl_socket_threads": 4, "nccl_sockets_per_thread": 4},
+            {"nccl_socket_threads": _SOCKET_THREADS, "nccl_sockets_per_thread": _SOCKETS_PER_THREAD},
             ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"),
         )
     near = _near_devices(node)

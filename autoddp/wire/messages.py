@@ -109,7 +109,6 @@ class Goodbye:
 
     rank: int
     reason: str
-    in_trial: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from autoddp.worker.stopwatch import Stopwatch, stopwatch_for
 
 _WARMUP = 10  # steps of the job before anything is timed
 _SETTLE = 3  # steps after each turn: DDP rebuilds its buckets at the second
-_BLOCK = 5
+_BLOCK = 5  # steps, of which the median counts: it does not feel one or two in which the script saved
 _ROUNDS = 6  # each has a block with the reduction and one without
 
 

@@ -1,4 +1,4 @@
-"""What every Python process of a tuning attempt does first: start its part of the isolation.
+"""What every Python process of a tuning attempt does first: start its part of the isolation, which may end tuning.
 
 Called by `inject/sitecustomize.py` in the ranks and in whatever Python processes the script starts.
 """
@@ -10,7 +10,9 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable
+from multiprocessing.connection import Client
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
@@ -19,11 +21,12 @@ import wrapt
 from autoddp.isolation import Level
 from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
 from autoddp.units import data_size
+from autoddp.wire import StopTuning, encode
 from autoddp.worker.order import TUNE
-from autoddp.worker.stopping import stopper
 
 _COPYING = {"open", "os.chmod", "os.chown", "os.truncate", "os.utime", "os.setxattr", "os.link", "os.rename"}
 """Audit events of what makes an overlay copy a file whole."""
+_PATIENCE = 30.0  # seconds that the launcher has for ending this process
 
 
 def start(text: str) -> None:
@@ -50,6 +53,26 @@ def start(text: str) -> None:
     from autoddp.isolation.elsewhere import watch_clients
 
     watch_clients(stop)
+
+
+def stopper(socket: str, overlay_is_to_blame: bool = False) -> Callable[[str], NoReturn]:
+    """`stop(reason)` for the launcher behind that Unix socket; it never returns. See `wire.StopTuning`."""
+
+    def stop(reason: str) -> NoReturn:
+        # The caller may hold locks, and threads and exit handlers of the script must not run on: no exception is
+        # raised, and nothing of the script's is called. The launcher kills the whole attempt.
+        try:
+            with Client(socket, family="AF_UNIX") as connection:
+                connection.send_bytes(encode(StopTuning(reason, overlay_is_to_blame)))
+                connection.recv_bytes()
+                time.sleep(_PATIENCE)
+        except (EOFError, OSError):
+            pass  # the launcher has gone, and the attempt with it
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("killed")
+
+    return stop
 
 
 def _list_shared_memory(path: str) -> None:

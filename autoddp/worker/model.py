@@ -16,7 +16,7 @@ from autoddp.worker.reduction import ReductionSwitch
 
 
 class LiveDdp:
-    """All DDP objects of the script. See `autoddp.knobs.LiveModel` for the contract.
+    """All DDP objects of the script. See `worker.runner.LiveModel` for the contract.
 
     A trial measures PowerSGD from its first step: its exact first steps would be the baseline's time, not its own.
     """

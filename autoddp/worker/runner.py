@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Protocol
 
-from autoddp.knobs import Configuration, LiveModel
+from autoddp.knobs import Configuration, GradientError
 from autoddp.recipe import merged
 from autoddp.wire import BlockDone, Finish, Measure, Message
 from autoddp.worker.device import finish_queued_work
@@ -20,6 +20,35 @@ from autoddp.worker.ranks import Ranks
 from autoddp.worker.stopwatch import Stopwatch
 
 _TIMED_AGAIN = 4  # times, before steps are taken as they are: a script whose shapes change may never stop compiling
+
+
+class LiveModel(Protocol):
+    """A training job whose knobs can be turned between two steps.
+
+    Not promised: that parameters stay equal on all ranks while `reduce(False)` holds.
+    """
+
+    def turn(self, configuration: Configuration) -> None:
+        """Bring `configuration` into effect from the next forward on; every rank calls it at the same step boundary."""
+
+    def reduce(self, on: bool) -> None:
+        """Switch gradient reduction off, as under `no_sync`, or on again, re-broadcasting the parameters of rank 0."""
+
+    def compare(self, on: bool) -> None:
+        """From the next step on, gradients travel through the hook and whole; or through the hook alone again."""
+
+    def step_compared(self) -> None:
+        """A step has ended in between."""
+
+    def gradient_error(self) -> GradientError | None:
+        """Of the steps compared since the last call; None where no hook of ours is in effect."""
+
+    @property
+    def compilations(self) -> int:
+        """How often something was compiled in this process so far: a step in which that happens is no measure."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all work queued so far; nothing to do on a CPU."""
 
 
 class Director(Protocol):
@@ -78,7 +107,6 @@ class TrialRunner:
 
     def _obey(self, done: BlockDone | None) -> None:
         """Rank 0 brings its block to the director and everybody the next order."""
-        self._boundary = time.perf_counter()
         order = self._ranks.broadcast(self._director.next(done) if self._ranks.rank == 0 else None)
         if isinstance(order, Finish):
             finish_queued_work(PATIENCE)

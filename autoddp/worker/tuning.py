@@ -32,8 +32,8 @@ from autoddp.worker.runner import TrialRunner
 from autoddp.worker.stopwatch import stopwatch_for
 from autoddp.worker.threads import Threads
 
-_WATCHED_STEPS = 4
-_STEPS_WITHOUT_DDP = 20
+_WATCHED_STEPS = 4  # before anything is measured: the first may differ, and three more show whether steps are alike
+_STEPS_WITHOUT_DDP = 20  # of an optimizer: a script that builds a DDP model at all has built it by then
 
 
 def start_tuning(order: Order, link: Link, threads_given: str | None) -> None:

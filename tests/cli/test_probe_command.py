@@ -62,6 +62,22 @@ def test_several_files_stand_under_their_options(tmp_path: Path) -> None:
     assert set(json.loads(out)) == {"topo_matrix", "show_gids"}
 
 
+def test_peer_access_and_mig_change_the_verdict(tmp_path: Path) -> None:
+    (tmp_path / "topo.txt").write_text("\tGPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tPIX\tX\n")
+    p2p = DATA / "rdma" / "topo_p2p_r_2xL4_cns.txt"
+    mig = DATA / "rdma" / "nvidia_smi_L_a100_mig_7x1g.txt"
+    alone, refused, cut = (
+        typed(tmp_path, "--topo-matrix", "topo.txt", *more)[1]
+        for more in ((), ("--p2p-status", p2p), ("--gpu-list", mig))
+    )
+    assert "P2P/PCIe" in alone
+    assert "SHM" not in alone
+    assert "P2P/PCIe" not in refused + cut
+    assert "SHM" in refused
+    assert "SHM" in cut
+    assert "NVIDIA A100-SXM4-80GB, MIG" in cut
+
+
 @pytest.mark.parametrize(
     ("option", "file"),
     [
@@ -72,6 +88,8 @@ def test_several_files_stand_under_their_options(tmp_path: Path) -> None:
         ("--show-gids", "rdma/show_gids_6_two_link_locals.txt"),
         ("--nvlink-status", "rdma/nvlink_s_8xA100_sxm.txt"),
         ("--sysfs", "rdma/sysfs_infiniband_h100_dgxlike"),
+        ("--p2p-status", "rdma/topo_p2p_r_8gpu_ok.txt"),
+        ("--gpu-list", "rdma/nvidia_smi_L_a100_mig_7x1g.txt"),
     ],
 )
 def test_every_kind_of_file(tmp_path: Path, option: str, file: str) -> None:
@@ -90,6 +108,8 @@ def test_every_kind_of_file(tmp_path: Path, option: str, file: str) -> None:
         (("--ibv-devinfo", "rubbish"), "autoddp: error: "),
         (("--show-gids", "rubbish"), "autoddp: error: "),
         (("--nvlink-status", "rubbish"), "autoddp: error: "),
+        (("--p2p-status", "rubbish"), "autoddp: error: "),
+        (("--gpu-list", "rubbish"), "autoddp: error: "),
         (("--sysfs", "rubbish"), "--sysfs rubbish: not a folder"),
         (("--sysfs", "empty"), "autoddp: error: "),
         (("--svg", "nowhere/x.svg"), "--svg nowhere/x.svg: No such file or directory"),

@@ -22,7 +22,7 @@ from autoddp.launch import server as server_module
 from autoddp.launch.journal import Entry, Journal
 from autoddp.launch.live_job import LiveJob
 from autoddp.launch.server import Closed, Said, StopAsked, WorkerServer
-from autoddp.study import Outcome, Plan, Silent, Study, TrialFailed, TuningOver
+from autoddp.study import Observer, Outcome, Plan, Study, TrialFailed, TuningOver
 from autoddp.wire import VERSION, BlockDone, Finish, Goodbye, Hello, Measure, Welcome, encode
 
 PLAN = Plan(trials=6)
@@ -61,7 +61,7 @@ def in_a_thread(call: Callable[[], None]) -> Iterator[None]:
 
 
 def study(job: LiveJob) -> Outcome:
-    return Study(job, job.facts(), PLAN, Silent()).run()
+    return Study(job, job.facts(), PLAN, Observer()).run()
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_second_study_continues_where_the_first_stopped(
 
     workers.append(FakeWorker(str(tmp_path / "first")))
     with pytest.raises(TuningOver, match="lost"):
-        Study(lost_in_time, job.facts(), PLAN, Silent()).run()
+        Study(lost_in_time, job.facts(), PLAN, Observer()).run()
     job.close()
 
     second = job_of(tmp_path, "second", journal)

@@ -292,15 +292,6 @@ def test_a_private_folder_that_was_replaced_is_not_removed(host: Host) -> None:
     assert all((host.root / name / "owner.json").is_file() for name in ("moved", "moved2", "moved3"))
 
 
-def test_give_back(host: Host) -> None:
-    folder = RunFolder(host.output)
-    first, second = folder.private(host.place), folder.private(host.place)
-    folder.give_back(first)
-    assert os.listdir(host.place) == [second.name]
-    folder.clean()
-    assert os.listdir(host.place) == []
-
-
 def test_what_exists_is_never_taken(host: Host) -> None:
     folder = RunFolder(host.output)
     before = precious(host.place / "mine")

@@ -9,7 +9,7 @@ import pytest
 from simulated import SimulatedJob, facts
 
 from autoddp.knobs import Configuration, Rung
-from autoddp.study import Heat, Plan, Silent, Study, TrialFailed
+from autoddp.study import Heat, Observer, Plan, Study, TrialFailed
 from autoddp.study.heats import contenders, run_heat
 from autoddp.study.ledger import Ledger
 from autoddp.study.pace import Pace
@@ -75,7 +75,7 @@ def test_whom_a_trial_could_not_tell_from_the_best() -> None:
 def test_a_bad_moment_in_a_trial_costs_nothing(seed: int) -> None:
     """The best of the lossy rung is a fifth slower in its trial alone."""
     plan = Plan(trials=20, allow=Rung.LOSSY, seed=seed)
-    undisturbed = Study(SimulatedJob(24.0, noise=0.002), facts(), plan, Silent()).run()
+    undisturbed = Study(SimulatedJob(24.0, noise=0.002), facts(), plan, Observer()).run()
     best = undisturbed.ladder[-1].configuration
     assert best.rung is Rung.LOSSY
 
@@ -91,7 +91,7 @@ def test_a_bad_moment_in_a_trial_costs_nothing(seed: int) -> None:
                 return replace(done, seconds=tuple(1.2 * second for second in done.seconds))
         return done
 
-    outcome = Study(measure, facts(), plan, Silent()).run()
+    outcome = Study(measure, facts(), plan, Observer()).run()
     disturbed = next(trial for trial in outcome.trials if trial.configuration == best)
     assert disturbed.seconds > 1.1 * min(t.seconds for t in outcome.trials)
     tried = [job.cost(trial.configuration) for trial in outcome.trials if trial.configuration.rung is Rung.LOSSY]

@@ -9,11 +9,8 @@ from typing import Any, Protocol
 
 from autoddp.errors import NothingReadable
 from autoddp.topology.gpu_list import read_gpu_list
-from autoddp.topology.ibdev2netdev import read_ibdev2netdev
 from autoddp.topology.ibstat import read_ibstat, read_ibstatus
 from autoddp.topology.ibv_devinfo import read_ibv_devinfo
-from autoddp.topology.lspci import read_lspci
-from autoddp.topology.mig_modes import read_mig_modes
 from autoddp.topology.nvlink_status import read_nvlink_status
 from autoddp.topology.p2p_status import read_p2p_status
 from autoddp.topology.show_gids import read_show_gids
@@ -26,12 +23,9 @@ class Result(Protocol):
 
 
 READERS: dict[str, Callable[[str], Result]] = {
-    "ibdev2netdev": read_ibdev2netdev,
     "ibstat": read_ibstat,
     "ibstatus": read_ibstatus,
     "ibv_devinfo": read_ibv_devinfo,
-    "lspci -nn": read_lspci,
-    "nvidia-smi --query-gpu=uuid,mig.mode.current,mig.mode.pending --format=csv": read_mig_modes,
     "nvidia-smi -L": read_gpu_list,
     "nvidia-smi nvlink -s": read_nvlink_status,
     "nvidia-smi topo -p2p r": read_p2p_status,

@@ -59,9 +59,6 @@ UNPLEASANT = [
     "\tGPU0\tGPU1\n" + "GPU0\tX\tOK\nGPU0\tOK\tX\n" * 45_000,
     " ".join(f"GPU{i}" for i in range(1000)) + "\n" + "GPU0 " * 200_000,
     "mlx5_0 1 3 0000:0000:0000:0000:0000:ffff:0a00:0001 10.0.0.1 v2 a\n" * 16_000,
-    "00:00.0 " + "a [0302]: " * 100_000,
-    "uuid, mig.mode.current" + "," * 500_000 + "\n" + "," * 500_000,
-    "a ==> " * 170_000,
 ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from rdma_captures import capture, read_or_none, reading
 
-from autoddp.topology.ibdev2netdev import read_ibdev2netdev
 from autoddp.topology.ibstat import read_ibstat
 from autoddp.topology.ibv_devinfo import read_ibv_devinfo
 from autoddp.topology.port_blocks import rate
@@ -176,13 +175,3 @@ def test_one_index_with_two_contents() -> None:
     found = read_show_gids(row.format("v2") + row.format("v1") + row.format("v2") + "n_gids_found=3\n")
     assert found.gids == ()
     assert found.missing[0] == "mlx5_0 port 1 index 3: listed with two contents"
-
-
-def test_interfaces_with_every_detail() -> None:
-    text = (
-        "0000:05:00.0 mlx5_0 (MT4115 - MT1523X04294) CX456A - ConnectX-4 QSFP fw 12.27.1016 port 1 (ACTIVE) ==> "
-        "ib0 (Up)\nmlx4_0 port 2 <===> ib1 (Down)\nmlx4_0 port 1 <===> ib2 (Up)\nmlx5_9 port 1 ==> (Up)\n"
-    )
-    found = read_ibdev2netdev(text)
-    assert found.plain()["map"] == {"mlx5_0": ["ib0", "Up"], "mlx4_0": ["ib1", "Down"], "mlx4_0:1": ["ib2", "Up"]}
-    assert found.missing == ("line 4 could not be read",)

@@ -1,14 +1,11 @@
-"""Texts of nvidia-smi and lspci: NVLinks, GPUs, MIG, peer access; cut, damaged, or saying that there is none."""
+"""Texts of nvidia-smi: NVLinks, GPUs, MIG, peer access; cut, damaged, or saying that there is none."""
 
 from __future__ import annotations
 
 import pytest
 from rdma_captures import capture, plain
 
-from autoddp.errors import NothingReadable
 from autoddp.topology.gpu_list import read_gpu_list
-from autoddp.topology.lspci import read_lspci
-from autoddp.topology.mig_modes import read_mig_modes
 from autoddp.topology.nvlink_status import read_nvlink_status
 from autoddp.topology.p2p_status import read_p2p_status
 
@@ -60,15 +57,6 @@ def test_mig_devices_of_a_lost_gpu() -> None:
     assert found.missing == ("2 of GPUs 0 to 3 are not listed",)
 
 
-def test_mig_modes_keep_their_places() -> None:
-    text = capture("nvidia_smi_mig_mode_partly_enabled")[0].replace("Disabled, Disabled", "Dis#bled, Disabled", 1)
-    found = read_mig_modes(text.replace("Disabled, Disabled", "[N/A], [N/A]", 1))
-    assert [(mode.index, mode.current) for mode in found.modes] == [(0, True), (2, None), (3, False)]
-    assert found.missing == ("line 3 could not be read",)
-    indexed = read_mig_modes("index, mig.mode.current\n4, Enabled\n7, Disabled\n")
-    assert [(mode.index, mode.current) for mode in indexed.modes] == [(4, True), (7, False)]
-
-
 MATRIX = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tOK\tCNS\nGPU1\tOK\tX\tOK\nGPU2\tCNS\tOK\tX\n"
 
 
@@ -102,21 +90,16 @@ def test_peer_access(text: str, all_ok: bool | None, pairs: int, missing: tuple[
     assert (found.all_ok, len(found.status), found.missing) == (all_ok, pairs, missing)
 
 
-def test_a_chipset_bridge_is_no_nvswitch() -> None:
-    old = "00:08.0 Bridge [0680]: NVIDIA Corporation MCP55 Ethernet [10de:0373] (rev a3)\n"
-    sound = "01:00.1 Audio device [0403]: NVIDIA Corporation GA102 [10de:1aef] (rev a1)\n"
-    card = (
-        "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation GA102 [GeForce RTX 3090] [10de:2204] (rev a1)\n"
-    )
-    found = plain(read_lspci(old + sound + card + "02:00.0 VGA compat\n"))
-    assert (found["nvidia_gpus"], found["nvswitch"]) == (1, 0)
-    assert found["missing"] == ["line 4 could not be read"]
+@pytest.mark.parametrize(
+    ("there", "back", "said"),
+    [("OK", "OK", "OK"), ("OK", "CNS", "CNS"), ("DR", "OK", "DR"), ("OK", "U", ""), ("U", "U", ""), ("OK", "?", "")],
+)
+def test_peer_access_of_a_pair(there: str, back: str, said: str) -> None:
+    found = read_p2p_status(f"\tGPU0\tGPU1\nGPU0\tX\t{there}\nGPU1\t{back}\tX\n")
+    assert (found.between(0, 1), found.between(1, 0)) == (said, said)
 
 
 def test_two_lines_that_became_one() -> None:
-    text = "0001:00:00.0 3D controller [0302]: NVIDIA GA100 [A100 SX 3D controller [0302]: NVIDIA [A100] [10de:20b2]\n"
-    with pytest.raises(NothingReadable):
-        read_lspci(text)
     row = "GPU 0: NVIDIA A100 MIG 1g.10gb     Device  3: (UUID: MIG-36c795f2-5cf7-55d6-af30-e535e79b7bb6)\n"
     (gpu,) = read_gpu_list(row).gpus
     assert (gpu.name, gpu.uuid) == ("", "")

@@ -46,7 +46,7 @@ MESSAGES: list[Message] = [
     BlockDone(7, (0.1, 1 / 3, 1e-9), 0.25, 0.001),
     BlockDone(7, (), 0.0, 0.0, measure={"index": 7, "configuration": {"hook": "bf16"}, "missed": [FAILED]}),
     Finish('# ein Rezept: ×2\n[made_by]\nautoddp = "0.1.0"\n'),
-    Goodbye(1, "RuntimeError: Übermut", in_trial=True),
+    Goodbye(1, "RuntimeError: Übermut"),
     Goodbye(0, ""),
     StopTuning("rm deletes /data/ck.pt"),
 ]

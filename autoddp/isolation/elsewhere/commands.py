@@ -23,9 +23,9 @@ _DEPTH = 6  # of shells in shells; no honest script comes near it
 _SCRIPT_SIZE = 64 * 1024  # bytes of a shell script that are looked at
 
 
-def judge_shell(text: str, folder: str = "") -> str:
+def judge_shell(text: str) -> str:
     """ "" if this shell line only reads elsewhere, else what it runs."""
-    return next(_judge_text(text, folder, 0), "")
+    return next(_judge_text(text, "", 0), "")
 
 
 def judge_words(words: Sequence[str], folder: str = "") -> str:

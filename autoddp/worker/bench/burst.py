@@ -22,8 +22,8 @@ from autoddp.worker.device import synchronize
 from autoddp.worker.ranks import Ranks
 
 _PATIENCE = timedelta(seconds=30)  # a setting under which nothing arrives must fail soon
-_SECONDS = 1.0
-_FEWEST, _MOST = 2, 20
+_SECONDS = 1.0  # of bursts in all: while they run, the ranks of the script wait
+_FEWEST, _MOST = 2, 20  # bursts: an interval needs two, and more than twenty hardly make it narrower
 
 
 def main() -> None:

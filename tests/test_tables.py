@@ -1,0 +1,35 @@
+"""Tables as text: the same rows for a program and, folded, for a terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoddp.tables import aligned, grid, text_of
+
+ROWS = [("hook", "1 MiB", "64 MiB"), ("fp16", "0.21", "9.87"), ("[red]0[/] rank 2", "10.4", "100.2")]
+
+
+def test_columns_are_aligned() -> None:
+    assert aligned(ROWS).splitlines() == [
+        "hook              1 MiB  64 MiB",
+        "fp16              0.21   9.87",
+        "[red]0[/] rank 2  10.4   100.2",
+    ]
+    assert aligned(ROWS, numbers=True).splitlines() == [
+        "hook              1 MiB  64 MiB",
+        "fp16               0.21    9.87",
+        "[red]0[/] rank 2   10.4   100.2",
+    ]
+
+
+def test_a_row_for_a_program_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "bucket_cap_mb=50 " * 60
+    assert aligned([("launches", long)]) == f"launches  {long.rstrip()}"
+    assert capsys.readouterr().out == ""
+
+
+def test_on_a_narrow_terminal_nothing_is_cut() -> None:
+    lines = text_of([grid([("why", "x" * 70)])], 40).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert "".join(lines).count("x") == 70
+    assert all(line.startswith("     ") for line in lines[1:])
