@@ -53,8 +53,13 @@ class UnfailingStderr:
 def tell(text: str) -> None:
     """One line for the user."""
     stderr = UnfailingStderr()
-    stderr.write(f"autoddp: {text}\n")
+    stderr.write(f"autoddp: {printable(text)}\n")
     stderr.flush()
+
+
+def printable(text: str) -> str:
+    """`text` on one line: the name of a file may hold line breaks and escape sequences, which are shown as escapes."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def get_logger(name: str) -> logging.Logger:

@@ -24,7 +24,7 @@ from autoddp.launch.options import Request
 from autoddp.launch.plan import Plan
 from autoddp.launch.ranks import set_one
 from autoddp.launch.recipes import arguments_digest, place_for, remove_notes, script_names
-from autoddp.launch.run_folder import RunFolder
+from autoddp.launch.run_folder import RunFolder, temporary_folder
 from autoddp.launch.tune import Preparation, Tuned, Tuning
 from autoddp.launch.usual_folders import OUTPUT, elsewhere
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse, require_replaceable, save
@@ -37,6 +37,7 @@ from autoddp.version import __version__
 @contextlib.contextmanager
 def prepared(request: Request) -> Iterator[Preparation]:
     """What tuning needs: made before any thread is started, because it forks, and removed whatever happens."""
+    temporary_folder()
     # The recipe must take a file after minutes of tuning: its folder is looked at before them.
     if request.recipe is None:
         try:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from autoddp.launch.keeper import Keeper
 from autoddp.launch.leftovers import PREFIX
 from autoddp.launch.network import Network
 from autoddp.launch.options import option_names
+from autoddp.launch.run_folder import temporary_folder
 from autoddp.launch.usual_folders import usual_folders
 from autoddp.log import tell
 from autoddp.units import byte_count, seconds
@@ -79,8 +79,9 @@ def run_bench(request: BenchRequest) -> BenchResult:
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
     """A temporary folder, which goes with this process, also where that is killed."""
+    temporary = temporary_folder()
     keeper = Keeper()  # before any thread is started: it forks
-    folder = Path(os.path.realpath(tempfile.gettempdir())) / f"{PREFIX}bench-{secrets.token_hex(4)}"
+    folder = Path(os.path.realpath(temporary)) / f"{PREFIX}bench-{secrets.token_hex(4)}"
     try:
         keeper.removes([str(folder)])
         folder.mkdir(mode=0o700)

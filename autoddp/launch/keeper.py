@@ -105,6 +105,7 @@ class _AttemptEnded:
 _STOP = "stop"
 _ASKS = 0.5  # seconds between two questions whether the attempt is to be stopped
 _LOOKS = 0.02  # seconds between two looks at the children that have ended: elastic collects them soon after
+_GONE = "the process that watches over the attempt was killed"
 
 
 class Keeper:
@@ -125,19 +126,23 @@ class Keeper:
 
     def why_no_overlay(self, shelter: Shelter) -> str:
         """Why an attempt cannot have this shelter's overlay; "" if it can."""
-        self._connection.send(_Try(shelter))
-        return str(self._connection.recv())
+        try:
+            self._connection.send(_Try(shelter))
+            return str(self._connection.recv())
+        except (EOFError, ConnectionError):
+            return _GONE
 
     def removes(self, folders: Sequence[str]) -> None:
         """Folders of the run that must not stay, also if the launcher is killed."""
-        self._connection.send(_Remove(tuple(folders)))
+        with contextlib.suppress(ConnectionError):  # it is gone, and the launcher removes them itself
+            self._connection.send(_Remove(tuple(folders)))
 
     def run(self, attempt: Attempt, heard: Callable[[ProcessEnded], None], stops: Callable[[], bool]) -> str:
         """Make the attempt and wait for its end; "" or why it failed. `stops()` is asked every half second."""
         try:
             return self._run(attempt, heard, stops)
         except (EOFError, ConnectionError):
-            return "the process that watches over the attempt was killed"
+            return _GONE
 
     def _run(self, attempt: Attempt, heard: Callable[[ProcessEnded], None], stops: Callable[[], bool]) -> str:
         self._connection.send(attempt)
@@ -171,6 +176,8 @@ def _serve(connection: Connection) -> None:
     try:
         for number in _SIGNALS:  # it goes when the launcher goes, and not before it has cleaned up
             signal.signal(number, signal.SIG_IGN)
+        # Where the launcher was started with it ignored, the kernel tells nobody how a child has ended.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setpgid(0, 0)
         if sys.platform == "linux":
             from autoddp.isolation.syscalls import adopt_orphans

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,9 @@ from autoddp.units import Allowance, seconds
 
 DEFAULT_TRIALS = 20
 _LARGEST_SEED = 2**32 - 1  # numpy's, which Optuna's samplers draw with
-_LONGEST_NAME = 200  # bytes of a recipe's name, before what is put behind it
+# A name of a file has 255 bytes at most, and ".12.autoddp.toml.12345678.toml" may stand behind these.
+_LONGEST_NAME = 200  # bytes of the script's folder and name together; else the name alone is taken
+_LONGEST_STEM = 220  # bytes of the name alone; what is longer is cut
 _LARGEST = 2**31 - 1  # of any other number; a recipe holds some of them in 64 bits
 _EXAMPLES = {
     "--trials": "a whole number of 0 or more, e.g. --trials 20",
@@ -113,13 +116,16 @@ class Request:
             return self.older_recipe_name
         folder = "" if self._is_program else Path(os.path.abspath(self.script)).parent.name
         named = f"{folder}.{Path(self.script).stem}" if folder else Path(self.script).stem
-        # A name of a file has 255 bytes at most.
         return f"{named}.autoddp.toml" if len(os.fsencode(named)) <= _LONGEST_NAME else self.older_recipe_name
 
     @property
     def older_recipe_name(self) -> str:
         """What earlier versions called it, after the script alone."""
         stem = self.script.replace("/", ".") if self.torchrun.module else Path(self.script).stem
+        whole = os.fsencode(stem)
+        if len(whole) > _LONGEST_STEM:
+            digest = hashlib.sha256(whole).hexdigest()[:8]
+            stem = f"{whole[:_LONGEST_NAME].decode(errors='ignore')}-{digest}"
         return f"{stem}.autoddp.toml"
 
     @property

@@ -14,6 +14,7 @@ from autoddp.launch.elastic import node_range, processes_per_node
 from autoddp.launch.machine import known_here, not_here
 from autoddp.launch.options import DEFAULT_TRIALS, Request
 from autoddp.launch.recipes import Note, best_of, found_recipes, script_names
+from autoddp.launch.script import is_read_once
 from autoddp.recipe import LadderEntry, Recipe, best_allowed, differences, load, require_fit
 
 
@@ -109,6 +110,16 @@ def _with_its_decision(launched: LadderEntry, recipe: Recipe) -> LadderEntry:
 
 def choose(request: Request) -> Plan:
     """The plan for a request. AutoddpError for a recipe that cannot be used."""
+    plan = _chosen_plan(request)
+    if not plan.tune or not is_read_once(request.torchrun):
+        return plan
+    why = f"{request.script} is no regular file, so it can be read only once"
+    if request.tune_only:
+        raise NotTuned(f"{why}: nothing was tuned; copy it into a file")
+    return Plan(False, None, plan.several_nodes, says=f"{why}: launching as torchrun would, without tuning")
+
+
+def _chosen_plan(request: Request) -> Plan:
     try:
         fewest, most = node_range(request.torchrun)
         world = fewest * processes_per_node(request.torchrun)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,22 +21,32 @@ from typing import Any
 from autoddp.launch.journal import Entry
 from autoddp.launch.options import Request
 from autoddp.launch.owner import marked_in
+from autoddp.launch.recipes import arguments_digest
 from autoddp.launch.run_folder import RunFolder
+from autoddp.launch.script import ScriptSource, script_path
 from autoddp.study import Plan
 from autoddp.version import __version__
 from autoddp.wire import JobFacts
 
+Job = Mapping[str, object]
+"""What is being tuned, as far as the launcher knows it."""
 _STUDY = "study.json"
 _OLDEST = 24 * 3600.0  # seconds: later the machine, or what the script reads, is likely another one
 _FEWEST = 3  # entries that are worth a word
 _MEASURED = ("link",)
 """Facts that are figures of the moment."""
+_LARGEST = 2**20  # bytes of a file in the arguments that is compared
+_OF_LIBRARIES = (
+    *("CUBLAS_", "CUDA_", "CUDNN_", "GLOO_", "GOMP_", "HIP_", "HSA_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_"),
+    *("NCCL_", "NVIDIA_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "ROCR_", "TORCH", "TRITON_"),
+)
+"""Beginnings of the names of variables that change how fast a step is, or what is in it."""
 
 
-def study_begins(folder: RunFolder, request: Request, plan: Plan, facts: JobFacts) -> None:
+def study_begins(folder: RunFolder, job: Job, plan: Plan, facts: JobFacts) -> None:
     """Note of what job the journal's measurements are."""
     with contextlib.suppress(OSError):  # then this study is not resumed
-        (folder.path / _STUDY).write_text(_of(request, plan, facts), encoding="utf-8")
+        (folder.path / _STUDY).write_text(_of(job, plan, facts), encoding="utf-8")
 
 
 def study_is_over(folder: RunFolder) -> None:
@@ -43,11 +55,12 @@ def study_is_over(folder: RunFolder) -> None:
         (folder.path / _STUDY).unlink()
 
 
-def cut_off(folder: RunFolder, request: Request, plan: Plan, facts: JobFacts) -> tuple[str, Sequence[Entry]]:
+def cut_off(folder: RunFolder, job: Job, plan: Plan, facts: JobFacts) -> tuple[str, Sequence[Entry]]:
     """The run folder's name and the measurements of the newest study of this job that was cut off; "" without one."""
-    wanted, found = _of(request, plan, facts), []
+    wanted, found = _of(job, plan, facts), []
     for run in marked_in(folder.path.parent):
-        if run.path == folder.path or not (run.has_ended() or run.may_be_cleaned()):
+        is_free = run.mark.owner.is_here() and (run.has_ended() or run.may_be_cleaned())
+        if run.path == folder.path or not is_free:
             continue
         with contextlib.suppress(OSError, UnicodeDecodeError):
             is_it = (run.path / _STUDY).read_text(encoding="utf-8") == wanted
@@ -60,25 +73,71 @@ def cut_off(folder: RunFolder, request: Request, plan: Plan, facts: JobFacts) ->
     return "", ()
 
 
-def _of(request: Request, plan: Plan, facts: JobFacts) -> str:
+def _of(job: Job, plan: Plan, facts: JobFacts) -> str:
     """All that the measurements and the order in which they are made depend on, as far as it can be known."""
-    torchrun = request.torchrun
-    job = {
+    known = {name: value for name, value in asdict(facts).items() if name not in _MEASURED}
+    return json.dumps({**job, "plan": asdict(plan), "facts": known}, indent=1, sort_keys=True, default=str) + "\n"
+
+
+def job_now(request: Request) -> Job:
+    """To be asked before the script is started: the user may change its files while it is being tuned.
+
+    What holds values of the user's is a digest: an argument, a variable or a file may be a secret.
+    """
+    arguments = request.torchrun.training_script_args
+    source = ScriptSource(request.torchrun)
+    return {
         "autoddp": __version__,
+        "folder": _here(),
         "script": request.script,
-        "content": _digest(Path(request.script)),
-        "arguments": list(torchrun.training_script_args),
-        "plan": asdict(plan),
-        "facts": {name: value for name, value in asdict(facts).items() if name not in _MEASURED},
+        "files": {str(path): _digest(path) for path in _files(request, source)},
+        "arguments": arguments_digest(request),
+        "named in them": {word: _digest(Path(word)) for word in sorted(set(_files_named(arguments)))},
+        "environment": _digest_of(json.dumps(_variables(source), sort_keys=True)),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }
-    return json.dumps(job, indent=1, sort_keys=True, default=str) + "\n"
 
 
-def _digest(script: Path) -> str:
+def _here() -> str:
     try:
-        return hashlib.sha256(script.read_bytes()).hexdigest()
+        return os.path.realpath(os.getcwd())
     except OSError:
-        return ""  # a module or a program, known by its name
+        return ""  # it was removed
+
+
+def _files(request: Request, source: ScriptSource) -> list[Path]:
+    """The script's own, and the user's modules that it imports. A pipe is left alone: it can be read only once."""
+    script = script_path(request.torchrun)
+    files = [*source.files, *([script] if script is not None and script.is_file() else [])]
+    return sorted(set(files))
+
+
+def _files_named(arguments: Sequence[str]) -> Iterator[str]:
+    """Small files that the script's arguments name, such as a configuration; large ones are data."""
+    for argument in arguments:
+        word = argument.partition("=")[2] or argument
+        with contextlib.suppress(OSError, ValueError):
+            found = os.stat(word)
+            if stat.S_ISREG(found.st_mode) and found.st_size <= _LARGEST:
+                yield word
+
+
+def _variables(source: ScriptSource) -> dict[str, str]:
+    """Of the environment, what the script may read, and what torch and the libraries below it read."""
+    return {
+        name: value for name, value in os.environ.items() if name.startswith(_OF_LIBRARIES) or source.mentions(name)
+    }
+
+
+def _digest(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def _entries(journal: Path) -> list[Entry]:

@@ -25,6 +25,9 @@ from autoddp.launch.leftovers import (
 from autoddp.launch.owner import Claim, Owner, read_mark
 from autoddp.launch.usual_folders import make
 
+_LONGEST = 103 - len(f"/{PREFIX}12345678/s")  # bytes of a folder for sockets, whose paths may have 103 (macOS)
+_TEMPORARY = "set TMPDIR to a folder that can be written"
+
 
 class RunFolder:
     """Made at once, so that an unwritable place is an error before anything is started.
@@ -42,6 +45,7 @@ class RunFolder:
         self, output: Path, *, keep_runs: int | None = None, recipe: Path | None = None, places: Iterable[Path] = ()
     ) -> None:
         self._owner = Owner.of_this_process()
+        temporary = temporary_folder()
         try:
             self.path = _new_folder(output)
             self._claim = Claim(self.path, self._owner, self.path.name)
@@ -52,10 +56,12 @@ class RunFolder:
         self._claims: list[Claim] = []
         # The launcher may end before it tunes, for example because the hosts cannot meet.
         atexit.register(self._end)
-        self.says = _tidied(self.path.parent, keep_runs, recipe, [Path(tempfile.gettempdir()), *places])
+        self.says = _tidied(self.path.parent, keep_runs, recipe, [temporary, *places])
         """Lines for the user: what was removed."""
-        # A Unix socket's path may have 107 bytes at most; the output folder's may be longer.
-        self._private = self.private(Path(tempfile.gettempdir()))
+        try:
+            self._private = self.private(_short(temporary))
+        except OSError as error:
+            raise UsageError(f"{temporary}: cannot be written ({error.strerror}); {_TEMPORARY}") from None
 
     @property
     def socket(self) -> str:
@@ -135,6 +141,23 @@ class RunFolder:
         self.clean()
         with contextlib.suppress(OSError):
             self._claim.change(ended=True)
+
+
+def temporary_folder() -> Path:
+    """Python's own choice. UsageError where there is none: then torchrun has no place for its logs either."""
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:
+        raise UsageError(f"no temporary folder takes files ($TMPDIR, /tmp, /var/tmp, …); {_TEMPORARY}") from None
+
+
+def _short(temporary: Path) -> Path:
+    """A temporary folder for Unix sockets: the output folder's path may be too long for them, and so may $TMPDIR."""
+    for place in (temporary, Path("/tmp"), Path("/var/tmp")):
+        fits = len(os.fsencode(os.path.realpath(place))) <= _LONGEST
+        if fits and os.access(place, os.W_OK | os.X_OK):
+            return place
+    raise UsageError(f"{temporary}: too long for a Unix socket's path; set TMPDIR to one of {_LONGEST} bytes or less")
 
 
 def _new_folder(output: Path) -> Path:

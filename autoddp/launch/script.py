@@ -20,7 +20,8 @@ from autoddp.errors import UsageError
 def script_path(torchrun: argparse.Namespace) -> Path | None:
     """The script's file, or None where there is none to read (a program that is found by PATH, an unknown module)."""
     if not torchrun.module:
-        return Path(torchrun.training_script)
+        path = Path(torchrun.training_script)
+        return path / "__main__.py" if path.is_dir() and not torchrun.no_python else path
     found = list(_files_of_module(torchrun.training_script, _roots(Path.cwd())))
     last = found[-1] if found else Path()
     if last.name == "__init__.py" and last.parent.name == torchrun.training_script.rpartition(".")[2]:
@@ -33,11 +34,22 @@ def require_script(torchrun: argparse.Namespace) -> None:
     script = torchrun.training_script
     if torchrun.module:
         return  # `python -m` itself knows best where modules are found
+    if not script:
+        raise UsageError("the script's name is empty: autoddp [options] train.py [its arguments]")
     if torchrun.no_python and shutil.which(script):
         return
     if not Path(script).exists():
         kind = "program" if torchrun.no_python else "script"
         raise UsageError(f"{kind} not found: {script} (looked in {Path.cwd()}); check the path, or -m for a module")
+    if Path(script).is_dir() and not any(Path(script, f"__main__.{kind}").is_file() for kind in ("py", "pyc")):
+        raise UsageError(f"{script} is a folder without a __main__.py: name the script in it")
+
+
+def is_read_once(torchrun: argparse.Namespace) -> bool:
+    """Whether the script is a pipe or a device: a tuning run would take it away from the real job."""
+    path = Path(torchrun.training_script)
+    is_path = not torchrun.module and not torchrun.no_python
+    return is_path and path.exists() and not path.is_file() and not path.is_dir()
 
 
 class ScriptSource:
@@ -49,8 +61,11 @@ class ScriptSource:
     def __init__(self, torchrun: argparse.Namespace) -> None:
         self.readable = False
         """Whether the script is Python source; a program, a pipe or an unknown module is not."""
+        self.files: list[Path] = []
+        """The files that were read, the script's first."""
         self._names: set[str] = set()
         self._strings: set[str] = set()
+        self._words: set[str] | None = None
         path = None if torchrun.no_python else script_path(torchrun)
         if path is not None and path.is_file():  # a pipe can be read only once: its content is the script's
             self._read(path, torchrun)
@@ -71,6 +86,13 @@ class ScriptSource:
             or any(written_out.search(text) or key.match(text) for text in self._strings)
         )
 
+    def mentions(self, variable: str) -> bool:
+        """Whether the script may read that variable of the environment: its name is written there, in any case."""
+        if self._words is None:
+            texts = [*self._names, *self._strings]
+            self._words = {word.casefold() for text in texts for word in re.findall(r"\w+", text)}
+        return variable.casefold() in self._words
+
     def wants_local_rank(self) -> str:
         """The option by which the script wants its local rank from its launcher, or ""."""
         if any("LOCAL_RANK" in text for text in self._strings):
@@ -89,6 +111,7 @@ class ScriptSource:
             seen.add(path)
             with contextlib.suppress(OSError, SyntaxError, UnicodeDecodeError), tokenize.open(path) as file:
                 text = file.read()
+                self.files.append(path)
                 self.readable = self.readable or path == script
                 try:
                     nodes = list(ast.walk(ast.parse(text)))

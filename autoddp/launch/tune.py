@@ -25,7 +25,7 @@ from autoddp.launch.live_job import LiveJob
 from autoddp.launch.options import DEFAULT_TRIALS, Request
 from autoddp.launch.presence import HostsGone
 from autoddp.launch.rank_logs import LogKeeper
-from autoddp.launch.resuming import cut_off, study_begins, study_is_over
+from autoddp.launch.resuming import Job, cut_off, job_now, study_begins, study_is_over
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.screening import Screening
 from autoddp.launch.signals import Interrupted
@@ -87,6 +87,10 @@ class Tuning:
     """See `Order`."""
     began: float = field(default_factory=time.monotonic)
     """When the command was given."""
+    _job: Job = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._job = job_now(self.request)
 
     def run(self) -> Tuned:
         """Run the study on the live script.
@@ -164,14 +168,14 @@ class Tuning:
     def _go_on_with_one_that_was_cut_off(self, job: LiveJob, plan: Plan, facts: JobFacts) -> None:
         # The host that leads tells the others what they have missed.
         name, entries = (
-            cut_off(self.folder, self.request, plan, facts) if job.leads and not self.request.fresh else ("", ())
+            cut_off(self.folder, self._job, plan, facts) if job.leads and not self.request.fresh else ("", ())
         )
         if entries:
             self.say(
                 f"going on with the study of {name}, cut off after {len(entries)} measurements; --fresh begins anew"
             )
             job.take_over(entries)
-        study_begins(self.folder, self.request, plan, facts)
+        study_begins(self.folder, self._job, plan, facts)
 
     def _make_attempts(self, job: LiveJob) -> None:
         number, more = 0, True

@@ -32,9 +32,8 @@ class Folders:
         """Make a folder for recipes that is elsewhere. OSError if it cannot be, or if others may write there."""
         if self.recipes != Path():
             make(self.recipes)
-            for folder in (self.recipes, self.recipes.parent):
-                if not _is_mine_alone(folder):
-                    raise PermissionError(errno.EPERM, "others may write there", str(folder))
+            if not _is_mine_alone(self.recipes.parent, self.recipes):
+                raise PermissionError(errno.EPERM, "others may write there", str(self.recipes))
 
 
 def usual_folders() -> Folders:
@@ -51,7 +50,7 @@ def elsewhere() -> Folders | None:
 
     For a folder that looks as if it took files, and then takes none: on a full disk, for example.
     """
-    place = next(filter(_takes_files, _places()), None)
+    place = next((place for place in _places() if _is_mine_alone(place.parent, place) and _takes_files(place)), None)
     return None if place is None else Folders(place / "runs", place)
 
 
@@ -72,19 +71,24 @@ def _places() -> list[Path]:
     name = f"{os.path.basename(here) or 'root'}-{hashlib.sha256(os.fsencode(here)).hexdigest()[:8]}"
     state = os.environ.get("XDG_STATE_HOME", "")
     home = Path(state) if os.path.isabs(state) else Path(os.path.expanduser("~")) / ".local" / "state"
-    mine = Path(tempfile.gettempdir()) / f"autoddp-of-user-{os.geteuid()}"
-    return [home / "autoddp" / name, *([mine / name] if _is_mine_alone(mine) else [])]
+    places = [home / "autoddp" / name]
+    with contextlib.suppress(OSError):  # there is no temporary folder that takes files
+        places.append(Path(tempfile.gettempdir()) / f"autoddp-of-user-{os.geteuid()}" / name)
+    return places
 
 
-def _is_mine_alone(folder: Path) -> bool:
-    """Whether nobody else has made it, or may write there: everybody knows its name."""
-    try:
-        found = os.lstat(folder)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+def _is_mine_alone(*folders: Path) -> bool:
+    """Whether nobody else has made them, or may write there: their names are known, and recipes are read there."""
+    for folder in folders:
+        try:
+            found = os.lstat(folder)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            return False
+    return True
 
 
 def _takes_files(folder: Path) -> bool:

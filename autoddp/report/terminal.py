@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoddp.knobs import Configuration, Rung
-from autoddp.log import UnfailingStderr
+from autoddp.log import UnfailingStderr, printable
 from autoddp.study import Observer, Outcome, Screened, TrialRecord
 from autoddp.tables import text_of
 from autoddp.timing import Headroom
@@ -37,7 +37,7 @@ def _console() -> Console:
 def say(text: str, style: str = "") -> None:
     """One line for the user; `style` in rich's words, for a terminal that has colours."""
     # While a bar is drawn, only its own console can print above it.
-    (_Bar.drawn_on or _console()).print(Text(f"autoddp: {text}", style=style), soft_wrap=True)
+    (_Bar.drawn_on or _console()).print(Text(f"autoddp: {printable(text)}", style=style), soft_wrap=True)
 
 
 def warn(text: str) -> None:

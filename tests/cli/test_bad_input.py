@@ -58,6 +58,8 @@ CASES = {
     "missing value of torchrun's": ("--nnodes", "--nnodes: expected one argument"),
     "no script": ("--trials 3", "no script given: autoddp [options] train.py [its arguments]"),
     "script not found": ("nowhere.py", "script not found: nowhere.py (looked in {cwd}); check the path, or -m"),
+    "folder": (".", ". is a folder without a __main__.py: name the script in it"),
+    "escapes in a name": ("\x1b[31mred.py", "script not found: \\x1b[31mred.py (looked in {cwd})"),
     "program not found": ("--no-python nowhere", "program not found: nowhere (looked in {cwd})"),
     "another launcher's": ("--use-env train.py", "--use-env: an option of torch.distributed.launch."),
     "recipe not found": ("--recipe unfot.toml train.py", "unfot.toml: no such file; autoddp SCRIPT --trials 20 writes"),

@@ -163,6 +163,22 @@ def test_any_note_is_one(text: str) -> None:
     assert found.says.isprintable()
 
 
+@pytest.mark.parametrize("letter", ["x", "é"])
+def test_a_name_that_is_too_long_for_more_is_cut(letter: str) -> None:
+    stem = letter * (250 // len(letter.encode()))
+    Path(f"{stem}.py").touch()
+    before = recipe(script=f"{stem}.py")
+    place = place_for(parse([*TWO, f"{stem}.py"]), before, lambda _: None)
+    save(before, place)
+    assert plan(f"{stem}.py").path == place
+    other = letter + stem[1:-1] + "y"
+    Path(f"{other}.py").touch()
+    assert plan(f"{other}.py").tune
+    assert parse([*TWO, f"{other}.py"]).recipe_path != place
+    save(recipe(script=f"-m {other}"), parse([*TWO, "-m", other]).recipe_path)
+    assert not plan("-m", other).tune
+
+
 def test_a_checkout_that_moved_is_the_same_job(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(recipe(script="a/exp/train.py"), "exp.train.autoddp.toml")
     moved = checkout.rename(checkout.with_name("elsewhere"))

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import signal
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from fake_worker import facts
 from launchers import AUTODDP, SCRIPTS, start, wait_for
 from test_tuned_hosts import rendezvous
 from test_tuned_scripts import summary
 
 from autoddp.launch.journal import Entry, Journal
-from autoddp.launch.resuming import _entries
+from autoddp.launch.options import parse
+from autoddp.launch.resuming import _entries, cut_off, job_now, study_begins
+from autoddp.launch.run_folder import RunFolder
+from autoddp.study import Plan
 from autoddp.wire import BlockDone, Measure
 
 PLAIN = str(SCRIPTS / "plain.py")
@@ -58,6 +63,87 @@ def test_the_same_questions_are_answered_and_no_others(tmp_path: Path) -> None:
     assert journal.answer(entry(1, cap=4.0).asked) == entry(1, cap=4.0)
     assert journal.answer(entry(2).asked) is None
     assert len((tmp_path / "journal").read_text().splitlines()) == 2
+
+
+WORDS = ["--nproc-per-node", "2", "train.py", "--config=job.yaml"]
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a job whose study was cut off after three measurements."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MY_BATCH", "8")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    Path("train.py").write_text("import os\nimport model\nbatch = os.environ.get('MY_BATCH')\n")
+    Path("model.py").write_text("layers = 2\n")
+    Path("job.yaml").write_text("lr: 0.1\n")
+    _cut_off_here(WORDS)
+    return tmp_path
+
+
+def _cut_off_here(words: list[str]) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            folder = RunFolder(Path(".autoddp"))
+            written(folder.journal, [entry(0), entry(1), entry(2)])
+            study_begins(folder, job_now(parse(words)), Plan(), facts())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def _found(words: list[str] = WORDS) -> int:
+    folder = RunFolder(Path(".autoddp"))
+    try:
+        return len(cut_off(folder, job_now(parse(words)), Plan(), facts())[1])
+    finally:
+        folder.clean()
+
+
+def test_the_same_job_goes_on(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNHEARD_OF", "1")
+    (job / "beside.py").write_text("nobody imports it\n")
+    assert _found() == 3
+
+
+@pytest.mark.parametrize("changed", ["train.py", "model.py", "job.yaml", "MY_BATCH", "OMP_NUM_THREADS", "arguments"])
+def test_another_job_does_not(job: Path, changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = WORDS
+    if changed == "arguments":
+        words = [*WORDS, "--lr=1"]
+    elif "." in changed:
+        with (job / changed).open("a") as file:
+            file.write("# changed\n")
+    else:
+        monkeypatch.setenv(changed, "2")
+    assert _found(words) == 0
+
+
+def test_another_folder_or_another_host_does_not(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job / "other").mkdir()
+    for name in ("train.py", "model.py", "job.yaml"):
+        (job / "other" / name).write_bytes((job / name).read_bytes())
+    (job / "other" / ".autoddp").symlink_to(job / ".autoddp")
+    monkeypatch.chdir(job / "other")
+    assert _found() == 0
+    monkeypatch.chdir(job)
+    for mark in job.glob(".autoddp/*/owner.json"):
+        plain = json.loads(mark.read_text())
+        plain["ended"], plain["owner"]["host"] = True, "another"
+        mark.write_text(json.dumps(plain))
+    assert _found() == 0
+
+
+def test_a_package_in_a_folder_and_a_pipe(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job / "package").mkdir()
+    (job / "package" / "__main__.py").write_text("layers = 2\n")
+    os.mkfifo(job / "pipe")
+    for words in (["package"], ["pipe"]):  # a pipe is not read: its content is the script's
+        _cut_off_here(words)
+        assert _found(words) == 3
+    (job / "package" / "__main__.py").write_text("layers = 3\n")
+    assert _found(["package"]) == 0
 
 
 def test_a_killed_launchers_study_goes_on(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -186,6 +188,19 @@ def test_all_that_a_run_makes_is_for_its_user_alone(host: Host) -> None:
     assert [mode(path) for path in made] == [0o700] * 6
     assert mode(folder.path / "owner.json") == mode(layers / "owner.json") == 0o600
     folder.clean()
+
+
+def test_the_socket_where_the_temporary_folder_has_a_long_path(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = host.root / ("t" * 110)
+    long.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder = RunFolder(host.output)
+    try:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(folder.socket)
+    finally:
+        folder.clean()
+    assert not Path(folder.socket).parent.exists()
 
 
 def test_a_folder_that_is_there_keeps_its_mode(host: Host) -> None:

@@ -1,10 +1,14 @@
 """What a script's source says of its options, however it makes its command line. Nothing of it is run."""
 
 import argparse
+import os
 from pathlib import Path
 
 import pytest
 
+from autoddp.errors import NotTuned
+from autoddp.launch.options import parse
+from autoddp.launch.plan import choose
 from autoddp.launch.script import ScriptSource, script_path
 
 HAVE_IT = {
@@ -144,3 +148,16 @@ LOCAL_RANK = {
 @pytest.mark.parametrize("text", LOCAL_RANK)
 def test_scripts_that_want_their_local_rank_from_the_launcher(text, tmp_path):
     assert source_of(tmp_path, {"train.py": text}).wants_local_rank() == LOCAL_RANK[text]
+
+
+def test_a_pipe_is_left_to_the_real_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    words = ["--nproc-per-node", "2", "--trials", "3"]
+    plan = choose(parse([*words, "pipe"]))
+    assert plan.as_torchrun
+    assert plan.says.startswith("pipe is no regular file, so it can be read only once: launching as torchrun would")
+    with pytest.raises(NotTuned, match="pipe is no regular file"):
+        choose(parse([*words, "--tune-only", "pipe"]))
+    (tmp_path / "train.py").touch()
+    assert choose(parse([*words, "train.py"])).tune

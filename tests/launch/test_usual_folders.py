@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from dataclasses import replace
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from autoddp.cli.tuned import prepared
+from autoddp.errors import UsageError
 from autoddp.launch.options import parse
 from autoddp.launch.recipes import Note, found_recipes
+from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.usual_folders import OUTPUT, Folders, make, usual_folders
 
 WORDS = ["--nproc-per-node", "2", "train.py"]
@@ -105,6 +109,39 @@ def test_without_a_home_the_temporary_folder_unless_others_may_write_there(read_
     mine.rename(mine.with_name("theirs"))
     mine.symlink_to(mine.with_name("theirs"))
     assert usual_folders() == Folders()
+
+
+@pytest.mark.parametrize("level", ["autoddp", "autoddp/NAME"])
+def test_a_folder_for_state_in_which_others_may_write_is_not_used(read_only: Path, level: str) -> None:
+    usual = usual_folders().recipes
+    theirs = usual.parents[1] / level.replace("NAME", usual.name)
+    theirs.mkdir(parents=True)
+    theirs.chmod(0o777)
+    folders = usual_folders()
+    assert folders.recipes.parent.parent == read_only / "tmp"
+    folders.make()
+
+
+@pytest.fixture
+def no_temporary_folder(read_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose file systems are all read-only; the current folder counts as the last temporary one."""
+
+    def refused(*_: object, **__: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile._os, "open", refused)  # type: ignore[attr-defined]
+    with pytest.raises(FileNotFoundError):
+        tempfile.gettempdir()
+
+
+def test_without_a_temporary_folder(no_temporary_folder: None, read_only: Path) -> None:
+    assert usual_folders().recipes.is_relative_to(read_only / "home")
+    with pytest.raises(UsageError, match="no temporary folder takes files"):
+        RunFolder(Path(".autoddp"))
+    with pytest.raises(UsageError, match="no temporary folder takes files"), prepared(parse(WORDS)):
+        pass
+    assert {path.name for path in read_only.rglob("*")} == {"here", "home", "tmp"}
 
 
 def test_an_output_folder_that_is_writable_is_used_in_a_folder_that_is_not(read_only: Path) -> None:
