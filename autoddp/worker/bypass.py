@@ -46,6 +46,7 @@ class _Bypass(DdpEvents):
         With `gradient_as_bucket_view` a gradient lies in its bucket. Where nothing is reduced it would get memory of
         its own beside the bucket's, and a model that just fits would no longer do.
         """
+        self._clock.model_built()
         kept = any(wrapped.arguments.get(name) for name in ("static_graph", "gradient_as_bucket_view"))
         if kept or wrapped.why_untouchable():
             self._leave_as_written()

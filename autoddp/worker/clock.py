@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 _CYCLES = 3  # steps of the first optimizer seen before the clock is chosen
 _MOST_STEPS = 12  # of the first optimizer before parameters that nobody has stepped are waited for no longer
 _FORWARDS = 12  # reducing forward passes without any optimizer step: the script may have no optimizer
+_OTHERS = 12  # steps of other optimizers in a row, once a model was built: the script trains that one now
 _MOST_FORWARDS = 1000  # likewise, of a script that has one: it accumulates over many, or its closure asks for many
 
 
@@ -34,6 +36,10 @@ class StepClock:
         self._seen: list[frozenset[int]] = []
         self._counts: dict[frozenset[int], int] = {}
         self._clock: frozenset[int] | None = None
+        self._built_since = False
+        self._chosen_before = False
+        self._others = 0
+        self._watched: list[weakref.ref[torch.Tensor]] = []
         self._stray_steps = 0
         self.forwards = 0
         self._by_forwards = False
@@ -51,6 +57,10 @@ class StepClock:
     def stop(self) -> None:
         """Call back no more."""
         self._stopped = True  # torch forbids to remove a hook while hooks run, and this is called from one
+
+    def model_built(self) -> None:
+        """The script has built a DDP model: from here on it may train that one in place of those before."""
+        self._built_since = self._clock is not None
 
     def forward_begins(self, reduces: bool) -> None:
         """A forward pass of a DDP model is about to run."""
@@ -99,11 +109,30 @@ class StepClock:
         held = _held(optimizer) & ours
         if not held:
             self._stray_steps += 1
-        elif self._is_clock(held, ours):
+        elif self._is_clock(held, ours, optimizer):
+            self._others = 0
             self._on_step()
             self.forwards = 0
+        elif self._built_since:
+            self._others += 1
+            if self._others >= _OTHERS:
+                self._choose_again()
 
-    def _is_clock(self, held: frozenset[int], ours: set[int]) -> bool:
+    def _choose_again(self) -> None:
+        """By steps alone: when a dropped model's memory is freed differs from rank to rank, and ranks count alike."""
+        self._clock, self._seen, self._counts = None, [], {}
+        self._built_since, self._chosen_before, self._others = False, True, 0
+
+    def _watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """The identity of a parameter that is gone may become another one's, on one rank and not on another."""
+
+        def gone(_: weakref.ref[torch.Tensor]) -> None:
+            if self._clock is not None:
+                self._clock = frozenset()  # no optimizer's: what steps is never without parameters
+
+        self._watched = [weakref.ref(p, gone) for group in optimizer.param_groups for p in group["params"]]
+
+    def _is_clock(self, held: frozenset[int], ours: set[int], optimizer: torch.optim.Optimizer) -> bool:
         """By what an optimizer holds, not by identity: some scripts make a new one every epoch.
 
         A discriminator may step several times before its generator does: as long as parameters under DDP have not been
@@ -113,9 +142,11 @@ class StepClock:
             if held not in self._seen:
                 self._seen.append(held)
             self._counts[held] = self._counts.get(held, 0) + 1
-            patience = _CYCLES if ours <= frozenset().union(*self._seen) else _MOST_STEPS
+            all_stepped = ours <= frozenset().union(*self._seen) and not self._chosen_before
+            patience = _CYCLES if all_stepped else _MOST_STEPS
             if held == self._seen[-1] and self._counts[self._seen[0]] >= patience:
                 self._clock = self._seen[-1]
+                self._watch(optimizer)
         return held == self._clock
 
 

@@ -75,6 +75,7 @@ class _TuningJob(DdpEvents):
 
     def built(self, wrapped: Wrapped) -> None:
         """The first DDP object: this process takes part from here on."""
+        self._clock.model_built()
         if self._wrapped_any:
             return
         self._wrapped_any = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -106,6 +107,32 @@ def test_an_optimizer_made_anew_each_epoch(script: Script) -> None:
     epochs = [[script.during(one.step) for _ in range(3)] for one in (optimizer(script.ours) for _ in range(6))]
     assert epochs[-2:] == [[1] * 3] * 2
     assert sum(map(sum, epochs)) >= 6
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["freed", "not yet freed"])
+def test_one_model_after_another(script: Script, kept: bool) -> None:
+    """Folds of a cross-validation. Ranks count alike, whenever the memory of the model before is freed."""
+    memory, counts = [], []
+    for _ in range(4):
+        script.ours = nn.Linear(2, 2)
+        script.held = [script.ours]
+        script.clock.model_built()
+        one = optimizer(script.ours)
+        if kept:
+            memory.append(script.ours)
+        counts.append([script.during(one.step) for _ in range(40)])
+        del one
+        gc.collect()
+    assert counts[0] == [0] * 2 + [1] * 38
+    assert counts[1:] == [[0] * 23 + [1] * 17] * 3
+
+
+def test_a_model_that_is_built_and_not_trained_changes_nothing(script: Script) -> None:
+    one = optimizer(script.ours, script.second)
+    assert [script.during(one.step) for _ in range(4)] == [0, 0, 1, 1]
+    script.held = [*script.held, nn.Linear(2, 2)]
+    script.clock.model_built()
+    assert [script.during(one.step) for _ in range(40)] == [1] * 40
 
 
 def test_an_optimizer_of_other_parameters(script: Script) -> None:
