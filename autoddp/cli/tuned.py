@@ -48,7 +48,13 @@ def prepared(request: Request) -> Iterator[Preparation]:
     parent = request.recipe_path.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UsageError(f"--recipe {request.recipe_path}: its folder cannot be written; name another file")
-    require_replaceable(Path(os.path.realpath(request.recipe_path)))
+    if request.recipe is not None:
+        try:
+            require_replaceable(Path(os.path.realpath(request.recipe)))
+        except OSError as error:
+            raise UsageError(
+                f"--recipe {request.recipe}: cannot be read ({error.strerror}); name another file"
+            ) from None
     places = (Path("/tmp"), Path("/var/tmp"))
     folder = _run_folder(request, places)
     for line in folder.says:

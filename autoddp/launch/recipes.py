@@ -21,7 +21,7 @@ from pathlib import Path
 
 from autoddp.errors import RecipeError
 from autoddp.launch.options import Request
-from autoddp.recipe import Fits, Recipe, differences, load
+from autoddp.recipe import Fits, Recipe, differences, load, require_replaceable
 
 _SUFFIX = ".autoddp.toml"
 _MOST = 100  # recipes of one name: each start reads them
@@ -87,13 +87,18 @@ def best_of(fitting: Sequence[tuple[Path, Recipe]], request: Request) -> tuple[P
 def place_for(request: Request, recipe: Recipe, say: Callable[[str], None]) -> Path:
     """Where a recipe that was just made goes: over one of the same job, else where nothing stands.
 
-    A file that is no sound recipe is replaced too; `save` keeps what stood there.
+    A recipe that is not sound is replaced too; `save` keeps what stood there. What is no recipe stays.
     """
     if request.recipe is not None:
         return request.recipe
     for place in _places(request.recipe_path):
         if not os.path.lexists(place):
             return place
+        try:
+            require_replaceable(Path(os.path.realpath(place)))
+        except (RecipeError, OSError) as error:
+            say(str(error))
+            continue
         try:
             stands = load(place)
         except RecipeError:
@@ -137,6 +142,8 @@ class Note:
 
         Such a one had other arguments, while the recipe was made with these.
         """
+        if not self.path.is_file():  # a pipe would be waited for
+            return ""
         try:
             lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:

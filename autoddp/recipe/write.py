@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ _HEAD = """\
 #     autoddp SCRIPT --recipe FILE      launches SCRIPT with the recipe in FILE
 #     autoddp recipe show FILE          shows it as a table
 """
+
+_A_RECIPE = re.compile(rb"# A recipe of autoddp|^\s*schema\s*=|^\[made_by\]", re.MULTILINE)
+_BEGINNING = 4096  # bytes in which a recipe shows what it is
 
 _SAYS = {
     "date": "UTC",
@@ -97,9 +101,18 @@ def save(recipe: Recipe | str, path: str | os.PathLike[str], previous: Path | No
 
 
 def require_replaceable(path: Path) -> None:
-    """RecipeError if a folder, a pipe or a device stands at `path`: nothing but a regular file is replaced."""
-    if os.path.lexists(path) and not path.is_file():
+    """RecipeError if anything but a recipe stands at `path`, or an empty file: a checkpoint may be named by mistake.
+
+    A recipe that was damaged, or is of another version, is one all the same. OSError if the file cannot be read.
+    """
+    if not os.path.lexists(path):
+        return
+    if not path.is_file():
         raise RecipeError(f"{one_line(str(path))}: no regular file, so no recipe is written there; name another file")
+    with open(path, "rb") as file:
+        begins = file.read(_BEGINNING)
+    if begins and not _A_RECIPE.search(begins):
+        raise RecipeError(f"{one_line(str(path))}: the file there is no recipe, and stays; name another file")
 
 
 def _keep(old: bytes, path: str, previous: Path | None) -> Path:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from autoddp.files import write_whole
 from autoddp.recipe import input_differences, of_model
 from autoddp.worker.ddp import Wrapped, after_this_backward, store_of, tensors_in
 from autoddp.worker.hooks import Hook
@@ -211,7 +212,7 @@ class Fitting:
         if os.environ.get("LOCAL_RANK", "0") != "0":
             return True
         try:
-            Path(self._expected.note).write_text(f"{self._expected.noted}{why}\n", encoding="utf-8")
+            write_whole(Path(self._expected.note), f"{self._expected.noted}{why}\n")
         except OSError:
             return False
         return True

@@ -79,6 +79,10 @@ CASES = {
         "--nproc-per-node 2 --trials 2 --recipe /dev/null train.py",
         "/dev/null: no regular file, so no recipe is written there; name another file",
     ),
+    "recipe over another file": (
+        "--nproc-per-node 2 --trials 2 --recipe not.toml train.py",
+        "not.toml: the file there is no recipe, and stays; name another file",
+    ),
     "recipe to a folder": ("--nproc-per-node 2 --trials 2 --recipe /tmp train.py", "/tmp: no regular file"),
     "no ranks": ("--nproc-per-node 0 train.py", "--nproc-per-node 0: must be 1 or more, e.g. --nproc-per-node 2"),
     "no ranks as torchrun": ("--trials 0 --nproc-per-node -2 train.py", "--nproc-per-node -2: must be 1 or more"),

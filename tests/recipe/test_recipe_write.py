@@ -82,23 +82,45 @@ def test_the_file_is_shared_as_the_umask_says(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "a.toml").stat().st_mode) == 0o644
 
 
+MINE = "schema = 1\n# written by hand\n"
+
+
+@pytest.mark.parametrize("content", [b"mine", b"PK\x03\x04" + bytes(5000) + b"\nschema = 1\n", b"[tool]\nname = 1\n"])
+def test_what_is_no_recipe_stays(tmp_path: Path, content: bytes) -> None:
+    """A checkpoint, or pyproject.toml, that was named by mistake."""
+    file = tmp_path / "model.pt"
+    file.write_bytes(content)
+    with pytest.raises(RecipeError) as caught:
+        save(RECIPE, file, tmp_path / "previous.toml")
+    assert str(caught.value) == f"{file}: the file there is no recipe, and stays; name another file"
+    assert file.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_empty_file_is_written(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").touch()
+    save(RECIPE, tmp_path / "a.toml", tmp_path / "previous.toml")
+    assert load(tmp_path / "a.toml") == RECIPE
+
+
 def test_the_older_file_is_kept(tmp_path: Path) -> None:
     file, previous = tmp_path / "a.toml", tmp_path / "deep" / "previous.toml"
-    file.write_text("mine")
+    file.write_text(MINE)
     assert save(RECIPE, file, previous) == previous
-    assert previous.read_text() == "mine"
+    assert previous.read_text() == MINE
     assert load(file) == RECIPE
 
 
 def test_the_kept_file_is_kept_too(tmp_path: Path) -> None:
     file, previous = tmp_path / "a.toml", tmp_path / "previous.toml"
     for number, text in enumerate(["one", "two", "three"]):
-        file.write_text(text)
+        file.write_text(f"schema = 1  # {text}")
         assert (
             save(RECIPE, file, previous)
             == (previous, tmp_path / "previous.toml.2", tmp_path / "previous.toml.3")[number]
         )
-    assert sorted(path.read_text() for path in tmp_path.glob("previous*")) == ["one", "three", "two"]
+    kept = sorted(path.read_text().split()[-1] for path in tmp_path.glob("previous*"))
+    assert kept == ["one", "three", "two"]
 
 
 def test_the_same_text_is_left_alone(tmp_path: Path) -> None:
@@ -111,11 +133,11 @@ def test_the_same_text_is_left_alone(tmp_path: Path) -> None:
 
 def test_another_file_is_never_lost(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
-    file.write_text("mine")
+    file.write_text(MINE)
     with pytest.raises(RecipeError) as caught:
         save(RECIPE, file)
     assert str(caught.value) == f"{file}: another file is there already; move it away, or name another file"
-    assert file.read_text() == "mine"
+    assert file.read_text() == MINE
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
@@ -130,7 +152,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize("call", ["replace", "fsync"])
 def test_a_failing_write_leaves_the_folder_as_it_was(tmp_path: Path, monkeypatch: Any, call: str) -> None:
     file = tmp_path / "a.toml"
-    file.write_text("mine")
+    file.write_text(MINE)
 
     def full(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
@@ -140,7 +162,7 @@ def test_a_failing_write_leaves_the_folder_as_it_was(tmp_path: Path, monkeypatch
         save(RECIPE, file, tmp_path / "previous.toml")
     assert str(caught.value) == f"{file}: cannot be written: No space left on device; name a file you may write to"
     assert os.listdir(tmp_path) == ["a.toml"]
-    assert file.read_text() == "mine"
+    assert file.read_text() == MINE
 
 
 def test_an_interrupted_write_leaves_no_scratch_file(tmp_path: Path, monkeypatch: Any) -> None:
