@@ -93,6 +93,16 @@ class Accumulation(Effect):
             self.steps = 1
             self.owes()
 
+    def model_built(self) -> None:
+        """The script has built a DDP model. After its first steps that may be one that it trains next.
+
+        The model before may then still count, or count no more: when it is freed differs between ranks, and all ranks
+        must reduce at the same steps.
+        """
+        if self._steps > 1 and self._stepped:
+            self.stop()
+            self._gives_up("the script builds another model")
+
     @property
     def one_optimizer(self) -> bool:
         """Whether all that DDP reduces has been stepped by one optimizer, so far."""

@@ -123,6 +123,7 @@ class _Applied(DdpEvents):
         self._fitting.built(wrapped)
         if self._first_steps is not None:
             self._first_steps.built()
+        self._accumulation.model_built()
         if self._guard is not None:
             self._guard.built(wrapped)
 

@@ -26,10 +26,15 @@ class FirstSteps:
         self._wrapped, self._deferral, self._warn = wrapped, deferral, warn
         self._by_hand: ByHand | None = None
         self._left = _READS
+        self._built = 0
 
     def built(self) -> None:
-        """A DDP object: of several, one may step while another one's backward pass is yet to come."""
-        if len(self._wrapped()) > 1:
+        """A DDP object: of several, one may step while another one's backward pass is yet to come.
+
+        All that were built count, also those that the script has dropped: when these are freed differs between ranks.
+        """
+        self._built += 1
+        if self._built > 1:
             self._end("there are several DDP models")
         elif any(w.arguments.get("find_unused_parameters") for w in self._wrapped()):
             self._end(FINDS_UNUSED)

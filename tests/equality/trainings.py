@@ -152,6 +152,23 @@ def second_later(rank: int) -> list[nn.Module]:
     return [first, second]
 
 
+def folds(rank: int) -> list[nn.Module]:
+    """One model after another. On rank 0 the first one is still there: the garbage collector has not come by."""
+    data, kept = batches(rank, 4 * STEPS), []
+    for _ in range(2):
+        model = DDP(network())
+        optimizer = sgd(model)
+        for _ in range(STEPS // 2):
+            optimizer.zero_grad()
+            for _ in range(4):
+                batch = next(data)
+                (loss(model(batch[0]), batch) / 4).backward()
+            optimizer.step()
+        if rank == 0:
+            kept.append(model)
+    return [model]
+
+
 def networks_of_gan() -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(7)
     generator = nn.Sequential(nn.Linear(CLASSES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, FEATURES))
@@ -446,6 +463,7 @@ TRAININGS: dict[str, Training] = {
     "buffers": buffers,
     "two DDP": two,
     "second DDP later": second_later,
+    "folds": folds,
     "GAN": gan,
     "siamese": siamese,
     "no_sync 2": lambda rank: accumulated(rank, 2),
