@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -20,7 +21,8 @@ def aligned(rows: Sequence[Sequence[str]], numbers: bool = False) -> str:
     On a terminal what is too long for its column goes on in the next line of that column. Elsewhere each row is one
     line, however long, so that a program can take it apart.
     """
-    return text_of([grid(rows, numbers)], Console().width if sys.stdout.isatty() else _WITHOUT_LIMIT)
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return text_of([grid(rows, numbers)], Console().width if on_terminal else _WITHOUT_LIMIT)
 
 
 def grid(rows: Sequence[Sequence[str]], numbers: bool = False) -> Table:
@@ -35,8 +37,9 @@ def grid(rows: Sequence[Sequence[str]], numbers: bool = False) -> Table:
 
 def text_of(parts: Iterable[RenderableType], width: int) -> str:
     """What rich draws of them as plain text, in lines of at most `width` columns without blanks at their ends."""
-    console = Console(width=width, color_system=None, highlight=False)
-    with console.capture() as capture:
-        for part in parts:
-            console.print(part)
-    return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n"))
+    # rich's own capture writes to stdout all the same, which fails where that is full or closed
+    text = io.StringIO()
+    console = Console(file=text, width=width, color_system=None, highlight=False)
+    for part in parts:
+        console.print(part)
+    return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from autoddp.tables import aligned, grid, text_of
@@ -33,3 +35,11 @@ def test_on_a_narrow_terminal_nothing_is_cut() -> None:
     assert max(map(len, lines)) <= 40
     assert "".join(lines).count("x") == 70
     assert all(line.startswith("     ") for line in lines[1:])
+
+
+def test_no_table_needs_a_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be full, or closed, and the table may be for another place."""
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        for stdout in (full, None):
+            monkeypatch.setattr(sys, "stdout", stdout)
+            assert aligned([("a", "bc"), ("def", "g")]) == "a    bc\ndef  g"
