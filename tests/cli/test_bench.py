@@ -164,6 +164,7 @@ def on_all(lab: Any, parent: Path, *words: str) -> list[Launch]:
 
 
 @pytest.mark.lab
+@pytest.mark.whole
 def test_two_hosts_see_the_rate_of_their_link(lab: Any, tmp_path: Path) -> None:
     launches = on_all(
         lab(hosts=2, rate="1gbit"), tmp_path, "--max-size", "16M", "--factor", "4", "--budget", "15s", "--json"

@@ -77,7 +77,11 @@ def test_every_attempt_begins_from_the_users_state(kind: str, tmp_path: Path, te
 @pytest.mark.parametrize(
     ("environment", "options", "why"),
     [
-        ({"WRITES": "1"}, ["--scratch-limit", "20M"], "while it was being tuned, more than --scratch-limit (20.0 MiB)"),
+        whole(
+            {"WRITES": "1"},
+            ["--scratch-limit", "20M"],
+            "while it was being tuned, more than --scratch-limit (20.0 MiB)",
+        ),
         whole({"CHANGES": "big"}, ["--scratch-limit", "20M"], "open of big would put all of it (30.0 MiB) into"),
         ({"REMOVES_ELSEWHERE": "1"}, [], "aws"),
     ],
@@ -106,6 +110,7 @@ def test_what_ends_tuning(environment: dict[str, str], options: list[str], why: 
     assert list(folder.glob("large*")) == []
 
 
+@pytest.mark.whole
 def test_what_a_script_prints_fills_no_disk(tmp_path: Path) -> None:
     folder = folder_with_state(tmp_path)
     env = {**LONG, "PRINTS": "1"}

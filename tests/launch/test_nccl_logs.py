@@ -32,6 +32,7 @@ runpy.run_path({str(SCRIPTS / "plain.py")!r}, run_name="__main__")
 """
 
 
+@pytest.mark.whole
 def test_what_nccl_used_stands_beside_the_prediction(tmp_path: Path) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()

@@ -37,6 +37,7 @@ def on_all(lab, command, parent, *words, endpoint=0):
 
 
 @pytest.mark.lab
+@pytest.mark.whole
 def test_the_fast_network_is_found_and_used(lab, tmp_path):
     hosts = lab(hosts=2, rate="100mbit", more={"eth1": "1gbit"}, trap=True)
     launches = [launch.wait() for launch in on_all(hosts, AUTODDP, tmp_path, "--trials", "1", PLAIN)]

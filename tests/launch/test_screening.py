@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from launchers import whole
 
 from autoddp.bench.burst import Burst
 from autoddp.launch import screening as module
@@ -67,7 +68,7 @@ if "RANK" in os.environ and os.environ.get("NCCL_ALGO") == "Tree":
 """
 
 
-@pytest.mark.parametrize(("algorithm", "serves"), [("Tree", False), ("ring,tree;allreduce:tree", True)])
+@pytest.mark.parametrize(("algorithm", "serves"), [("Tree", False), whole("ring,tree;allreduce:tree", True)])
 def test_a_setting_under_which_nccl_has_no_broadcast_is_ruled_out(
     torchrun: argparse.Namespace, tmp_path: Path, algorithm: str, serves: bool
 ) -> None:

@@ -25,7 +25,7 @@ STARTS = {"restarted": {"0", "1"}, "restarts_spent": {"0", "1"}}  # elsewhere th
         "success",
         whole("exit_1"),
         "recorded",
-        "restarts_spent",
+        whole("restarts_spent"),
         whole("exit_7"),
         whole("killed"),
         whole("restarted"),

@@ -44,6 +44,7 @@ def test_float16_overflow_is_refused(tmp_path):
     assert all("fp16" not in str(entry.configuration) for entry in recipe.ladder)
 
 
+@pytest.mark.whole
 def test_the_watch_in_the_real_job(tmp_path):
     """Gradients overflow float16 from the 41st step on: that one is mended, from the next on all are exact."""
     words = ["--nproc-per-node", "2", "--trials", "1", "--tune-only", ODD, "noise"]

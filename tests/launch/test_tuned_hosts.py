@@ -69,6 +69,7 @@ def test_two_hosts_tune_once(lab, kind, names, ipv6, tmp_path):
 
 
 @pytest.mark.lab
+@pytest.mark.whole
 def test_a_crash_on_one_host_costs_only_its_trial(lab, tmp_path):
     script = str(SCRIPTS / "planted_failure.py")
     launches = run_on_all(lab(hosts=2), "c10d", tmp_path, "--trials", "3", script, "--kind", "abort")

@@ -27,7 +27,7 @@ TUNED = [
     whole("snapshot.py"),
     whole("rank0_evaluates.py"),
     whole("closure.py"),
-    "gan.py",
+    whole("gan.py"),
     whole("no_optimizer.py"),
     whole("compiled.py --where around"),
 ]

@@ -40,6 +40,7 @@ def launch(tmp_path_factory):
 
 
 @pytest.mark.skipif(CPUS < 2, reason="needs two cores")
+@pytest.mark.whole
 def test_threads_are_tried_first(launch):
     study = summary_of(launch)
     assert study["job"]["thread_counts"][0] == 1
