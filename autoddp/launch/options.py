@@ -130,13 +130,13 @@ class Request:
 
     @property
     def elsewhere(self) -> str:
-        """What goes elsewhere, because the current folder takes no files; "" if nothing does."""
+        """What goes elsewhere, because the current folder cannot be written; "" if nothing does."""
         says = []
         if self.output == self.folders.output != OUTPUT:
             says.append(f"run folders go to {self.output} (--output names another place)")
         if self.recipe is None and self.folders.recipes != Path():
             says.append(f"the recipe goes to {self.folders.recipes} (--recipe names another file)")
-        return f"the current folder takes no files: {'; '.join(says)}" if says else ""
+        return f"the current folder cannot be written: {'; '.join(says)}" if says else ""
 
     @property
     def _is_program(self) -> bool:

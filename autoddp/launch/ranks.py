@@ -38,7 +38,7 @@ def set_one(torchrun: argparse.Namespace) -> str:
 
 def one_rank() -> str:
     """A line about torchrun's number, which stays for a script that was never tuned."""
-    why = "the recipe is not known to be this script's, which may not share its work among ranks"
+    why = "the recipe does not say that it was made for this script, which may not use DistributedDataParallel"
     return f"1 rank on this host, as under torchrun: {why}; {_ANOTHER}"
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from autoddp.errors import RecipeError
 from autoddp.launch.options import Request
+from autoddp.log import printable
 from autoddp.recipe import Fits, Recipe, differences, load, require_replaceable
 
 _SUFFIX = ".autoddp.toml"
@@ -42,7 +43,7 @@ def script_names(request: Request) -> tuple[str, ...]:
     folder = Path() if request.recipe is None else request.recipe if request.recipe.is_dir() else request.recipe.parent
     kept = _from(os.path.abspath(folder), os.path.abspath(script))
     followed = _from(os.path.realpath(folder), os.path.realpath(script))
-    return tuple(dict.fromkeys(_printable(name) for name in (kept, followed)))
+    return tuple(dict.fromkeys(printable(name) for name in (kept, followed)))
 
 
 def _from(folder: str, script: str) -> str:
@@ -67,7 +68,7 @@ def found_recipes(request: Request) -> list[Path]:
 
 
 def recipe_may_be_anothers(request: Request) -> bool:
-    """Whether no recipe that --recipe names says it is this script's, so that the script may never have been tuned."""
+    """Whether --recipe names only recipes that were not, as far as they say, made for this script."""
     if request.recipe is None or request.trials is not None:
         return False
     others = []
@@ -152,7 +153,7 @@ class Note:
         here = arguments_digest(request)
         if said[:1] != [here] and recipe.made_by.arguments == here:
             return ""
-        return _printable(said[-1]) if said else "it does not say what differed"
+        return printable(said[-1]) if said else "it does not say what differed"
 
     def remove(self) -> None:
         """The job has been tuned."""
@@ -177,8 +178,3 @@ def _numbered(first: Path) -> list[Path]:
 
 def _date(recipe: Recipe) -> str:
     return recipe.made_by.date
-
-
-def _printable(text: str) -> str:
-    """A recipe holds one line of text."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,4 +1,4 @@
-"""Where a run's files go that the user has not named: into the current folder, or elsewhere if that takes none.
+"""Where run folders and recipes go if the user names no place: the current folder, or another one if that is read-only.
 
     folders = usual_folders()
     folders.output       # .autoddp, or one in the user's own folder for such things

@@ -112,7 +112,7 @@ def require_replaceable(path: Path) -> None:
     with open(path, "rb") as file:
         begins = file.read(_BEGINNING)
     if begins and not _A_RECIPE.search(begins):
-        raise RecipeError(f"{one_line(str(path))}: the file there is no recipe, and stays; name another file")
+        raise RecipeError(f"{one_line(str(path))}: this file is not a recipe, so it is not replaced; name another file")
 
 
 def _keep(old: bytes, path: str, previous: Path | None) -> Path:

@@ -94,10 +94,10 @@ class Accumulation(Effect):
             self.owes()
 
     def model_built(self) -> None:
-        """The script has built a DDP model. After its first steps that may be one that it trains next.
+        """The script has built a DDP model. After its first steps, each of its steps is one again.
 
-        The model before may then still count, or count no more: when it is freed differs between ranks, and all ranks
-        must reduce at the same steps.
+        It may train the new model next, and drop the old one. Each rank's garbage collector frees the old model at
+        another time, so ranks could disagree on which gradients to expect, while all must reduce at the same steps.
         """
         if self._steps > 1 and self._stepped:
             self.stop()

@@ -59,7 +59,7 @@ class StepClock:
         self._stopped = True  # torch forbids to remove a hook while hooks run, and this is called from one
 
     def model_built(self) -> None:
-        """The script has built a DDP model: from here on it may train that one in place of those before."""
+        """The script has built a DDP model, and may train that one from here on instead of the earlier ones."""
         self._built_since = self._clock is not None
 
     def forward_begins(self, reduces: bool) -> None:
@@ -119,12 +119,19 @@ class StepClock:
                 self._choose_again()
 
     def _choose_again(self) -> None:
-        """By steps alone: when a dropped model's memory is freed differs from rank to rank, and ranks count alike."""
+        """Forget which optimizer marks a step, and choose anew by counting steps.
+
+        Not by which models still exist: each rank's garbage collector frees a dropped model at another time, and all
+        ranks must count the same steps.
+        """
         self._clock, self._seen, self._counts = None, [], {}
         self._built_since, self._chosen_before, self._others = False, True, 0
 
     def _watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """The identity of a parameter that is gone may become another one's, on one rank and not on another."""
+        """Match the clock's optimizer no longer once one of its parameters is freed.
+
+        Python may then give the same id to a parameter of another model, on one rank and not on the others.
+        """
 
         def gone(_: weakref.ref[torch.Tensor]) -> None:
             if self._clock is not None:

@@ -31,7 +31,7 @@ class FirstSteps:
     def built(self) -> None:
         """A DDP object: of several, one may step while another one's backward pass is yet to come.
 
-        All that were built count, also those that the script has dropped: when these are freed differs between ranks.
+        Models that the script has dropped count too, because each rank's garbage collector frees them at another time.
         """
         self._built += 1
         if self._built > 1:

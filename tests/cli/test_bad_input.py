@@ -81,7 +81,7 @@ CASES = {
     ),
     "recipe over another file": (
         "--nproc-per-node 2 --trials 2 --recipe not.toml train.py",
-        "not.toml: the file there is no recipe, and stays; name another file",
+        "not.toml: this file is not a recipe, so it is not replaced; name another file",
     ),
     "recipe to a folder": ("--nproc-per-node 2 --trials 2 --recipe /tmp train.py", "/tmp: no regular file"),
     "no ranks": ("--nproc-per-node 0 train.py", "--nproc-per-node 0: must be 1 or more, e.g. --nproc-per-node 2"),

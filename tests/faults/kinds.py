@@ -194,7 +194,7 @@ _CLOCK = {
     "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # as with a clock that is set
     "NO_FAKE_STAT": "1",
 }
-_ELSEWHERE = r"current folder takes no files: run folders go to .*; the recipe goes to "
+_ELSEWHERE = r"current folder cannot be written: run folders go to .*; the recipe goes to "
 _UNMEASURED = dict.fromkeys(("before", "start", "baseline"), _STUCK)
 _STUCK_MOMENTS = ("start", "baseline", "trial", "finals")
 

@@ -92,7 +92,7 @@ def test_what_is_no_recipe_stays(tmp_path: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(RecipeError) as caught:
         save(RECIPE, file, tmp_path / "previous.toml")
-    assert str(caught.value) == f"{file}: the file there is no recipe, and stays; name another file"
+    assert str(caught.value) == f"{file}: this file is not a recipe, so it is not replaced; name another file"
     assert file.read_bytes() == content
     assert list(tmp_path.iterdir()) == [file]
 
