@@ -26,13 +26,13 @@ from layouts import bucket_part
 import autoddp.launch.tune
 from autoddp.cli.tuned import prepared
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung
-from autoddp.launch.conference import confer
+from autoddp.launch.agreement import confer
 from autoddp.launch.elastic import environment_with, node_range
 from autoddp.launch.hosts import Hosts
 from autoddp.launch.network import Network
 from autoddp.launch.options import parse
 from autoddp.study import Measure, Silent, TrialFailed
-from autoddp.study.pace import Pace
+from autoddp.study.budget import Pace
 from autoddp.study.space import Space
 from autoddp.timing import median
 from autoddp.wire import JobFacts

@@ -31,9 +31,9 @@ FLOORS = (
 FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
 
 HOMES = {
-    "torch": ("worker/", "launch/elastic.py", "launch/machine.py", "launch/plan.py", "cli/run.py"),
+    "torch": ("worker/", "launch/elastic.py", "launch/local_fingerprint.py", "launch/mode.py", "cli/run.py"),
     "optuna": ("study/sampler.py",),
-    "wrapt": ("worker/arm.py", "worker/isolated.py", "isolation/elsewhere/patch.py"),
+    "wrapt": ("worker/bootstrap.py", "worker/isolated.py", "isolation/elsewhere/patch.py"),
     "rich": ("tables.py", "report/terminal.py", "report/topology.py"),
     "tomlkit": ("recipe/write.py",),
     "tomli": ("recipe/read.py",),
@@ -47,8 +47,8 @@ HOMES = {
 }
 IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
 ONLY_THIS_OF_TORCH = {
-    "launch/plan.py": {"torch.__version__"},  # to compare with a recipe's
-    "launch/machine.py": {"torch"},  # its CUDA and NCCL, likewise
+    "launch/mode.py": {"torch.__version__"},  # to compare with a recipe's
+    "launch/local_fingerprint.py": {"torch"},  # its CUDA and NCCL, likewise
     "cli/run.py": {"torch.distributed.elastic.multiprocessing.errors.record"},  # as torchrun's own main is decorated
 }
 
@@ -69,7 +69,7 @@ PRIVATE_TO_OTHERS = {
     # torch.cuda.graphs itself takes arguments apart with it, and torch 2.4 has it under no public name.
     ("worker/graphs/signature.py", "_pytree"),
     # Python's own, documented in spite of their names.
-    ("worker/leaving.py", "_exit"),
+    ("worker/worker_exit.py", "_exit"),
     ("worker/heartbeat.py", "_current_frames"),
     ("launch/keeper.py", "_exit"),
     ("launch/supervisor.py", "_exit"),
@@ -154,7 +154,7 @@ def test_imports_go_down_only() -> None:
     ("file", "line"),
     [
         ("study/x.py", "from autoddp.launch.tune import tune"),  # up
-        ("study/x.py", "def f():\n    import autoddp.worker.arm"),  # a neighbour, inside a function
+        ("study/x.py", "def f():\n    import autoddp.worker.bootstrap"),  # a neighbour, inside a function
         ("timing/x.py", "from autoddp.knobs import Rung"),
         ("worker/x.py", "importlib.import_module('autoddp.cli.main')"),
         ("errors.py", "from autoddp import is_tuning"),

@@ -8,7 +8,7 @@ import os
 from autoddp.bench import store
 from autoddp.bench.expectation import judge
 from autoddp.errors import UsageError
-from autoddp.launch.bench import BenchRequest, parse, run_bench
+from autoddp.launch.bench_job import BenchRequest, parse, run_bench
 from autoddp.log import tell
 from autoddp.topology import verdicts
 from autoddp.topology.probe import probe

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from autoddp.errors import NothingReadable, UsageError
 from autoddp.topology import Node, verdicts
-from autoddp.topology.outputs import OUTPUTS, Output, node_of
+from autoddp.topology.tool_outputs import OUTPUTS, Output, node_of
 
 _MOST = 256 * 2**20  # bytes of a file: the longest NCCL logs of big jobs are a tenth of this
 
@@ -58,7 +58,7 @@ def _show_files(given: dict[str, str], options: argparse.Namespace) -> int:
         plain = {name: output.plain() for name, output in read.items()}
         print(json.dumps(next(iter(plain.values())) if len(plain) == 1 else plain))
     else:
-        from autoddp.report.outputs import show_outputs
+        from autoddp.report.tool_outputs import show_outputs
         from autoddp.report.topology import show_node
 
         if node is not None:

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 
 from autoddp.launch.elastic import environment_with, run_real_job
 from autoddp.launch.hosts import Hosts
-from autoddp.launch.machine import not_here
+from autoddp.launch.local_fingerprint import not_here
+from autoddp.launch.mode import Plan, choose
+from autoddp.launch.monitor_interval import watch_plan
 from autoddp.launch.network import VARIABLES, Network
 from autoddp.launch.options import Request, parse
-from autoddp.launch.plan import Plan, choose
-from autoddp.launch.ranks import idle_gpus, one_rank, set_ranks
+from autoddp.launch.rank_count import idle_gpus, one_rank, set_ranks
 from autoddp.launch.recipes import Note, recipe_may_be_anothers
 from autoddp.launch.script import require_script
 from autoddp.launch.signals import signals_end_tuning
-from autoddp.launch.watching import watch_plan
 from autoddp.log import tell
-from autoddp.worker.order import Order, naming_errors
+from autoddp.worker.worker_config import Order, naming_errors
 
 if TYPE_CHECKING:
-    from autoddp.launch.conference import Conference
+    from autoddp.launch.agreement import Conference
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _confer(request: Request, plan: Plan) -> tuple[Conference | None, Network]:
     """On several nodes: make sure that all mean the same, and find the network. The object keeps the meeting open."""
     if not plan.several_nodes or plan.as_torchrun:
         return None, Network()
-    from autoddp.launch.conference import confer
+    from autoddp.launch.agreement import confer
 
     watched = f"{request.watch} {request.near_limit} {request.lossy_limit}"  # what ranks do must be the same on all
     reads = plan.reads + ("" if request.watch is None else f", --watch {request.watch or 'off'}")

@@ -18,11 +18,11 @@ from autoddp.launch.elastic import node_range
 from autoddp.launch.hosts import Hosts
 from autoddp.launch.isolating import choose_isolation
 from autoddp.launch.keeper import Keeper
+from autoddp.launch.mode import Plan
 from autoddp.launch.nccl_logs import transports
 from autoddp.launch.network import Network
 from autoddp.launch.options import Request
-from autoddp.launch.plan import Plan
-from autoddp.launch.ranks import set_one
+from autoddp.launch.rank_count import set_one
 from autoddp.launch.recipes import arguments_digest, place_for, remove_notes, script_names
 from autoddp.launch.run_folder import RunFolder, temporary_folder
 from autoddp.launch.tune import Preparation, Tuned, Tuning

@@ -12,11 +12,11 @@ from autoddp.knobs.binding import NUMA_BINDING
 from autoddp.knobs.buckets import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.knobs.copies import BATCHED_GRAD_COPY, GRADIENT_AS_BUCKET_VIEW
 from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
-from autoddp.knobs.graph import STATIC_GRAPH
+from autoddp.knobs.env import START_KNOBS
 from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_FACTORS, POWERSGD_RANK, POWERSGD_START_STEP
-from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, DEFER_REDUCTIONS
+from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 from autoddp.knobs.optimize_ddp import OPTIMIZE_DDP
-from autoddp.knobs.start import START_KNOBS
+from autoddp.knobs.static_graph import STATIC_GRAPH
 from autoddp.knobs.threads import THREADS
 
 KNOBS: tuple[Knob, ...] = (

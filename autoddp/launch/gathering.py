@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoddp.errors import UsageError
-from autoddp.launch.listener import why_not_connected
+from autoddp.launch.interface_probe import why_not_connected
 from autoddp.units import duration
 
 _CONNECTING = 1.5  # seconds for one address

@@ -64,10 +64,10 @@ from enum import Enum
 from pathlib import Path
 
 from autoddp.launch.deadline import Deadline
+from autoddp.launch.hang_timeout import Patience
 from autoddp.launch.journal import Entry, Journal
-from autoddp.launch.patience import Patience
+from autoddp.launch.restarts import Starts
 from autoddp.launch.server import Closed, Said, StopAsked, Worker
-from autoddp.launch.starts import Starts
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.timing import median
 from autoddp.wire import BlockDone, Finish, Goodbye, Hello, JobFacts, Measure, Ready, Welcome

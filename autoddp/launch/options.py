@@ -14,7 +14,7 @@ from autoddp.errors import UsageError, did_you_mean
 from autoddp.isolation import Level
 from autoddp.knobs import GRADIENT_RUNGS, LIMITS, Rung
 from autoddp.launch.elastic import torchrun_parser
-from autoddp.launch.ownership import divide
+from autoddp.launch.script_options import divide
 from autoddp.launch.usual_folders import OUTPUT, Folders, usual_folders
 from autoddp.units import Allowance, seconds
 

@@ -17,6 +17,7 @@ from autoddp.knobs import Rung
 from autoddp.knobs.threads import THREADS
 from autoddp.launch import nccl_logs
 from autoddp.launch.deadline import Deadline
+from autoddp.launch.env_screening import Screening
 from autoddp.launch.hosts import Hosts, Next
 from autoddp.launch.isolating import Isolation
 from autoddp.launch.journal import Journal
@@ -27,14 +28,13 @@ from autoddp.launch.presence import HostsGone
 from autoddp.launch.rank_logs import LogKeeper
 from autoddp.launch.resuming import Job, cut_off, job_now, study_begins, study_is_over
 from autoddp.launch.run_folder import RunFolder
-from autoddp.launch.screening import Screening
 from autoddp.launch.signals import Interrupted
 from autoddp.launch.waiting import Waiting
 from autoddp.log import get_logger
 from autoddp.study import Observer, Outcome, Plan, Study, TrialFailed, TuningOver
 from autoddp.units import data_size
 from autoddp.wire import JobFacts
-from autoddp.worker.order import Order
+from autoddp.worker.worker_config import Order
 
 logger = get_logger(__name__)
 

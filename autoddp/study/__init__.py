@@ -3,12 +3,12 @@
 The only home of Optuna. It knows no process and no socket: whoever runs it hands in a `Measure` callable.
 """
 
-from autoddp.study.heats import Heat
 from autoddp.study.measure import Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import Decision, Outcome, Screened, Standing, TrialRecord
-from autoddp.study.plan import Plan
 from autoddp.study.search import Study
+from autoddp.study.semifinals import Heat
+from autoddp.study.settings import Plan
 
 __all__ = [
     "Decision",

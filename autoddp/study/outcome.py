@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from autoddp.knobs import Configuration, GradientError, Rung, Value
-from autoddp.study.heats import Heat
+from autoddp.study.semifinals import Heat
 from autoddp.timing import Block, Speedup, median
 from autoddp.wire import JobFacts
 

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Mapping
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung, Value
 from autoddp.knobs.cuda_graphs import REDUCE_OVERHEAD
-from autoddp.study.decision import decide, ladder_of
-from autoddp.study.heats import Heat, contenders, run_heat
-from autoddp.study.ledger import Ledger
+from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, Pace
+from autoddp.study.cost import Ledger
+from autoddp.study.env_trials import RESERVED, Screen, Starts, screened
+from autoddp.study.ladder import decide, ladder_of
 from autoddp.study.measure import Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import Decision, Outcome, Screened, Standing, TrialRecord
-from autoddp.study.pace import FEWEST_ROUNDS, FINALISTS, Pace
-from autoddp.study.plan import WORTHWHILE, Plan
-from autoddp.study.starts import RESERVED, Screen, Starts, screened
+from autoddp.study.semifinals import Heat, contenders, run_heat
+from autoddp.study.settings import WORTHWHILE, Plan
 from autoddp.study.trials import Trials
 from autoddp.timing import Block, Headroom, headroom, median, speedup
 from autoddp.wire import JobFacts

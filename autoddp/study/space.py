@@ -8,7 +8,7 @@ from typing import Any
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.knobs.buckets import caps, shrinking_plans
 from autoddp.knobs.hook import POWERSGD_BATCHED, POWERSGD_FACTORS, POWERSGD_RANK, POWERSGD_RANKS
-from autoddp.knobs.micro_steps import DEFER_REDUCTIONS
+from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
 from autoddp.units import MIB
 from autoddp.wire import JobFacts
 

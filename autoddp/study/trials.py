@@ -10,18 +10,18 @@ from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, GradientErr
 from autoddp.knobs.binding import NUMA_BINDING
 from autoddp.knobs.copies import GRADIENT_AS_BUCKET_VIEW
 from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
-from autoddp.knobs.graph import STATIC_GRAPH
 from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_RANK
-from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, step_counts
+from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, step_counts
+from autoddp.knobs.static_graph import STATIC_GRAPH
 from autoddp.knobs.threads import THREADS
-from autoddp.study.ledger import Ledger
-from autoddp.study.likely import likely_cap
+from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, Pace
+from autoddp.study.cost import Ledger
+from autoddp.study.first_guess import likely_cap
 from autoddp.study.measure import TrialFailed
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import State, TrialRecord
-from autoddp.study.pace import FEWEST_ROUNDS, FINALISTS, Pace
-from autoddp.study.plan import WORTHWHILE, Plan
 from autoddp.study.sampler import Sampler
+from autoddp.study.settings import WORTHWHILE, Plan
 from autoddp.study.space import Space
 from autoddp.timing import Block
 from autoddp.units import MIB

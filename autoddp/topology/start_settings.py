@@ -22,13 +22,13 @@ _LARGE_BUFFER = 8 * 2**20  # bytes; twice NCCL's own
 _OTHER_CLASS = 0.5  # of the fastest port's rate: a slower one serves storage or logins
 
 Offer = tuple[dict[str, Any], tuple[str, ...]]
-"""A setting of `knobs.start`, and the variables of which any, set already, pins it."""
+"""A setting of `knobs.env`, and the variables of which any, set already, pins it."""
 
 
 def nccl_settings(
     node: Node, nodes: int, environment: Mapping[str, str], nccl: tuple[int, ...] = (), tuner: str = ""
 ) -> list[dict[str, Any]]:
-    """Values for the start knobs of `knobs.start`, one dict for each setting, the most promising first.
+    """Values for the start knobs of `knobs.env`, one dict for each setting, the most promising first.
 
     `nccl` is its version. `tuner`: the plugin by which the cloud chooses algorithms itself, as `nccl_tuner` gives it.
     """

@@ -1,6 +1,6 @@
 """Floor 3. Messages between the worker and its node's launcher: versioned JSON over a private Unix socket."""
 
-from autoddp.wire.facts import JobFacts
+from autoddp.wire.job_facts import JobFacts
 from autoddp.wire.messages import (
     NO_LIMIT,
     VERSION,

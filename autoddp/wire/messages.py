@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from autoddp.knobs import GradientError
-from autoddp.wire.facts import JobFacts
+from autoddp.wire.job_facts import JobFacts
 
 VERSION = 2
 NO_LIMIT = 1e9

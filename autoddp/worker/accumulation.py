@@ -21,10 +21,10 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from autoddp.knobs import Configuration
-from autoddp.knobs.micro_steps import ACCUMULATE_STEPS
+from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
 from autoddp.worker.ddp import Wrapped, is_joining, must_reduce
 from autoddp.worker.effect import Effect
-from autoddp.worker.reduction import ReductionSwitch, StillThere
+from autoddp.worker.sync_switch import ReductionSwitch, StillThere
 
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
 

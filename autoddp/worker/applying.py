@@ -13,24 +13,24 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.binding import NUMA_BINDING
 from autoddp.knobs.cuda_graphs import CUDA_GRAPHS, REDUCE_OVERHEAD
-from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, DEFER_REDUCTIONS
+from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 from autoddp.knobs.threads import THREADS
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Around, DdpEvents, Patch, Wrapped, parameters_digest
-from autoddp.worker.deferral import Deferral
 from autoddp.worker.effect import Effect
 from autoddp.worker.effects import effects_of
 from autoddp.worker.first_steps import FirstSteps
 from autoddp.worker.fitting import Expected, Fitting
+from autoddp.worker.gradient_monitor import Watch, WatchPlan
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.graphs.in_the_job import GraphsInTheJob
 from autoddp.worker.guard import Guard, guarded
-from autoddp.worker.order import Order
-from autoddp.worker.reduction import ReductionSwitch
+from autoddp.worker.implicit_no_sync import Deferral
+from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
-from autoddp.worker.watch import Watch, WatchPlan
+from autoddp.worker.worker_config import Order
 
 
 def start_applying(order: Order) -> None:

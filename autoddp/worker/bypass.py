@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.timing import median, speedup
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import DdpEvents, Patch, Wrapped
-from autoddp.worker.reduction import ReductionSwitch
 from autoddp.worker.stopwatch import Stopwatch, stopwatch_for
+from autoddp.worker.sync_switch import ReductionSwitch
 
 _WARMUP = 10  # steps of the job before anything is timed
 _SETTLE = 3  # steps after each turn: DDP rebuilds its buckets at the second

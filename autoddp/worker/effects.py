@@ -12,9 +12,9 @@ from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import Patch
-from autoddp.worker.deferral import Deferral
 from autoddp.worker.effect import Effect
 from autoddp.worker.graphs import Graphs
+from autoddp.worker.implicit_no_sync import Deferral
 from autoddp.worker.threads import Threads
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autoddp.knobs.micro_steps import DEFER_REDUCTIONS
+from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
+from autoddp.worker.applicability import BY_HAND, FINDS_UNUSED
 from autoddp.worker.by_hand import ByHand
 from autoddp.worker.ddp import Wrapped
-from autoddp.worker.deferral import Deferral
-from autoddp.worker.left_out import BY_HAND, FINDS_UNUSED
+from autoddp.worker.implicit_no_sync import Deferral
 
 _READS = 20  # of gradients, by an optimizer or before it: ten steps or more
 

@@ -28,7 +28,7 @@ from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.exact import exact_mean
 from autoddp.worker.inputs import compares, device_of, inputs_of
-from autoddp.worker.reduction import ReductionSwitch
+from autoddp.worker.sync_switch import ReductionSwitch
 
 _FITS = "fits"
 _SOON = 10.0  # seconds for an answer that must be there already

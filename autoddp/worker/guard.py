@@ -25,11 +25,11 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from autoddp.knobs import Configuration
 from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
-from autoddp.knobs.graph import STATIC_GRAPH
 from autoddp.knobs.hook import HOOK
-from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, DEFER_REDUCTIONS
+from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
+from autoddp.knobs.static_graph import STATIC_GRAPH
 from autoddp.worker.ddp import Wrapped, is_joining, store_of
-from autoddp.worker.reduction import ReductionSwitch
+from autoddp.worker.sync_switch import ReductionSwitch
 
 _GUARDED = (DEFER_REDUCTIONS, ACCUMULATE_STEPS, HOOK, STATIC_GRAPH, CUDA_GRAPHS)
 _EARLY = (0, 2, 10, 100)  # steps; 0 is before the first

@@ -22,7 +22,7 @@ from autoddp.isolation import Level
 from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
 from autoddp.units import data_size
 from autoddp.wire import StopTuning, encode
-from autoddp.worker.order import TUNE
+from autoddp.worker.worker_config import TUNE
 
 _COPYING = {"open", "os.chmod", "os.chown", "os.truncate", "os.utime", "os.setxattr", "os.link", "os.rename"}
 """Audit events of what makes an overlay copy a file whole."""

@@ -15,9 +15,9 @@ from autoddp.knobs import Configuration, GradientError
 from autoddp.recipe import merged
 from autoddp.wire import BlockDone, Finish, Measure, Message
 from autoddp.worker.device import finish_queued_work
-from autoddp.worker.leaving import PATIENCE
-from autoddp.worker.ranks import Ranks
+from autoddp.worker.rank_store import Ranks
 from autoddp.worker.stopwatch import Stopwatch
+from autoddp.worker.worker_exit import PATIENCE
 
 _TIMED_AGAIN = 4  # times, before steps are taken as they are: a script whose shapes change may never stop compiling
 

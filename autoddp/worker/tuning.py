@@ -10,27 +10,27 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.wire import BlockDone, Finish, JobFacts, Message, Ready
 from autoddp.worker.accumulation import Accumulation
+from autoddp.worker.applicability import Watched
 from autoddp.worker.binding import Binding
 from autoddp.worker.by_hand import ByHand
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import DdpEvents, Patch, Wrapped, is_joining, parameters_digest
-from autoddp.worker.deferral import Deferral
+from autoddp.worker.describe_job import gather_facts
 from autoddp.worker.effects import effects_of
-from autoddp.worker.facts import gather_facts
 from autoddp.worker.graphs import Graphs
+from autoddp.worker.implicit_no_sync import Deferral
 from autoddp.worker.inputs import InputsSeen, compares
-from autoddp.worker.leaving import leave, leave_at_the_end_of_training
-from autoddp.worker.left_out import Watched
-from autoddp.worker.link import Link
-from autoddp.worker.model import LiveDdp
-from autoddp.worker.order import Order
-from autoddp.worker.ranks import Ranks
+from autoddp.worker.launcher_client import Link
+from autoddp.worker.live_ddp import LiveDdp
+from autoddp.worker.rank_store import Ranks
 from autoddp.worker.ready_order import ReadyOrder
-from autoddp.worker.reduction import ReductionSwitch
 from autoddp.worker.runner import TrialRunner
 from autoddp.worker.stopwatch import stopwatch_for
+from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
+from autoddp.worker.worker_config import Order
+from autoddp.worker.worker_exit import leave, leave_at_the_end_of_training
 
 _WATCHED_STEPS = 4  # before anything is measured: the first may differ, and three more show whether steps are alike
 _STEPS_WITHOUT_DDP = 20  # of an optimizer: a script that builds a DDP model at all has built it by then

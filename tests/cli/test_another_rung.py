@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.launch.mode import choose
 from autoddp.launch.options import parse
-from autoddp.launch.plan import choose
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, save
 
 EXACT, NEAR, LOSSY, BATCH, SLOWER, BY_HAND = (

@@ -13,7 +13,7 @@ from launchers import AUTODDP, SCRIPTS, Launch, start, wait_for, whole
 
 from autoddp.bench import BenchResult, load_cached
 from autoddp.errors import UsageError
-from autoddp.launch.bench import MODULE, parse
+from autoddp.launch.bench_job import MODULE, parse
 
 BENCH = (*AUTODDP, "bench")
 TWO = ["--nproc-per-node", "2"]

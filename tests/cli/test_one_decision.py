@@ -13,11 +13,11 @@ from hypothesis import strategies as some
 
 from autoddp.cli.tuned import recipe_of
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung
-from autoddp.launch.plan import Plan
+from autoddp.launch.mode import Plan
 from autoddp.recipe import Recipe, dump, parse
 from autoddp.study import Outcome, Standing, TrialRecord
 from autoddp.study import Plan as StudyPlan
-from autoddp.study.decision import decide, ladder_of
+from autoddp.study.ladder import decide, ladder_of
 from autoddp.timing import Block, median, speedup
 from autoddp.wire import JobFacts
 

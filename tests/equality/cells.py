@@ -26,7 +26,7 @@ from trainings import MOMENTUM, STEPS, TRAININGS, parameters, statistics
 from autoddp.knobs import Configuration
 from autoddp.wire import BlockDone, Measure, Message, Ready
 from autoddp.worker import applying, tuning
-from autoddp.worker.order import Order
+from autoddp.worker.worker_config import Order
 
 WORLD = 2
 PATIENCE = 180.0  # seconds for a cell; it takes one, and many where threads wait spinning for busy cores

@@ -11,9 +11,9 @@ import torch
 from cells import RECIPE, TUNED, Cell, Matrix
 from matrix import CONFIGURATIONS, HEADROOM, LEFT_OUT, Verdict, run
 
-from autoddp.worker import deferral, hooks
+from autoddp.worker import hooks, implicit_no_sync
 from autoddp.worker.hooks.bucket import GradBucket
-from autoddp.worker.reduction import ReductionSwitch
+from autoddp.worker.sync_switch import ReductionSwitch
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def put_off_for_ever() -> None:
 
 def nothing_is_made_up_for() -> None:
     """What was put off stays so."""
-    deferral._average = lambda *_: None
+    implicit_no_sync._average = lambda *_: None
 
 
 def noise_of_its_own() -> None:

@@ -7,8 +7,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs import AS_WRITTEN
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.device import _NEARLY_FULL
-from autoddp.worker.model import LiveDdp
-from autoddp.worker.reduction import ReductionSwitch
+from autoddp.worker.live_ddp import LiveDdp
+from autoddp.worker.sync_switch import ReductionSwitch
 
 pytestmark = pytest.mark.gpu
 

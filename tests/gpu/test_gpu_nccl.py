@@ -13,8 +13,8 @@ from launchers import environment
 from autoddp.bench.burst import Burst
 from autoddp.knobs import Configuration
 from autoddp.launch.elastic import torchrun_parser
+from autoddp.launch.env_screening import Screening
 from autoddp.launch.nccl_logs import transports, variables
-from autoddp.launch.screening import Screening
 from autoddp.topology.facts import NumaNode
 from autoddp.topology.nccl_tuner import nccl_tuner
 from autoddp.topology.probe import probe

@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import DdpEvents, Patch
-from autoddp.worker.deferral import Deferral
-from autoddp.worker.model import LiveDdp
-from autoddp.worker.reduction import ReductionSwitch
+from autoddp.worker.implicit_no_sync import Deferral
+from autoddp.worker.live_ddp import LiveDdp
+from autoddp.worker.sync_switch import ReductionSwitch
 
 MICRO_STEPS = (2, 2, 2, 1, 2, 1)
 """Of each step: those of one come earlier than a job that defers has learned, as the last one of an epoch does."""

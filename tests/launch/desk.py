@@ -10,6 +10,7 @@ from typing import Any
 from fake_worker import facts
 
 from autoddp.launch.deadline import Deadline
+from autoddp.launch.hang_timeout import Patience
 from autoddp.launch.job_machine import (
     AttemptBegins,
     AttemptEnded,
@@ -25,7 +26,6 @@ from autoddp.launch.job_machine import (
     Tick,
 )
 from autoddp.launch.journal import Journal
-from autoddp.launch.patience import Patience
 from autoddp.launch.server import Closed, Said, StopAsked, Worker
 from autoddp.wire import VERSION, BlockDone, Finish, Goodbye, Hello, Measure, Message, Ready, StopTuning, Welcome
 

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from autoddp.errors import AutoddpError
-from autoddp.launch import conference, elastic, gathering
+from autoddp.launch import agreement, elastic, gathering
 
 SPACES = {"net": 0x40000000, "uts": 0x04000000, "mnt": 0x00020000}  # CLONE_NEW… of linux/sched.h
 PATIENCE = 150  # seconds; a meeting takes 1 to 7
@@ -112,16 +112,16 @@ def meet(order: dict[str, Any]) -> Host:
         if planted.get("says"):
             Path(planted["says"]).touch()
 
-    conference.tell = elastic.tell = tell
-    conference.torch_version = lambda: planted.get("torch", "2.13.0")
-    conference.__version__ = planted.get("autoddp", "1.0")
-    conference.time = SimpleNamespace(time=lambda: clock() + planted.get("ahead", 0.0))
+    agreement.tell = elastic.tell = tell
+    agreement.torch_version = lambda: planted.get("torch", "2.13.0")
+    agreement.__version__ = planted.get("autoddp", "1.0")
+    agreement.time = SimpleNamespace(time=lambda: clock() + planted.get("ahead", 0.0))
     gathering._GATHERING = planted.get("gathering", gathering._GATHERING)
     while planted.get("after") and not Path(planted["after"]).exists():
         time.sleep(0.05)
     torchrun = elastic.torchrun_parser().parse_args([*order["words"], "train.py"])
     try:
-        _, network = conference.confer(torchrun, order["plan"], f"plan {order['plan']}")
+        _, network = agreement.confer(torchrun, order["plan"], f"plan {order['plan']}")
         host.address, host.variables = network.address, network.variables
         host.said.append(network.says)
     except AutoddpError as error:

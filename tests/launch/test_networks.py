@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from launchers import AUTODDP, ROOT, SCRIPTS, TORCHRUN, start
 
-from autoddp.launch import choosing
-from autoddp.launch.listener import Door, Listener, send_rate, tried
-from autoddp.launch.places import Places
+from autoddp.launch import interface_selection
+from autoddp.launch.addresses import Places
+from autoddp.launch.interface_probe import Door, Listener, send_rate, tried
 from autoddp.recipe import load
 
 PLAIN = str(SCRIPTS / "plain.py")
@@ -74,7 +74,9 @@ def test_torchrun_does_not_get_through_there(lab, tmp_path):
     ],
 )
 def test_what_is_chosen(candidates, rates, own, interface):
-    found = choosing._chosen(Places(candidates, by_name=[own]), {name: candidates[name] for name in rates}, rates)
+    found = interface_selection._chosen(
+        Places(candidates, by_name=[own]), {name: candidates[name] for name in rates}, rates
+    )
     assert found.interface == interface
     assert found.address == candidates[interface or "eth0"]
     assert set(found.variables) == (set(UNSET) if interface else set())
@@ -103,11 +105,13 @@ class Board(dict):
 
 
 def test_hosts_that_cannot_reach_each_other_are_told_so_on_all(monkeypatch):
-    monkeypatch.setattr(choosing, "tried", lambda doors: ["no answer"] * len(doors))
+    monkeypatch.setattr(interface_selection, "tried", lambda doors: ["no answer"] * len(doors))
     board, places = Board(), Places({"eth0": "192.0.2.77"})
     with ThreadPoolExecutor(2) as pool:
         labels = ["node 0 (a)", "node 1 (b)"]
-        nodes = [pool.submit(choosing.choose, board.exchange(node, 2), node, labels, places) for node in range(2)]
+        nodes = [
+            pool.submit(interface_selection.choose, board.exchange(node, 2), node, labels, places) for node in range(2)
+        ]
         for node in nodes:
             first, second = node.result(30).faults
             assert "node 0 (a) has no address that all others can connect to (eth0 192.0.2.77: from node 1 (b)" in first

@@ -13,7 +13,7 @@ import pytest
 from launchers import whole
 from meeting_hosts import Meetings
 
-from autoddp.launch.places import Places
+from autoddp.launch.addresses import Places
 from autoddp.launch.preflight import HostFacts, compared
 from autoddp.topology.naming import named
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from autoddp.errors import UnfitRecipe
 from autoddp.knobs import Configuration
+from autoddp.launch.mode import Plan, choose
 from autoddp.launch.options import parse
-from autoddp.launch.plan import Plan, choose
 from autoddp.launch.recipes import (
     Note,
     arguments_digest,

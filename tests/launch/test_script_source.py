@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from autoddp.errors import NotTuned
+from autoddp.launch.mode import choose
 from autoddp.launch.options import parse
-from autoddp.launch.plan import choose
 from autoddp.launch.script import ScriptSource, script_path
 
 HAVE_IT = {

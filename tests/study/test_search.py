@@ -10,7 +10,7 @@ from simulated import MIB, NOT_EVERYWHERE, SimulatedJob, error_of, facts
 from autoddp.knobs import AS_WRITTEN, BY_NAME, GRADIENT_RUNGS, Configuration, GradientError, Rung
 from autoddp.knobs.optimize_ddp import ways_to_cut
 from autoddp.study import Observer, Outcome, Plan, Study, TrialFailed, TrialRecord, TuningOver
-from autoddp.study.starts import ROUNDS
+from autoddp.study.env_trials import ROUNDS
 
 LINKS = {  # MiB per second, seconds of latency
     "slow": (200.0, 0.0005),

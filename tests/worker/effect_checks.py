@@ -32,12 +32,12 @@ from autoddp.wire import BlockDone, Finish, Measure, Message, Ready
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.applying import start_applying
 from autoddp.worker.ddp import parameters_digest
-from autoddp.worker.deferral import Deferral
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.graphs.reduce_overhead import ReduceOverhead
 from autoddp.worker.hooks import hook_for
-from autoddp.worker.order import Order
+from autoddp.worker.implicit_no_sync import Deferral
 from autoddp.worker.tuning import start_tuning
+from autoddp.worker.worker_config import Order
 
 WIDTH, BLOCKS, STEPS = 256, 3, 8
 BUILT_LATER = 3  # steps after a turn, in the script that builds models meanwhile

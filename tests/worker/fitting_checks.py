@@ -26,7 +26,7 @@ from autoddp.recipe import with_model
 from autoddp.worker import applying
 from autoddp.worker.applying import start_applying
 from autoddp.worker.ddp import parameters_digest
-from autoddp.worker.order import Order
+from autoddp.worker.worker_config import Order
 
 WORLD = 2
 STEPS = 6

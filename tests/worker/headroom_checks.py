@@ -40,11 +40,11 @@ from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import Patch
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.exact import exact_mean
-from autoddp.worker.model import LiveDdp
-from autoddp.worker.ranks import Ranks
-from autoddp.worker.reduction import ReductionSwitch
+from autoddp.worker.live_ddp import LiveDdp
+from autoddp.worker.rank_store import Ranks
 from autoddp.worker.runner import TrialRunner
 from autoddp.worker.stopwatch import WallStopwatch
+from autoddp.worker.sync_switch import ReductionSwitch
 
 FEATURES = 64
 

@@ -22,7 +22,7 @@ from autoddp.worker.ddp import backend_of
 from autoddp.worker.device import as_current, memory_reserved, seed, synchronize
 from autoddp.worker.graphs.capture import Sample, capture
 from autoddp.worker.graphs.signature import signature_of
-from autoddp.worker.model import LiveDdp
+from autoddp.worker.live_ddp import LiveDdp
 from autoddp.worker.stopwatch import CudaStopwatch, WallStopwatch, stopwatch_for
 
 SOURCES = sorted((Path(__file__).resolve().parents[2] / "autoddp").rglob("*.py"))

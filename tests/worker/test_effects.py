@@ -15,7 +15,7 @@ from effect_checks import OF_SCRIPT
 from launchers import environment, may_mount, on_numa_nodes
 
 from autoddp.knobs import KNOBS, Configuration
-from autoddp.knobs.start import START_KNOBS
+from autoddp.knobs.env import START_KNOBS
 
 CASES = [(script, name) for script, of_script in OF_SCRIPT.items() for name in of_script]
 NOT_ON_A_CPU = {knob.name for knob in START_KNOBS} - {"interfaces"}

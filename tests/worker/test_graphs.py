@@ -12,7 +12,7 @@ from static_graphs import static_callables
 from torch import nn
 
 from autoddp.knobs import Configuration
-from autoddp.worker.graphs.watching import Watching, blocks_of
+from autoddp.worker.graphs.observed_calls import Watching, blocks_of
 
 LOOP_NAMES = [loop.__name__ for loop in LOOPS]
 AFTER = STEPS - WATCHED - 1

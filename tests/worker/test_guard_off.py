@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from autoddp.worker.ddp import Wrapped
 from autoddp.worker.guard import Guard
-from autoddp.worker.reduction import ReductionSwitch
+from autoddp.worker.sync_switch import ReductionSwitch
 
 del dist.distributed_c10d._get_process_group_store
 for rank in (0, 1):

@@ -14,10 +14,10 @@ from fake_cuda import FakeCuda
 from autoddp.knobs import Configuration
 from autoddp.worker.bench.hook_cost import OneMatrix
 from autoddp.worker.ddp import _why_untouchable
-from autoddp.worker.deferral import Deferral
 from autoddp.worker.hooks import hook_for
 from autoddp.worker.hooks.powersgd import _beside_the_backward_pass, _stream
-from autoddp.worker.reduction import ReductionSwitch
+from autoddp.worker.implicit_no_sync import Deferral
+from autoddp.worker.sync_switch import ReductionSwitch
 
 SECOND = torch.device("cuda", 1)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launchers import environment
 
-from autoddp.worker.order import APPLY, Order
+from autoddp.worker.worker_config import APPLY, Order
 
 PROGRAM = """
 import json, os, sys

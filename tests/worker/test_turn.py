@@ -21,12 +21,12 @@ from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch
-from autoddp.worker.deferral import Deferral
 from autoddp.worker.effects import effects_of
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.hooks import hook_for
-from autoddp.worker.model import LiveDdp
-from autoddp.worker.reduction import ReductionSwitch
+from autoddp.worker.implicit_no_sync import Deferral
+from autoddp.worker.live_ddp import LiveDdp
+from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
 
 WORLD, STEPS, WIDTH = 2, 24, 256

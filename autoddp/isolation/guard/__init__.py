@@ -26,9 +26,9 @@ from autoddp.isolation.guard.libraries import Libraries
 from autoddp.isolation.guard.loading import Loading
 from autoddp.isolation.guard.native import Native
 from autoddp.isolation.guard.opening import Opening
-from autoddp.isolation.guard.overlay import Overlay
 from autoddp.isolation.guard.programs import Programs
 from autoddp.isolation.guard.reading import Reading
+from autoddp.isolation.guard.redirection import Overlay
 from autoddp.isolation.guard.sockets import Sockets
 from autoddp.isolation.guard.turns import Turns
 from autoddp.isolation.plan import IsolationPlan

@@ -13,8 +13,8 @@ from typing import Any
 from autoddp.isolation.guard import real
 from autoddp.isolation.guard.changes import Changes
 from autoddp.isolation.guard.opening import announced
-from autoddp.isolation.guard.overlay import Overlay
 from autoddp.isolation.guard.paths import text
+from autoddp.isolation.guard.redirection import Overlay
 
 _SET_FLAGS = {0x40086602, 0x40046602, 0x401C5820}  # FS_IOC_SETFLAGS of 64 and 32 bits, FS_IOC_FSSETXATTR
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from autoddp.isolation.guard import real
-from autoddp.isolation.guard.overlay import BENEATH, GONE, SAME, Overlay, is_ours
 from autoddp.isolation.guard.places import Folder, Place
+from autoddp.isolation.guard.redirection import BENEATH, GONE, SAME, Overlay, is_ours
 
 _MOST_OF_FREE = 0.2  # of what is free in the scratch, for one copied file: the user's disk must not fill up
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from autoddp.isolation.guard import real
 from autoddp.isolation.guard.changes import Changes
-from autoddp.isolation.guard.overlay import BENEATH, GONE
 from autoddp.isolation.guard.paths import Path, text
 from autoddp.isolation.guard.places import Place
+from autoddp.isolation.guard.redirection import BENEATH, GONE
 
 
 class Changing:

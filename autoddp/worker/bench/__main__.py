@@ -21,7 +21,7 @@ from autoddp.worker.bench.conduct import conduct
 from autoddp.worker.bench.hook_cost import HookCosts
 from autoddp.worker.bench.lockstep import Lockstep
 from autoddp.worker.bench.round_trip import round_trip
-from autoddp.worker.ranks import Ranks
+from autoddp.worker.rank_store import Ranks
 
 
 def main() -> None:

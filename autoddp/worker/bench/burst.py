@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from autoddp.bench.burst import Burst
 from autoddp.worker.device import synchronize
-from autoddp.worker.ranks import Ranks
+from autoddp.worker.rank_store import Ranks
 
 _PATIENCE = timedelta(seconds=30)  # a setting under which nothing arrives must fail soon
 _SECONDS = 1.0  # of bursts in all: while they run, the ranks of the script wait

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autoddp.worker.ranks import Ranks
+from autoddp.worker.rank_store import Ranks
 
 Act = Callable[..., "list[float]"]
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from autoddp.timing import median
 from autoddp.topology import interfaces
 from autoddp.topology.naming import named, preferred
-from autoddp.worker.ranks import Ranks
+from autoddp.worker.rank_store import Ranks
 
 SIZE = 256  # bytes
 _COUNT = 2000  # messages: on a fast network a tenth of a second, and enough for a steady median

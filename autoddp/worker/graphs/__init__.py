@@ -15,8 +15,8 @@ from autoddp.knobs.cuda_graphs import BLOCKS, CUDA_GRAPHS, WHOLE_MODEL
 from autoddp.worker.ddp import Wrapped
 from autoddp.worker.effect import Effect
 from autoddp.worker.graphs.capture import Make, Sample, capture
+from autoddp.worker.graphs.observed_calls import Watching, why_of_ignored
 from autoddp.worker.graphs.replay import Replay
-from autoddp.worker.graphs.watching import Watching, why_of_ignored
 
 MODES = (WHOLE_MODEL, BLOCKS)
 

@@ -36,7 +36,7 @@ def arm(order: str) -> None:
     """Hand over to the package; a failure is a warning."""
     try:
         _package()
-        from autoddp.worker.arm import arm
+        from autoddp.worker.bootstrap import arm
 
         arm(order)
     except Exception as error:

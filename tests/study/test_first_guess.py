@@ -8,7 +8,7 @@ from simulated import BACKWARD, FORWARD, MIB, SimulatedJob, facts
 from autoddp.bench import fit
 from autoddp.knobs import Configuration, Rung
 from autoddp.knobs.buckets import caps
-from autoddp.study.likely import likely_cap
+from autoddp.study.first_guess import likely_cap
 from autoddp.study.space import Space
 
 GRADIENT_BYTES = int(MIB * 2**20)

@@ -10,9 +10,9 @@ from simulated import SimulatedJob, facts
 
 from autoddp.knobs import Configuration, Rung
 from autoddp.study import Heat, Observer, Plan, Study, TrialFailed
-from autoddp.study.heats import contenders, run_heat
-from autoddp.study.ledger import Ledger
-from autoddp.study.pace import Pace
+from autoddp.study.budget import Pace
+from autoddp.study.cost import Ledger
+from autoddp.study.semifinals import contenders, run_heat
 from autoddp.timing import Block
 from autoddp.wire import BlockDone
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from gradient_monitor_checks import TURN, WORLD, checks
 from on_ranks import on_ranks
-from watch_checks import TURN, WORLD, checks
 
 
 @pytest.fixture(scope="module")

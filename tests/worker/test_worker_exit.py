@@ -15,9 +15,9 @@ from torch.distributed import HashStore
 from autoddp.wire import Finish
 from autoddp.worker import runner
 from autoddp.worker.device import finish_queued_work
-from autoddp.worker.leaving import leave
-from autoddp.worker.ranks import Ranks
+from autoddp.worker.rank_store import Ranks
 from autoddp.worker.runner import TrialRunner
+from autoddp.worker.worker_exit import leave
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from fake_worker import FakeWorker, MainThread
 
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.launch import starts
+from autoddp.launch import restarts
 from autoddp.launch.journal import Journal
 from autoddp.launch.live_job import LiveJob
 from autoddp.study import TrialFailed
@@ -84,7 +84,7 @@ def test_a_start_that_fails_or_hangs_fails_its_configuration(
 ) -> None:
     """The variables are to blame where a start with them does not come to a measurement, and only they."""
     if hangs:
-        monkeypatch.setattr(starts, "_START_PATIENCE", 0.5)
+        monkeypatch.setattr(restarts, "_START_PATIENCE", 0.5)
     main = WithoutWorker(job, tmp_path)
     main.start()
     job(AS_WRITTEN, 1, 3)

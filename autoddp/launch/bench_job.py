@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from autoddp.bench import BenchResult, Settings, sizes
 from autoddp.errors import JobFailed, UsageError, did_you_mean
-from autoddp.launch.conference import confer
+from autoddp.launch.agreement import confer
 from autoddp.launch.elastic import node_range, processes_per_node, run_own_job, torchrun_parser
 from autoddp.launch.keeper import Keeper
 from autoddp.launch.leftovers import PREFIX

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.launch.patience import Patience
+from autoddp.launch.hang_timeout import Patience
 from autoddp.wire import Measure
 
 SHORT, LONG = Measure(0, {}, 1, 3), Measure(0, {}, 1, 20, compare=4)

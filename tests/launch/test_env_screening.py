@@ -14,9 +14,9 @@ import pytest
 from launchers import whole
 
 from autoddp.bench.burst import Burst
-from autoddp.launch import screening as module
+from autoddp.launch import env_screening as module
 from autoddp.launch.elastic import torchrun_parser
-from autoddp.launch.screening import Screening
+from autoddp.launch.env_screening import Screening
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_nothing_is_started_once_it_was_stopped(
     torchrun: argparse.Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """`stop` comes before the check, or between the check and the start: then it waits for the process, and ends it."""
-    screening = Screening(torchrun, tmp_path, {})
+    env_screening = Screening(torchrun, tmp_path, {})
     started: list[subprocess.Popen[bytes]] = []
     stopped = threading.Event()
     genuine = subprocess.Popen
@@ -40,19 +40,19 @@ def test_nothing_is_started_once_it_was_stopped(
         return started[-1]
 
     def stop() -> None:
-        screening.stop()
+        env_screening.stop()
         assert all(process.poll() is not None for process in started)
         stopped.set()
 
     monkeypatch.setattr(module.subprocess, "Popen", start)
     if when == "before":
-        screening.stop()
+        env_screening.stop()
         stopped.set()
-    screening._run(["any"], {})
+    env_screening._run(["any"], {})
     assert stopped.wait(30)
     assert len(started) == (0 if when == "before" else 1)
     assert not any(psutil.pid_exists(process.pid) for process in started)
-    screening._run(["any"], {})
+    env_screening._run(["any"], {})
     assert len(started) <= 1
 
 
@@ -75,6 +75,6 @@ def test_a_setting_under_which_nccl_has_no_broadcast_is_ruled_out(
     """DDP begins with a broadcast, so the script's job would end there; under gloo, which refuses as NCCL 2.24 does."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_TREES_FOR_BROADCASTS)
     paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    screening = Screening(torchrun, tmp_path / "screening", {**os.environ, "PYTHONPATH": paths})
-    seconds = screening._seconds(Burst.of_step(4096, "gloo"), {"NCCL_ALGO": algorithm})
+    env_screening = Screening(torchrun, tmp_path / "screening", {**os.environ, "PYTHONPATH": paths})
+    seconds = env_screening._seconds(Burst.of_step(4096, "gloo"), {"NCCL_ALGO": algorithm})
     assert bool(seconds) is serves

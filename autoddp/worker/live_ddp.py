@@ -12,7 +12,7 @@ from autoddp.worker.ddp import Patch
 from autoddp.worker.device import devices_of, give_back_spare_memory, synchronize
 from autoddp.worker.effect import Effect
 from autoddp.worker.fidelity import Comparison
-from autoddp.worker.reduction import ReductionSwitch
+from autoddp.worker.sync_switch import ReductionSwitch
 
 
 class LiveDdp:

@@ -59,7 +59,7 @@ class Order:
     guards: bool = True
     """Whether the ranks' parameters are compared now and then, see `worker.guard`."""
     watch: dict[str, Any] = field(default_factory=dict)
-    """How a near or lossy hook is watched, as `worker.watch.WatchPlan` has it; empty: not at all."""
+    """How a near or lossy hook is watched, as `worker.gradient_monitor.WatchPlan` has it; empty: not at all."""
 
     def environment(self, present: Mapping[str, str]) -> dict[str, str]:
         """The variables that bring this order into every Python process started with them."""

@@ -16,7 +16,7 @@ _SOON = 50  # reductions after the hook begins: what is wrong from the start nee
 
 
 def watch_plan(request: Request, recipe: Recipe, configuration: Configuration) -> dict[str, object]:
-    """As `worker.watch.WatchPlan` has it; empty where there is nothing to watch, or the user wants none."""
+    """As `worker.gradient_monitor.WatchPlan` has it; empty where there is nothing to watch, or the user wants none."""
     rung = configuration.gradient_rung
     if request.watch == 0 or rung not in _STEPS:
         return {}

@@ -19,9 +19,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autoddp.launch.listener import Door, Listener, send_rate, tried
+from autoddp.launch.addresses import Places, is_loopback
+from autoddp.launch.interface_probe import Door, Listener, send_rate, tried
 from autoddp.launch.network import VARIABLES, Network
-from autoddp.launch.places import Places, is_loopback
 from autoddp.topology.naming import GLOO, NCCL, preferred
 from autoddp.topology.rdma_settings import rdma_settings
 from autoddp.topology.sysfs_rdma import sysfs_rdma

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
-from autoddp.study.decision import decide, ladder_of
+from autoddp.study.ladder import decide, ladder_of
 from autoddp.study.outcome import Standing
-from autoddp.study.plan import Plan
+from autoddp.study.settings import Plan
 from autoddp.timing import Block, speedup
 
 BASELINE = [1.00, 1.01, 0.99, 1.00, 1.01, 0.99]

@@ -10,7 +10,7 @@ import argparse
 import os
 from collections.abc import Collection, Sequence
 
-from autoddp.launch.machine import visible_gpus
+from autoddp.launch.local_fingerprint import visible_gpus
 from autoddp.topology import NumaNode, cpus, numa_nodes
 
 _FEWEST_WITHOUT_GPUS = 2  # on one NUMA node: with a single rank there would be no reduction to tune

@@ -1,6 +1,6 @@
 """Claim: a script that reduces after each of eight backward passes per step runs three times as fast, exactly.
 
-    python benchmarks/micro_steps.py --json micro_steps.json          # as root, on a quiet machine: about five minutes
+    python benchmarks/micro_batches.py --json micro_batches.json      # as root, on a quiet machine: about five minutes
 
 Two hosts (network namespaces) on a link of 1 Gbit/s, jobs/mlp.py with eight micro-steps and no `no_sync`:
 `autoddp --trials 20 --allow exact --tune-only`, then whole jobs in turn (AB BA …), its recipe against torchrun, and

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration, Value
-from autoddp.study.ledger import Ledger
+from autoddp.study.budget import Pace
+from autoddp.study.cost import Ledger
 from autoddp.study.measure import TrialFailed
 from autoddp.study.outcome import Screened, TrialRecord
-from autoddp.study.pace import Pace
 from autoddp.timing import Block
 
 CLEARLY = 1.10

@@ -18,10 +18,10 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from autoddp.knobs import Configuration
-from autoddp.knobs.micro_steps import DEFER_REDUCTIONS
+from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
 from autoddp.worker.ddp import Wrapped, is_joining, must_reduce, tensors_in
 from autoddp.worker.effect import Effect
-from autoddp.worker.reduction import ReductionSwitch, StillThere
+from autoddp.worker.sync_switch import ReductionSwitch, StillThere
 
 _CHUNK = 25 * 2**20  # bytes that are flattened at once
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_")

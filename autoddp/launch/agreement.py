@@ -17,13 +17,13 @@ from typing import Any
 
 from autoddp.errors import UsageError
 from autoddp.launch import elastic
-from autoddp.launch.choosing import choose, with_rdma
+from autoddp.launch.addresses import places_here
 from autoddp.launch.gathering import Arrivals, say_if_not_ours, wait_for_answer
 from autoddp.launch.hosts import Hosts
-from autoddp.launch.machine import may_have_gpus
+from autoddp.launch.interface_selection import choose, with_rdma
+from autoddp.launch.local_fingerprint import may_have_gpus
+from autoddp.launch.mode import torch_version
 from autoddp.launch.network import Network
-from autoddp.launch.places import places_here
-from autoddp.launch.plan import torch_version
 from autoddp.launch.preflight import HostFacts, compared, labels
 from autoddp.log import tell
 from autoddp.topology import interfaces

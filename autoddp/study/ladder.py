@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Rung
-from autoddp.knobs.micro_steps import larger_batch
+from autoddp.knobs.micro_batches import larger_batch
 from autoddp.recipe import best_allowed
 from autoddp.recipe.decision import WORTH_A_CHANGE
 from autoddp.study.outcome import Decision, Standing
-from autoddp.study.plan import Plan
+from autoddp.study.settings import Plan
 from autoddp.timing import Headroom, speedup
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from autoddp.errors import NotTuned, RecipeError, UnfitRecipe, UsageError
 from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Rung
-from autoddp.knobs.micro_steps import larger_batch
+from autoddp.knobs.micro_batches import larger_batch
 from autoddp.launch.elastic import node_range, processes_per_node
-from autoddp.launch.machine import known_here, not_here
+from autoddp.launch.local_fingerprint import known_here, not_here
 from autoddp.launch.options import DEFAULT_TRIALS, Request
 from autoddp.launch.recipes import Note, best_of, found_recipes, script_names
 from autoddp.launch.script import is_read_once

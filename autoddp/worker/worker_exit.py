@@ -9,7 +9,7 @@ import sys
 from types import TracebackType
 from typing import Any
 
-from autoddp.worker.link import Link
+from autoddp.worker.launcher_client import Link
 
 PATIENCE = 8.0  # seconds for the device; twice that is within what the launcher gives to ranks that leave
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from autoddp.knobs import BY_NAME
 from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
-from autoddp.knobs.micro_steps import ACCUMULATE_STEPS, DEFER_REDUCTIONS
+from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 from autoddp.knobs.optimize_ddp import OPTIMIZE_DDP
 from autoddp.knobs.threads import THREADS
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Wrapped

@@ -16,9 +16,9 @@ from autoddp.bench.result import backend_variables
 from autoddp.knobs import BY_NAME
 from autoddp.knobs.binding import NUMA_BINDING
 from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
-from autoddp.knobs.micro_steps import ACCUMULATE_STEPS
+from autoddp.knobs.env import ALLOCATOR, INTERFACES
+from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
 from autoddp.knobs.optimize_ddp import OPTIMIZE_DDP, ways_to_cut
-from autoddp.knobs.start import ALLOCATOR, INTERFACES
 from autoddp.knobs.threads import THREADS, thread_counts
 from autoddp.topology import Fingerprint, fingerprint
 from autoddp.topology.nccl_tuner import nccl_tuner
@@ -26,12 +26,12 @@ from autoddp.topology.probe import probe
 from autoddp.topology.start_settings import nccl_settings
 from autoddp.units import MIB
 from autoddp.wire import JobFacts, Ready
+from autoddp.worker.applicability import Watched, graph_modes, why_left_out, why_no_threads
 from autoddp.worker.binding import Binding
 from autoddp.worker.ddp import Wrapped, backend_of
-from autoddp.worker.left_out import Watched, graph_modes, why_left_out, why_no_threads
-from autoddp.worker.order import Order
-from autoddp.worker.ranks import Ranks
+from autoddp.worker.rank_store import Ranks
 from autoddp.worker.threads import Threads, most_at_start, usable_cpus
+from autoddp.worker.worker_config import Order
 
 
 def gather_facts(

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autoddp.knobs import Configuration
-from autoddp.study.ledger import Ledger
+from autoddp.study.budget import Pace
+from autoddp.study.cost import Ledger
 from autoddp.study.measure import TrialFailed
-from autoddp.study.pace import Pace
 from autoddp.timing import Block
 
 _NOISE = 1.3  # times the best trial: further off than moments make it

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import wrapt
 
-from autoddp.worker.order import Order
+from autoddp.worker.worker_config import Order
 
 
 def arm(text: str) -> None:
@@ -25,8 +25,8 @@ def arm(text: str) -> None:
 
 def _arm_for_tuning(order: Order) -> None:
     from autoddp.worker.heartbeat import start_heartbeat
-    from autoddp.worker.leaving import leave, watch_the_end
-    from autoddp.worker.link import Link
+    from autoddp.worker.launcher_client import Link
+    from autoddp.worker.worker_exit import leave, watch_the_end
 
     link = Link(order.socket)
     # Elastic starts a group again when a host comes or goes; what happened may have ended the tuning.

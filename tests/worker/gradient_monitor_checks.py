@@ -1,4 +1,4 @@
-"""What each rank of test_watch.py does: real DDP under a watched hook, whose gradients turn bad on the way."""
+"""What each rank of test_gradient_monitor.py does: real DDP under a watched hook, whose gradients turn bad."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hook_checks import CAP, SHAPES, Gradients, Targets, full_rank, low_rank, me
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration
+from autoddp.worker.gradient_monitor import Watch, WatchPlan
 from autoddp.worker.hooks import hook_for
-from autoddp.worker.watch import Watch, WatchPlan
 
 WORLD = 3
 STEPS = 24

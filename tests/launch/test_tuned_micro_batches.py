@@ -12,13 +12,13 @@ from launchers import AUTODDP, SCRIPTS, TORCHRUN, start
 from autoddp.knobs import Configuration
 from autoddp.recipe import load, save
 
-MICRO = str(SCRIPTS / "micro_steps.py")
+MICRO = str(SCRIPTS / "micro_batches.py")
 SEVERAL = str(SCRIPTS / "several.py")
 TWO = ["--nproc-per-node", "2"]
 COMMANDS = {  # and their folders
-    "micro_steps.py": "micro_steps",
-    "micro_steps.py --clip": "micro_steps-clip",
-    "micro_steps.py --batches 100": "micro_steps-batches-100",
+    "micro_batches.py": "micro_steps",
+    "micro_batches.py --clip": "micro_steps-clip",
+    "micro_batches.py --batches 100": "micro_steps-batches-100",
 }
 
 
