@@ -31,7 +31,7 @@ from autoddp.launch.elastic import environment_with, node_range
 from autoddp.launch.hosts import Hosts
 from autoddp.launch.network import Network
 from autoddp.launch.options import parse
-from autoddp.study import Measure, Silent, TrialFailed
+from autoddp.study import Measure, Observer, TrialFailed
 from autoddp.study.budget import Pace
 from autoddp.study.space import Space
 from autoddp.timing import median
@@ -127,14 +127,23 @@ def main() -> None:
     args, words = parser.parse_known_args()
     task = json.loads(args.task.read_text())
     tune = autoddp.launch.tune
-    tune.Study = lambda measure, facts, plan, observer, screen: Grid(task, measure, facts)  # type: ignore[assignment, misc]
+    tune.Study = lambda measure, facts, plan, observer, screen: Grid(task, measure, facts)  # type: ignore[assignment, attr-defined, misc]
     request = parse(words)
     with prepared(request) as made:
         conference, network = None, Network()
         if node_range(request.torchrun)[1] > 1:
             conference, network = confer(request.torchrun, "grid", "the grid")
         hosts = conference.hosts if conference is not None else Hosts()
-        parts = (made.folder, made.keeper, made.isolation, hosts, Silent(), lambda outcome: "done", print, print)
+        parts = (
+            made.folder,
+            made.keeper,
+            made.isolation,
+            hosts,
+            Observer(),
+            lambda outcome, inputs: "done",
+            print,
+            print,
+        )
         with environment_with(network.variables):
             tuned = tune.Tuning(request, *parts, interfaces=network.together).run()
     if tuned.outcome is None:

@@ -75,7 +75,7 @@ def fast(folder: Path, args: Namespace) -> list[dict[str, Any]]:
 
 def rungs(name: str, summary: dict[str, Any]) -> list[tuple[str, ...]]:
     """A table row for each rung of a ladder."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for entry in summary["ladder"]:
         gained = entry["speedup"]
         error = entry["error"]

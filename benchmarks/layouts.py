@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=6)
     args = parser.parse_args()
     space = Space(Rung.EXACT, facts_of(json.loads(args.summary.read_text())["job"]))
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     network = build_network(args.width, args.depth)
     settings = [space.configuration({"buckets": label}) for label in space.choices["buckets"]]
     found = {bucket_part(setting): layout(network, args.width, setting) for setting in settings}

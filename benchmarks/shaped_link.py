@@ -138,7 +138,7 @@ def at_rate(rate: str, folder: Path, args: Namespace) -> dict[str, Any]:
 
 def show(results: dict[str, Any]) -> None:
     """Two tables."""
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for rate, found in results.items():
         base = found["launches"]["torchrun"]
         for rung, target in TARGETS[rate].items():

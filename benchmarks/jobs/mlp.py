@@ -45,12 +45,13 @@ def build_network(width: int, depth: int) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-def bf16_hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def bf16_hook(group: dist.ProcessGroup, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """torch's bf16_compress_hook in our own words, since that one refuses gloo by its name."""
     buffer = bucket.buffer()
     narrow = buffer.div_(group.size()).to(torch.bfloat16)
     work = dist.all_reduce(narrow, group=group, async_op=True)
-    return work.get_future().then(lambda future: buffer.copy_(future.value()[0]))
+    sent: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda one: buffer.copy_(one.value()[0]))
+    return sent
 
 
 def wrap(network: nn.Module, args: argparse.Namespace, device: torch.device) -> DDP:
