@@ -14,7 +14,8 @@ import autoddp
 EXAMPLES = {
     "autoddp.errors": 2,
     "autoddp.units": 4,
-    "autoddp.knobs.buckets": 2,
+    "autoddp.knobs.computing": 2,
+    "autoddp.knobs.ddp_arguments": 2,
     "autoddp.knobs.configuration": 2,
     "autoddp.recipe.match": 1,
     "autoddp.timing.samples": 1,

@@ -20,7 +20,8 @@ SOURCES = {str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for 
 FLOORS = (
     ("version",),  # below the ground: what the package's own __init__ says of itself
     ("__init__", "errors", "files", "log", "tables", "units"),
-    ("topology", "knobs", "timing", "isolation"),
+    ("topology", "timing", "isolation"),
+    ("knobs",),
     ("recipe", "bench"),
     ("wire",),
     ("worker", "study"),

@@ -1,4 +1,4 @@
-"""Floor 2. What a link carries: which sizes and groups of ranks are measured, and the model that is fitted to them.
+"""Floor 3. What a link carries: which sizes and groups of ranks are measured, and the model that is fitted to them.
 
 No torch here: the all-reduces run in `worker.bench`, which hands a callable down to `sweep`.
 """

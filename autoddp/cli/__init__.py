@@ -1,1 +1,1 @@
-"""Floor 6. One file per command; imports stay inside the command that needs them, so that a launch starts fast."""
+"""Floor 7. One file per command; imports stay inside the command that needs them, so that a launch starts fast."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autoddp.errors import AutoddpError, NotTuned, UsageError
 from autoddp.knobs import Configuration
-from autoddp.knobs.hook import start_step
+from autoddp.knobs.hook import POWERSGD_RANK, POWERSGD_START_STEP, start_step
 from autoddp.launch.deadline import command_given
 from autoddp.launch.elastic import node_range
 from autoddp.launch.hosts import Hosts
@@ -156,7 +156,7 @@ def _write(request: Request, folder: RunFolder, tuned: Tuned, place: Path) -> Pa
     remove_notes(request)
     say(f"recipe written: {place}" + (f" (the older one is kept as {kept})" if kept else ""))
     recipe = parse(tuned.recipe, place)
-    start = recipe.configuration.get("powersgd_start_step")
+    start = POWERSGD_START_STEP.of(recipe.configuration)
     if start:
         memory = data_size(recipe.fits.gradient_bytes)
         say(
@@ -181,9 +181,9 @@ def _saved(recipe: str, place: Path, previous: Path) -> tuple[Path, Path | None]
 
 def _explicit(configuration: Configuration, start: int) -> Configuration:
     """With the step at which PowerSGD begins, which trials leave out because they measure it from their first."""
-    if configuration.get("hook") != "powersgd":
+    if POWERSGD_RANK.of(configuration) is None:
         return configuration
-    return configuration.with_values(powersgd_start_step=start)
+    return configuration.with_values(**{POWERSGD_START_STEP.name: start})
 
 
 def recipe_of(outcome: Outcome, powersgd_start: int, run: str = "") -> Recipe:

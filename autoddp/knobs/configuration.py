@@ -7,19 +7,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autoddp.errors import did_you_mean, shown
-from autoddp.knobs.base import Knob, Rung, Value
-from autoddp.knobs.binding import NUMA_BINDING
-from autoddp.knobs.buckets import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
-from autoddp.knobs.copies import BATCHED_GRAD_COPY, GRADIENT_AS_BUCKET_VIEW
-from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
+from autoddp.knobs.base import AnyKnob, Reach, Rung, Value
+from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, OPTIMIZE_DDP, THREADS
+from autoddp.knobs.ddp_arguments import (
+    BATCHED_GRAD_COPY,
+    BUCKET_CAP_MB,
+    BUCKET_CAP_MB_LIST,
+    GRADIENT_AS_BUCKET_VIEW,
+    STATIC_GRAPH,
+)
 from autoddp.knobs.env import START_KNOBS
 from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_FACTORS, POWERSGD_RANK, POWERSGD_START_STEP
+from autoddp.knobs.job import FirstLook
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
-from autoddp.knobs.optimize_ddp import OPTIMIZE_DDP
-from autoddp.knobs.static_graph import STATIC_GRAPH
-from autoddp.knobs.threads import THREADS
 
-KNOBS: tuple[Knob, ...] = (
+KNOBS: tuple[AnyKnob, ...] = (
     BUCKET_CAP_MB,
     BUCKET_CAP_MB_LIST,
     GRADIENT_AS_BUCKET_VIEW,
@@ -40,9 +42,30 @@ KNOBS: tuple[Knob, ...] = (
 )
 """Every knob, in the order a reader meets them. To add one: declare it in a file of this folder and list it here."""
 
+TRIED_FIRST: tuple[AnyKnob, ...] = (NUMA_BINDING, THREADS, OPTIMIZE_DDP, CUDA_GRAPHS)
+"""The knobs of `Phase.FIRST`, in the order in which a study tries them."""
+
 BY_NAME = {knob.name: knob for knob in KNOBS}
-_HOOK = (HOOK.name, POWERSGD_RANK.name, POWERSGD_BATCHED.name, POWERSGD_FACTORS.name)
-_STEPS = ACCUMULATE_STEPS.name
+
+
+def why_left_out(look: FirstLook) -> dict[str, str]:
+    """Knob name → why this job cannot have it. Nothing is said of knobs that the user has not asked for."""
+    reasons = {knob.name: _why_not(knob, look) for knob in KNOBS if not knob.option or knob.option in look.options}
+    return {name: why for name, why in reasons.items() if why}
+
+
+def knobs_of(look: FirstLook) -> tuple[str, ...]:
+    """Names of the knobs that can be turned in this job."""
+    asked = (knob for knob in KNOBS if not knob.option or knob.option in look.options)
+    return tuple(knob.name for knob in asked if not _why_not(knob, look))
+
+
+def _why_not(knob: AnyKnob, look: FirstLook) -> str:
+    if look.untouchable:
+        return look.untouchable
+    if knob.reach is Reach.DDP and knob.name not in look.available_arguments:
+        return f"DDP of torch {look.torch} has no such argument"
+    return knob.why_not(look)
 
 
 class Configuration(Mapping[str, Value]):
@@ -69,17 +92,19 @@ class Configuration(Mapping[str, Value]):
     def rung(self) -> Rung:
         """The highest rung of its values; exact for a configuration as written."""
         rungs = [BY_NAME[name].rung_of(value) for name, value in self._values.items()]
-        return max(rungs, key=lambda rung: rung.height, default=Rung.EXACT)
+        return max(rungs, key=lambda rung: rung.order, default=Rung.EXACT)
 
     @property
     def gradient_rung(self) -> Rung:
         """The rung of what becomes of the gradients, however many steps they are the mean of."""
-        return Configuration({name: value for name, value in self._values.items() if name != _STEPS}).rung
+        return Configuration(
+            {name: value for name, value in self._values.items() if name != ACCUMULATE_STEPS.name}
+        ).rung
 
     @property
     def steps_per_update(self) -> int:
         """Steps of the script that become one: 1 as written."""
-        return int(str(self._values.get(_STEPS, 1)))
+        return ACCUMULATE_STEPS.of(self._values) or 1
 
     def allowed_by(self, rung: Rung, accumulate_up_to: int) -> bool:
         """Whether a user who allows `rung` and so many steps in one allows this."""
@@ -88,12 +113,12 @@ class Configuration(Mapping[str, Value]):
     @property
     def hook(self) -> Configuration:
         """The part that decides what becomes of the gradients; empty where nothing does."""
-        return Configuration({name: value for name, value in self._values.items() if name in _HOOK})
+        return Configuration({n: v for n, v in self._reaching(Reach.HOOK).items() if n != POWERSGD_START_STEP.name})
 
     @property
     def ddp_arguments(self) -> dict[str, Value]:
         """The part that goes to DistributedDataParallel's constructor."""
-        return {name: value for name, value in self._values.items() if BY_NAME[name].ddp_argument}
+        return self._reaching(Reach.DDP)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -103,13 +128,15 @@ class Configuration(Mapping[str, Value]):
     @property
     def start_variables(self) -> dict[str, str]:
         """The part of `variables` that only a new process can take."""
-        knobs = (BY_NAME[name] for name in self._values)
-        return {knob.variable: str(self._values[knob.name]) for knob in knobs if knob.start}
+        return {BY_NAME[name].variable: str(value) for name, value in self._reaching(Reach.START).items()}
 
     @property
     def without_variables(self) -> Configuration:
         """The part that can be turned in a running process and nowhere else."""
         return Configuration({name: value for name, value in self._values.items() if not BY_NAME[name].variable})
+
+    def _reaching(self, reach: Reach) -> dict[str, Value]:
+        return {name: value for name, value in self._values.items() if BY_NAME[name].reach is reach}
 
     def with_values(self, **values: Value) -> Configuration:
         """The same with these values set."""
@@ -151,7 +178,8 @@ def _check(name: str, value: Any, beside: Mapping[str, Any]) -> None:
         raise ValueError(f"{name} = {shown(value)}: {rule}")
     if knob.needs and beside.get(knob.needs[0]) != knob.needs[1]:
         raise ValueError(f"{name}: needs {knob.needs[0]} = {json.dumps(knob.needs[1])} beside it")
-    if name == "bucket_cap_mb_list" and "bucket_cap_mb" in beside:
-        raise ValueError("bucket_cap_mb_list: excludes bucket_cap_mb, keep one of them")
-    if name == "hook" and value == "powersgd" and "powersgd_rank" not in beside:
-        raise ValueError('hook = "powersgd": needs powersgd_rank beside it')
+    if knob.excludes in beside:
+        raise ValueError(f"{name}: excludes {knob.excludes}, keep one of them")
+    missing = next((o.name for o in KNOBS if o.required and o.needs == (name, value) and o.name not in beside), "")
+    if missing:
+        raise ValueError(f"{name} = {json.dumps(value)}: needs {missing} beside it")

@@ -1,16 +1,93 @@
-"""Settings that a process learns at its start: another value needs another start of the script."""
+"""Settings that a process learns from its environment when it starts: another value needs another start of the script.
+
+A new variable is one entry of `START_KNOBS`. It says itself where it is worth a start: nothing is offered without a
+reason that this node's topology, its network or the job's first steps give.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from autoddp.knobs.base import Knob, exact, one_of, whole_number_between
+from autoddp.knobs.base import Candidate, Knob, Phase, Reach, Setting, one_of, whole_number_between
+
+if TYPE_CHECKING:  # at run time only where settings are offered: a job that has a recipe reads no topology
+    from autoddp.topology.facts import Node
+
+_FAST_ETHERNET = 20_000  # Mbit/s; below, one socket thread keeps up
+_NVLINKS_OF_A_SWITCH = 12  # per GPU: from there on (A100, H100) all of them go to NVLink switches
+_VERSION_WITH_NVLS = 4  # of NVLink, as the H100 has it
+_ALGORITHM_OF_EACH = (2, 24)
+"""From this NCCL on a collective that does not have the one algorithm named ends the job, as Broadcast has no trees."""
+TREES = "ring,tree;allreduce:tree"
+"""Trees for the all-reduces alone, as that NCCL has it."""
+_MANY_CHANNELS, _FEW_CHANNELS = 16, 8
+"""More channels carry more, and each takes a multiprocessor from the backward pass: one candidate for either side."""
+_SOCKET_THREADS = _SOCKETS_PER_THREAD = 4  # what NCCL's documentation advises for networks of 100 Gbit/s
+_LARGE_BUFFER = 8 * 2**20  # bytes; twice NCCL's own
+_OTHER_CLASS = 0.5  # of the fastest port's rate: a slower one serves storage or logins
 
 
-def _start(name: str, variable: str, says: str, check: Callable[[Any], str | None], on_the_link: bool = True) -> Knob:
-    return Knob(name, says, check, exact, ddp_argument=False, variable=variable, start=True, on_the_link=on_the_link)
+@dataclass(frozen=True)
+class Surroundings:
+    """One node and the job on it, as far as they decide which settings may gain by another start of the script."""
+
+    node: Node | None
+    """Its topology; None where NCCL does not carry the gradients."""
+    nodes: int
+    """Nodes of the job."""
+    environment: Mapping[str, str]
+    nccl: tuple[int, ...] = ()
+    """NCCL's version; empty where it does not carry the gradients."""
+    tuner: str = ""
+    """The plugin by which the cloud chooses algorithms itself, see `topology.nccl_tuner`."""
+    interfaces: str = ""
+    """Network interfaces, with commas, by which Gloo could reach the other nodes at once; "" if only by one."""
+    frees_memory: bool = False
+    """Whether torch had to give GPU memory back and ask for it again."""
+
+
+Offers = Callable[[Surroundings], Iterator[Candidate]]
+
+
+@dataclass(frozen=True)
+class StartKnob(Knob[Any]):
+    """A knob that only a new process can take."""
+
+    offers: Offers = lambda _around: iter(())
+    """The settings worth a start here, the most promising first; none if nothing speaks for one."""
+    pinned_by: tuple[str, ...] = ()
+    """Variables of which any, set already, keeps autoddp from offering another value."""
+
+
+def start_settings(around: Surroundings) -> list[Setting]:
+    """Settings worth another start of the script on this node, the most promising first."""
+    free = (knob for knob in START_KNOBS if not set(knob.pinned_by) & set(around.environment))
+    return [knob.setting(candidate) for knob in free for candidate in knob.offers(around)]
+
+
+def _start(
+    name: str,
+    variable: str,
+    says: str,
+    check: Callable[[Any], str | None],
+    offers: Offers,
+    pinned_by: tuple[str, ...] | None = None,
+    on_the_link: bool = True,
+) -> StartKnob:
+    return StartKnob(
+        name=name,
+        says=says,
+        check=check,
+        reach=Reach.START,
+        phase=Phase.LAST,
+        variable=variable,
+        on_the_link=on_the_link,
+        offers=offers,
+        pinned_by=(variable,) if pinned_by is None else pinned_by,
+    )
 
 
 def _devices(kind: str, prefix: str = "") -> Callable[[Any], str | None]:
@@ -24,107 +101,231 @@ def _devices(kind: str, prefix: str = "") -> Callable[[Any], str | None]:
     return check
 
 
+def _where(applies: Callable[[Surroundings], bool], candidate: Candidate) -> Offers:
+    """`offers` of that candidate where `applies` says so."""
+    return lambda around: iter([candidate] if applies(around) else [])
+
+
+def _transports(around: Surroundings) -> dict[str, set[tuple[int, int]]]:
+    """Transport between GPUs of this node → the pairs that use it."""
+    from autoddp.topology.verdict import verdicts
+
+    found: dict[str, set[tuple[int, int]]] = {}
+    for way in verdicts(around.node, around.environment) if around.node else ():
+        a, _, b = way.between.replace("GPU", "").partition("-")
+        found.setdefault(way.transport, set()).add((int(a), int(b)) if b else (-1, -1))
+    return found
+
+
+def _between_nodes(around: Surroundings) -> str:
+    """The transport to another node; "" for a job on one node."""
+    from autoddp.topology.verdict import between_nodes
+
+    return between_nodes(around.node).transport if around.node and around.nodes > 1 else ""
+
+
+def _nvlinks(around: Surroundings) -> list[int]:
+    """NVLinks between each two GPUs of this node."""
+    return [pair.nvlinks for pair in around.node.pairs] if around.node else []
+
+
+def _peer_access_is_unused(around: Surroundings) -> bool:
+    """Peer access works there, only NCCL's caution keeps it off."""
+    able = around.node is not None and all(pair.p2p == "OK" for pair in around.node.pairs)
+    return able and "SHM" in _transports(around)
+
+
+def _peers_meet_in_the_cpu(around: Surroundings) -> bool:
+    """An IOMMU, or access control in the bridges, can make that slower than memory."""
+    pairs = around.node.pairs if around.node else ()
+    over_cpu = {(p.a, p.b) for p in pairs if p.relation in ("PHB", "NODE", "SYS") and not p.nvlinks}
+    return bool(_transports(around).get("P2P/PCIe", set()) & over_cpu)
+
+
+def _has_nvlink_sharp(around: Surroundings) -> bool:
+    """NVLink switches that can add."""
+    links = _nvlinks(around)
+    versions = [pair.nvlink_version or 0 for pair in around.node.pairs] if around.node else []
+    return bool(links) and min(links) >= _NVLINKS_OF_A_SWITCH and min(versions) >= _VERSION_WITH_NVLS
+
+
+def _fast_sockets(around: Surroundings) -> bool:
+    nics = around.node.nics if around.node else ()
+    fast = any((nic.speed_mbit or 0) >= _FAST_ETHERNET for nic in nics if nic.up)
+    return fast and _between_nodes(around) == "NET/Socket"
+
+
+def _far_nics_read_gpus(around: Surroundings) -> bool:
+    """By itself NCCL lets a NIC read a GPU's memory only below one host bridge."""
+    return _between_nodes(around) == "NET/IB/GDRDMA" and not any(_nvlinks(around))
+
+
+def _over_nccl_network(around: Surroundings) -> bool:
+    return around.node is not None and around.nodes > 1
+
+
+def _chooses_itself(around: Surroundings) -> bool:
+    """Which algorithm is best follows from NCCL's idea of the network's latency, and it cannot know every network.
+
+    A tuner plugin takes these variables for an error, or is overruled by them.
+    """
+    return _over_nccl_network(around) and not around.tuner
+
+
+def _algorithms(around: Surroundings) -> Iterator[Candidate]:
+    if _chooses_itself(around):
+        yield TREES if around.nccl >= _ALGORITHM_OF_EACH else "Tree"
+        yield "Ring"
+
+
+def _near_devices(around: Surroundings) -> Iterator[Candidate]:
+    """RDMA devices of the fast class on the GPUs' NUMA nodes; nothing where that is all of them, or none."""
+    if around.node is None or around.nodes < 2:
+        return
+    active = [port for port in around.node.rdma if port.active]
+    best = max((port.rate_gbps or 0.0 for port in active), default=0.0)
+    homes = {gpu.numa for gpu in around.node.gpus}
+    near = [
+        port.device
+        for port in active
+        if (port.rate_gbps or 0.0) >= _OTHER_CLASS * best and (port.numa in homes or None in (port.numa, *homes))
+    ]
+    if 0 < len(near) < len(active):
+        yield "=" + ",".join(dict.fromkeys(near))
+
+
+def _together(around: Surroundings) -> Iterator[Candidate]:
+    if around.interfaces and around.nodes > 1:
+        yield around.interfaces
+
+
+_PEERS = ("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE")
+_SOCKETS = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
+
+ALLOCATOR = _start(
+    "allocator",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "how torch divides the GPU's memory: expandable segments avoid fragmentation and cudaMalloc retries",
+    one_of("expandable_segments:True"),
+    _where(lambda around: around.frees_memory, "expandable_segments:True"),
+    pinned_by=("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
+    on_the_link=False,
+)
 INTERFACES = _start(
     "interfaces",
     "GLOO_SOCKET_IFNAME",
     "network interfaces that Gloo spreads its messages over",
     _devices("network interfaces"),
-)
-NCCL_SOCKET_THREADS = _start(
-    "nccl_socket_threads",
-    "NCCL_SOCKET_NTHREADS",
-    "CPU threads with which NCCL serves its sockets: one alone cannot fill a fast link",
-    whole_number_between(1, 16),
-)
-NCCL_SOCKETS_PER_THREAD = _start(
-    "nccl_sockets_per_thread",
-    "NCCL_NSOCKS_PERTHREAD",
-    "TCP connections of each of NCCL's socket threads; with their number at most 64",
-    whole_number_between(1, 16),
+    _together,
+    pinned_by=(),  # the launcher sets it for this job to the interface that it has chosen, and knows what the user set
 )
 NCCL_P2P_LEVEL = _start(
     "nccl_p2p_level",
     "NCCL_P2P_LEVEL",
     "how far apart two GPUs may be for one to write into the other's memory",
     one_of("PIX", "PXB", "PHB", "NODE", "SYS"),
+    _where(_peer_access_is_unused, "SYS"),
+    pinned_by=_PEERS,
 )
 NCCL_P2P_DISABLE = _start(
     "nccl_p2p_disable",
     "NCCL_P2P_DISABLE",
     "1 sends what GPUs exchange through shared memory, which beats peer access that an IOMMU slows down",
     one_of("1"),
-)
-NCCL_ALGO = _start(
-    "nccl_algo",
-    "NCCL_ALGO",
-    "the algorithm of NCCL's all-reduces: trees have less latency over many nodes, rings more bandwidth",
-    one_of("Ring", "Tree", "ring,tree;allreduce:tree"),  # the third is the second of NCCL 2.24 and later
-)
-NCCL_PROTO = _start(
-    "nccl_proto",
-    "NCCL_PROTO",
-    "the one protocol that NCCL uses: Simple for bandwidth, LL for small messages",
-    one_of("Simple", "LL"),  # LL128 corrupts data on machines that are not made for it
+    _where(_peers_meet_in_the_cpu, "1"),
+    pinned_by=_PEERS,
 )
 NCCL_MIN_CHANNELS = _start(
     "nccl_min_channels",
     "NCCL_MIN_NCHANNELS",
     "channels that NCCL opens at least: more of them fill a wide link, and take more of the GPU",
     whole_number_between(1, 64),
+    _where(lambda around: any(_nvlinks(around)), _MANY_CHANNELS),
+    pinned_by=("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS"),
 )
 NCCL_MAX_CHANNELS = _start(
     "nccl_max_channels",
     "NCCL_MAX_NCHANNELS",
     "channels that NCCL opens at most: fewer of them leave more of the GPU to the backward pass",
     whole_number_between(1, 64),
+    _where(lambda around: any(_nvlinks(around)), _FEW_CHANNELS),
+    pinned_by=("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS"),
     on_the_link=False,
-)
-NCCL_BUFFER_BYTES = _start(
-    "nccl_buffer_bytes",
-    "NCCL_BUFFSIZE",
-    "bytes of a channel's buffer: larger ones keep a long or fast network busy, and take memory of the GPU",
-    whole_number_between(2**20, 2**26),
 )
 NCCL_NVLS = _start(
     "nccl_nvls",
     "NCCL_NVLS_ENABLE",
     "whether NVLink switches do the additions: 0 takes the memory back that this needs",
     one_of("0", "1"),
+    _where(_has_nvlink_sharp, "0"),
+    pinned_by=("NCCL_NVLS_ENABLE", "NCCL_ALGO"),
+)
+NCCL_SOCKET_THREADS = _start(
+    "nccl_socket_threads",
+    "NCCL_SOCKET_NTHREADS",
+    "CPU threads with which NCCL serves its sockets: one alone cannot fill a fast link",
+    whole_number_between(1, 16),
+    _where(_fast_sockets, {"nccl_socket_threads": _SOCKET_THREADS, "nccl_sockets_per_thread": _SOCKETS_PER_THREAD}),
+    pinned_by=_SOCKETS,
+)
+NCCL_SOCKETS_PER_THREAD = _start(
+    "nccl_sockets_per_thread",
+    "NCCL_NSOCKS_PERTHREAD",
+    "TCP connections of each of NCCL's socket threads; with their number at most 64",
+    whole_number_between(1, 16),
+    lambda _around: iter(()),  # offered with `nccl_socket_threads`
+    pinned_by=_SOCKETS,
 )
 NCCL_IB_HCA = _start(
     "nccl_ib_hca",
     "NCCL_IB_HCA",
     "RDMA devices that NCCL uses, = for exact names",
     _devices("RDMA devices", "=?"),
+    _near_devices,
 )
 NCCL_GDR_LEVEL = _start(
     "nccl_gdr_level",
     "NCCL_NET_GDR_LEVEL",
     "how far a NIC may be from a GPU to read its memory directly",
     one_of("LOC", "PIX", "PXB", "PHB", "SYS"),
+    _where(_far_nics_read_gpus, "SYS"),
 )
-ALLOCATOR = _start(
-    "allocator",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "how torch cuts up the GPU's memory: expandable segments leave no holes, and save freeing and asking again",
-    one_of("expandable_segments:True"),
-    on_the_link=False,
+NCCL_ALGO = _start(
+    "nccl_algo",
+    "NCCL_ALGO",
+    "the algorithm of NCCL's all-reduces: trees have less latency over many nodes, rings more bandwidth",
+    one_of("Ring", "Tree", TREES),  # the third is the second of NCCL 2.24 and later
+    _algorithms,
+)
+NCCL_PROTO = _start(
+    "nccl_proto",
+    "NCCL_PROTO",
+    "the one protocol that NCCL uses: Simple for bandwidth, LL for small messages",
+    one_of("Simple", "LL"),  # LL128 corrupts data on machines that are not made for it
+    _where(_chooses_itself, "Simple"),
+)
+NCCL_BUFFER_BYTES = _start(
+    "nccl_buffer_bytes",
+    "NCCL_BUFFSIZE",
+    "bytes of a channel's buffer: larger ones keep a long or fast network busy, and take memory of the GPU",
+    whole_number_between(2**20, 2**26),
+    _where(_over_nccl_network, _LARGE_BUFFER),
 )
 
-START_KNOBS: tuple[Knob, ...] = (
+START_KNOBS: tuple[StartKnob, ...] = (
+    ALLOCATOR,
     INTERFACES,
-    NCCL_SOCKET_THREADS,
-    NCCL_SOCKETS_PER_THREAD,
     NCCL_P2P_LEVEL,
     NCCL_P2P_DISABLE,
-    NCCL_ALGO,
-    NCCL_PROTO,
     NCCL_MIN_CHANNELS,
     NCCL_MAX_CHANNELS,
-    NCCL_BUFFER_BYTES,
     NCCL_NVLS,
+    NCCL_SOCKET_THREADS,
+    NCCL_SOCKETS_PER_THREAD,
     NCCL_IB_HCA,
     NCCL_GDR_LEVEL,
-    ALLOCATOR,
+    NCCL_ALGO,
+    NCCL_PROTO,
+    NCCL_BUFFER_BYTES,
 )
-"""All of them. Which ones a job is offered is `topology.start_settings`' affair."""
+"""All of them, in the order in which they are offered."""

@@ -1,67 +1,54 @@
-"""What travels instead of full-precision gradients."""
+"""The communication hook: what travels instead of full-precision gradients.
+
+A new hook is one entry of `HOOKS` here (with knobs of its own, if it has any), a file of `worker/hooks/` with what it
+does, and an entry in the table of `worker/hooks/__init__.py`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from autoddp.knobs.base import Knob, Rung, boolean, one_of, whole_number_between
+from autoddp.knobs.base import AnyKnob, Candidate, Knob, Reach, Rung, boolean, nothing, one_of, whole_number_between
+from autoddp.knobs.job import FirstLook, JobToTune
+from autoddp.units import MIB
+
+Size = Literal["whole", "quarter", "tail"]
+"""Of buckets: one for all gradients, about four, or some that shrink towards the end of the backward pass."""
+
+
+@dataclass(frozen=True)
+class CommHook:
+    """One value of the knob `hook`."""
+
+    name: str
+    rung: Rung
+    sends: str
+    """What it does with the gradients, in a few words."""
+    first_sizes: tuple[Size, ...]
+    """Sizes of buckets to try it with first, the most promising first."""
+    share: float | None = None
+    """Of the bytes, how much travels; None where that is so little that the buckets' size hardly matters."""
+
+
+HOOKS = (
+    CommHook("fp16", Rung.NEAR, "halves the bytes", ("quarter", "tail", "whole"), share=0.5),
+    CommHook("bf16", Rung.NEAR, "halves the bytes", ("quarter", "tail", "whole"), share=0.5),
+    CommHook("powersgd", Rung.LOSSY, "sends low-rank factors", ("whole", "quarter")),
+)
+"""All of them. Of two on one rung the later one is tried first: bf16 has the range of float32."""
 
 POWERSGD_RANKS = (1, 2, 4, 8)
-
-
-def _rung(value: Any) -> Rung:
-    return Rung.LOSSY if value == "powersgd" else Rung.NEAR
-
-
-def _lossy(_value: Any) -> Rung:
-    return Rung.LOSSY
-
-
-HOOK = Knob(
-    name="hook",
-    says='what travels: "fp16" or "bf16" halves the bytes, "powersgd" sends low-rank factors',
-    check=one_of("fp16", "bf16", "powersgd"),
-    rung_of=_rung,
-    ddp_argument=False,
-)
-
-POWERSGD_RANK = Knob(
-    name="powersgd_rank",
-    says="rank of the factors: higher is closer to the exact gradient and slower",
-    check=whole_number_between(1, 64),
-    rung_of=_lossy,
-    ddp_argument=False,
-    needs=("hook", "powersgd"),
-)
-
-POWERSGD_BATCHED = Knob(
-    name="powersgd_batched",
-    says="each bucket is compressed as one matrix: fewer products and bytes, further from the exact gradient",
-    check=boolean,
-    rung_of=_lossy,
-    ddp_argument=False,
-    needs=("hook", "powersgd"),
-)
-
-POWERSGD_FACTORS = Knob(
-    name="powersgd_factors",
-    says='type in which the factors travel: "bf16" halves their bytes',
-    check=one_of("bf16"),  # AMP's scaled gradients would overflow float16
-    rung_of=_lossy,
-    ddp_argument=False,
-    needs=("hook", "powersgd"),
-)
-
-POWERSGD_START_STEP = Knob(
-    name="powersgd_start_step",
-    says="reductions done exactly before compression starts: early gradients change too fast for low rank",
-    check=whole_number_between(0, 10**9),
-    rung_of=_lossy,
-    ddp_argument=False,
-    needs=("hook", "powersgd"),
-)
-
 DEFAULT_START_STEP = 1000  # torch's own default for its PowerSGD hook
+_MANY_SHAPES = 8  # matrices of one shape share a product anyway: only where shapes are many is there one to save
+_LARGE_MIB = 100.0  # below it the factors are so small that latency, not their bytes, is what they cost
+_RUNGS = {hook.name: hook.rung for hook in HOOKS}
+
+
+def hooks_on(rung: Rung) -> tuple[CommHook, ...]:
+    """The hooks of that rung."""
+    return tuple(hook for hook in HOOKS if hook.rung is rung)
 
 
 def start_step(job_steps: int | None) -> int:
@@ -71,3 +58,79 @@ def start_step(job_steps: int | None) -> int:
     (9000, 1, 1000)
     """
     return DEFAULT_START_STEP if job_steps is None else max(1, job_steps // 10)
+
+
+def _why_no_hook(look: FirstLook) -> str:
+    if look.script_hook:
+        return "the script registers a hook of its own"
+    return "the model has sparse gradients" if look.sparse else ""
+
+
+def _says() -> str:
+    """`"fp16" or "bf16" halves the bytes, "powersgd" sends low-rank factors`."""
+    by_what: dict[str, list[str]] = {}
+    for hook in HOOKS:
+        by_what.setdefault(hook.sends, []).append(f'"{hook.name}"')
+    return "what travels: " + ", ".join(f"{' or '.join(names)} {sends}" for sends, names in by_what.items())
+
+
+HOOK = Knob[str](
+    name="hook",
+    says=_says(),
+    check=one_of(*_RUNGS),
+    reach=Reach.HOOK,
+    rung=lambda value: _RUNGS[value],
+    candidates=lambda _job: [hook.name for hook in HOOKS],
+    why_not=_why_no_hook,
+    could_part_ranks=True,
+)
+
+
+def _of_powersgd(
+    name: str,
+    says: str,
+    check: Callable[[Any], str | None],
+    candidates: Callable[[JobToTune], Sequence[Candidate]] = nothing,
+    required: bool = False,
+) -> AnyKnob:
+    return AnyKnob(
+        name=name,
+        says=says,
+        check=check,
+        reach=Reach.HOOK,
+        rung=Rung.LOSSY,
+        candidates=candidates,
+        why_not=_why_no_hook,
+        needs=(HOOK.name, "powersgd"),
+        required=required,
+        could_part_ranks=True,
+    )
+
+
+POWERSGD_RANK: Knob[int] = _of_powersgd(
+    "powersgd_rank",
+    "rank of the factors: higher is closer to the exact gradient and slower",
+    whole_number_between(1, 64),
+    lambda _job: POWERSGD_RANKS,
+    required=True,
+)
+
+POWERSGD_BATCHED: Knob[bool] = _of_powersgd(
+    "powersgd_batched",
+    "each bucket is compressed as one matrix: fewer products and bytes, further from the exact gradient",
+    boolean,
+    lambda job: [True] if job.matrix_shapes >= _MANY_SHAPES else [],
+)
+
+POWERSGD_FACTORS: Knob[str] = _of_powersgd(
+    "powersgd_factors",
+    'type in which the factors travel: "bf16" halves their bytes',
+    one_of("bf16"),  # AMP's scaled gradients would overflow float16
+    lambda job: ["bf16"] if job.gradient_bytes >= _LARGE_MIB * MIB else [],
+)
+
+POWERSGD_START_STEP: Knob[int] = _of_powersgd(
+    "powersgd_start_step",
+    "reductions done exactly before compression starts: early gradients change too fast for low rank",
+    whole_number_between(0, 10**9),
+)

@@ -2,24 +2,65 @@
 
 from __future__ import annotations
 
-from autoddp.knobs.base import Knob, Rung, exact, whole_number_between
+from autoddp.knobs.base import Knob, Phase, Reach, Rung, whole_number_between
+from autoddp.knobs.ddp_arguments import STATIC_GRAPH
+from autoddp.knobs.job import FirstLook
 
 _MOST = 4096
+_REPLACES = (STATIC_GRAPH.name,)  # a static graph has the same reductions after every backward pass
 
-DEFER_REDUCTIONS = Knob(
+CHANGES_GRADIENTS = "the script reads and changes gradients itself"
+FINDS_UNUSED = "find_unused_parameters is set, and DDP keeps what a pass has used until it reduces"
+_JOINS = "the script uses join()"
+
+
+def _why_no_deferral(look: FirstLook) -> str:
+    counts = {count for one in look.steps for count in one.forwards}
+    if len(look.arguments) > 1 or any(one.steps_by_closure for one in look.steps):
+        return "backward passes are not one step's alone (several DDP models, or a closure)"
+    if look.passes("find_unused_parameters"):
+        return FINDS_UNUSED
+    if any(one.joins for one in look.steps):
+        return _JOINS
+    if any(one.changes_gradients for one in look.steps):
+        return CHANGES_GRADIENTS
+    if len(counts) != 1:
+        return "steps differ in their number of reductions"
+    return "each step has one reduction" if max(counts) < 2 else ""
+
+
+def _why_no_accumulation(look: FirstLook) -> str:
+    if any(one.steps_by_closure for one in look.steps):
+        return "the optimizer runs backward itself (a closure)"
+    if any(one.joins for one in look.steps):
+        return _JOINS
+    if not all(one.one_optimizer for one in look.steps):
+        return "no one optimizer steps all that DDP reduces"
+    return "" if all(one.clears for one in look.steps) else "the script clears gradients without zero_grad"
+
+
+DEFER_REDUCTIONS = Knob[int](
     name="defer_reductions",
     says="backward passes of a step, of which only the last one reduces: nothing reads the gradients before it",
     check=whole_number_between(2, _MOST),
-    rung_of=exact,
-    ddp_argument=False,
+    reach=Reach.PROCESS,
+    candidates=lambda job: [round(job.micro_batches)],
+    why_not=_why_no_deferral,
+    replaces=_REPLACES,
+    could_part_ranks=True,
 )
 
-ACCUMULATE_STEPS = Knob(
+ACCUMULATE_STEPS = Knob[int](
     name="accumulate_steps",
     says="steps of the script that become one, by the mean of their gradients: the batch is so many times as large",
     check=whole_number_between(2, _MOST),
-    rung_of=lambda _value: Rung.BATCH,
-    ddp_argument=False,
+    reach=Reach.PROCESS,
+    rung=Rung.BATCH,
+    phase=Phase.LAST,  # its candidates are `step_counts` of what the user allows
+    why_not=_why_no_accumulation,
+    option="--accumulate-up-to",
+    replaces=_REPLACES,
+    could_part_ranks=True,
 )
 
 

@@ -104,7 +104,7 @@ def _with_its_decision(launched: LadderEntry, recipe: Recipe) -> LadderEntry:
     """
     rung, steps = launched.configuration.gradient_rung, launched.configuration.steps_per_update
     others = [entry.configuration for entry in recipe.ladder if entry is not launched]
-    beaten = {c.rung: math.inf for c in others if c.allowed_by(rung, steps) and c.rung.height < launched.rung.height}
+    beaten = {c.rung: math.inf for c in others if c.allowed_by(rung, steps) and c.rung.order < launched.rung.order}
     return replace(launched, speedup_low_over=beaten | launched.speedup_low_over)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from autoddp.isolation import Level
 from autoddp.isolation.trackers import TRACKERS_OFF, why_not
 from autoddp.knobs import Rung
-from autoddp.knobs.threads import THREADS
+from autoddp.knobs.computing import THREADS
 from autoddp.launch import nccl_logs
 from autoddp.launch.deadline import Deadline
 from autoddp.launch.env_screening import Screening

@@ -1,4 +1,4 @@
-"""Floor 2. The recipe: what was found fastest, on which job, and the evidence, as a TOML file people can read.
+"""Floor 3. The recipe: what was found fastest, on which job, and the evidence, as a TOML file people can read.
 
 recipe = load("train.autoddp.toml")
 require_fit(recipe, "train.autoddp.toml", world_size=8, nodes=2)

@@ -48,7 +48,7 @@ def best_allowed(ladder: Sequence[Entry], allow: Rung, accumulate_up_to: int) ->
     one gains by itself.
     """
     allowed = [entry for entry in ladder if entry.configuration.allowed_by(allow, accumulate_up_to)]
-    allowed.sort(key=lambda entry: entry.configuration.rung.height)
+    allowed.sort(key=lambda entry: entry.configuration.rung.order)
     worth_it = [entry for number, entry in enumerate(allowed) if _is_worth_it(entry, allowed[:number])]
     return worth_it[-1] if worth_it else None
 

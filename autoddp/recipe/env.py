@@ -1,6 +1,7 @@
 """The variables that a recipe may set, and the values that each may have.
 
-A recipe may come from the internet, so this list is closed and spelled out. No patterns for names: `NCCL_*` would let
+A recipe may come from the internet, so this list is closed: what is spelled out here, and the variables of our own
+knobs, which `knobs` spells out likewise. No patterns for names: `NCCL_*` would let
 in NCCL_NET_PLUGIN, which loads a library. What stands here takes a number, a switch, a word or the name of a network
 device; nothing here loads code, reads or writes a path, changes arithmetic or hides failures. A value that a library
 would only warn of, ignore or fail at is refused here, before a job is started with it.
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+
+from autoddp.knobs import KNOBS, AnyKnob
 
 Rule = Callable[[str], "str | None"]
 """Answers None for a good value, else the rule that it breaks."""
@@ -163,7 +166,20 @@ _TORCH_NCCL: dict[str, Rule] = {
     "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": _TORCH_SWITCH,
 }
 
+
+def _of_knob(knob: AnyKnob) -> Rule:
+    """The knob's own rule, for its value as text."""
+
+    def check(value: str) -> str | None:
+        number = int(value) if re.fullmatch(r"[0-9]{1,12}", value) else value
+        broken = knob.check(number) and knob.check(value)
+        return f"{broken}, in quotes" if broken else None
+
+    return check
+
+
 ENV_ALLOWED: Mapping[str, Rule] = {
+    **{knob.variable: _of_knob(knob) for knob in KNOBS if knob.variable},
     **_OPERATORS,
     **_MEMORY_AND_DEVICE,
     **_GLOO,

@@ -214,7 +214,7 @@ def _error(table: Table, key: str) -> float | None:
 
 
 def _low_over(table: Table, rung: Rung) -> dict[Rung, float]:
-    milder = [other for other in Rung if other.height < rung.height]
+    milder = [other for other in Rung if other.order < rung.order]
     table.only(other.value for other in milder)
     return {other: table.positive(other.value) for other in milder if other.value in table.values}
 

@@ -90,7 +90,7 @@ class LadderEntry:
         """JSON and TOML types only; what is not known is left out."""
         known = {name: value for name, value in vars(self).items() if value is not None}
         del known["speedup_low_over"]
-        over = {rung.value: low for rung, low in sorted(self.speedup_low_over.items(), key=lambda one: one[0].height)}
+        over = {rung.value: low for rung, low in sorted(self.speedup_low_over.items(), key=lambda one: one[0].order)}
         plain = {**known, "rung": self.rung.value, "configuration": self.configuration.plain()}
         return plain | ({"speedup_low_over": over} if over else {})
 

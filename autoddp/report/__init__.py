@@ -1,4 +1,4 @@
-"""Floor 5. What people see: a live line per trial and the ladder on the terminal, all of it in summary.json."""
+"""Floor 6. What people see: a live line per trial and the ladder on the terminal, all of it in summary.json."""
 
 from autoddp.report.closing import try_next, what_was_won
 from autoddp.report.summary import summary, write_summary

@@ -1,4 +1,4 @@
-"""Floor 4. The search: which configuration to measure next, and what the measurements allow to conclude.
+"""Floor 5. The search: which configuration to measure next, and what the measurements allow to conclude.
 
 The only home of Optuna. It knows no process and no socket: whoever runs it hands in a `Measure` callable.
 """

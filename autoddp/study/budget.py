@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.knobs.ddp_arguments import STATIC_GRAPH
 
 FINALISTS = 2
 """Of each rung, at most."""
@@ -50,7 +51,7 @@ class Pace:
         That is one; with static_graph two, the first of which reduces only at the end of backward. `seconds` per step,
         where they are known, tell whether more cost nothing.
         """
-        least = 2 if configuration.get("static_graph") else 1
+        least = 2 if STATIC_GRAPH.of(configuration) else 1
         least = least if self.slow else max(least, 2 if self.step >= _FAST else 3)
         return max(least, self.settling(seconds)) if seconds else least
 
@@ -99,7 +100,7 @@ class Pace:
 
         Error feedback shows over several only.
         """
-        if rung is Rung.LOSSY:
+        if rung.has_error_feedback:
             return 2 if self.slow else 4
         return 1 if self.slow else 2
 

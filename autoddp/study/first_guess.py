@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from autoddp.bench import LinkModel
-from autoddp.knobs.buckets import caps
+from autoddp.knobs.ddp_arguments import caps
 from autoddp.units import MIB
 
 _ALIKE = 6  # decimals of seconds: caps whose steps differ by less than a microsecond are as good as each other

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Any
 
 import optuna
 
@@ -29,33 +28,35 @@ class Sampler:
         tpe = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_UNGUIDED, n_ei_candidates=_CANDIDATES)
         self._study = optuna.create_study(direction="minimize", sampler=tpe)
         for guess in space.guesses():
-            self._study.enqueue_trial(guess, skip_if_exists=True)
+            places = {name: space.choices[name].index(setting) for name, setting in guess.items()}
+            self._study.enqueue_trial(places, skip_if_exists=True)
         self._pending: optuna.trial.Trial | None = None
         self._told: dict[Configuration, float | None] = {}
 
-    def ask(self, guilty: Set[tuple[str, Value]] = frozenset()) -> Configuration | None:
-        """The next configuration to measure, with none of the `guilty` values, which may not be launched.
+    def ask(self, excluded: Set[tuple[str, Value]] = frozenset()) -> Configuration | None:
+        """The next configuration to measure, with none of the `excluded` values, which may not be launched.
 
         None where none seems to be left.
         """
         for _ in range(_ASKS):
             configuration = self._draw()
-            if guilty & set(configuration.items()):
+            if excluded & set(configuration.items()):
                 self.tell(None)
             elif configuration in self._told:
                 self.tell(self._told[configuration])
             else:
                 return configuration
         configuration = self._draw()
-        if not guilty & set(configuration.items()):
+        if not excluded & set(configuration.items()):
             return configuration
         self.tell(None)
         return None
 
     def _draw(self) -> Configuration:
         trial = self._study.ask()
-        chosen: dict[str, Any] = {
-            name: trial.suggest_categorical(name, values) for name, values in self._space.choices.items()
+        chosen = {
+            name: settings[trial.suggest_categorical(name, range(len(settings)))]
+            for name, settings in self._space.choices.items()
         }
         self._pending, self._asked = trial, self._space.configuration(chosen)
         return self._asked

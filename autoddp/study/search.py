@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterable, Mapping
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung, Value
-from autoddp.knobs.cuda_graphs import REDUCE_OVERHEAD
+from autoddp.knobs.computing import OPTIMIZE_DDP, REDUCE_OVERHEAD
 from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, Pace
 from autoddp.study.cost import Ledger
 from autoddp.study.env_trials import RESERVED, Screen, Starts, screened
@@ -47,14 +47,14 @@ class Study:
         self._observer.baseline(baseline, won)
         self._pace = Pace(baseline.seconds)
         self._trials = Trials(self._ledger, self._facts, self._plan, self._observer, baseline)
-        held = self._trials.find_computing()
+        fixed = self._trials.find_computing()
         judged: list[Screened] = []
         settings: list[Mapping[str, Value]] = []
         if won.high >= WORTHWHILE:
             judged, settings = self._judge_settings()
             kept = self._trials.kept_for_accumulation + (RESERVED if settings else 0)
-            self._trials.run(held, self._plan.trials - kept, off.median)
-            self._trials.accumulate(held)
+            self._trials.run(fixed, self._plan.trials - kept, off.median)
+            self._trials.accumulate(fixed)
         rounds: list[Block] = []
         finalists: list[Standing] = []
         if self._trials.records:
@@ -182,7 +182,7 @@ class Study:
     @property
     def _compiles_anew(self) -> bool:
         """Whether a turn between two exact configurations may cost a compilation."""
-        return bool(self._facts.ways_to_cut) or REDUCE_OVERHEAD in self._facts.cuda_graphs
+        return OPTIMIZE_DDP.name in self._facts.knobs or REDUCE_OVERHEAD in self._facts.cuda_graphs
 
     def _contenders(self, rung: Rung) -> list[Configuration]:
         seconds, errors = self._trials.seconds_of(rung), self._trials.errors

@@ -6,14 +6,19 @@ from collections import deque
 from collections.abc import Sequence
 
 from autoddp.bench import LinkModel
-from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, GradientError, Rung, Value, why_refused
-from autoddp.knobs.binding import NUMA_BINDING
-from autoddp.knobs.copies import GRADIENT_AS_BUCKET_VIEW
-from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
-from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_RANK
+from autoddp.knobs import (
+    AS_WRITTEN,
+    GRADIENT_RUNGS,
+    TRIED_FIRST,
+    Configuration,
+    GradientError,
+    Rung,
+    Value,
+    why_refused,
+)
+from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
+from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_RANK, hooks_on
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, step_counts
-from autoddp.knobs.static_graph import STATIC_GRAPH
-from autoddp.knobs.threads import THREADS
 from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, Pace
 from autoddp.study.cost import Ledger
 from autoddp.study.first_guess import likely_cap
@@ -43,7 +48,7 @@ class Trials:
         self._observer = observer
         self._baseline = baseline
         self._pace = Pace(baseline.seconds)
-        self._guilty: frozenset[tuple[str, Value]] = frozenset()
+        self._excluded: frozenset[tuple[str, Value]] = frozenset()
         self.records: list[TrialRecord] = []
         self.no_time = False
         """Whether trials were left out because there was no time for them."""
@@ -57,13 +62,9 @@ class Trials:
         """
         self._ledger.phase = "trials"
         best = self._baseline
-        binding: list[dict[str, Value]] = [{NUMA_BINDING.name: "node"}] * (NUMA_BINDING.name in self._facts.knobs)
-        counts: list[dict[str, Value]] = [{THREADS.name: count} for count in self._facts.thread_counts]
-        graphs: list[dict[str, Value]] = [
-            {GRADIENT_AS_BUCKET_VIEW.name: True, CUDA_GRAPHS.name: mode} for mode in self._facts.cuda_graphs
-        ]
-        cuts = [dict(way) for way in self._facts.ways_to_cut]
-        for values in [*binding, *counts, *cuts, *graphs][: self._plan.trials // _SHARE_FOR_COMPUTING]:
+        offered = [knob for knob in TRIED_FIRST if knob.name in self._facts.knobs]
+        settings = [setting for knob in offered for setting in knob.settings(self._facts)]
+        for values in settings[: self._plan.trials // _SHARE_FOR_COMPUTING]:
             if not self._has_time():
                 break
             kept = {name: value for name, value in best.configuration.items() if name not in values}
@@ -73,13 +74,13 @@ class Trials:
                 best = trial
         return best.configuration
 
-    def run(self, held: Configuration, last: int, computing: float) -> None:
-        """Optuna's, up to trial number `last`, as long as there is time; all have the values `held`.
+    def run(self, fixed: Configuration, last: int, computing: float) -> None:
+        """Optuna's, up to trial number `last`, as long as there is time; all have the values `fixed`.
 
         `computing`: seconds of a step without any reduction.
         """
         self._ledger.phase = "trials"
-        spaces = [Space(rung, self._facts, held, self._likely_cap(rung, computing)) for rung in GRADIENT_RUNGS]
+        spaces = [Space(rung, self._facts, fixed, self._likely_cap(rung, computing)) for rung in GRADIENT_RUNGS]
         samplers = {space.rung: Sampler(space, self._plan.seed) for space in spaces if not space.empty}
         turns = deque(samplers)  # so that each rung has its share however many trials there are
         while turns and len(self.records) < last and self._has_time():
@@ -103,19 +104,20 @@ class Trials:
             return 0
         return min(len(step_counts(self._plan.accumulate_up_to)), max(1, self._plan.trials // _SHARE_FOR_ACCUMULATION))
 
-    def accumulate(self, held: Configuration) -> None:
+    def accumulate(self, fixed: Configuration) -> None:
         """Several of the script's steps in one, on top of the fastest that the user allows: the most steps first."""
         allowed = [t for t in self.records if t.usable and self._plan.allows(t.configuration)]
         fastest = min(allowed, key=lambda trial: trial.seconds, default=self._baseline)
-        base = {**held, **(fastest.configuration if fastest.seconds < self._baseline.seconds else {})}
-        base.pop(STATIC_GRAPH.name, None)  # a static graph has the same reductions after every backward
+        base = {**fixed, **(fastest.configuration if fastest.seconds < self._baseline.seconds else {})}
+        for replaced in ACCUMULATE_STEPS.replaces:
+            base.pop(replaced, None)
         for count in step_counts(self._plan.accumulate_up_to)[: self.kept_for_accumulation]:
             if self._has_time():
                 self._measured(Configuration({**base, ACCUMULATE_STEPS.name: count}))
 
     def _likely_cap(self, rung: Rung, computing: float) -> float | None:
         """None where the link was not measured; low-rank factors are too small for the size to matter."""
-        share = {Rung.EXACT: 1.0, Rung.NEAR: 0.5}.get(rung)  # of the bytes travels: the near rung sends 16 bits of 32
+        share = next((hook.share for hook in hooks_on(rung)), 1.0)  # of the bytes travels
         if share is None or not self._facts.link:
             return None
         return likely_cap(LinkModel.from_plain(self._facts.link), self._facts.gradient_bytes, computing, share)
@@ -143,14 +145,14 @@ class Trials:
 
     def _trial(self, sampler: Sampler) -> bool:
         """False if this rung has nothing left that may be tried."""
-        configuration = sampler.ask(self._guilty)
+        configuration = sampler.ask(self._excluded)
         if configuration is None:
             return False
         record = self._measured(configuration)
         if record.state == "failed" and len(configuration) == 1:
-            self._guilty |= set(configuration.items())  # it alone differs from what runs
+            self._excluded |= set(configuration.items())  # it alone differs from what runs
         if record.state == "refused":
-            self._guilty |= {_to_blame(configuration.hook)}
+            self._excluded |= {_to_blame(configuration.hook)}
         sampler.tell(record.seconds if record.usable else None)
         return True
 
@@ -161,9 +163,9 @@ class Trials:
             first = self._ledger.block(configuration, pace.warmup_of(configuration), pace.block(pace.step, at_once))
             limit = best * (_HOPELESS_AT_FIRST if pace.gains(first.median) else _HOPELESS)
             hopeless = first.median > limit
-            # 16 bits are looked at even where they lose: overflow, which makes them slow, is to be called by its name.
+            # 16 bits are compared even where they are slow: the cause may be overflow, and the user should know it.
             error, refused = (
-                (None, "") if hopeless and configuration.rung is Rung.LOSSY else self._compared(configuration)
+                (None, "") if hopeless and configuration.rung.has_error_feedback else self._compared(configuration)
             )
             if refused:
                 return self._add(configuration, "refused", [first], refused, error)
@@ -214,8 +216,7 @@ def _to_blame(hook: Configuration) -> tuple[str, Value]:
 
 def _buckets(configuration: Configuration, mib: float) -> float:
     """About how many buckets it cuts that many MiB into; 1 where the script decides."""
-    plan = configuration.plain().get("bucket_cap_mb_list")
+    plan, cap = BUCKET_CAP_MB_LIST.of(configuration), BUCKET_CAP_MB.of(configuration)
     if plan:
         return len(plan)
-    cap = configuration.get("bucket_cap_mb")
-    return mib / cap if isinstance(cap, (int, float)) else 1.0
+    return mib / cap if cap else 1.0

@@ -1,4 +1,4 @@
-"""Floor 3. Messages between the worker and its node's launcher: versioned JSON over a private Unix socket."""
+"""Floor 4. Messages between the worker and its node's launcher: versioned JSON over a private Unix socket."""
 
 from autoddp.wire.job_facts import JobFacts
 from autoddp.wire.messages import (

@@ -27,7 +27,7 @@ class JobFacts:
     """Names of the knobs that can be turned in this job."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Knob name → why it cannot be turned here (pinned by the script, absent from this torch, …)."""
-    micro_steps: float = 1.0
+    micro_batches: float = 1.0
     """Forward passes that end in a reduction, per step."""
     matrix_shapes: int = 0
     """Distinct shapes among the gradients that are matrices, a convolution's kernels taken as one each."""
@@ -44,8 +44,6 @@ class JobFacts:
     """Values of `cuda_graphs` that fit the models; empty where they are not asked for."""
     compiles: bool = False
     """Whether torch.compile has a model, so that any step may be one in which it compiles."""
-    ways_to_cut: tuple[dict[str, Any], ...] = ()
-    """Settings for each of which it would compile again, the most promising first; empty where nobody asks."""
     thread_counts: tuple[int, ...] = ()
     """CPU threads per rank worth trying; as written is not among them."""
     link: dict[str, Any] = field(default_factory=dict)

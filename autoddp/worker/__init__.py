@@ -1,1 +1,1 @@
-"""Floor 4. What runs inside the user's process: a guest that touches one class and leaves nothing behind."""
+"""Floor 5. What runs inside the user's process: a guest that touches one class and leaves nothing behind."""

@@ -11,10 +11,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.knobs.binding import NUMA_BINDING
-from autoddp.knobs.cuda_graphs import CUDA_GRAPHS, REDUCE_OVERHEAD
+from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, REDUCE_OVERHEAD, THREADS
+from autoddp.knobs.hook import HOOK
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
-from autoddp.knobs.threads import THREADS
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.compiling import Compiling
@@ -68,7 +67,7 @@ class _Applied(DdpEvents):
         """Patch what the configuration and its checks need, and no more."""
         patch = self._patch
         patch.around = self._fitting.around
-        mode = str(self._configuration.get(CUDA_GRAPHS.name, ""))
+        mode = CUDA_GRAPHS.of(self._configuration)
         self._replays = mode == REDUCE_OVERHEAD
         if mode and not self._replays:
             self._graphs_in_the_job = GraphsInTheJob(self._graphs, self._with_graphs, self._configuration, _say)
@@ -173,7 +172,7 @@ class _Applied(DdpEvents):
 
     def script_registered(self, wrapped: Wrapped) -> None:
         """The script's own hook is set in place of the recipe's."""
-        if "hook" in self._configuration:
+        if HOOK.of(self._configuration):
             _warn("the script registers a communication hook of its own: it stays, the recipe's is set aside")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from autoddp.knobs import Configuration
-from autoddp.knobs.binding import NUMA_BINDING
+from autoddp.knobs.computing import NUMA_BINDING
 from autoddp.topology.files import number
 from autoddp.topology.system import cpus, numa_nodes
 from autoddp.worker.effect import Effect

@@ -10,6 +10,7 @@ import sys
 
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW, STATIC_GRAPH
 from autoddp.timing import median, speedup
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import DdpEvents, Patch, Wrapped
@@ -47,7 +48,7 @@ class _Bypass(DdpEvents):
         its own beside the bucket's, and a model that just fits would no longer do.
         """
         self._clock.model_built()
-        kept = any(wrapped.arguments.get(name) for name in ("static_graph", "gradient_as_bucket_view"))
+        kept = any(wrapped.arguments.get(knob.name) for knob in (STATIC_GRAPH, GRADIENT_AS_BUCKET_VIEW))
         if kept or wrapped.why_untouchable():
             self._leave_as_written()
 

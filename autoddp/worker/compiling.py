@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.knobs.buckets import BUCKET_CAP_MB
-from autoddp.knobs.cuda_graphs import CUDA_GRAPHS, REDUCE_OVERHEAD
-from autoddp.knobs.optimize_ddp import OPTIMIZE_DDP
+from autoddp.knobs.computing import CUDA_GRAPHS, OPTIMIZE_DDP, REDUCE_OVERHEAD
+from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB
 from autoddp.worker.ddp import Wrapped
 from autoddp.worker.effect import Effect
 from autoddp.worker.graphs.reduce_overhead import ReduceOverhead
@@ -63,9 +62,5 @@ class Compiling(Effect):
 
 
 def _asked(configuration: Configuration) -> tuple[object, bool | None, bool]:
-    at_buckets = configuration.get(OPTIMIZE_DDP.name)
-    return (
-        configuration.get(BUCKET_CAP_MB.name),
-        None if at_buckets is None else bool(at_buckets),
-        configuration.get(CUDA_GRAPHS.name) == REDUCE_OVERHEAD,
-    )
+    replayed = CUDA_GRAPHS.of(configuration) == REDUCE_OVERHEAD
+    return BUCKET_CAP_MB.of(configuration), OPTIMIZE_DDP.of(configuration), replayed

@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration
+from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Reach
+from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.worker.hooks import Hook, hook_for
 
 _construct = DDP.__init__
@@ -30,9 +31,7 @@ _signature = inspect.signature(DDP.__init__)
 Around = Callable[[Hook, dist.ProcessGroup], Hook]
 """Puts something around a hook; the group is the one it reduces over."""
 
-AVAILABLE_ARGUMENTS = frozenset(name for name, knob in BY_NAME.items() if knob.ddp_argument) & set(
-    _signature.parameters
-)
+AVAILABLE_ARGUMENTS = frozenset(knob.name for knob in KNOBS if knob.reach is Reach.DDP) & set(_signature.parameters)
 """The knobs of DDP's constructor that the installed torch has."""
 
 
@@ -199,14 +198,11 @@ def _root_of(mesh: Any) -> Any:
 
 def _as_arguments(configuration: Configuration) -> dict[str, Any]:
     given = configuration.ddp_arguments
-    if "bucket_cap_mb_list" in given:
-        return given | {"bucket_cap_mb_list": list(configuration.plain()["bucket_cap_mb_list"])}
+    plan, by_list = BUCKET_CAP_MB_LIST.of(configuration), BUCKET_CAP_MB_LIST.name
+    if plan:
+        return given | {by_list: list(plan)}
     # A cap means nothing beside a list that the script wrote, which DDP would prefer.
-    return given | ({"bucket_cap_mb_list": None} if "bucket_cap_mb" in given and _has_list() else {})
-
-
-def _has_list() -> bool:
-    return "bucket_cap_mb_list" in AVAILABLE_ARGUMENTS
+    return given | ({by_list: None} if BUCKET_CAP_MB.name in given and by_list in AVAILABLE_ARGUMENTS else {})
 
 
 class _LoggerWithoutSamples:

@@ -9,26 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.bench import LinkFacts, load_cached
 from autoddp.bench.result import backend_variables
-from autoddp.knobs import BY_NAME
-from autoddp.knobs.binding import NUMA_BINDING
-from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
-from autoddp.knobs.env import ALLOCATOR, INTERFACES
+from autoddp.knobs import AnyKnob, FirstLook, ObservedSteps, Setting, knobs_of, why_left_out
+from autoddp.knobs.computing import CUDA_GRAPHS, OPTIMIZE_DDP, THREADS, thread_counts
+from autoddp.knobs.env import Surroundings, start_settings
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
-from autoddp.knobs.optimize_ddp import OPTIMIZE_DDP, ways_to_cut
-from autoddp.knobs.threads import THREADS, thread_counts
 from autoddp.topology import Fingerprint, fingerprint
 from autoddp.topology.nccl_tuner import nccl_tuner
 from autoddp.topology.probe import probe
-from autoddp.topology.start_settings import nccl_settings
-from autoddp.units import MIB
 from autoddp.wire import JobFacts, Ready
-from autoddp.worker.applicability import Watched, graph_modes, why_left_out, why_no_threads
 from autoddp.worker.binding import Binding
-from autoddp.worker.ddp import Wrapped, backend_of
+from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Wrapped, backend_of
 from autoddp.worker.rank_store import Ranks
 from autoddp.worker.threads import Threads, most_at_start, usable_cpus
 from autoddp.worker.worker_config import Order
@@ -39,7 +34,7 @@ def gather_facts(
     ranks: Ranks,
     threads: Threads,
     binding: Binding,
-    watched: Watched,
+    observed: ObservedSteps,
     order: Order,
 ) -> JobFacts:
     """The same facts on every rank; all ranks call this together."""
@@ -50,7 +45,7 @@ def gather_facts(
     looks = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank of a node looks at the machine for all of them
     machine = fingerprint() if looks else Fingerprint()
     free = [threads.pinned(), counts, binding.why_not]
-    mine = [_device_name(device), asdict(watched), *free, machine.links, machine.network]
+    mine = [_device_name(device), asdict(observed), *free, machine.links, machine.network]
     starts = _start_settings(backend_of(_ddp(wrapped[0])), device, ranks.nodes, order.interfaces) if looks else None
     of_all = ranks.gather([*mine, starts])
     facts = _facts(wrapped, ranks, of_all, order) if ranks.rank == 0 else None
@@ -62,17 +57,26 @@ def gather_facts(
 
 
 def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], order: Order) -> JobFacts:
-    names, watched, pinned, counts, unbound, links, networks, starts = zip(*of_all, strict=True)
+    names, observed, pinned, counts, unbound, links, networks, starts = zip(*of_all, strict=True)
     backend = backend_of(_ddp(wrapped[0]))
-    steps = [Watched(**{**plain, "forwards": tuple(plain["forwards"])}) for plain in watched]
-    not_asked = set() if order.accumulates else {ACCUMULATE_STEPS.name}
-    not_asked |= set() if order.recompiles else {OPTIMIZE_DDP.name}
-    not_asked |= set() if steps[0].why_no_graphs else {CUDA_GRAPHS.name}
-    left_out = why_left_out(wrapped, steps, set(names), not_asked)
-    left_out |= why_no_threads(set(names), next(filter(None, pinned), ""), counts)
-    if any(unbound):
-        left_out[NUMA_BINDING.name] = next(filter(None, unbound))
-    knobs = tuple(name for name in BY_NAME if name not in left_out.keys() | not_asked)
+    steps = [ObservedSteps(**{**plain, "forwards": tuple(plain["forwards"])}) for plain in observed]
+    asked: dict[AnyKnob, bool] = {ACCUMULATE_STEPS: order.accumulates, OPTIMIZE_DDP: order.recompiles}
+    asked[CUDA_GRAPHS] = bool(steps[0].why_no_graphs)
+    look = FirstLook(
+        steps=steps,
+        devices=frozenset(names),
+        torch=torch.__version__,
+        available_arguments=AVAILABLE_ARGUMENTS,
+        arguments=[w.arguments for w in wrapped],
+        untouchable=next((why for w in wrapped if (why := w.why_untouchable())), ""),
+        script_hook=any(w.script_hook is not None for w in wrapped),
+        sparse=any(_is_sparse(w.ddp.module) for w in wrapped if w.ddp is not None),
+        options=frozenset(knob.option for knob, is_asked in asked.items() if is_asked),
+        threads_pinned=next(filter(None, pinned), ""),
+        thread_counts=counts,
+        unbound=next(filter(None, unbound), ""),
+    )
+    knobs = knobs_of(look)
     gradient_bytes = sum(p.numel() * p.element_size() for w in wrapped for p in w.parameters)
     return JobFacts(
         world_size=ranks.world_size,
@@ -84,30 +88,33 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], or
         parameters_digest="+".join(dict.fromkeys(w.digest for w in wrapped)),
         ddp_arguments={name: _short(value) for w in wrapped for name, value in w.arguments.items()},
         knobs=knobs,
-        left_out=left_out,
-        micro_steps=steps[0].micro_steps / len(wrapped),
+        left_out=why_left_out(look),
+        micro_batches=steps[0].micro_batches / len(wrapped),
         matrix_shapes=len({(p.shape[0], p.shape[1:].numel()) for w in wrapped for p in w.parameters if p.dim() > 1}),
         links=tuple(sorted(set(links) - {""})) if backend == "nccl" else (),
         networks=tuple(sorted(set(networks) - {""})) if ranks.nodes > 1 else (),
         cuda=str(torch.version.cuda or "") if backend == "nccl" else "",
         nccl=".".join(map(str, torch.cuda.nccl.version())) if backend == "nccl" else "",
         start_settings=tuple(starts[0]) if all(other in (None, starts[0]) for other in starts) else (),
-        cuda_graphs=() if CUDA_GRAPHS.name in left_out else graph_modes(steps),
-        compiles=any(one.compiled for one in steps),
-        ways_to_cut=tuple(ways_to_cut(gradient_bytes / MIB)) if OPTIMIZE_DDP.name in knobs else (),
-        thread_counts=() if THREADS.name in left_out else tuple(counts[0]),
+        cuda_graphs=look.graph_modes if CUDA_GRAPHS.name in knobs else (),
+        compiles=look.compiled,
+        thread_counts=tuple(counts[0]) if THREADS.name in knobs else (),
     )
 
 
-def _start_settings(backend: str, device: torch.device, nodes: int, interfaces: str) -> list[dict[str, Any]]:
+def _start_settings(backend: str, device: torch.device, nodes: int, interfaces: str) -> list[Setting]:
     """What another start of the script could set, as this rank's node sees it; only what all nodes see is tried."""
-    found = _allocator_settings(device)
-    if backend == "nccl":
-        if device.type != "cuda":
-            return found
-        version, tuner = tuple(torch.cuda.nccl.version()), nccl_tuner(os.environ)
-        return found + nccl_settings(probe(), nodes, os.environ, version, tuner)
-    return found + ([{INTERFACES.name: interfaces}] if interfaces and nodes > 1 else [])
+    nccl = backend == "nccl" and device.type == "cuda"
+    around = Surroundings(
+        node=probe() if nccl else None,
+        nodes=nodes,
+        environment=os.environ,
+        nccl=tuple(torch.cuda.nccl.version()) if nccl else (),
+        tuner=nccl_tuner(os.environ) if nccl else "",
+        interfaces="" if backend == "nccl" else interfaces,
+        frees_memory=device.type == "cuda" and torch.cuda.memory_stats(device).get("num_alloc_retries", 0) > 0,
+    )
+    return start_settings(around)
 
 
 def _link(facts: JobFacts, measured: Path) -> dict[str, Any]:
@@ -120,12 +127,8 @@ def _link(facts: JobFacts, measured: Path) -> dict[str, Any]:
     return model.plain() if model else {}
 
 
-def _allocator_settings(device: torch.device) -> list[dict[str, Any]]:
-    """Where torch had to give memory back and ask again: segments that grow leave no holes to fill."""
-    if device.type != "cuda" or {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & set(os.environ):
-        return []
-    retries = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
-    return [{ALLOCATOR.name: "expandable_segments:True"}] if retries else []
+def _is_sparse(module: nn.Module) -> bool:
+    return any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in module.modules())
 
 
 def _ddp(wrapped: Wrapped) -> DDP:

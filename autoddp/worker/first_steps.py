@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
-from autoddp.worker.applicability import BY_HAND, FINDS_UNUSED
+from autoddp.knobs.micro_batches import CHANGES_GRADIENTS, DEFER_REDUCTIONS, FINDS_UNUSED
 from autoddp.worker.by_hand import ByHand
 from autoddp.worker.ddp import Wrapped
 from autoddp.worker.implicit_no_sync import Deferral
@@ -52,10 +51,10 @@ class FirstSteps:
         if self._by_hand.found:
             if self._deferral.pending:
                 raise RuntimeError(
-                    f"autoddp: {BY_HAND}, which the recipe's {DEFER_REDUCTIONS.name} has left unreduced: the job "
-                    "stops; launch it without the recipe (--trials 0), or tune again (--trials 20)"
+                    f"autoddp: {CHANGES_GRADIENTS}, which the recipe's {DEFER_REDUCTIONS.name} has left unreduced: the "
+                    "job stops; launch it without the recipe (--trials 0), or tune again (--trials 20)"
                 )
-            self._end(BY_HAND)
+            self._end(CHANGES_GRADIENTS)
         elif not self._left:
             self._stop()
 

@@ -23,15 +23,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from autoddp.knobs import Configuration
-from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
-from autoddp.knobs.hook import HOOK
-from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
-from autoddp.knobs.static_graph import STATIC_GRAPH
+from autoddp.knobs import BY_NAME, Configuration
 from autoddp.worker.ddp import Wrapped, is_joining, store_of
 from autoddp.worker.sync_switch import ReductionSwitch
 
-_GUARDED = (DEFER_REDUCTIONS, ACCUMULATE_STEPS, HOOK, STATIC_GRAPH, CUDA_GRAPHS)
 _EARLY = (0, 2, 10, 100)  # steps; 0 is before the first
 _EVERY = 1000  # a look reads each parameter once, as a small part of one step does: within 0.1 % of the time
 _WAITING = 8  # looks that a rank keeps until rank 0 has come by
@@ -44,14 +39,10 @@ _HEARD_FOR = 8  # forward passes after a look in which a rank asks whether anoth
 
 def guarded(configuration: Configuration) -> str:
     """The knobs that could part the ranks, as a recipe has them; "" if there are none."""
-    found = [knob.name for knob in _GUARDED if knob.name in configuration]
     plain = configuration.plain()
-    # Not a configuration of its own: some of these knobs need others beside them, which part nobody.
-    return " ".join(f"{name}={json.dumps(plain[name])}" for name in plain if name in found or _is_of(name))
-
-
-def _is_of(name: str) -> bool:
-    return name.startswith("powersgd_")
+    # Not a configuration of its own: some of these knobs need others beside them, which cannot part the ranks.
+    found = {name: value for name, value in plain.items() if BY_NAME[name].could_part_ranks}
+    return " ".join(f"{name}={json.dumps(value)}" for name, value in found.items())
 
 
 @dataclass

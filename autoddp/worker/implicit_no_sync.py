@@ -45,7 +45,7 @@ class Deferral(Effect):
 
     def apply(self, configuration: Configuration) -> None:
         """See `Effect`."""
-        self.every = int(str(configuration.get(DEFER_REDUCTIONS.name, 1)))
+        self.every = DEFER_REDUCTIONS.of(configuration) or 1
 
     @property
     def every(self) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from autoddp.knobs import Configuration
-from autoddp.knobs.threads import THREADS
+from autoddp.knobs.computing import THREADS
 from autoddp.worker.effect import Effect
 
 
@@ -31,8 +31,7 @@ class Threads(Effect):
 
     def apply(self, configuration: Configuration) -> None:
         """See `Effect`. The launched job is started with the variable, so its configuration says nothing of this."""
-        count = configuration.get(THREADS.name)
-        self.turn(count if isinstance(count, int) else None)
+        self.turn(THREADS.of(configuration))
 
     def turn(self, count: int | None) -> None:
         """That many from the next operator on, and in processes started from here on; None: as before the first turn.

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from autoddp.knobs import ObservedSteps
 from autoddp.wire import BlockDone, Finish, JobFacts, Message, Ready
 from autoddp.worker.accumulation import Accumulation
-from autoddp.worker.applicability import Watched
 from autoddp.worker.binding import Binding
 from autoddp.worker.by_hand import ByHand
 from autoddp.worker.clock import StepClock
@@ -149,7 +149,7 @@ class _TuningJob(DdpEvents):
         device = next(iter(self._all_parameters())).device
         binding = Binding(device)
         compiled = self.compiling.concerns
-        watched = Watched(
+        watched = ObservedSteps(
             is_static,
             tuple(self._forwards[1:]),
             self.deferral.steps_by_closure,

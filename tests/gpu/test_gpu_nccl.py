@@ -12,13 +12,13 @@ from launchers import environment
 
 from autoddp.bench.burst import Burst
 from autoddp.knobs import Configuration
+from autoddp.knobs.env import TREES, Surroundings, start_settings
 from autoddp.launch.elastic import torchrun_parser
 from autoddp.launch.env_screening import Screening
 from autoddp.launch.nccl_logs import transports, variables
 from autoddp.topology.facts import NumaNode
 from autoddp.topology.nccl_tuner import nccl_tuner
 from autoddp.topology.probe import probe
-from autoddp.topology.start_settings import TREES, nccl_settings
 from autoddp.topology.verdict import between_nodes
 from autoddp.worker import binding
 from autoddp.worker.binding import Binding
@@ -52,7 +52,7 @@ def test_no_setting_that_is_offered_ends_a_job(needs_gpus, figure, tmp_path):
     version = tuple(torch.cuda.nccl.version())
     offered = [
         Configuration(setting).start_variables
-        for setting in nccl_settings(probe(), 2, {}, version, nccl_tuner(os.environ))
+        for setting in start_settings(Surroundings(probe(), 2, {}, version, nccl_tuner(os.environ)))
     ]
     figure("settings", len(offered))
     assert [settings for settings in offered if run_collectives(tmp_path, settings).returncode] == []

@@ -8,8 +8,8 @@ import json
 import pytest
 from torch.nn.parallel import DistributedDataParallel
 
-from autoddp.knobs import AS_WRITTEN, BY_NAME, KNOBS, Configuration, Rung
-from autoddp.knobs.buckets import caps, shrinking_plans
+from autoddp.knobs import AS_WRITTEN, BY_NAME, KNOBS, Configuration, Reach, Rung
+from autoddp.knobs.ddp_arguments import caps, shrinking_plans
 
 GOOD = {
     # values, rung, as one reads them
@@ -94,8 +94,8 @@ def test_what_goes_to_ddp_is_an_argument_of_it() -> None:
     everything = Configuration({"bucket_cap_mb": 1, "static_graph": True, "hook": "powersgd", "powersgd_rank": 1})
     assert everything.ddp_arguments == {"bucket_cap_mb": 1, "static_graph": True}
     arguments = inspect.signature(DistributedDataParallel.__init__).parameters
-    assert {knob.name for knob in KNOBS if knob.ddp_argument} <= set(arguments) | {"bucket_cap_mb_list"}
-    assert not {knob.name for knob in KNOBS if not knob.ddp_argument} & set(arguments)
+    assert {knob.name for knob in KNOBS if knob.reach is Reach.DDP} <= set(arguments) | {"bucket_cap_mb_list"}
+    assert not {knob.name for knob in KNOBS if knob.reach is not Reach.DDP} & set(arguments)
 
 
 def test_every_knob_speaks_one_line() -> None:

@@ -40,7 +40,7 @@ def facts(
         gradient_bytes=int(MIB * 2**20),
         parameters_digest="0123456789abcdef",
         ddp_arguments={},
-        knobs=knobs,
+        knobs=(*knobs, *(name for name in ("cuda_graphs",) if more.get(name))),
         thread_counts=thread_counts,
         start_settings=start_settings,
         **more,

@@ -7,7 +7,7 @@ from simulated import BACKWARD, FORWARD, MIB, SimulatedJob, facts
 
 from autoddp.bench import fit
 from autoddp.knobs import Configuration, Rung
-from autoddp.knobs.buckets import caps
+from autoddp.knobs.ddp_arguments import caps
 from autoddp.study.first_guess import likely_cap
 from autoddp.study.space import Space
 
@@ -26,6 +26,6 @@ def test_the_cap_is_nearly_the_best(mib_per_second: float, latency: float) -> No
 
 def test_it_is_tried_first() -> None:
     space = Space(Rung.EXACT, facts(), likely_cap=4.0)
-    assert space.guesses()[0]["buckets"] == "cap 4"
+    assert space.guesses()[0]["bucket_cap_mb"] == {"bucket_cap_mb": 4.0}
     assert space.guesses()[1:] == Space(Rung.EXACT, facts()).guesses()
     assert Space(Rung.EXACT, facts(), likely_cap=3.0).guesses() == Space(Rung.EXACT, facts()).guesses()

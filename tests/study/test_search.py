@@ -8,7 +8,6 @@ import pytest
 from simulated import MIB, NOT_EVERYWHERE, SimulatedJob, error_of, facts
 
 from autoddp.knobs import AS_WRITTEN, BY_NAME, GRADIENT_RUNGS, Configuration, GradientError, Rung
-from autoddp.knobs.optimize_ddp import ways_to_cut
 from autoddp.study import Observer, Outcome, Plan, Study, TrialFailed, TrialRecord, TuningOver
 from autoddp.study.env_trials import ROUNDS
 
@@ -289,7 +288,7 @@ def threaded(best: int, **more: object) -> SimulatedJob:
 
 
 @pytest.mark.parametrize("best", [1, 4, 8])
-def test_the_number_of_threads_is_found_first_and_held(best: int) -> None:
+def test_the_number_of_threads_is_found_first_and_kept(best: int) -> None:
     outcome = Study(threaded(best), facts(thread_counts=(1, 2, 4, 8)), Plan(trials=20), Observer()).run()
     tried = [trial.configuration.get("threads") for trial in outcome.trials]
     assert tried == [1, 2, 4, 8] + [best] * 16
@@ -317,24 +316,24 @@ def test_few_trials_leave_threads_alone() -> None:
     assert all("threads" not in trial.configuration for trial in outcome.trials)
 
 
-@pytest.mark.parametrize(("gains", "held"), [("model", "model"), ("blocks", "blocks"), ("neither", None)])
-def test_cuda_graphs_are_tried_first_and_held(gains: str, held: str | None) -> None:
+@pytest.mark.parametrize(("gains", "kept"), [("model", "model"), ("blocks", "blocks"), ("neither", None)])
+def test_cuda_graphs_are_tried_first_and_kept(gains: str, kept: str | None) -> None:
     job = SimulatedJob(computing=lambda c: {None: 1.0, gains: 0.6}.get(c.get("cuda_graphs"), 1.1))
     outcome = Study(job, facts(cuda_graphs=("model", "blocks")), Plan(trials=20), Observer()).run()
-    assert [t.configuration.get("cuda_graphs") for t in outcome.trials] == ["model", "blocks", *[held] * 18]
-    assert outcome.decision.configuration.get("cuda_graphs") == held
+    assert [t.configuration.get("cuda_graphs") for t in outcome.trials] == ["model", "blocks", *[kept] * 18]
+    assert outcome.decision.configuration.get("cuda_graphs") == kept
 
 
-@pytest.mark.parametrize(("gains", "held"), [(8.0, 8.0), (2.0, 2.0), (0.0, None)])
-def test_ways_to_cut_a_compiled_model_are_tried_first_and_held(gains: float, held: float | None) -> None:
+@pytest.mark.parametrize(("gains", "kept"), [(8.0, 8.0), (2.0, 2.0), (0.0, None)])
+def test_ways_to_cut_a_compiled_model_are_tried_first_and_kept(gains: float, kept: float | None) -> None:
     """Each turn compiles anew: no later trial has other pieces, and the finals take fewer turns."""
     uncapped = tuple(name for name in BY_NAME if name not in (*NOT_EVERYWHERE, "bucket_cap_mb", "bucket_cap_mb_list"))
     job = job_on("fast", computing=lambda c: {None: 1.0, gains: 0.6}.get(c.get("bucket_cap_mb"), 1.2))
-    found = facts(uncapped, compiles=True, ways_to_cut=tuple(ways_to_cut(MIB)))
+    found = facts((*uncapped, "optimize_ddp"), compiles=True)
     outcome = Study(job, found, Plan(trials=20), Observer()).run()
-    assert [t.configuration.get("bucket_cap_mb") for t in outcome.trials] == [32.0, 8.0, 2.0, *[held] * 17]
-    assert outcome.decision.configuration.get("bucket_cap_mb") == held
-    assert outcome.decision.configuration.get("optimize_ddp") == (True if held else None)
+    assert [t.configuration.get("bucket_cap_mb") for t in outcome.trials] == [32.0, 8.0, 2.0, *[kept] * 17]
+    assert outcome.decision.configuration.get("bucket_cap_mb") == kept
+    assert outcome.decision.configuration.get("optimize_ddp") == (True if kept else None)
     assert len(outcome.baseline_rounds) == 5
 
 

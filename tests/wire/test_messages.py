@@ -33,7 +33,7 @@ FACTS = JobFacts(
     ddp_arguments={"bucket_cap_mb": "25"},
     knobs=("bucket_cap_mb", "hook"),
     left_out={"static_graph": "gradients did not become ready once per step in one order"},
-    micro_steps=2.5,
+    micro_batches=2.5,
 )
 FAILED = {"asked": {"index": 2}, "done": None, "failure": "rank 1 killed by SIGABRT"}
 MESSAGES: list[Message] = [

@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration
-from autoddp.knobs.cuda_graphs import BLOCKS, CUDA_GRAPHS, WHOLE_MODEL
+from autoddp.knobs.computing import BLOCKS, CUDA_GRAPHS, WHOLE_MODEL
 from autoddp.worker.ddp import Wrapped
 from autoddp.worker.effect import Effect
 from autoddp.worker.graphs.capture import Make, Sample, capture
@@ -68,7 +68,7 @@ class Graphs(Effect):
 
     def apply(self, configuration: Configuration) -> None:
         """See `Effect`. What torch.compile replays is not captured here."""
-        mode = str(configuration.get(CUDA_GRAPHS.name, ""))
+        mode = CUDA_GRAPHS.of(configuration) or ""
         self.turn(mode if mode in MODES else "")
 
     def turn(self, mode: str) -> None:

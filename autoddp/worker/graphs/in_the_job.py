@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration
-from autoddp.knobs.cuda_graphs import CUDA_GRAPHS
+from autoddp.knobs.computing import CUDA_GRAPHS
 from autoddp.units import data_size
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import Wrapped

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoddp.knobs.cuda_graphs import BLOCKS, WHOLE_MODEL
+from autoddp.knobs.computing import BLOCKS, WHOLE_MODEL
 from autoddp.worker.ddp import Wrapped, hooks_inside
 from autoddp.worker.graphs.capture import Sample
 from autoddp.worker.graphs.signature import Signature, Unfit, signature_of, tensors_of

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.knobs.cuda_graphs import REDUCE_OVERHEAD
+from autoddp.knobs.computing import REDUCE_OVERHEAD
 from autoddp.worker.ddp import Wrapped, inside_forward
 from autoddp.worker.graphs.capture import Sample, no_trace, one_pass, prove, under_autocast
 from autoddp.worker.graphs.observed_calls import Seen, why_of_ignored

@@ -9,12 +9,17 @@ import torch
 import torch.distributed as dist
 
 from autoddp.knobs import Configuration
-from autoddp.knobs.hook import DEFAULT_START_STEP
+from autoddp.knobs.hook import HOOK
 from autoddp.worker.hooks.bucket import GradBucket
-from autoddp.worker.hooks.powersgd import PowerSGDState, powersgd_hook
-from autoddp.worker.hooks.sixteen_bit import SixteenBitState, sixteen_bit_hook
+from autoddp.worker.hooks.powersgd import powersgd
+from autoddp.worker.hooks.sixteen_bit import bf16, fp16
 
 Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
+Make = Callable[[Configuration, dist.ProcessGroup, "int | None"], "tuple[Any, Hook]"]
+"""A configuration, the group and, if a trial asks for it, the reductions before the hook begins → state and hook."""
+
+_MAKE: dict[str, Make] = {"fp16": fp16, "bf16": bf16, "powersgd": powersgd}
+"""Name of the hook in `knobs.hook.HOOKS` → what makes it."""
 
 
 def hook_for(
@@ -24,18 +29,5 @@ def hook_for(
 
     `start_step` overrides the configuration's: a trial measures compression from its first step.
     """
-    name = configuration.get("hook")
-    if name == "powersgd":
-        start = configuration.get("powersgd_start_step", DEFAULT_START_STEP) if start_step is None else start_step
-        state = PowerSGDState(
-            group,
-            rank=int(str(configuration["powersgd_rank"])),
-            start_step=int(str(start)),
-            batched=bool(configuration.get("powersgd_batched", False)),
-            wire_type=torch.bfloat16 if configuration.get("powersgd_factors") == "bf16" else None,
-        )
-        return state, powersgd_hook
-    if name in ("fp16", "bf16"):
-        dtype = torch.float16 if name == "fp16" else torch.bfloat16
-        return SixteenBitState(group, dtype), sixteen_bit_hook
-    return None
+    name = HOOK.of(configuration)
+    return _MAKE[name](configuration, group, start_step) if name else None

@@ -15,12 +15,20 @@ Batched, the whole bucket is one nearly square matrix, whatever gradients lie in
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
+from autoddp.knobs import Configuration
+from autoddp.knobs.hook import (
+    DEFAULT_START_STEP,
+    POWERSGD_BATCHED,
+    POWERSGD_FACTORS,
+    POWERSGD_RANK,
+    POWERSGD_START_STEP,
+)
 from autoddp.worker.hooks.bucket import GradBucket
 
 _ROWS_OF_CHOLESKY = 4
@@ -77,6 +85,21 @@ class PowerSGDState:
     flights: list[_Flight] = field(default_factory=list)
     unnumbered: bool = False
     """Whether DDP does not number its buckets at present."""
+
+
+def powersgd(
+    configuration: Configuration, group: dist.ProcessGroup, start: int | None
+) -> tuple[PowerSGDState, Callable[[PowerSGDState, GradBucket], torch.futures.Future[torch.Tensor]]]:
+    """The hook "powersgd" with the state that its knobs ask for; `start` overrides the knob's reductions before it."""
+    begins = start if start is not None else POWERSGD_START_STEP.of(configuration)
+    state = PowerSGDState(
+        group,
+        rank=POWERSGD_RANK.of(configuration) or 1,
+        start_step=DEFAULT_START_STEP if begins is None else begins,
+        batched=POWERSGD_BATCHED.of(configuration) or False,
+        wire_type=torch.bfloat16 if POWERSGD_FACTORS.of(configuration) == "bf16" else None,
+    )
+    return state, powersgd_hook
 
 
 def powersgd_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -9,11 +9,13 @@ NaN in float32, by which AMP finds its scale, stays so.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
+from autoddp.knobs import Configuration
 from autoddp.worker.hooks.bucket import GradBucket
 
 _LARGEST = torch.finfo(torch.float16).max
@@ -39,6 +41,20 @@ class SixteenBitState:
     overflows: int = 0
     """Buckets that had to travel again; the same on all ranks. Stays 0 on a GPU."""
     flights: list[_Flight] = field(default_factory=list)
+
+
+def fp16(
+    _configuration: Configuration, group: dist.ProcessGroup, _start: int | None
+) -> tuple[SixteenBitState, Callable[[SixteenBitState, GradBucket], torch.futures.Future[torch.Tensor]]]:
+    """The hook "fp16" with its state."""
+    return SixteenBitState(group, torch.float16), sixteen_bit_hook
+
+
+def bf16(
+    _configuration: Configuration, group: dist.ProcessGroup, _start: int | None
+) -> tuple[SixteenBitState, Callable[[SixteenBitState, GradBucket], torch.futures.Future[torch.Tensor]]]:
+    """The hook "bf16" with its state."""
+    return SixteenBitState(group, torch.bfloat16), sixteen_bit_hook
 
 
 def sixteen_bit_hook(state: SixteenBitState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.knobs import Configuration
+from autoddp.knobs import Configuration, Setting
+from autoddp.knobs.env import Surroundings, start_settings
 from autoddp.recipe.env import ENV_ALLOWED
 from autoddp.topology.facts import Cpu, Gpu, GpuPair, Nic, Node
 from autoddp.topology.nccl_tuner import nccl_tuner
 from autoddp.topology.rdma import RdmaPort
-from autoddp.topology.start_settings import nccl_settings
 
 SOCKETS = {"nccl_socket_threads": 4, "nccl_sockets_per_thread": 4}
 PEERS = {"nccl_p2p_level": "SYS"}
@@ -24,6 +24,12 @@ ANY_NETWORK = [
     {"nccl_proto": "Simple"},
     {"nccl_buffer_bytes": 8388608},
 ]
+
+
+def nccl_settings(
+    node: Node, nodes: int, environment: dict[str, str], nccl: tuple[int, ...] = (), tuner: str = ""
+) -> list[Setting]:
+    return start_settings(Surroundings(node, nodes, environment, nccl, tuner))
 
 
 def node(
@@ -126,3 +132,18 @@ def test_every_setting_is_a_configuration_that_a_recipe_may_carry() -> None:
     for setting in settings:
         for name, value in Configuration(setting).start_variables.items():
             assert ENV_ALLOWED[name](value) is None
+
+
+def test_what_gloo_and_the_allocator_are_offered() -> None:
+    def offered(**facts: object) -> list[Setting]:
+        return start_settings(Surroundings(None, **{"nodes": 2, "environment": {}, **facts}))  # type: ignore[arg-type]
+
+    together, segments = {"interfaces": "eth0,eth1"}, {"allocator": "expandable_segments:True"}
+    assert offered() == []
+    assert offered(interfaces="eth0,eth1") == [together]
+    # The launcher sets the variable itself, to the one interface that it has chosen.
+    assert offered(interfaces="eth0,eth1", environment={"GLOO_SOCKET_IFNAME": "eth0"}) == [together]
+    assert offered(interfaces="eth0,eth1", nodes=1) == []
+    assert offered(frees_memory=True, nodes=1) == [segments]
+    for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        assert offered(frees_memory=True, environment={variable: "max_split_size_mb:64"}) == []

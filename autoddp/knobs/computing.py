@@ -1,0 +1,115 @@
+"""What makes computing itself faster: CPUs, threads, how torch.compile cuts a model, CUDA graphs."""
+
+from __future__ import annotations
+
+from autoddp.knobs.base import Knob, Phase, Reach, Setting, boolean, one_of, whole_number_between
+from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, GRADIENT_AS_BUCKET_VIEW, RECOMPILE, caps
+from autoddp.knobs.job import FirstLook, JobToTune
+from autoddp.units import MIB
+
+WHOLE_MODEL, BLOCKS = "model", "blocks"
+REDUCE_OVERHEAD = "reduce-overhead"
+"""For models that torch.compile has compiled: its own graphs, as its mode of that name makes them."""
+_FIRST_PIECE_MIB = 1.0  # torch.compile's first piece, and it refuses any cap below
+
+
+def thread_counts(cpus: int, ranks: int, now: int) -> tuple[int, ...]:
+    """The counts worth trying where `ranks` ranks share `cpus` CPUs: powers of two up to the fair share, and the share.
+
+    Not `now`, which is the baseline. Hosts that are containers of one machine share more than they can see, so small
+    counts stand here although the share is large.
+
+    >>> thread_counts(cpus=2, ranks=1, now=2)
+    (1,)
+    >>> thread_counts(cpus=24, ranks=2, now=1)
+    (2, 4, 8, 12)
+    """
+    share = max(1, cpus // ranks)
+    powers = [2**exponent for exponent in range(share.bit_length()) if 2**exponent <= share]
+    return tuple(sorted({*powers, share} - {now}))
+
+
+def ways_to_cut(gradient_mib: float) -> list[Setting]:
+    """Settings worth another compilation each, for that many MiB of gradients: one piece, about four, about sixteen.
+
+    >>> ways_to_cut(30.0)[1]
+    {'optimize_ddp': True, 'bucket_cap_mb': 8.0}
+
+    The cap and the cuts belong together: a cut within a bucket gains nothing, and a bucket over two pieces waits.
+    """
+    sizes = caps(gradient_mib)
+    whole: list[Setting] = [{OPTIMIZE_DDP.name: False, BUCKET_CAP_MB.name: sizes[-1]}]
+    pieces = [size for size in (sizes[-1] / 4, sizes[-1] / 16) if size >= _FIRST_PIECE_MIB]
+    return whole + [{OPTIMIZE_DDP.name: True, BUCKET_CAP_MB.name: size} for size in pieces]
+
+
+def _why_no_threads(look: FirstLook) -> str:
+    """The number must be open, and the same choice on every rank."""
+    if look.devices != {"cpu"}:
+        return "the models are not on the CPU"
+    first, *others = look.thread_counts
+    if not look.threads_pinned and not first:
+        return "every rank has its share of the cores already"
+    return look.threads_pinned or ("the nodes differ in cores" if any(o != first for o in others) else "")
+
+
+def _why_no_graphs(look: FirstLook) -> str:
+    if "cpu" in look.devices:
+        return "the models are not on a GPU"
+    if look.passes("find_unused_parameters"):
+        return "find_unused_parameters is set, and a graph uses all"
+    if GRADIENT_AS_BUCKET_VIEW.name not in look.available_arguments:
+        return f"it needs {GRADIENT_AS_BUCKET_VIEW.name}"
+    reasons = (reason for one in look.steps for reason in one.why_no_graphs.values() if reason)
+    return "" if look.graph_modes else next(reasons, "nobody asks for it")
+
+
+def _graphs(job: JobToTune) -> list[Setting]:
+    return [{GRADIENT_AS_BUCKET_VIEW.name: True, CUDA_GRAPHS.name: mode} for mode in job.cuda_graphs]
+
+
+NUMA_BINDING = Knob[str](
+    name="numa_binding",
+    says="where a rank's threads run: node keeps them on the NUMA node of its GPU, or on the rank's share of the nodes",
+    check=one_of("node"),
+    reach=Reach.PROCESS,
+    phase=Phase.FIRST,
+    candidates=lambda _job: ["node"],
+    why_not=lambda look: look.unbound,
+)
+
+THREADS = Knob[int](
+    name="threads",
+    says="CPU threads of one rank for one operator: ranks of a node share its cores",
+    check=whole_number_between(1, 1024),
+    reach=Reach.PROCESS,
+    phase=Phase.FIRST,
+    candidates=lambda job: job.thread_counts,
+    why_not=_why_no_threads,
+    variable="OMP_NUM_THREADS",
+)
+
+OPTIMIZE_DDP = Knob[bool](  # torch's own name for it
+    name="optimize_ddp",
+    says="whether torch.compile splits the graph at bucket boundaries, to overlap all-reduce with backward",
+    check=boolean,
+    reach=Reach.PROCESS,
+    phase=Phase.FIRST,
+    candidates=lambda job: ways_to_cut(job.gradient_bytes / MIB),
+    why_not=lambda look: "" if look.compiled else "no model uses torch.compile",
+    option=RECOMPILE,
+)
+
+CUDA_GRAPHS = Knob[str](
+    name="cuda_graphs",
+    says='replay kernels: "model" as one graph, "blocks" block by block, "reduce-overhead" what torch.compile has made',
+    check=one_of(WHOLE_MODEL, BLOCKS, REDUCE_OVERHEAD),
+    reach=Reach.PROCESS,
+    phase=Phase.FIRST,
+    candidates=_graphs,
+    why_not=_why_no_graphs,
+    option="--cuda-graphs",
+    # A graph leaves its gradients where its next replay will write: they must be copied out at once.
+    needs=(GRADIENT_AS_BUCKET_VIEW.name, True),
+    could_part_ranks=True,
+)

@@ -1,0 +1,125 @@
+"""Arguments of DistributedDataParallel: how gradients are cut into buckets and get there, and what DDP may assume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoddp.knobs.base import Knob, Reach, boolean, number_between
+from autoddp.knobs.job import FirstLook, JobToTune
+from autoddp.units import MIB
+
+SMALLEST_MIB = 0.5
+LARGEST_MIB = 100_000.0  # more than the gradients of any model that one GPU holds
+LONGEST_PLAN = 32  # entries; a longer list is a uniform cap in disguise
+_FIRST_BUCKET_MIB = 1.0  # DDP's default puts that much into one bucket: cutting less only adds latency
+_cap = number_between(SMALLEST_MIB, LARGEST_MIB, "MiB")
+
+
+def caps(gradient_mib: float) -> list[float]:
+    """The caps worth trying for that many MiB of gradients: powers of two up to the first that holds them all.
+
+    Larger caps are left out because they give the same single bucket.
+
+    >>> caps(5.0)
+    [0.5, 1.0, 2.0, 4.0, 8.0]
+    >>> caps(1200.0)[-3:]
+    [512.0, 1024.0, 2048.0]
+    """
+    found = [SMALLEST_MIB]
+    while found[-1] < gradient_mib and found[-1] * 2 <= LARGEST_MIB:
+        found.append(found[-1] * 2)
+    return found
+
+
+def shrinking_plans(gradient_mib: float) -> list[tuple[float, ...]]:
+    """Plans whose buckets halve towards the end of backward, one for each size of the last bucket.
+
+    The last bucket can overlap with nothing, so its size is what stays exposed; none is larger than a quarter of the
+    whole, so that the first starts to travel early. Gradient-ready order, MiB.
+
+    >>> shrinking_plans(6.0)
+    [(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5), (1.0, 1.0, 1.0, 1.0, 1.0, 1.0), (2.0, 2.0, 2.0), (4.0, 4.0)]
+    """
+    plans = []
+    for tail in (0.5, 1.0, 2.0, 4.0):
+        plan = [tail]
+        while sum(plan) < gradient_mib:
+            plan.append(plan[-1] * 2 if plan[-1] * 2 <= min(gradient_mib / 4, LARGEST_MIB) else plan[-1])
+        if 1 < len(plan) <= LONGEST_PLAN:
+            plans.append(tuple(reversed(plan)))
+    return plans
+
+
+def _check_plan(value: Any) -> str | None:
+    good = isinstance(value, (list, tuple)) and 1 <= len(value) <= LONGEST_PLAN
+    if good and all(_cap(entry) is None for entry in value):
+        return None
+    return f"must be a list of 1 to {LONGEST_PLAN} sizes from {SMALLEST_MIB:g} to {LARGEST_MIB:g} MiB"
+
+
+def _is_worth_cutting(job: JobToTune) -> bool:
+    by_the_script = {BUCKET_CAP_MB.name, BUCKET_CAP_MB_LIST.name} & set(job.ddp_arguments)
+    return bool(by_the_script) or job.gradient_bytes > _FIRST_BUCKET_MIB * MIB
+
+
+def _why_no_other_cuts(look: FirstLook) -> str:
+    if not look.compiled:
+        return ""
+    if RECOMPILE in look.options:
+        return "the module is compiled: a few caps are tried first, with optimize_ddp"
+    return f"the module is compiled, and a new cap would compile it again: {RECOMPILE} tries a few"
+
+
+def _why_not_static(look: FirstLook) -> str:
+    if look.passes(STATIC_GRAPH.name):
+        return "the script sets it already"
+    is_static = all(one.is_static for one in look.steps)
+    return "" if is_static else "gradients did not become ready once per step in one order"
+
+
+RECOMPILE = "--recompile"
+
+BUCKET_CAP_MB = Knob[float](
+    name="bucket_cap_mb",
+    says="MiB per bucket: small ones start to travel earlier, large ones pay the latency less often",
+    check=_cap,
+    reach=Reach.DDP,
+    candidates=lambda job: caps(job.gradient_bytes / MIB) if _is_worth_cutting(job) else [],
+    why_not=_why_no_other_cuts,
+)
+
+BUCKET_CAP_MB_LIST = Knob[tuple[float, ...]](
+    name="bucket_cap_mb_list",
+    says="MiB of each bucket, in the order gradients become ready; after backward, only the last is left to wait for",
+    check=_check_plan,
+    reach=Reach.DDP,
+    candidates=lambda job: shrinking_plans(job.gradient_bytes / MIB) if _is_worth_cutting(job) else [],
+    why_not=_why_no_other_cuts,
+    excludes="bucket_cap_mb",
+)
+
+GRADIENT_AS_BUCKET_VIEW = Knob[bool](
+    name="gradient_as_bucket_view",
+    says="gradients live inside the buckets: no copy, less memory (grad.detach_() becomes an error)",
+    check=boolean,
+    reach=Reach.DDP,
+    candidates=lambda _job: [True],
+)
+
+BATCHED_GRAD_COPY = Knob[bool](
+    name="batched_grad_copy",
+    says="one batched copy into each bucket instead of one per parameter",
+    check=boolean,
+    reach=Reach.DDP,
+    candidates=lambda _job: [True],
+)
+
+STATIC_GRAPH = Knob[bool](
+    name="static_graph",
+    says="DDP assumes the same graph in every step; offered only where the tuning job saw that it holds",
+    check=boolean,
+    reach=Reach.DDP,
+    candidates=lambda _job: [True],
+    why_not=_why_not_static,
+    could_part_ranks=True,
+)
