@@ -1,0 +1,130 @@
+"""What a new setting costs its author: a copy of the package gets a toy of each kind, and then tunes with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launchers import PATIENCE, ROOT, SCRIPTS, environment
+
+RUNG = {
+    "knobs/base.py": [
+        ('    BATCH = "batch"', '    TOY = "toy"\n    """For this test."""\n    BATCH = "batch"'),
+        (
+            "    Rung.BATCH: _RungFacts(",
+            '    Rung.TOY: _RungFacts("nothing: a toy", limit=0.5),\n    Rung.BATCH: _RungFacts(',
+        ),
+    ],
+}
+HOOK = {
+    "knobs/hook.py": [
+        (
+            '    CommHook("powersgd", ',
+            '    CommHook("toy", Rung.TOY, "plays", ("whole", "quarter"), share=1.0),\n    CommHook("powersgd", ',
+        )
+    ],
+    "worker/hooks/toy.py": [
+        (
+            "",
+            "import torch.distributed as dist\n\n\n"
+            "def hook(group, bucket):\n"
+            "    share = bucket.buffer().div_(group.size())\n"
+            "    work = dist.all_reduce(share, group=group, async_op=True)\n"
+            "    return work.get_future().then(lambda future: future.value()[0])\n\n\n"
+            "def toy(_configuration, group, _start):\n"
+            "    return group, hook\n",
+        )
+    ],
+    "worker/hooks/__init__.py": [
+        ("_MAKE: ", "from autoddp.worker.hooks.toy import toy\n\n_MAKE: "),
+        ('"powersgd": powersgd}', '"powersgd": powersgd, "toy": toy}'),
+    ],
+}
+VARIABLE = {
+    "knobs/env.py": [
+        (
+            "START_KNOBS: ",
+            'TOY = _start("toy", "GLOO_TOY", "plays", one_of("on", "off"), _where(lambda _around: True, "on"))\n\n'
+            "START_KNOBS: ",
+        ),
+        ("    ALLOCATOR,\n    INTERFACES,", "    TOY,\n    ALLOCATOR,\n    INTERFACES,"),
+    ],
+}
+
+
+def add(package: Path, changes: dict[str, list[tuple[str, str]]]) -> None:
+    """Make these changes: (what is there, what stands there then), in each file."""
+    for name, pairs in changes.items():
+        path = package / name
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        for old, new in pairs:
+            assert text.count(old) == 1 or not old, f"{name}: {old!r}"
+            text = text.replace(old, new, 1) if old else new
+        path.write_text(text, encoding="utf-8")
+
+
+def test_an_addition_touches_few_files() -> None:
+    assert len(HOOK) <= 3
+    assert len(VARIABLE) <= 1
+    assert len(RUNG.keys() | HOOK.keys()) - len(HOOK) <= 3  # a rung, beside the hook that stands on it
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy with all three."""
+    package = tmp_path / "copy" / "autoddp"
+    shutil.copytree(ROOT / "autoddp", package, ignore=shutil.ignore_patterns("__pycache__"))
+    for changes in (RUNG, HOOK, VARIABLE):
+        add(package, changes)
+    return package
+
+
+def run(package: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    finished = subprocess.run(
+        [sys.executable, *words],
+        cwd=package.parents[1],
+        env={**environment(), "PYTHONPATH": str(package.parent)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished
+
+
+def tried(package: Path, trials: int) -> tuple[list[dict[str, object]], set[str]]:
+    """Configurations that a study has measured, and the rungs of its ladder."""
+    words = ["-m", "autoddp", "--nproc-per-node", "2", "--tune-only", "--trials", str(trials), "--allow", "toy"]
+    run(package, *words, str(SCRIPTS / "plain.py"), "--steps", "100000")
+    summary = json.loads(next(package.parents[1].glob(".autoddp/*/summary.json")).read_text())
+    measured = [trial["configuration"] for trial in summary["trials"] if trial["state"] == "measured"]
+    return measured, {entry["rung"] for entry in summary["ladder"]}
+
+
+def test_a_study_tries_a_toy_hook_on_a_toy_rung(package: Path) -> None:
+    measured, rungs = tried(package, trials=4)
+    assert any(values.get("hook") == "toy" for values in measured)
+    assert "toy" in rungs
+
+
+def test_a_toy_variable_is_offered_and_a_recipe_may_carry_it(package: Path) -> None:
+    program = (
+        "from autoddp.knobs import Configuration\n"
+        "from autoddp.knobs.env import Surroundings, start_settings\n"
+        "from autoddp.recipe.env import ENV_ALLOWED\n"
+        "setting = start_settings(Surroundings(None, nodes=1, environment={}))[0]\n"
+        "rule = ENV_ALLOWED['GLOO_TOY']\n"
+        "print(setting, Configuration(setting).start_variables, rule('on'), rule('other'))\n"
+    )
+    assert run(package, "-c", program).stdout.startswith("{'toy': 'on'} {'GLOO_TOY': 'on'} None must be one of")
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(2 * PATIENCE)
+def test_a_study_tries_a_toy_variable(package: Path) -> None:
+    measured, _ = tried(package, trials=10)
+    assert any(values.get("toy") == "on" for values in measured)
