@@ -32,7 +32,7 @@ from autoddp.launch.hosts import Hosts
 from autoddp.launch.network import Network
 from autoddp.launch.options import parse
 from autoddp.study import Measure, Observer, TrialFailed
-from autoddp.study.budget import Pace
+from autoddp.study.budget import StepBudget
 from autoddp.study.space import Space
 from autoddp.timing import median
 from autoddp.wire import JobFacts
@@ -52,9 +52,9 @@ class Grid:
 
     def run(self) -> dict[str, Any]:
         """Rung → what was found."""
-        pilot = self._seconds(AS_WRITTEN, Pace(1.0))
+        pilot = self._seconds(AS_WRITTEN, StepBudget(1.0))
         return {
-            space.rung.value: self._rung(space, Pace(pilot))
+            space.rung.value: self._rung(space, StepBudget(pilot))
             for space in map(self._space, GRADIENT_RUNGS)
             if space.rung.value in self._task["rungs"] and not space.empty
         }
@@ -62,7 +62,7 @@ class Grid:
     def _space(self, rung: Rung) -> Space:
         return Space(rung, self._facts)
 
-    def _rung(self, space: Space, pace: Pace) -> dict[str, Any]:
+    def _rung(self, space: Space, budget: StepBudget) -> dict[str, Any]:
         everything = [
             space.configuration(dict(zip(space.choices, values, strict=True)))
             for values in itertools.product(*space.choices.values())
@@ -70,12 +70,12 @@ class Grid:
         distinct = {self._key(configuration): configuration for configuration in reversed(everything)}
         asked = [Configuration(plain) for plain in self._task["winners"].get(space.rung.value, [])]
         winners = {self._key(configuration): configuration for configuration in asked}
-        screened = self._screen(dict(list(distinct.items())[:: self._task["thin"]]), pace)
+        screened = self._screen(dict(list(distinct.items())[:: self._task["thin"]]), budget)
         ranked = sorted(screened, key=lambda key: screened[key])
         finalists = {**{key: distinct[key] for key in ranked[:TOP]}, **winners}
-        selecting = self._rounds(finalists, 3 if pace.slow else 4, pace)
+        selecting = self._rounds(finalists, 3 if budget.slow else 4, budget)
         best = min(selecting, key=lambda key: median(selecting[key]))
-        comparing = self._rounds({best: finalists[best], **winners}, 6 if pace.slow else 8, pace)
+        comparing = self._rounds({best: finalists[best], **winners}, 6 if budget.slow else 8, budget)
         return {
             "configurations": len(everything),
             "distinct": len(distinct),
@@ -93,27 +93,29 @@ class Grid:
         rest = {n: v for n, v in configuration.plain().items() if not n.startswith("bucket_cap_mb")}
         return self._task["layouts"].get(buckets, buckets), json.dumps(rest, sort_keys=True)
 
-    def _screen(self, configurations: dict[Key, Configuration], pace: Pace) -> dict[Key, float]:
+    def _screen(self, configurations: dict[Key, Configuration], budget: StepBudget) -> dict[Key, float]:
         seconds = {}
         for key in self._random.sample(list(configurations), len(configurations)):
             try:
-                seconds[key] = self._seconds(configurations[key], pace)
+                seconds[key] = self._seconds(configurations[key], budget)
             except TrialFailed as failure:
                 print(f"{configurations[key]} failed: {failure}", flush=True)
         return seconds
 
-    def _rounds(self, configurations: dict[Key, Configuration], rounds: int, pace: Pace) -> dict[Key, list[float]]:
+    def _rounds(
+        self, configurations: dict[Key, Configuration], rounds: int, budget: StepBudget
+    ) -> dict[Key, list[float]]:
         found: dict[Key, list[float]] = {key: [] for key in configurations}
         for _ in range(rounds):
             for key in self._random.sample(list(configurations), len(configurations)):
-                found[key].append(self._seconds(configurations[key], pace))
+                found[key].append(self._seconds(configurations[key], budget))
         return found
 
-    def _seconds(self, configuration: Configuration, pace: Pace) -> float:
+    def _seconds(self, configuration: Configuration, budget: StepBudget) -> float:
         """Twice the steps of a trial where steps are fast enough for noise to matter."""
         lossy = configuration.rung is Rung.LOSSY
-        steps = 12 if lossy else pace.block(pace.step) * (1 if pace.slow else 2)
-        return median(self._measure(configuration, pace.warmup_of(configuration) + 2 * lossy, steps).seconds)
+        steps = 12 if lossy else budget.block(budget.step) * (1 if budget.slow else 2)
+        return median(self._measure(configuration, budget.warmup_of(configuration) + 2 * lossy, steps).seconds)
 
 
 def _shown(configuration: Configuration) -> dict[str, Any]:

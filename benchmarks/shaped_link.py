@@ -105,7 +105,7 @@ def grid(hosts: Hosts, studies: list[dict[str, Any]], args: Namespace) -> dict[s
     task = hosts.folder / "task.json"
     thin = 12 if args.quick else 1
     task.write_text(json.dumps({"rungs": args.rungs, "winners": winners, "layouts": layouts, "thin": thin}))
-    driver = [sys.executable, "-u", str(ROOT / "benchmarks/grid.py"), "--task", str(task)]
+    driver = [sys.executable, "-u", str(ROOT / "benchmarks/grid.py"), "--task", str(task), "--budget", "2h"]
     say(f"grid: {hosts.run([*driver, MLP, *ENDLESS], timeout=GRID_TIMEOUT):.0f} s")
     found: dict[str, Any] = json.loads((hosts.home(0) / "grid.json").read_text())
     return found

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoddp.files import write_whole
-from autoddp.study import Heat, Outcome, Standing, TrialRecord
+from autoddp.study import Outcome, Semifinal, Standing, TrialRecord
 from autoddp.timing import Block
 
 SCHEMA = 1
@@ -30,7 +30,7 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
         "trials": [_trial(record) for record in outcome.trials],
         "screened": [asdict(one) | {"promising": one.promising} for one in outcome.screened],
         "finals": {
-            "heats": [_heat(heat) for heat in outcome.heats],
+            "heats": [_semifinal(semifinal) for semifinal in outcome.semifinals],
             "baseline_rounds": _blocks(outcome.baseline_rounds),
             "finalists": [_standing(standing) for standing in outcome.finalists],
         },
@@ -72,8 +72,8 @@ def _standing(standing: Standing) -> dict[str, Any]:
     }
 
 
-def _heat(heat: Heat) -> list[dict[str, Any]]:
-    return [{"configuration": c.plain(), "rounds": _blocks(blocks)} for c, blocks in heat.rounds.items()]
+def _semifinal(semifinal: Semifinal) -> list[dict[str, Any]]:
+    return [{"configuration": c.plain(), "rounds": _blocks(blocks)} for c, blocks in semifinal.rounds.items()]
 
 
 def _blocks(blocks: Sequence[Block]) -> list[list[float]]:

@@ -131,7 +131,7 @@ class Terminal(Observer):
             else:
                 self._note(f"{Configuration(one.setting)}: {gain}left as it is")
 
-    def heat(self, rung: Rung, contenders: int) -> None:
+    def semifinal(self, rung: Rung, contenders: int) -> None:
         """Those of a rung that no trial could tell apart."""
         self._note(f"the {contenders} fastest of {rung.value} run against each other, the best goes to the finals")
 

@@ -7,17 +7,17 @@ from autoddp.study.measure import Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import Decision, Outcome, Screened, Standing, TrialRecord
 from autoddp.study.search import Study
-from autoddp.study.semifinals import Heat
+from autoddp.study.semifinals import Semifinal
 from autoddp.study.settings import Plan
 
 __all__ = [
     "Decision",
-    "Heat",
     "Measure",
     "Observer",
     "Outcome",
     "Plan",
     "Screened",
+    "Semifinal",
     "Standing",
     "Study",
     "TrialFailed",

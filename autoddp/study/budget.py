@@ -14,7 +14,7 @@ FEWEST_ROUNDS = 3
 """Rounds of the finals on which a decision may rest."""
 _BLOCK_SECONDS = 0.05  # of a block: short, because many short rounds pair better than few long ones
 _GAINER_SECONDS = 0.4  # of a block of steps that gain clearly, see `gains`: a longer one evens out computing's noise
-_HEAT_SECONDS = 0.2  # of a turn in a heat; there each contender has several
+_SEMIFINAL_SECONDS = 0.2  # of a turn in a semifinal; there each contender has several
 _SETTLING = 0.35  # seconds after a turn in which steps far below the baseline's still get faster: caches, TCP windows
 _MOST = 20  # steps of a block or of a warm-up at most: the steps of a block share their moment, more tell little more
 _FAST = 0.05  # seconds per step below which another step to warm up, or another round, costs next to nothing
@@ -30,12 +30,12 @@ _HEADROOM_ROUNDS, _HEADROOM_ROUNDS_OF_SLOW = 4, 2
 _MORE_HEADROOM_ROUNDS = 3  # times as many, at most, where the answer decides whether trials are run at all
 # Steps of a block, at least: three, so that the median does not feel one in which the script saved or evaluated.
 _FEWEST, _FEWEST_OF_SLOW = 3, 2
-_FEWEST_IN_HEATS = 3  # steps to warm up and to time in a heat; they cost next to nothing there
+_FEWEST_IN_SEMIFINALS = 3  # steps to warm up and to time in a semifinal; they cost next to nothing there
 _SHORTEST = 1e-6  # seconds; no step is shorter, and nothing is divided by zero
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepBudget:
     """`step` is the baseline's seconds per step."""
 
     step: float
@@ -79,11 +79,11 @@ class Pace:
         steps = self.warmup_of(configuration, seconds) + self.final_block(seconds, at_once)
         return steps * seconds * at_once
 
-    def heat(self, configuration: Configuration, seconds: float) -> tuple[int, int]:
-        """Steps to warm up and to time in a heat: little has to settle between steps that are alike."""
-        counted = _HEAT_SECONDS / (seconds * configuration.steps_per_update)
-        warmup = max(_FEWEST_IN_HEATS, self.warmup_of(configuration))
-        return warmup, max(_FEWEST_IN_HEATS, min(_MOST, math.ceil(counted)))
+    def semifinal(self, configuration: Configuration, seconds: float) -> tuple[int, int]:
+        """Steps to warm up and to time in a semifinal: between steps that are alike, little has to settle."""
+        counted = _SEMIFINAL_SECONDS / (seconds * configuration.steps_per_update)
+        warmup = max(_FEWEST_IN_SEMIFINALS, self.warmup_of(configuration))
+        return warmup, max(_FEWEST_IN_SEMIFINALS, min(_MOST, math.ceil(counted)))
 
     @property
     def headroom_rounds(self) -> int:

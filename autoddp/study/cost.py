@@ -13,7 +13,7 @@ from autoddp.timing import Block
 from autoddp.wire import NO_LIMIT, BlockDone
 
 
-class Ledger:
+class Cost:
     """`block` measures; `steps` and `wall_seconds` are what it has cost so far."""
 
     def __init__(self, measure: Measure) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration, Value
-from autoddp.study.budget import Pace
-from autoddp.study.cost import Ledger
+from autoddp.study.budget import StepBudget
+from autoddp.study.cost import Cost
 from autoddp.study.measure import TrialFailed
 from autoddp.study.outcome import Screened, TrialRecord
 from autoddp.timing import Block
@@ -41,11 +41,11 @@ def screened(settings: Sequence[Mapping[str, Value]], screen: Screen) -> list[Sc
 
 
 @dataclass
-class Starts:
+class EnvTrials:
     """`seconds` are of the configurations found so far, the script as written among them; `add` keeps a trial."""
 
-    ledger: Ledger
-    pace: Pace
+    cost: Cost
+    budget: StepBudget
     seconds: dict[Configuration, float]
     add: Add
 
@@ -85,5 +85,5 @@ class Starts:
         return blocks if AS_WRITTEN in blocks else {}
 
     def _block(self, configuration: Configuration, expected: float) -> Block:
-        steps = self.pace.block(expected, configuration.steps_per_update)
-        return self.ledger.block(configuration, self.pace.warmup_of(configuration) + _FRESH, steps)
+        steps = self.budget.block(expected, configuration.steps_per_update)
+        return self.cost.block(configuration, self.budget.warmup_of(configuration) + _FRESH, steps)

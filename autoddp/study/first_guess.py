@@ -12,7 +12,7 @@ _ALIKE = 6  # decimals of seconds: caps whose steps differ by less than a micros
 _BACKWARD = 2 / 3  # of a step's computing: the forward pass takes half as long
 
 
-def likely_cap(link: LinkModel, gradient_bytes: int, computing: float, share: float = 1.0) -> float:
+def first_cap(link: LinkModel, gradient_bytes: int, computing: float, share: float = 1.0) -> float:
     """MiB. `computing` is the seconds of a step without any reduction; `share` of each byte travels.
 
     Gradients become ready evenly over the backward pass and buckets travel one after another: a bucket waits for its

@@ -28,7 +28,7 @@ class Observer:
     def screened(self, settings: Sequence[Screened], trials: int) -> None:
         """The communication benchmark has judged the settings of another start; a promising one gets `trials`."""
 
-    def heat(self, rung: Rung, contenders: int) -> None:
+    def semifinal(self, rung: Rung, contenders: int) -> None:
         """So many of a rung are about to run against each other, before the finals."""
 
     def final(self, number: int, planned: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from autoddp.knobs import Configuration, GradientError, Rung, Value
-from autoddp.study.semifinals import Heat
+from autoddp.study.semifinals import Semifinal
 from autoddp.timing import Block, Speedup, median
 from autoddp.wire import JobFacts
 
@@ -122,7 +122,7 @@ class Outcome:
     wall_seconds: dict[str, float] = field(default_factory=dict)
     """Wall time by phase: "headroom", "baseline", "trials", "finals"; of which "measured", "warm-up"."""
 
-    heats: tuple[Heat, ...] = ()
+    semifinals: tuple[Semifinal, ...] = ()
     """Run before the finals, where several of a rung could not be told apart by their trials."""
     compilations: int = 0
     """How often torch.compile was at work on rank 0."""

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung, Value
 from autoddp.knobs.computing import OPTIMIZE_DDP, REDUCE_OVERHEAD
-from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, Pace
-from autoddp.study.cost import Ledger
-from autoddp.study.env_trials import RESERVED, Screen, Starts, screened
+from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, StepBudget
+from autoddp.study.cost import Cost
+from autoddp.study.env_trials import RESERVED, EnvTrials, Screen, screened
 from autoddp.study.ladder import decide, ladder_of
 from autoddp.study.measure import Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import Decision, Outcome, Screened, Standing, TrialRecord
-from autoddp.study.semifinals import Heat, contenders, run_heat
+from autoddp.study.semifinals import Semifinal, contenders, run_semifinal
 from autoddp.study.settings import WORTHWHILE, Plan
 from autoddp.study.trials import Trials
 from autoddp.timing import Block, Headroom, headroom, median, speedup
@@ -32,21 +32,21 @@ class Study:
     def __init__(
         self, measure: Measure, facts: JobFacts, plan: Plan, observer: Observer, screen: Screen = lambda settings: []
     ) -> None:
-        self._ledger = Ledger(measure)
+        self._cost = Cost(measure)
         self._facts = facts
         self._plan = plan
         self._observer = observer
         self._screen = screen
         self._random = random.Random(plan.seed)
-        self._heats: list[Heat] = []
+        self._semifinals: list[Semifinal] = []
 
     def run(self) -> Outcome:
         """Measure and decide. TuningOver, or TrialFailed of the baseline itself, when there is nothing to decide on."""
         self._observer.ready(self._facts)
         baseline, won, off = self._headroom()
         self._observer.baseline(baseline, won)
-        self._pace = Pace(baseline.seconds)
-        self._trials = Trials(self._ledger, self._facts, self._plan, self._observer, baseline)
+        self._budget = StepBudget(baseline.seconds)
+        self._trials = Trials(self._cost, self._facts, self._plan, self._observer, baseline)
         fixed = self._trials.find_computing()
         judged: list[Screened] = []
         settings: list[Mapping[str, Value]] = []
@@ -59,7 +59,7 @@ class Study:
         finalists: list[Standing] = []
         if self._trials.records:
             rounds, finalists = self._finals(baseline)
-        if settings and self._ledger.left > 0:
+        if settings and self._cost.left > 0:
             rounds, finalists = self._with_starts(settings, baseline, rounds, finalists)
         ladder = ladder_of(finalists)
         outcome = Outcome(
@@ -74,10 +74,10 @@ class Study:
             ladder=ladder,
             decision=self._decide(won, ladder),
             screened=tuple(judged),
-            heats=tuple(self._heats),
-            steps=dict(self._ledger.steps),
-            compilations=self._ledger.compilations,
-            wall_seconds=dict(self._ledger.wall_seconds),
+            semifinals=tuple(self._semifinals),
+            steps=dict(self._cost.steps),
+            compilations=self._cost.compilations,
+            wall_seconds=dict(self._cost.wall_seconds),
         )
         self._observer.finished(outcome)
         return outcome
@@ -87,30 +87,30 @@ class Study:
 
         The block has the steps without reduction, each as long as on its slowest rank.
         """
-        ledger = self._ledger
-        ledger.phase = "baseline"
-        pilot = ledger.block(AS_WRITTEN, warmup=1, steps=2)
-        pace = Pace(pilot.median)
+        cost = self._cost
+        cost.phase = "baseline"
+        pilot = cost.block(AS_WRITTEN, warmup=1, steps=2)
+        budget = StepBudget(pilot.median)
         on: list[Block] = []
         off: list[Block] = []
-        while len(on) < pace.headroom_rounds or self._is_open(headroom(on, off), len(on), pace):
-            ledger.phase = "headroom"
-            off.append(ledger.block(AS_WRITTEN, 1, pace.block(pilot.median), reduce=False, turn=False))
-            ledger.phase = "baseline"
-            on.append(ledger.block(AS_WRITTEN, 1, pace.block(pilot.median), turn=False))
+        while len(on) < budget.headroom_rounds or self._is_open(headroom(on, off), len(on), budget):
+            cost.phase = "headroom"
+            off.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), reduce=False, turn=False))
+            cost.phase = "baseline"
+            on.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), turn=False))
         baseline = TrialRecord(0, AS_WRITTEN, "measured", tuple(on))
         return baseline, headroom(on, off), Block(tuple(second for block in off for second in block.slowest))
 
-    def _is_open(self, found: Headroom, rounds: int, pace: Pace) -> bool:
+    def _is_open(self, found: Headroom, rounds: int, budget: StepBudget) -> bool:
         """Whether there is likely nothing to win, and yet it is not sure."""
         unsure = found.share < WORTHWHILE <= found.high
-        return unsure and rounds < pace.most_headroom_rounds and self._ledger.left > rounds * pace.trial()
+        return unsure and rounds < budget.most_headroom_rounds and self._cost.left > rounds * budget.trial()
 
     def _judge_settings(self) -> tuple[list[Screened], list[Mapping[str, Value]]]:
         """What the communication benchmark says of the start settings, and those that are worth trials."""
         if not self._facts.start_settings or self._plan.trials < _AT_LEAST_FOR_SETTINGS:
             return [], []
-        with self._ledger.in_phase("screening"):
+        with self._cost.in_phase("screening"):
             judged = screened(self._facts.start_settings, self._screen)
         self._observer.screened(judged, RESERVED)
         seen = [one for one in judged if one.gain is not None]
@@ -126,11 +126,11 @@ class Study:
         finalists: list[Standing],
     ) -> tuple[list[Block], list[Standing]]:
         """The final rounds, with the finalists that a setting of another start has added, if one gains."""
-        self._ledger.phase = "starts"
+        self._cost.phase = "starts"
         seconds = {AS_WRITTEN: baseline.seconds, **{s.configuration: s.seconds for s in ladder_of(finalists)}}
         # Several links carry several buckets at once, and none carries a part of one.
         seconds |= {t.configuration: t.seconds for t in self._trials.best_with_several_buckets()}
-        starts = Starts(self._ledger, self._pace, seconds, self._trials.add_start)
+        starts = EnvTrials(self._cost, self._budget, seconds, self._trials.add_start)
         try:
             blocks = starts.run(settings)
         except TuningOver:  # what was found before stays found
@@ -142,7 +142,7 @@ class Study:
 
     def _finals(self, baseline: TrialRecord) -> tuple[list[Block], list[Standing]]:
         """The best few of each rung and the baseline, in turn, each round in a new order."""
-        self._ledger.phase = "finals"
+        self._cost.phase = "finals"
         finalists = [c for rung in Rung for c in self._contenders(rung)]
         blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *finalists)}
         expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
@@ -163,19 +163,19 @@ class Study:
 
     def _planned_rounds(self, finalists: Iterable[Configuration], expected: Mapping[Configuration, float]) -> int:
         """As many as the time allows, and never too few to decide by."""
-        planned = self._pace.final_rounds(self._compiles_anew)
-        seconds = sum(self._pace.round_of(c, expected[c]) for c in finalists)
-        if self._ledger.left >= planned * seconds:
+        planned = self._budget.final_rounds(self._compiles_anew)
+        seconds = sum(self._budget.round_of(c, expected[c]) for c in finalists)
+        if self._cost.left >= planned * seconds:
             return planned
-        return max(FEWEST_ROUNDS, int(self._ledger.left / seconds))
+        return max(FEWEST_ROUNDS, int(self._cost.left / seconds))
 
     def _final_round(self, blocks: dict[Configuration, list[Block]], expected: Mapping[Configuration, float]) -> None:
         """Each of them once; whoever fails is taken out."""
         for configuration in self._random.sample(list(blocks), len(blocks)):
             try:
-                steps = self._pace.final_block(expected[configuration], configuration.steps_per_update)
-                warmup = self._pace.warmup_of(configuration, expected[configuration])
-                blocks[configuration].append(self._ledger.block(configuration, warmup, steps))
+                steps = self._budget.final_block(expected[configuration], configuration.steps_per_update)
+                warmup = self._budget.warmup_of(configuration, expected[configuration])
+                blocks[configuration].append(self._cost.block(configuration, warmup, steps))
             except TrialFailed:
                 del blocks[configuration]  # it ran in its trial and fails now: not to be launched
 
@@ -190,19 +190,19 @@ class Study:
         ranked = [c for c in self._trials.best_of(rung) if not c.hook or c.hook in errors]
         if not ranked or not self._plan.allows(ranked[0]):
             return ranked[:1]
-        if self._pace.slow and seconds[ranked[0]] > self._pace.step * (1 - WORTHWHILE):
+        if self._budget.slow and seconds[ranked[0]] > self._budget.step * (1 - WORTHWHILE):
             return ranked[:1]  # which of them is best is not worth the time: none gains
-        cheap = contenders(ranked, seconds, self._pace)
-        # A heat takes about as long as the finals. On the rungs above, all have been compiled in one way.
+        cheap = contenders(ranked, seconds, self._budget)
+        # A semifinal takes about as long as the finals. On the rungs above, all have been compiled in one way.
         if (
             not cheap
-            or self._ledger.left < 2 * self._pace.final_rounds() * self._pace.trial()
+            or self._cost.left < 2 * self._budget.final_rounds() * self._budget.trial()
             or (self._compiles_anew and rung is Rung.EXACT)
         ):
             return ranked[:FINALISTS]
-        self._observer.heat(rung, len(cheap))
-        self._heats.append(run_heat(self._ledger, self._pace, cheap, self._random))
-        return self._heats[-1].ranked[:1]
+        self._observer.semifinal(rung, len(cheap))
+        self._semifinals.append(run_semifinal(self._cost, self._budget, cheap, self._random))
+        return self._semifinals[-1].ranked[:1]
 
     def _decide(self, won: Headroom, ladder: tuple[Standing, ...]) -> Decision:
         if won.high < WORTHWHILE and not self._trials.records:

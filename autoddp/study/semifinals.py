@@ -1,8 +1,9 @@
-"""Heats: those whose steps cost next to nothing beside the baseline's run against each other before the finals.
+"""Semifinals: configurations whose steps cost next to nothing beside the baseline's are compared before the finals.
 
-Such steps are mostly computing, and noisy: a trial of a second may be off by a quarter. But ten of them are cheaper
-than one step of the baseline's, so all that a trial could not clearly tell from the best are measured in turn, and the
-slowest go home after a while. In turn with the baseline, seconds apart, they would tell who had the better moment.
+Such steps are mostly computing, and noisy: a trial of a second may be off by a quarter. Ten of them cost less than one
+step of the baseline, so all configurations that a trial could not clearly tell from the best are measured again,
+interleaved, and the slowest drop out after some rounds. Interleaving them with the slow baseline, seconds apart, would
+measure the machine's drift instead.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autoddp.knobs import Configuration
-from autoddp.study.budget import Pace
-from autoddp.study.cost import Ledger
+from autoddp.study.budget import StepBudget
+from autoddp.study.cost import Cost
 from autoddp.study.measure import TrialFailed
 from autoddp.timing import Block
 
-_NOISE = 1.3  # times the best trial: further off than moments make it
-_MOST = 6  # contenders: a heat of more would take longer than the finals it is to spare
+_NOISE = 1.3  # times the best trial: a configuration further off is slower, not unlucky
+_MOST = 6  # contenders: a semifinal of more would take longer than the finals
 _ROUNDS = 10  # enough that the faster half of them, by which they are ranked, is five
 _BLOCK_SECONDS = 0.5  # that a contender's turn may take even where the baseline's step is shorter
 _STAY_AFTER = {3: 3, 5: 2}  # rounds → how many run on
 
 
 @dataclass(frozen=True)
-class Heat:
-    """Each contender's blocks, one of each round it was in; whoever failed is absent."""
+class Semifinal:
+    """Each contender's blocks, one for each of its rounds; a configuration that failed is absent."""
 
     rounds: Mapping[Configuration, Sequence[Block]]
 
     @property
     def ranked(self) -> list[Configuration]:
-        """Those who came furthest first; of them the fastest by the faster half of their rounds.
+        """Those that ran the most rounds first; among these, by the mean of the faster half of their rounds.
 
-        A moment in which somebody else uses the machine only ever adds time, to one contender and not to the next.
+        Other work on the machine only adds time, and to one contender more than to the next: hence the faster half.
         """
 
         def place(configuration: Configuration) -> tuple[int, float]:
@@ -46,21 +47,23 @@ class Heat:
 
 
 def contenders(
-    ranked: Sequence[Configuration], seconds: Mapping[Configuration, float], pace: Pace
+    ranked: Sequence[Configuration], seconds: Mapping[Configuration, float], budget: StepBudget
 ) -> dict[Configuration, float]:
-    """Of the usable ones of a rung, the fastest first, those that a heat should decide between; empty for none."""
-    near = [c for c in ranked if seconds[c] <= seconds[ranked[0]] * _NOISE and pace.cheap(seconds[c])]
+    """Of the usable ones of a rung, the fastest first, those that a semifinal should compare; empty for none."""
+    near = [c for c in ranked if seconds[c] <= seconds[ranked[0]] * _NOISE and budget.cheap(seconds[c])]
     found = {c: seconds[c] for c in near[:_MOST]}
-    # Long steps are the link's, and hardly noisy: what a heat of them would tell is not worth its time.
-    affordable = all(_block_seconds(c, s, pace) <= max(_BLOCK_SECONDS, pace.step / 2) for c, s in found.items())
+    # The link decides long steps, which are hardly noisy: a semifinal of them is not worth its time.
+    affordable = all(_block_seconds(c, s, budget) <= max(_BLOCK_SECONDS, budget.step / 2) for c, s in found.items())
     return found if len(found) > 1 and affordable else {}
 
 
-def _block_seconds(configuration: Configuration, seconds: float, pace: Pace) -> float:
-    return sum(pace.heat(configuration, seconds)) * seconds * configuration.steps_per_update
+def _block_seconds(configuration: Configuration, seconds: float, budget: StepBudget) -> float:
+    return sum(budget.semifinal(configuration, seconds)) * seconds * configuration.steps_per_update
 
 
-def run_heat(ledger: Ledger, pace: Pace, seconds: Mapping[Configuration, float], shuffle: random.Random) -> Heat:
+def run_semifinal(
+    cost: Cost, budget: StepBudget, seconds: Mapping[Configuration, float], shuffle: random.Random
+) -> Semifinal:
     """Contender → its seconds per step in its trial: all of them measured in turn, each round in a new order."""
     rounds: dict[Configuration, list[Block]] = {configuration: [] for configuration in seconds}
     running = list(rounds)
@@ -68,11 +71,11 @@ def run_heat(ledger: Ledger, pace: Pace, seconds: Mapping[Configuration, float],
         for configuration in shuffle.sample(running, len(running)):
             try:
                 rounds[configuration].append(
-                    ledger.block(configuration, *pace.heat(configuration, seconds[configuration]))
+                    cost.block(configuration, *budget.semifinal(configuration, seconds[configuration]))
                 )
             except TrialFailed:
                 del rounds[configuration]  # it ran in its trial and fails now: not to be launched
         running = [configuration for configuration in running if configuration in rounds]
         if number in _STAY_AFTER:
-            running = [c for c in Heat(rounds).ranked if c in running][: _STAY_AFTER[number]]
-    return Heat(rounds)
+            running = [c for c in Semifinal(rounds).ranked if c in running][: _STAY_AFTER[number]]
+    return Semifinal(rounds)

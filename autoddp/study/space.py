@@ -27,7 +27,7 @@ class Space:
     facts: JobFacts
     fixed: Configuration = AS_WRITTEN
     """Values that every configuration of this space has, because they were found before."""
-    likely_cap: float | None = None
+    first_cap: float | None = None
     """MiB; the cap that a measured link speaks for: tried first."""
 
     @cached_property
@@ -93,7 +93,7 @@ class Space:
             rows += [{**sizes["whole"], **view}, {**sizes["quarter"], **view}]
         else:
             rows = [{**row, **view} for row in self._guesses_of_hooks(sizes)]
-        likely: Setting = {BUCKET_CAP_MB.name: self.likely_cap} if self.likely_cap else _NOTHING
+        likely: Setting = {BUCKET_CAP_MB.name: self.first_cap} if self.first_cap else _NOTHING
         if likely and likely in self.choices.get(BUCKET_CAP_MB.name, ()):
             sizes_of_buckets = (BUCKET_CAP_MB.name, BUCKET_CAP_MB_LIST.name)
             other = {name: value for name, value in rows[0].items() if name not in sizes_of_buckets}

@@ -19,9 +19,9 @@ from autoddp.knobs import (
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_RANK, hooks_on
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, step_counts
-from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, Pace
-from autoddp.study.cost import Ledger
-from autoddp.study.first_guess import likely_cap
+from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, StepBudget
+from autoddp.study.cost import Cost
+from autoddp.study.first_guess import first_cap
 from autoddp.study.measure import TrialFailed
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import State, TrialRecord
@@ -41,13 +41,13 @@ _SHARE_FOR_ACCUMULATION = 4  # likewise, how many steps to make one
 class Trials:
     """`records` are all trials so far, failed and refused ones among them."""
 
-    def __init__(self, ledger: Ledger, facts: JobFacts, plan: Plan, observer: Observer, baseline: TrialRecord) -> None:
-        self._ledger = ledger
+    def __init__(self, cost: Cost, facts: JobFacts, plan: Plan, observer: Observer, baseline: TrialRecord) -> None:
+        self._cost = cost
         self._facts = facts
         self._plan = plan
         self._observer = observer
         self._baseline = baseline
-        self._pace = Pace(baseline.seconds)
+        self._budget = StepBudget(baseline.seconds)
         self._excluded: frozenset[tuple[str, Value]] = frozenset()
         self.records: list[TrialRecord] = []
         self.no_time = False
@@ -60,7 +60,7 @@ class Trials:
 
         They can win where the reduction costs nothing, so they are tried whatever the headroom.
         """
-        self._ledger.phase = "trials"
+        self._cost.phase = "trials"
         best = self._baseline
         offered = [knob for knob in TRIED_FIRST if knob.name in self._facts.knobs]
         settings = [setting for knob in offered for setting in knob.settings(self._facts)]
@@ -79,8 +79,8 @@ class Trials:
 
         `computing`: seconds of a step without any reduction.
         """
-        self._ledger.phase = "trials"
-        spaces = [Space(rung, self._facts, fixed, self._likely_cap(rung, computing)) for rung in GRADIENT_RUNGS]
+        self._cost.phase = "trials"
+        spaces = [Space(rung, self._facts, fixed, self._first_cap(rung, computing)) for rung in GRADIENT_RUNGS]
         samplers = {space.rung: Sampler(space, self._plan.seed) for space in spaces if not space.empty}
         turns = deque(samplers)  # so that each rung has its share however many trials there are
         while turns and len(self.records) < last and self._has_time():
@@ -93,8 +93,8 @@ class Trials:
         best = [c for rung in Rung for c in self.best_of(rung)[:FINALISTS]]
         finalists = [(c, self.seconds_of(c.rung)[c]) for c in best]
         finalists += [(AS_WRITTEN, self._baseline.seconds)] * 2  # itself, and what the trial may add
-        finals = FEWEST_ROUNDS * sum(self._pace.round_of(*finalist) for finalist in finalists)
-        self.no_time = self._ledger.left <= self._pace.trial() + finals
+        finals = FEWEST_ROUNDS * sum(self._budget.round_of(*finalist) for finalist in finalists)
+        self.no_time = self._cost.left <= self._budget.trial() + finals
         return not self.no_time
 
     @property
@@ -115,12 +115,12 @@ class Trials:
             if self._has_time():
                 self._measured(Configuration({**base, ACCUMULATE_STEPS.name: count}))
 
-    def _likely_cap(self, rung: Rung, computing: float) -> float | None:
+    def _first_cap(self, rung: Rung, computing: float) -> float | None:
         """None where the link was not measured; low-rank factors are too small for the size to matter."""
         share = next((hook.share for hook in hooks_on(rung)), 1.0)  # of the bytes travels
         if share is None or not self._facts.link:
             return None
-        return likely_cap(LinkModel.from_plain(self._facts.link), self._facts.gradient_bytes, computing, share)
+        return first_cap(LinkModel.from_plain(self._facts.link), self._facts.gradient_bytes, computing, share)
 
     def add_start(self, configuration: Configuration, blocks: Sequence[Block], failure: str) -> TrialRecord:
         """Keep what was measured in another start of the script."""
@@ -157,11 +157,11 @@ class Trials:
         return True
 
     def _measured(self, configuration: Configuration) -> TrialRecord:
-        pace, best = self._pace, min(self.seconds_of(configuration.rung).values(), default=float("inf"))
+        budget, best = self._budget, min(self.seconds_of(configuration.rung).values(), default=float("inf"))
         at_once = configuration.steps_per_update
         try:
-            first = self._ledger.block(configuration, pace.warmup_of(configuration), pace.block(pace.step, at_once))
-            limit = best * (_HOPELESS_AT_FIRST if pace.gains(first.median) else _HOPELESS)
+            first = self._cost.block(configuration, budget.warmup_of(configuration), budget.block(budget.step, at_once))
+            limit = best * (_HOPELESS_AT_FIRST if budget.gains(first.median) else _HOPELESS)
             hopeless = first.median > limit
             # 16 bits are compared even where they are slow: the cause may be overflow, and the user should know it.
             error, refused = (
@@ -172,10 +172,10 @@ class Trials:
             if hopeless:
                 why = f"{first.median / best:.2f} times the best of its rung"
                 return self._add(configuration, "cut short", [first], why, error)
-            if Pace(first.median).slow:
+            if StepBudget(first.median).slow:
                 return self._add(configuration, "measured", [first], "", error)
-            settling = pace.settling(first.median)
-            second = self._ledger.block(configuration, settling, pace.block(first.median, at_once), turn=False)
+            settling = budget.settling(first.median)
+            second = self._cost.block(configuration, settling, budget.block(first.median, at_once), turn=False)
         except TrialFailed as failure:
             return self._add(configuration, "failed", [], str(failure))
         return self._add(configuration, "measured", [first, second], "", error)
@@ -185,7 +185,7 @@ class Trials:
         hook = configuration.hook
         if not hook or hook in self.errors:
             return None, ""
-        error = self._ledger.compare(configuration, self._pace.compared(configuration.rung))
+        error = self._cost.compare(configuration, self._budget.compared(configuration.rung))
         if error is None:
             return None, ""
         self.errors[hook] = error
@@ -201,7 +201,7 @@ class Trials:
     ) -> TrialRecord:
         record = TrialRecord(len(self.records) + 1, configuration, state, tuple(blocks), why, error)
         self.records.append(record)
-        spent = self._ledger.wall_seconds["trials"] + self._ledger.wall_seconds["starts"]
+        spent = self._cost.wall_seconds["trials"] + self._cost.wall_seconds["starts"]
         left = spent / record.number * max(0, self._plan.trials - record.number)
         best = min((t for t in self.records if t.usable), key=lambda t: t.seconds, default=None)
         self._observer.trial(record, self._plan.trials, best, left)

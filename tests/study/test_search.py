@@ -337,12 +337,12 @@ def test_ways_to_cut_a_compiled_model_are_tried_first_and_kept(gains: float, kep
     assert len(outcome.baseline_rounds) == 5
 
 
-@pytest.mark.parametrize(("compiled", "heats"), [(False, 1), (True, 0)])
-def test_no_heat_compiles_in_each_of_its_turns(compiled: bool, heats: int) -> None:
+@pytest.mark.parametrize(("compiled", "semifinals"), [(False, 1), (True, 0)])
+def test_no_semifinal_compiles_in_each_of_its_turns(compiled: bool, semifinals: int) -> None:
     job = job_on("fast", computing=lambda c: 0.1 if c.get("cuda_graphs") else 1.0, copies=0.0)
     found = facts(cuda_graphs=("reduce-overhead" if compiled else "model",))
     outcome = Study(job, found, Plan(trials=20, allow=Rung.EXACT), Observer()).run()
-    assert len(outcome.heats) == heats
+    assert len(outcome.semifinals) == semifinals
 
 
 def test_a_capture_that_fails_costs_its_trial_alone() -> None:
