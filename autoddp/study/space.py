@@ -1,17 +1,22 @@
-"""The configurations worth trying on one rung of one job, and the guesses to start from."""
+"""The configurations worth trying on one rung of one job, and Optuna, which chooses what to measure next of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from autoddp.knobs import AS_WRITTEN, BY_NAME, KNOBS, AnyKnob, Configuration, Phase, Rung, Setting
+import optuna
+
+from autoddp.knobs import AS_WRITTEN, BY_NAME, KNOBS, AnyKnob, Configuration, Phase, Rung, Setting, Value
 from autoddp.knobs.ddp_arguments import BATCHED_GRAD_COPY, BUCKET_CAP_MB, BUCKET_CAP_MB_LIST, GRADIENT_AS_BUCKET_VIEW
 from autoddp.knobs.hook import HOOK, Size, hooks_on
 from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
 from autoddp.wire import JobFacts
 
+_UNGUIDED = 3  # results before TPE follows them; by default it draws ten at random, half of a study of twenty trials
+_CANDIDATES = 48  # of which TPE takes the best: twice the default, as drawing them costs nothing beside a trial
+_ASKS = 40  # draws before a configuration that was measured already is accepted once more
 _NOTHING: Setting = {}
 """A knob left as the script wrote it."""
 
@@ -127,6 +132,64 @@ class Space:
         if DEFER_REDUCTIONS.name in complete:  # what is not sent is fastest
             complete[DEFER_REDUCTIONS.name] = self.choices[DEFER_REDUCTIONS.name][-1]
         return complete
+
+
+class Sampler:
+    """Asks Optuna's TPE for one rung's configurations, the space's guesses first. Deterministic for a seed and results.
+
+    sampler = Sampler(space, seed=0)
+    configuration = sampler.ask()
+    sampler.tell(0.123)
+    """
+
+    def __init__(self, space: Space, seed: int) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._space = space
+        tpe = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_UNGUIDED, n_ei_candidates=_CANDIDATES)
+        self._study = optuna.create_study(direction="minimize", sampler=tpe)
+        for guess in space.guesses():
+            places = {name: space.choices[name].index(setting) for name, setting in guess.items()}
+            self._study.enqueue_trial(places, skip_if_exists=True)
+        self._pending: optuna.trial.Trial | None = None
+        self._told: dict[Configuration, float | None] = {}
+
+    def ask(self, excluded: Set[tuple[str, Value]] = frozenset()) -> Configuration | None:
+        """The next configuration to measure, with none of the `excluded` values, which may not be launched.
+
+        None where none seems to be left.
+        """
+        for _ in range(_ASKS):
+            configuration = self._draw()
+            if excluded & set(configuration.items()):
+                self.tell(None)
+            elif configuration in self._told:
+                self.tell(self._told[configuration])
+            else:
+                return configuration
+        configuration = self._draw()
+        if not excluded & set(configuration.items()):
+            return configuration
+        self.tell(None)
+        return None
+
+    def _draw(self) -> Configuration:
+        trial = self._study.ask()
+        chosen = {
+            name: settings[trial.suggest_categorical(name, range(len(settings)))]
+            for name, settings in self._space.choices.items()
+        }
+        self._pending, self._asked = trial, self._space.configuration(chosen)
+        return self._asked
+
+    def tell(self, seconds: float | None) -> None:
+        """Seconds per step of the configuration asked last; None when it failed."""
+        assert self._pending is not None
+        self._told[self._asked] = seconds
+        if seconds is None:
+            self._study.tell(self._pending, state=optuna.trial.TrialState.FAIL)
+        else:
+            self._study.tell(self._pending, seconds)
+        self._pending = None
 
 
 def _chosen(settings: Sequence[Setting], row: Setting) -> Setting:

@@ -25,9 +25,8 @@ from autoddp.study.first_guess import first_cap
 from autoddp.study.measure import TrialFailed
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import State, TrialRecord
-from autoddp.study.sampler import Sampler
 from autoddp.study.settings import WORTHWHILE, Plan
-from autoddp.study.space import Space
+from autoddp.study.space import Sampler, Space
 from autoddp.timing import Block
 from autoddp.units import MIB
 from autoddp.wire import JobFacts

@@ -19,7 +19,6 @@ from autoddp.worker.binding import Binding
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Around, DdpEvents, Patch, Wrapped, parameters_digest
 from autoddp.worker.effect import Effect
-from autoddp.worker.effects import effects_of
 from autoddp.worker.first_steps import FirstSteps
 from autoddp.worker.fitting import Expected, Fitting
 from autoddp.worker.gradient_monitor import Watch, WatchPlan
@@ -27,6 +26,7 @@ from autoddp.worker.graphs import Graphs
 from autoddp.worker.graphs.in_the_job import GraphsInTheJob
 from autoddp.worker.guard import Guard, guarded
 from autoddp.worker.implicit_no_sync import Deferral
+from autoddp.worker.live_ddp import effects_of
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
 from autoddp.worker.worker_config import Order

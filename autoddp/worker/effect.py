@@ -8,7 +8,7 @@ from autoddp.knobs import AS_WRITTEN, Configuration
 
 
 class Effect(abc.ABC):
-    """Brought in and taken back in a trial and in the real job alike. `effects.py` has the list of all.
+    """Brought in and taken back in a trial and in the real job alike. `live_ddp.py` has the list of all.
 
     threads.apply(Configuration({"threads": 2}))
     threads.undo()

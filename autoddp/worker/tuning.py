@@ -17,12 +17,11 @@ from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import DdpEvents, Patch, Wrapped, is_joining, parameters_digest
 from autoddp.worker.describe_job import gather_facts
-from autoddp.worker.effects import effects_of
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.implicit_no_sync import Deferral
 from autoddp.worker.inputs import InputsSeen, compares
 from autoddp.worker.launcher_client import Link
-from autoddp.worker.live_ddp import LiveDdp
+from autoddp.worker.live_ddp import LiveDdp, effects_of
 from autoddp.worker.rank_store import Ranks
 from autoddp.worker.ready_order import ReadyOrder
 from autoddp.worker.runner import TrialRunner

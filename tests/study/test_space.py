@@ -8,8 +8,7 @@ import pytest
 from simulated import every, facts
 
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung
-from autoddp.study.sampler import Sampler
-from autoddp.study.space import Space
+from autoddp.study.space import Sampler, Space
 
 ALL = list(GRADIENT_RUNGS)
 

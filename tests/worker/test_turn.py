@@ -21,11 +21,10 @@ from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch
-from autoddp.worker.effects import effects_of
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.hooks import hook_for
 from autoddp.worker.implicit_no_sync import Deferral
-from autoddp.worker.live_ddp import LiveDdp
+from autoddp.worker.live_ddp import LiveDdp, effects_of
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
 
