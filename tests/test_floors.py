@@ -22,7 +22,7 @@ FLOORS = (
     ("__init__", "errors", "files", "log", "tables", "units"),
     ("topology", "timing", "isolation"),
     ("knobs",),
-    ("recipe", "bench"),
+    ("recipe", "bench", "settings"),
     ("wire",),
     ("worker", "study"),
     ("launch", "report"),
@@ -32,7 +32,7 @@ FLOORS = (
 FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
 
 HOMES = {
-    "torch": ("worker/", "launch/elastic.py", "launch/local_fingerprint.py", "launch/mode.py", "cli/run.py"),
+    "torch": ("worker/", "launch/elastic.py", "launch/local_fingerprint.py", "launch/mode.py", "cli/main.py"),
     "optuna": ("study/space.py",),
     "wrapt": ("worker/bootstrap.py", "worker/isolated.py", "isolation/elsewhere/patch.py"),
     "rich": ("tables.py", "report/terminal.py", "report/topology.py"),
@@ -50,7 +50,7 @@ IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
 ONLY_THIS_OF_TORCH = {
     "launch/mode.py": {"torch.__version__"},  # to compare with a recipe's
     "launch/local_fingerprint.py": {"torch"},  # its CUDA and NCCL, likewise
-    "cli/run.py": {"torch.distributed.elastic.multiprocessing.errors.record"},  # as torchrun's own main is decorated
+    "cli/main.py": {"torch.distributed.elastic.multiprocessing.errors.record"},  # as torchrun's own main is decorated
 }
 
 PRIVATE_TO_OTHERS = {

@@ -1,11 +1,11 @@
 """Print the files of autoddp that a value passes on its way, as a real run shows them.
 
     python tests/walks.py command-line    # from the words of a command line to what they amount to
-    python tests/walks.py allow           # --allow, from the command line to the study's decision: tunes a job of 2 ranks
+    python tests/walks.py allow           # --allow, from the command line to the study's decision; tunes a job
 
-A file counts once a function of it is called while the value is on its way; imports do not count. *Returns* are the
-times that the way comes back to a file which it has left. For another walk add an entry to `WALKS`: what to run, and
-which calls belong to the way.
+A file counts once a function of it is called with the value; imports do not count. A way has one direction if no file
+calls one that stands before it on the way. For another walk add an entry to `WALKS`: what to run, and which calls
+belong to the way.
 """
 
 from __future__ import annotations
@@ -52,13 +52,23 @@ class Walk:
     """File and function at whose first return the way has ended; without one it is the end of the run."""
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call on the way."""
+
+    file: str
+    function: str
+    caller: str
+    """The file that calls; "" where it is none of the package's."""
+
+
 @dataclass
 class Trace:
     """Follows the calls of all threads."""
 
     walk: Walk
-    way: list[tuple[str, str]] = field(default_factory=list)
-    """File and function of each call, as long as the walk lasts."""
+    way: list[Call] = field(default_factory=list)
+    """As long as the walk lasts."""
     over: bool = False
 
     def __call__(self, frame: FrameType, event: str, value: Any) -> None:
@@ -68,7 +78,7 @@ class Trace:
         if event == "return":
             self.over = (file_of(frame), frame.f_code.co_name) == self.walk.ends
         elif not _is_importing(frame):
-            self.way += [(file_of(one), one.f_code.co_name) for one in self.walk.passes(frame)]
+            self.way += [Call(file_of(one), one.f_code.co_name, _caller(one)) for one in self.walk.passes(frame)]
 
 
 def file_of(frame: FrameType) -> str:
@@ -86,6 +96,11 @@ def stack_of(frame: FrameType) -> list[FrameType]:
             found.insert(0, one)
         one = one.f_back
     return found
+
+
+def _caller(frame: FrameType) -> str:
+    """The package's file that has called the function; "" for a thread's first."""
+    return next((file_of(one) for one in stack_of(frame)[-2::-1]), "")
 
 
 def arguments(frame: FrameType) -> dict[str, Any]:
@@ -132,8 +147,8 @@ WALKS = {
 }
 
 
-def walked(walk: Walk) -> list[tuple[str, str]]:
-    """File and function of each call on the way, in a run in this process."""
+def walked(walk: Walk) -> list[Call]:
+    """The calls on the way, in a run in this process."""
     from autoddp.cli.main import main
 
     trace, here = Trace(walk), Path.cwd()
@@ -158,15 +173,17 @@ def walked(walk: Walk) -> list[tuple[str, str]]:
 
 
 def main() -> None:
-    """One walk: its files in order, the function that each is entered by, and how often the way comes back."""
+    """One walk: its files in order, the function that each is entered by, and calls in the other direction."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("walk", choices=list(WALKS))
     way = walked(WALKS[parser.parse_args().walk])
-    files = list(dict.fromkeys(file for file, _ in way))
-    entered = [file for file, before in zip(way, [("", ""), *way], strict=False) if file[0] != before[0]]
-    print(f"{len(files)} files, {len(entered) - len(files)} returns")
+    files = list(dict.fromkeys(call.file for call in way))
+    back = {(one.caller, one.file) for one in way if one.caller in files[files.index(one.file) + 1 :]}
+    print(f"{len(files)} files, {len(back)} calls back")
     for file in files:
-        print(f"    {file:30} {next(function for found, function in way if found == file)}")
+        function = next(call.function for call in way if call.file == file)
+        calls = ", ".join(there for here, there in back if here == file)
+        print(f"    {file:30} {function}{f', calls {calls} again' if calls else ''}")
 
 
 if __name__ == "__main__":

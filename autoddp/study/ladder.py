@@ -10,8 +10,8 @@ from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Rung
 from autoddp.knobs.micro_batches import larger_batch
 from autoddp.recipe import best_allowed
 from autoddp.recipe.decision import WORTH_A_CHANGE
+from autoddp.settings import StudySettings
 from autoddp.study.outcome import Decision, Standing
-from autoddp.study.settings import Plan
 from autoddp.timing import Headroom, speedup
 
 
@@ -31,19 +31,19 @@ def _low_over(standing: Standing, other: Standing) -> float:
     return speedup(before, after).low
 
 
-def decide(ladder: Sequence[Standing], plan: Plan, headroom: Headroom) -> Decision:
+def decide(ladder: Sequence[Standing], asked: StudySettings, headroom: Headroom) -> Decision:
     """What is launched of a ladder as `ladder_of` gives it, and why."""
-    chosen = best_allowed(ladder, plan.allow, plan.accumulate_up_to)
-    allowed = [standing for standing in ladder if plan.allows(standing.configuration)]
+    chosen = best_allowed(ladder, asked.allow, asked.accumulate_up_to)
+    allowed = [standing for standing in ladder if asked.allows(standing.configuration)]
     if chosen is None:
         configuration = AS_WRITTEN
-        why = f"no significant gain within what you allow ({plan.allowed}): your settings stay; headroom {headroom}"
+        why = f"no significant gain within what you allow ({asked.allowed}): your settings stay; headroom {headroom}"
     else:
         configuration = chosen.configuration
-        why = f"the best of what you allow ({plan.allowed}): {chosen.speedup} against your settings"
+        why = f"the best of what you allow ({asked.allowed}): {chosen.speedup} against your settings"
         why += larger_batch(configuration.steps_per_update)
     why += _too_little(allowed, chosen)
-    beyond = _beyond(ladder, plan)
+    beyond = _beyond(ladder, asked)
     if beyond is None:
         return Decision(configuration, why)
     rung, best = beyond
@@ -61,11 +61,11 @@ def _too_little(allowed: Sequence[Standing], chosen: Standing | None) -> str:
     return f"; {best.rung.value} gives {best.speedup}, not {enough}: too little for a change of training"
 
 
-def _beyond(ladder: Sequence[Standing], plan: Plan) -> tuple[Rung, Standing] | None:
+def _beyond(ladder: Sequence[Standing], asked: StudySettings) -> tuple[Rung, Standing] | None:
     """What would be launched if the user allowed more: the rung that gives most."""
-    further = [rung for rung in GRADIENT_RUNGS if not plan.allow.allows(rung)]
-    found = {rung: best_allowed(ladder, rung, plan.accumulate_up_to) for rung in further}
-    beyond = {rung: best for rung, best in found.items() if best and not plan.allows(best.configuration)}
+    further = [rung for rung in GRADIENT_RUNGS if not asked.allow.allows(rung)]
+    found = {rung: best_allowed(ladder, rung, asked.accumulate_up_to) for rung in further}
+    beyond = {rung: best for rung, best in found.items() if best and not asked.allows(best.configuration)}
     return max(beyond.items(), key=lambda one: one[1].speedup.ratio, default=None)
 
 

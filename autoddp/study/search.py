@@ -10,15 +10,15 @@ from collections.abc import Iterable, Mapping
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung, Value
 from autoddp.knobs.computing import OPTIMIZE_DDP, REDUCE_OVERHEAD
+from autoddp.settings import StudySettings
 from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, StepBudget
 from autoddp.study.cost import Cost
 from autoddp.study.env_trials import RESERVED, EnvTrials, Screen, screened
 from autoddp.study.ladder import decide, ladder_of
 from autoddp.study.measure import Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
-from autoddp.study.outcome import Decision, Outcome, Screened, Standing, TrialRecord
+from autoddp.study.outcome import WORTHWHILE, Decision, Outcome, Screened, Standing, TrialRecord
 from autoddp.study.semifinals import Semifinal, contenders, run_semifinal
-from autoddp.study.settings import WORTHWHILE, Plan
 from autoddp.study.trials import Trials
 from autoddp.timing import Block, Headroom, headroom, median, speedup
 from autoddp.wire import JobFacts
@@ -27,17 +27,22 @@ _AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials: half of them, at least, must be
 
 
 class Study:
-    """`Study(measure, facts, plan, observer, screen).run()`; without `screen` no start setting is ruled out unseen."""
+    """`Study(measure, facts, asked, observer, screen).run()`; without `screen` no start setting is ruled out unseen."""
 
     def __init__(
-        self, measure: Measure, facts: JobFacts, plan: Plan, observer: Observer, screen: Screen = lambda settings: []
+        self,
+        measure: Measure,
+        facts: JobFacts,
+        asked: StudySettings,
+        observer: Observer,
+        screen: Screen = lambda settings: [],
     ) -> None:
         self._cost = Cost(measure)
         self._facts = facts
-        self._plan = plan
+        self._asked = asked
         self._observer = observer
         self._screen = screen
-        self._random = random.Random(plan.seed)
+        self._random = random.Random(asked.seed)
         self._semifinals: list[Semifinal] = []
 
     def run(self) -> Outcome:
@@ -46,14 +51,14 @@ class Study:
         baseline, won, off = self._headroom()
         self._observer.baseline(baseline, won)
         self._budget = StepBudget(baseline.seconds)
-        self._trials = Trials(self._cost, self._facts, self._plan, self._observer, baseline)
+        self._trials = Trials(self._cost, self._facts, self._asked, self._observer, baseline)
         fixed = self._trials.find_computing()
         judged: list[Screened] = []
         settings: list[Mapping[str, Value]] = []
         if won.high >= WORTHWHILE:
             judged, settings = self._judge_settings()
             kept = self._trials.kept_for_accumulation + (RESERVED if settings else 0)
-            self._trials.run(fixed, self._plan.trials - kept, off.median)
+            self._trials.run(fixed, self._asked.trials - kept, off.median)
             self._trials.accumulate(fixed)
         rounds: list[Block] = []
         finalists: list[Standing] = []
@@ -108,7 +113,7 @@ class Study:
 
     def _judge_settings(self) -> tuple[list[Screened], list[Mapping[str, Value]]]:
         """What the communication benchmark says of the start settings, and those that are worth trials."""
-        if not self._facts.start_settings or self._plan.trials < _AT_LEAST_FOR_SETTINGS:
+        if not self._facts.start_settings or self._asked.trials < _AT_LEAST_FOR_SETTINGS:
             return [], []
         with self._cost.in_phase("screening"):
             judged = screened(self._facts.start_settings, self._screen)
@@ -188,7 +193,7 @@ class Study:
         seconds, errors = self._trials.seconds_of(rung), self._trials.errors
         # A hook whose gradients nobody has looked at is not launched.
         ranked = [c for c in self._trials.best_of(rung) if not c.hook or c.hook in errors]
-        if not ranked or not self._plan.allows(ranked[0]):
+        if not ranked or not self._asked.allows(ranked[0]):
             return ranked[:1]
         if self._budget.slow and seconds[ranked[0]] > self._budget.step * (1 - WORTHWHILE):
             return ranked[:1]  # which of them is best is not worth the time: none gains
@@ -212,7 +217,7 @@ class Study:
         if self._trials.no_time and not self._trials.records:
             why = f"there was no time for a trial: your settings stay; headroom {won}"
             return Decision(AS_WRITTEN, why)
-        return decide(ladder, self._plan, won)
+        return decide(ladder, self._asked, won)
 
     def _standing(self, configuration: Configuration, rounds: list[Block], blocks: list[Block]) -> Standing:
         gain = speedup([b.median for b in rounds], [b.median for b in blocks])
