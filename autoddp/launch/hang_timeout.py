@@ -17,7 +17,7 @@ _LEAST = 20.0  # seconds without a sign of life before a trial is called hung
 
 
 @dataclass
-class Patience:
+class HangTimeout:
     """Ask `is_over` several times in a measurement: movement is what has changed since the last look."""
 
     step_seconds: float = 0.0

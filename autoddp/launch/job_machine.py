@@ -64,7 +64,7 @@ from enum import Enum
 from pathlib import Path
 
 from autoddp.launch.deadline import Deadline
-from autoddp.launch.hang_timeout import Patience
+from autoddp.launch.hang_timeout import HangTimeout
 from autoddp.launch.journal import Entry, Journal
 from autoddp.launch.restarts import Starts
 from autoddp.launch.server import Closed, Said, StopAsked, Worker
@@ -234,7 +234,7 @@ class JobMachine:
     def __init__(
         self,
         journal: Journal,
-        patience: Patience | None = None,
+        patience: HangTimeout | None = None,
         deadline: Deadline | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -250,7 +250,7 @@ class JobMachine:
         self.waited = 0.0
         """Seconds for which the study has waited for another start of the script, or for the host that leads."""
         self._journal = journal
-        self._patience = patience or Patience()
+        self._patience = patience or HangTimeout()
         self._deadline = deadline or Deadline(clock=clock)
         self._clock = clock
         self._starts = Starts(clock)

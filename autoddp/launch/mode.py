@@ -19,8 +19,9 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from autoddp.errors import NotTuned, RecipeError, UnfitRecipe, UsageError
@@ -133,9 +134,14 @@ def _chosen_mode(options: Options) -> Mode:
     if fewest == most:
         here |= {"world_size": world, "nodes": fewest}
     mode = Mode(tune=True, several_nodes=most > 1)
+
+    def saved(path: Path) -> _Saved:
+        return _Saved(path, options, here, mode.several_nodes)
+
     if options.trials is None and options.recipe is not None:
-        given = _with_fitting_recipe if options.recipe.is_dir() else _with_given_recipe
-        return given(options, options.recipe, mode, here)
+        if options.recipe.is_dir():
+            return _the_one_that_fits([saved(path) for path in sorted(options.recipe.glob("*.toml"))], options.recipe)
+        return _with_given_recipe(saved(options.recipe), options.force)
     if options.trials == 0:
         if options.tune_only:
             raise UsageError("--tune-only --trials 0: nothing would be done; allow trials, e.g. --trials 20")
@@ -145,8 +151,8 @@ def _chosen_mode(options: Options) -> Mode:
             raise NotTuned("nothing to tune in a world of one; start two ranks or more, e.g. --nproc-per-node 2")
         says = "nothing to tune in a world of one: launching as torchrun would, without DDP's reduction (exact)"
         return replace(mode, tune=False, bypass=True, says=says)
-    found = found_recipes(options) if options.trials is None else []
-    return _with_found_recipe(options, found, mode, here) if found else mode
+    found = [saved(path) for path in found_recipes(options)] if options.trials is None else []
+    return _with_found_recipe(found, mode, options) if found else mode
 
 
 def _size(options: Options) -> tuple[int, int, int]:
@@ -166,98 +172,109 @@ def _size(options: Options) -> tuple[int, int, int]:
     return fewest, most, world
 
 
-def _with_given_recipe(options: Options, path: Path, mode: Mode, here: dict[str, object]) -> Mode:
-    recipe = load(path)
-    launching = _launching(options, path, recipe, mode)
+@dataclass(frozen=True)
+class _Saved:
+    """A saved recipe, and what speaks against it here. RecipeError for one that is not sound."""
+
+    path: Path
+    options: Options
+    here: Mapping[str, object]
+    """What is known of the job, as `recipe.differences` has it."""
+    several_nodes: bool
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return load(self.path)
+
+    @cached_property
+    def launching(self) -> Mode:
+        """Launching with it. What is not asked for is as in the configuration that the recipe launches."""
+        launched, allow, steps = self.recipe.configuration, self.options.allow, self.options.accumulate_up_to
+        asked = allow is not None or steps is not None
+        chosen = (allow or launched.gradient_rung, steps or launched.steps_per_update) if asked else None
+        mode = Mode(False, self.several_nodes, self.recipe, self.path, chosen)
+        means = larger_batch(mode.configuration.steps_per_update)
+        return replace(mode, says=f"recipe {self.path}: launching {mode.configuration}{means}")
+
+    @cached_property
+    def elsewhere(self) -> list[str]:
+        """How the script differs."""
+        return differences(self.recipe.fits, script=script_names(self.options))
+
+    @cached_property
+    def known(self) -> dict[str, object]:
+        """What is known of the job, and of this machine as far as the recipe depends on it."""
+        return {**self.here, **known_here(self.recipe.fits)}
+
+    @property
+    def absent(self) -> list[str]:
+        """Network devices of the recipe that are not here. Of several hosts each leaves out its own."""
+        variables = {} if self.several_nodes else self.launching.variables
+        return [f"env.{name} = {variables[name]!r}: {why}" for name, why in not_here(variables).items()]
+
+    @cached_property
+    def unlike(self) -> list[str]:
+        """How the job, apart from its script, or the machine differs."""
+        return differences(self.recipe.fits, **self.known) + self.absent
+
+
+def _with_given_recipe(saved: _Saved, force: bool) -> Mode:
+    path, recipe, launching = saved.path, saved.recipe, saved.launching
     # A recipe that was copied, or is used for a script that was moved: who names it means it, and the worker looks on.
-    elsewhere = differences(recipe.fits, script=script_names(options))
-    if not options.force:
-        known = here | known_here(recipe.fits)
-        if differences(recipe.fits, **known):
-            require_fit(recipe, path, **known, script=script_names(options))
-        absent = _absent(launching)
-        if absent:
+    if not force:
+        if differences(recipe.fits, **saved.known):
+            require_fit(recipe, path, **saved.known, script=script_names(saved.options))
+        if saved.absent:
             fix = "correct [env], tune again with --trials 20, or leave it out with --force"
-            raise UnfitRecipe(f"{path}: {'; '.join(absent)}: {fix}")
-    if elsewhere:
-        return replace(launching, says=f"{launching.says} ({elsewhere[0]}; parameters and inputs are compared)")
+            raise UnfitRecipe(f"{path}: {'; '.join(saved.absent)}: {fix}")
+    if saved.elsewhere:
+        return replace(launching, says=f"{launching.says} ({saved.elsewhere[0]}; parameters and inputs are compared)")
     return launching
 
 
-def _with_fitting_recipe(options: Options, folder: Path, mode: Mode, here: dict[str, object]) -> Mode:
+def _the_one_that_fits(recipes: Sequence[_Saved], folder: Path) -> Mode:
     """The one recipe of a folder that fits; why the others do not is said, also where there is none or several."""
-    fitting: list[tuple[Path, Mode]] = []
-    others = []
-    for path in sorted(folder.glob("*.toml")):
+    fitting, others = [], []
+    for saved in recipes:
         try:
-            launching, unlike = _compared(options, path, load(path), mode, here)
+            unlike = saved.unlike
         except RecipeError as problem:
-            others.append(f"{path.name}: {problem}")
-            continue
+            unlike = [str(problem)]
         if unlike:
-            others.append(f"{path.name}: {'; '.join(unlike)}")
+            others.append(f"{saved.path.name}: {'; '.join(unlike)}")
         else:
-            fitting.append((path, launching))
+            fitting.append(saved)
     if len(fitting) == 1:
-        launching = fitting[0][1]
-        return replace(launching, says="; not ".join([launching.says, *others]))
+        return replace(fitting[0].launching, says="; not ".join([fitting[0].launching.says, *others]))
     if fitting:
-        found = f"{len(fitting)} of its recipes fit ({', '.join(path.name for path, _ in fitting)})"
+        found = f"{len(fitting)} of its recipes fit ({', '.join(saved.path.name for saved in fitting)})"
     else:
         found = f"none of its recipes fits ({' | '.join(others)})" if others else "no recipe in it"
     raise UnfitRecipe(f"--recipe {folder}: {found}: name one file, or tune with --trials 20")
 
 
-def _with_found_recipe(options: Options, paths: Sequence[Path], mode: Mode, here: dict[str, object]) -> Mode:
+def _with_found_recipe(recipes: Sequence[_Saved], mode: Mode, options: Options) -> Mode:
     """The one of the script's recipes that fits, as far as that can be known before the start; else tuning."""
-    names, others = script_names(options), []
-    fitting: list[tuple[Path, Recipe, Mode]] = []
-    unfit: list[tuple[Path, Recipe, Mode]] = []
-    for path in paths:
-        recipe = load(path)
-        elsewhere = differences(recipe.fits, script=names)
-        launching, unlike = _compared(options, path, recipe, mode, here)
-        if elsewhere or unlike:
-            others.append(f"{path} does not fit ({'; '.join(elsewhere + unlike)})")
-        if not elsewhere:
-            (unfit if unlike else fitting).append((path, recipe, launching))
-    usable = fitting or (unfit if options.force else [])
+    of_script = [saved for saved in recipes if not saved.elsewhere]
+    usable = [saved for saved in of_script if not saved.unlike] or (of_script if options.force else [])
     if not usable:
+        others = [f"{saved.path} does not fit ({'; '.join(saved.elsewhere + saved.unlike)})" for saved in recipes]
         return replace(mode, says=f"{'; '.join(others)}: tuning again")
-    # Of several that fit as far as the launcher can know: same arguments first, then the newest.
-    arguments = arguments_digest(options)
-    path, recipe, launching = max(
-        usable, key=lambda one: (one[1].made_by.arguments == arguments, bool(one[1].fits.script), one[1].made_by.date)
-    )
-    why = "" if options.force else Note(path, options).why(recipe, options)
+    best = _preferred(usable, arguments_digest(options))
+    why = "" if options.force else Note(best.path, options).why(best.recipe, options)
     if why:
-        return replace(mode, says=f"the last launch with {path} was of another job ({why}): tuning again")
-    return replace(launching, notes=not options.force)
+        return replace(mode, says=f"the last launch with {best.path} was of another job ({why}): tuning again")
+    return replace(best.launching, notes=not options.force)
 
 
-def _compared(
-    options: Options, path: Path, recipe: Recipe, mode: Mode, here: dict[str, object]
-) -> tuple[Mode, list[str]]:
-    """Launching with a recipe, and what speaks against it on this machine."""
-    launching = _launching(options, path, recipe, mode)
-    return launching, differences(recipe.fits, **here, **known_here(recipe.fits)) + _absent(launching)
+def _preferred(usable: Sequence[_Saved], arguments: str) -> _Saved:
+    """Of several that fit as far as the launcher can know: same arguments first, then the newest."""
 
+    def rank(saved: _Saved) -> tuple[bool, bool, str]:
+        recipe = saved.recipe
+        return recipe.made_by.arguments == arguments, bool(recipe.fits.script), recipe.made_by.date
 
-def _launching(options: Options, path: Path, recipe: Recipe, mode: Mode) -> Mode:
-    """Launching with a recipe. What is not asked for is as in the configuration that the recipe launches."""
-    launched, chosen = recipe.configuration, None
-    if options.allow is not None or options.accumulate_up_to is not None:
-        chosen = (options.allow or launched.gradient_rung, options.accumulate_up_to or launched.steps_per_update)
-    found = replace(mode, tune=False, recipe=recipe, path=path, chosen=chosen)
-    means = larger_batch(found.configuration.steps_per_update)
-    return replace(found, says=f"recipe {path}: launching {found.configuration}{means}")
-
-
-def _absent(mode: Mode) -> list[str]:
-    """Network devices of the recipe that are not here. Of several hosts each leaves out its own."""
-    if mode.several_nodes:
-        return []
-    return [f"env.{name} = {mode.variables[name]!r}: {why}" for name, why in not_here(mode.variables).items()]
+    return max(usable, key=rank)
 
 
 def torch_version() -> str:

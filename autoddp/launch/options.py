@@ -61,32 +61,25 @@ class _Kind(NamedTuple):
     """For the error: "must be …"; "" where every word is good."""
 
 
-def _whole(low: int, high: int = _LARGEST) -> _Kind:
-    def convert(text: str) -> int:
-        if not low <= int(text) <= high:
+def _within(convert: Callable[[str], Any], holds: Callable[[Any], bool], rule: str) -> _Kind:
+    """The values of `convert` for which a condition holds."""
+
+    def converted(text: str) -> Any:
+        value = convert(text)
+        if not holds(value):
             raise ValueError(text)
-        return int(text)
+        return value
 
-    return _Kind(
-        convert, f"a whole number of {low} or more" if high == _LARGEST else f"a whole number from {low} to {high}"
-    )
+    return _Kind(converted, rule)
 
 
-def _duration(text: str) -> float:
-    if not 0 < seconds(text) <= _LARGEST:
-        raise ValueError(text)
-    return seconds(text)
+def _whole(low: int) -> _Kind:
+    return _within(int, lambda number: low <= number <= _LARGEST, f"a whole number of {low} or more")
 
 
-def _above_zero(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError(text)
-    return value
-
-
-_DURATION = _Kind(_duration, "a duration")
-_SHARE = _Kind(_above_zero, "a share above 0")
+_SEED = _within(int, lambda seed: 0 <= seed <= _LARGEST_SEED, f"a whole number from 0 to {_LARGEST_SEED}")
+_DURATION = _within(seconds, lambda found: 0 < found <= _LARGEST, "a duration")
+_SHARE = _within(float, lambda share: 0 < share < float("inf"), "a share above 0")
 _INTERVAL = _Kind(lambda text: 0 if text == "off" else _whole(1).convert(text), "a whole number of 1 or more, or off")
 _RUNG = _Kind(str, "exact, near or lossy")
 _LEVEL = _Kind(Level, "overlay, guard or off")
@@ -159,7 +152,7 @@ class Options:
     )
     """0: nobody looks at it. None: as often as half a percent of the job's time pays for."""
     tune_only: bool = _switch("write the recipe and stop")
-    seed: int = _option("seed of the search (0)", "N", _whole(0, _LARGEST_SEED), "0", StudySettings.seed)
+    seed: int = _option("seed of the search (0)", "N", _SEED, "0", StudySettings.seed)
     output: Path = _option("folder for logs and summary.json (.autoddp/)", "DIR", _PATH, default=OUTPUT)
     """Where the current folder takes no files, the default is another one, see `launch.usual_folders`."""
     keep_runs: int = _option("how many runs stay in that folder (20)", "N", _whole(1), "20", 20)
@@ -297,18 +290,18 @@ def parse(argv: Sequence[str]) -> Options:
     own, torchrun = own_parser(), torchrun_parser()
     torchrun.error = _refuse  # type: ignore[method-assign]
     torchrun.format_help = help_text  # type: ignore[method-assign]
-    words = _divide(argv, own, torchrun)
-    given = vars(own.parse_args(words.own))
+    ours, theirs, says = _divide(argv, own, torchrun)
+    given = vars(own.parse_args(ours))
     if "allow" in given:
         given["allow"] = Rung(given["allow"])
     if "PET_NPROC_PER_NODE" not in os.environ:
         torchrun.set_defaults(nproc_per_node=None)
-    understood = torchrun.parse_args(words.torchrun)
+    understood = torchrun.parse_args(theirs)
     ranks_given = understood.nproc_per_node is not None
     if not ranks_given:
         understood.nproc_per_node = torchrun_parser().get_default("nproc_per_node")
     folders = usual_folders()
-    rest = {"torchrun": understood, "ranks_given": ranks_given, "says": tuple(words.says), "folders": folders}
+    rest = {"torchrun": understood, "ranks_given": ranks_given, "says": tuple(says), "folders": folders}
     return Options(**{"output": folders.output, **given, **rest})
 
 
@@ -331,54 +324,43 @@ def _refuse(message: str) -> NoReturn:
 # Whose word is it?
 
 
-@dataclass
-class _Division:
-    """One command line, divided."""
+def _divide(
+    argv: Sequence[str], own: argparse.ArgumentParser, torchrun: argparse.ArgumentParser
+) -> tuple[list[str], list[str], list[str]]:
+    """The words for autoddp's own parser, those for torchrun's, and a line for the user about each doubtful one.
 
-    own: list[str]
-    """Words for autoddp's own parser."""
-    torchrun: list[str]
-    """Words for torchrun's parser: its options, the script and the script's words."""
-    says: list[str] = field(default_factory=list)
-    """A line for the user about each word that somebody else might have been meant to get."""
-
-
-def _divide(argv: Sequence[str], own: argparse.ArgumentParser, torchrun: argparse.ArgumentParser) -> _Division:
-    """Divide a command line. UsageError where an option of autoddp lacks its value."""
+    torchrun's are its options, the script and the script's words. UsageError where an option of autoddp has no value.
+    """
     script_at, understood = _find_script(argv, torchrun)
-    words, rest, _ = _without_own(argv[:script_at])
+    ours, rest, _ = _without_own(argv[:script_at])
     script, after = argv[script_at], list(argv[script_at + 1 :])
-    division = _Division(words, [*rest, script])
+    theirs, says = [*rest, script], []
     end = 0 if "--" in rest else _position(after, "--")
     source = ScriptSource(understood)
-    is_torchrun = vars(own.parse_args(words)).get("trials") == 0
+    is_torchrun = vars(own.parse_args(ours)).get("trials") == 0
     takes = {} if is_torchrun else TAKEN_AFTER_THE_SCRIPT
     look_alikes = {option for option in option_names(torchrun, own) if option.startswith("--")} - {"--help"}
     passed: list[str] = []
     name = script if understood.module else Path(script).name
     position = 0
     while position < end:
-        word = after[position]
-        option, has_value, value = word.partition("=")
+        option, has_value, value = after[position].partition("=")
         following = [value] if has_value else after[position + 1 : min(position + 2, end)]
-        both = after[position : position + (1 if has_value else 1 + len(following))]
+        words = after[position : position + (1 if has_value else 1 + len(following))]
         fits = option in takes and following and takes[option].fullmatch(following[0])
         if fits and not source.may_have(option):
-            division.own += both
-            division.says.append(f"{shlex.join(both)} is taken as autoddp's own; for {name} write -- before the script")
-            position += len(both)
+            ours += words
+            says.append(f"{shlex.join(words)} is taken as autoddp's own; for {name} write -- before the script")
+            position += len(words)
             continue
         if fits:
             why = f"whose source has {option}" if source.readable else "whose options are not known"
-            says = f"{shlex.join(both)} is passed to {name}, {why}; for autoddp write it before the script"
-            division.says.append(says)
+            says.append(f"{shlex.join(words)} is passed to {name}, {why}; for autoddp write it before the script")
         elif option in look_alikes:
             passed.append(option)
-        division.torchrun.append(word)
+        theirs.append(after[position])
         position += 1
-    division.torchrun += after[end:]
-    division.says += _hints(name, passed, after, source)
-    return division
+    return ours, theirs + after[end:], says + _hints(name, passed, after, source)
 
 
 def _hints(name: str, passed: Collection[str], after: Sequence[str], source: ScriptSource) -> list[str]:

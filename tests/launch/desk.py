@@ -10,7 +10,7 @@ from typing import Any
 from fake_worker import facts
 
 from autoddp.launch.deadline import Deadline
-from autoddp.launch.hang_timeout import Patience
+from autoddp.launch.hang_timeout import HangTimeout
 from autoddp.launch.job_machine import (
     AttemptBegins,
     AttemptEnded,
@@ -61,8 +61,8 @@ class Rank(Worker):
 
 
 @dataclass
-class Moved(Patience):
-    """Patience that ends when the test says so."""
+class Moved(HangTimeout):
+    """HangTimeout that ends when the test says so."""
 
     hangs: bool = False
 

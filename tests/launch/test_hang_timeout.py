@@ -8,30 +8,30 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.launch.hang_timeout import Patience
+from autoddp.launch.hang_timeout import HangTimeout
 from autoddp.wire import Measure
 
 SHORT, LONG = Measure(0, {}, 1, 3), Measure(0, {}, 1, 20, compare=4)
 
 
 def test_seconds_without_a_sign_of_life() -> None:
-    unknown, fast, slow = Patience(), Patience(step_seconds=0.01), Patience(step_seconds=4.0)
+    unknown, fast, slow = HangTimeout(), HangTimeout(step_seconds=0.01), HangTimeout(step_seconds=4.0)
     assert unknown.with_(SHORT) > slow.with_(LONG) / 3 > fast.with_(LONG) == fast.with_(SHORT)
     assert slow.with_(LONG) > slow.with_(SHORT) > 4 * slow.step_seconds
     assert slow.with_(replace(LONG, at_once=4)) == 4 * slow.with_(LONG)
 
 
 def test_compilers_are_waited_for() -> None:
-    eager, compiled = Patience(step_seconds=0.01), Patience(step_seconds=0.01, compiles=True)
+    eager, compiled = HangTimeout(step_seconds=0.01), HangTimeout(step_seconds=0.01, compiles=True)
     assert compiled.with_(SHORT) > 5 * eager.with_(SHORT)
-    assert Patience(step_seconds=9.0, compiles=True).with_(LONG) == Patience(step_seconds=9.0).with_(LONG)
+    assert HangTimeout(step_seconds=9.0, compiles=True).with_(LONG) == HangTimeout(step_seconds=9.0).with_(LONG)
 
 
 @pytest.mark.parametrize("jump", [0.0, 3600.0, -3600.0])
 def test_a_rank_that_moves_is_not_hung_and_one_that_does_not_is(jump: float, tmp_path: Path) -> None:
     """Whatever the system's time, which dates the files, does in between."""
     now = began = 100.0
-    patience = Patience(clock=lambda: now)
+    patience = HangTimeout(clock=lambda: now)
     patience.attempt_begins(tmp_path)
     place = tmp_path / "0"
     place.write_text("")
