@@ -185,7 +185,7 @@ def test_every_home_is_lived_in() -> None:
     [
         ("launch/tune.py", "import torch"),
         ("study/search.py", "def f():\n    from optuna import create_study"),
-        ("cli/run.py", "from torch.distributed import init_process_group"),
+        ("cli/main.py", "from torch.distributed import init_process_group"),
         ("knobs/base.py", "import numpy"),
     ],
 )
