@@ -62,7 +62,7 @@ class Rank(Worker):
 
 @dataclass
 class Moved(HangTimeout):
-    """HangTimeout that ends when the test says so."""
+    """Over when the test says so."""
 
     hangs: bool = False
 
@@ -82,9 +82,9 @@ class Desk:
     """Of the present attempt."""
 
     def __post_init__(self) -> None:
-        self.patience = Moved()
+        self.hang_timeout = Moved()
         deadline = Deadline(self.budget, clock=lambda: self.now)
-        self.machine = JobMachine(Journal(self.journal), self.patience, deadline, lambda: self.now)
+        self.machine = JobMachine(Journal(self.journal), self.hang_timeout, deadline, lambda: self.now)
         self.number = -1
         self.asked = 0
 
