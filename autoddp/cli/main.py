@@ -53,7 +53,7 @@ def main() -> None:
 
             print(f"autoddp {__version__}")
             sys.exit(0)
-        with _nothing_collected():
+        with _no_garbage_collection():
             load_torchrun()
         job = prepare(words)
     except AutoddpError as error:
@@ -128,7 +128,7 @@ def _show(options: Options, mode: Mode) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Where one of the three was closed, a socket would take its place and get what is meant for the user."""
+    """Open those of the three that are closed: else a socket gets their number, and what is printed goes into it."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
@@ -138,8 +138,8 @@ def _open_standard_streams() -> None:
 
 
 @contextlib.contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Importing torch makes a million objects and no garbage: looking for some costs a tenth of the launch."""
+def _no_garbage_collection() -> Iterator[None]:
+    """Importing torch makes a million objects and no garbage: searching them costs a tenth of the launch."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -88,7 +88,7 @@ class Results:
             say(finding)
 
     def _write(self, text: str, place: Path) -> Path:
-        """Save the recipe; where it stands, or should."""
+        """Save the recipe; its place, also where it could not be saved."""
         try:
             place, kept = _saved(text, place, self._folder.previous_recipe)
         except (AutoddpError, OSError) as error:
@@ -119,7 +119,7 @@ class Results:
 
 
 def _saved(recipe: str, place: Path, previous: Path) -> tuple[Path, Path | None]:
-    """Where the recipe stands, and where the one that stood there does. The current folder may be on a full disk."""
+    """Where the recipe is saved, and where the one that was there is kept. The current folder may be on a full disk."""
     try:
         return place, save(recipe, place, previous=previous)
     except AutoddpError as error:

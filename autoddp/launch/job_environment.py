@@ -16,10 +16,10 @@ from autoddp.log import tell
 from autoddp.recipe import Recipe
 from autoddp.worker.worker_config import Order, naming_errors
 
-_COST = 0.005  # of the job's time: what looking at its hook may take
+_COST = 0.005  # share of the job's time that measuring the gradient error may take
 _STEPS = {Rung.NEAR: 1, Rung.LOSSY: 4}
-"""Reductions compared at each look: error feedback shows over several only."""
-_SOON = 50  # reductions after the hook begins: what is wrong from the start need not wait
+"""Reductions compared each time: what error feedback pays back shows over several only."""
+_SOON = 50  # reductions after the hook begins: the first look is not later, so that an early error is found early
 
 
 def job_environment(options: Options, mode: Mode, network: Network) -> dict[str, str]:
@@ -48,7 +48,8 @@ def _of_recipe(options: Options, mode: Mode, recipe: Recipe, network: Network) -
         variables=variables,
         watch=watch_plan(options, recipe, mode.configuration),
     )
-    # A recipe that launches the script as written was made for one job too: for another one it is not the answer.
+    # Where there is a note to write, also a recipe that launches the script as written needs the worker: it tells
+    # whether this is the recipe's job.
     return variables | (order.environment(os.environ) if order.configuration or note or variables else {})
 
 
@@ -70,9 +71,9 @@ def _not_set_here(variables: dict[str, str]) -> dict[str, str]:
 
 
 def watch_plan(options: Options, recipe: Recipe, configuration: Configuration) -> dict[str, object]:
-    """When the real job looks at its hook: as often as half a percent of its time pays for.
+    """When the real job measures its hook's gradient error: as often as half a percent of its time allows.
 
-    As `worker.gradient_monitor.WatchPlan` has it; empty where there is nothing to watch, or the user wants none.
+    The fields of `worker.gradient_monitor.WatchPlan`; empty where the hook is exact, or under `--watch off`.
     """
     rung = configuration.gradient_rung
     if options.watch == 0 or rung not in _STEPS:

@@ -1,8 +1,8 @@
 """The command line, resolved once: torchrun's own parser, untouched, and autoddp's options beside it.
 
-Whose word is it? Before the script's name stand the options of autoddp and of torchrun, in any order. After it
+Before the script's name stand the options of autoddp and of torchrun, in any order. After it
 everything is the script's, except `--trials N` and `--recipe FILE.toml`, so that `autoddp train.py --trials 20` works.
-These two are the script's too
+These two are passed to the script too
     - where its own source has an option of that name, or cannot be read,
     - after a `--`, before or after the script's name,
     - where `--trials 0` stands before the script's name: then autoddp is torchrun.
@@ -111,7 +111,7 @@ class Options:
     folders: Folders = field(default_factory=Folders)
     """Where files go that the user has not named."""
     says: tuple[str, ...] = ()
-    """Lines for the user about words that another of the three, autoddp, torchrun or the script, could have got."""
+    """Lines for the user about words that could have been meant for another: autoddp, torchrun or the script."""
     study: StudySettings = field(init=False)
     """What is asked of a study: the options below, with defaults for those that are not given."""
 
@@ -150,7 +150,7 @@ class Options:
     watch: int | None = _option(
         "reductions between two looks at the gradient error in the job", "N|off", _INTERVAL, "1000"
     )
-    """0: nobody looks at it. None: as often as half a percent of the job's time pays for."""
+    """0: the error is not measured. None: as often as half a percent of the job's time allows."""
     tune_only: bool = _switch("write the recipe and stop")
     seed: int = _option("seed of the search (0)", "N", _SEED, "0", StudySettings.seed)
     output: Path = _option("folder for logs and summary.json (.autoddp/)", "DIR", _PATH, default=OUTPUT)
@@ -321,7 +321,7 @@ def _refuse(message: str) -> NoReturn:
     raise UsageError(message.replace("argument ", "", 1))
 
 
-# Whose word is it?
+# Dividing the words between autoddp, torchrun and the script
 
 
 def _divide(
@@ -379,7 +379,7 @@ def _hints(name: str, passed: Collection[str], after: Sequence[str], source: Scr
 
 
 def _find_script(argv: Sequence[str], torchrun: argparse.ArgumentParser) -> tuple[int, argparse.Namespace]:
-    """Where in `argv` the script's name stands, and what torchrun's parser makes of the words that are not ours."""
+    """Where in `argv` the script's name stands, and what torchrun's parser makes of its own words."""
     _, rest, places = _without_own(argv, lenient=True)
     understood = torchrun.parse_args(rest)
     at = len(rest) - len(understood.training_script_args) - 1
@@ -389,7 +389,7 @@ def _find_script(argv: Sequence[str], torchrun: argparse.ArgumentParser) -> tupl
 
 
 def _without_own(argv: Sequence[str], lenient: bool = False) -> tuple[list[str], list[str], list[int]]:
-    """Our words up to a `--`, all others, and where in `argv` each of those stood."""
+    """autoddp's words up to a `--`, all others, and the positions in `argv` of those others."""
     own: list[str] = []
     rest: list[str] = []
     places: list[int] = []

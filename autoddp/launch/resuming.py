@@ -31,10 +31,10 @@ from autoddp.wire import JobFacts
 Job = Mapping[str, object]
 """What is being tuned, as far as the launcher knows it."""
 _STUDY = "study.json"
-_OLDEST = 24 * 3600.0  # seconds: later the machine, or what the script reads, is likely another one
-_FEWEST = 3  # entries that are worth a word
+_OLDEST = 24 * 3600.0  # seconds: after that the machine, or the data that the script reads, has likely changed
+_FEWEST = 3  # measurements; fewer are made again
 _MEASURED = ("link",)
-"""Facts that are figures of the moment."""
+"""Facts that are measured, so that they differ from start to start."""
 _LARGEST = 2**20  # bytes of a file in the arguments that is compared
 _OF_LIBRARIES = (
     *("CUBLAS_", "CUDA_", "CUDNN_", "GLOO_", "GOMP_", "HIP_", "HSA_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_"),
@@ -82,9 +82,9 @@ def _of(job: Job, settings: StudySettings, facts: JobFacts) -> str:
 
 
 def job_now(options: Options) -> Job:
-    """To be asked before the script is started: the user may change its files while it is being tuned.
+    """What is being tuned. To be called before the script is started: the user may change files while it is tuned.
 
-    What holds values of the user's is a digest: an argument, a variable or a file may be a secret.
+    Arguments, variables and files are kept as digests, since they may hold secrets.
     """
     arguments = options.torchrun.training_script_args
     source = ScriptSource(options.torchrun)
