@@ -80,25 +80,21 @@ def _sqlalchemy(call: Call) -> str:
 
 _CONNECTS = "connects to a database"
 
+# fmt: off
 HUBS = (
-    Client(
-        "huggingface_hub",
-        "huggingface_hub.hf_api",
-        "HfApi.*",
-        judge=_hub,
-        reads="get_* list_* *_info *_exists hf_hub_download snapshot_download download_* fetch_* inspect_* whoami "
-        "auth_check verify_* wait_for_* parse_* read_* search_* resolve_* run_as_future sync_bucket endpoint token",
-    ),
+    Client("huggingface_hub", "huggingface_hub.hf_api", "HfApi.*", judge=_hub,
+           reads="get_* list_* *_info *_exists hf_hub_download snapshot_download download_* fetch_* inspect_* whoami "
+           "auth_check verify_* wait_for_* parse_* read_* search_* resolve_* run_as_future sync_bucket endpoint token"),
     Client("huggingface_hub", "huggingface_hub._commit_scheduler", "CommitScheduler.__init__", judge=_hub),
     Client("huggingface_hub", "huggingface_hub.hub_mixin", "ModelHubMixin.push_to_hub", judge=_hub),
     Client("huggingface_hub", "huggingface_hub._upload_large_folder", "upload_large_folder_internal", judge=_hub),
     # Before version 1: a clone that git pushes. The program is watched too; this names it.
-    Client("huggingface_hub", "huggingface_hub.repository", "Repository.git_push Repository.push_to_hub", judge=_hub),
+    Client("huggingface_hub", "huggingface_hub.repository", "Repository.git_push .push_to_hub", judge=_hub),
     Client("transformers", "transformers.utils.hub", "PushToHubMixin.push_to_hub", judge=_hub),
     Client("diffusers", "diffusers.utils.hub_utils", "PushToHubMixin.push_to_hub", judge=_hub),
     Client("datasets", "datasets.arrow_dataset datasets.dataset_dict", "Dataset.push_to_hub", judge=_hub),
     Client("datasets", "datasets.dataset_dict", "DatasetDict.push_to_hub", judge=_hub),
-    Client("modelscope", "modelscope.hub.api", "HubApi.push_model HubApi.create_* HubApi.delete_* HubApi.upload_*"),
+    Client("modelscope", "modelscope.hub.api", "HubApi.push_model .create_* .delete_* .upload_*"),
     Client("kagglehub", "kagglehub.models kagglehub.datasets", "model_upload dataset_upload", "uploads", "handle"),
     Client("GitPython", "git.remote", "Remote.push", "pushes to a remote"),
     Client("dulwich", "dulwich.porcelain", "push", "pushes to a remote", "remote_location"),
@@ -111,14 +107,9 @@ TRACKERS = (
     Client("wandb", "wandb.wandb_agent wandb.agents.pyagent", "agent pyagent", "runs an agent of a sweep"),
     Client("wandb", "wandb.sdk.wandb_sweep", "sweep", "creates a sweep"),
     Client("comet_ml", "comet_ml._online", "Experiment.__init__", judge=_comet),
-    Client("comet_ml", "comet_ml.api", "APIExperiment.log_* APIExperiment.delete_* APIExperiment.set_*", "writes"),
-    Client(
-        "neptune",
-        "neptune.metadata_containers.metadata_container",
-        "MetadataContainer.__init__",
-        judge=_neptune,
-    ),
-    Client("clearml", "clearml.task", "Task.init Task.create", judge=_clearml),
+    Client("comet_ml", "comet_ml.api", "APIExperiment.log_* .delete_* .set_*", "writes"),
+    Client("neptune", "neptune.metadata_containers.metadata_container", "MetadataContainer.__init__", judge=_neptune),
+    Client("clearml", "clearml.task", "Task.init .create", judge=_clearml),
     Client("swanlab", "swanlab.sdk.cmd.init swanlab.data.sdk swanlab.sdk", "init", judge=_swanlab),
     Client("trackio", "trackio", "init", judge=_trackio),
     # Its server is mostly on this machine, where HTTP passes; its windows are the user's all the same.
@@ -139,12 +130,8 @@ DATABASES = (
     Client("aiomysql", "aiomysql.connection", "Connection._connect", _CONNECTS),
     Client("pymongo", "pymongo.synchronous.mongo_client pymongo.mongo_client", "MongoClient.__init__", _CONNECTS),
     Client("pymongo", "pymongo.asynchronous.mongo_client", "AsyncMongoClient.__init__", _CONNECTS),
-    Client(
-        "redis",
-        "redis.connection redis.asyncio.connection",
-        "AbstractConnection.connect Connection.connect",
-        _CONNECTS,
-    ),
+    Client("redis", "redis.connection redis.asyncio.connection", "AbstractConnection.connect Connection.connect",
+           _CONNECTS),
     Client("valkey", "valkey.connection valkey.asyncio.connection", "AbstractConnection.connect", _CONNECTS),
     Client("oracledb", "oracledb cx_Oracle", "connect create_pool", _CONNECTS),
     Client("pyodbc", "pyodbc", "connect", _CONNECTS),
@@ -154,12 +141,12 @@ DATABASES = (
     Client("cassandra", "cassandra.cluster", "Cluster.connect", _CONNECTS),
     Client("neo4j", "neo4j._sync.driver", "GraphDatabase.driver", _CONNECTS),
     Client("kazoo", "kazoo.client", "KazooClient.start", "connects to ZooKeeper"),
-    Client("etcd3", "etcd3.client", "Etcd3Client.put Etcd3Client.delete* Etcd3Client.replace", "writes", "key prefix"),
+    Client("etcd3", "etcd3.client", "Etcd3Client.put .delete* .replace", "writes", "key prefix"),
 )
 
 MESSAGES = (
-    Client("smtplib", "smtplib", "SMTP.sendmail SMTP.send_message SMTP.mail SMTP.data", "sends mail to", "to_addrs"),
-    Client("imaplib", "imaplib", "IMAP4.append IMAP4.store IMAP4.copy IMAP4.expunge IMAP4.delete", "changes mail"),
+    Client("smtplib", "smtplib", "SMTP.sendmail .send_message .mail .data", "sends mail to", "to_addrs"),
+    Client("imaplib", "imaplib", "IMAP4.append .store .copy .expunge .delete", "changes mail"),
     Client("kafka", "kafka.producer.kafka", "KafkaProducer.send", "sends to", "topic"),
     Client("confluent_kafka", "confluent_kafka.cimpl confluent_kafka", "Producer.produce", "sends a message"),
     Client("pika", "pika.adapters.blocking_connection", "BlockingConnection.__init__", "connects to a message queue"),
@@ -169,10 +156,11 @@ MESSAGES = (
 )
 
 COMPUTERS = (
-    Client("docker", "docker.api.client", "APIClient._post APIClient._put APIClient._delete", "changes containers"),
-    Client("ray", "ray.job_submission", "JobSubmissionClient.submit_job JobSubmissionClient.stop_job", "runs a job"),
-    Client("submitit", "submitit.core.core", "Executor.submit Executor.map_array", "submits a job"),
+    Client("docker", "docker.api.client", "APIClient._post ._put ._delete", "changes containers"),
+    Client("ray", "ray.job_submission", "JobSubmissionClient.submit_job .stop_job", "runs a job"),
+    Client("submitit", "submitit.core.core", "Executor.submit .map_array", "submits a job"),
 )
 
+# fmt: on
 CLIENTS = (*HUBS, *TRACKERS, *DATABASES, *MESSAGES, *COMPUTERS)
 """Every client by its name; stores of objects have a table of their own."""
