@@ -29,7 +29,7 @@ _CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|safetensors|distcp|bin)$|checkpoint|sn
 def keep_caches(layers: Layers, environment: Mapping[str, str], working: Sequence[str]) -> None:
     """Move the caches of an attempt that has ended from `layers.scratch` to `layers.kept`.
 
-    `working`: folders in which the script works, whose contents are no caches unless their names say so.
+    `working`: folders in which the script works. What is in them is a cache only if its name says so.
     """
     roots = _cache_roots(environment)
     for name in sorted(os.listdir(layers.scratch)):

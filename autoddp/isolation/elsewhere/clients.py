@@ -1,7 +1,7 @@
 """Model hubs, experiment trackers, databases, queues and mail. Adding a client is one entry.
 
-A tracker that its own variable has switched off (`trackers.TRACKERS_OFF`) passes; the script's own argument can switch
-it on again, and then it ends tuning here.
+A tracker passes while its own variable switches it off (`trackers.TRACKERS_OFF`). If an argument in the script switches
+it on again, it ends tuning here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _hub(call: Call) -> str:
 
 
 def _mlflow(call: Call) -> str:
-    """Also of a server on this machine: what it records is the user's."""
+    """Requests to a server on this machine count too: what it records belongs to the user."""
     method, endpoint = str(call.argument("method", default="GET")), str(call.argument("endpoint", default=""))
     if method in ("GET", "HEAD") or endpoint.endswith("/search") or "/get" in endpoint:
         return ""
@@ -88,7 +88,7 @@ HUBS = (
     Client("huggingface_hub", "huggingface_hub._commit_scheduler", "CommitScheduler.__init__", judge=_hub),
     Client("huggingface_hub", "huggingface_hub.hub_mixin", "ModelHubMixin.push_to_hub", judge=_hub),
     Client("huggingface_hub", "huggingface_hub._upload_large_folder", "upload_large_folder_internal", judge=_hub),
-    # Before version 1: a clone that git pushes. The program is watched too; this names it.
+    # Before version 1, where git pushes a clone. The program git is checked too; this gives the better reason.
     Client("huggingface_hub", "huggingface_hub.repository", "Repository.git_push .push_to_hub", judge=_hub),
     Client("transformers", "transformers.utils.hub", "PushToHubMixin.push_to_hub", judge=_hub),
     Client("diffusers", "diffusers.utils.hub_utils", "PushToHubMixin.push_to_hub", judge=_hub),
@@ -112,12 +112,12 @@ TRACKERS = (
     Client("clearml", "clearml.task", "Task.init .create", judge=_clearml),
     Client("swanlab", "swanlab.sdk.cmd.init swanlab.data.sdk swanlab.sdk", "init", judge=_swanlab),
     Client("trackio", "trackio", "init", judge=_trackio),
-    # Its server is mostly on this machine, where HTTP passes; its windows are the user's all the same.
+    # Its server is mostly on this machine, to which HTTP passes; but the windows in it belong to the user.
     Client("visdom", "visdom", "Visdom._send", "draws in a window"),
 )
 
 DATABASES = (
-    # What is written cannot be seen here, so the connection counts, also to this machine.
+    # What is written cannot be seen here, so each connection ends tuning, also one to this machine.
     Client("sqlalchemy", "sqlalchemy.engine.default", "DefaultDialect.connect", judge=_sqlalchemy),
     Client("psycopg", "psycopg.connection", "Connection.connect", _CONNECTS),
     Client("psycopg", "psycopg.connection_async", "AsyncConnection.connect", _CONNECTS),
@@ -163,4 +163,4 @@ COMPUTERS = (
 
 # fmt: on
 CLIENTS = (*HUBS, *TRACKERS, *DATABASES, *MESSAGES, *COMPUTERS)
-"""Every client by its name; stores of objects have a table of their own."""
+"""All clients but the stores of objects, which are in `storage`."""

@@ -20,21 +20,21 @@ _ASKS = ("--help", "--version", "help")  # not -h: for some it names the host
 
 @dataclass(frozen=True)
 class Tool:
-    """One program, or several of one kind. Without `reads`, `writes` and `judge` every use counts."""
+    """One program, or several of one kind. Without `reads`, `writes` and `judge` every use ends tuning."""
 
     names: str
     reads: str = ""
-    """Commands that pass, as patterns over the arguments without options, separated by `;`. All others count."""
+    """Commands that pass, as patterns over the arguments without options, separated by `;`. All others end tuning."""
     writes: str = ""
-    """Or: the only commands that count."""
+    """Or: the only commands that end tuning."""
     judge: Judge | None = None
-    """Or: what looks at the arguments itself. Asked when `reads` do not match."""
+    """Or: a function that looks at the arguments. Called when no pattern of `reads` matches."""
     copies: str = ""
     """Commands that copy, for `downloads`."""
     remote: str = ""
     """A regular expression of a place elsewhere, for `downloads` and `transfers`."""
     valued: str = ""
-    """Options that take the next word."""
+    """Options whose value is the next word."""
     whole: bool = False
     """The patterns are over all arguments, with options."""
 
@@ -98,7 +98,7 @@ _BODY = re.compile(
 
 
 def web_writes(tool: Tool, args: Sequence[str]) -> bool:
-    """curl and wget: the method asked for, or POST where a body is given. The rule for HTTP requests decides."""
+    """curl and wget: the rule for HTTP requests decides, by the method, which is POST where a body is given."""
     method, urls, uploads, before = "", [], False, ""
     for arg in args:
         asked = _METHOD.fullmatch(arg)
@@ -128,7 +128,7 @@ def httpie_writes(tool: Tool, args: Sequence[str]) -> bool:
 
 
 def kills_others(tool: Tool, args: Sequence[str]) -> bool:
-    """`kill -0 PID` and `kill -l` ask only; ending a child of its own, a script does through Python."""
+    """`kill -0 PID` and `kill -l` only ask. A script ends its own children in Python, not by this program."""
     return args[0] not in ("-0", "-l", "-L", "--list")
 
 
@@ -139,7 +139,7 @@ _GPU_SETTINGS = re.compile(
 
 
 def sets_gpu(tool: Tool, args: Sequence[str]) -> bool:
-    """nvidia-smi: a reset, limits, clocks and modes; it asks otherwise."""
+    """nvidia-smi: a reset, limits, clocks and modes; its other uses only report."""
     return any(_GPU_SETTINGS.fullmatch(arg.partition("=")[0]) for arg in args)
 
 

@@ -116,7 +116,7 @@ class Databases:
         def opened(filename: Path, flag: str = "r", *args: Any) -> Any:
             if flag.startswith("r"):
                 return original(self.native.to_read(filename), flag, *args)
-            if flag.startswith("w") and not self.view.resolve(text(filename)).exists:
+            if flag.startswith("w") and not self.view.resolve(filename).exists:
                 raise gnu.error(2, os.strerror(2), filename)  # `to_write` would make the file, and opening succeed
             return original(self.native.to_write(filename, keep="n" not in flag), flag, *args)
 

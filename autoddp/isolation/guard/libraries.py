@@ -1,4 +1,4 @@
-"""Native code that the script loads: an extension module, or a library by ctypes.
+"""Checks native code before the script loads it: an extension module, or a library by ctypes.
 
 With Landlock, the kernel refuses what such code writes. Without, only code may be loaded that writes no file by a path
 of its own, or whose writers `native.py` and `databases.py` redirect.
@@ -69,7 +69,7 @@ class Libraries:
         }
 
     def imported(self, module: str, path: Any = None, *_more: Any) -> None:
-        """An extension module has a path, any other module has none."""
+        """An import. For an extension module the event has a path, for any other module none."""
         if self.landlock or not isinstance(path, str) or self._is_standard(path):
             return
         package = module.partition(".")[0]
@@ -97,6 +97,6 @@ class Libraries:
             self.stop(f"ctypes loads {path}, which may write files unseen (this kernel has no Landlock)")
 
     def looked_up(self, _library: Any, name: Any, *_more: Any) -> None:
-        """A function of a library, by name."""
+        """A function of a library that is looked up by name."""
         if isinstance(name, (str, bytes)) and os.fsdecode(name) in _FILE_FUNCTIONS:
             self.stop(f"ctypes calls {os.fsdecode(name)}")

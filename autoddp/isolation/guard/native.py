@@ -72,7 +72,7 @@ class Native:
         if not is_path(path):
             return path
         try:
-            place = self.view.resolve(text(path))
+            place = self.view.resolve(path)
         except OSError:
             return self._nowhere(path)  # the real path may exist where the script has removed it
         if place.physical == place.path and place.exists:
@@ -85,7 +85,7 @@ class Native:
             return path
         with self.view.lock.held():
             try:
-                place = self.view.resolve(text(path))
+                place = self.view.resolve(path)
                 if not place.exists:
                     self.view.make(place, lambda at: real.create(at, 0o666))
                     return self.view.above(place)
@@ -102,7 +102,7 @@ class Native:
     def _nowhere(self, path: Any) -> str:
         """A path at which there is nothing and nothing can be made; the script's own if that is one."""
         try:
-            there = self.view.resolve(text(path), real_only=True).exists
+            there = self.view.resolve(path, real_only=True).exists
         except OSError:
             return text(path)  # its folder is missing in reality too
         if not there and not self.view.resolve(os.path.dirname(text(path)) or ".", real_only=True).exists:

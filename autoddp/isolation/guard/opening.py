@@ -57,23 +57,14 @@ class Opening:
         if dir_fd is None and self.view.status_if_plain(name, follow):
             with contextlib.suppress(OSError):  # what follows tells why
                 return real.open(name, flags)
-        for _ in range(3):
+        for attempt in range(4):
             number = self.view.lock.number()
             try:
-                return real.open(self._path_to_read(name, follow, dir_fd), flags)
+                return real.open(self.view.to_open(self.view.existing(name, follow, dir_fd)).physical, flags)
             except OSError:
-                if self.view.lock.number() == number:
+                if self.view.lock.number() == number or attempt == 3:
                     raise
-        return real.open(self._path_to_read(name, follow, dir_fd), flags)
-
-    def _path_to_read(self, name: str, follow: bool, dir_fd: Descriptor) -> str:
-        place = self.view.resolve(name, follow, dir_fd)
-        place.found()
-        if place.is_real and place.is_folder and place.physical != place.path:
-            # The guard must be able to tell the path from the descriptor alone, and this real folder has another name.
-            with self.view.lock.held():
-                return self.view.copy_up(place)
-        return place.physical
+        raise AssertionError("unreachable")
 
     def _open_to_write(self, name: str, flags: int, mode: int, dir_fd: Descriptor) -> int:
         with self.view.lock.held():

@@ -12,7 +12,7 @@ Descriptor = int | None
 """An open folder to which a path is relative; None: the working directory."""
 
 
-class MalformedPathError(Exception):
+class MalformedPathError(ValueError):
     """The argument is no path. The original function is called, and raises its own error."""
 
 

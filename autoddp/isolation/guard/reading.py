@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from autoddp.isolation.guard import real
-from autoddp.isolation.guard.paths import Descriptor, Path, like, text
-from autoddp.isolation.guard.view import Folder, Place
+from autoddp.isolation.guard.paths import Descriptor, Path, like
+from autoddp.isolation.guard.view import Folder
 from autoddp.isolation.guard.writable_view import WritableView
 
 
@@ -25,26 +25,16 @@ class Reading:
     def __init__(self, view: WritableView) -> None:
         self.view = view
 
-    def _at(self, path: Path, follow: bool = True, dir_fd: Descriptor = None) -> Place:
-        return self.view.resolve(text(path), follow, dir_fd)
-
     def stat(self, path: Path, *, dir_fd: Descriptor = None, follow_symlinks: bool = True) -> real.Status:
         """`os.stat`."""
         if isinstance(path, int):
             return real.stat(path)
         plain = self.view.status_if_plain(path, follow_symlinks)
-        return plain or self.status(self._at(path, follow_symlinks, dir_fd))
+        return plain or self.view.status(path, follow_symlinks, dir_fd)
 
     def lstat(self, path: Path, *, dir_fd: Descriptor = None) -> real.Status:
         """`os.lstat`."""
-        return self.view.status_if_plain(path, False) or self.status(self._at(path, False, dir_fd))
-
-    def status(self, place: Place) -> real.Status:
-        """The status of a place: the same as of a descriptor, for which `Opening` copies a renamed folder up too."""
-        if place.is_real and place.is_folder and place.physical != place.path:
-            with self.view.lock.held():
-                self.view.copy_up(place)
-        return place.found()
+        return self.view.status_if_plain(path, False) or self.view.status(path, False, dir_fd)
 
     def access(
         self,
@@ -57,7 +47,7 @@ class Reading:
     ) -> bool:
         """`os.access`."""
         try:
-            place = self._at(path, follow_symlinks, dir_fd)
+            place = self.view.resolve(path, follow_symlinks, dir_fd)
             if not place.exists:
                 return False
             places = [place.physical]
@@ -73,9 +63,7 @@ class Reading:
     def _folder(self, path: Path) -> Folder:
         if isinstance(path, int):
             return self.view.folder(self.view.resolve(self.view.folder_of(path)))
-        place = self._at(path)
-        place.found()
-        return self.view.folder(place)
+        return self.view.folder(self.view.existing(path))
 
     def listdir(self, path: Path = None) -> list[Any]:
         """`os.listdir`."""
@@ -92,12 +80,11 @@ class Reading:
             return folder, self.view.names(folder)
 
         folder, names = self.view.lock.consistent(look)
-        return Entries(Entry(self, given, folder.child_path(name), name, entry) for name, entry in names.items())
+        return Entries(Entry(self.view, given, folder.child_path(name), name, entry) for name, entry in names.items())
 
     def readlink(self, path: Path, *, dir_fd: Descriptor = None) -> Any:
         """`os.readlink`."""
-        place = self._at(path, False, dir_fd)
-        place.found()
+        place = self.view.existing(path, False, dir_fd)
         if not place.is_link:
             real.fail(errno.EINVAL)
         return like(path, self.view.virtual(real.readlink(place.physical)))
@@ -106,8 +93,7 @@ class Reading:
         """Something real on the file system on which the script believes the path to be; or the open descriptor."""
         if isinstance(path, int):
             return path
-        place = self._at(path)
-        place.found()
+        place = self.view.existing(path)
         if not place.upper:
             return place.physical
         folder = place.folder
@@ -134,8 +120,7 @@ class Reading:
     def _attributes(self, name: str, path: Path, follow: bool, *more: Any) -> Any:
         if isinstance(path, int):
             return real.functions[name](path, *more)
-        place = self._at(path, follow)
-        place.found()
+        place = self.view.existing(path, follow)
         return real.functions[name](place.physical, *more, follow_symlinks=False)
 
     # The kernel's working directory is the real folder if the script sees it under the same path: native libraries then
@@ -152,7 +137,7 @@ class Reading:
     def getcwd(self) -> str:
         """`os.getcwd`."""
         path = self.view.cwd()
-        self.view.resolve(path).found()
+        self.view.existing(path)
         return path
 
     def getcwdb(self) -> bytes:
@@ -185,8 +170,8 @@ class Entry:
 
     __class_getitem__ = classmethod(lambda cls, item: cls)
 
-    def __init__(self, reading: Reading, given: Path, seen: str, name: str, entry: os.DirEntry[str] | None) -> None:
-        self._reading, self._seen, self._entry = reading, seen, entry
+    def __init__(self, view: WritableView, given: Path, seen: str, name: str, entry: os.DirEntry[str] | None) -> None:
+        self._view, self._seen, self._entry = view, seen, entry
         self._status: dict[bool, real.Status] = {}
         self.name = like(given, name)
         self.path = self.name if isinstance(given, int) else os.path.join(given, self.name)
@@ -201,8 +186,7 @@ class Entry:
         """Looked up once."""
         if follow_symlinks not in self._status:
             try:
-                place = self._reading.view.resolve(self._seen, follow_symlinks)
-                self._status[follow_symlinks] = self._reading.status(place)
+                self._status[follow_symlinks] = self._view.status(self._seen, follow_symlinks)
             except OSError as error:
                 error.filename = self.path
                 raise

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from autoddp.isolation.guard import real
-from autoddp.isolation.guard.paths import is_path, text
+from autoddp.isolation.guard.paths import is_path
 from autoddp.isolation.guard.writable_view import WritableView
 from autoddp.isolation.import_hooks import when_imported
 
@@ -37,7 +37,7 @@ class Sockets:
             if not has_path(this, address):
                 return bind(this, address)
             with self.view.lock.held():
-                place = self.view.resolve(text(address), False)
+                place = self.view.resolve(address, False)
                 if place.exists or place.direct:
                     return _within_limit(place.physical, lambda at: bind(this, at))
                 self.view.check_entries(place)
@@ -58,7 +58,7 @@ class Sockets:
                 if not has_path(this, address):
                     return connect(this, address)
                 try:
-                    physical = self.view.resolve(text(address)).physical
+                    physical = self.view.resolve(address).physical
                 except OSError:
                     return connect(this, address)
                 return _within_limit(physical, lambda at: connect(this, at))

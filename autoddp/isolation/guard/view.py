@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from autoddp.isolation.guard import real
 from autoddp.isolation.guard.lock import ChangeLock
+from autoddp.isolation.guard.paths import Descriptor, Path, text
 
 GONE = "/.autoddp-overlay/gone"
 SAME = "/.autoddp-overlay/same"
@@ -152,20 +153,27 @@ class View:
             real.fail(errno.ENOENT)
         return self.virtual(path)
 
-    def resolve(self, path: str, follow: bool = True, dir_fd: int | None = None, real_only: bool = False) -> Place:
+    def resolve(self, path: Path, follow: bool = True, dir_fd: Descriptor = None, real_only: bool = False) -> Place:
         """The place that a path names. Raises the kernel's error when a folder on the way is missing or no folder.
 
         With `real_only` the script's changes are left out: this is what the kernel would find.
         """
-        if not path:
+        name = text(path)
+        if not name:
             real.fail(errno.ENOENT)
-        if path.startswith("/"):
-            path = self.virtual(path)
+        if name.startswith("/"):
+            full = self.virtual(name)
         else:
-            path = f"{self.cwd() if dir_fd is None or dir_fd < 0 else self.folder_of(dir_fd)}/{path}"
+            full = f"{self.cwd() if dir_fd is None or dir_fd < 0 else self.folder_of(dir_fd)}/{name}"
         if real_only:  # no change can come between
-            return self._resolve(path, follow, real_only)
-        return self.lock.consistent(lambda: self._resolve(path, follow, real_only))
+            return self._resolve(full, follow, real_only)
+        return self.lock.consistent(lambda: self._resolve(full, follow, real_only))
+
+    def existing(self, path: Path, follow: bool = True, dir_fd: Descriptor = None) -> Place:
+        """As `resolve`; ENOENT if nothing is there."""
+        place = self.resolve(path, follow, dir_fd)
+        place.found()
+        return place
 
     def status_if_plain(self, path: object, follow: bool) -> real.Status | None:
         """The real status of a path in a folder that the script has not changed; None: only `resolve` can tell.

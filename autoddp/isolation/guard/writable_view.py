@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from autoddp.isolation.guard import real
 from autoddp.isolation.guard.lock import ChangeLock
+from autoddp.isolation.guard.paths import Descriptor, Path
 from autoddp.isolation.guard.view import BENEATH, GONE, Folder, Place, View, is_mark
 
 _LARGEST_COPY = 0.2  # of the free space in the scratch folder, for one file: the user's disk must not fill up
@@ -135,6 +136,20 @@ class WritableView(View):
         place.physical, place.upper = self.above(place), True
         place.status = real.lstat(place.physical)
         return place.physical
+
+    def to_open(self, place: Place) -> Place:
+        """A place that is about to be looked at by a descriptor, from which the guard must be able to tell its path.
+
+        A real folder under a new name is copied up, because its descriptor would tell the old name.
+        """
+        if place.is_real and place.is_folder and place.physical != place.path:
+            with self.lock.held():
+                self.copy_up(place)
+        return place
+
+    def status(self, path: Path, follow: bool, dir_fd: Descriptor = None) -> real.Status:
+        """The status of what a path names: the same as of a descriptor of it."""
+        return self.to_open(self.existing(path, follow, dir_fd)).found()
 
     def copy_file(self, source: str, status: real.Status, made: str, content: bool = True) -> None:
         """Copy a file to a path that is not visible yet."""

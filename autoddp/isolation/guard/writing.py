@@ -75,8 +75,7 @@ class Writing:
         """`os.link`. Of a real file, both names lead to one copy."""
         view = self.view
         with view.lock.held():
-            source = view.resolve(text(src), follow_symlinks, src_dir_fd)
-            source.found()
+            source = view.existing(src, follow_symlinks, src_dir_fd)
             target = self._free(dst, dst_dir_fd)
             if source.direct != target.direct:
                 real.fail(errno.EXDEV)
@@ -238,8 +237,7 @@ class Writing:
         if isinstance(path, int):
             return self._alter_open(name, path, lambda at: function(at, *more, **keywords))
         with self.view.lock.held():
-            place = self.view.resolve(text(path), follow, dir_fd)
-            place.found()
+            place = self.view.existing(path, follow, dir_fd)
             self.view.check_owner(place)
             if not follow:
                 keywords["follow_symlinks"] = False
@@ -313,8 +311,7 @@ class Writing:
             function(path, length)
             return
         with self.view.lock.held():
-            place = self.view.resolve(text(path))
-            place.found()
+            place = self.view.existing(path)
             if place.is_folder:
                 real.fail(errno.EISDIR)
             self.view.check_content(place)
