@@ -6,6 +6,7 @@ it on again, it ends tuning here.
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -41,12 +42,8 @@ def _mode(call: Call, variable: str, off: tuple[str, ...]) -> str:
     return "" if mode in off else f"starts a run in mode {mode}"
 
 
-def _wandb(call: Call) -> str:
-    return _mode(call, "WANDB_MODE", ("disabled", "offline", "dryrun", "dry-run"))
-
-
-def _swanlab(call: Call) -> str:
-    return _mode(call, "SWANLAB_MODE", ("disabled", "offline", "local", "backup"))
+_wandb = functools.partial(_mode, variable="WANDB_MODE", off=("disabled", "offline", "dryrun", "dry-run"))
+_swanlab = functools.partial(_mode, variable="SWANLAB_MODE", off=("disabled", "offline", "local", "backup"))
 
 
 def _comet(call: Call) -> str:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from types import ModuleType
 from typing import Any, NoReturn
 
-from autoddp.isolation.import_hooks import when_imported
+from autoddp.isolation.hooks import when_imported
 
 Stop = Callable[[str], NoReturn]
 _COROUTINE = 0x80  # inspect.CO_COROUTINE

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from autoddp.isolation.elsewhere.commands import judge_shell, judge_words
 from autoddp.isolation.elsewhere.patch import Stop
+from autoddp.isolation.hooks import check_events
 
 
 def watch_processes(stop: Stop) -> None:
-    """Add the hook. For events that it does not know it costs one look-up in a dictionary."""
-    kill = Signals(os.getppid())
+    """From now on. Programs are known by their words, signals by the process that they go to."""
+    signals = Signals(os.getppid())
     judges: dict[str, Callable[..., str]] = {
         "subprocess.Popen": lambda executable, args, cwd, env: judge_words(_words(args, executable), _text(cwd)),
         "os.system": lambda command: judge_shell(_text(command)),
@@ -21,22 +22,19 @@ def watch_processes(stop: Stop) -> None:
         "os.posix_spawn": lambda path, args, env: judge_words(_words(args, path)),
         "os.spawn": lambda mode, path, args, env: judge_words(_words(args, path)),
         "pty.spawn": lambda args: judge_words(_words(args)),
-        "os.kill": kill.judge,
-        "os.killpg": kill.judge_group,
+        "os.kill": signals.judge,
+        "os.killpg": signals.judge_group,
     }
+    check_events({event: functools.partial(_check, judge, stop) for event, judge in judges.items()})
 
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        judge = judges.get(event)
-        if judge is None:
-            return
-        try:
-            said = judge(*args)
-        except Exception:  # arguments that the call itself will refuse
-            said = ""
-        if said:
-            stop(said)
 
-    sys.addaudithook(hook)
+def _check(judge: Callable[..., str], stop: Stop, *arguments: Any) -> None:
+    try:
+        said = judge(*arguments)
+    except Exception:  # arguments that the call itself will refuse
+        said = ""
+    if said:
+        stop(said)
 
 
 def _words(args: Any, executable: Any = None) -> list[str]:

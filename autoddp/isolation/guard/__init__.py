@@ -3,8 +3,8 @@
     start_guard(plan, stop)
 
     real                     the functions of the operating system as they were before
-    lock, view               what a path means to the script: the real files, with the script's changes on top
-    writable_view            the steps of which every change consists, all of them in the scratch folder
+    lock, view               what a path means to the script: the real files, with the script's changes on top, which
+                             are kept in the scratch folder
     reading, writing,        Python's own path operations on that view, and
     opening, install         where they replace the original ones
     native, databases,       the same for libraries that open files by path in C, C++ or Rust
@@ -31,7 +31,7 @@ from autoddp.isolation.guard.libraries import Libraries
 from autoddp.isolation.guard.native import Native
 from autoddp.isolation.guard.programs import Programs
 from autoddp.isolation.guard.sockets import Sockets
-from autoddp.isolation.guard.writable_view import WritableView
+from autoddp.isolation.guard.view import View
 from autoddp.isolation.plan import IsolationPlan
 
 __all__ = ["start_guard"]
@@ -52,7 +52,7 @@ def start_guard(plan: IsolationPlan, stop: Callable[[str], NoReturn]) -> None:
     scratch = real.realpath(plan.scratch)
     for folder in (scratch, f"{scratch}/upper", f"{scratch}/aside"):
         os.makedirs(folder, mode=0o700, exist_ok=True)
-    view = WritableView(scratch, map(real.realpath, plan.writable), stop)
+    view = View(scratch, map(real.realpath, plan.writable), stop)
     native = Native(view)
     programs = Programs(native, plan)
     install(view)

@@ -6,7 +6,6 @@ The guard's own operations are reported too. They are told apart by their path, 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +13,8 @@ from autoddp.isolation.guard import real
 from autoddp.isolation.guard.opening import CHANGES, announced
 from autoddp.isolation.guard.paths import is_path, text
 from autoddp.isolation.guard.sockets import is_abstract
-from autoddp.isolation.guard.writable_view import WritableView
+from autoddp.isolation.guard.view import View
+from autoddp.isolation.hooks import check_events
 
 _SET_FLAGS = {0x40086602, 0x40046602, 0x401C5820}  # FS_IOC_SETFLAGS of 64 and 32 bits, FS_IOC_FSSETXATTR
 
@@ -22,7 +22,7 @@ _SET_FLAGS = {0x40086602, 0x40046602, 0x401C5820}  # FS_IOC_SETFLAGS of 64 and 3
 class Audit:
     """Checks the events that name a file; `more` are checks by event of programs and of native code."""
 
-    def __init__(self, view: WritableView, more: Mapping[str, Callable[..., None]]) -> None:
+    def __init__(self, view: View, more: Mapping[str, Callable[..., None]]) -> None:
         self.view = view
         self._direct = tuple(f"{folder.rstrip('/')}/" for folder in (*view.direct, "/dev"))
         self._checks: dict[str, Callable[..., None]] = {
@@ -49,15 +49,8 @@ class Audit:
         }
 
     def start(self) -> None:
-        """From now on, for good: an audit hook cannot be removed."""
-        checks = self._checks
-
-        def hook(event: str, arguments: tuple[Any, ...]) -> None:
-            check = checks.get(event)
-            if check is not None:
-                check(*arguments)
-
-        sys.addaudithook(hook)
+        """From now on."""
+        check_events(self._checks)
 
     def _refuse_outside(self, what: str, path: Any, dir_fd: int = -1, follow: bool = True) -> None:
         """End tuning unless a path, as the kernel follows it, lies where writes are real."""

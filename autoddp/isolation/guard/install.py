@@ -16,7 +16,7 @@ from autoddp.isolation.guard import real
 from autoddp.isolation.guard.opening import Opening
 from autoddp.isolation.guard.paths import OpenFunction, PathFunction
 from autoddp.isolation.guard.reading import Entry, Reading
-from autoddp.isolation.guard.writable_view import WritableView
+from autoddp.isolation.guard.view import View
 from autoddp.isolation.guard.writing import Writing
 
 _NAMES_IN_ERRORS = {
@@ -29,7 +29,7 @@ _HEAP_TYPE = 1 << 9  # of a class's __flags__: its attributes can be set
 _GUARD = "autoddp.isolation.guard"  # this package keeps the originals
 
 
-def install(view: WritableView) -> None:
+def install(view: View) -> None:
     """From now on Python's path operations follow the view."""
     reading, writing, opening = Reading(view), Writing(view), Opening(view)
     bodies: dict[str, Any] = {"remove": writing.unlink, "replace": writing.rename, "open": opening.os_open}

@@ -17,8 +17,8 @@ from typing import Any
 from autoddp.isolation.guard import real
 from autoddp.isolation.guard.install import replace_everywhere
 from autoddp.isolation.guard.paths import is_path, text
-from autoddp.isolation.guard.writable_view import WritableView
-from autoddp.isolation.import_hooks import when_imported
+from autoddp.isolation.guard.view import View
+from autoddp.isolation.hooks import when_imported
 
 _READ, _WRITE = "to_read", "to_write"
 
@@ -52,7 +52,7 @@ _PATH_ARGUMENTS = {
 class Native:
     """Translates paths, and patches each library when the script imports it."""
 
-    def __init__(self, view: WritableView) -> None:
+    def __init__(self, view: View) -> None:
         self.view = view
 
     def start(self) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 from autoddp.isolation.guard import real
 from autoddp.isolation.guard.paths import Descriptor, MalformedPathError, Path, plain, text
-from autoddp.isolation.guard.view import Place
-from autoddp.isolation.guard.writable_view import WritableView
+from autoddp.isolation.guard.view import Place, View
 
 _real_open = io.open
 _RealFileIO = io.FileIO
@@ -46,7 +45,7 @@ announced = Announced()
 class Opening:
     """`os.open`, and those that are built on it."""
 
-    def __init__(self, view: WritableView) -> None:
+    def __init__(self, view: View) -> None:
         self.view = view
 
     def os_open(self, path: Path, flags: int, mode: int = 0o777, *, dir_fd: Descriptor = None) -> int:

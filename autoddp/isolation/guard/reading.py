@@ -15,14 +15,13 @@ from typing import Any
 
 from autoddp.isolation.guard import real
 from autoddp.isolation.guard.paths import Descriptor, Path, like
-from autoddp.isolation.guard.view import Folder
-from autoddp.isolation.guard.writable_view import WritableView
+from autoddp.isolation.guard.view import Folder, View
 
 
 class Reading:
     """Looks things up in the view."""
 
-    def __init__(self, view: WritableView) -> None:
+    def __init__(self, view: View) -> None:
         self.view = view
 
     def stat(self, path: Path, *, dir_fd: Descriptor = None, follow_symlinks: bool = True) -> real.Status:
@@ -170,7 +169,7 @@ class Entry:
 
     __class_getitem__ = classmethod(lambda cls, item: cls)
 
-    def __init__(self, view: WritableView, given: Path, seen: str, name: str, entry: os.DirEntry[str] | None) -> None:
+    def __init__(self, view: View, given: Path, seen: str, name: str, entry: os.DirEntry[str] | None) -> None:
         self._view, self._seen, self._entry = view, seen, entry
         self._status: dict[bool, real.Status] = {}
         self.name = like(given, name)

@@ -9,8 +9,8 @@ from typing import Any
 
 from autoddp.isolation.guard import real
 from autoddp.isolation.guard.paths import is_path
-from autoddp.isolation.guard.writable_view import WritableView
-from autoddp.isolation.import_hooks import when_imported
+from autoddp.isolation.guard.view import View
+from autoddp.isolation.hooks import when_imported
 
 _LONGEST = 100  # bytes of a socket's path; the kernel takes 107, macOS 103
 
@@ -18,7 +18,7 @@ _LONGEST = 100  # bytes of a socket's path; the kernel takes 107, macOS 103
 class Sockets:
     """Patches `socket.socket` when the script imports it."""
 
-    def __init__(self, view: WritableView) -> None:
+    def __init__(self, view: View) -> None:
         self.view = view
         self._bound: dict[int, Any] = {}
 

@@ -12,14 +12,13 @@ from typing import Any
 
 from autoddp.isolation.guard import real
 from autoddp.isolation.guard.paths import Descriptor, Path, text
-from autoddp.isolation.guard.view import BENEATH, GONE, SAME, Place
-from autoddp.isolation.guard.writable_view import WritableView
+from autoddp.isolation.guard.view import BENEATH, GONE, SAME, Place, View
 
 
 class Writing:
     """Each change happens in the view only, under its lock."""
 
-    def __init__(self, view: WritableView) -> None:
+    def __init__(self, view: View) -> None:
         self.view = view
 
     def _entry(self, path: Path, dir_fd: Descriptor, must_be_folder: bool = False) -> Place:
