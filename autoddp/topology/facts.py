@@ -20,6 +20,15 @@ Relation = Literal["PIX", "PXB", "PHB", "NODE", "SYS"]
 """What two PCIe devices have to cross, nearest first: one switch, several, a host bridge, a node's fabric, sockets."""
 RELATIONS: tuple[Relation, ...] = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
+P2P_REFUSED = {
+    "CNS": "the chipset does not support peer access",
+    "GNS": "this GPU model does not support peer access",
+    "TNS": "the topology does not support peer access",
+    "DR": "the driver has peer access switched off",
+    "NS": "peer access is not supported",
+}
+"""Why one GPU may not reach into another's memory, by nvidia-smi's letters; OK is the driver's word, no measurement."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -54,7 +63,7 @@ class GpuPair:
     nvlink_gbs: float | None = None
     """GB/s of all their NVLinks together, in one direction."""
     p2p: str = ""
-    """OK, or why not, in nvidia-smi's letters: CNS (chipset not supported), GNS, TNS, DR, NS."""
+    """OK or a key of `P2P_REFUSED`; empty where that is not known."""
 
 
 @dataclass(frozen=True)

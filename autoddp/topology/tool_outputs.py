@@ -9,16 +9,21 @@ from typing import Any, Protocol
 
 from autoddp.errors import NothingReadable
 from autoddp.topology.facts import Node
-from autoddp.topology.gpu_list import GpuList, read_gpu_list
 from autoddp.topology.ibstat import read_ibstat, read_ibstatus
 from autoddp.topology.ibv_devinfo import read_ibv_devinfo
 from autoddp.topology.matrix import TopologyMatrix, read_matrix
 from autoddp.topology.nccl_log import read_nccl_log
-from autoddp.topology.nvlink_status import NvlinkStatus, read_nvlink_status
-from autoddp.topology.p2p_status import P2pStatus, read_p2p_status
 from autoddp.topology.probe import machine, node_of_matrix
 from autoddp.topology.rdma import RdmaPorts
 from autoddp.topology.show_gids import GidTable, read_show_gids
+from autoddp.topology.smi_texts import (
+    GpuList,
+    NvlinkStatus,
+    P2pStatus,
+    read_gpu_list,
+    read_nvlink_status,
+    read_p2p_status,
+)
 
 
 class Output(Protocol):

@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autoddp.topology.facts import RELATIONS, GpuPair, Node, Relation
+from autoddp.topology.facts import P2P_REFUSED, RELATIONS, GpuPair, Node, Relation
 from autoddp.topology.rdma import RdmaPort
 
 PCIE_GBS_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
@@ -41,13 +41,6 @@ _CROSSING = {
     "PHB": "meet at a CPU's host bridge",
     "NODE": "hang on different host bridges of one NUMA node",
     "SYS": "cross the sockets",
-}
-_P2P_REFUSED = {
-    "CNS": "the chipset does not support peer access",
-    "GNS": "this GPU model does not support peer access",
-    "TNS": "the topology does not support peer access",
-    "DR": "the driver has peer access switched off",
-    "NS": "peer access is not supported",
 }
 
 
@@ -92,7 +85,7 @@ def between_gpus(node: Node, pair: GpuPair, environment: Mapping[str, str] = os.
         return _by_nvlink(name, pair)
     if pair.relation is None:
         return Verdict(name, "", None, None, "how they are joined is not known")
-    refused = "NCCL_P2P_DISABLE=1 is set" if switched_off else _P2P_REFUSED.get(pair.p2p, "")
+    refused = "NCCL_P2P_DISABLE=1 is set" if switched_off else P2P_REFUSED.get(pair.p2p, "")
     raw = _pcie_gbs(node, pair)
     crossing = f"they {_CROSSING[pair.relation]}"
     level = _peer_level(node, environment)
