@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autoddp.topology.facts import RELATIONS, Relation
-from autoddp.topology.files import number
+from autoddp.topology.files import numa_node
 
 
 def path_of(bus: str, root: Path = Path("/")) -> tuple[str, ...]:
@@ -32,8 +32,8 @@ def relation(a: str, b: str, root: Path = Path("/")) -> Relation | None:
         (i for i, (x, y) in enumerate(zip(first, second, strict=False)) if x != y), min(len(first), len(second))
     )
     if shared == 0:
-        numa = [number(root / "sys/bus/pci/devices" / bus / "numa_node") for bus in (a, b)]
-        return "NODE" if numa[0] == numa[1] and numa[0] not in (None, -1) else "SYS"
+        numa = [numa_node(root / "sys/bus/pci/devices" / bus) for bus in (a, b)]
+        return "NODE" if numa[0] == numa[1] and numa[0] is not None else "SYS"
     # A function of the same card shares everything down to its port; a switch is a port above and a port below.
     bridges = len(first) + len(second) - 2 * shared - 2
     if shared == 1:

@@ -9,13 +9,11 @@ from typing import Any, Protocol
 
 from autoddp.errors import NothingReadable
 from autoddp.topology.facts import Node
-from autoddp.topology.ibstat import read_ibstat, read_ibstatus
-from autoddp.topology.ibv_devinfo import read_ibv_devinfo
 from autoddp.topology.matrix import TopologyMatrix, read_matrix
 from autoddp.topology.nccl_log import read_nccl_log
 from autoddp.topology.probe import machine, node_of_matrix
 from autoddp.topology.rdma import RdmaPorts
-from autoddp.topology.show_gids import GidTable, read_show_gids
+from autoddp.topology.rdma_texts import GidTable, read_rdma_ports, read_show_gids
 from autoddp.topology.smi_texts import (
     GpuList,
     NvlinkStatus,
@@ -44,18 +42,6 @@ class Machine:
         return self.node.plain()
 
 
-def _ports(text: str) -> RdmaPorts:
-    """Three tools print the same facts; their headings tell which it was."""
-    for read in (read_ibv_devinfo, read_ibstatus, read_ibstat):
-        try:
-            found = read(text)
-        except NothingReadable:
-            continue
-        if found.ports:
-            return found
-    return read_ibv_devinfo(text)
-
-
 def _machine(root: Path) -> Machine:
     node = machine(root)
     if not (node.nics or node.rdma or node.numa):
@@ -68,7 +54,7 @@ OUTPUTS: Mapping[str, Callable[[Any], Output]] = {
     "p2p_status": read_p2p_status,
     "gpu_list": read_gpu_list,
     "nccl_log": read_nccl_log,
-    "ibv_devinfo": _ports,
+    "ibv_devinfo": read_rdma_ports,
     "show_gids": read_show_gids,
     "nvlink_status": read_nvlink_status,
     "sysfs": _machine,
