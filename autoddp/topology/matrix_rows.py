@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import dropwhile
 
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\(B|\[[0-9;]{1,16}m")  # the last: only ESC was lost in copying
+from autoddp.topology.text import without_escapes
+
 _GPU = re.compile(r"GPU(0|[1-9][0-9]{0,2})")
 _NIC = re.compile(r"NIC[0-9]{1,4}|[a-z](?=[a-z_.-]*[0-9])[a-z0-9_.-]{0,62}")  # old drivers: the name of the device
 _SEAM = re.compile(r"(?<=[0-9])(?=(?:GPU|NIC|mlx|hfi)[0-9])")  # between two names that lost the tab between them
@@ -116,7 +117,7 @@ class Table:
 
 def table(text: str) -> Table:
     """The lines of a matrix; without columns and rows if there is none. Takes time in proportion to the text."""
-    lines = _lines(_COLOUR.sub("", text))
+    lines = _lines(without_escapes(text))
     headers = [(i, line) for i, line in enumerate(lines) if isinstance(line, Columns)]
     start, end, header = 0, len(lines), None
     if headers:
