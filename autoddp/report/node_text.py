@@ -1,9 +1,10 @@
-"""A node on the terminal: what stands where, how the GPUs are joined, what to expect of it."""
+"""A node in lines of text: what stands where, how the GPUs are joined, what to expect; and what tools' outputs said."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -14,7 +15,8 @@ from autoddp.tables import grid, text_of
 from autoddp.topology import Gpu, GpuPair, Nic, Node, NumaNode, RdmaPort, Verdict, switches
 from autoddp.units import data_size
 
-_PLAIN_WIDTH = 160
+_PLAIN_WIDTH = 160  # columns of a log file
+_NOTHING: tuple[Any, ...] = (None, "", [])  # what is not shown
 _COLOURS = {"NV": "green", "PIX": "cyan", "PXB": "blue", "PHB": "yellow", "NODE": "dark_orange", "SYS": "red"}
 
 
@@ -172,3 +174,27 @@ def _likeness(verdict: Verdict) -> tuple[str, ...]:
 
 def _unknown(node: Node) -> list[RenderableType]:
     return [Text(f"{fact}: could not be learned, because {why}") for fact, why in node.unknown.items()]
+
+
+def show_outputs(read: Mapping[str, Mapping[str, Any]]) -> None:
+    """Another machine's outputs, on stdout: each under its name, with one line for each fact that is known."""
+    for name, facts in read.items():
+        print(f"{name.replace('_', ' ')}:")
+        for fact, value in facts.items():
+            for line in _lines(fact.replace("_", " "), value):
+                print(f"  {line}")
+
+
+def _lines(label: str, value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return [f"{label} {key}: {_short(part)}" for key, part in value.items()]
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
+        return [", ".join(f"{k} {_short(v)}" for k, v in row.items() if v not in _NOTHING) for row in value]
+    return [] if value in (*_NOTHING, ()) else [f"{label}: {_short(value)}"]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    is_switch = value is None or isinstance(value, bool)
+    return {True: "yes", False: "no", None: "not known"}[value] if is_switch else str(value)
