@@ -17,7 +17,7 @@ _MODEL_STEPS = 8  # points of the model's line from one measured size to the nex
 
 
 def svg(result: BenchResult) -> str:
-    """The whole file."""
+    """The content of an SVG file."""
     plot, facts = _Plot(result), result.facts
     nodes = f"{facts.nodes} node{'s' if facts.nodes > 1 else ''}"
     title = f"all-reduce, {facts.world_size} ranks on {nodes}, {facts.backend}, {' and '.join(facts.devices)}"

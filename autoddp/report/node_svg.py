@@ -1,6 +1,6 @@
 """A node as a drawing, one plain SVG file: GPUs and NICs by NUMA node and switch, links in the colour of their class.
 
-Geometry only: what is drawn was decided in `topology`.
+This file holds geometry only; the facts come from `topology`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WIDTH, _HEIGHT, _GAP, _PAD = 96, 44, 14, 18  # of a box, between boxes, around 
 
 
 def svg(node: Node) -> str:
-    """The whole file."""
+    """The content of an SVG file."""
     drawing = _Drawing(node)
     parts = [*drawing.frames, *drawing.links, *drawing.boxes, *drawing.legend()]
     return document(drawing.width, drawing.height, node.host or "a node", parts)

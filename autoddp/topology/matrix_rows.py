@@ -1,4 +1,4 @@
-"""Text to columns and rows of nvidia-smi's matrix; what the cells mean is `matrix`'s.
+"""Finds the columns and rows of nvidia-smi's matrix in a text; `matrix.py` interprets their cells.
 
 The matrix has one X in each row, where a device meets itself. An X in the column of the row's own name proves that no
 cell before it was lost; the number of cells proves the rest.
@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Columns:
-    """What stands above the cells. Without a header line: the GPUs that the rows prove, and columns without a name."""
+    """The header line. Where it is lost: the GPUs that the rows prove, and columns without a name."""
 
     names: tuple[str | None, ...]
     affinities: tuple[str, ...] = ("CPU", "NUMA", "GPU")

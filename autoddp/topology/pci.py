@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autoddp.topology.facts import RELATIONS, Relation
+from autoddp.topology.facts import Relation
 from autoddp.topology.files import numa_node
 
 
@@ -39,11 +39,3 @@ def relation(a: str, b: str, root: Path = Path("/")) -> Relation | None:
     if shared == 1:
         return "PHB"
     return "PIX" if bridges <= 2 else "PXB"
-
-
-def nearest(device: str, others: dict[int, str], root: Path = Path("/")) -> tuple[int, ...]:
-    """The numbers of `others` (number → PCI address) that are least far from `device`; empty if that is not known."""
-    far = {number: relation(device, bus, root) for number, bus in others.items() if bus}
-    known = {number: RELATIONS.index(between) for number, between in far.items() if between is not None}
-    least = min(known.values(), default=0)
-    return tuple(sorted(number for number, rank in known.items() if rank == least))

@@ -1,4 +1,4 @@
-"""Another machine's outputs: which reader serves which option of `autoddp probe`, and what node they describe."""
+"""The options of `autoddp probe` that name another machine's outputs, their readers, and the node they describe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transports that NCCL really used, held against those that this node's topology promises."""
+"""The transports that NCCL used according to its log, compared with those predicted from this node's topology."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMPARABLE = ("P2P", "SHM", "NET/IB/GDRDMA", "NET/IB", "NET/Socket")
 
 @dataclass(frozen=True)
 class Way:
-    """Two GPUs of this node, or this node and the others, and what carries the gradients between them."""
+    """One connection (two GPUs of this node, or this node and the others): its predicted and its used transports."""
 
     between: str
     """`GPU0-GPU4`, or `nodes`."""
@@ -40,9 +40,9 @@ class Way:
 
 
 def ways(node: Node, log: NcclLog) -> tuple[Way, ...]:
-    """Each way of which the log names a transport, beside the prediction for it, in the order of the verdicts.
+    """Each connection for which the log names a transport, with the prediction for it, in the order of `verdicts`.
 
-    What is predicted follows this process's environment, as NCCL does: give the log of a job that had the same.
+    The prediction depends on this process's environment variables, so the log must be of a job that had the same.
     """
     found = {"nodes": {one for one in used(log) if one.startswith("NET/")}}
     for names, texts in log.within_node.items():
