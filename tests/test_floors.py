@@ -35,7 +35,7 @@ HOMES = {
     "torch": ("worker/", "launch/elastic.py", "launch/local_fingerprint.py", "launch/mode.py", "cli/main.py"),
     "optuna": ("study/space.py",),
     "wrapt": ("worker/bootstrap.py", "worker/isolated.py", "isolation/hooks.py"),
-    "rich": ("tables.py", "report/terminal.py", "report/topology.py"),
+    "rich": ("tables.py", "report/terminal.py", "report/node_text.py"),
     "tomlkit": ("recipe/write.py",),
     "tomli": ("recipe/read.py",),
     "pynvml": ("topology/nvml.py",),
