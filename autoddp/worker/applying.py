@@ -21,6 +21,7 @@ from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Around, DdpEvents, Patch, Wr
 from autoddp.worker.effect import Effect
 from autoddp.worker.first_steps import FirstSteps
 from autoddp.worker.fitting import Expected, Fitting
+from autoddp.worker.gradient_access import add_handler
 from autoddp.worker.gradient_monitor import Watch, WatchPlan
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.graphs.in_the_job import GraphsInTheJob
@@ -55,7 +56,7 @@ class _Applied(DdpEvents):
         self._patch, self._switch = patch, switch
         self._fitting = Fitting(expected, switch, self._refused, _warn)
         self._deferral = Deferral(switch, patch.alive)
-        self._accumulation = Accumulation(switch, patch.alive, _give_up)
+        self._accumulation = Accumulation(switch, patch.alive, self._deferral, _give_up, self._fitting.why_not)
         self._compiling = Compiling(patch.alive)
         self._graphs = Graphs(self._with_graphs)
         self._graphs_in_the_job: GraphsInTheJob | None = None
@@ -73,14 +74,10 @@ class _Applied(DdpEvents):
             self._graphs_in_the_job = GraphsInTheJob(self._graphs, self._with_graphs, self._configuration, _say)
         fewer = {DEFER_REDUCTIONS.name, ACCUMULATE_STEPS.name} & set(self._configuration)
         if fewer:
-            deferral = self._deferral
-            self._first_steps = FirstSteps(patch.alive, deferral, _warn)
-            deferral.install()
+            self._first_steps = FirstSteps(patch.alive, self._deferral, _warn)
+            add_handler(self._deferral)
         if ACCUMULATE_STEPS.name in fewer:
-            self._accumulation.install()
-            self._accumulation.owes = self._deferral.owe
-            self._accumulation.reads = self._deferral.reduce_what_is_missing
-            self._accumulation.why_not = self._fitting.why_not
+            add_handler(self._accumulation)
         if order.guards and guarded(self._configuration):
             self._guard = Guard(guarded(self._configuration), self._switch)
         if fewer or self._guard is not None or self._graphs_in_the_job is not None:

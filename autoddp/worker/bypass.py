@@ -14,6 +14,7 @@ from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW, STATIC_GRAPH
 from autoddp.timing import median, speedup
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import DdpEvents, Patch, Wrapped
+from autoddp.worker.gradient_access import parameters_of
 from autoddp.worker.stopwatch import Stopwatch, stopwatch_for
 from autoddp.worker.sync_switch import ReductionSwitch
 
@@ -34,7 +35,7 @@ def start_bypassing() -> None:
 class _Bypass(DdpEvents):
     def __init__(self, patch: Patch, switch: ReductionSwitch) -> None:
         self._patch, self._switch = patch, switch
-        self._clock = StepClock(self._parameter_ids, self._on_step)
+        self._clock = StepClock(patch.alive, self._on_step)
         self._stopwatch: Stopwatch | None = None
         self._steps_left = _WARMUP
         self._with: list[float] = []
@@ -64,9 +65,6 @@ class _Bypass(DdpEvents):
         self._clock.stop()
         self._switch.on = True
 
-    def _parameter_ids(self) -> set[int]:
-        return {id(p) for wrapped in self._patch.alive() for p in wrapped.parameters}
-
     def _on_step(self) -> None:
         if self._stopwatch is not None:
             self._stopwatch.lap()
@@ -93,7 +91,7 @@ class _Bypass(DdpEvents):
         self._steps_left = _SETTLE
 
     def _time(self) -> None:
-        device = next(p.device for wrapped in self._patch.alive() for p in wrapped.parameters)
+        device = parameters_of(self._patch.alive())[0].device
         self._stopwatch = stopwatch_for(device)
         self._stopwatch.start()
         self._steps_left = _BLOCK

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from autoddp.knobs.micro_batches import CHANGES_GRADIENTS, DEFER_REDUCTIONS, FINDS_UNUSED
 from autoddp.worker.by_hand import ByHand
 from autoddp.worker.ddp import Wrapped
+from autoddp.worker.gradient_access import parameters_of
 from autoddp.worker.implicit_no_sync import Deferral
 
 _READS = 20  # of gradients, by an optimizer or before it: ten steps or more
@@ -41,7 +42,7 @@ class FirstSteps:
     def forward_begins(self) -> None:
         """A forward pass is about to run."""
         if self._by_hand is None and self._left and self._deferral.every > 1:
-            self._by_hand = ByHand([p for wrapped in self._wrapped() for p in wrapped.parameters])
+            self._by_hand = ByHand(parameters_of(self._wrapped()))
             self._deferral.reads = self._reads
 
     def _reads(self) -> None:

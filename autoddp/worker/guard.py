@@ -21,10 +21,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import BY_NAME, Configuration
 from autoddp.worker.ddp import Wrapped, is_joining, store_of
+from autoddp.worker.gradient_access import GradientHandler, add_handler, held_by, ids_of
 from autoddp.worker.sync_switch import ReductionSwitch
 
 _EARLY = (0, 2, 10, 100)  # steps; 0 is before the first
@@ -65,7 +66,7 @@ class _Object:
     """Forward passes that reduce: counted alike on all ranks, so that all stop at the same one."""
 
 
-class Guard:
+class Guard(GradientHandler):
     """Tell it of each forward pass. `knobs` are named where ranks differ."""
 
     def __init__(self, knobs: str, switch: ReductionSwitch) -> None:
@@ -73,12 +74,12 @@ class Guard:
         self._objects: dict[Wrapped, _Object] = {}
         self._built = 0
         self._has_said_that_it_is_off = False
-        register_optimizer_step_post_hook(self._stepped)
+        add_handler(self)
 
     def built(self, wrapped: Wrapped) -> None:
         """A DDP object that has the recipe's configuration."""
         self._objects = {w: o for w, o in self._objects.items() if w.ddp is not None}
-        self._objects[wrapped] = _Object(self._built, frozenset(id(p) for p in wrapped.parameters))
+        self._objects[wrapped] = _Object(self._built, ids_of(wrapped.parameters))
         self._built += 1
 
     def forget(self, wrapped: Wrapped) -> None:
@@ -103,8 +104,9 @@ class Guard:
         one.passes += 1
         self._look(one, wrapped, ddp)
 
-    def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    def after_step(self, optimizer: Optimizer) -> None:
+        """See `GradientHandler`."""
+        held = ids_of(held_by(optimizer))
         for one in self._objects.values():
             one.stepped |= not one.ids.isdisjoint(held)
 

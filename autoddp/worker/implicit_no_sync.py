@@ -6,7 +6,6 @@ that comes earlier than learned finds gradients that were never reduced; then th
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,20 +13,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.nn.utils import clip_grad
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import Configuration
 from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
 from autoddp.worker.ddp import Wrapped, is_joining, must_reduce, tensors_in
 from autoddp.worker.effect import Effect
+from autoddp.worker.gradient_access import GradientHandler, held_by, ids_of, parameters_of
 from autoddp.worker.sync_switch import ReductionSwitch, StillThere
 
 _CHUNK = 25 * 2**20  # bytes that are flattened at once
-_CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_")
 
 
-class Deferral(Effect):
+class Deferral(Effect, GradientHandler):
     """`install()` once, tell it of each forward pass, and set `every`: micro-steps per step, 1 puts nothing off."""
 
     def __init__(self, switch: ReductionSwitch, wrapped: Callable[[], Sequence[Wrapped]]) -> None:
@@ -72,19 +70,6 @@ class Deferral(Effect):
         self._owed = [w.ddp for w in self._wrapped() if w.ddp is not None]
         self.reduce_what_is_missing()
 
-    def install(self) -> None:
-        """Stand in front of whatever reads gradients. The script has bound none of these names yet."""
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
-        for name in _CLIPPERS:
-            for place in (clip_grad, torch.nn.utils):
-                if hasattr(place, name):
-                    setattr(place, name, self._reading(getattr(place, name)))
-        scaler = torch.amp.GradScaler
-        scaler.unscale_ = self._reading(scaler.unscale_)  # type: ignore[method-assign]
-        # For a fused optimizer it looks for infinite gradients itself, before the optimizer is called.
-        scaler.step = self._reading(scaler.step)  # type: ignore[method-assign]
-
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run; what is decided here holds for its backward pass."""
         self._switch.put_off = False
@@ -116,29 +101,25 @@ class Deferral(Effect):
         self._pending = False
         self._parameters.end()
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._is_ours(optimizer):
-            return
-        if any(callable(value) for value in (*args[1:], *kwargs.values())):
-            self.steps_by_closure = True
-            self.end()
+    def before_reading(self, parameters: Sequence[torch.Tensor]) -> None:
+        """See `GradientHandler`."""
         self.reduce_what_is_missing()
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        """See `GradientHandler`."""
+        if self._is_ours(optimizer):
+            if has_closure:
+                self.steps_by_closure = True
+                self.end()
+            self.reduce_what_is_missing()
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """See `GradientHandler`."""
         if self._is_ours(optimizer):
             self._forwards = 0
 
-    def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
-        ours = {id(p) for wrapped in self._wrapped() for p in wrapped.parameters}
-        return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
-
-    def _reading(self, reader: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(reader)
-        def read(*args: Any, **kwargs: Any) -> Any:
-            self.reduce_what_is_missing()
-            return reader(*args, **kwargs)
-
-        return read
+    def _is_ours(self, optimizer: Optimizer) -> bool:
+        return bool(ids_of(held_by(optimizer)) & ids_of(parameters_of(self._wrapped())))
 
     def reduce_what_is_missing(self) -> None:
         """The mean over the ranks of all gradients, where a backward pass has put it off.

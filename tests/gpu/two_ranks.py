@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import DdpEvents, Patch
+from autoddp.worker.ddp import DdpEvents, Patch, Wrapped
+from autoddp.worker.gradient_access import add_handler
 from autoddp.worker.implicit_no_sync import Deferral
 from autoddp.worker.live_ddp import LiveDdp
 from autoddp.worker.sync_switch import ReductionSwitch
@@ -37,7 +38,7 @@ def checks(device_type: str, rank: int) -> dict[str, Any]:
     patch.install()
     switch.install()
     clock = Clock()  # before the deferral, as in a tuning job
-    deferral.install()
+    add_handler(deferral)
     live = LiveDdp(patch, switch, (), Compiling(patch.alive))
     as_written = fused(rank, device, no_sync)
     deferral.every = 2
@@ -67,11 +68,11 @@ class Clock:
 
     def __init__(self) -> None:
         self.boundaries = 0
-        self._parameters: set[int] = set()
-        StepClock(lambda: self._parameters, self._on_step)
+        self._wrapped: list[Wrapped] = []
+        StepClock(lambda: self._wrapped, self._on_step)
 
     def begin(self, ddp: DDP) -> None:
-        self._parameters = {id(p) for p in ddp.parameters()}
+        self._wrapped = [Wrapped(ddp, {})]
 
     def _on_step(self) -> None:
         self.boundaries += 1

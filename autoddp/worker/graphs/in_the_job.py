@@ -12,6 +12,7 @@ from autoddp.units import data_size
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import Wrapped
 from autoddp.worker.device import devices_of, memory_reserved
+from autoddp.worker.gradient_access import parameters_of
 from autoddp.worker.graphs import Graphs
 
 _WATCHED_STEPS = 4
@@ -29,7 +30,7 @@ class GraphsInTheJob:
     ) -> None:
         self._graphs, self._wrapped, self._configuration, self._say = graphs, wrapped, configuration, say
         self._steps = 0
-        self._clock = StepClock(self._parameter_ids, self._on_step)
+        self._clock = StepClock(wrapped, self._on_step)
 
     def forward_begins(self, ddp: DDP, reduces: bool) -> None:
         """A forward pass is about to run; whether its backward pass reduces is decided."""
@@ -42,11 +43,8 @@ class GraphsInTheJob:
         self._graphs.stop_watching()
         self._graphs.undo()
 
-    def _parameter_ids(self) -> set[int]:
-        return {id(p) for wrapped in self._wrapped() for p in wrapped.parameters}
-
     def _memory(self) -> int:
-        return sum(map(memory_reserved, devices_of(p for wrapped in self._wrapped() for p in wrapped.parameters)))
+        return sum(map(memory_reserved, devices_of(parameters_of(self._wrapped()))))
 
     def _on_step(self) -> None:
         self._steps += 1

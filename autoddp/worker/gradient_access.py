@@ -1,0 +1,198 @@
+"""The one place that stands in front of what torch does with gradients: clip, unscale, use and clear them.
+
+    class Steps(GradientHandler):
+        def after_step(self, optimizer):
+            print("an optimizer has stepped")
+
+    add_handler(Steps())
+
+Each function of torch is patched once, and only when a handler comes that has a method for it. A handler must be added
+before the script binds these functions to names of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from autoddp.worker.ddp import Wrapped
+
+
+class GradientHandler:
+    """Is told what torch does with gradients, and asked whether it may. By itself each method does nothing.
+
+    Of several handlers the one that was added first is told first, and asked first. The first that says yes decides.
+    """
+
+    def holds(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether the gradients of these parameters are kept for a later step of the script.
+
+        If so, torch only reads them: clipping tells their norm, `unscale_` does nothing, and a GradScaler calls the
+        optimizer without looking for infinite gradients. Asked before `before_reading`.
+        """
+        return False
+
+    def before_reading(self, parameters: Sequence[torch.Tensor]) -> None:
+        """A function of torch other than an optimizer's `step` is about to read the gradients of these parameters.
+
+        For `get_total_norm` these are the gradients themselves, which is all that the script gives.
+        """
+
+    def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        """An optimizer is about to step. With a closure it runs backward passes itself."""
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped."""
+
+    def step_skipped(self, optimizer: Optimizer) -> None:
+        """A GradScaler has found infinite gradients and has not called the optimizer."""
+
+    def keeps(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether `zero_grad`, which the script has called for these parameters, must leave their gradients alone."""
+        return False
+
+    def keeps_scale(self) -> bool:
+        """Whether a GradScaler must keep its scale, although the script has called `update`."""
+        return False
+
+
+_handlers: tuple[GradientHandler, ...] = ()
+_steps_ended = 0
+"""Of all optimizers of this process, counted once a handler asks for the end of steps."""
+
+
+def add_handler(handler: GradientHandler) -> None:
+    """Tell this one too, after those that are there already."""
+    global _handlers
+    _handlers = (*_handlers, handler)
+    has = {name for name, nothing in vars(GradientHandler).items() if getattr(type(handler), name) is not nothing}
+    for place in [place for place in _unpatched if place[0] & has]:
+        _unpatched.remove(place)
+        place[1]()
+
+
+def remove_handler(handler: GradientHandler) -> None:
+    """Tell this one no more. One of its own methods may call this."""
+    global _handlers
+    _handlers = tuple(other for other in _handlers if other is not handler)
+
+
+def parameters_of(wrapped: Iterable[Wrapped]) -> list[nn.Parameter]:
+    """All parameters whose gradients these DDP objects reduce, in their order."""
+    return [p for one in wrapped for p in one.parameters]
+
+
+def held_by(optimizer: Optimizer) -> list[torch.Tensor]:
+    """The parameters that it steps. A GradScaler that is switched off also takes objects that have none."""
+    return [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
+
+
+def ids_of(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+    """What tells these tensors from others, without keeping them alive."""
+    return frozenset(map(id, tensors))
+
+
+def _patch(wrapper: Callable[..., Any], owners: Iterable[Any], *names: str) -> None:
+    """Put `wrapper`, whose first argument is the original function, in its place wherever an owner has one."""
+    for owner, name in itertools.product(owners, names):
+        if hasattr(owner, name):
+            setattr(owner, name, _wrapped(getattr(owner, name), wrapper))
+
+
+def _wrapped(function: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(function, *args, **kwargs)
+
+    return patched
+
+
+def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    has_closure = any(callable(value) for value in (*args[1:], *kwargs.values()))
+    for handler in _handlers:
+        handler.before_step(optimizer, has_closure)
+
+
+def _after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    global _steps_ended
+    _steps_ended += 1
+    for handler in _handlers:
+        handler.after_step(optimizer)
+
+
+def _zero_grad(clear: Callable[..., None], owner: Optimizer | nn.Module, *args: Any, **kwargs: Any) -> None:
+    parameters = held_by(owner) if isinstance(owner, Optimizer) else list(owner.parameters())
+    if not any(handler.keeps(parameters) for handler in _handlers):
+        clear(owner, *args, **kwargs)
+
+
+def _clip(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    call = _signature(function).bind(*args, **kwargs)
+    first, given = next(iter(call.arguments.items()))
+    parameters = [given] if isinstance(given, torch.Tensor) else list(given)
+    call.arguments[first] = parameters or given  # torch warns of an empty generator
+    if _held(parameters):
+        call.arguments.update({name: math.inf for name in _LIMITS if name in call.arguments})
+    _tell_reading(parameters)
+    return function(*call.args, **call.kwargs)
+
+
+def _unscale(unscale: Callable[..., None], scaler: Any, optimizer: Optimizer) -> None:
+    parameters = held_by(optimizer)
+    if not _held(parameters):
+        _tell_reading(parameters)
+        unscale(scaler, optimizer)
+
+
+def _step_scaled(step: Callable[..., Any], scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    parameters, before = held_by(optimizer), _steps_ended
+    if _held(parameters):
+        return optimizer.step(*args, **kwargs)
+    _tell_reading(parameters)  # for a fused optimizer it looks for infinite gradients itself, before the step
+    returned = step(scaler, optimizer, *args, **kwargs)
+    if _steps_ended == before:
+        for handler in _handlers:
+            handler.step_skipped(optimizer)
+    return returned
+
+
+def _update(update: Callable[..., None], scaler: Any, *args: Any, **kwargs: Any) -> None:
+    if not any(handler.keeps_scale() for handler in _handlers):
+        update(scaler, *args, **kwargs)
+
+
+def _held(parameters: Sequence[torch.Tensor]) -> bool:
+    return any(handler.holds(parameters) for handler in _handlers)
+
+
+def _tell_reading(parameters: Sequence[torch.Tensor]) -> None:
+    for handler in _handlers:
+        handler.before_reading(parameters)
+
+
+_signature = functools.cache(inspect.signature)
+_LIMITS = ("max_norm", "clip_value")
+"""Parameters of the functions that clip: infinite, they change nothing."""
+_CLIPPING = ("clip_grad_norm_", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_")
+_READ = {"holds", "before_reading"}
+_SCALER = torch.amp.GradScaler
+
+_unpatched: list[tuple[set[str], Callable[[], object]]] = [
+    ({"before_step"}, lambda: register_optimizer_step_pre_hook(_before_step)),
+    ({"after_step", "step_skipped"}, lambda: register_optimizer_step_post_hook(_after_step)),
+    ({"keeps"}, lambda: _patch(_zero_grad, (Optimizer, nn.Module), "zero_grad")),
+    (_READ, lambda: _patch(_clip, (clip_grad, nn.utils), *_CLIPPING)),
+    (_READ, lambda: _patch(_unscale, (_SCALER,), "unscale_")),
+    (_READ | {"step_skipped"}, lambda: _patch(_step_scaled, (_SCALER,), "step")),
+    ({"keeps_scale"}, lambda: _patch(_update, (_SCALER,), "update")),
+]
+"""Methods of a handler, and how to patch what they need; only what no handler has asked for yet."""
