@@ -1,4 +1,4 @@
-"""Puts the reductions of a step's micro-steps off to the last one, in scripts that accumulate without `no_sync`.
+"""Puts the reductions of a step's micro-batches off to the last one, in scripts that accumulate without `no_sync`.
 
 Reducing after each backward pass gives mean(g1) + mean(g2) + …, reducing once gives mean(g1 + g2 + …): the same. A step
 that comes earlier than learned finds gradients that were never reduced; then they are, before anything reads them.
@@ -26,7 +26,7 @@ _CHUNK = 25 * 2**20  # bytes that are flattened at once
 
 
 class Deferral(Effect, GradientHandler):
-    """`install()` once, tell it of each forward pass, and set `every`: micro-steps per step, 1 puts nothing off."""
+    """`install()` once, tell it of each forward pass, and set `every`: micro-batches per step, 1 puts nothing off."""
 
     def __init__(self, switch: ReductionSwitch, wrapped: Callable[[], Sequence[Wrapped]]) -> None:
         self._switch = switch
@@ -47,13 +47,13 @@ class Deferral(Effect, GradientHandler):
 
     @property
     def every(self) -> int:
-        """Micro-steps per step, of which only the last reduces."""
+        """Micro-batches per step, of which only the last reduces."""
         return self._every
 
     @every.setter
-    def every(self, micro_steps: int) -> None:
+    def every(self, micro_batches: int) -> None:
         """At a step boundary."""
-        self._every, self._forwards, self._pending, self._switch.put_off = micro_steps, 0, False, False
+        self._every, self._forwards, self._pending, self._switch.put_off = micro_batches, 0, False, False
         self._parameters.end()
 
     @property

@@ -21,7 +21,7 @@ from autoddp.worker.implicit_no_sync import Deferral
 from autoddp.worker.live_ddp import LiveDdp
 from autoddp.worker.sync_switch import ReductionSwitch
 
-MICRO_STEPS = (2, 2, 2, 1, 2, 1)
+MICRO_BATCHES = (2, 2, 2, 1, 2, 1)
 """Of each step: those of one come earlier than a job that defers has learned, as the last one of an epoch does."""
 EARLY_AND_INFINITE = 3
 LOCALLY_INFINITE = (4, 5)
@@ -84,7 +84,7 @@ def no_sync(ddp: DDP, last: bool) -> Any:
 
 
 def fused(rank: int, device: torch.device, around: Callable[[DDP, bool], Any]) -> dict[str, Any]:
-    """Micro-steps with a fused optimizer, which leaves looking for infinite gradients to the scaler.
+    """Micro-batches with a fused optimizer, which leaves looking for infinite gradients to the scaler.
 
     In one early step the second rank alone has some.
     """
@@ -93,12 +93,12 @@ def fused(rank: int, device: torch.device, around: Callable[[DDP, bool], Any]) -
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.1, fused=True)
     scaler = torch.amp.GradScaler(device.type, init_scale=4.0, growth_interval=1000)
     scales = []
-    for step, micro_steps in enumerate(MICRO_STEPS):
-        for micro in range(micro_steps):
+    for step, micro_batches in enumerate(MICRO_BATCHES):
+        for micro in range(micro_batches):
             x = torch.full((2, 4), 0.1 * (1 + rank + step + micro), device=device)
             if step == EARLY_AND_INFINITE and rank == 1:
                 x.fill_(float("inf"))
-            with around(ddp, micro == micro_steps - 1):
+            with around(ddp, micro == micro_batches - 1):
                 scaler.scale(ddp(x).square().mean()).backward()
         scaler.step(optimizer)
         scaler.update()
