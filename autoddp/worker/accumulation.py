@@ -18,14 +18,14 @@ from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import Configuration
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
-from autoddp.worker.ddp import Wrapped, is_joining, must_reduce, version_of
+from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, must_reduce, version_of
 from autoddp.worker.effect import Effect
 from autoddp.worker.gradient_access import GradientHandler, held_by, ids_of, parameters_of
 from autoddp.worker.implicit_no_sync import Deferral
 from autoddp.worker.sync_switch import ReductionSwitch, StillThere
 
 
-class Accumulation(Effect, GradientHandler):
+class Accumulation(Effect, DdpEvents, GradientHandler):
     """Add it as a handler of gradients after `deferral`, tell it of each forward pass, and set `steps`.
 
     `gives_up(why)` is called when the script turns out to do what cannot be done with several steps in one. `why_not()`
@@ -89,7 +89,7 @@ class Accumulation(Effect, GradientHandler):
             self.steps = 1
             self._deferral.owe()
 
-    def model_built(self) -> None:
+    def built(self, wrapped: Wrapped) -> None:
         """The script has built a DDP model. After its first steps, each of its steps is one again.
 
         It may train the new model next, and drop the old one. Each rank's garbage collector frees the old model at
@@ -116,14 +116,13 @@ class Accumulation(Effect, GradientHandler):
             # To reduce what is equal on all ranks again changes nothing: the mean of equal parts is that part.
             self._switch.put_off = not must_reduce(ddp)
 
-    def holds(self, parameters: Sequence[torch.Tensor]) -> bool:
+    def before_reading(self, parameters: Sequence[torch.Tensor]) -> bool:
         """See `GradientHandler`."""
-        return self._steps > 1 and self._is_ours(parameters) and self._keeps()
-
-    def before_reading(self, parameters: Sequence[torch.Tensor]) -> None:
-        """See `GradientHandler`."""
-        if not self._holds and self._is_ours(parameters):
+        if self._steps == 1 or not self._is_ours(parameters):
+            return False
+        if not self._keeps():
             self._average()
+        return self._holds
 
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         """Average the gradients in the last step; put them aside in the others."""

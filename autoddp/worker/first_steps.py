@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from torch.nn.parallel import DistributedDataParallel as DDP
+
 from autoddp.knobs.micro_batches import CHANGES_GRADIENTS, DEFER_REDUCTIONS, FINDS_UNUSED
 from autoddp.worker.by_hand import ByHand
-from autoddp.worker.ddp import Wrapped
+from autoddp.worker.ddp import DdpEvents, Wrapped
 from autoddp.worker.gradient_access import parameters_of
 from autoddp.worker.implicit_no_sync import Deferral
 
 _READS = 20  # of gradients, by an optimizer or before it: ten steps or more
 
 
-class FirstSteps:
+class FirstSteps(DdpEvents):
     """Tell it of each DDP object and forward pass; where the script is no such one, it ends `deferral` and warns."""
 
     def __init__(
@@ -28,7 +30,7 @@ class FirstSteps:
         self._left = _READS
         self._built = 0
 
-    def built(self) -> None:
+    def built(self, wrapped: Wrapped) -> None:
         """A DDP object: of several, one may step while another one's backward pass is yet to come.
 
         Models that the script has dropped count too, because each rank's garbage collector frees them at another time.
@@ -39,7 +41,7 @@ class FirstSteps:
         elif any(w.arguments.get("find_unused_parameters") for w in self._wrapped()):
             self._end(FINDS_UNUSED)
 
-    def forward_begins(self) -> None:
+    def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run."""
         if self._by_hand is None and self._left and self._deferral.every > 1:
             self._by_hand = ByHand(parameters_of(self._wrapped()))

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.files import write_whole
 from autoddp.recipe import input_differences, of_model
-from autoddp.worker.ddp import Wrapped, after_this_backward, store_of, tensors_in
+from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, store_of, tensors_in
 from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.exact import exact_mean
@@ -69,7 +69,7 @@ class _Object:
     is_told: bool = False
 
 
-class Fitting:
+class Fitting(DdpEvents):
     """`refused(wrapped, all_differ)` is called in a forward pass, before DDP's own part of it, on all ranks alike."""
 
     def __init__(

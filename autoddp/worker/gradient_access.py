@@ -30,22 +30,18 @@ from autoddp.worker.ddp import Wrapped
 class GradientHandler:
     """Is told what torch does with gradients, and asked whether it may. By itself each method does nothing.
 
-    Of several handlers the one that was added first is told first, and asked first. The first that says yes decides.
+    Several handlers are all told and asked, in the order in which they were added; one that says yes is enough.
     """
 
-    def holds(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Whether the gradients of these parameters are kept for a later step of the script.
-
-        If so, torch only reads them: clipping tells their norm, `unscale_` does nothing, and a GradScaler calls the
-        optimizer without looking for infinite gradients. Asked before `before_reading`.
-        """
-        return False
-
-    def before_reading(self, parameters: Sequence[torch.Tensor]) -> None:
+    def before_reading(self, parameters: Sequence[torch.Tensor]) -> bool:
         """A function of torch other than an optimizer's `step` is about to read the gradients of these parameters.
 
         For `get_total_norm` these are the gradients themselves, which is all that the script gives.
+
+        Returns whether they are kept for a later step of the script. If so, torch only reads them: clipping tells their
+        norm, `unscale_` does nothing, and a GradScaler calls the optimizer without looking for infinite gradients.
         """
+        return False
 
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         """An optimizer is about to step. With a closure it runs backward passes itself."""
@@ -74,8 +70,7 @@ def add_handler(handler: GradientHandler) -> None:
     """Tell this one too, after those that are there already."""
     global _handlers
     _handlers = (*_handlers, handler)
-    has = {name for name, nothing in vars(GradientHandler).items() if getattr(type(handler), name) is not nothing}
-    for place in [place for place in _unpatched if place[0] & has]:
+    for place in [place for place in _unpatched if any(_has(handler, event) for event in place[0])]:
         _unpatched.remove(place)
         place[1]()
 
@@ -84,6 +79,15 @@ def remove_handler(handler: GradientHandler) -> None:
     """Tell this one no more. One of its own methods may call this."""
     global _handlers
     _handlers = tuple(other for other in _handlers if other is not handler)
+
+
+def _has(handler: GradientHandler, event: Callable[..., Any]) -> bool:
+    return getattr(type(handler), event.__name__) is not event
+
+
+def _tell(event: Callable[..., Any], *what: Any) -> bool:
+    """Call this method of all handlers. Whether one of them says yes."""
+    return True in [getattr(handler, event.__name__)(*what) for handler in _handlers]
 
 
 def parameters_of(wrapped: Iterable[Wrapped]) -> list[nn.Parameter]:
@@ -118,20 +122,18 @@ def _wrapped(function: Callable[..., Any], wrapper: Callable[..., Any]) -> Calla
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     has_closure = any(callable(value) for value in (*args[1:], *kwargs.values()))
-    for handler in _handlers:
-        handler.before_step(optimizer, has_closure)
+    _tell(GradientHandler.before_step, optimizer, has_closure)
 
 
 def _after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     global _steps_ended
     _steps_ended += 1
-    for handler in _handlers:
-        handler.after_step(optimizer)
+    _tell(GradientHandler.after_step, optimizer)
 
 
 def _zero_grad(clear: Callable[..., None], owner: Optimizer | nn.Module, *args: Any, **kwargs: Any) -> None:
     parameters = held_by(owner) if isinstance(owner, Optimizer) else list(owner.parameters())
-    if not any(handler.keeps(parameters) for handler in _handlers):
+    if not _tell(GradientHandler.keeps, parameters):
         clear(owner, *args, **kwargs)
 
 
@@ -140,59 +142,47 @@ def _clip(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     first, given = next(iter(call.arguments.items()))
     parameters = [given] if isinstance(given, torch.Tensor) else list(given)
     call.arguments[first] = parameters or given  # torch warns of an empty generator
-    if _held(parameters):
+    if _tell(GradientHandler.before_reading, parameters):
         call.arguments.update({name: math.inf for name in _LIMITS if name in call.arguments})
-    _tell_reading(parameters)
     return function(*call.args, **call.kwargs)
 
 
 def _unscale(unscale: Callable[..., None], scaler: Any, optimizer: Optimizer) -> None:
-    parameters = held_by(optimizer)
-    if not _held(parameters):
-        _tell_reading(parameters)
+    if not _tell(GradientHandler.before_reading, held_by(optimizer)):
         unscale(scaler, optimizer)
 
 
 def _step_scaled(step: Callable[..., Any], scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-    parameters, before = held_by(optimizer), _steps_ended
-    if _held(parameters):
+    # For a fused optimizer the scaler looks for infinite gradients itself, before it calls the optimizer.
+    if _tell(GradientHandler.before_reading, held_by(optimizer)):
         return optimizer.step(*args, **kwargs)
-    _tell_reading(parameters)  # for a fused optimizer it looks for infinite gradients itself, before the step
-    returned = step(scaler, optimizer, *args, **kwargs)
+    before, returned = _steps_ended, step(scaler, optimizer, *args, **kwargs)
     if _steps_ended == before:
-        for handler in _handlers:
-            handler.step_skipped(optimizer)
+        _tell(GradientHandler.step_skipped, optimizer)
     return returned
 
 
 def _update(update: Callable[..., None], scaler: Any, *args: Any, **kwargs: Any) -> None:
-    if not any(handler.keeps_scale() for handler in _handlers):
+    if not _tell(GradientHandler.keeps_scale):
         update(scaler, *args, **kwargs)
-
-
-def _held(parameters: Sequence[torch.Tensor]) -> bool:
-    return any(handler.holds(parameters) for handler in _handlers)
-
-
-def _tell_reading(parameters: Sequence[torch.Tensor]) -> None:
-    for handler in _handlers:
-        handler.before_reading(parameters)
 
 
 _signature = functools.cache(inspect.signature)
 _LIMITS = ("max_norm", "clip_value")
 """Parameters of the functions that clip: infinite, they change nothing."""
 _CLIPPING = ("clip_grad_norm_", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_")
-_READ = {"holds", "before_reading"}
 _SCALER = torch.amp.GradScaler
 
-_unpatched: list[tuple[set[str], Callable[[], object]]] = [
-    ({"before_step"}, lambda: register_optimizer_step_pre_hook(_before_step)),
-    ({"after_step", "step_skipped"}, lambda: register_optimizer_step_post_hook(_after_step)),
-    ({"keeps"}, lambda: _patch(_zero_grad, (Optimizer, nn.Module), "zero_grad")),
-    (_READ, lambda: _patch(_clip, (clip_grad, nn.utils), *_CLIPPING)),
-    (_READ, lambda: _patch(_unscale, (_SCALER,), "unscale_")),
-    (_READ | {"step_skipped"}, lambda: _patch(_step_scaled, (_SCALER,), "step")),
-    ({"keeps_scale"}, lambda: _patch(_update, (_SCALER,), "update")),
+_unpatched: list[tuple[list[Callable[..., Any]], Callable[[], object]]] = [
+    ([GradientHandler.before_step], lambda: register_optimizer_step_pre_hook(_before_step)),
+    (
+        [GradientHandler.after_step, GradientHandler.step_skipped],
+        lambda: register_optimizer_step_post_hook(_after_step),
+    ),
+    ([GradientHandler.keeps], lambda: _patch(_zero_grad, (Optimizer, nn.Module), "zero_grad")),
+    ([GradientHandler.before_reading], lambda: _patch(_clip, (clip_grad, nn.utils), *_CLIPPING)),
+    ([GradientHandler.before_reading], lambda: _patch(_unscale, (_SCALER,), "unscale_")),
+    ([GradientHandler.before_reading, GradientHandler.step_skipped], lambda: _patch(_step_scaled, (_SCALER,), "step")),
+    ([GradientHandler.keeps_scale], lambda: _patch(_update, (_SCALER,), "update")),
 ]
-"""Methods of a handler, and how to patch what they need; only what no handler has asked for yet."""
+"""Methods of a handler, and what patches the functions that they need; of functions that are still torch's own."""

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import BY_NAME, Configuration
-from autoddp.worker.ddp import Wrapped, is_joining, store_of
+from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, store_of
 from autoddp.worker.gradient_access import GradientHandler, add_handler, held_by, ids_of
 from autoddp.worker.sync_switch import ReductionSwitch
 
@@ -66,7 +66,7 @@ class _Object:
     """Forward passes that reduce: counted alike on all ranks, so that all stop at the same one."""
 
 
-class Guard(GradientHandler):
+class Guard(DdpEvents, GradientHandler):
     """Tell it of each forward pass. `knobs` are named where ranks differ."""
 
     def __init__(self, knobs: str, switch: ReductionSwitch) -> None:

@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import Configuration
 from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
-from autoddp.worker.ddp import Wrapped, is_joining, must_reduce, tensors_in
+from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, must_reduce, tensors_in
 from autoddp.worker.effect import Effect
 from autoddp.worker.gradient_access import GradientHandler, held_by, ids_of, parameters_of
 from autoddp.worker.sync_switch import ReductionSwitch, StillThere
@@ -25,7 +25,7 @@ from autoddp.worker.sync_switch import ReductionSwitch, StillThere
 _CHUNK = 25 * 2**20  # bytes that are flattened at once
 
 
-class Deferral(Effect, GradientHandler):
+class Deferral(Effect, DdpEvents, GradientHandler):
     """`install()` once, tell it of each forward pass, and set `every`: micro-batches per step, 1 puts nothing off."""
 
     def __init__(self, switch: ReductionSwitch, wrapped: Callable[[], Sequence[Wrapped]]) -> None:
@@ -101,9 +101,10 @@ class Deferral(Effect, GradientHandler):
         self._pending = False
         self._parameters.end()
 
-    def before_reading(self, parameters: Sequence[torch.Tensor]) -> None:
+    def before_reading(self, parameters: Sequence[torch.Tensor]) -> bool:
         """See `GradientHandler`."""
         self.reduce_what_is_missing()
+        return False
 
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         """See `GradientHandler`."""

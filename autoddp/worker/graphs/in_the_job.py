@@ -10,30 +10,34 @@ from autoddp.knobs import Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS
 from autoddp.units import data_size
 from autoddp.worker.clock import StepClock
-from autoddp.worker.ddp import Wrapped
+from autoddp.worker.ddp import DdpEvents, Wrapped
 from autoddp.worker.device import devices_of, memory_reserved
 from autoddp.worker.gradient_access import parameters_of
 from autoddp.worker.graphs import Graphs
+from autoddp.worker.sync_switch import ReductionSwitch
 
 _WATCHED_STEPS = 4
 
 
-class GraphsInTheJob:
+class GraphsInTheJob(DdpEvents):
     """`say` hears once what became of them: of the memory they took, or of why the job goes on as written."""
 
     def __init__(
         self,
         graphs: Graphs,
         wrapped: Callable[[], Sequence[Wrapped]],
+        switch: ReductionSwitch,
         configuration: Configuration,
         say: Callable[[str], None],
     ) -> None:
-        self._graphs, self._wrapped, self._configuration, self._say = graphs, wrapped, configuration, say
+        self._graphs, self._wrapped, self._switch = graphs, wrapped, switch
+        self._configuration, self._say = configuration, say
         self._steps = 0
         self._clock = StepClock(wrapped, self._on_step)
 
-    def forward_begins(self, ddp: DDP, reduces: bool) -> None:
+    def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run; whether its backward pass reduces is decided."""
+        reduces = self._switch.reduces(ddp)
         self._clock.forward_begins(reduces)
         self._graphs.forward_begins(ddp, reduces)
 
