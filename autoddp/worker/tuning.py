@@ -12,11 +12,11 @@ from autoddp.knobs import ObservedSteps
 from autoddp.wire import BlockDone, Finish, JobFacts, Message, Ready
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
-from autoddp.worker.by_hand import ByHand
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import DdpEvents, Patch, Wrapped, is_joining, parameters_digest
 from autoddp.worker.describe_job import gather_facts
+from autoddp.worker.first_steps import ByHand, ReadyOrder
 from autoddp.worker.gradient_access import add_handler, parameters_of
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.implicit_no_sync import Deferral
@@ -24,7 +24,6 @@ from autoddp.worker.inputs import InputsSeen, compares
 from autoddp.worker.launcher_client import Link
 from autoddp.worker.live_ddp import LiveDdp, effects_of
 from autoddp.worker.rank_store import Ranks
-from autoddp.worker.ready_order import ReadyOrder
 from autoddp.worker.runner import TrialRunner
 from autoddp.worker.stopwatch import stopwatch_for
 from autoddp.worker.sync_switch import ReductionSwitch

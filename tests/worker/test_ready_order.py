@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoddp.worker.ready_order import ReadyOrder
+from autoddp.worker.first_steps import ReadyOrder
 
 Step = Callable[[nn.ModuleList, int], None]
 
