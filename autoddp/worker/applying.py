@@ -23,8 +23,7 @@ from autoddp.worker.first_steps import FirstSteps
 from autoddp.worker.fitting import Expected, Fitting
 from autoddp.worker.gradient_access import add_handler
 from autoddp.worker.gradient_monitor import Watch, WatchPlan
-from autoddp.worker.graphs import Graphs
-from autoddp.worker.graphs.in_the_job import GraphsInTheJob
+from autoddp.worker.graphs import Graphs, GraphsInTheJob
 from autoddp.worker.guard import Guard, guarded
 from autoddp.worker.implicit_no_sync import Deferral
 from autoddp.worker.live_ddp import effects_of
