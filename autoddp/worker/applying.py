@@ -90,13 +90,13 @@ class _Applied(DdpEvents):
         """Whether the recipe was measured on such a model."""
         if self._digests and parameters_digest(module) not in self._digests:
             return False
-        # Once: later models find steps under way, or what the job's first steps have shown.
+        # Once: when a later model is built, some effects may have been given up for what the first steps have shown.
         if not self._effects:
             self._bring_in(module)
         return True
 
     def _bring_in(self, module: nn.Module) -> None:
-        """At the first model; the CPUs stay those that they then are."""
+        """Called before the first model is built: the process keeps the CPUs that are right for its device."""
         # torch itself refuses a model without parameters, a moment later.
         binding = Binding(next((p.device for p in module.parameters()), torch.device("cpu")))
         threads = Threads(os.environ.get(THREADS.variable), pinned="")

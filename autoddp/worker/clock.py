@@ -18,17 +18,16 @@ from autoddp.worker.ddp import Wrapped
 from autoddp.worker.gradient_access import GradientHandler, add_handler, held_by, ids_of, parameters_of, remove_handler
 
 _CYCLES = 3  # steps of the first optimizer seen before the clock is chosen
-_MOST_STEPS = 12  # of the first optimizer before parameters that nobody has stepped are waited for no longer
+_MOST_STEPS = 12  # of the first optimizer, after which parameters that no optimizer steps are no longer waited for
 _FORWARDS = 12  # reducing forward passes without any optimizer step: the script may have no optimizer
-_OTHERS = 12  # steps of other optimizers in a row, once a model was built: the script trains that one now
-_MOST_FORWARDS = 1000  # likewise, of a script that has one: it accumulates over many, or its closure asks for many
+_OTHERS = 12  # steps of other optimizers in a row after a model was built: then the script trains that one
+_MOST_FORWARDS = 1000  # the same with an optimizer: the script may accumulate over many, or a closure run many
 
 
 class StepClock(GradientHandler):
     """`on_step()` is called at each step boundary once the clock is chosen.
 
-    `wrapped()` gives the script's DDP objects. `forwards` counts reducing forward passes since the last
-    boundary.
+    `wrapped()` gives the script's DDP objects. `forwards` counts reducing forward passes since the last boundary.
     """
 
     def __init__(self, wrapped: Callable[[], Sequence[Wrapped]], on_step: Callable[[], None]) -> None:
@@ -73,7 +72,7 @@ class StepClock(GradientHandler):
         self.forwards += 1
 
     def _lose_patience(self) -> None:
-        """No optimizer has stepped for that long. Whether there is one only the garbage collector knows."""
+        """Count forward passes instead of steps, or wait longer if there is an optimizer that has not stepped yet."""
         ours = self._ids()
         optimizers = (thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer))
         if self._patience == _FORWARDS and any(ids_of(held_by(optimizer)) & ours for optimizer in optimizers):
@@ -126,7 +125,7 @@ class StepClock(GradientHandler):
 
         def gone(_: weakref.ref[torch.Tensor]) -> None:
             if self._clock is not None:
-                self._clock = frozenset()  # no optimizer's: what steps is never without parameters
+                self._clock = frozenset()  # equals no optimizer's: those that are compared hold parameters
 
         self._watched = [weakref.ref(p, gone) for p in held_by(optimizer)]
 

@@ -20,7 +20,7 @@ from autoddp.worker.hooks.bucket import GradBucket
 
 @dataclass
 class _Parts:
-    """What norms are taken of in one bucket, each by itself."""
+    """The parts of one bucket, of each of which norms are taken."""
 
     identities: tuple[int, ...]
     """Of the parameters that they are the gradients of; only one where the bucket is a single part."""
@@ -94,7 +94,7 @@ class Comparison:
             del exact
 
             def take(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-                exact, work = way.pop()  # for the reducer holds its futures, and with them this function, until later
+                exact, work = way.pop()  # out of the closure, which the reducer keeps alive for longer
                 work.wait()
                 self._take(parts, exact, done.value().detach())
                 return done.value()
@@ -104,7 +104,7 @@ class Comparison:
         return compared
 
     def _watch_overflows(self, state: Any) -> None:
-        """A hook that notices overflows mends them, so that they cannot be seen in what it hands back."""
+        """Note the hook's count of overflows: it repairs them, so its result does not show them."""
         if not any(state is known for known, _ in self._overflows):
             self._overflows.append((state, getattr(state, "overflows", 0)))
 
@@ -123,7 +123,7 @@ class Comparison:
             self._add(parts, before, kept, values)
 
     def _add(self, parts: _Parts, exact: torch.Tensor, difference: torch.Tensor, norms: torch.Tensor) -> None:
-        """To the sums over the steps; a bucket with something infinite counts as zeros, since it would stay so."""
+        """Add to the sums over the steps. A bucket with an infinite value counts as zeros, or it would stay so."""
         # Not torch.where with a number: torch copies it to the device, and the host waits for that copy.
         infinite = norms.sum().isfinite().logical_not()
         exact, difference = (values.masked_fill(infinite, 0.0) for values in (exact, difference))

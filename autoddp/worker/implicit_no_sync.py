@@ -1,7 +1,7 @@
 """Puts the reductions of a step's micro-batches off to the last one, in scripts that accumulate without `no_sync`.
 
-Reducing after each backward pass gives mean(g1) + mean(g2) + …, reducing once gives mean(g1 + g2 + …): the same. A step
-that comes earlier than learned finds gradients that were never reduced; then they are, before anything reads them.
+Reducing after each backward pass gives mean(g1) + mean(g2) + …, reducing once gives mean(g1 + g2 + …), which is the
+same. Where a step comes earlier than expected, its gradients are reduced before anything reads them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHUNK = 25 * 2**20  # bytes that are flattened at once
 
 
 class Deferral(Effect, DdpEvents, GradientHandler):
-    """`install()` once, tell it of each forward pass, and set `every`: micro-batches per step, 1 puts nothing off."""
+    """A handler of gradients and of DDP's events. Set `every`, micro-batches per step; 1 puts nothing off."""
 
     def __init__(self, switch: ReductionSwitch, wrapped: Callable[[], Sequence[Wrapped]]) -> None:
         self._switch = switch
@@ -37,9 +37,9 @@ class Deferral(Effect, DdpEvents, GradientHandler):
         self._owed: list[DDP] = []
         self._parameters = StillThere(DEFER_REDUCTIONS.name)
         self.steps_by_closure = False
-        """Whether an optimizer of DDP's parameters runs backward itself: it may read gradients after each."""
+        """Whether an optimizer of DDP's parameters runs backward passes itself: it may read gradients after each."""
         self.reads: Callable[[], None] = lambda: None
-        """Told before an optimizer, or whatever else of torch's, reads gradients."""
+        """Called before an optimizer or another function of torch reads gradients, and before they are reduced here."""
 
     def apply(self, configuration: Configuration) -> None:
         """See `Effect`."""
@@ -62,11 +62,11 @@ class Deferral(Effect, DdpEvents, GradientHandler):
         return self._pending
 
     def end(self) -> None:
-        """Put nothing off any more; at any time. What has been put off is reduced where it is read."""
+        """Put nothing off from now on; allowed at any time. What was put off before is reduced when it is read."""
         self._every, self._switch.put_off = 1, False
 
     def owe(self) -> None:
-        """Somebody else has put reductions off and never will again: reduce, until each object does so by itself."""
+        """Reduce what `Accumulation` has kept, now and before each later reading, until DDP reduces again by itself."""
         self._owed = [w.ddp for w in self._wrapped() if w.ddp is not None]
         self.reduce_what_is_missing()
 
@@ -90,7 +90,7 @@ class Deferral(Effect, DdpEvents, GradientHandler):
             self._parameters.begin(next(w.parameters for w in self._wrapped() if w.ddp is ddp))
 
     def returned(self, ddp: DDP, what: Any) -> Any:
-        """What the module has returned. Only a backward pass from it reduces what was put off before."""
+        """See `DdpEvents`. Only a backward pass from what the module has returned reduces what was put off before."""
         if self._pending and self._switch.reduces(ddp):
             for tensor in tensors_in(what):
                 if tensor.requires_grad:
@@ -123,9 +123,9 @@ class Deferral(Effect, DdpEvents, GradientHandler):
         return bool(ids_of(held_by(optimizer)) & ids_of(parameters_of(self._wrapped())))
 
     def reduce_what_is_missing(self) -> None:
-        """The mean over the ranks of all gradients, where a backward pass has put it off.
+        """Put the mean over the ranks into all gradients, if their reduction was put off.
 
-        Right whatever part of a gradient was reduced before: the mean of equal parts is that part.
+        Some parts of a gradient may have been reduced before. They are equal on all ranks, and their mean is that part.
         """
         self.reads()
         if not self._pending and not self._owed:
@@ -144,7 +144,7 @@ class Deferral(Effect, DdpEvents, GradientHandler):
 
 
 def _complete(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """A parameter that only other ranks have used has a gradient of zeros here, as DDP has it; others stay without."""
+    """Give parameters that only other ranks have used a gradient of zeros, as DDP does; unused ones get none."""
     used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device)
     dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group)
     for p, by_any in zip(parameters, used.tolist(), strict=True):
@@ -153,7 +153,7 @@ def _complete(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
 
 
 def _chunks(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """In order, of one type and device each, small enough to be copied."""
+    """In order and in lists, each of one type and device and small enough to be copied into one buffer."""
     found: list[list[torch.Tensor]] = []
     room = 0
     for gradient in gradients:
