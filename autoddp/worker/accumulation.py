@@ -9,7 +9,7 @@ Learning-rate schedulers go on with every step of the script: the rate stays a f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from autoddp.knobs import Configuration
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
 from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, must_reduce, version_of
 from autoddp.worker.effect import Effect
-from autoddp.worker.gradient_access import GradientHandler, held_by, ids_of, parameters_of
+from autoddp.worker.gradient_access import GradientHandler, are_reduced, held_by, ids_of, parameters_of
 from autoddp.worker.implicit_no_sync import Deferral
 from autoddp.worker.sync_switch import ReductionSwitch, StillThere
 
@@ -118,7 +118,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
 
     def before_reading(self, parameters: Sequence[torch.Tensor]) -> bool:
         """See `GradientHandler`."""
-        if self._steps == 1 or not self._is_ours(parameters):
+        if self._steps == 1 or not are_reduced(parameters, self._wrapped()):
             return False
         if not self._keeps():
             self._average()
@@ -147,7 +147,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Put the gradients back that were aside."""
-        if self._steps == 1 or not self._is_ours(held_by(optimizer)):
+        if self._steps == 1 or not are_reduced(held_by(optimizer), self._wrapped()):
             return
         if not self._holding:
             return self._start_over()
@@ -157,12 +157,12 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
 
     def step_skipped(self, optimizer: Optimizer) -> None:
         """See `GradientHandler`."""
-        if self._is_ours(held_by(optimizer)):
+        if are_reduced(held_by(optimizer), self._wrapped()):
             self._start_over()
 
     def keeps(self, parameters: Sequence[torch.Tensor]) -> bool:
         """See `GradientHandler`. Gradients to which a backward pass has added are thrown away with what was kept."""
-        if not self._is_ours(parameters):
+        if not are_reduced(parameters, self._wrapped()):
             return False
         self.clears = True
         has_more = any(p.grad is not kept or version_of(kept) != version for p, (kept, version) in self._seen.items())
@@ -197,9 +197,3 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
     @property
     def _parameters(self) -> list[nn.Parameter]:
         return parameters_of(self._wrapped())
-
-    def _is_ours(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Whether there are parameters that DDP reduces among them, or gradients of such."""
-        parameters = self._parameters
-        gradients = (p.grad for p in parameters if p.grad is not None)
-        return bool(ids_of([*parameters, *gradients]) & ids_of(tensors))

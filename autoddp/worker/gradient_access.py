@@ -100,6 +100,13 @@ def held_by(optimizer: Optimizer) -> list[torch.Tensor]:
     return [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
 
 
+def are_reduced(tensors: Iterable[torch.Tensor], wrapped: Iterable[Wrapped]) -> bool:
+    """Whether these DDP objects reduce any of these parameters, or of these gradients."""
+    parameters = parameters_of(wrapped)
+    gradients = (p.grad for p in parameters if p.grad is not None)
+    return bool(ids_of((*parameters, *gradients)) & ids_of(tensors))
+
+
 def ids_of(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
     """What tells these tensors from others, without keeping them alive."""
     return frozenset(map(id, tensors))

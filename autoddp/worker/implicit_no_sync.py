@@ -19,7 +19,7 @@ from autoddp.knobs import Configuration
 from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
 from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, must_reduce, tensors_in
 from autoddp.worker.effect import Effect
-from autoddp.worker.gradient_access import GradientHandler, held_by, ids_of, parameters_of
+from autoddp.worker.gradient_access import GradientHandler, are_reduced, held_by
 from autoddp.worker.sync_switch import ReductionSwitch, StillThere
 
 _CHUNK = 25 * 2**20  # bytes that are flattened at once
@@ -108,7 +108,7 @@ class Deferral(Effect, DdpEvents, GradientHandler):
 
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         """See `GradientHandler`."""
-        if self._is_ours(optimizer):
+        if are_reduced(held_by(optimizer), self._wrapped()):
             if has_closure:
                 self.steps_by_closure = True
                 self.end()
@@ -116,11 +116,8 @@ class Deferral(Effect, DdpEvents, GradientHandler):
 
     def after_step(self, optimizer: Optimizer) -> None:
         """See `GradientHandler`."""
-        if self._is_ours(optimizer):
+        if are_reduced(held_by(optimizer), self._wrapped()):
             self._forwards = 0
-
-    def _is_ours(self, optimizer: Optimizer) -> bool:
-        return bool(ids_of(held_by(optimizer)) & ids_of(parameters_of(self._wrapped())))
 
     def reduce_what_is_missing(self) -> None:
         """Put the mean over the ranks into all gradients, if their reduction was put off.
