@@ -40,17 +40,13 @@ class StepClock(GradientHandler):
         self._chosen_before = False
         self._others = 0
         self._watched: list[weakref.ref[torch.Tensor]] = []
-        self._stray_steps = 0
+        self.steps_without_ddp = 0
+        """Optimizer steps that touched no DDP parameter, so far."""
         self.forwards = 0
         self._by_forwards = False
         self._patience = _FORWARDS
         self._stopped = False
         add_handler(self)
-
-    @property
-    def steps_without_ddp(self) -> int:
-        """Optimizer steps that touched no DDP parameter, so far."""
-        return self._stray_steps
 
     def stop(self) -> None:
         """Call back no more."""
@@ -87,7 +83,7 @@ class StepClock(GradientHandler):
         ours = self._ids()
         held = ids_of(held_by(optimizer)) & ours
         if not held:
-            self._stray_steps += 1
+            self.steps_without_ddp += 1
         elif self._is_clock(held, ours, optimizer):
             self._others = 0
             self._on_step()

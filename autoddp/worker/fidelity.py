@@ -5,6 +5,7 @@ all that is kept of it, so the script may clip, unscale or clear its gradients a
 until `result`, which is the only moment at which the host waits for it.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -185,9 +186,9 @@ def _error(
     of: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for one, of_parts in zip(norms, values, strict=True):
         for identity, (exact, made, difference) in zip(one.parts.identities, of_parts, strict=True):
-            if not _is_finite(exact):
+            if not math.isfinite(exact):
                 continue  # the script's own overflow, by which AMP finds its scale
-            if not _is_finite(made):
+            if not math.isfinite(made):
                 finite = False
                 made, difference = 0.0, exact
             for total in (steps[one.step], of[identity]):
@@ -209,10 +210,6 @@ def _error(
         of_sum=_ratio(difference_sum, exact_sum) if sums else relative,
         finite=finite,
     )
-
-
-def _is_finite(norm: float) -> bool:
-    return norm - norm == 0
 
 
 def _cosine(exact: float, made: float, difference: float) -> float:

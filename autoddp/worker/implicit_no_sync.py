@@ -33,7 +33,8 @@ class Deferral(Effect, DdpEvents, GradientHandler):
         self._wrapped = wrapped
         self._every = 1
         self._forwards = 0
-        self._pending = False
+        self.pending = False
+        """Whether there may be gradients that are not reduced."""
         self._owed: list[DDP] = []
         self._parameters = StillThere(DEFER_REDUCTIONS.name)
         self.steps_by_closure = False
@@ -53,13 +54,8 @@ class Deferral(Effect, DdpEvents, GradientHandler):
     @every.setter
     def every(self, micro_batches: int) -> None:
         """At a step boundary."""
-        self._every, self._forwards, self._pending, self._switch.put_off = micro_batches, 0, False, False
+        self._every, self._forwards, self.pending, self._switch.put_off = micro_batches, 0, False, False
         self._parameters.end()
-
-    @property
-    def pending(self) -> bool:
-        """Whether there may be gradients that are not reduced."""
-        return self._pending
 
     def end(self) -> None:
         """Put nothing off from now on; allowed at any time. What was put off before is reduced when it is read."""
@@ -75,7 +71,7 @@ class Deferral(Effect, DdpEvents, GradientHandler):
         self._switch.put_off = False
         if self._owed and torch.is_grad_enabled() and self._switch.reduces(ddp):
             self._owed = [owed for owed in self._owed if owed is not ddp]
-        if self._pending:
+        if self.pending:
             self._parameters.check()
         if self._every < 2 or not (torch.is_grad_enabled() and self._switch.reduces(ddp)) or is_joining(ddp):
             return
@@ -86,19 +82,19 @@ class Deferral(Effect, DdpEvents, GradientHandler):
         ddp.require_forward_param_sync = True
         self._switch.put_off = self._forwards % self._every != 0 and not must_reduce(ddp)
         if self._switch.put_off:
-            self._pending = True
+            self.pending = True
             self._parameters.begin(next(w.parameters for w in self._wrapped() if w.ddp is ddp))
 
     def returned(self, ddp: DDP, what: Any) -> Any:
         """See `DdpEvents`. Only a backward pass from what the module has returned reduces what was put off before."""
-        if self._pending and self._switch.reduces(ddp):
+        if self.pending and self._switch.reduces(ddp):
             for tensor in tensors_in(what):
                 if tensor.requires_grad:
                     tensor.register_hook(self._is_reduced)
         return what
 
     def _is_reduced(self, _gradient: torch.Tensor) -> None:
-        self._pending = False
+        self.pending = False
         self._parameters.end()
 
     def before_reading(self, parameters: Sequence[torch.Tensor]) -> bool:
@@ -125,18 +121,18 @@ class Deferral(Effect, DdpEvents, GradientHandler):
         Some parts of a gradient may have been reduced before. They are equal on all ranks, and their mean is that part.
         """
         self.reads()
-        if not self._pending and not self._owed:
+        if not self.pending and not self._owed:
             return
         for wrapped in self._wrapped():
             ddp = wrapped.ddp
-            if ddp is None or not (self._pending or any(owed is ddp for owed in self._owed)):
+            if ddp is None or not (self.pending or any(owed is ddp for owed in self._owed)):
                 continue
             parameters = wrapped.parameters
             if ddp.find_unused_parameters:
                 _complete(parameters, ddp.process_group)
             for some in _chunks([p.grad for p in parameters if p.grad is not None]):
                 _average(some, ddp.process_group)
-        self._pending, self._forwards = False, 0
+        self.pending, self._forwards = False, 0
         self._parameters.end()
 
 
