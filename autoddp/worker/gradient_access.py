@@ -102,9 +102,8 @@ def held_by(optimizer: Optimizer) -> list[torch.Tensor]:
 
 def are_reduced(tensors: Iterable[torch.Tensor], wrapped: Iterable[Wrapped]) -> bool:
     """Whether these DDP objects reduce any of these parameters, or of these gradients."""
-    parameters = parameters_of(wrapped)
-    gradients = (p.grad for p in parameters if p.grad is not None)
-    return bool(ids_of((*parameters, *gradients)) & ids_of(tensors))
+    given = ids_of(tensors)
+    return any(id(p) in given or id(p.grad) in given for p in parameters_of(wrapped))
 
 
 def ids_of(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
