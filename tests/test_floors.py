@@ -62,8 +62,6 @@ PRIVATE_TO_OTHERS = {
     ("launch/options.py", "_actions"),
     ("launch/options.py", "_add_action"),
     ("launch/options.py", "_option_string_actions"),
-    # How often a gradient was written to: torch has no public name for it.
-    ("worker/accumulation.py", "_version"),
     # Where torch.compile's settings are, which its documentation names: whether it cuts at buckets, and replays.
     ("worker/torch_compile.py", "_dynamo"),
     ("worker/torch_compile.py", "_inductor"),

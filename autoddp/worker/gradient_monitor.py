@@ -24,7 +24,7 @@ _SAMPLED = 2**17  # elements of a bucket: their norm is right within a percent, 
 
 @dataclass(frozen=True)
 class WatchPlan:
-    """When to look; in reductions, of which a step has one for each of its micro-steps that reduces."""
+    """When to look; in reductions, of which a step has one for each of its micro-batches that reduces."""
 
     rung: str
     limit: float
