@@ -10,21 +10,21 @@ from autoddp.knobs import LIMITS, Configuration, Rung
 
 @dataclass(frozen=True)
 class StudySettings:
-    """The same on all nodes. The defaults are those of the command line."""
+    """The settings of a study; they are the same on all nodes. The defaults are those of the command line."""
 
     trials: int = 20
-    """Configurations tried, at most: some for each rung's guesses, and as many again for what follows from them."""
+    """Largest number of configurations tried: enough for each rung's guesses, and as many again for what these show."""
     allow: Rung = Rung.NEAR
-    """How far the gradients may be changed: 16 bits keep a model's accuracy, as a rule; low rank need not."""
+    """How much the gradients may be changed: 16 bits usually keep a model's accuracy; low rank may not."""
     accumulate_up_to: int = 1
-    """Steps of the script that may become one. More change the batch size, so they have to be asked for."""
+    """Largest number of the script's steps that may become one. More than 1 changes the batch size, so 1 is default."""
     seed: int = 0
-    """Of the search, from 0 to 2**32 - 1."""
+    """The seed of the search, from 0 to 2**32 - 1."""
     limits: Mapping[Rung, float] = field(default_factory=lambda: dict(LIMITS))
     """Rung → the largest relative gradient error with which a configuration may be launched."""
 
     def allows(self, configuration: Configuration) -> bool:
-        """Whether the user would have this launched."""
+        """Whether the user's options allow launching `configuration`."""
         return configuration.allowed_by(self.allow, self.accumulate_up_to)
 
     @property

@@ -1,6 +1,6 @@
 """Floor 5. The search: which configuration to measure next, and what the measurements allow to conclude.
 
-The only home of Optuna. It knows no process and no socket: whoever runs it hands in a `Measure` callable.
+Only this package imports Optuna. It knows nothing of processes and sockets: its caller passes a `Measure` callable.
 """
 
 from autoddp.settings import StudySettings

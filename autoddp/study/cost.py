@@ -14,7 +14,10 @@ from autoddp.wire import NO_LIMIT, BlockDone
 
 
 class Cost:
-    """`block` measures; `steps` and `wall_seconds` are what it has cost so far."""
+    """Measures blocks and adds up what they cost.
+
+    `steps` counts steps of the script by purpose; `wall_seconds` adds up seconds by phase and by purpose.
+    """
 
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
@@ -23,11 +26,11 @@ class Cost:
         self.compilations = 0
         self.wall_seconds: dict[str, float] = defaultdict(float)
         self.left = NO_LIMIT
-        """Seconds that tuning may still take: the same on every node, as what is decided by it must be."""
+        """Seconds that tuning may still take. All nodes have the same number, so they decide alike by it."""
 
     @contextlib.contextmanager
     def in_phase(self, phase: str) -> Iterator[None]:
-        """Whatever is done meanwhile costs that phase its wall time."""
+        """Add the wall time of the `with` block to `phase`, which stays the current phase afterwards."""
         self.phase, began = phase, time.perf_counter()
         try:
             yield
@@ -37,12 +40,12 @@ class Cost:
     def block(
         self, configuration: Configuration, warmup: int, steps: int, *, reduce: bool = True, turn: bool = True
     ) -> Block:
-        """One measured block. Also what failed has cost its time."""
+        """Measure one block of `steps` steps. The time of a failed measurement is counted too."""
         done = self._measured(configuration, warmup, steps, reduce, turn)
         return Block(done.seconds, done.slowest)
 
     def compare(self, configuration: Configuration, steps: int) -> GradientError | None:
-        """How far the hook of the configuration in effect is from the exact mean."""
+        """Measure how far the hook of `configuration`, which must be in effect, is from the exact mean."""
         self.steps["compared"] += steps
         return self._measured(configuration, 0, 0, True, False, steps).error
 

@@ -1,8 +1,8 @@
-"""Settings that need another start of the script: tried last, with the best of each rung, and judged start by start.
+"""Tries env settings, which need another start of the script, with the best configuration of each rung.
 
-A short communication benchmark rules out the hopeless ones. A start of the script may cost minutes, so each of the
-others gets one; only one that clearly gains is measured again, in rounds in which starts with it and starts without it
-take turns.
+They come last in a study. A short communication benchmark first rules out hopeless settings. A start of the script may
+cost minutes, so each remaining setting gets one start. Only a setting that clearly gains is measured again, in rounds
+in which starts with it and starts without it alternate.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from autoddp.study.outcome import Screened, TrialRecord
 from autoddp.timing import Block
 
 CLEARLY = 1.10
-"""Times as fast as without the setting: less is not worth the starts that would prove it."""
+"""Speed-up that a setting must show in its first start: less is not worth the starts that would prove it."""
 ROUNDS = 4
-"""In which starts with and without a setting take turns. Each costs a start of the script, and four are the fewest that
-tell a gain of `CLEARLY`: the 99 % interval is then three times their spread."""
-_FRESH = 2  # steps more to warm up: a fresh process is slow at first, because of allocators, page cache, TCP windows
+"""Rounds in which starts with and starts without a setting alternate. Each round costs a start of the script. Four are
+the fewest that can prove a gain of `CLEARLY`: their 99 % interval is three times their spread."""
+_FRESH = 2  # additional warm-up steps: a fresh process is slow at first, because of allocators, page cache, TCP windows
 RESERVED = 5
-"""Trials kept for a setting: the script as written, each rung's best, and the best with several buckets."""
+"""Trials kept for a setting: the script as written, the best of each rung, and the best with several buckets."""
 
 Screen = Callable[[Sequence[Mapping[str, Value]]], "list[float]"]
-"""Start settings → how many times as fast a step's reduction is under each; an empty list where that cannot be told."""
+"""Maps env settings to the speed-up of a step's reduction under each; returns an empty list where it cannot tell."""
 Add = Callable[[Configuration, Sequence[Block], str], TrialRecord]
 
 
 def screened(settings: Sequence[Mapping[str, Value]], screen: Screen) -> list[Screened]:
-    """All settings, judged by the benchmark where that can see them, the most promising first."""
+    """All settings with the benchmark's gain, where the benchmark can judge them; the most promising first."""
     seen = [setting for setting in settings if all(BY_NAME[name].on_the_link for name in setting)]
     gains = screen(seen) if seen else []
     known = {id(setting): gain for setting, gain in zip(seen, gains, strict=False)}
@@ -42,7 +42,11 @@ def screened(settings: Sequence[Mapping[str, Value]], screen: Screen) -> list[Sc
 
 @dataclass
 class EnvTrials:
-    """`seconds` are of the configurations found so far, the script as written among them; `add` keeps a trial."""
+    """Runs the trials of env settings.
+
+    `seconds` has the seconds per step of the configurations found so far, the script as written among them. `add`
+    records a trial.
+    """
 
     cost: Cost
     budget: StepBudget
@@ -50,14 +54,17 @@ class EnvTrials:
     add: Add
 
     def run(self, settings: Sequence[Mapping[str, Value]]) -> dict[Configuration, list[Block]]:
-        """Blocks of final rounds, index for index: of what is known, and of it with the setting; {} for no gain."""
+        """Final rounds with the first setting that gains: a list of blocks, one a round, for each configuration.
+
+        The configurations are those of `seconds`, without and with the setting. Empty if no setting gains.
+        """
         for setting in settings:
             contenders = [known.with_values(**setting) for known in self.seconds]
             gains = []
             for known, new in zip(self.seconds, contenders, strict=True):
                 gains.append(self._gain(known, new))
                 if not gains[-1]:
-                    break  # it fails, and would with the others
+                    break  # a setting that fails with one configuration would fail with the others
             if min(gains) > 0 and max(gains) >= CLEARLY:
                 return self._rounds(contenders)
         return {}
@@ -71,7 +78,7 @@ class EnvTrials:
         return self.seconds[known] / self.add(new, (block,), "").seconds
 
     def _rounds(self, contenders: Sequence[Configuration]) -> dict[Configuration, list[Block]]:
-        """With, without; without, with; …: so that half of the turns need no start."""
+        """Measure with, without; without, with; and so on: no start is then needed between one round and the next."""
         known = list(self.seconds)
         expected = dict(zip(contenders, self.seconds.values(), strict=True)) | self.seconds
         blocks: dict[Configuration, list[Block]] = {c: [] for c in (*known, *contenders)}
@@ -81,7 +88,7 @@ class EnvTrials:
                 try:
                     blocks[configuration].append(self._block(configuration, expected[configuration]))
                 except TrialFailed:
-                    del blocks[configuration]  # it ran before and fails now: not to be launched
+                    del blocks[configuration]  # a configuration that ran before and fails now must not be launched
         return blocks if AS_WRITTEN in blocks else {}
 
     def _block(self, configuration: Configuration, expected: float) -> Block:

@@ -1,4 +1,4 @@
-"""What the study asks of whoever runs the job: measure one configuration on the running model."""
+"""What a study needs from its caller: a function that measures one configuration on the running model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from autoddp.wire import BlockDone
 
 
 class TrialFailed(Exception):
-    """The configuration cannot run here; its text says why. The job has been started again, the study goes on."""
+    """The configuration cannot run here; the text says why. The job has been started again, and the study goes on."""
 
 
 class TuningOver(Exception):
-    """The running model is gone for good; its text says why."""
+    """The job cannot be measured any more; the text says why."""
 
 
 class Measure(Protocol):
@@ -29,12 +29,13 @@ class Measure(Protocol):
         turn: bool = True,
         compare: int = 0,
     ) -> BlockDone:
-        """Turn to `configuration`, let `warmup` steps pass, time `steps` steps (fewer if the script is that short).
+        """Apply `configuration`, let `warmup` steps pass, and time `steps` steps (fewer if the script is that short).
 
-        Where the configuration makes one step of several of the script's, that many are counted as one, and its seconds
-        are those of one of the script's.
+        Where the configuration accumulates N steps of the script, `warmup` and `steps` count such groups of N steps,
+        and the seconds returned are those of one step of the script.
 
-        On `compare` more steps its hook is compared with the exact mean.
+        `reduce=False` switches DDP's reduction off. `turn=False` keeps the configuration that is in effect. On
+        `compare` further steps the hook of the configuration is compared with the exact mean.
 
-        Raises TrialFailed or TuningOver. A script that ends meanwhile is started again without a word.
+        Raises TrialFailed or TuningOver. A script that ends meanwhile is started again, without an error.
         """

@@ -1,4 +1,4 @@
-"""Whoever wants to watch a study: the terminal, a file, a test."""
+"""The interface through which the terminal, a log file or a test follows a study."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from autoddp.wire import JobFacts
 
 
 class Observer:
-    """Does nothing; whoever wants to watch overrides some of it.
+    """Receives the events of a study. The methods do nothing here; subclasses override those that they need.
 
-    Called from the study's thread, between measurements, so drawing disturbs no timing.
+    All methods are called in the study's thread, between measurements, so drawing disturbs no timing.
     """
 
     def ready(self, facts: JobFacts) -> None:
-        """The job runs and its DDP models are known."""
+        """The job is running, and its DDP models are known."""
 
     def baseline(self, record: TrialRecord, headroom: Headroom) -> None:
-        """The baseline and the headroom are measured."""
+        """The baseline and the headroom have been measured."""
 
     def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:
-        """A trial has ended; `planned` is how many there are in all, `best` the fastest so far."""
+        """A trial has ended. `planned` is the number of all trials, `best` is the fastest of them so far."""
 
     def screened(self, settings: Sequence[Screened], trials: int) -> None:
-        """The communication benchmark has judged the settings of another start; a promising one gets `trials`."""
+        """The communication benchmark has judged the env settings; a promising one gets `trials` trials."""
 
     def semifinal(self, rung: Rung, contenders: int) -> None:
-        """So many of a rung are about to run against each other, before the finals."""
+        """A semifinal of a rung is about to begin, between `contenders` configurations."""
 
     def final(self, number: int, planned: int) -> None:
         """Final round `number` of `planned` has ended."""

@@ -1,6 +1,6 @@
-"""A study from headroom to decision. Deterministic for a seed and a sequence of measurements.
+"""A study, from headroom to decision. It is deterministic for a seed and a sequence of measurements.
 
-A launcher that takes over replays the journal through the same code, and goes on where the first one stopped.
+So a launcher that takes over a study can replay its journal through this code and go on where the first one stopped.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from autoddp.study.trials import Trials
 from autoddp.timing import Block, Headroom, headroom, median, speedup
 from autoddp.wire import JobFacts
 
-_AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials: half of them, at least, must be left for what needs no other start
+_AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials that a study must have: at least half stay for knobs without a start
 
 
 class Study:
-    """`Study(measure, facts, asked, observer, screen).run()`; without `screen` no start setting is ruled out unseen."""
+    """`Study(measure, facts, asked, observer, screen).run()`. Without `screen` no env setting is ruled out."""
 
     def __init__(
         self,
@@ -50,7 +50,10 @@ class Study:
         self._semifinals: list[Semifinal] = []
 
     def run(self) -> Outcome:
-        """Measure and decide. TuningOver, or TrialFailed of the baseline itself, when there is nothing to decide on."""
+        """Measure and decide.
+
+        Raises TuningOver, or TrialFailed if the baseline itself fails, when there is nothing to decide on.
+        """
         self._observer.ready(self._facts)
         baseline, won, off = self._headroom()
         self._observer.baseline(baseline, won)
@@ -92,9 +95,10 @@ class Study:
         return outcome
 
     def _headroom(self) -> tuple[TrialRecord, Headroom, Block]:
-        """The step as written, and the same with DDP's reduction off, in turn: until it is known whether to try.
+        """Measure the script as written with and without DDP's reduction, alternating, to find what could be won.
 
-        The block has the steps without reduction, each as long as on its slowest rank.
+        Returns the baseline, the headroom, and a block of the steps without reduction, each with the time of its
+        slowest rank. More rounds are measured while it is uncertain whether trials are worth running.
         """
         cost = self._cost
         cost.phase = "baseline"
@@ -111,19 +115,19 @@ class Study:
         return baseline, headroom(on, off), Block(tuple(second for block in off for second in block.slowest))
 
     def _is_open(self, found: Headroom, rounds: int, budget: StepBudget) -> bool:
-        """Whether there is likely nothing to win, and yet it is not sure."""
+        """Whether more rounds are needed: likely there is nothing to win, but the interval allows for a gain."""
         unsure = found.share < WORTHWHILE <= found.high
         return unsure and rounds < budget.most_headroom_rounds and self._cost.left > rounds * budget.trial()
 
     def _judge_settings(self) -> tuple[list[Screened], list[Mapping[str, Value]]]:
-        """What the communication benchmark says of the start settings, and those that are worth trials."""
+        """The communication benchmark's results for all env settings, and the settings that are worth trials."""
         if not self._facts.start_settings or self._asked.trials < _AT_LEAST_FOR_SETTINGS:
             return [], []
         with self._cost.in_phase("screening"):
             judged = screened(self._facts.start_settings, self._screen)
         self._observer.screened(judged, RESERVED)
         seen = [one for one in judged if one.gain is not None]
-        # A start that nothing speaks for may be dear: one is enough.
+        # No benchmark speaks for these settings, and each costs a start of the script: try one of them at most.
         unseen = [one for one in judged if one.gain is None][:1]
         return judged, [one.setting for one in (*seen, *unseen) if one.promising]
 
@@ -134,15 +138,15 @@ class Study:
         rounds: list[Block],
         finalists: list[Standing],
     ) -> tuple[list[Block], list[Standing]]:
-        """The final rounds, with the finalists that a setting of another start has added, if one gains."""
+        """The final rounds: those given, or new ones with the finalists that an env setting adds, if one gains."""
         self._cost.phase = "starts"
         seconds = {AS_WRITTEN: baseline.seconds, **{s.configuration: s.seconds for s in ladder_of(finalists)}}
-        # Several links carry several buckets at once, and none carries a part of one.
+        # Several links can carry several buckets at once, but a single bucket is not split between links.
         seconds |= {t.configuration: t.seconds for t in self._trials.best_with_several_buckets()}
         starts = EnvTrials(self._cost, self._budget, seconds, self._trials.add_start)
         try:
             blocks = starts.run(settings)
-        except TuningOver:  # what was found before stays found
+        except TuningOver:  # the earlier results stay valid
             return rounds, finalists
         if not blocks:
             return rounds, finalists
@@ -150,7 +154,7 @@ class Study:
         return rounds, [self._standing(c, rounds, found) for c, found in blocks.items()]
 
     def _finals(self, baseline: TrialRecord) -> tuple[list[Block], list[Standing]]:
-        """The best few of each rung and the baseline, in turn, each round in a new order."""
+        """Measure the best few of each rung and the baseline in rounds, each round in a new order."""
         self._cost.phase = "finals"
         finalists = [c for rung in Rung for c in self._contenders(rung)]
         blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *finalists)}
@@ -161,9 +165,9 @@ class Study:
                 self._final_round(blocks, expected)
             except TuningOver:
                 whole_rounds = number - 1
-                if whole_rounds < FEWEST_ROUNDS or self._facts.nodes > 1:  # other hosts may know less
+                if whole_rounds < FEWEST_ROUNDS or self._facts.nodes > 1:  # other hosts may have fewer rounds
                     raise
-                blocks = {c: found[:whole_rounds] for c, found in blocks.items()}  # what is known is enough
+                blocks = {c: found[:whole_rounds] for c, found in blocks.items()}  # the finished rounds are enough
                 break
             self._observer.final(number, planned)
         rounds = blocks.pop(AS_WRITTEN, [])
@@ -171,7 +175,7 @@ class Study:
         return rounds, [self._standing(c, rounds, found) for c, found in whole.items()]
 
     def _planned_rounds(self, finalists: Iterable[Configuration], expected: Mapping[Configuration, float]) -> int:
-        """As many as the time allows, and never too few to decide by."""
+        """Number of final rounds: fewer where time is short, but never too few for a decision."""
         planned = self._budget.final_rounds(self._compiles_anew)
         seconds = sum(self._budget.round_of(c, expected[c]) for c in finalists)
         if self._cost.left >= planned * seconds:
@@ -179,30 +183,30 @@ class Study:
         return max(FEWEST_ROUNDS, int(self._cost.left / seconds))
 
     def _final_round(self, blocks: dict[Configuration, list[Block]], expected: Mapping[Configuration, float]) -> None:
-        """Each of them once; whoever fails is taken out."""
+        """Measure each configuration once, in random order; remove those that fail."""
         for configuration in self._random.sample(list(blocks), len(blocks)):
             try:
                 steps = self._budget.final_block(expected[configuration], configuration.steps_per_update)
                 warmup = self._budget.warmup_of(configuration, expected[configuration])
                 blocks[configuration].append(self._cost.block(configuration, warmup, steps))
             except TrialFailed:
-                del blocks[configuration]  # it ran in its trial and fails now: not to be launched
+                del blocks[configuration]  # a configuration that ran in its trial and fails now must not be launched
 
     @property
     def _compiles_anew(self) -> bool:
-        """Whether a turn between two exact configurations may cost a compilation."""
+        """Whether switching between two exact configurations may cost a compilation."""
         return OPTIMIZE_DDP.name in self._facts.knobs or REDUCE_OVERHEAD in self._facts.cuda_graphs
 
     def _contenders(self, rung: Rung) -> list[Configuration]:
         seconds, errors = self._trials.seconds_of(rung), self._trials.errors
-        # A hook whose gradients nobody has looked at is not launched.
+        # A hook whose gradient error was not measured must not be launched.
         ranked = [c for c in self._trials.best_of(rung) if not c.hook or c.hook in errors]
         if not ranked or not self._asked.allows(ranked[0]):
             return ranked[:1]
         if self._budget.slow and seconds[ranked[0]] > self._budget.step * (1 - WORTHWHILE):
-            return ranked[:1]  # which of them is best is not worth the time: none gains
+            return ranked[:1]  # none gains, so finding the best of them is not worth the time
         cheap = contenders(ranked, seconds, self._budget)
-        # A semifinal takes about as long as the finals. On the rungs above, all have been compiled in one way.
+        # A semifinal takes about as long as the finals. Only exact configurations may differ in how they are compiled.
         if (
             not cheap
             or self._cost.left < 2 * self._budget.final_rounds() * self._budget.trial()
@@ -233,7 +237,7 @@ class Study:
 
 
 def ladder_of(finalists: Sequence[Standing]) -> tuple[Standing, ...]:
-    """The fastest finalist of each rung by its paired rounds, exact first, each compared with all milder ones."""
+    """The fastest finalist of each rung by its paired rounds, exact first, each compared with all milder rungs."""
     best: list[Standing] = []
     for rung in Rung:
         of_rung = [standing for standing in finalists if standing.rung is rung]
@@ -249,7 +253,7 @@ def _low_over(standing: Standing, other: Standing) -> float:
 
 
 def decide(ladder: Sequence[Standing], asked: StudySettings, headroom: Headroom) -> Decision:
-    """What is launched of a ladder as `ladder_of` gives it, and why."""
+    """The decision on a ladder from `ladder_of`: what is launched, and why."""
     chosen = best_allowed(ladder, asked.allow, asked.accumulate_up_to)
     allowed = [standing for standing in ladder if asked.allows(standing.configuration)]
     if chosen is None:
@@ -268,7 +272,7 @@ def decide(ladder: Sequence[Standing], asked: StudySettings, headroom: Headroom)
 
 
 def _too_little(allowed: Sequence[Standing], chosen: Standing | None) -> str:
-    """What is faster and allowed, and yet not launched."""
+    """A clause that explains why an allowed and faster configuration is not launched; "" if there is none."""
     least = chosen.speedup.ratio if chosen else 1.0
     passed = [s for s in allowed if s is not chosen and s.speedup.sure and s.speedup.ratio > least]
     if not passed:
@@ -279,7 +283,7 @@ def _too_little(allowed: Sequence[Standing], chosen: Standing | None) -> str:
 
 
 def _beyond(ladder: Sequence[Standing], asked: StudySettings) -> tuple[Rung, Standing] | None:
-    """What would be launched if the user allowed more: the rung that gives most."""
+    """The rung, and its best, that would be launched if the user allowed more: of several, the one with most gain."""
     further = [rung for rung in GRADIENT_RUNGS if not asked.allow.allows(rung)]
     found = {rung: best_allowed(ladder, rung, asked.accumulate_up_to) for rung in further}
     beyond = {rung: best for rung, best in found.items() if best and not asked.allows(best.configuration)}

@@ -1,4 +1,4 @@
-"""The configurations worth trying on one rung of one job, and Optuna, which chooses what to measure next of them."""
+"""The configurations worth trying on one rung of one job, and the sampler (Optuna) that chooses the next of them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from autoddp.knobs.hook import HOOK, Size, hooks_on
 from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
 from autoddp.wire import JobFacts
 
-_UNGUIDED = 3  # results before TPE follows them; by default it draws ten at random, half of a study of twenty trials
-_CANDIDATES = 48  # of which TPE takes the best: twice the default, as drawing them costs nothing beside a trial
-_ASKS = 40  # draws before a configuration that was measured already is accepted once more
+_UNGUIDED = 3  # results before TPE uses them; its default of ten random draws would be half of a study of twenty trials
+_CANDIDATES = 48  # draws of which TPE takes the best: twice the default, because drawing costs nothing beside a trial
+_ASKS = 40  # draws before a configuration that was measured already is accepted again
 _NOTHING: Setting = {}
 """A knob left as the script wrote it."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """All configurations of `rung` for a job with these facts: one setting of each dimension.
+    """All configurations of `rung` for a job with these facts. A configuration has one setting of each dimension.
 
-    A dimension is named after its knob. Knobs that exclude each other share one.
+    A dimension is named after its knob. Knobs that exclude each other share one dimension.
     """
 
     rung: Rung
@@ -33,11 +33,11 @@ class Space:
     fixed: Configuration = AS_WRITTEN
     """Values that every configuration of this space has, because they were found before."""
     first_cap: float | None = None
-    """MiB; the cap that a measured link speaks for: tried first."""
+    """The bucket cap, in MiB, that the measured link suggests; it is tried first. None if the link was not measured."""
 
     @cached_property
     def choices(self) -> dict[str, tuple[Setting, ...]]:
-        """Dimension → its settings; the first leaves the knob as written, where it may stay so."""
+        """Dimension → its settings. The first setting leaves the knob as written, unless the knob must have a value."""
         found: dict[str, tuple[Setting, ...]] = {}
         for knob in KNOBS:
             settings = self._settings_of(knob)
@@ -48,7 +48,7 @@ class Space:
         return {name: settings for name, settings in found.items() if len(settings) > 1}
 
     def _settings_of(self, knob: AnyKnob) -> tuple[Setting, ...]:
-        """Its candidates on this rung, as far as the job can have them."""
+        """The candidates of `knob` on this rung that the job can have."""
         if knob.phase is not Phase.SEARCH or knob.name not in self.facts.knobs:
             return ()
         if knob.needs and not any(setting.get(knob.needs[0]) == knob.needs[1] for setting in self._hooks):
@@ -58,7 +58,7 @@ class Space:
 
     @property
     def _hooks(self) -> tuple[Setting, ...]:
-        """The hooks of this rung itself: one of a milder rung belongs to that rung's space."""
+        """The hooks of this rung itself: a hook of a milder rung belongs to that rung's space."""
         return tuple({HOOK.name: hook.name} for hook in hooks_on(self.rung))
 
     def _must_have(self, knob: AnyKnob) -> bool:
@@ -72,7 +72,7 @@ class Space:
         return not any(len(settings) > 1 for settings in self.choices.values())
 
     def configuration(self, chosen: Mapping[str, Setting]) -> Configuration:
-        """The configuration that one setting of each dimension stands for."""
+        """The configuration that consists of one setting for each dimension."""
         values = dict(self.fixed)
         if len(self._hooks) == 1:
             values |= self._hooks[0]
@@ -80,16 +80,16 @@ class Space:
             values |= setting
         for knob in (BY_NAME[name] for name in list(values)):
             if knob.needs and values.get(knob.needs[0]) != knob.needs[1]:
-                del values[knob.name]  # of a hook that was not chosen
+                del values[knob.name]  # it belongs to a value, such as a hook, that was not chosen
             for replaced in knob.replaces:
                 values.pop(replaced, None)
         return Configuration(values)
 
     def guesses(self) -> list[dict[str, Setting]]:
-        """Where to start, the most promising first: the extremes of each knob, then their combinations.
+        """The configurations to try first, the most promising first: the extremes of each knob, then combinations.
 
-        Few large buckets pay latency once and suit compressed gradients; a shrinking plan leaves a small exposed tail;
-        the switches save copies.
+        Few large buckets pay the latency once and suit compressed gradients. With a shrinking plan only a small last
+        bucket is sent after backward. The switches save copies.
         """
         view, batched = {GRADIENT_AS_BUCKET_VIEW.name: True}, {BATCHED_GRAD_COPY.name: True}
         sizes = self._sizes()
@@ -106,7 +106,7 @@ class Space:
         return [self._complete(row) for row in rows]
 
     def _guesses_of_hooks(self, sizes: Mapping[Size, Setting]) -> list[Setting]:
-        """Each hook with its best size of buckets; one hook with the other sizes, and with its own knobs turned."""
+        """Each hook with its best bucket size; then the first hook with other sizes, and with its own knobs set."""
         hooks = tuple(reversed(hooks_on(self.rung)))
         rows: list[Setting] = [{HOOK.name: hook.name, **sizes[hook.first_sizes[0]]} for hook in hooks]
         first = hooks[0]
@@ -115,7 +115,7 @@ class Space:
         return rows + [{**rows[0], **self.choices[knob.name][1]} for knob in own]
 
     def _sizes(self) -> dict[Size, Setting]:
-        """The settings that cut the gradients so; as written where there is none."""
+        """Size → the setting that cuts the gradients that way; the setting as written where there is none."""
         settings = [setting for of_one in self.choices.values() for setting in of_one]
         found = [setting for setting in settings if BUCKET_CAP_MB.name in setting]
         plans = [setting for setting in settings if BUCKET_CAP_MB_LIST.name in setting]
@@ -127,19 +127,21 @@ class Space:
         }
 
     def _complete(self, row: Setting) -> dict[str, Setting]:
-        """A guess with a setting of every dimension, and none that this job lacks."""
+        """`row` as a guess: a setting for every dimension of this job, and for no other."""
         complete = {name: _chosen(settings, row) for name, settings in self.choices.items()}
-        if DEFER_REDUCTIONS.name in complete:  # what is not sent is fastest
+        if DEFER_REDUCTIONS.name in complete:  # a reduction that is left out is the fastest one
             complete[DEFER_REDUCTIONS.name] = self.choices[DEFER_REDUCTIONS.name][-1]
         return complete
 
 
 class Sampler:
-    """Asks Optuna's TPE for one rung's configurations, the space's guesses first. Deterministic for a seed and results.
+    """Asks Optuna's TPE for configurations of one rung, after the guesses of its space.
 
     sampler = Sampler(space, seed=0)
     configuration = sampler.ask()
     sampler.tell(0.123)
+
+    The sequence is deterministic for a seed and the results.
     """
 
     def __init__(self, space: Space, seed: int) -> None:
@@ -154,9 +156,9 @@ class Sampler:
         self._told: dict[Configuration, float | None] = {}
 
     def ask(self, excluded: Set[tuple[str, Value]] = frozenset()) -> Configuration | None:
-        """The next configuration to measure, with none of the `excluded` values, which may not be launched.
+        """The next configuration to measure, without any of the `excluded` values, which must not be launched.
 
-        None where none seems to be left.
+        None if none seems to be left.
         """
         for _ in range(_ASKS):
             configuration = self._draw()
@@ -182,7 +184,7 @@ class Sampler:
         return self._asked
 
     def tell(self, seconds: float | None) -> None:
-        """Seconds per step of the configuration asked last; None when it failed."""
+        """Report the seconds per step of the configuration from the last `ask`; None if it failed."""
         assert self._pending is not None
         self._told[self._asked] = seconds
         if seconds is None:
@@ -193,7 +195,7 @@ class Sampler:
 
 
 def _chosen(settings: Sequence[Setting], row: Setting) -> Setting:
-    """The one that the row has, else the first."""
+    """The setting that is part of `row`, else the first."""
     return next((s for s in settings if s and s.items() <= row.items()), settings[0])
 
 

@@ -1,4 +1,4 @@
-"""The trials of a study: which configuration is measured next, for how long, and what is kept of it."""
+"""Runs the trials of a study: chooses the next configuration, measures it, and keeps the record."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from autoddp.timing import Block
 from autoddp.units import MIB
 from autoddp.wire import JobFacts
 
-_HOPELESS = 1.15  # times the rung's best, after the first block: measured no further
-_HOPELESS_AT_FIRST = 1.5  # where the first block is short beside the second, and still warming up
-_SHARE_FOR_COMPUTING = 4  # one trial of so many, at most, looks for what makes computing itself faster
-_SHARE_FOR_ACCUMULATION = 4  # likewise, how many steps to make one
+_HOPELESS = 1.15  # times the seconds of the rung's best: a trial above it after the first block is cut short
+_HOPELESS_AT_FIRST = 1.5  # the same where the first block is shorter than the second, and still warming up
+_SHARE_FOR_COMPUTING = 4  # at most one trial in four looks for settings that make computing itself faster
+_SHARE_FOR_ACCUMULATION = 4  # at most one trial in four tries how many steps to make one
 
 
 class Trials:
-    """`records` are all trials so far, failed and refused ones among them."""
+    """Runs and records trials. `records` has all trials so far, also those that failed or were refused."""
 
     def __init__(
         self, cost: Cost, facts: JobFacts, asked: StudySettings, observer: Observer, baseline: TrialRecord
@@ -52,14 +52,15 @@ class Trials:
         self._excluded: frozenset[tuple[str, Value]] = frozenset()
         self.records: list[TrialRecord] = []
         self.no_time = False
-        """Whether trials were left out because there was no time for them."""
+        """Whether trials were left out for lack of time."""
         self.errors: dict[Configuration, GradientError] = {}
-        """Hook and rank → how far its gradients are from the exact mean; buckets make no difference to that."""
+        """Hook with its own knobs → error of its gradients; the buckets do not matter for it."""
 
     def find_computing(self) -> Configuration:
-        """The CPUs, threads, compiled pieces and graphs that all later trials have: they weigh on all other knobs.
+        """Find the CPU binding, threads, compiled pieces and CUDA graphs that all later trials use.
 
-        They can win where the reduction costs nothing, so they are tried whatever the headroom.
+        They come first because they weigh on all other knobs. They are tried whatever the headroom is, because they
+        can gain also where the reduction costs nothing.
         """
         self._cost.phase = "trials"
         best = self._baseline
@@ -76,31 +77,31 @@ class Trials:
         return best.configuration
 
     def run(self, fixed: Configuration, last: int, computing: float) -> None:
-        """Optuna's, up to trial number `last`, as long as there is time; all have the values `fixed`.
+        """Run the trials that Optuna chooses, up to trial number `last`, as long as there is time.
 
-        `computing`: seconds of a step without any reduction.
+        All of them have the values `fixed`. `computing` is the seconds of a step without any reduction.
         """
         self._cost.phase = "trials"
         spaces = [Space(rung, self._facts, fixed, self._first_cap(rung, computing)) for rung in GRADIENT_RUNGS]
         samplers = {space.rung: Sampler(space, self._asked.seed) for space in spaces if not space.empty}
-        turns = deque(samplers)  # so that each rung has its share however many trials there are
+        turns = deque(samplers)  # rungs alternate, so each has its share, however many trials there are
         while turns and len(self.records) < last and self._has_time():
             rung = turns.popleft()
             if self._trial(samplers[rung]):
                 turns.append(rung)
 
     def _has_time(self) -> bool:
-        """Whether another trial leaves enough time for the final rounds that a decision needs."""
+        """Whether enough time for the final rounds that a decision needs is left after another trial."""
         best = [c for rung in Rung for c in self.best_of(rung)[:FINALISTS]]
         finalists = [(c, self.seconds_of(c.rung)[c]) for c in best]
-        finalists += [(AS_WRITTEN, self._baseline.seconds)] * 2  # itself, and what the trial may add
+        finalists += [(AS_WRITTEN, self._baseline.seconds)] * 2  # the baseline, and a finalist that the trial may add
         finals = FEWEST_ROUNDS * sum(self._budget.round_of(*finalist) for finalist in finalists)
         self.no_time = self._cost.left <= self._budget.trial() + finals
         return not self.no_time
 
     @property
     def kept_for_accumulation(self) -> int:
-        """Trials that `accumulate` will need."""
+        """Number of trials that `accumulate` will need."""
         if ACCUMULATE_STEPS.name not in self._facts.knobs:
             return 0
         return min(
@@ -108,7 +109,7 @@ class Trials:
         )
 
     def accumulate(self, fixed: Configuration) -> None:
-        """Several of the script's steps in one, on top of the fastest that the user allows: the most steps first."""
+        """Try several of the script's steps as one, on top of the fastest allowed configuration; most steps first."""
         allowed = [t for t in self.records if t.usable and self._asked.allows(t.configuration)]
         fastest = min(allowed, key=lambda trial: trial.seconds, default=self._baseline)
         base = {**fixed, **(fastest.configuration if fastest.seconds < self._baseline.seconds else {})}
@@ -119,41 +120,41 @@ class Trials:
                 self._measured(Configuration({**base, ACCUMULATE_STEPS.name: count}))
 
     def _first_cap(self, rung: Rung, computing: float) -> float | None:
-        """None where the link was not measured; low-rank factors are too small for the size to matter."""
-        share = next((hook.share for hook in hooks_on(rung)), 1.0)  # of the bytes travels
+        """The cap to try first; None if the link was not measured, or if the bucket size hardly matters (low rank)."""
+        share = next((hook.share for hook in hooks_on(rung)), 1.0)  # the part of the bytes that the hook sends
         if share is None or not self._facts.link:
             return None
         return first_cap(LinkModel.from_plain(self._facts.link), self._facts.gradient_bytes, computing, share)
 
     def add_start(self, configuration: Configuration, blocks: Sequence[Block], failure: str) -> TrialRecord:
-        """Keep what was measured in another start of the script."""
+        """Record a trial that was measured in another start of the script."""
         state: State = "failed" if failure else "measured"
         return self._add(configuration, state, blocks, failure)
 
     def best_of(self, rung: Rung) -> list[Configuration]:
-        """Distinct configurations of a rung that ran, the fastest first."""
+        """Distinct usable configurations of a rung, the fastest first."""
         seconds = self.seconds_of(rung)
         return sorted(seconds, key=lambda configuration: seconds[configuration])
 
     def seconds_of(self, rung: Rung) -> dict[Configuration, float]:
-        """Configuration of that rung → seconds per step, each at its best."""
+        """Usable configuration of a rung → seconds per step in its best trial."""
         ran = [t for t in self.records if t.configuration.rung is rung and t.usable and t.configuration]
         return {t.configuration: t.seconds for t in sorted(ran, key=lambda t: t.seconds, reverse=True)}
 
     def best_with_several_buckets(self) -> list[TrialRecord]:
-        """The fastest of those that keep several links busy, if there is one."""
+        """The fastest trial with enough buckets to keep several links busy, as a list of at most one."""
         mib = self._facts.gradient_bytes / MIB
         good = [t for t in self.records if t.usable and _buckets(t.configuration, mib) > 2]
         return sorted(good, key=lambda trial: trial.seconds)[:1]
 
     def _trial(self, sampler: Sampler) -> bool:
-        """False if this rung has nothing left that may be tried."""
+        """Run the next trial of a rung; False if the rung has nothing left that may be tried."""
         configuration = sampler.ask(self._excluded)
         if configuration is None:
             return False
         record = self._measured(configuration)
         if record.state == "failed" and len(configuration) == 1:
-            self._excluded |= set(configuration.items())  # it alone differs from what runs
+            self._excluded |= set(configuration.items())  # its one value is the only difference to what runs
         if record.state == "refused":
             self._excluded |= {_to_blame(configuration.hook)}
         sampler.tell(record.seconds if record.usable else None)
@@ -166,7 +167,7 @@ class Trials:
             first = self._cost.block(configuration, budget.warmup_of(configuration), budget.block(budget.step, at_once))
             limit = best * (_HOPELESS_AT_FIRST if budget.gains(first.median) else _HOPELESS)
             hopeless = first.median > limit
-            # 16 bits are compared even where they are slow: the cause may be overflow, and the user should know it.
+            # A 16-bit hook is compared even if it is slow: overflow may be the cause, and the user should learn of it.
             error, refused = (
                 (None, "") if hopeless and configuration.rung.has_error_feedback else self._compared(configuration)
             )
@@ -184,7 +185,7 @@ class Trials:
         return self._add(configuration, "measured", [first, second], "", error)
 
     def _compared(self, configuration: Configuration) -> tuple[GradientError | None, str]:
-        """The error of a hook that was not compared yet, and why it is refused; of the configuration now in effect."""
+        """Compare the hook in effect, if that was not done yet. Returns its error, and why it is refused or ""."""
         hook = configuration.hook
         if not hook or hook in self.errors:
             return None, ""
@@ -212,13 +213,13 @@ class Trials:
 
 
 def _to_blame(hook: Configuration) -> tuple[str, Value]:
-    """Of what decides over the gradients, the part that took most from them."""
+    """The value of a refused hook to exclude from further trials: the one that removes most from the gradients."""
     name = next(name for name in (POWERSGD_BATCHED.name, POWERSGD_RANK.name, HOOK.name) if name in hook)
     return name, hook[name]
 
 
 def _buckets(configuration: Configuration, mib: float) -> float:
-    """About how many buckets it cuts that many MiB into; 1 where the script decides."""
+    """Approximate number of buckets into which `configuration` cuts `mib` of gradients; 1 where the script decides."""
     plan, cap = BUCKET_CAP_MB_LIST.of(configuration), BUCKET_CAP_MB.of(configuration)
     if plan:
         return len(plan)
