@@ -11,16 +11,16 @@ from autoddp.knobs.job import FirstLook, JobToTune
 
 Value = bool | int | float | str | tuple[float, ...]
 Setting = Mapping[str, Value]
-"""Names of knobs → values: a part of a configuration that is tried as one."""
+"""Knob name → value: a part of a configuration that is tried as a whole."""
 Candidate = Value | Setting
-"""A value of a knob, or a setting that has values for others too."""
+"""A value of a knob, or a setting that also has values for other knobs."""
 T = TypeVar("T", bool, int, float, str, tuple[float, ...])
 
 
 class Rung(str, enum.Enum):
-    """How far a setting may change training. Ordered: each rung allows all before it.
+    """How much a setting may change training. Rungs are ordered: a user who allows one allows all before it.
 
-    The word has nothing to do with the rungs of ASHA and other pruners, which are amounts of resources.
+    These rungs are not those of ASHA and other pruners, which are amounts of resources.
     """
 
     EXACT = "exact"
@@ -30,7 +30,7 @@ class Rung(str, enum.Enum):
     LOSSY = "lossy"
     """Gradients lose rank, with error feedback. Example: `hook = "powersgd"`."""
     BATCH = "batch"
-    """The effective batch grows; the gradients of it stand on one of the rungs before. Example: `accumulate_steps`."""
+    """The effective batch grows; its gradients are on one of the rungs before. Example: `accumulate_steps`."""
 
     @property
     def order(self) -> int:
@@ -43,17 +43,17 @@ class Rung(str, enum.Enum):
 
     @property
     def changes(self) -> str:
-        """What this rung changes in training, for people."""
+        """What this rung changes in training, as text for users."""
         return _FACTS[self].changes
 
     @property
     def limit(self) -> float | None:
-        """The largest gradient error with which it is launched, if the user sets no other; None: it has no error."""
+        """The default largest gradient error with which a configuration is launched; None if the rung has no error."""
         return _FACTS[self].limit
 
     @property
     def has_error_feedback(self) -> bool:
-        """Whether later steps send what one step left out: the error is then that of a sum over some steps."""
+        """Whether later steps send what one step left out. The error that counts is then that of a sum over steps."""
         return _FACTS[self].has_error_feedback
 
 
@@ -67,10 +67,11 @@ class _RungFacts:
 _FACTS = {
     Rung.EXACT: _RungFacts("nothing but the order of additions"),
     # Rounding to bfloat16 errs by 0.2 to 0.5 %, to float16 by a tenth of that. Four times bfloat16's own error means
-    # that values have left the format's range: gradients so small that float16 makes zeros of them.
+    # that values have left the format's range: float16 rounds very small gradients to zero.
     Rung.NEAR: _RungFacts("gradients travel in 16 bits", limit=0.02),
-    # One step says little, because later steps send what it leaves out, on top of their own. What counts is whether
-    # it arrives: at 0.95 a tenth of the sum's energy has (1 - 0.95²), and the optimizer steps by older gradients.
+    # One step says little, because later steps send what it leaves out, in addition to their own gradients. What counts
+    # is whether that arrives. At an error of 0.95 only a tenth of the sum's energy has arrived (1 - 0.95²), and the
+    # optimizer steps by older gradients.
     Rung.LOSSY: _RungFacts(
         "gradients travel as low-rank factors, the error fed back", limit=0.95, has_error_feedback=True
     ),
@@ -78,9 +79,9 @@ _FACTS = {
 }
 
 GRADIENT_RUNGS = tuple(rung for rung in Rung if rung is not Rung.BATCH)
-"""How far the gradients themselves may be changed: what `--allow` chooses from."""
+"""The rungs that say how much the gradients themselves may be changed: the choices of `--allow`."""
 LIMITS: Mapping[Rung, float] = {rung: rung.limit for rung in Rung if rung.limit is not None}
-"""Rung → the largest relative gradient error; above it a configuration is refused. The user may set others."""
+"""Rung → default of the largest relative gradient error, above which a configuration is refused."""
 
 
 class Reach(enum.Enum):
@@ -88,7 +89,7 @@ class Reach(enum.Enum):
 
     DDP = "an argument of DistributedDataParallel's constructor"
     HOOK = "the communication hook"
-    PROCESS = "the running process: the worker turns it between two steps"
+    PROCESS = "the running process: the worker sets it between two steps"
     START = "the environment of a new process: another value needs another start of the script"
 
 
@@ -112,55 +113,55 @@ def always(_look: FirstLook) -> str:
 
 @dataclass(frozen=True)
 class Knob(Generic[T]):
-    """One setting, whole: whoever needs anything about it finds it here.
+    """One setting that can be tuned, with everything that search, worker, recipe and report need to know of it.
 
-    THREADS.of(configuration)     # its value there, None where it stays as the script wrote it
+    THREADS.of(configuration)     # the knob's value there; None where it stays as the script wrote it
     """
 
     name: str
     says: str
-    """What it does, in one line, for whoever reads a recipe."""
+    """What the knob does, in one line, for readers of a recipe."""
     check: Callable[[Any], str | None]
-    """None for a good value, else the rule that the value breaks."""
+    """Returns None for a good value, else the rule that the value breaks."""
     reach: Reach
     rung: Rung | Callable[[Any], Rung] = Rung.EXACT
-    """The rung of its values, or a function of the value where they stand on several (`hook`)."""
+    """The rung of all values, or a function from a value to its rung where they differ (`hook`)."""
     phase: Phase = Phase.SEARCH
     candidates: Callable[[JobToTune], Sequence[Candidate]] = nothing
-    """What is worth trying in a job beside the script's own value, the most promising first."""
+    """Returns what is worth trying in a job, beside the script's own value; the most promising first."""
     why_not: Callable[[FirstLook], str] = always
-    """Why this job cannot have it, from what the first steps have shown; "" if it can."""
+    """Returns why a job cannot have this knob, judged by its first steps; "" if it can."""
     option: str = ""
-    """The command line's option without which it is not tried."""
+    """The option of the command line that must be given for the knob to be tried; "" if none is needed."""
     needs: tuple[str, Value] | None = None
-    """`("hook", "powersgd")`: the knob means something only beside that value."""
+    """`("hook", "powersgd")`: the knob has a meaning only in a configuration with that value."""
     required: bool = False
-    """Whether it must have a value wherever what it `needs` is there."""
+    """Whether the knob must have a value in every configuration with the value that it `needs`."""
     excludes: str = ""
-    """The knob that must not stand beside it: the search chooses one of the two, or neither."""
+    """The knob that must not be in the same configuration: the search chooses one of the two, or neither."""
     replaces: tuple[str, ...] = ()
     """Knobs that are left as written where the search tries this one."""
     could_part_ranks: bool = False
-    """Whether a fault of ours in it could make the ranks' parameters differ: then a real job compares them."""
+    """Whether a bug of autoddp in this knob could make the ranks' parameters differ; a real job then compares them."""
     variable: str = ""
-    """The environment variable that sets it at a process's start: the launched job gets it that way."""
+    """The environment variable that sets the knob when a process starts; the launched job is given it."""
     on_the_link: bool = False
-    """Whether it steers how bytes travel, and nothing else: then a communication benchmark can judge it."""
+    """Whether the knob only changes how bytes travel, so that a communication benchmark can judge it."""
 
     def of(self, configuration: Mapping[str, Value]) -> T | None:
-        """The knob's value in `configuration`; None where it has none."""
+        """The knob's value in `configuration`; None if it has none there."""
         return cast("T | None", configuration.get(self.name))
 
     def settings(self, job: JobToTune) -> list[Setting]:
-        """What is worth trying in this job, see `candidates`."""
+        """The settings worth trying in this job, see `candidates`."""
         return [self.setting(candidate) for candidate in self.candidates(job)]
 
     def setting(self, candidate: Candidate) -> Setting:
-        """A candidate with the names of its knobs."""
+        """The setting that a candidate stands for."""
         return candidate if isinstance(candidate, Mapping) else {self.name: candidate}
 
     def rung_of(self, value: Any) -> Rung:
-        """The rung on which `value` stands."""
+        """The rung of `value`."""
         return self.rung if isinstance(self.rung, Rung) else self.rung(value)
 
 

@@ -1,4 +1,4 @@
-"""What makes computing itself faster: CPUs, threads, how torch.compile cuts a model, CUDA graphs."""
+"""Knobs that make computing itself faster: CPU binding, threads, how torch.compile cuts a model, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from autoddp.units import MIB
 
 WHOLE_MODEL, BLOCKS = "model", "blocks"
 REDUCE_OVERHEAD = "reduce-overhead"
-"""For models that torch.compile has compiled: its own graphs, as its mode of that name makes them."""
-_FIRST_PIECE_MIB = 1.0  # torch.compile's first piece, and it refuses any cap below
+"""For models under torch.compile: the CUDA graphs that its mode of the same name makes."""
+_FIRST_PIECE_MIB = 1.0  # the size of torch.compile's first piece, which refuses any smaller cap
 
 
 def thread_counts(cpus: int, ranks: int, now: int) -> tuple[int, ...]:
-    """The counts worth trying where `ranks` ranks share `cpus` CPUs: powers of two up to the fair share, and the share.
+    """The thread counts worth trying where `ranks` ranks share `cpus` CPUs: powers of two up to a fair share, and that.
 
-    Not `now`, which is the baseline. Hosts that are containers of one machine share more than they can see, so small
-    counts stand here although the share is large.
+    `now`, the baseline's count, is left out. Containers on one machine share CPUs without seeing each other, so small
+    counts are tried even where the share is large.
 
     >>> thread_counts(cpus=2, ranks=1, now=2)
     (1,)
@@ -30,12 +30,15 @@ def thread_counts(cpus: int, ranks: int, now: int) -> tuple[int, ...]:
 
 
 def ways_to_cut(gradient_mib: float) -> list[Setting]:
-    """Settings worth another compilation each, for that many MiB of gradients: one piece, about four, about sixteen.
+    """The ways to cut a compiled model with `gradient_mib` MiB of gradients: one piece, about four, about sixteen.
+
+    Each of them costs a compilation.
 
     >>> ways_to_cut(30.0)[1]
     {'optimize_ddp': True, 'bucket_cap_mb': 8.0}
 
-    The cap and the cuts belong together: a cut within a bucket gains nothing, and a bucket over two pieces waits.
+    The bucket cap changes together with the cuts: a cut within a bucket gains nothing, and a bucket that spans two
+    pieces has to wait for both.
     """
     sizes = caps(gradient_mib)
     whole: list[Setting] = [{OPTIMIZE_DDP.name: False, BUCKET_CAP_MB.name: sizes[-1]}]
@@ -44,7 +47,7 @@ def ways_to_cut(gradient_mib: float) -> list[Setting]:
 
 
 def _why_no_threads(look: FirstLook) -> str:
-    """The number must be open, and the same choice on every rank."""
+    """The user must not have set the number, and all ranks must have the same choice."""
     if look.devices != {"cpu"}:
         return "the models are not on the CPU"
     first, *others = look.thread_counts
@@ -61,7 +64,7 @@ def _why_no_graphs(look: FirstLook) -> str:
     if GRADIENT_AS_BUCKET_VIEW.name not in look.available_arguments:
         return f"it needs {GRADIENT_AS_BUCKET_VIEW.name}"
     reasons = (reason for one in look.steps for reason in one.why_no_graphs.values() if reason)
-    return "" if look.graph_modes else next(reasons, "nobody asks for it")
+    return "" if look.graph_modes else next(reasons, "it was not asked for")
 
 
 def _graphs(job: JobToTune) -> list[Setting]:

@@ -40,7 +40,7 @@ KNOBS: tuple[AnyKnob, ...] = (
     NUMA_BINDING,
     *START_KNOBS,
 )
-"""Every knob, in the order a reader meets them. To add one: declare it in a file of this folder and list it here."""
+"""Every knob, in the order in which recipes show them. To add a knob, declare it in this folder and list it here."""
 
 TRIED_FIRST: tuple[AnyKnob, ...] = (NUMA_BINDING, THREADS, OPTIMIZE_DDP, CUDA_GRAPHS)
 """The knobs of `Phase.FIRST`, in the order in which a study tries them."""
@@ -49,13 +49,13 @@ BY_NAME = {knob.name: knob for knob in KNOBS}
 
 
 def why_left_out(look: FirstLook) -> dict[str, str]:
-    """Knob name → why this job cannot have it. Nothing is said of knobs that the user has not asked for."""
+    """Knob name → why this job cannot have it. Knobs whose option was not given are left out."""
     reasons = {knob.name: _why_not(knob, look) for knob in KNOBS if not knob.option or knob.option in look.options}
     return {name: why for name, why in reasons.items() if why}
 
 
 def knobs_of(look: FirstLook) -> tuple[str, ...]:
-    """Names of the knobs that can be turned in this job."""
+    """Names of the knobs that can be tuned in this job."""
     asked = (knob for knob in KNOBS if not knob.option or knob.option in look.options)
     return tuple(knob.name for knob in asked if not _why_not(knob, look))
 
@@ -69,14 +69,15 @@ def _why_not(knob: AnyKnob, look: FirstLook) -> str:
 
 
 class Configuration(Mapping[str, Value]):
-    """Immutable and hashable; a knob that is absent stays as the script wrote it.
+    """A mapping from knob names to values, immutable and hashable. Absent knobs stay as the script wrote them.
 
     >>> Configuration({"hook": "bf16", "bucket_cap_mb": 50}).rung.value
     'near'
     >>> str(Configuration({}))
     'as written'
 
-    ValueError, one line, for an unknown knob, a value that breaks the knob's rule, or knobs that exclude each other.
+    Raises ValueError, with a text of one line, for an unknown knob, a value that breaks the knob's rule, a knob without
+    the one that it needs, or knobs that exclude each other.
     """
 
     __slots__ = ("_values",)
@@ -90,60 +91,60 @@ class Configuration(Mapping[str, Value]):
 
     @property
     def rung(self) -> Rung:
-        """The highest rung of its values; exact for a configuration as written."""
+        """The highest rung of all values; exact for a configuration without values."""
         rungs = [BY_NAME[name].rung_of(value) for name, value in self._values.items()]
         return max(rungs, key=lambda rung: rung.order, default=Rung.EXACT)
 
     @property
     def gradient_rung(self) -> Rung:
-        """The rung of what becomes of the gradients, however many steps they are the mean of."""
+        """The rung without regard to `accumulate_steps`: how much the gradients themselves are changed."""
         return Configuration(
             {name: value for name, value in self._values.items() if name != ACCUMULATE_STEPS.name}
         ).rung
 
     @property
     def steps_per_update(self) -> int:
-        """Steps of the script that become one: 1 as written."""
+        """Number of the script's steps that become one; 1 as written."""
         return ACCUMULATE_STEPS.of(self._values) or 1
 
     def allowed_by(self, rung: Rung, accumulate_up_to: int) -> bool:
-        """Whether a user who allows `rung` and so many steps in one allows this."""
+        """Whether a user who allows `rung`, and up to `accumulate_up_to` steps in one, allows this configuration."""
         return rung.allows(self.gradient_rung) and self.steps_per_update <= accumulate_up_to
 
     @property
     def hook(self) -> Configuration:
-        """The part that decides what becomes of the gradients; empty where nothing does."""
+        """The hook and its knobs, but for the start step, which does not change the hook's error; empty without one."""
         return Configuration({n: v for n, v in self._reaching(Reach.HOOK).items() if n != POWERSGD_START_STEP.name})
 
     @property
     def ddp_arguments(self) -> dict[str, Value]:
-        """The part that goes to DistributedDataParallel's constructor."""
+        """The arguments for DistributedDataParallel's constructor."""
         return self._reaching(Reach.DDP)
 
     @property
     def variables(self) -> dict[str, str]:
-        """The part that a process learns from its environment."""
+        """Environment variable → value, for the knobs that have a variable."""
         return {BY_NAME[name].variable: str(value) for name, value in self._values.items() if BY_NAME[name].variable}
 
     @property
     def start_variables(self) -> dict[str, str]:
-        """The part of `variables` that only a new process can take."""
+        """The part of `variables` that takes effect only in a new process."""
         return {BY_NAME[name].variable: str(value) for name, value in self._reaching(Reach.START).items()}
 
     @property
     def without_variables(self) -> Configuration:
-        """The part that can be turned in a running process and nowhere else."""
+        """The part that has no environment variables: it can be set only in a running process."""
         return Configuration({name: value for name, value in self._values.items() if not BY_NAME[name].variable})
 
     def _reaching(self, reach: Reach) -> dict[str, Value]:
         return {name: value for name, value in self._values.items() if BY_NAME[name].reach is reach}
 
     def with_values(self, **values: Value) -> Configuration:
-        """The same with these values set."""
+        """A copy in which these values are set."""
         return Configuration({**self._values, **values})
 
     def plain(self) -> dict[str, Any]:
-        """JSON and TOML types only: tuples become lists."""
+        """The values as types that JSON and TOML have: tuples become lists."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in self._values.items()}
 
     def __getitem__(self, name: str) -> Value:
@@ -166,7 +167,7 @@ class Configuration(Mapping[str, Value]):
 
 
 AS_WRITTEN = Configuration()
-"""The script's own settings: the baseline."""
+"""The empty configuration: the script's own settings, which are the baseline."""
 
 
 def _check(name: str, value: Any, beside: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Arguments of DistributedDataParallel: how gradients are cut into buckets and get there, and what DDP may assume."""
+"""Knobs that are arguments of DistributedDataParallel: buckets, copies of gradients, and what DDP may assume."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from autoddp.units import MIB
 
 SMALLEST_MIB = 0.5
 LARGEST_MIB = 100_000.0  # more than the gradients of any model that one GPU holds
-LONGEST_PLAN = 32  # entries; a longer list is a uniform cap in disguise
-_FIRST_BUCKET_MIB = 1.0  # DDP's default puts that much into one bucket: cutting less only adds latency
+LONGEST_PLAN = 32  # entries; a longer list is hardly different from a uniform cap
+_FIRST_BUCKET_MIB = 1.0  # up to that much, DDP uses one bucket anyway: cutting it would only add latency
 _cap = number_between(SMALLEST_MIB, LARGEST_MIB, "MiB")
 
 
 def caps(gradient_mib: float) -> list[float]:
-    """The caps worth trying for that many MiB of gradients: powers of two up to the first that holds them all.
+    """The bucket caps, in MiB, worth trying for `gradient_mib` MiB of gradients: powers of two, the last holds all.
 
     Larger caps are left out because they give the same single bucket.
 
@@ -32,10 +32,11 @@ def caps(gradient_mib: float) -> list[float]:
 
 
 def shrinking_plans(gradient_mib: float) -> list[tuple[float, ...]]:
-    """Plans whose buckets halve towards the end of backward, one for each size of the last bucket.
+    """Lists of bucket sizes that halve towards the end of backward, one list for each size of the last bucket.
 
-    The last bucket can overlap with nothing, so its size is what stays exposed; none is larger than a quarter of the
-    whole, so that the first starts to travel early. Gradient-ready order, MiB.
+    Sizes are in MiB, in the order in which gradients become ready. The reduction of the last bucket overlaps with
+    nothing, so its size decides what is left to wait for. No bucket is larger than a quarter of all gradients, so that
+    the first bucket starts to travel early.
 
     >>> shrinking_plans(6.0)
     [(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5), (1.0, 1.0, 1.0, 1.0, 1.0, 1.0), (2.0, 2.0, 2.0), (4.0, 4.0)]

@@ -1,7 +1,7 @@
-"""Settings that a process learns from its environment when it starts: another value needs another start of the script.
+"""Knobs that are environment variables which a process reads at its start: another value needs another start.
 
-A new variable is one entry of `START_KNOBS`. It says itself where it is worth a start: nothing is offered without a
-reason that this node's topology, its network or the job's first steps give.
+A new variable is one entry of `START_KNOBS`. Its `offers` decides where it is worth a start of the script. A setting is
+offered only if this node's topology, its network or the job's first steps give a reason for it.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from typing import TYPE_CHECKING, Any
 
 from autoddp.knobs.base import Candidate, Knob, Phase, Reach, Setting, one_of, whole_number_between
 
-if TYPE_CHECKING:  # at run time only where settings are offered: a job that has a recipe reads no topology
+if TYPE_CHECKING:  # imported at run time only where settings are offered: a job with a recipe reads no topology
     from autoddp.topology.facts import Node
 
-_FAST_ETHERNET = 20_000  # Mbit/s; below, one socket thread keeps up
-_NVLINKS_OF_A_SWITCH = 12  # per GPU: from there on (A100, H100) all of them go to NVLink switches
-_VERSION_WITH_NVLS = 4  # of NVLink, as the H100 has it
+_FAST_ETHERNET = 20_000  # Mbit/s; for slower networks one socket thread is enough
+_NVLINKS_OF_A_SWITCH = 12  # NVLinks per GPU; with that many (A100, H100) all go to NVLink switches
+_VERSION_WITH_NVLS = 4  # NVLink's version on the H100, the first whose switches can add
 _ALGORITHM_OF_EACH = (2, 24)
-"""From this NCCL on a collective that does not have the one algorithm named ends the job, as Broadcast has no trees."""
+"""The first NCCL that ends a job if `NCCL_ALGO` names an algorithm that a collective lacks (Broadcast has no trees)."""
 TREES = "ring,tree;allreduce:tree"
-"""Trees for the all-reduces alone, as that NCCL has it."""
+"""Value of `NCCL_ALGO` for trees in all-reduces only, in the syntax of that NCCL."""
 _MANY_CHANNELS, _FEW_CHANNELS = 16, 8
-"""More channels carry more, and each takes a multiprocessor from the backward pass: one candidate for either side."""
+"""More channels carry more, but each takes a multiprocessor from the backward pass: one candidate each way."""
 _SOCKET_THREADS = _SOCKETS_PER_THREAD = 4  # what NCCL's documentation advises for networks of 100 Gbit/s
-_LARGE_BUFFER = 8 * 2**20  # bytes; twice NCCL's own
-_OTHER_CLASS = 0.5  # of the fastest port's rate: a slower one serves storage or logins
+_LARGE_BUFFER = 8 * 2**20  # bytes; twice NCCL's default
+_OTHER_CLASS = 0.5  # share of the fastest port's rate: a slower port is taken to serve storage or logins
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """One node and the job on it, as far as they decide which settings may gain by another start of the script."""
+    """What is known of one node and the job on it, to decide which env settings are worth trying."""
 
     node: Node | None
-    """Its topology; None where NCCL does not carry the gradients."""
+    """The node's topology; None if the job does not use NCCL for the gradients."""
     nodes: int
-    """Nodes of the job."""
+    """Number of nodes of the job."""
     environment: Mapping[str, str]
     nccl: tuple[int, ...] = ()
-    """NCCL's version; empty where it does not carry the gradients."""
+    """NCCL's version; empty if the job does not use NCCL for the gradients."""
     tuner: str = ""
-    """The plugin by which the cloud chooses algorithms itself, see `topology.nccl_tuner`."""
+    """The plugin with which the cloud provider chooses NCCL's algorithms, see `topology.nccl_tuner`."""
     interfaces: str = ""
-    """Network interfaces, with commas, by which Gloo could reach the other nodes at once; "" if only by one."""
+    """The network interfaces that Gloo could use at the same time, separated by commas; "" if there is only one."""
     frees_memory: bool = False
-    """Whether torch had to give GPU memory back and ask for it again."""
+    """Whether torch's allocator had to return GPU memory to the driver and request it again."""
 
 
 Offers = Callable[[Surroundings], Iterator[Candidate]]
@@ -54,12 +54,12 @@ Offers = Callable[[Surroundings], Iterator[Candidate]]
 
 @dataclass(frozen=True)
 class StartKnob(Knob[Any]):
-    """A knob that only a new process can take."""
+    """A knob that takes effect only in a new process."""
 
     offers: Offers = lambda _around: iter(())
-    """The settings worth a start here, the most promising first; none if nothing speaks for one."""
+    """Yields the settings that are worth a start here, the most promising first; none if there is no reason for one."""
     pinned_by: tuple[str, ...] = ()
-    """Variables of which any, set already, keeps autoddp from offering another value."""
+    """If the user has set any of these variables, no other value is offered."""
 
 
 def start_settings(around: Surroundings) -> list[Setting]:
@@ -91,7 +91,7 @@ def _start(
 
 
 def _devices(kind: str, prefix: str = "") -> Callable[[Any], str | None]:
-    """`check` for names of at most 16 devices with commas between them."""
+    """`check` for the names of at most 16 devices, separated by commas."""
     pattern = re.compile(rf"{prefix}[\w.:@-]{{1,15}}(,[\w.:@-]{{1,15}}){{0,15}}")
 
     def check(value: Any) -> str | None:
@@ -102,12 +102,12 @@ def _devices(kind: str, prefix: str = "") -> Callable[[Any], str | None]:
 
 
 def _where(applies: Callable[[Surroundings], bool], candidate: Candidate) -> Offers:
-    """`offers` of that candidate where `applies` says so."""
+    """`offers` that yields `candidate` where `applies` returns True."""
     return lambda around: iter([candidate] if applies(around) else [])
 
 
 def _transports(around: Surroundings) -> dict[str, set[tuple[int, int]]]:
-    """Transport between GPUs of this node → the pairs that use it."""
+    """Transport → pairs of this node's GPUs that NCCL is predicted to connect by it."""
     from autoddp.topology.verdict import verdicts
 
     found: dict[str, set[tuple[int, int]]] = {}
@@ -125,25 +125,25 @@ def _between_nodes(around: Surroundings) -> str:
 
 
 def _nvlinks(around: Surroundings) -> list[int]:
-    """NVLinks between each two GPUs of this node."""
+    """Number of NVLinks of each pair of this node's GPUs."""
     return [pair.nvlinks for pair in around.node.pairs] if around.node else []
 
 
 def _peer_access_is_unused(around: Surroundings) -> bool:
-    """Peer access works there, only NCCL's caution keeps it off."""
+    """Whether peer access works between all GPUs, but NCCL's default distance limit keeps it from being used."""
     able = around.node is not None and all(pair.p2p == "OK" for pair in around.node.pairs)
     return able and "SHM" in _transports(around)
 
 
 def _peers_meet_in_the_cpu(around: Surroundings) -> bool:
-    """An IOMMU, or access control in the bridges, can make that slower than memory."""
+    """Whether peer access crosses a CPU, where an IOMMU or access control in bridges can make it slower than memory."""
     pairs = around.node.pairs if around.node else ()
     over_cpu = {(p.a, p.b) for p in pairs if p.relation in ("PHB", "NODE", "SYS") and not p.nvlinks}
     return bool(_transports(around).get("P2P/PCIe", set()) & over_cpu)
 
 
 def _has_nvlink_sharp(around: Surroundings) -> bool:
-    """NVLink switches that can add."""
+    """Whether the GPUs are joined by NVLink switches that can add (NVLink SHARP)."""
     links = _nvlinks(around)
     versions = [pair.nvlink_version or 0 for pair in around.node.pairs] if around.node else []
     return bool(links) and min(links) >= _NVLINKS_OF_A_SWITCH and min(versions) >= _VERSION_WITH_NVLS
@@ -156,7 +156,7 @@ def _fast_sockets(around: Surroundings) -> bool:
 
 
 def _far_nics_read_gpus(around: Surroundings) -> bool:
-    """By itself NCCL lets a NIC read a GPU's memory only below one host bridge."""
+    """Whether RDMA could read GPU memory from further away than NCCL's default, which is below one host bridge."""
     return _between_nodes(around) == "NET/IB/GDRDMA" and not any(_nvlinks(around))
 
 
@@ -165,9 +165,9 @@ def _over_nccl_network(around: Surroundings) -> bool:
 
 
 def _chooses_itself(around: Surroundings) -> bool:
-    """Which algorithm is best follows from NCCL's idea of the network's latency, and it cannot know every network.
+    """Whether NCCL chooses algorithm and protocol by its own model of the network, which does not fit every network.
 
-    A tuner plugin takes these variables for an error, or is overruled by them.
+    With a tuner plugin nothing is offered, because the plugin fails on these variables or is overruled by them.
     """
     return _over_nccl_network(around) and not around.tuner
 
@@ -179,7 +179,7 @@ def _algorithms(around: Surroundings) -> Iterator[Candidate]:
 
 
 def _near_devices(around: Surroundings) -> Iterator[Candidate]:
-    """RDMA devices of the fast class on the GPUs' NUMA nodes; nothing where that is all of them, or none."""
+    """Yields the fast RDMA devices on the GPUs' NUMA nodes; nothing if these are all devices, or none."""
     if around.node is None or around.nodes < 2:
         return
     active = [port for port in around.node.rdma if port.active]
@@ -217,7 +217,7 @@ INTERFACES = _start(
     "network interfaces that Gloo spreads its messages over",
     _devices("network interfaces"),
     _together,
-    pinned_by=(),  # the launcher sets it for this job to the interface that it has chosen, and knows what the user set
+    pinned_by=(),  # the launcher itself sets it to the interface that it has chosen, and checks what the user has set
 )
 NCCL_P2P_LEVEL = _start(
     "nccl_p2p_level",
@@ -294,14 +294,14 @@ NCCL_ALGO = _start(
     "nccl_algo",
     "NCCL_ALGO",
     "the algorithm of NCCL's all-reduces: trees have less latency over many nodes, rings more bandwidth",
-    one_of("Ring", "Tree", TREES),  # the third is the second of NCCL 2.24 and later
+    one_of("Ring", "Tree", TREES),  # TREES is the form of "Tree" for NCCL 2.24 and later
     _algorithms,
 )
 NCCL_PROTO = _start(
     "nccl_proto",
     "NCCL_PROTO",
     "the one protocol that NCCL uses: Simple for bandwidth, LL for small messages",
-    one_of("Simple", "LL"),  # LL128 corrupts data on machines that are not made for it
+    one_of("Simple", "LL"),  # LL128 corrupts data on machines that do not support it
     _where(_chooses_itself, "Simple"),
 )
 NCCL_BUFFER_BYTES = _start(
@@ -328,4 +328,4 @@ START_KNOBS: tuple[StartKnob, ...] = (
     NCCL_PROTO,
     NCCL_BUFFER_BYTES,
 )
-"""All of them, in the order in which they are offered."""
+"""All knobs of this kind, in the order in which their settings are offered."""

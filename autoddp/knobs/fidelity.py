@@ -1,4 +1,4 @@
-"""How far what a hook makes of the gradients is from the exact mean of the same gradients."""
+"""The error of a communication hook: the difference between its result and the exact mean of the same gradients."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from autoddp.knobs.base import Rung
 
 @dataclass(frozen=True)
 class GradientError:
-    """Norms are L2, over all steps compared; a relative error is the difference's norm over the exact mean's."""
+    """The error of a hook over the steps compared.
+
+    A relative error is the L2 norm of the difference divided by the L2 norm of the exact mean.
+    """
 
     steps: int
     relative: float
-    """Over all parameters; the mean of the steps."""
+    """Relative error over all parameters; the mean of the steps."""
     cosine: float
-    """Between the two, over all parameters; the mean of the steps."""
+    """Cosine between the hook's result and the exact mean, over all parameters; the mean of the steps."""
     worst: float
     """The relative error of the worst parameter."""
     worst_parameter: str
-    """Its name in the model; "" if all are exact."""
+    """The name of that parameter in the model; "" if all are exact."""
     of_sum: float
-    """Relative error of the sum over the steps: what an error-feedback hook has not paid back by then."""
+    """Relative error of the sum over the steps: what a hook with error feedback has not sent by their end."""
     finite: bool
-    """False: the hook made NaN or Inf of gradients whose exact mean is finite."""
+    """False if the hook made NaN or Inf of gradients whose exact mean is finite."""
 
 
 def why_refused(rung: Rung, error: GradientError, limits: Mapping[Rung, float]) -> str:

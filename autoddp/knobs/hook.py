@@ -1,4 +1,4 @@
-"""The communication hook: what travels instead of full-precision gradients.
+"""Knobs of the communication hook, which decides what is sent instead of full-precision gradients.
 
 A new hook is one entry of `HOOKS` here (with knobs of its own, if it has any), a file of `worker/hooks/` with what it
 does, and an entry in the table of `worker/hooks/__init__.py`.
@@ -15,7 +15,7 @@ from autoddp.knobs.job import FirstLook, JobToTune
 from autoddp.units import MIB
 
 Size = Literal["whole", "quarter", "tail"]
-"""Of buckets: one for all gradients, about four, or some that shrink towards the end of the backward pass."""
+"""Size of the buckets: one for all gradients, about four, or sizes that shrink towards the end of the backward pass."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class CommHook:
     sends: str
     """What it does with the gradients, in a few words."""
     first_sizes: tuple[Size, ...]
-    """Sizes of buckets to try it with first, the most promising first."""
+    """The bucket sizes to try with this hook first, the most promising first."""
     share: float | None = None
-    """Of the bytes, how much travels; None where that is so little that the buckets' size hardly matters."""
+    """The share of the gradients' bytes that is sent; None if it is so small that the bucket size hardly matters."""
 
 
 HOOKS = (
@@ -37,22 +37,24 @@ HOOKS = (
     CommHook("bf16", Rung.NEAR, "halves the bytes", ("quarter", "tail", "whole"), share=0.5),
     CommHook("powersgd", Rung.LOSSY, "sends low-rank factors", ("whole", "quarter")),
 )
-"""All of them. Of two on one rung the later one is tried first: bf16 has the range of float32."""
+"""All hooks. Of two on one rung the later is tried first: bf16 before fp16, because it has the range of float32."""
 
 POWERSGD_RANKS = (1, 2, 4, 8)
 DEFAULT_START_STEP = 1000  # torch's own default for its PowerSGD hook
-_MANY_SHAPES = 8  # matrices of one shape share a product anyway: only where shapes are many is there one to save
-_LARGE_MIB = 100.0  # below it the factors are so small that latency, not their bytes, is what they cost
+_MANY_SHAPES = 8  # matrices of one shape share a product anyway, so batching saves products only if shapes are many
+_LARGE_MIB = 100.0  # with smaller gradients the factors cost latency, and halving their bytes gains nothing
 _RUNGS = {hook.name: hook.rung for hook in HOOKS}
 
 
 def hooks_on(rung: Rung) -> tuple[CommHook, ...]:
-    """The hooks of that rung."""
+    """The hooks of `rung`."""
     return tuple(hook for hook in HOOKS if hook.rung is rung)
 
 
 def start_step(job_steps: int | None) -> int:
-    """Of a job that long: a tenth of it. Never 0, since DDP rebuilds its buckets after the first.
+    """PowerSGD's start step for a job of `job_steps` steps: a tenth of them, or torch's default if they are unknown.
+
+    It is never 0, because DDP rebuilds its buckets after the first reduction.
 
     >>> start_step(90_000), start_step(5), start_step(None)
     (9000, 1, 1000)

@@ -1,4 +1,4 @@
-"""What a knob's declaration is asked about: the job as its first steps have shown it, and the job to be tuned."""
+"""What is known of a job: from its first steps, to decide which knobs it can have, and for choosing values to try."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class ObservedSteps:
-    """What the script's first steps have shown on one rank."""
+    """What was observed in the script's first steps on one rank."""
 
     is_static: bool
-    """Every gradient became ready once per step, in one order."""
+    """Every gradient became ready once per step, always in the same order."""
     forwards: tuple[int, ...]
-    """Forward passes that reduce, of each step, over all DDP objects."""
+    """For each step, the number of forward passes that reduce, over all DDP objects."""
     steps_by_closure: bool
     """The optimizer runs the backward pass itself."""
     clears: bool
     """The script calls `zero_grad`."""
     one_optimizer: bool
-    """One optimizer steps all that DDP reduces."""
+    """One optimizer updates all parameters that DDP reduces."""
     why_no_graphs: dict[str, str]
-    """Mode of `cuda_graphs` → why it cannot be, "" if it can; empty where nobody asks."""
+    """Mode of `cuda_graphs` → why it is impossible, "" if it is possible; empty if CUDA graphs were not asked for."""
     changes_gradients: bool = False
     """The script changes gradients itself before the optimizer steps."""
     joins: bool = False
     """The script trains inside `join()`."""
     compiled: bool = False
-    """torch.compile has a model, a part of one, or what is around it."""
+    """torch.compile compiles a model, a part of one, or a function around it."""
 
     @property
     def micro_batches(self) -> float:
-        """Mean number of forward passes of a step that reduce."""
+        """Mean number of reducing forward passes in a step."""
         return sum(self.forwards) / len(self.forwards) if self.forwards else 1.0
 
 
 @dataclass(frozen=True)
 class FirstLook:
-    """What all ranks together know about a job before its first trial: a knob's `why_not` is asked with it."""
+    """What all ranks together know about a job before its first trial: the argument of a knob's `why_not`."""
 
     steps: Sequence[ObservedSteps]
     """One for each rank."""
     devices: frozenset[str]
-    """Names of the devices that the models are on; `cpu` for the CPU."""
+    """Names of the devices that hold the models; `cpu` for the CPU."""
     torch: str
-    """Its version."""
+    """The version of torch."""
     available_arguments: frozenset[str]
-    """The knobs of DDP's constructor that the installed torch has."""
+    """The arguments of DDP's constructor in the installed torch that are knobs."""
     arguments: Sequence[Mapping[str, Any]]
-    """What the script passes to each DDP object."""
+    """For each DDP object, the arguments that the script passes."""
     untouchable: str = ""
-    """Why the DDP objects must stay as they are; "" if they need not."""
+    """Why the DDP objects must not be changed; "" if they may be."""
     script_hook: bool = False
     """The script registers a communication hook of its own."""
     sparse: bool = False
@@ -59,30 +59,30 @@ class FirstLook:
     options: frozenset[str] = frozenset()
     """Options of the command line that ask for knobs."""
     threads_pinned: str = ""
-    """Why the number of threads must stay as it is; "" if it need not."""
+    """Why the number of threads must stay as it is; "" if it may change."""
     thread_counts: Sequence[Sequence[int]] = ((),)
-    """Of each rank, the numbers of threads worth trying."""
+    """For each rank, the numbers of threads worth trying."""
     unbound: str = ""
-    """Why a rank cannot be bound to a NUMA node; "" if all can."""
+    """Why a rank cannot be bound to a NUMA node; "" if all ranks can."""
 
     def passes(self, argument: str) -> bool:
-        """Whether the script sets that argument of DDP, for any of its models."""
+        """Whether the script sets `argument` of DDP to a true value for any of its models."""
         return any(given.get(argument) for given in self.arguments)
 
     @property
     def compiled(self) -> bool:
-        """Whether torch.compile has a model on any rank."""
+        """Whether torch.compile is used with a model on any rank."""
         return any(one.compiled for one in self.steps)
 
     @property
     def graph_modes(self) -> tuple[str, ...]:
-        """The modes of `cuda_graphs` that no rank has anything against."""
+        """The modes of `cuda_graphs` that are possible on all ranks."""
         modes = self.steps[0].why_no_graphs
         return tuple(mode for mode in modes if not any(one.why_no_graphs.get(mode, "?") for one in self.steps))
 
 
 class JobToTune(Protocol):
-    """What decides which values are worth trying. `wire.JobFacts` has it all, and says what each means."""
+    """The facts that decide which values are worth trying. `wire.JobFacts` has them all and documents each."""
 
     @property
     def gradient_bytes(self) -> int: ...

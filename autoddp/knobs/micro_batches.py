@@ -1,4 +1,4 @@
-"""When a step reduces: once for all its backward passes, or once for several of the script's steps."""
+"""Knobs that reduce gradients less often: once for all backward passes of a step, or once for several steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from autoddp.knobs.ddp_arguments import STATIC_GRAPH
 from autoddp.knobs.job import FirstLook
 
 _MOST = 4096
-_REPLACES = (STATIC_GRAPH.name,)  # a static graph has the same reductions after every backward pass
+_REPLACES = (STATIC_GRAPH.name,)  # DDP takes a static graph to reduce after every backward pass
 
 CHANGES_GRADIENTS = "the script reads and changes gradients itself"
 FINDS_UNUSED = "find_unused_parameters is set, and DDP keeps what a pass has used until it reduces"
@@ -17,7 +17,7 @@ _JOINS = "the script uses join()"
 def _why_no_deferral(look: FirstLook) -> str:
     counts = {count for one in look.steps for count in one.forwards}
     if len(look.arguments) > 1 or any(one.steps_by_closure for one in look.steps):
-        return "backward passes are not one step's alone (several DDP models, or a closure)"
+        return "backward passes do not belong to one step of one model (several DDP models, or a closure)"
     if look.passes("find_unused_parameters"):
         return FINDS_UNUSED
     if any(one.joins for one in look.steps):
@@ -41,7 +41,7 @@ def _why_no_accumulation(look: FirstLook) -> str:
 
 DEFER_REDUCTIONS = Knob[int](
     name="defer_reductions",
-    says="backward passes of a step, of which only the last one reduces: nothing reads the gradients before it",
+    says="backward passes of a step, of which only the last reduces: nothing reads the gradients before that",
     check=whole_number_between(2, _MOST),
     reach=Reach.PROCESS,
     candidates=lambda job: [round(job.micro_batches)],
@@ -56,7 +56,7 @@ ACCUMULATE_STEPS = Knob[int](
     check=whole_number_between(2, _MOST),
     reach=Reach.PROCESS,
     rung=Rung.BATCH,
-    phase=Phase.LAST,  # its candidates are `step_counts` of what the user allows
+    phase=Phase.LAST,  # the candidates are `step_counts`, which depend on what the user allows
     why_not=_why_no_accumulation,
     option="--accumulate-up-to",
     replaces=_REPLACES,
@@ -65,7 +65,7 @@ ACCUMULATE_STEPS = Knob[int](
 
 
 def step_counts(most: int) -> tuple[int, ...]:
-    """Values worth trying of `accumulate_steps`, the largest first.
+    """The values of `accumulate_steps` worth trying if the user allows up to `most`; the largest first.
 
     >>> step_counts(12)
     (12, 8, 4, 2)
@@ -77,7 +77,7 @@ def step_counts(most: int) -> tuple[int, ...]:
 
 
 def larger_batch(steps: int) -> str:
-    """What a user must know where so many steps of the script become one; "" for one."""
+    """A clause that tells the user what making `steps` steps of the script one means for training; "" for one step."""
     if steps == 1:
         return ""
     return (
