@@ -1,15 +1,15 @@
-"""Errors a user can cause. Each is one line that says what, where, the rule and the fix.
+"""Errors that a user can cause. Each text is one line: what is wrong, where, which rule it breaks, and how to fix it.
 
 AutoddpError            exit code 2, printed as `autoddp: error: …`, never with a traceback
-├── UsageError          the command line asks for something that cannot be
-├── RecipeError         a recipe that cannot be read, or says something not allowed
-├── UnfitRecipe         a sound recipe made for another job or machine
-├── NothingReadable     an input file of which nothing could be understood
-├── JobFailed           a job of autoddp's own ended early; exit code 1
-├── HostLost            a host that the job needs is gone before the job has begun; exit code 1
-└── NotTuned            --tune-only, and no recipe came of it; exit code 1
+├── UsageError          the command line asks for something impossible
+├── RecipeError         a recipe cannot be read, or says something that is not allowed
+├── UnfitRecipe         a sound recipe was made for another job or machine
+├── NothingReadable     nothing in an input file could be understood
+├── JobFailed           a job that autoddp started for itself ended early; exit code 1
+├── HostLost            a host that the job needs disappeared before the job began; exit code 1
+└── NotTuned            `--tune-only` was given, and no recipe was made; exit code 1
 
-Faults of our own are `assert`s and ordinary exceptions: they show a traceback on purpose.
+Bugs of autoddp are `assert`s and ordinary exceptions: they show a traceback on purpose.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ _LONGEST_SHOWN = 60  # characters of a bad value in an error line
 
 
 class AutoddpError(Exception):
-    """A line for the user; `exit_code` is what the process ends with."""
+    """Base of all errors for the user. The text is one line; `exit_code` is the exit code of the process."""
 
     exit_code = 2
 
 
 class UsageError(AutoddpError):
-    """The command line asks for something that cannot be."""
+    """The command line asks for something impossible."""
 
 
 class RecipeError(AutoddpError):
-    """A recipe that cannot be read, or that says something not allowed."""
+    """A recipe cannot be read, or says something that is not allowed."""
 
 
 class UnfitRecipe(AutoddpError):
-    """A sound recipe that was made for another job or machine."""
+    """A sound recipe was made for another job or machine."""
 
 
 class NothingReadable(AutoddpError):
-    """An input of which nothing could be understood."""
+    """Nothing in an input file could be understood."""
 
 
 class JobFailed(AutoddpError):
-    """A job that autoddp started for itself ended early; its processes have said more on stderr."""
+    """A job that autoddp started for itself ended early; its processes have printed more on stderr."""
 
     exit_code = 1
 
 
 class HostLost(AutoddpError):
-    """A host that the job needs is gone, and the job has not begun."""
+    """A host that the job needs disappeared before the job began."""
 
     exit_code = 1
 
 
 class NotTuned(AutoddpError):
-    """`--tune-only` was asked for, and no recipe came of it."""
+    """`--tune-only` was given, and no recipe was made."""
 
     exit_code = 1
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the nearest known word, or nothing.
+    """` (did you mean 'x'?)` with the known word that is most like `word`; "" if none is like it.
 
     >>> did_you_mean("buket_cap_mb", ["bucket_cap_mb", "hook"])
     " (did you mean 'bucket_cap_mb'?)"

@@ -1,8 +1,8 @@
-"""What autoddp says: lines for the user, and a logger that is silent unless asked. The root logger is untouched.
+"""Output of autoddp: lines for the user, and a logger that is silent by default. The root logger is not changed.
 
-AUTODDP_LOG=debug autoddp train.py      # autoddp's own steps on stderr
+AUTODDP_LOG=debug autoddp train.py      # logs what autoddp does to stderr
 
-A terminal that is gone, a full disk behind a redirection or a closed descriptor never stops anything.
+Output never raises: a closed terminal, a full disk behind a redirection or a closed descriptor stops nothing.
 """
 
 from __future__ import annotations
@@ -16,54 +16,54 @@ _NAME = "autoddp"
 
 
 class UnfailingStderr:
-    """Standard error as a file to which writing never fails; what cannot be written is lost."""
+    """Standard error as a file object whose methods do not fail; text that cannot be written is lost."""
 
     @property
     def encoding(self) -> str:
-        """As a text file's."""
+        """The encoding of standard error, or UTF-8 without one."""
         return getattr(sys.stderr, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        """As a text file's."""
-        # ValueError: the script, or a test, has closed it. None: there was none at the start.
+        """Write `text`, as a text file's `write`; errors are ignored."""
+        # ValueError: the script, or a test, has closed it. None: the process was started without it.
         with contextlib.suppress(OSError, ValueError):
             if sys.stderr is not None:
                 sys.stderr.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """As a text file's."""
+        """Flush standard error; errors are ignored."""
         with contextlib.suppress(OSError, ValueError):
             if sys.stderr is not None:
                 sys.stderr.flush()
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Whether standard error is a terminal."""
         with contextlib.suppress(OSError, ValueError):
             return sys.stderr is not None and sys.stderr.isatty()
         return False
 
     def fileno(self) -> int:
-        """Its descriptor; OSError if it has none."""
+        """The file descriptor of standard error; OSError if there is none."""
         if sys.stderr is None:
             raise OSError("there is no standard error")
         return sys.stderr.fileno()
 
 
 def tell(text: str) -> None:
-    """One line for the user."""
+    """Print one line for the user to stderr, after `autoddp: `."""
     stderr = UnfailingStderr()
     stderr.write(f"autoddp: {printable(text)}\n")
     stderr.flush()
 
 
 def printable(text: str) -> str:
-    """`text` on one line: the name of a file may hold line breaks and escape sequences, which are shown as escapes."""
+    """`text` on one line. Line breaks and escape sequences, as in names of files, are shown as Python escapes."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def get_logger(name: str) -> logging.Logger:
-    """A child of the `autoddp` logger; `name` is the module's `__name__`."""
+    """The logger `name`, a child of the `autoddp` logger; `name` is the module's `__name__`."""
     logger = logging.getLogger(_NAME)
     if not logger.handlers:
         logger.addHandler(_handler())

@@ -1,4 +1,4 @@
-"""Quantities as people write them: durations in, times and sizes out."""
+"""Parses durations and sizes as people write them, and formats times, sizes and errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def seconds(text: str) -> float:
-    """Seconds from `90`, `90s`, `5m`, `1.5h` or `1h30m`. ValueError if it is none of these.
+    """Seconds from a text such as `90`, `90s`, `5m`, `1.5h` or `1h30m`. ValueError for other texts.
 
     >>> seconds("5m"), seconds("1h30m"), seconds("45")
     (300.0, 5400.0, 45.0)
@@ -24,7 +24,7 @@ def seconds(text: str) -> float:
 
 
 def byte_count(text: str) -> int:
-    """Bytes from `512`, `64K`, `64M`, `1G`, `2T` or `64MiB`, binary units. ValueError if it is none of these.
+    """Bytes from a text such as `512`, `64K`, `64M`, `1G`, `2T` or `64MiB`; units are binary. ValueError for others.
 
     >>> byte_count("64K"), byte_count("1 GiB"), byte_count("512")
     (65536, 1073741824, 512)
@@ -37,7 +37,7 @@ def byte_count(text: str) -> int:
 
 @dataclass(frozen=True)
 class Allowance:
-    """How much of a disk may be used: a size, or a share of what is free there. One of the two is 0.
+    """How much of a disk may be used: a size, or a share of its free space. One of the two is 0.
 
     >>> Allowance.parse("20%").bytes_of(free=1000), Allowance.parse("1K").bytes_of(free=1000)
     (200, 1024)
@@ -50,7 +50,7 @@ class Allowance:
 
     @classmethod
     def parse(cls, text: str) -> Allowance:
-        """From `20G` or `20%`. ValueError if it is neither, or nothing at all.
+        """Parse `20G` or `20%`. ValueError for other texts, for 0, and for more than 100 %.
 
         >>> Allowance.parse("20G"), Allowance.parse("20%")
         (Allowance(size=21474836480, share=0.0), Allowance(size=0, share=0.2))
@@ -62,12 +62,12 @@ class Allowance:
         return found
 
     def bytes_of(self, free: int) -> int:
-        """Bytes, where so many are free. A size may be more than that."""
+        """The allowance in bytes if `free` bytes are free. A size may be more than that."""
         return self.size or int(self.share * free)
 
 
 def duration(value: float) -> str:
-    """A wait as people say it.
+    """Seconds as text for people, rounded to whole seconds.
 
     >>> duration(4.2), duration(75), duration(3700)
     ('4 s', '1 min 15 s', '1 h 1 min')
@@ -81,7 +81,7 @@ def duration(value: float) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """Seconds shown as milliseconds with three significant digits.
+    """Seconds as a text in milliseconds with three significant digits.
 
     >>> milliseconds(1.1042), milliseconds(0.0283), milliseconds(0.00123)
     ('1104', '28.3', '1.23')
@@ -93,7 +93,7 @@ def milliseconds(value: float) -> str:
 
 
 def data_size(count: int) -> str:
-    """Bytes with a binary unit.
+    """Bytes as a text with a binary unit.
 
     >>> data_size(25 * 2**20), data_size(512)
     ('25.0 MiB', '512 B')
@@ -107,7 +107,7 @@ def data_size(count: int) -> str:
 
 
 def gradient_error(relative: float, of_sum: float | None = None) -> str:
-    """A relative error in percent; with that of the sum over some steps where the two differ clearly.
+    """A relative error in percent, followed by that of the sum over several steps if it is less than half as large.
 
     >>> gradient_error(0.0029, 0.0025), gradient_error(0.71, 0.32)
     ('0.29 %', '71 % (of a sum 32 %)')

@@ -1,4 +1,4 @@
-"""Floor 1. Step samples and what may be concluded from them; no torch."""
+"""Floor 1. Samples of step times and the statistics on them; does not import torch."""
 
 from autoddp.timing.headroom import Headroom, headroom
 from autoddp.timing.samples import Block, median, median_interval

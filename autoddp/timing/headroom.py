@@ -1,4 +1,4 @@
-"""How much of a step would go if gradients travelled for nothing, with an interval like every gain."""
+"""The headroom: the share of a step that would be saved if reducing gradients took no time, with its interval."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from autoddp.timing.samples import Block, median
 from autoddp.timing.speedup import speedup
 
-_INTERRUPTED = 10.0  # times the median: the script has evaluated or saved meanwhile
-_NOTHING = 0.005  # of a step: what is printed as 0 %
+_INTERRUPTED = 10.0  # times the median: in a longer step the script has evaluated or saved
+_NOTHING = 0.005  # share of a step that is printed as 0 %
 
 
 @dataclass(frozen=True)
 class Headroom:
-    """Shares of the step as written, 0.0 to 1.0."""
+    """The headroom as shares of the step as written, from 0.0 to 1.0, with a 99 % interval."""
 
     share: float
     low: float
-    """The 99 % interval, from here …"""
+    """Lower end of the 99 % interval."""
     high: float
-    """… to here."""
+    """Upper end of the 99 % interval."""
 
     def __str__(self) -> str:
         if self.low < _NOTHING:
@@ -31,15 +31,17 @@ class Headroom:
 
 
 def headroom(as_written: Sequence[Block], without: Sequence[Block]) -> Headroom:
-    """The headroom by two or more rounds: index i of both was measured side by side, the second without reduction.
+    """The headroom from two or more rounds with reduction (`as_written`) and without it; index i belongs to round i.
 
     >>> str(headroom([Block((1.0,)), Block((1.02,))], [Block((0.5,)), Block((0.51,))]))
     '50% (43% to 56%)'
 
-    Without reduction the ranks run free, while a step that waits for gradients, however fast they travel, takes as long
-    as its slowest rank: so what counts is each step's maximum over the ranks, and not a mean over them. It is the mean
-    over steps and not the median, since ranks that are slow in turn cost time in some steps only. Steps in which the
-    script has evaluated or saved are left out.
+    Without reduction the ranks run free. A step that waits for gradients takes as long as its slowest rank, however
+    fast the gradients travel. So the time of a step without reduction is its maximum over the ranks, not their mean.
+    Steps are summed up by their mean, not their median, because ranks that are slow in turn cost time in some steps
+    only. Steps in which the script has evaluated or saved are left out.
+
+    ValueError for fewer than two rounds.
     """
     gain = speedup(_means([block.seconds for block in as_written]), _means([block.slowest for block in without]))
     low, share, high = (min(1.0, max(0.0, 1 - 1 / ratio)) for ratio in (gain.low, gain.ratio, gain.high))

@@ -1,4 +1,4 @@
-"""Step samples: seconds per step, kept whole, summed up by the median."""
+"""Samples of step times: all seconds are kept, and the median sums them up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_DOUBT = 0.01  # the chance that the true median lies outside the interval: 99 % sure, as speed-ups are
+_DOUBT = 0.01  # the chance that the true median lies outside the interval: 99 %, as for speed-ups
 
 
 def median(values: Sequence[float]) -> float:
@@ -18,12 +18,13 @@ def median(values: Sequence[float]) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Two of the values with the true median between them, 99 % sure whatever the distribution (the sign test).
+    """A 99 % interval of the median, whose ends are two of the values; valid for every distribution (sign test).
 
     >>> median_interval([3.0, 1.0, 2.0, 5.0, 4.0, 6.0, 8.0, 7.0])
     (1.0, 8.0)
 
-    Fewer than 8 values cannot be 99 % sure: then it is their whole range (94 % for five). ValueError for none.
+    With fewer than 8 values 99 % cannot be reached. The interval is then their whole range (94 % for five values).
+    ValueError if there are no values.
     """
     if not values:
         raise ValueError("the interval of no values")
@@ -40,20 +41,20 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 class Block:
     """Consecutive steps measured under one configuration, after its warm-up.
 
-    A script may evaluate, log or save between steps; such steps stay in the record, and the median does not feel them.
+    A script may evaluate, log or save between steps. Such steps stay in the record; they hardly move the median.
     """
 
     seconds: tuple[float, ...]
-    """Seconds of each step, the mean over ranks."""
+    """Seconds of each step, as the mean over ranks."""
     of_slowest: tuple[float, ...] = ()
-    """Seconds that each step took on the rank that was slowest in it; empty where nobody has kept them."""
+    """Seconds of each step on the rank that was slowest in it; empty where they were not recorded."""
 
     @property
     def slowest(self) -> tuple[float, ...]:
-        """`of_slowest`, or the mean over ranks where these are not known."""
+        """`of_slowest`, or the mean over ranks where that is empty."""
         return self.of_slowest or self.seconds
 
     @property
     def median(self) -> float:
-        """Seconds of a typical step."""
+        """Median seconds of a step."""
         return median(self.seconds)

@@ -1,4 +1,4 @@
-"""Is B faster than A, by how much, how sure: paired rounds on a logarithmic scale, with Student's t."""
+"""Speed-ups from paired rounds, with an interval by Student's t on a logarithmic scale."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Two-sided quantiles of Student's t for 99 %, by degrees of freedom; a table because one number is not worth SciPy.
-# 99 and not 95: a study asks it of five finalists or so, and wants to be wrong about any of them once in twenty.
+# 99 % and not 95 %: a study tests about five finalists, and should be wrong about any of them once in twenty studies.
 _T99 = (63.66, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.106, 3.055, 3.012, 2.977, 2.947)
-# The smallest spread that is believed of a set of rounds (log scale): two rounds that agree by luck prove nothing.
+# The smallest spread (log scale) that is assumed for a set of rounds: two rounds may agree by luck.
 _FLOOR = 0.003
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """How many times faster, with the 99 % interval; 1.0 is the same speed."""
+    """How many times faster one side is than the other, with the 99 % interval; 1.0 is the same speed."""
 
     ratio: float
     low: float
@@ -32,12 +32,12 @@ class Speedup:
 
 
 def speedup(before: Sequence[float], after: Sequence[float]) -> Speedup:
-    """The speed-up of `after` over `before`: seconds per step, one value a round, index i measured side by side.
+    """The speed-up of `after` over `before`. Both have one value of seconds per step for each round.
 
     >>> str(speedup([1.00, 1.02, 0.98], [0.50, 0.51, 0.49]))
     '×2 (1.97 to 2.03)'
 
-    ValueError for fewer than two rounds or lists of different length: there is no interval then.
+    ValueError for fewer than two rounds, which give no interval, and for lists of different length.
     """
     if len(before) != len(after) or len(before) < 2:
         raise ValueError(f"an interval needs two or more paired rounds, got {len(before)} and {len(after)}")
