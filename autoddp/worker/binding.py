@@ -1,7 +1,8 @@
-"""Keeps a rank's threads on the NUMA node of its GPU; without GPUs a node's ranks are dealt out over its NUMA nodes.
+"""Keeps a rank's threads on the NUMA node of its GPU. Without GPUs, ranks are spread over the host's NUMA nodes.
 
-Turned live: the scheduler moves the threads at once, and what they allocate from then on is near. Memory that the
-process has already stays where it is, so a trial shows rather less than the launched job gains.
+The binding changes in the running process: the scheduler moves the threads at once, and the memory that they allocate
+from then on is near. Memory that the process has already stays where it is, so a trial shows rather less than the
+launched job gains.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ from autoddp.topology.system import cpus, numa_nodes
 from autoddp.worker.effect import Effect
 
 _OTHERS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
-"""Variables by which OpenMP binds its threads itself."""
+"""Variables with which the user lets OpenMP bind its threads."""
 
 
 class Binding(Effect):
-    """Made once the script's model stands on `device`. `why_not` is why the rank cannot be bound; "" if it can."""
+    """The knob `numa_binding`. Create it when the script's model is on `device`.
+
+    `why_not` says why the rank cannot be bound; "" if it can.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._as_written = _allowed()
         self._bound = False
         self._own_masks: set[int] = set()
-        """Threads that had another mask than the main thread when the others were moved."""
+        """Threads whose CPU mask differed from the main thread's when the others were moved; they are never moved."""
         self.why_not, self._near = _near(device, self._as_written)
 
     def apply(self, configuration: Configuration) -> None:
@@ -38,9 +42,9 @@ class Binding(Effect):
         self.turn(NUMA_BINDING.name in configuration)
 
     def turn(self, on: bool) -> None:
-        """The threads that run where the main thread runs, onto the near CPUs or back. Threads to come inherit it.
+        """Move the threads that have the main thread's CPU mask to the near CPUs, or back. New threads inherit it.
 
-        Others were placed by somebody who knows more: NCCL puts its threads for the network beside the GPU.
+        Threads with another mask were placed on purpose: NCCL puts its network threads near the GPU.
         """
         if on == self._bound or self.why_not:
             return
@@ -53,7 +57,7 @@ class Binding(Effect):
 
 
 def _near(device: torch.device, allowed: Collection[int]) -> tuple[str, set[int]]:
-    """Why not, or the CPUs."""
+    """Why the rank cannot be bound, or "", and the near CPUs."""
     asked = next((name for name in _OTHERS if name in os.environ), "")
     if not allowed:
         return "the system has no CPU affinity", set()
@@ -73,7 +77,7 @@ def _near(device: torch.device, allowed: Collection[int]) -> tuple[str, set[int]
 
 
 def _node_of_gpu(device: torch.device) -> int:
-    """-1 where it is not known; -1 is also what the kernel says of a device that belongs to none."""
+    """The NUMA node of the GPU; -1 if it is not known, or if the kernel assigns the GPU to none."""
     of = torch.cuda.get_device_properties(device)
     address = [getattr(of, name, -1) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
     if -1 in address:  # torch before 2.7
@@ -83,12 +87,12 @@ def _node_of_gpu(device: torch.device) -> int:
 
 
 def _allowed() -> set[int]:
-    """CPUs of the main thread; empty where the system cannot say."""
+    """CPUs on which the main thread may run; empty if the system has no affinity."""
     return _mask(os.getpid()) if hasattr(os, "sched_getaffinity") else set()
 
 
 def _mask(thread: int) -> set[int]:
-    """Empty for a thread that has ended."""
+    """CPUs on which a thread may run; empty if it has ended."""
     try:
         return set(os.sched_getaffinity(thread))
     except OSError:

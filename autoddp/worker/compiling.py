@@ -1,4 +1,4 @@
-"""The script's compiled models: what a configuration asks of torch.compile, brought into effect by compiling anew."""
+"""The knobs of torch.compile, which are applied to the script's compiled models by compiling them again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from autoddp.worker.torch_compile import TorchCompile
 
 
 class Compiling(Effect):
-    """`begin()` where models may be compiled already, before the first `apply`; `apply` after DDP has its buckets."""
+    """Compiles the script's models again when a configuration changes how.
+
+    In a trial, where models may be compiled already, `begin` must be called before the first `apply`. `apply` must be
+    called after DDP's buckets were changed.
+    """
 
     def __init__(self, wrapped: Callable[[], Sequence[Wrapped]]) -> None:
         self._wrapped = wrapped
@@ -29,17 +33,17 @@ class Compiling(Effect):
         return any(w.is_compiled for w in self._wrapped())
 
     def begin(self) -> None:
-        """Count what is compiled from here on, if there is anything to compile."""
+        """Count compilations from now on, if any model is compiled."""
         if self.concerns:
             self._compiler, self._begun = TorchCompile(), True
 
     @property
     def compilations(self) -> int:
-        """How often torch.compile was at work since `begin`, in this process."""
+        """Number of compilations in this process since `begin`."""
         return self._compiler.compilations if self._compiler else 0
 
     def apply(self, configuration: Configuration) -> None:
-        """See `Effect`. Compile anew what is compiled; RuntimeError where replayed graphs give something else."""
+        """See `Effect`. Compiled models are compiled again. RuntimeError if replayed graphs give other results."""
         asked = _asked(configuration)
         if asked == self._now:
             return
@@ -51,7 +55,7 @@ class Compiling(Effect):
             self._compiler.cut(at_buckets)
         if self._begun:
             self._compile_anew(replayed)
-        else:  # nothing is compiled yet, and nothing can be compared
+        else:  # no model is compiled yet, so there is nothing to compare
             self.replays.on = replayed
 
     def _compile_anew(self, replayed: bool) -> None:

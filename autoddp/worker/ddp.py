@@ -1,6 +1,6 @@
-"""The single file that touches DistributedDataParallel's private names.
+"""Changes DistributedDataParallel objects. This is the only file that uses private names of the class.
 
-The class is patched in place, so that every name a script has for it, and every subclass, is covered.
+The class is patched in place, so the patch reaches every name that a script has for it, and every subclass.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _register = DDP.register_comm_hook
 _signature = inspect.signature(DDP.__init__)
 
 Around = Callable[[Hook, dist.ProcessGroup], Hook]
-"""Puts something around a hook; the group is the one it reduces over."""
+"""Wraps a hook; the group is the one over which the hook reduces."""
 
 AVAILABLE_ARGUMENTS = frozenset(knob.name for knob in KNOBS if knob.reach is Reach.DDP) & set(_signature.parameters)
-"""The knobs of DDP's constructor that the installed torch has."""
+"""The arguments of DDP's constructor in the installed torch that are knobs."""
 
 
 class Wrapped:
-    """One DDP object of the script: how it was written, and how to give it other arguments while it lives.
+    """One DDP object of the script: the arguments that the script passed, and methods to give it other ones.
 
-    `takes`: whether configurations concern it; else it stays as written.
+    `takes` says whether configurations are applied to the object; if not, it stays as the script wrote it.
     """
 
     def __init__(self, ddp: DDP, arguments: dict[str, Any], takes: bool = True) -> None:
         self.takes = takes
         self.digest = parameters_digest(ddp.module)
-        """Of the parameters as they were when it was built: the script may freeze some later."""
-        self._ddp = weakref.ref(ddp)  # the script decides how long its model lives
+        """Digest of the parameters as they were when the object was built: the script may freeze some later."""
+        self._ddp = weakref.ref(ddp)  # this must not keep the script's model alive
         self.arguments = {name: value for name, value in _plain(arguments).items() if name != "module"}
         self._reduced = {id(p) for p in ddp._module_parameters if p.requires_grad}
         self.script_hook: tuple[Any, Any] | None = None
@@ -54,24 +54,24 @@ class Wrapped:
 
     @property
     def ddp(self) -> DDP | None:
-        """The object, or None once the script has dropped it."""
+        """The DDP object; None after the script has dropped it."""
         return self._ddp()
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What DDP reduces, in its order: what asked for gradients when it was built, frozen since or not."""
+        """The parameters that DDP reduces, in its order: those that required gradients when the object was built."""
         ddp = self.ddp
         return [p for p in ddp._module_parameters if id(p) in self._reduced] if ddp is not None else []
 
     @property
     def reduces_all(self) -> bool:
-        """Whether DDP reduces every gradient of the module: a script may tell it to ignore some parameters."""
+        """Whether DDP reduces every gradient of the module; False if the script tells it to ignore some parameters."""
         ddp = self.ddp
         return ddp is None or all(id(p) in self._reduced for p in ddp.module.parameters() if p.requires_grad)
 
     @property
     def is_compiled(self) -> bool:
-        """Whether torch.compile was given the module, a part of it, or this object: it splits its graph by buckets."""
+        """Whether torch.compile compiles the module, a part of it, or this object: it cuts its graphs by buckets."""
         ddp = self.ddp
         if ddp is None:
             return False
@@ -80,12 +80,12 @@ class Wrapped:
 
     @property
     def is_compiled_inside(self) -> bool:
-        """Whether torch.compile was given the module, or a part of it, before DDP was."""
+        """Whether torch.compile compiles the module, or a part of it, inside the DDP object."""
         inside = self.ddp.module.modules() if self.ddp is not None else ()
         return any(isinstance(m, torch._dynamo.OptimizedModule) or m._compiled_call_impl for m in inside)
 
     def why_untouchable(self) -> str:
-        """Why this object must stay as it was written, or nothing."""
+        """Why this object must stay as the script wrote it; "" if it may be changed."""
         ddp = self.ddp
         if ddp is None:
             return ""
@@ -94,9 +94,9 @@ class Wrapped:
         return _why_untouchable(self.arguments, ddp.module)
 
     def rebuild(self, configuration: Configuration, start_step: int | None, around: Around | None = None) -> None:
-        """Run DDP's constructor again on the same object. Every rank does so at the same step boundary.
+        """Run DDP's constructor again on the same object, with `configuration`.
 
-        `around` may put something around a hook of ours.
+        All ranks must call this between the same two steps. `around` wraps the hook of the configuration, if any.
         """
         ddp = self.ddp
         if ddp is None:
@@ -109,7 +109,7 @@ class Wrapped:
         self.register_hook(configuration, start_step, around)
 
     def register_hook(self, configuration: Configuration, start_step: int | None, around: Around | None) -> None:
-        """The script's hook, else the configuration's, on a reducer that has none yet."""
+        """Register the script's hook, else that of `configuration`, on a reducer that has none yet."""
         ddp = self.ddp
         assert ddp is not None
         self._present = configuration, start_step, around
@@ -122,10 +122,10 @@ class Wrapped:
             _register(ddp, state, around(hook, ddp.process_group) if around else hook)
 
     def leave_out_samples(self) -> None:
-        """From here on DDP's logger does not read the times of a pass.
+        """Keep DDP's logger from reading the times of passes from now on.
 
-        It does so in each reducer's first ten passes, and on CUDA it waits for the device to read them: a trial that
-        has just been turned to would be timed with these waits.
+        The logger does so in the first ten passes of each reducer, and on CUDA it waits for the device. A trial that
+        has just begun would be timed with these waits.
         """
         self._samples, ddp = False, self.ddp
         if ddp is not None and ddp.logger is not None and not isinstance(ddp.logger, _LoggerWithoutSamples):
@@ -133,7 +133,7 @@ class Wrapped:
 
     @property
     def is_turned(self) -> bool:
-        """Whether it has a configuration, and not only what the script wrote."""
+        """Whether a configuration was applied to the object."""
         return bool(self._present[0])
 
     def rebuild_as_it_is(self) -> None:
@@ -141,18 +141,19 @@ class Wrapped:
         self.rebuild(*self._present)
 
     def forget_what_was_used(self) -> None:
-        """After backward passes that did not reduce and are not to be.
+        """Make the reducer forget backward passes that did not reduce and are never to be reduced.
 
-        A reducer that finds unused parameters has noted what these passes have used, and would ask for its gradients.
+        With find_unused_parameters a reducer has noted the parameters that these passes used, and would wait for their
+        gradients. The object is rebuilt in that case.
         """
         if self.ddp is not None and self.ddp.find_unused_parameters:
             self.rebuild_as_it_is()
 
     def broadcast_state(self) -> None:
-        """Give every rank the parameters of rank 0, which steps without reduction have made differ.
+        """Copy the parameters of rank 0 to all ranks, which differ after steps without reduction.
 
-        By DDP's own function, so what DDP does not synchronise stays as each rank has it: what the script has told it
-        to ignore, and buffers where it synchronises none.
+        DDP's own function does it, so each rank keeps what DDP does not synchronise: parameters and buffers that the
+        script told it to ignore, and all buffers if `broadcast_buffers` is off.
         """
         ddp = self.ddp
         if ddp is not None:
@@ -162,7 +163,7 @@ class Wrapped:
 
     @contextlib.contextmanager
     def _as_it_was_built(self, ddp: DDP) -> Iterator[None]:
-        """What the script has frozen or thawed since is as it was: DDP reduces what asks for gradients when built."""
+        """Restore `requires_grad` as it was when the object was built, because DDP's constructor goes by it."""
         now = [(p, p.requires_grad) for p in ddp._module_parameters]
         for p, asks in now:
             if asks != (id(p) in self._reduced):
@@ -176,7 +177,7 @@ class Wrapped:
 
 
 def _why_untouchable(arguments: dict[str, Any], module: nn.Module) -> str:
-    """In all these cases DDP registers a hook of its own, or goes by other arguments than ours."""
+    """Why an object must not be changed: in these cases DDP uses a hook of its own or depends on other arguments."""
     if arguments.get("mixed_precision") is not None:
         return "DDP's own mixed_precision is on"
     if arguments.get("delay_all_reduce_named_params") is not None:
@@ -190,7 +191,7 @@ def _why_untouchable(arguments: dict[str, Any], module: nn.Module) -> str:
 
 
 def _root_of(mesh: Any) -> Any:
-    """The mesh that it was cut out of, or itself, as DDP's constructor asks for it."""
+    """The mesh from which `mesh` was cut, or `mesh` itself; found in the same way as in DDP's constructor."""
     if hasattr(mesh, "_get_root_mesh"):
         return mesh._get_root_mesh()
     return dist.device_mesh._mesh_resources.get_root_mesh(mesh)  # torch before 2.9
@@ -201,18 +202,18 @@ def _as_arguments(configuration: Configuration) -> dict[str, Any]:
     plan, by_list = BUCKET_CAP_MB_LIST.of(configuration), BUCKET_CAP_MB_LIST.name
     if plan:
         return given | {by_list: list(plan)}
-    # A cap means nothing beside a list that the script wrote, which DDP would prefer.
+    # DDP would prefer a list that the script wrote to our cap.
     return given | ({by_list: None} if BUCKET_CAP_MB.name in given and by_list in AVAILABLE_ARGUMENTS else {})
 
 
 class _LoggerWithoutSamples:
-    """DDP's logger, but for the one method that it calls in each forward pass."""
+    """DDP's logger with the one method disabled that DDP calls in each forward pass."""
 
     def __init__(self, logger: Any) -> None:
         self._logger = logger
 
     def set_runtime_stats_and_log(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._logger, name)
@@ -223,8 +224,8 @@ _CARRIED_OVER = _MODULE_STATE | {"require_backward_grad_sync", "require_forward_
 
 
 _OF_THE_OLD_REDUCER = ("reducer", "logger", "_static_graph_delay_allreduce_enqueued")
-"""The first two hold it, and its destructor takes its autograd hooks off the parameters. The third is set only by a
-static graph: no later object would have it."""
+"""Attributes to delete before DDP's constructor runs again. The first two keep the old reducer alive, whose destructor
+removes its autograd hooks from the parameters. The third is set only for a static graph, and would stay afterwards."""
 
 
 def _construct_again(ddp: DDP, arguments: dict[str, Any]) -> None:
@@ -234,7 +235,7 @@ def _construct_again(ddp: DDP, arguments: dict[str, Any]) -> None:
         before.pop(name, None)
         ddp.__dict__.pop(name, None)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the script has seen the constructor's warnings once
+        warnings.simplefilter("ignore")  # the constructor's warnings were printed when the script called it
         _construct(ddp, module, **arguments)
     for name, value in before.items():
         if name in _CARRIED_OVER or name not in ddp.__dict__:
@@ -242,12 +243,15 @@ def _construct_again(ddp: DDP, arguments: dict[str, Any]) -> None:
 
 
 class DdpEvents:
-    """What happens to the script's DDP objects, in the order of a training step. Each method does nothing by itself."""
+    """Handles what happens to the script's DDP objects, in the order of a training step.
+
+    The methods do nothing here; subclasses override those that they need.
+    """
 
     def takes(self, module: nn.Module) -> bool:
-        """Asked before an object is built around `module`: whether `Patch.configuration` concerns it.
+        """Whether the object that is about to be built around `module` is built with `Patch.configuration`.
 
-        If not, the object is built as the script has written it.
+        If not, it is built as the script wrote it.
         """
         return True
 
@@ -264,23 +268,23 @@ class DdpEvents:
         """The module is about to be called with these arguments."""
 
     def returned(self, ddp: DDP, what: Any) -> Any:
-        """The module has returned `what`; the script gets what this returns."""
+        """The module has returned `what`; the script gets the return value of this method."""
         return what
 
 
 class Patch:
-    """Watches the script's DDP objects, from `install` on, and builds them with `configuration`."""
+    """Patches DDP: reports what happens to the script's objects to `events`, and builds them with `configuration`."""
 
     def __init__(self) -> None:
         self.events = DdpEvents()
-        """Is told of all that happens; another handler may be set at any time."""
+        """The handler of all events; another one may be set at any time."""
         self.wrapped: list[Wrapped] = []
         self.configuration = AS_WRITTEN
-        """What objects are built with from here on."""
+        """The configuration of objects that are built from now on."""
         self.start_step: int | None = None
-        """Reductions before PowerSGD begins; None: as the configuration has it."""
+        """Reductions before PowerSGD begins; None for the number in the configuration."""
         self.around: Around | None = None
-        """Put around each hook of ours."""
+        """Wraps each hook of a configuration."""
         self.samples = True
         """Whether DDP's logger reads the times of some passes; see `Wrapped.leave_out_samples`."""
         self._constructing = 0
@@ -292,7 +296,7 @@ class Patch:
         return self.wrapped
 
     def of(self, ddp: DDP) -> Wrapped | None:
-        """What is known of that object; None if it was not built while this was installed."""
+        """The `Wrapped` of that object; None if the object was built before `install`."""
         return next((wrapped for wrapped in self.wrapped if wrapped.ddp is ddp), None)
 
     def install(self) -> None:
@@ -301,7 +305,7 @@ class Patch:
         DDP.register_comm_hook = self._wrap_registration()  # type: ignore[method-assign]
 
     def _watch_forward(self) -> None:
-        """With the first object: it takes torch._dynamo, a second to import, which not every script needs."""
+        """Patch the forward pass. This waits for the first object, because importing torch._dynamo takes a second."""
         if self._watches:
             return
         self._watches = True
@@ -312,7 +316,7 @@ class Patch:
         @functools.wraps(_construct)
         def construct(ddp: DDP, *args: Any, **kwargs: Any) -> None:
             given = _bind(ddp, args, kwargs)
-            if given is None:  # not a valid call: torch's own error is the right one
+            if given is None:  # not a valid call: let torch raise its own error
                 return _construct(ddp, *args, **kwargs)
             takes = not _why_untouchable(given, given["module"]) and self.events.takes(given["module"])
             configuration = self.configuration if takes else AS_WRITTEN
@@ -335,7 +339,7 @@ class Patch:
             if wrapped is None or self._constructing:
                 return _register(ddp, state, hook)
             if getattr(ddp, "_comm_hooks", None) and wrapped.script_hook is None:
-                # Our hook stands where the script's belongs, and a reducer takes only one.
+                # A hook of ours is registered already, and a reducer takes only one: build a new reducer.
                 wrapped.script_hook = (state, hook)
                 wrapped.rebuild_as_it_is()
             else:
@@ -376,7 +380,7 @@ class Patch:
 
 
 def around_ddps_own(around: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
-    """Enter `around()` wherever DDP itself reads an object's attributes, before and after the module's forward."""
+    """Enter `around()` whenever DDP itself reads an object's attributes: before and after the module's forward."""
 
     def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -391,17 +395,17 @@ def around_ddps_own(around: Callable[[], contextlib.AbstractContextManager[None]
 
 
 def is_joining(ddp: DDP) -> bool:
-    """Whether the script runs it inside `join()`: ranks may have ended, and only DDP's own reductions count."""
+    """Whether the script uses `ddp` inside `join()`: then some ranks may have ended and only shadow its reductions."""
     return bool(ddp._join_config.enable)
 
 
 def must_reduce(ddp: DDP) -> bool:
-    """Whether the next backward pass is one that DDP cannot leave out: a static graph learns its order in the first."""
+    """Whether the next backward pass must reduce: with a static graph, DDP learns the order in the first one."""
     return bool(ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued)
 
 
 def store_of(ddp: DDP) -> Any:
-    """The store by which its process group has met; None where torch does not tell."""
+    """The store of the object's process group; None if torch does not give it."""
     try:
         return dist.distributed_c10d._get_process_group_store(ddp.process_group)
     except (AttributeError, KeyError):
@@ -409,43 +413,43 @@ def store_of(ddp: DDP) -> Any:
 
 
 def backend_of(ddp: DDP) -> str:
-    """What carries its gradients: "nccl", "gloo", … .
+    """The backend that reduces the object's gradients: "nccl", "gloo", and so on.
 
-    A group may have one backend for each type of device, as after `init_process_group()` without a backend, and then
-    `get_backend` gives none of these names: it says "undefined", or "cpu:gloo,cuda:nccl" as the script has written it.
+    A group may have one backend for each type of device, as after `init_process_group()` without a backend. There
+    `get_backend` returns none of these names but "undefined", or "cpu:gloo,cuda:nccl" as the script has written it.
     """
     by_device = dict(part.split(":") for part in dist.get_backend_config(ddp.process_group).split(",") if ":" in part)
     return by_device.get(next(iter(ddp._module_parameters)).device.type, dist.get_backend(ddp.process_group))
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
-    """All tensors in what a module has returned, as far as DDP itself finds them."""
+    """All tensors in the output of a module, as far as DDP itself finds them."""
     return list(torch.nn.parallel.distributed._find_tensors(output))
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often it was written to: torch has no public name for it."""
+    """How often `tensor` was written to in place. torch has no public name for it."""
     return int(tensor._version)
 
 
 def after_this_backward(call: Callable[[], None]) -> None:
-    """Call it when the backward pass that is running has ended, and with it DDP's reduction."""
+    """Call `call` when the current backward pass has ended, and with it DDP's reduction."""
     engine = torch.autograd.Variable._execution_engine
 
     def then() -> None:
-        engine.queue_callback(call)  # behind what DDP has queued meanwhile
+        engine.queue_callback(call)  # runs after the callbacks that DDP has queued until then
 
     engine.queue_callback(then)
 
 
 def _skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Dynamo skips torch's own file, and must skip a frame of ours in it too."""
+    """`function`, skipped by Dynamo: Dynamo skips DDP's file, and must also skip our wrappers of its methods."""
     disable = cast("Callable[..., Any]", torch.compiler.disable)
     return cast("Callable[..., Any]", disable(function, recursive=False))
 
 
 def inside_forward(ddp: DDP) -> contextlib.AbstractContextManager[None]:
-    """As within its forward pass: torch.compile cuts what it compiles there at this object's buckets."""
+    """A context as inside the object's forward pass: torch.compile cuts graphs in it at this object's buckets."""
     inside: contextlib.AbstractContextManager[None] = ddp._inside_ddp_forward()
     return inside
 
@@ -462,7 +466,7 @@ def _plain(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def parameters_digest(module: nn.Module) -> str:
-    """16 hex digits over the shapes and types of the parameters that DDP reduces, in order."""
+    """A digest (16 hex digits) of the shapes and types of the parameters that DDP reduces, in order."""
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     reduced = [p for name, p in module.named_parameters() if name not in ignored and p.requires_grad]
     text = ";".join(f"{tuple(p.shape)}{p.dtype}" for p in reduced)
@@ -470,6 +474,6 @@ def parameters_digest(module: nn.Module) -> str:
 
 
 def hooks_inside(module: nn.Module) -> list[dict[int, Any]]:
-    """The hook dictionaries of all modules inside this one, its own left out; they stay the same objects."""
+    """The hook dictionaries of all modules inside `module`, without its own; these are no copies."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return [getattr(inner, name) for inner in module.modules() if inner is not module for name in names]

@@ -1,8 +1,8 @@
-"""The device that a model is on, which need not be the process's current one.
+"""Functions on the device that a model is on, which may differ from the process's current device.
 
-torch.cuda's functions act on the current device unless they are told another. A script may put its model on a GPU
-without ever calling `torch.cuda.set_device`: then GPU 0 is the current one in every rank, and a call without a device
-would make a context there, some hundred MiB for each rank, and wait for or measure a GPU that does nothing.
+Functions of torch.cuda act on the current device unless they are given another. A script may put its model on a GPU
+without calling `torch.cuda.set_device`. Then GPU 0 is the current device of every rank, and a call without a device
+would create a context there, some hundred MiB for each rank, and wait for, or measure, the wrong GPU.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-_NEARLY_FULL = 0.1  # of a device's memory that is free
+_NEARLY_FULL = 0.1  # share of a device's memory: the device is nearly full if less than that is free
 
 
 def devices_of(tensors: Iterable[torch.Tensor]) -> list[torch.device]:
-    """Each device that the tensors are on, in the order in which they come."""
+    """The devices of the tensors, each once, in the order of the tensors."""
     return list(dict.fromkeys(tensor.device for tensor in tensors))
 
 
@@ -28,14 +28,14 @@ def synchronize(device: torch.device) -> None:
 
 
 def finish_queued_work(seconds: float) -> None:
-    """Let every device on which this process has memory do what is queued, for at most so long.
+    """Wait until every device on which this process has memory has done its queued work, for at most `seconds`.
 
-    Other ranks wait for this one's part in a collective: in a process that ends before it they wait for NCCL's ten
-    minutes. There is a limit because a collective may itself wait for a rank that is no more.
+    If a process ended with a collective queued, the other ranks would wait for NCCL's ten minutes. The limit is needed
+    because the collective may itself wait for a rank that has died.
     """
     if not torch.cuda.is_initialized():
         return
-    # By number, and only where there is memory: `synchronize` makes a context on a device that has none.
+    # Only devices with memory of ours: `synchronize` would create a context on any other device.
     devices = [number for number in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(number)]
 
     def wait() -> None:
@@ -48,14 +48,14 @@ def finish_queued_work(seconds: float) -> None:
 
 
 def as_current(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Make it the current device for a while, for functions of torch that know no other."""
+    """A context in which `device` is the current device, for functions of torch that take no device."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def give_back_spare_memory(device: torch.device) -> None:
-    """Give memory that torch's allocator keeps for later back to the device, if the device is nearly full.
+    """Return the memory that torch's allocator keeps for later to the device, if the device is nearly full.
 
-    What one configuration has left in pieces may not serve the next one, and NCCL allocates past torch's allocator.
+    Fragments that one configuration leaves may be useless to the next one, and NCCL does not use torch's allocator.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -66,7 +66,7 @@ def give_back_spare_memory(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def on_a_side_stream(device: torch.device) -> Iterator[None]:
-    """What is queued meanwhile runs on a stream of its own, between what was queued before and what comes after."""
+    """A context whose work runs on a separate stream, after the work queued before; its end waits for all of it."""
     if device.type != "cuda":
         yield
         return
@@ -78,7 +78,7 @@ def on_a_side_stream(device: torch.device) -> Iterator[None]:
 
 
 def seed(device: torch.device, number: int) -> None:
-    """Seed the random numbers of the CPU and of this device, and of no other: `torch.manual_seed` seeds all GPUs."""
+    """Seed the random generators of the CPU and of `device` only; `torch.manual_seed` would seed all GPUs."""
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -86,5 +86,5 @@ def seed(device: torch.device, number: int) -> None:
 
 
 def memory_reserved(device: torch.device) -> int:
-    """Bytes that torch's allocator holds there; 0 on a CPU."""
+    """Bytes that torch's allocator holds on `device`; 0 on a CPU."""
     return int(torch.cuda.memory_reserved(device)) if device.type == "cuda" else 0

@@ -1,4 +1,4 @@
-"""What one knob, or a few that belong together, change in this process."""
+"""The interface of what one knob, or a few related ones, change in a running process."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from autoddp.knobs import AS_WRITTEN, Configuration
 
 
 class Effect(abc.ABC):
-    """Brought in and taken back in a trial and in the real job alike. `live_ddp.py` has the list of all.
+    """One kind of change, which trials and the real job apply and undo. `live_ddp.py` has the list of all.
 
     threads.apply(Configuration({"threads": 2}))
     threads.undo()
     """
 
     after_watching = False
-    """Whether it can be brought in only after some of the script's steps were watched."""
+    """Whether the effect can be applied only after some of the script's steps were observed."""
 
     @abc.abstractmethod
     def apply(self, configuration: Configuration) -> None:
-        """Bring in what `configuration` says of these knobs; as the script wrote it, where it says nothing of them.
+        """Apply the values of these knobs in `configuration`; a knob without a value is set as the script wrote it.
 
-        Every rank calls it at the same step boundary, or before the first model is built. RuntimeError where it cannot
-        be brought in; the next `apply` or `undo` works all the same.
+        Every rank calls this between the same two steps, or before the first model is built. Raises RuntimeError if the
+        values cannot be applied; a later `apply` or `undo` still works.
         """
 
     def undo(self) -> None:
-        """As the script wrote it."""
+        """Set the knobs as the script wrote them."""
         self.apply(AS_WRITTEN)

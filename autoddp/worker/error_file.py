@@ -1,7 +1,7 @@
-"""The cause of a rank's end, for elastic's summary, where the script's main function is not decorated with `@record`.
+"""Reports the exception that ends a rank to elastic, if the script's main function is not decorated with `@record`.
 
-Elastic tells a process by TORCHELASTIC_ERROR_FILE where to leave its exception. Without `@record` nobody does, and the
-summary of a failed job says "error_file: <N/A>" for the rank that failed first.
+The variable TORCHELASTIC_ERROR_FILE names the file to which a process should write its exception. Without `@record` no
+code does so, and the summary of a failed job says "error_file: <N/A>" for the rank that failed first.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from types import TracebackType
 
 
 def name_the_error(place: str) -> None:
-    """Write the exception that ends this process to `place`, as elastic's own handler would; called at exit.
+    """Write the exception that ends this process to `place`, in the format of elastic's own handler; called at exit.
 
-    Nothing is written where the process ends without an exception, by `sys.exit` or Ctrl-C, or where the file is there:
-    `@record` knows better.
+    Nothing is written if the process ends without an exception, by `sys.exit` or by Ctrl-C. A file that exists is kept,
+    because it is from `@record`.
     """
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     trace = getattr(error, "__traceback__", None)
@@ -36,7 +36,7 @@ def name_the_error(place: str) -> None:
 
 
 def _ended_the_script(trace: TracebackType | None) -> bool:
-    """Whether it came out of the main module. An interactive session inside the script leaves exceptions behind too."""
-    while trace is not None and trace.tb_frame.f_globals.get("__name__") == "runpy":  # of python -m
+    """Whether the exception came from the main module. An interactive session in the script leaves other ones."""
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") == "runpy":  # frames of python -m
         trace = trace.tb_next
     return trace is not None and trace.tb_frame.f_globals.get("__name__") == "__main__"

@@ -1,6 +1,6 @@
-"""What every Python process of a tuning attempt does first: start its part of the isolation, which may end tuning.
+"""Starts the isolation in each Python process of a tuning attempt: the ranks, and processes that the script starts.
 
-Called by `inject/sitecustomize.py` in the ranks and in whatever Python processes the script starts.
+`inject/sitecustomize.py` calls it before anything else runs. The isolation may end tuning.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from autoddp.wire import StopTuning, encode
 from autoddp.worker.worker_config import TUNE
 
 _COPYING = {"open", "os.chmod", "os.chown", "os.truncate", "os.utime", "os.setxattr", "os.link", "os.rename"}
-"""Audit events of what makes an overlay copy a file whole."""
-_PATIENCE = 30.0  # seconds that the launcher has for ending this process
+"""Audit events of operations that make an overlay copy a whole file."""
+_PATIENCE = 30.0  # seconds to wait until the launcher ends this process
 
 
 def start(text: str) -> None:
-    """`text` is the plan's variable. Imports no torch."""
+    """Start the isolation. `text` is the value of the variable that holds the isolation plan. Does not import torch."""
     plan = IsolationPlan.parse(text)
     stop = stopper(plan.socket)
     if TUNE in os.environ and sys.platform == "linux":
         from autoddp.isolation.syscalls import die_with_parent
 
-        die_with_parent(signal.SIGKILL)  # a rank: it must not outlive an attempt that is killed
+        die_with_parent(signal.SIGKILL)  # this is a rank, which must not outlive an attempt that is killed
     if plan.level is Level.GUARD:
         from autoddp.isolation.guard import start_guard
 
@@ -56,18 +56,21 @@ def start(text: str) -> None:
 
 
 def stopper(socket: str, overlay_is_to_blame: bool = False) -> Callable[[str], NoReturn]:
-    """`stop(reason)` for the launcher behind that Unix socket; it never returns. See `wire.StopTuning`."""
+    """A function `stop(reason)` that asks the launcher at that Unix socket to end tuning, see `wire.StopTuning`.
+
+    `stop` never returns: the process is killed.
+    """
 
     def stop(reason: str) -> NoReturn:
-        # The caller may hold locks, and threads and exit handlers of the script must not run on: no exception is
-        # raised, and nothing of the script's is called. The launcher kills the whole attempt.
+        # The caller may hold locks, and the script's threads and exit handlers must not go on. So no exception is
+        # raised and no code of the script is called; the launcher kills the whole attempt.
         try:
             with Client(socket, family="AF_UNIX") as connection:
                 connection.send_bytes(encode(StopTuning(reason, overlay_is_to_blame)))
                 connection.recv_bytes()
                 time.sleep(_PATIENCE)
         except (EOFError, OSError):
-            pass  # the launcher has gone, and the attempt with it
+            pass  # the launcher is gone, and the attempt ends with it
         finally:
             os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("killed")
@@ -76,7 +79,10 @@ def stopper(socket: str, overlay_is_to_blame: bool = False) -> Callable[[str], N
 
 
 def _list_shared_memory(path: str) -> None:
-    """Write down what Python makes in shared memory: ranks that are killed leave it, and the keeper removes it."""
+    """List the shared memory that Python creates in the file `path`.
+
+    Ranks that are killed do not remove their shared memory; the keeper does, by this list.
+    """
 
     def patch(module: ModuleType) -> None:
         shm_open = module.shm_open
@@ -95,7 +101,10 @@ def _list_shared_memory(path: str) -> None:
 
 
 def _at_the_end_of(is_ours: Callable[[BaseException], bool], stop: Callable[[str], NoReturn], why: str) -> None:
-    """Where the script ends with an exception that the isolation has caused, this is no failure of the script's."""
+    """Call `stop` with `why` if the script ends with an exception that the isolation has caused.
+
+    Without this, the exception would count as a failure of the script.
+    """
     before = sys.excepthook
 
     def ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -112,13 +121,13 @@ def _at_the_end_of(is_ours: Callable[[BaseException], bool], stop: Callable[[str
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """EACCES, also as C++ and Rust libraries tell of it."""
+    """Whether the error is EACCES, also as C++ and Rust libraries report it."""
     text = str(error).lower()
     return isinstance(error, PermissionError) or "permission denied" in text or "os error 13" in text
 
 
 def _is_overflow(error: BaseException) -> bool:
-    """EOVERFLOW: a user namespace has no name for the file's owner or group."""
+    """Whether the error is EOVERFLOW: the user namespace has no mapping for the file's owner or group."""
     is_it = isinstance(error, OSError) and error.errno == errno.EOVERFLOW
     return is_it or "value too large for" in str(error).lower()
 
@@ -146,13 +155,16 @@ def _watch_copies(most: int, stop: Callable[[str], NoReturn]) -> None:
 
 
 def _opens_to_change(arguments: tuple[Any, ...]) -> bool:
-    """Whether an `open` event is for writing in what is there; a file that is emptied is not copied."""
+    """Whether an `open` event is for changing existing content; a file that is truncated is not copied."""
     flags = arguments[2] if len(arguments) > 2 and isinstance(arguments[2], int) else 0
     return flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_TRUNC
 
 
 def _rename_folders_by_copying() -> None:
-    """An overlay in a user namespace cannot rename a folder that is there for real; `mv` copies it then, so do we."""
+    """Rename folders by copying where the overlay cannot rename them, as `mv` does.
+
+    An overlay in a user namespace cannot rename a folder of its lower layer.
+    """
 
     def patched(rename: Callable[..., None]) -> Callable[..., None]:
         def renamed(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
@@ -163,7 +175,7 @@ def _rename_folders_by_copying() -> None:
                 if error.errno != errno.EXDEV or not real_folder or os.path.islink(src):
                     raise
                 if os.path.isdir(dst):
-                    os.rmdir(dst)  # as rename does: only an empty one gives way
+                    os.rmdir(dst)  # as rename does: only an empty folder is replaced
                 shutil.copytree(src, dst, symlinks=True)
                 shutil.rmtree(src)
 

@@ -1,10 +1,11 @@
-"""All that a configuration changes in this process: one list, for a trial and for the real job.
+"""The list of everything that a configuration changes in a running process, for a trial and for the real job.
 
-A trial applies the whole list between two steps, over and over. The real job applies it once: before its first model is
-built, and what needs some of the script's steps to be watched first (`Effect.after_watching`) after these. So what is
-launched is what was measured. The settings of a process's start are none of these: both sides get them as variables.
+Each trial applies the whole list between two steps. The real job applies it once, before its first model is built; only
+effects that need to observe some of the script's steps first (`Effect.after_watching`) are applied after those steps.
+One list for both makes sure that what is launched is what was measured. Env settings are not in the list: trials and
+jobs get them as environment variables when they start.
 
-`LiveDdp` is the worker's `LiveModel`: what a trial does to all of the script's DDP objects at once.
+`LiveDdp` is the worker's `LiveModel`: it applies configurations to all of the script's DDP objects at once.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from autoddp.worker.threads import Threads
 
 
 class DdpObjects(Effect):
-    """DDP's arguments and its communication hook: of the objects that are there, and of those still to be built."""
+    """DDP's arguments and its communication hook, for the objects that exist and for those still to be built."""
 
     def __init__(self, patch: Patch) -> None:
         self._patch = patch
 
     def apply(self, configuration: Configuration) -> None:
-        """See `Effect`. Any other change also gives each object a new reducer, so that all trials begin alike."""
+        """See `Effect`. Any change, also of other knobs, gives each object a new reducer, so all trials begin alike."""
         live = configuration.without_variables
         if live == self._patch.configuration:
             return
@@ -53,9 +54,9 @@ def effects_of(
     compiling: Compiling,
     graphs: Graphs,
 ) -> tuple[Effect, ...]:
-    """All of them, in the order in which they are brought in.
+    """All effects, in the order in which they are applied.
 
-    What is compiled is cut where DDP's buckets end, and a graph is captured of what is then there: so both come last.
+    Compiling and graphs come last: compiled models are cut where DDP's buckets end, and CUDA graphs capture the result.
     """
     return (binding, threads, deferral, accumulation, DdpObjects(patch), compiling, graphs)
 
@@ -63,7 +64,7 @@ def effects_of(
 class LiveDdp:
     """All DDP objects of the script. See `worker.runner.LiveModel` for the contract.
 
-    A trial measures PowerSGD from its first step: its exact first steps would be the baseline's time, not its own.
+    In a trial PowerSGD compresses from its first step, because its exact first steps would measure the baseline.
     """
 
     def __init__(self, patch: Patch, switch: ReductionSwitch, effects: Sequence[Effect], compiling: Compiling) -> None:
@@ -77,7 +78,7 @@ class LiveDdp:
             wrapped.leave_out_samples()
 
     def turn(self, configuration: Configuration) -> None:
-        """Bring `configuration` into effect from the next forward on."""
+        """Apply `configuration`, which is in effect from the next forward pass on."""
         for device in self._devices:
             give_back_spare_memory(device)
         for effect in self._effects:
@@ -89,7 +90,7 @@ class LiveDdp:
         return self._compiling.compilations
 
     def reduce(self, on: bool) -> None:
-        """Switch gradient reduction off for all of them, or on again with the parameters of rank 0."""
+        """Switch gradient reduction off for all objects, or on again; then all ranks get the parameters of rank 0."""
         was, self._switch.on = self._switch.on, on
         if on and not was:
             for wrapped in self._patch.alive():
@@ -97,7 +98,7 @@ class LiveDdp:
                 wrapped.forget_what_was_used()
 
     def compare(self, on: bool) -> None:
-        """See `LiveModel`. Where no hook of ours is in effect there is nothing to compare, and nothing to pay for."""
+        """See `LiveModel`. Costs nothing if no hook of ours is in effect, because there is nothing to compare."""
         self._comparison.on = on
 
     def step_compared(self) -> None:

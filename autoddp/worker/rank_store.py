@@ -1,6 +1,6 @@
-"""How the ranks agree, through the job's own store and never through the process group.
+"""Communication between ranks through the job's own store, never through the process group.
 
-A collective of ours between the script's would change the order that the backend relies on.
+A collective of autoddp's between those of the script would change the order that the backend relies on.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from autoddp.wire import Message, decode, encode
 
-_PATIENCE = timedelta(hours=2)  # a rank may evaluate alone for long; a hang is the launcher's to judge
+_PATIENCE = timedelta(hours=2)  # long, because one rank may evaluate alone for long; the launcher detects hangs
 
 
 class Ranks:
-    """Rank 0 gathers and broadcasts; every rank calls the same methods in the same order.
+    """Rank 0 gathers and broadcasts values. Every rank must call the same methods in the same order.
 
-    Cost: one or two round trips to the store per call, outside any timing.
+    Each call costs one or two round trips to the store. Calls are made outside of timed blocks.
     """
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class Ranks:
         self.world_size = int(os.environ["WORLD_SIZE"])
         self.node = int(os.environ.get("GROUP_RANK", "0"))
         self.nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
-        # The store that torchrun's environment names: the agent's, or rank 0's own.
+        # The store that torchrun's variables name is that of the elastic agent, or of rank 0 itself.
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, _PATIENCE)
         self._store = PrefixStore(f"autoddp/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", store)
         self._turn = 0
 
     def gather(self, values: Sequence[Any]) -> list[list[Any]]:
-        """On rank 0 the values of all ranks (JSON types), elsewhere an empty list."""
+        """The values of all ranks (JSON types), by rank, on rank 0; an empty list on the other ranks."""
         self._turn += 1
         if self.rank != 0:
             self._store.set(f"{self._turn}/{self.rank}", json.dumps(list(values)))
@@ -44,7 +44,7 @@ class Ranks:
         return [list(values), *(json.loads(text) for text in others)]
 
     def broadcast(self, message: Message | None) -> Message:
-        """Rank 0's message on every rank."""
+        """Return rank 0's message on every rank; the other ranks pass None."""
         self._turn += 1
         key = f"{self._turn}/0"
         if message is not None:
@@ -53,7 +53,7 @@ class Ranks:
         return decode(self._store.get(key))
 
     def share(self, value: Any) -> Any:
-        """Rank 0's value (JSON types) on every rank; what the others hand in is not looked at."""
+        """Return rank 0's value (JSON types) on every rank; the values that the others pass are ignored."""
         self._turn += 1
         key = f"{self._turn}/0"
         if self.rank == 0:
@@ -62,10 +62,10 @@ class Ranks:
         return json.loads(self._store.get(key))
 
     def part(self) -> None:
-        """The last thing the ranks do together: none goes before all have come here, with their devices' work done.
+        """Wait until all ranks have called this. It is the last call, made when their devices have finished.
 
-        A rank's network threads may still be sending when its device has finished. And rank 0, which may host the
-        store, waits until all have read its answer.
+        The wait is needed because network threads of a rank may still be sending when its device has finished. Rank 0
+        may host the store, so it also waits until all have read its answer.
         """
         self.gather([])
         self.share(None)

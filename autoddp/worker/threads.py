@@ -1,4 +1,4 @@
-"""CPU threads of this rank: what the script has, who decided it, and turning them."""
+"""The number of CPU threads of this rank: who has set it, and how it is changed in the running process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from autoddp.worker.effect import Effect
 
 
 class Threads(Effect):
-    """Made when torch has just been imported, before the script does anything with it."""
+    """The knob `threads`. Create it right after torch was imported, before the script uses torch."""
 
     def __init__(self, given: str | None, pinned: str) -> None:
-        """`given` is the variable at the process's start; `pinned` is why the user wants no other number, if so."""
+        """`given`: the variable when the process started. `pinned`: why the user's number must stay, or ""."""
         self._pinned = pinned
         if os.environ.get(THREADS.variable) != given:
             self._pinned = self._pinned or f"the script sets {THREADS.variable}"
@@ -24,19 +24,19 @@ class Threads(Effect):
         self._before: tuple[int, str | None] | None = None
 
     def pinned(self) -> str:
-        """Why the number must stay as it is, or nothing. Asked when the script has set itself up."""
+        """Why the number must stay as it is; "" if it may change. Call it after the script has set itself up."""
         if torch.get_num_threads() != self.as_written:
             return self._pinned or "the script sets the number of threads"
         return self._pinned
 
     def apply(self, configuration: Configuration) -> None:
-        """See `Effect`. The launched job is started with the variable, so its configuration says nothing of this."""
+        """See `Effect`. In the launched job the variable sets the number, so its configuration has no such knob."""
         self.turn(THREADS.of(configuration))
 
     def turn(self, count: int | None) -> None:
-        """That many from the next operator on, and in processes started from here on; None: as before the first turn.
+        """Use `count` threads in the next operators and in new child processes; None restores the original number.
 
-        A number that the script has set itself stays until then, as it does in the launched job.
+        The original number is the one before the first call, which the script itself may have set.
         """
         if count is not None:
             self._before = self._before or (torch.get_num_threads(), os.environ.get(THREADS.variable))
@@ -56,9 +56,10 @@ class Threads(Effect):
 
 
 def most_at_start() -> int:
-    """The largest number that the variable can give a process: MKL takes no more threads than there are cores.
+    """The largest number of threads that the variable can give a process: with MKL, the number of cores.
 
-    A running process can be given more, with two hardware threads a core. That would be no measure of the launched job.
+    A running process could use more where a core has two hardware threads. Trials must not, because the launched job
+    cannot.
     """
     takes_all = not torch.backends.mkl.is_available() or os.environ.get("MKL_DYNAMIC", "").lower() in ("false", "0")
     if takes_all or not hasattr(os, "sched_getaffinity"):
@@ -67,7 +68,7 @@ def most_at_start() -> int:
         Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in os.sched_getaffinity(0)
     ]
     try:
-        return len({place.read_text() for place in places})  # two hardware threads of a core name the same siblings
+        return len({place.read_text() for place in places})  # the hardware threads of a core list the same siblings
     except OSError:
         return usable_cpus()
 

@@ -1,6 +1,6 @@
-"""torch.compile in this process: what it compiles is counted, and compiled anew where its graphs are to be others.
+"""torch.compile in this process: counts compilations, and makes torch.compile compile again after changes.
 
-The single file that touches its settings. Those that are read while it compiles hold for what it compiles then.
+This is the only file that changes settings of torch.compile. A setting takes effect for what is compiled afterwards.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 
 
 class TorchCompile:
-    """`TorchCompile()` counts from here on; `begin_again()` after any change that its graphs should show."""
+    """Counts compilations from its creation on. Call `begin_again()` after any change that graphs should follow."""
 
     def __init__(self) -> None:
         self.compilations = 0
@@ -20,26 +20,26 @@ class TorchCompile:
         self.compilations += 1
 
     def cut(self, at_buckets: bool | None) -> None:
-        """Cut graphs where DDP's buckets end, or not; None: as the script has it."""
+        """Choose whether graphs are cut where DDP's buckets end; None for the script's own choice."""
         torch._dynamo.config.optimize_ddp = self._cuts_as_written if at_buckets is None else at_buckets
 
     def begin_again(self) -> None:
-        """Forget all that was compiled: each function is compiled anew at its next call."""
+        """Discard all compiled code: each function is compiled again at its next call."""
         callbacks = torch._dynamo.callback.callback_handler
         kept = list(callbacks.start_callbacks), list(callbacks.end_callbacks)
         torch.compiler.reset()
-        # It forgets these too, the script's among them.
+        # `reset` also removes these callbacks, some of which may be the script's.
         callbacks.start_callbacks[:], callbacks.end_callbacks[:] = kept
 
 
 class ReplaySwitch:
-    """Whether what is compiled from here on is replayed as CUDA graphs: all that mode="reduce-overhead" says."""
+    """Whether code that is compiled from now on is replayed as CUDA graphs, as under mode="reduce-overhead"."""
 
     def __init__(self) -> None:
         self._before: bool | None = None
 
     def turn(self, on: bool) -> None:
-        """On, or back to what it was before that; turning twice changes nothing, nor does it import anything."""
+        """Switch replays on, or back to the script's setting. A call that changes nothing imports nothing."""
         if on == (self._before is not None):
             return
         settings = torch._inductor.config.triton

@@ -1,4 +1,4 @@
-"""One rank of `autoddp bench`. Each node's first rank writes the result, the same on all, for the node's launcher."""
+"""One rank of `autoddp bench`. The first rank of each node writes the result, the same everywhere, for its launcher."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from autoddp.worker.rank_store import Ranks
 
 
 def main() -> None:
-    """Measure and write; what the user has to mend is written as {"error": …}."""
+    """Measure, and write the result; an error that the user has to correct is written as {"error": …}."""
     place, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
     ranks = Ranks()
     settings = Settings(**ranks.share(settings))
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _world(of_all: list[list[Any]], backend: str) -> dict[str, Any]:
-    """On rank 0: backend, device names and each node's ranks; or what forbids it. Elsewhere nothing."""
+    """On rank 0: the backend, device names and each node's ranks, or an error. An empty dict on the other ranks."""
     if not of_all:
         return {}
     if len(of_all) == 1:
@@ -58,7 +58,7 @@ def _world(of_all: list[list[Any]], backend: str) -> dict[str, Any]:
 
 
 def _measure(ranks: Ranks, world: Mapping[str, Any], settings: Settings, local: int) -> dict[str, Any]:
-    """The result in JSON types, on every rank."""
+    """Run all measurements together with the other ranks; the result in JSON types, on every rank."""
     device = torch.device("cpu")
     if world["backend"] == "nccl":
         device = torch.device("cuda", local)
@@ -93,9 +93,10 @@ def _facts(ranks: Ranks, world: Mapping[str, Any]) -> LinkFacts:
 
 
 def _room(device: torch.device) -> int:
-    """Bytes that a rank may use for the largest message: a quarter of what is free, shared with the node's others.
+    """Bytes that a rank may use for the largest message: a quarter of the free memory, divided by the node's ranks.
 
-    A quarter, because backends need scratch space of their own and other programs run on the machine.
+    Only a quarter, because backends need scratch space of their own, and other programs run on the machine. On a GPU
+    the free memory is that of the rank's own GPU, which it does not share.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) // 4

@@ -1,4 +1,4 @@
-"""The all-reduces that are timed: float32 sums, in place, back to back, as nccl-tests runs them."""
+"""Times all-reduces: float32 sums, in place, back to back, as nccl-tests runs them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autoddp.worker.device import synchronize
 
 
 class AllReduces:
-    """Makes a process group for every group of ranks; all ranks construct it together, after `init_process_group`."""
+    """Makes a process group for every group of ranks. All ranks must construct it, after `init_process_group`."""
 
     def __init__(self, layouts: Mapping[str, Sequence[Sequence[int]]], device: torch.device) -> None:
         self._device = device
@@ -27,18 +27,18 @@ class AllReduces:
                     self._mine[layout] = group
 
     def run(self, layout: str, size: int, iterations: int, blocks: int) -> list[float]:
-        """Seconds per all-reduce of `size` bytes, one value a block; nothing on a rank outside the layout."""
+        """Seconds per all-reduce of `size` bytes, one value a block; empty on a rank outside the layout."""
         group = self._mine.get(layout)
         if group is None:
             return []
         if self._tensor.numel() != size // 4:
-            # Zeros, because sums of anything else would overflow; no backend looks at the values.
-            self._tensor = torch.empty(0, device=self._device)  # first let go of the old one
+            # Zeros, because repeated sums of other values would overflow; the time does not depend on the values.
+            self._tensor = torch.empty(0, device=self._device)  # free the old tensor first
             self._tensor = torch.zeros(size // 4, device=self._device)
         return [self._block(group, iterations) for _ in range(blocks)]
 
     def _block(self, group: dist.ProcessGroup, iterations: int) -> float:
-        # The ranks come from the store at different times: let them meet on the group itself first.
+        # The ranks return from the store at different times, so they synchronise on the group itself first.
         dist.all_reduce(self._one, group=group)
         synchronize(self._device)
         if self._device.type == "cpu":
@@ -50,16 +50,17 @@ class AllReduces:
         return (time.perf_counter() - began) / iterations
 
     def _once(self, group: dist.ProcessGroup) -> float:
-        """By itself: where the scheduler interrupts one of many threads, a mean tells of its time slices."""
+        """Time one all-reduce by itself: if the scheduler interrupts a thread, a mean would measure its time slices."""
         began = time.perf_counter()
         dist.all_reduce(self._tensor, group=group)
         return time.perf_counter() - began
 
 
 def of_slowest_group(by_rank: Sequence[Sequence[float]], groups: Sequence[Sequence[int]]) -> list[float]:
-    """One value a block: the mean over a group's ranks, of the group that took longest.
+    """For each block, the mean seconds over the ranks of the slowest group.
 
-    The mean, as nccl-tests does; the slowest group, because a job waits for it.
+    `by_rank` is [rank][block]. The mean over ranks is what nccl-tests prints; the slowest group counts, because a job
+    waits for it.
     """
     blocks = len(by_rank[groups[0][0]])
     return [max(sum(by_rank[rank][b] for rank in ranks) / len(ranks) for ranks in groups) for b in range(blocks)]

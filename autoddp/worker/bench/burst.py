@@ -1,6 +1,7 @@
-"""One rank of the short benchmark that judges a start setting: what a step sends, all buckets in flight at once.
+"""One rank of the short benchmark that judges an env setting. It sends what a step sends, all buckets at once.
 
-`autoddp bench` measures one all-reduce after another; a setting that lets several travel side by side shows only here.
+`autoddp bench` measures one all-reduce after another. The gain of a setting under which several all-reduces run side by
+side shows only here.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from autoddp.worker.device import synchronize
 from autoddp.worker.rank_store import Ranks
 
 _PATIENCE = timedelta(seconds=30)  # a setting under which nothing arrives must fail soon
-_SECONDS = 1.0  # of bursts in all: while they run, the ranks of the script wait
+_SECONDS = 1.0  # length of all bursts together: the ranks of the script wait while they run
 _FEWEST, _MOST = 2, 20  # bursts: an interval needs two, and more than twenty hardly make it narrower
 
 
 def main() -> None:
-    """Each node's first rank writes {"seconds": one value a burst}, the same on all nodes."""
+    """Run the bursts; each node's first rank writes {"seconds": one value for each burst}, the same on all nodes."""
     place, burst = Path(sys.argv[1]), Burst(**json.loads(sys.argv[2]))
     ranks = Ranks()
     local = int(os.environ["LOCAL_RANK"])
@@ -35,9 +36,9 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(burst.backend, timeout=_PATIENCE)
-    # Zeros, because sums of anything else would overflow; no backend looks at the values.
+    # Zeros, because repeated sums of other values would overflow; the time does not depend on the values.
     buckets = [torch.zeros(burst.bucket_bytes // 4, device=device) for _ in range(burst.buckets)]
-    # As DDP does with parameters and buffers: a setting that NCCL has no broadcast under would end the script's job.
+    # DDP broadcasts parameters and buffers: a setting under which NCCL has no broadcast would end the script's job.
     dist.broadcast(buckets[0], src=0)
     _seconds(buckets)  # sets up connections
     pilot = ranks.share(_seconds(buckets))

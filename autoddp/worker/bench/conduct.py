@@ -1,4 +1,4 @@
-"""Rank 0's part: every layout's sweep and its model, then the hooks, within the budget."""
+"""Rank 0's part of the benchmark: the sweep and the model of every layout, then the hooks, within the budget."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from autoddp.worker.bench.all_reduce import of_slowest_group
 from autoddp.worker.bench.hook_cost import HOOKS, SIDES
 from autoddp.worker.bench.lockstep import Lockstep
 
-HOOKS_SHARE = 0.15  # of the budget: 0.2 s for each of fifteen at the default
+HOOKS_SHARE = 0.15  # share of the budget: with the default, 0.2 s for each of fifteen measurements
 
 
 def conduct(
     lockstep: Lockstep, layouts: Mapping[str, Sequence[Sequence[int]]], settings: Settings, room: int
 ) -> tuple[tuple[Sweep, ...], tuple[HookCost, ...]]:
-    """All measurements; `room` is the largest message that memory allows, in bytes. Progress goes to stderr."""
+    """Run all measurements. `room` is the largest message in bytes that memory allows. Progress goes to stderr."""
     deadline = time.monotonic() + settings.budget * (1 - HOOKS_SHARE)
     sweeps: list[Sweep] = []
     for layout, groups in layouts.items():
-        share = (deadline - time.monotonic()) / (len(layouts) - len(sweeps))  # what one leaves over, the next may use
+        share = (deadline - time.monotonic()) / (len(layouts) - len(sweeps))  # later layouts share the time left over
         sweeps.append(_sweep(lockstep, layout, groups, settings, share, room))
     return tuple(sweeps), _hooks(lockstep, settings.budget * HOOKS_SHARE)
 
@@ -54,7 +54,7 @@ def _sweep(
 
 
 def _hooks(lockstep: Lockstep, budget: float) -> tuple[HookCost, ...]:
-    """From the smallest matrix up; on a slow device the larger ones are left out once the budget is used."""
+    """Measure the hooks on matrices of increasing size; larger ones are left out when the budget is used up."""
     found: list[HookCost] = []
     deadline = time.monotonic() + budget
     todo = [(side, *hook) for side in SIDES for hook in HOOKS]

@@ -1,4 +1,4 @@
-"""What hooks cost in computing: the real ones, on a group of one rank, where an all-reduce moves nothing."""
+"""Measures what the real hooks cost in computing, on a group of one rank, where an all-reduce moves nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from autoddp.worker.device import synchronize
 from autoddp.worker.hooks import Hook, hook_for
 
 HOOKS = (("fp16", 0), ("bf16", 0), ("powersgd", 1), ("powersgd", 2), ("powersgd", 4))
-"""Hook and PowerSGD rank."""
+"""Hooks, each with its PowerSGD rank, or 0."""
 SIDES = (256, 1024, 2048)
-"""Of square float32 matrices: 256 KiB, 4 MiB, 16 MiB."""
+"""Rows of the square float32 matrices: 256 KiB, 4 MiB, 16 MiB."""
 
 
 class OneMatrix:
-    """A bucket with one gradient: as much of torch's GradBucket as the hooks look at."""
+    """A bucket with one gradient. It has those methods of torch's GradBucket that the hooks use."""
 
     def __init__(self, side: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -31,35 +31,35 @@ class OneMatrix:
         return self._buffer
 
     def gradients(self) -> list[torch.Tensor]:
-        """Views into it."""
+        """The gradients, as views of the bucket."""
         return [self._gradient]
 
     def parameters(self) -> list[torch.Tensor]:
-        """Only their identity counts."""
+        """The parameters; the hooks use only their identity."""
         return [self._gradient]
 
     def index(self) -> int:
-        """Of the bucket in its step."""
+        """The number of the bucket in its step."""
         return 0
 
     def is_last(self) -> bool:
-        """Of the step, so PowerSGD ends its pipeline here."""
+        """Whether this is the step's last bucket, at which PowerSGD drains its pipeline."""
         return True
 
 
 class HookCosts:
-    """Ranks compute at the same time, as they do in training; each in a group of its own."""
+    """Times hooks. All ranks compute at the same time, as in training, each in a group of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # With local synchronization, or each rank would have to take part in making everybody's group.
+        # Without local synchronization each rank would have to take part in making the groups of all others.
         self._alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
         self._current: tuple[object, Any, Hook, OneMatrix] | None = None
 
     def run(self, name: str, rank: int, side: int, iterations: int, blocks: int) -> list[float]:
-        """Seconds per call, from gradient to gradient, one value a block.
+        """Seconds per call of a hook, from gradient to reduced gradient, one value a block.
 
-        It contains the calls of the all-reduces, some tens of microseconds each, which the script pays in any case.
+        They include the calls of the all-reduces, some tens of microseconds each, which a script pays in any case.
         """
         state, hook, bucket = self._prepared(name, rank, side)
         seconds = []
@@ -67,13 +67,13 @@ class HookCosts:
             synchronize(self._device)
             began = time.perf_counter()
             for _ in range(iterations):
-                hook(state, bucket).wait()  # type: ignore[arg-type]  # a duck of a bucket
+                hook(state, bucket).wait()  # type: ignore[arg-type]  # it has all the methods that hooks use
             synchronize(self._device)
             seconds.append((time.perf_counter() - began) / iterations)
         return seconds
 
     def _prepared(self, name: str, rank: int, side: int) -> tuple[Any, Hook, OneMatrix]:
-        """State and bucket live on from call to call: PowerSGD's first step draws its factors, later ones do not."""
+        """State, hook and bucket, kept from call to call because only PowerSGD's first step draws random factors."""
         what = (name, rank, side)
         if self._current is None or self._current[0] != what:
             values = {"hook": name, "powersgd_rank": rank} if rank else {"hook": name}

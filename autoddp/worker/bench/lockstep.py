@@ -1,4 +1,4 @@
-"""Every rank does what rank 0 says next, at the same time; agreed through the job's store, between timings."""
+"""Lets rank 0 tell all ranks what to run next, at the same time, through the job's store and outside of timings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Act = Callable[..., "list[float]"]
 
 
 class Lockstep:
-    """Only rank 0 decides: sizes, repetitions and the end. So no rank can run one all-reduce more than another.
+    """Runs functions on all ranks. Only rank 0 decides sizes, repetitions and the end, so all ranks run the same ones.
 
     if ranks.rank == 0:
         seconds = lockstep.do("reduce", "all", 1024, 10, 5)     # of every rank, [rank][block]
@@ -25,15 +25,15 @@ class Lockstep:
         self._acts = acts
 
     def do(self, act: str, *arguments: Any) -> list[list[float]]:
-        """On rank 0: all ranks run the act; what it returned on each. `arguments` are JSON types."""
+        """On rank 0: run `act` on all ranks; its results by rank. `arguments` are JSON types."""
         self._ranks.share([act, *arguments])
         return self._ranks.gather(self._acts[act](*arguments))
 
     def follow(self) -> None:
-        """On the other ranks: until rank 0 ends."""
+        """On the other ranks: run what rank 0 says until it calls `end`."""
         while order := self._ranks.share(None):
             self._ranks.gather(self._acts[order[0]](*order[1:]))
 
     def end(self) -> None:
-        """On rank 0: the others return from `follow`."""
+        """On rank 0: make the others return from `follow`."""
         self._ranks.share([])

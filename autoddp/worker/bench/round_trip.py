@@ -1,6 +1,6 @@
-"""A small message there and back between two nodes over plain TCP: the network's latency, without any library's.
+"""Measures the round trip of a small message between two nodes over plain TCP: the latency of the network alone.
 
-An all-reduce of a few bytes takes several of these, and on top of them what its threads need to wake each other.
+An all-reduce of a few bytes takes several round trips, and additional time in which its threads wake each other.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from autoddp.topology.naming import named, preferred
 from autoddp.worker.rank_store import Ranks
 
 SIZE = 256  # bytes
-_COUNT = 2000  # messages: on a fast network a tenth of a second, and enough for a steady median
-_MOST_SECONDS = 3.0  # for all of them, on a slow network
-_FIRST = 10  # one part in so many, at the beginning, does not count: the connection is still warming up
+_COUNT = 2000  # messages: on a fast network they take a tenth of a second, and they give a steady median
+_MOST_SECONDS = 3.0  # limit for all messages, on a slow network
+_FIRST = 10  # the first tenth of the messages does not count, because the connection is still warming up
 _PATIENCE = 10.0  # seconds to connect
 
 
 def round_trip(ranks: Ranks, nodes: Sequence[Sequence[int]]) -> float | None:
-    """Seconds, the same on every rank, between the first ranks of the first two nodes; all ranks call this together.
+    """Seconds of a round trip between the first ranks of the first two nodes; all ranks must call this together.
 
-    None on one node, and where no plain connection can be made.
+    All ranks get the same value: None on one node, and where no plain TCP connection can be made.
     """
     if len(nodes) < 2:
         return None
@@ -46,14 +46,14 @@ def round_trip(ranks: Ranks, nodes: Sequence[Sequence[int]]) -> float | None:
 
 
 def _address() -> str:
-    """Of the interface that the job's gradients take, if one is named; else the one by which the ranks found rank 0."""
+    """The address of the interface that a variable names for the gradients, else that by which ranks found rank 0."""
     addresses = {nic.name: nic.addresses[0] for nic in interfaces() if nic.addresses}
     chosen = preferred(named(os.environ, addresses))
     return addresses[chosen[0]] if chosen else os.environ["MASTER_ADDR"]
 
 
 def _serve(server: socket.socket) -> None:
-    """Send everything back as it comes, to one client."""
+    """Accept one client and send everything that it sends back to it."""
     server.settimeout(_PATIENCE)
     try:
         connection, _ = server.accept()
@@ -67,7 +67,7 @@ def _serve(server: socket.socket) -> None:
 
 
 def _measure(address: str, port: int) -> float | None:
-    """The median, after a tenth as many to warm up."""
+    """Median seconds of a round trip without the first messages; None if there is no connection."""
     message = bytes(SIZE)
     found: list[float] = []
     try:

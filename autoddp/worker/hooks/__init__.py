@@ -1,4 +1,4 @@
-"""Communication hooks of our own: the same mathematics as torch's, on every backend and with any number of buckets."""
+"""autoddp's communication hooks: same mathematics as torch's hooks, on every backend, with any number of buckets."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from autoddp.worker.hooks.sixteen_bit import bf16, fp16
 
 Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 Make = Callable[[Configuration, dist.ProcessGroup, "int | None"], "tuple[Any, Hook]"]
-"""A configuration, the group and, if a trial asks for it, the reductions before the hook begins → state and hook."""
+"""Makes state and hook for a configuration and a group. The third argument, if not None, overrides the start step."""
 
 _MAKE: dict[str, Make] = {"fp16": fp16, "bf16": bf16, "powersgd": powersgd}
-"""Name of the hook in `knobs.hook.HOOKS` → what makes it."""
+"""Name of the hook in `knobs.hook.HOOKS` → the function that makes it."""
 
 
 def hook_for(
     configuration: Configuration, group: dist.ProcessGroup, start_step: int | None = None
 ) -> tuple[Any, Hook] | None:
-    """State and hook for a configuration, or None where it keeps the script's own.
+    """State and hook for a configuration; None if it has no hook.
 
-    `start_step` overrides the configuration's: a trial measures compression from its first step.
+    `start_step` overrides that of the configuration, because a trial measures compression from its first step.
     """
     name = HOOK.of(configuration)
     return _MAKE[name](configuration, group, start_step) if name else None

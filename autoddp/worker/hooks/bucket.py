@@ -1,4 +1,4 @@
-"""torch's bucket type, which its own stubs do not export; DDP compares a hook's annotations with it."""
+"""torch's bucket type, which torch's stubs do not export. DDP compares a hook's annotations with it."""
 
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 

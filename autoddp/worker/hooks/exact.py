@@ -1,4 +1,4 @@
-"""The exact mean of a bucket over the ranks, as DDP has it without any hook."""
+"""The exact mean of a bucket over the ranks, as DDP computes it without a hook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autoddp.worker.hooks.bucket import GradBucket
 
 
 def exact_mean(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """For a hook to hand back in place of its own result. Takes the bucket's own memory."""
+    """Start the all-reduce of `bucket`, in place, and return the future of its mean, as a hook must return it."""
     work = dist.all_reduce(bucket.buffer().div_(group.size()), group=group, async_op=True)
     done: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
     return done

@@ -1,15 +1,15 @@
-"""PowerSGD (Vogels et al., 2019): each gradient matrix travels as two thin factors, the error is fed back.
+"""PowerSGD (Vogels et al., 2019): each gradient matrix is sent as two thin factors, and the error is fed back.
 
-torch's own hook issues its second collective from a future's callback, whose order differs between ranks: with more
-than one bucket in flight gloo aborts the process. Here every collective is issued from the hook itself, in bucket
-order, as a pipeline: the hook call for bucket i+1 issues that bucket's first collective and then finishes the first
-half of bucket i; the last bucket drains the pipeline. So the order is the same on all ranks, for any number of buckets
-and any backend, and the first collectives still overlap with backward.
+torch's own hook issues its second collective from a future's callback. The order of callbacks differs between ranks,
+and with more than one bucket in flight gloo aborts the process. Here every collective is issued from the hook itself,
+in bucket order, as a pipeline: the hook call for bucket i+1 issues that bucket's first collective and then finishes the
+first half of bucket i; the call for the last bucket drains the pipeline. So the order is the same on all ranks, for any
+number of buckets and any backend, and the first collectives still overlap with backward.
 
-The thin factors are kept as rows, [count, rank, …], and stand on the left of every product: with MKL a thin factor on
-the right is 7 to 30 times slower, and the products would cost more than a backward pass.
+The thin factors are kept as rows, [count, rank, …], and are the left operand of every product: with MKL a thin factor
+on the right is 7 to 30 times slower, and the products would cost more than a backward pass.
 
-Batched, the whole bucket is one nearly square matrix, whatever gradients lie in it.
+With `batched` the whole bucket is one nearly square matrix, whatever gradients it contains.
 """
 
 import contextlib
@@ -33,29 +33,29 @@ from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.exact import exact_mean
 
 _ROWS_OF_CHOLESKY = 4
-_SEED = 20191  # the factors' first draw: any number, the same on all ranks
+_SEED = 20191  # for the first random factors: any number that is the same on all ranks
 
 
 @dataclass
 class _Matrices:
-    """Gradients of one bucket that share a shape, stacked: views into the bucket, or copies of them."""
+    """The gradients of one bucket that have the same matrix shape, stacked."""
 
     views: list[torch.Tensor]
     shape: tuple[int, int]
     stacked: torch.Tensor
-    """[count, rows, columns]: gradient plus the error fed back; what is left out of it is the next error."""
+    """[count, rows, columns]: gradients plus the error fed back. What compression leaves out is the next error."""
     q: torch.Tensor
     """[count, rank, columns]."""
 
 
 @dataclass
 class _Flight:
-    """A bucket whose factors are on the way."""
+    """A bucket whose factors are being reduced."""
 
     bucket: torch.Tensor
     matrices: list[_Matrices]
     plain: list[torch.Tensor]
-    """Gradients too small or too thin to compress: they travel whole, beside the first factors."""
+    """Gradients that are too small or too thin to compress: they are sent whole, together with the first factors."""
     wire: torch.Tensor
     work: dist.Work
     future: torch.futures.Future[torch.Tensor]
@@ -65,33 +65,33 @@ class _Flight:
 
 @dataclass
 class PowerSGDState:
-    """Kept from step to step. Memory: the error is as large as the gradients."""
+    """State of the hook, kept from step to step. It takes as much memory as the gradients, for the error."""
 
     group: dist.ProcessGroup
     rank: int
     start_step: int
-    """Reductions done exactly first."""
+    """Number of reductions that are exact before compression starts."""
     batched: bool = False
-    """Each bucket is one matrix, in place of each gradient."""
+    """Whether each bucket is compressed as one matrix, instead of each gradient."""
     wire_type: torch.dtype | None = None
-    """In which the factors, and the gradients beside them, travel; as they are if None. The error fed back makes up
-    for what rounding takes from the factors."""
+    """The type in which the factors, and the plain gradients, are sent; their own type if None. The error that is fed
+    back makes up for the rounding of the factors."""
     step: int = 0
     errors: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    """Bucket index → what compression has left out so far, one stack per shape."""
+    """Bucket index → what compression has left out so far, one stack for each matrix shape."""
     factors: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    """Bucket index → last step's q, orthonormal: a warm start of the power iteration."""
+    """Bucket index → the orthonormal q of the last step, as a warm start of the power iteration."""
     owners: dict[int, list[int]] = field(default_factory=dict)
-    """Bucket index → the parameters that both belong to, by identity."""
+    """Bucket index → the `id` of each parameter to which errors and factors belong."""
     flights: list[_Flight] = field(default_factory=list)
     unnumbered: bool = False
-    """Whether DDP does not number its buckets at present."""
+    """Whether DDP currently calls the hook without distinct bucket numbers."""
 
 
 def powersgd(
     configuration: Configuration, group: dist.ProcessGroup, start: int | None
 ) -> tuple[PowerSGDState, Callable[[PowerSGDState, GradBucket], torch.futures.Future[torch.Tensor]]]:
-    """The hook "powersgd" with the state that its knobs ask for; `start` overrides the knob's reductions before it."""
+    """The hook "powersgd" with a state for the knobs of `configuration`; `start` overrides its start step."""
     begins = start if start is not None else POWERSGD_START_STEP.of(configuration)
     state = PowerSGDState(
         group,
@@ -104,7 +104,7 @@ def powersgd(
 
 
 def powersgd_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Mean over the ranks, projected on `state.rank` directions per matrix."""
+    """The hook: the mean over the ranks, projected on `state.rank` directions for each matrix."""
     compress = state.step >= state.start_step
     if bucket.is_last():
         state.step += 1
@@ -116,9 +116,10 @@ def powersgd_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Fut
 
 @contextlib.contextmanager
 def _beside_the_backward_pass(device: torch.device) -> Iterator[None]:
-    """On a stream of the hook's own: each wait for a collective would hold up the rest of the backward pass on its.
+    """Run on a separate CUDA stream and without autocast.
 
-    And without autocast, which a script may have on around its backward pass: the factors are products of gradients.
+    On the stream of the backward pass, each wait for a collective would delay the rest of that pass. A script may have
+    autocast on around its backward pass, which would compute the factors in lower precision.
     """
     with torch.autocast(device.type, enabled=False):
         if device.type != "cuda":
@@ -132,7 +133,7 @@ def _beside_the_backward_pass(device: torch.device) -> Iterator[None]:
 
 @functools.cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all models and trials: the allocator keeps what was freed on a stream for that stream."""
+    """One stream for all models and trials, because the allocator reuses freed memory only on the same stream."""
     return torch.cuda.Stream(device)
 
 
@@ -149,8 +150,11 @@ def _compressed(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Futur
 
 
 def _look_at_the_number(state: PowerSGDState, index: int) -> None:
-    """In the first pass over a static graph whose buckets follow a plan, DDP calls every bucket number 0 and none the
-    last (torch 2.13). Nobody can tell then when to drain the pipeline, so each call drains it until numbers return."""
+    """Notice whether DDP numbers its buckets.
+
+    In the first pass over a static graph with a list of bucket sizes, DDP gives every bucket the index 0 and calls none
+    the last (torch 2.13). The end of the pass is then unknown, so each call drains the pipeline until numbers return.
+    """
     if any(flight.index >= index for flight in state.flights):
         state.unnumbered = True
     elif index > 0:
@@ -158,7 +162,7 @@ def _look_at_the_number(state: PowerSGDState, index: int) -> None:
 
 
 def _take_off(state: PowerSGDState, bucket: GradBucket) -> None:
-    """Issue the first collective of a bucket: every pᵀ = qᵀ Mᵀ, and the plain gradients beside them."""
+    """Issue the first collective of a bucket: every pᵀ = qᵀ Mᵀ, and the plain gradients."""
     index, buffer = bucket.index(), bucket.buffer()
     _drop_what_belongs_to_others(state, index, [id(parameter) for parameter in bucket.parameters()])
     matrices, plain = _sort(state, index, _as_one_matrix(buffer) if state.batched else bucket.gradients())
@@ -186,7 +190,7 @@ def _second_half(state: PowerSGDState, flight: _Flight) -> None:
 
 
 def _land(state: PowerSGDState) -> None:
-    """Receive every q, write p qᵀ into the buckets, keep the error, and hand the buckets back to DDP."""
+    """Receive every q, write p qᵀ into the buckets, keep the error, and give the buckets back to DDP."""
     flights, state.flights = state.flights, []
     for flight in flights:
         received = _received(flight) if flight.matrices else flight.wire
@@ -196,7 +200,7 @@ def _land(state: PowerSGDState) -> None:
             for view, matrix, rows, columns in zip(m.views, m.stacked, p, q, strict=True):
                 _write_product(view, rows, columns)
                 matrix.sub_(view.reshape(m.shape))
-            # An overflow (AMP looks for its scale by them) must not be fed back for ever.
+            # AMP makes gradients overflow to find its scale: such values must not be fed back for ever.
             errors.append(m.stacked.nan_to_num_(0.0, 0.0, 0.0))
             factors.append(_orthogonal(_usable(q, m.q)))
         state.errors[flight.index], state.factors[flight.index] = errors, factors
@@ -204,26 +208,26 @@ def _land(state: PowerSGDState) -> None:
 
 
 def _to_send(state: PowerSGDState, parts: list[torch.Tensor]) -> torch.Tensor:
-    """This rank's share of the mean, flat. Divided before it is rounded, so that the sum keeps to the type's range."""
+    """This rank's share of the mean, flat. It is divided before it is rounded, to keep the sum in the type's range."""
     share = torch.cat([part.reshape(-1) for part in parts]).div_(state.group.size())
     return share if state.wire_type is None else share.to(state.wire_type)
 
 
 def _received(flight: _Flight) -> torch.Tensor:
-    """What has arrived, in the bucket's own type."""
+    """Wait for the collective; its result in the bucket's type."""
     flight.work.wait()
     return flight.wire.to(flight.bucket.dtype)
 
 
 def _as_one_matrix(bucket: torch.Tensor) -> list[torch.Tensor]:
-    """Views of a flat bucket: nearly square, and the rest, which is shorter than a row."""
+    """Two views of a flat bucket: a nearly square matrix, and the rest, which is shorter than a row."""
     rows = max(1, math.isqrt(bucket.numel()))
     columns = bucket.numel() // rows
     return [bucket[: rows * columns].view(rows, columns), bucket[rows * columns :]]
 
 
 def _write_product(view: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> None:
-    """view = rowsᵀ columns, without a copy in between where the gradient lies as its matrix does."""
+    """Write rowsᵀ columns to `view`; without a temporary copy if the gradient is contiguous."""
     if view.is_contiguous():
         torch.mm(rows.t(), columns, out=view.view(rows.shape[1], columns.shape[1]))
     else:
@@ -231,13 +235,16 @@ def _write_product(view: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
 
 
 def _usable(q: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """A copy of q, with the row before where one is zero or not finite: no iteration ever leaves those again."""
+    """A copy of q in which rows that are zero or not finite are replaced by those of `before`.
+
+    The power iteration could never leave such rows again.
+    """
     norm = q.norm(dim=2, keepdim=True)
     return torch.where((norm > 0) & (norm < float("inf")), q, before)
 
 
 def _drop_what_belongs_to_others(state: PowerSGDState, index: int, owners: list[int]) -> None:
-    """After the first step DDP rebuilds its buckets: what was kept under an index then belongs to other tensors."""
+    """Drop the error and the factors of a bucket if its parameters have changed, as when DDP rebuilds its buckets."""
     if state.owners.get(index) != owners:
         state.errors.pop(index, None)
         state.factors.pop(index, None)
@@ -247,7 +254,7 @@ def _drop_what_belongs_to_others(state: PowerSGDState, index: int, owners: list[
 def _sort(
     state: PowerSGDState, index: int, gradients: list[torch.Tensor]
 ) -> tuple[list[_Matrices], list[torch.Tensor]]:
-    """Gradients worth compressing, stacked by shape with their error added; and the others."""
+    """The gradients worth compressing, stacked by shape with their error added; and the other gradients."""
     by_shape: dict[tuple[int, int], list[torch.Tensor]] = {}
     plain = []
     for gradient in gradients:
@@ -272,28 +279,30 @@ def _sort(
 
 
 def _first_factor(stack: torch.Tensor, rank: int, index: int) -> torch.Tensor:
-    """A random orthogonal q, equal on all ranks; the script's own random numbers are left alone."""
+    """A random orthonormal q, equal on all ranks; the script's random generators are not used."""
     generator = torch.Generator().manual_seed(_SEED + index)
     draw = torch.randn(stack.shape[0], stack.shape[2], rank, generator=generator).transpose(1, 2).contiguous()
     return _orthogonal(draw).to(stack)
 
 
 def _orthogonal(matrices: torch.Tensor) -> torch.Tensor:
-    """Orthonormal rows, of what may be used up. [count, rank, length]; rank is small. A row of zeros stays one.
+    """Make the rows of [count, rank, length] orthonormal; may overwrite `matrices`. A row of zeros stays zero.
 
-    16-bit factors become float32 here. torch's QR costs more than the products themselves at these widths.
+    16-bit factors are computed in float32. torch's QR is not used, because for such small ranks it costs more than the
+    products themselves.
     """
     working = matrices.float() if matrices.dtype in (torch.float16, torch.bfloat16) else matrices
-    # Kernels are what costs on a GPU: twelve for each row, or nine for each of three passes.
+    # On a GPU the number of kernels decides: Gram-Schmidt takes twelve for each row, Cholesky nine in each of 3 passes.
     on_gpu = working.is_cuda and working.shape[1] >= _ROWS_OF_CHOLESKY
     return (by_cholesky(working) if on_gpu else by_gram_schmidt(working)).to(matrices.dtype)
 
 
 def by_cholesky(working: torch.Tensor) -> torch.Tensor:
-    """Each pass divides the rows by the factor of their own products (Cholesky QR, Yamamoto et al., 2015).
+    """Orthonormal rows of [count, rank, length] by three passes of Cholesky QR (Yamamoto et al., 2015).
 
-    Of nearly parallel rows the first pass leaves rounding, the second something that is nearly orthogonal, the third
-    what Gram-Schmidt would. A little is added to the diagonal, or the factor of parallel rows would not exist.
+    Each pass divides the rows by the Cholesky factor of their products. If rows are nearly parallel, the first pass
+    leaves mostly rounding errors, the second nearly orthogonal rows, and the third is as good as Gram-Schmidt. A little
+    is added to the diagonal, because the factor of parallel rows would not exist otherwise.
     """
     rank = working.shape[1]
     little = 16 * rank * torch.finfo(working.dtype).eps
@@ -307,10 +316,10 @@ def by_cholesky(working: torch.Tensor) -> torch.Tensor:
 
 
 def by_gram_schmidt(working: torch.Tensor) -> torch.Tensor:
-    """Modified Gram-Schmidt, in place.
+    """Orthonormal rows of [count, rank, length] by modified Gram-Schmidt, in place.
 
-    Where the gradients have less rank than that, what is left of a row is rounding, which lies anywhere: it is made
-    orthogonal once more, or it would count again what the rows before have carried.
+    If the gradients have a lower rank, only rounding errors are left of a row, and their direction is arbitrary. So
+    each row is made orthogonal a second time; otherwise it would repeat parts of the rows before it.
     """
     for row in range(working.shape[1]):
         this = working[:, row : row + 1]
@@ -326,7 +335,7 @@ def by_gram_schmidt(working: torch.Tensor) -> torch.Tensor:
 
 
 def _cut(wire: torch.Tensor, offset: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, int]:
-    """The next tensor of `shape` in the flat `wire`, and where the one after it begins."""
+    """The tensor of `shape` at `offset` in the flat `wire`, and the offset behind it."""
     count = 1
     for size in shape:
         count *= size

@@ -1,11 +1,11 @@
-"""Gradients in 16 bits on the wire: half the bytes, and float32 again on arrival.
+"""Hooks that send gradients in 16 bits: half the bytes, converted back to the gradients' type on arrival.
 
-torch's own bf16 hook refuses gloo by its name alone; gloo can add bfloat16.
+torch's own bf16 hook refuses the backend gloo by its name, although gloo can add bfloat16.
 
-float16 overflows where float32 does not, and one infinite gradient ends a training. So nothing infinite is let through
-that was finite before: on a CPU a bucket that overflowed travels again, whole, before DDP looks at it; on a GPU, where
-looking at a value would hold up the host, each rank's share keeps below what lets the sum overflow. What is infinite or
-NaN in float32, by which AMP finds its scale, stays so.
+float16 overflows where float32 does not, and one infinite gradient ruins a training. So no finite gradient becomes
+infinite here. On a CPU, a bucket that overflowed is sent again in full precision before DDP uses it. On a GPU, reading
+a value would block the host, so each rank's share is clamped to a limit below which the sum cannot overflow. Gradients
+that are infinite or NaN in float32 stay so, because AMP finds its scale by them.
 """
 
 import math
@@ -20,12 +20,12 @@ from autoddp.worker.hooks.bucket import GradBucket
 
 _LARGEST = torch.finfo(torch.float16).max
 _ROUNDING = torch.finfo(torch.float16).eps / 2
-"""By which part an addition in float16 may be too large."""
+"""Largest relative error by which rounding may increase the result of an addition in float16."""
 
 
 @dataclass
 class _Flight:
-    """A bucket on the way. Its buffer keeps this rank's share of the mean until something good arrives."""
+    """A bucket that is being reduced. Its buffer keeps this rank's share of the mean until a finite result arrives."""
 
     buffer: torch.Tensor
     future: torch.futures.Future[torch.Tensor]
@@ -39,7 +39,7 @@ class SixteenBitState:
     group: dist.ProcessGroup
     dtype: torch.dtype
     overflows: int = 0
-    """Buckets that had to travel again; the same on all ranks. Stays 0 on a GPU."""
+    """Number of buckets that had to be sent again because of float16; the same on all ranks. Always 0 on a GPU."""
     flights: list[_Flight] = field(default_factory=list)
 
 
@@ -58,9 +58,9 @@ def bf16(
 
 
 def sixteen_bit_hook(state: SixteenBitState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Mean over the ranks, rounded to `state.dtype` once before and once during the sum.
+    """The hook: the mean over the ranks, rounded to `state.dtype` before and during the sum.
 
-    The division comes first and in full precision: a sum over many ranks would overflow float16 sooner than its mean.
+    The division comes first, in full precision, because the sum over many ranks overflows float16 sooner than the mean.
     """
     buffer = bucket.buffer()
     ranks = state.group.size()
@@ -81,11 +81,11 @@ def sixteen_bit_hook(state: SixteenBitState, bucket: GradBucket) -> torch.future
 
 
 def clamped_to_float16(share: torch.Tensor, ranks: int) -> torch.Tensor:
-    """A copy in float16, whose sum over as many ranks cannot overflow where all shares are finite.
+    """A copy of `share` in float16 such that the sum over `ranks` ranks cannot overflow if all shares are finite.
 
-    In two kernels, because each reads all gradients: a clamp, and an addition that brings back what was infinite and
-    casts as it writes. Times the smallest number that the type has, every finite share is next to nothing, and inf is
-    still inf.
+    It takes only two kernels, because each reads all gradients: a clamp, and an addition that restores infinite values
+    and converts the type. The addition adds `share` times the smallest number of its type: next to nothing for every
+    finite value, and infinite for an infinite one.
     """
     wide = share if share.dtype in (torch.float32, torch.float64) else share.float()
     limit, smallest = largest_share(ranks), 2.0**-1074 if wide.dtype is torch.float64 else 2.0**-149
@@ -94,9 +94,9 @@ def clamped_to_float16(share: torch.Tensor, ranks: int) -> torch.Tensor:
 
 
 def largest_share(ranks: int) -> float:
-    """The largest float16 of which so many can be added in float16, in any order, without overflow.
+    """The largest float16 number of which `ranks` can be added in float16, in any order, without overflow.
 
-    Each addition may round up, so it is a little less than the largest number divided by the ranks.
+    Each addition may round up, so this is a little less than the largest float16 divided by `ranks`.
 
     >>> largest_share(1), largest_share(2), largest_share(3)
     (65504.0, 32736.0, 21808.0)
@@ -107,9 +107,10 @@ def largest_share(ranks: int) -> float:
 
 
 def _checked(state: SixteenBitState, bucket: GradBucket, work: dist.Work) -> torch.futures.Future[torch.Tensor]:
-    """As `widen`, but what arrives infinite is not written; the step's last call sends those buckets again.
+    """As `widen`, but a result that is not finite is not written: the step's last call sends that bucket again.
 
-    DDP reads a bucket only after all calls of the step, so a future may be done before its buffer is right.
+    This is possible because DDP reads the buckets only after all calls of the step: a future may be done before its
+    buffer is right.
     """
     if bucket.index() == 0:
         state.flights.clear()
@@ -128,11 +129,11 @@ def _checked(state: SixteenBitState, bucket: GradBucket, work: dist.Work) -> tor
 
 
 def _send_again(state: SixteenBitState) -> None:
-    """All gradients are ready by now: there is nothing left that waiting here could hold up."""
+    """Reduce the buckets that overflowed again, in full precision. All gradients are ready, so waiting is harmless."""
     for flight in state.flights:
         flight.future.wait()
     for flight in state.flights:
-        if not flight.good:  # the same on all ranks, for all have received the same
+        if not flight.good:  # the same on all ranks, because all have received the same result
             dist.all_reduce(flight.buffer, group=state.group)
-            state.overflows += bool(flight.buffer.isfinite().all())  # else the script's own, and right so
+            state.overflows += bool(flight.buffer.isfinite().all())  # if not finite, the script's gradients were not
     state.flights.clear()
