@@ -1,4 +1,4 @@
-"""What the user asks of a study. Apart from the study itself, which imports Optuna: every command line has it."""
+"""The settings of a study that the user chooses. They are outside of `study/`, because that imports Optuna."""
 
 from __future__ import annotations
 

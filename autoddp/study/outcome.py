@@ -12,7 +12,7 @@ from autoddp.timing import Block, Speedup, median
 from autoddp.wire import JobFacts
 
 WORTHWHILE = 0.03
-"""Headroom below which no trial is run: less can hardly be told from noise."""
+"""Headroom below which no trial is run: a smaller gain can hardly be told from noise."""
 PROMISING = 1.05
 """Speed-up of the reduction from which an env setting is tried; a whole step gains less than its reduction does."""
 NOISY = 1.2
