@@ -1,9 +1,9 @@
-"""What the benchmarks share: starting a job on one host or several, its step times, tables and the JSON file.
+"""Functions that the benchmarks share: start jobs on one host or several, get step times, print tables, write JSON.
 
     words = [*torchrun("--nproc-per-node", "2"), MLP, "--steps", "50"]
     seconds = Local(folder).step_seconds(words, warmup=5)
 
-Both sides of a comparison go through the same code, so that whatever starting costs, it costs both.
+Both sides of a comparison are started by the same code, so both pay the same for starting.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def autoddp(*options: str) -> list[str]:
 
 
 def environment(threads: str | None = "1") -> dict[str, str]:
-    """One thread per rank on every side: hosts share cores here, and torchrun would not say so for one rank a host.
+    """The environment of both sides, with OMP_NUM_THREADS=`threads`; None leaves the variable unset.
 
-    None: nothing is said about threads.
-
-    Bytecode is kept, as an installed package's is: else each process would compile autoddp anew, and torch not.
+    One thread per rank is the default, because hosts share cores here, and torchrun does not set the variable for one
+    rank per host. Bytecode is cached as for an installed package; otherwise each process would compile autoddp, but not
+    torch.
     """
     dropped = {"PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS"}
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
@@ -55,7 +55,7 @@ def environment(threads: str | None = "1") -> dict[str, str]:
 
 
 class Local:
-    """Jobs on this machine. `folder` is where they run, with a folder of its own for each host."""
+    """Runs jobs on this machine, in `folder`, with a subfolder for each host."""
 
     threads: str | None = "1"
     """OMP_NUM_THREADS of every side."""
@@ -66,7 +66,7 @@ class Local:
         self.home(0)
 
     def home(self, host: int) -> Path:
-        """Where a host's program runs, and so where autoddp's recipe and .autoddp/ appear."""
+        """The folder in which a host's program runs, and in which autoddp's recipe and .autoddp/ appear."""
         place = self.folder / f"host{host}"
         place.mkdir(parents=True, exist_ok=True)
         return place
@@ -93,9 +93,9 @@ class Local:
         return seconds
 
     def step_seconds(self, words: Sequence[str], warmup: int, at_once: int = 1) -> float:
-        """Median seconds per step of a job that takes --times, after `warmup` steps; the mean over ranks.
+        """Median seconds per step, after `warmup` steps, of a job that has the option --times; the mean over ranks.
 
-        Where `at_once` steps are one, the median is over such groups, of their mean.
+        If `at_once` steps become one, it is the median of the mean of each such group.
         """
         path = self.folder / f"times{next(self._numbers)}.json"
         self.run([*words, "--times", str(path)])
@@ -132,7 +132,7 @@ class Hosts(Local):
 
 
 def _wait(processes: Sequence[subprocess.Popen[Any]], timeout: float) -> list[int | None]:
-    """Their exit codes: until all have ended, one has failed, or the seconds are over."""
+    """Wait until all have ended, one has failed, or the seconds are over; the exit codes."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         codes = [process.poll() for process in processes]
@@ -143,7 +143,7 @@ def _wait(processes: Sequence[subprocess.Popen[Any]], timeout: float) -> list[in
 
 
 def _end(processes: Sequence[subprocess.Popen[Any]]) -> None:
-    """Nothing is left of those that have not ended: a launcher that is asked takes its workers along."""
+    """End those that still run, by a signal that lets a launcher end its workers too."""
     for process in processes:
         process.terminate()
     for process in processes:
@@ -154,7 +154,7 @@ def _end(processes: Sequence[subprocess.Popen[Any]]) -> None:
 
 
 def paired(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Each side once a round, forwards and backwards in turn; value i of every side belongs to round i."""
+    """Run each side once a round, in alternating order; value i of every side belongs to round i."""
     values: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
@@ -183,17 +183,17 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
 
 
 def verdict(reached: bool) -> str:
-    """In a table."""
+    """The text of a verdict in a table."""
     return "yes" if reached else "NO"
 
 
 def options(doc: str | None) -> argparse.ArgumentParser:
-    """--json and --quick; the caller adds its own."""
+    """A parser with --json and --quick, to which the caller adds its own options."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
     parser.add_argument("--quick", action="store_true", help="a smoke run: the figures mean nothing")
@@ -201,7 +201,7 @@ def options(doc: str | None) -> argparse.ArgumentParser:
 
 
 def write_json(path: Path | None, figures: dict[str, Any]) -> None:
-    """The figures, and on what they were made."""
+    """Write the figures, and the machine and versions on which they were measured."""
     if path is None:
         return
     import torch

@@ -1,11 +1,11 @@
-"""Claim: exact changes no training, near none that the seeds' spread does not hide; lossy's and batch's are stated.
+"""Claim: exact does not change training, and near less than seeds differ; the change of lossy and batch is shown.
 
     python benchmarks/convergence.py --json convergence.json        # about 15 minutes
 
 Two tasks on two local ranks: handwritten digits, and a character model on the sources of Python's standard library.
-One study of each gives every rung's winner; then each is trained to the end under torchrun (the baseline) and under a
-recipe with that winner, for the same seeds. PowerSGD begins after a tenth of the steps. For batch four steps become one
-on top of the exact winner, and the learning rate stays: what a user gets who changes nothing else.
+One study of each task gives every rung's winner. Then the task is trained to the end under torchrun (the baseline) and
+under a recipe with each winner, for the same seeds. PowerSGD begins after a tenth of the steps. For batch four steps
+become one on top of the exact winner. The learning rate is not changed, as if a user changed nothing else.
 
 `difference` is the mean over the seeds of winner minus baseline, with its 95 % interval (Student's t, paired by seed).
 For exact the curves are compared too: the largest relative difference of a printed training loss in the first third of
@@ -71,7 +71,7 @@ def winners(local: Local, task: Task, trials: int) -> dict[str, str]:
 
 
 def train(local: Local, task: Task, seed: int, launcher: list[str]) -> dict[str, Any]:
-    """One training to the end: what it came to, and its curve."""
+    """Train once to the end; the result and the curve of losses."""
     script = str(ROOT / "recipes" / task.script / "train.py")
     words = [*launcher, script, *task.words, "--seed", str(seed)]
     for attempt in range(_ATTEMPTS):
@@ -141,7 +141,7 @@ def rows_of(name: str, found: dict[str, Any]) -> list[list[object]]:
 
 
 def main() -> None:
-    """Both tasks, one table."""
+    """Run both tasks and print one table."""
     parser = options(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--trials", type=int, default=20)

@@ -2,12 +2,13 @@
 
     python -u benchmarks/grid.py --task task.json [torchrun's options] jobs/mlp.py --steps 100000
 
-`Grid` stands where autoddp has its `Study`: the same launcher, worker and `Measure` time the blocks, and on several
-hosts every launcher follows the same measurements. grid.json appears in the current folder. For each rung:
+`Grid` replaces autoddp's `Study`: the same launcher, worker and `Measure` time the blocks, and on several hosts every
+launcher follows the same measurements. grid.json is written to the current folder. For each rung:
 
-1. screen: every distinct configuration once, in random order (those with equal buckets are one, see layouts.py);
-2. select: the best few and all winners, interleaved in some rounds; the best of these is the grid's best;
-3. compare: that one and the winners, interleaved in new rounds, so that what chose the best does not also judge it.
+1. screen: every distinct configuration is measured once, in random order (equal buckets count once, see layouts.py);
+2. select: the best few and all winners are measured, interleaved, in some rounds; the best is the grid's best;
+3. compare: the grid's best and the winners are measured, interleaved, in new rounds, so that the rounds that chose the
+   best do not also judge it.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def _shown(configuration: Configuration) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One tuning job whose study is the grid."""
+    """Run one tuning job with the grid as its study."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--task", type=Path, required=True)
     args, words = parser.parse_known_args()

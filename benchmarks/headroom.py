@@ -1,13 +1,13 @@
-"""Claim: the headroom is what a step would lose if gradients travelled for nothing, however unlike the ranks are.
+"""Claim: the headroom is the share of a step that is saved if reducing takes no time, however much ranks differ.
 
     python benchmarks/headroom.py --json headroom.json                # on a quiet machine: about fifteen minutes
 
-Two gloo ranks of one small layer sleep as the case says, and so does their reduction. The truth is what the reductions
-of the same run took, from the moment at which the last rank was ready; on a busy machine that is more than planted. The
+Two gloo ranks with one small layer, and their reduction, sleep for the times that the case says. The truth is the time
+that the reductions of the same run took after the last rank was ready; on a busy machine that is more than planted. The
 worker's runner and the study measure the headroom as they do in a tuning job.
 
-Target: within 5 points of the truth in every run. Where ranks are slow at random, some thirty steps cannot know so
-much, and the truth is to lie in the interval that is said.
+Target: within 5 points of the truth in every run. If ranks are slow at random, some thirty steps are too few for that,
+and the truth must lie in the interval.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ AT_RANDOM = "stragglers at random"
 
 
 def measured(name: str, runs: int) -> list[list[float]]:
-    """Of each run: the share, its interval and the truth."""
+    """Measure each run of a case: the share, its interval and the truth."""
     of_job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
         words = [sys.executable, str(PROGRAM), folder, "wall", str(runs), name]
@@ -63,7 +63,7 @@ def row(name: str, found: list[list[float]]) -> tuple[Any, ...]:
 
 
 def main() -> None:
-    """Measure each case, show all."""
+    """Measure all cases and print them."""
     parser = options(__doc__)
     parser.add_argument("--runs", type=int, default=20, help="of each case (20)")
     parser.add_argument("cases", nargs="*", default=list(PLANTED), metavar="CASE", help="all, unless some are named")

@@ -3,9 +3,9 @@
     python benchmarks/isolation.py --json isolation.json                      # about 5 minutes
     git worktree add /tmp/before REV && python benchmarks/isolation.py --against /tmp/before
 
-Two local ranks. Each round tunes once on every side, with one trial: under the overlay, under guard, not isolated, and
-with `--against` by another checkout of autoddp that knows no isolation. Start-up is the time from the start of the
-command until the ranks have made their first steps ("2 ranks on 1 node"); steps are the baseline's of the study.
+Two local ranks. Each round tunes once on every side, with one trial: under the overlay, under guard, without isolation,
+and, with `--against`, by another checkout of autoddp that has no isolation. Start-up is the time from the start of the
+command until the ranks have made their first steps ("2 ranks on 1 node"); steps are those of the study's baseline.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def measured(folder: Path, checkout: Path, own: list[str]) -> tuple[float, float
 
 
 def main() -> None:
-    """Run all, show it, write it."""
+    """Run all sides, print the table and write the figures."""
     parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout, without isolation")

@@ -1,10 +1,10 @@
-"""Claim: every rung wins on a slow link, by these factors and with these errors; on a fast one compression loses.
+"""Claim: every rung gains on a slow link, by the factors and errors shown; on a fast link compression is not launched.
 
     python benchmarks/ladder.py --json ladder.json          # as root, on a quiet machine: about ten minutes
 
 slow    Two hosts (network namespaces) on 200 Mbit/s, jobs/mlp.py, `--allow exact --accumulate-up-to 4 --trials 20`:
-        the ladder with all rungs, each with its gradient error. Then whole jobs in turn: what is launched, four of
-        the script's steps in one, against torchrun, and the same loop written by hand, in seconds per sample.
+        the ladder with all rungs, each with its gradient error. Then three whole jobs alternate: the launched one
+        (four of the script's steps in one), torchrun, and the same loop written by hand, in seconds per sample.
         Target: 3 times as fast.
 fast    Two ranks on one host, over loopback, `--allow lossy`, for every seed: near and lossy must not be launched.
 """
@@ -62,7 +62,7 @@ def slow(folder: Path, args: Namespace) -> dict[str, Any]:
 
 
 def fast(folder: Path, args: Namespace) -> list[dict[str, Any]]:
-    """One study a seed."""
+    """Run one study for each seed."""
     found = []
     for seed in range(args.seeds):
         here = Local(folder / f"seed{seed}")
@@ -86,7 +86,7 @@ def rungs(name: str, summary: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def show(found: dict[str, Any], studies: list[dict[str, Any]]) -> None:
-    """The ladders, then what was launched."""
+    """Print the ladders, then what was launched."""
     rows = rungs("200 Mbit/s", found["summary"])
     for number, study in enumerate(studies):
         rows += rungs(f"loopback, seed {number}", study)
@@ -104,7 +104,7 @@ def show(found: dict[str, Any], studies: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Both links, then the tables."""
+    """Measure both links, then print the tables."""
     parser = options(__doc__)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3, help="studies on loopback (3)")

@@ -3,7 +3,7 @@
     python benchmarks/layouts.py --summary .autoddp/RUN/summary.json      # {"bucket_cap_mb=0.5": "11 10, 9 8, …", …}
 
 Two settings with the same buckets are the same configuration, and an exhaustive grid needs to measure only one of them.
-DDP itself is asked, in a world of one process, after the rebuild that follows the first step.
+The buckets are read from DDP itself, in a world of one process, after the rebuild that follows the first step.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def facts_of(job: dict[str, Any]) -> JobFacts:
 
 
 def bucket_part(configuration: Configuration) -> str:
-    """What of a configuration decides the buckets."""
+    """The part of a configuration that decides the buckets."""
     names = ("bucket_cap_mb", "bucket_cap_mb_list")
     return str(Configuration({name: configuration[name] for name in names if name in configuration}))
 

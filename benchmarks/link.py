@@ -1,4 +1,4 @@
-"""Claim: `autoddp bench` sees a link as it is: its rate, its latency, and a model that holds at every size.
+"""Claim: `autoddp bench` measures a link's rate and latency correctly, and its model is right at every size.
 
     python benchmarks/link.py --json link.json                        # as root, on a quiet machine: about six minutes
 
@@ -8,10 +8,10 @@ rate     busbw of the largest message measured against the link's rate. For two 
          moves the message's size each way, so the two can be compared. Target: within 10 %. Of that, 4.4 % are the
          headers of TCP, IP and Ethernet (1448 of 1514 bytes are payload).
 latency  the round trip of 256 bytes over plain TCP that `bench` reports, against another program's ping-pong between
-         the same hosts, before and after. Target: within 20 %. The smallest all-reduce, 1 KiB, is shown beside it:
-         gloo's ring of two ranks exchanges twice (reduce-scatter, all-gather), each exchange is two trips, the
-         receiver's notice that its buffer is ready and then the data; and at each of them threads have to wake each
-         other, which on two cores shared by both hosts takes most of the time.
+         the same hosts, before and after. Target: within 20 %. The smallest all-reduce, 1 KiB, is shown beside it.
+         gloo's ring of two ranks exchanges twice (reduce-scatter, all-gather). Each exchange is two trips: the
+         receiver's notice that its buffer is ready, and then the data. At each trip threads have to wake each other,
+         which takes most of the time on two cores that both hosts share.
 model    relative error of the fitted model at every size measured. Target: 10 % at most.
 """
 
@@ -97,7 +97,7 @@ def _model(sweep: Sweep) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """All rates, one table."""
+    """Measure all rates and print one table."""
     parser = options(__doc__)
     parser.add_argument("--rates", nargs="+", choices=list(RATES), default=list(RATES))
     parser.add_argument("--budget", default="90s", help="of each measurement (90s)")

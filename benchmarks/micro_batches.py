@@ -2,9 +2,9 @@
 
     python benchmarks/micro_batches.py --json micro_batches.json      # as root, on a quiet machine: about five minutes
 
-Two hosts (network namespaces) on a link of 1 Gbit/s, jobs/mlp.py with eight micro-batches and no `no_sync`:
-`autoddp --trials 20 --allow exact --tune-only`, then whole jobs in turn (AB BA …), its recipe against torchrun, and
-against torchrun with `no_sync` written into the script. Afterwards the trained parameters must be those of `no_sync`.
+Two hosts (network namespaces) on a link of 1 Gbit/s run jobs/mlp.py with eight micro-batches and without `no_sync`.
+First comes `autoddp --trials 20 --allow exact --tune-only`. Then whole jobs alternate (AB BA …): its recipe against
+torchrun, and against torchrun with `no_sync` in the script. The trained parameters must then be those of `no_sync`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     python benchmarks/never_slower.py --json never_slower.json        # on a quiet machine: about 25 minutes
 
-Two local ranks, ten seeds each of two jobs: a tiny model, and a script whose own settings are good already (one big
-bucket that its gradients live in). Each seed is tuned afresh (20 trials); then the job under its recipe and under
-torchrun run in turn (AB BA …). A seed counts as slower if the whole interval of its speed-up lies below 1, and so does
-a job over all its seeds. How small a loss that could have shown is the lower end of that last interval.
+Two local ranks run two jobs with ten seeds each: a tiny model, and a script whose own settings are good already (one
+big bucket with the gradients as views of it). Each seed is tuned afresh (20 trials). Then the job under its recipe and
+the job under torchrun alternate (AB BA …). A seed counts as slower if the whole interval of its speed-up lies below 1;
+a job counts as slower if that holds over all its seeds. The lower end of this last interval says how small a loss the
+benchmark could have shown.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ STEPS = {"tiny model": (200, 2000), "one big bucket": (10, 60)}  # warm-up, time
 
 
 def tuned(local: Local, name: str, seed: int, trials: int) -> dict[str, Any]:
-    """One study; its recipe is <seed>.toml."""
+    """Run one study; its recipe is <seed>.toml."""
     own = ["--trials", str(trials), "--tune-only", "--seed", str(seed), "--recipe", f"{seed}.toml"]
     local.run([*autoddp(*TWO, *own), MLP, *JOBS[name], "--steps", "1000000"])
     return local.summary()
 
 
 def one_seed(local: Local, name: str, seed: int, args: Namespace) -> dict[str, Any]:
-    """Tune, then both launches in turn."""
+    """Tune, then measure both launches in alternation."""
     summary = tuned(local, name, seed, args.trials)
     chosen = str(Configuration(summary["decision"]["configuration"]))
     say(f"{name}, seed {seed}: headroom {summary['headroom']['share']:.0%}, launches {chosen}")
@@ -50,12 +51,12 @@ def one_seed(local: Local, name: str, seed: int, args: Namespace) -> dict[str, A
 
 
 def slower(found: Speedup) -> bool:
-    """Whether it surely is."""
+    """Whether the whole interval of the speed-up lies below 1."""
     return found.high < 1.0
 
 
 def over_all(seeds: list[dict[str, Any]]) -> Speedup:
-    """Of all pairs of a job."""
+    """The speed-up over all pairs of a job."""
     return gain(
         [second for seed in seeds for second in seed["torchrun"]],
         [second for seed in seeds for second in seed["launched"]],
@@ -63,7 +64,7 @@ def over_all(seeds: list[dict[str, Any]]) -> Speedup:
 
 
 def show(results: dict[str, list[dict[str, Any]]]) -> None:
-    """A row for each seed and one for each job."""
+    """Print a row for each seed and one for each job."""
     rows = []
     for name, seeds in results.items():
         for seed in seeds:
@@ -83,7 +84,7 @@ def show(results: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def main() -> None:
-    """Run all, show it, write it."""
+    """Run all jobs, print the table and write the figures."""
     parser = options(__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--pairs", type=int, default=4, help="of whole jobs for each seed (4)")

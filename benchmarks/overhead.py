@@ -1,11 +1,11 @@
-"""Claim: a recipe costs nothing. Its steps are as fast as with its settings in the script, its launch as torchrun's.
+"""Claim: a recipe costs nothing: steps are as fast as with its settings in the script, launches as fast as torchrun's.
 
     python benchmarks/overhead.py --json overhead.json                # on a quiet machine: about a quarter of an hour
 
 steps   jobs/mlp.py on two local ranks: `autoddp --recipe` (16 MiB buckets, bucket view, bf16 on the wire) on the script
-        as it is, against torchrun on the script with the same settings as its own options; whole jobs in turn
-        (AB BA …). Target: within 1 %, by the interval's upper end; the table says so where only its middle is.
-launch  jobs/noop.py under torchrun, `autoddp --trials 0` and `autoddp --recipe`, in turn. Target: within 5 %.
+        as it is, against torchrun on the script with the same settings as its own options; whole jobs alternate
+        (AB BA …). Target: the interval's upper end is within 1 %; the table says so where only its middle is.
+launch  jobs/noop.py under torchrun, `autoddp --trials 0` and `autoddp --recipe`, in alternation. Target: within 5 %.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STEP, LAUNCH = 0.01, 0.05  # how much slower it may be
 
 
 def make_recipe(local: Local) -> str:
-    """A recipe for this job, from a real study, with the settings of this benchmark put in its place."""
+    """A recipe for this job from a real study, with its settings replaced by those of this benchmark."""
     local.run([*autoddp(*TWO, "--trials", "1", "--tune-only", "--recipe", "found.toml"), MLP, "--steps", "1000000"])
     home = local.home(0)
     save(replace(load(home / "found.toml"), configuration=SETTINGS), home / "recipe.toml")
@@ -59,7 +59,7 @@ def launches(local: Local, recipe: str, args: Namespace) -> dict[str, list[float
 
 
 def within(slower: Speedup, limit: float) -> str:
-    """Whether a ratio of times, 1.0 for the same, stays under 1 + limit."""
+    """Whether a ratio of times stays under 1 + `limit`; a ratio of 1.0 is the same time."""
     if slower.high <= 1 + limit:
         return "yes"
     return (
@@ -76,7 +76,7 @@ def row(what: str, before: list[float], after: list[float], limit: float) -> tup
 
 
 def main() -> None:
-    """Run both, show them, write them."""
+    """Run both comparisons, print them and write the figures."""
     parser = options(__doc__)
     parser.add_argument("--pairs", type=int, default=20, help="of jobs for the step time (20)")
     parser.add_argument("--steps", type=int, default=120, help="timed in each job (120)")

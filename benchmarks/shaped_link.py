@@ -5,9 +5,10 @@
 Two hosts (network namespaces on a shaped link) with one rank each train jobs/mlp.py. At each rate, in one run:
 
 tuning  `autoddp --trials 20 --allow lossy --tune-only` for every seed.
-launch  seed 0's recipe on the near rung, and its lossy configuration, against torchrun: whole jobs in turn (ABC CBA …),
-        median step after the warm-up. Targets: 200 Mbit/s near 1.9, lossy 12; 1 Gbit/s near 1.4.
-        A recipe lets PowerSGD begin at torch's default, step 1000. So that a short run shows its steps, the lossy job
+launch  seed 0's recipe on the near rung, and its lossy configuration, against torchrun. Whole jobs alternate
+        (ABC CBA …); the median step after the warm-up counts. Targets: 200 Mbit/s near 1.9, lossy 12; 1 Gbit/s near
+        1.4.
+        In a recipe PowerSGD begins at torch's default, step 1000. A short run would not get there, so the lossy job
         uses a copy of the recipe with powersgd_start_step = 5; only steps after that are counted.
 regret  the time of each seed's winner on each rung over that of the best of an exhaustive grid of the same knobs,
         minus 1, both measured again side by side (grid.py). Target: 3 % at most.
@@ -53,7 +54,7 @@ ENDLESS = ["--steps", "1000000"]  # the study ends the job
 
 
 def tune(hosts: Hosts, seed: int, args: Namespace) -> dict[str, Any]:
-    """One study; its recipe is seed<n>.toml in every host's folder."""
+    """Run one study; its recipe is seed<n>.toml in every host's folder."""
     recipe = ["--recipe", f"seed{seed}.toml"]
     trials = ["--trials", str(args.trials), "--allow", "lossy", "--tune-only", "--seed", str(seed), "--budget", "10m"]
     wall = hosts.run([*autoddp(*trials, *recipe), MLP, *ENDLESS])
@@ -65,7 +66,7 @@ def tune(hosts: Hosts, seed: int, args: Namespace) -> dict[str, Any]:
 
 
 def lossy_recipe(hosts: Hosts, study: dict[str, Any]) -> str | None:
-    """seed0.toml with the lossy winner that starts early, on every host; None if no lossy winner was found."""
+    """A copy of seed0.toml with the lossy winner and an early start, on every host; None without a lossy winner."""
     winner = study["winners"].get("lossy")
     if winner is None:
         return None
@@ -161,7 +162,7 @@ def show(results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run all, show it, write it."""
+    """Run all rates, print the tables and write the figures."""
     parser = options(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=4, help="of whole jobs, each side once")

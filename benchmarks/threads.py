@@ -1,11 +1,11 @@
-"""Claim: where nobody says how many threads a rank may use, autoddp finds out, and the launched job is faster for it.
+"""Claim: if OMP_NUM_THREADS is unset, autoddp finds a number of threads with which the launched job is faster.
 
     python benchmarks/threads.py --json threads.json                  # as root, on a quiet machine: about five minutes
 
 Two hosts (network namespaces) with one rank each share this machine's cores, as containers of one machine do, and
 OMP_NUM_THREADS is unset. torchrun leaves it unset for one rank a host, so each rank takes all cores that it sees. On
-jobs/mlp.py: `autoddp --trials 20 --tune-only`, then whole jobs in turn (AB BA …), its recipe against torchrun.
-Target: 1.2 times as fast. Then the same with OMP_NUM_THREADS set by the user: it must be pinned.
+jobs/mlp.py: `autoddp --trials 20 --tune-only`, then whole jobs in alternation (AB BA …), its recipe against torchrun.
+Target: 1.2 times as fast. Then the same with OMP_NUM_THREADS set by the user: autoddp must not change it.
 """
 
 from __future__ import annotations

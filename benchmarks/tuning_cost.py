@@ -3,11 +3,11 @@
     python benchmarks/tuning_cost.py --json tuning_cost.json          # as root, on a quiet machine: about 10 minutes
 
 live      `autoddp --trials 20` on recipes/digits with two local ranks: wall time by start-up, timed steps, warm-up
-          steps, turns, and the rest. Target: the rest is at most 10 % of the whole.
-starts    the same number of trials with a start of the process each. Measured: the start of that script under torchrun,
-          wall time less the training that it reports itself, the median of several. Extrapolated: 20 such starts, and
-          the very steps of the study, final rounds included, at the time they took there. Target: at least 8 times the
-          live run's whole wall time.
+          steps, changes of configuration ("turns"), and the rest. Target: the rest is at most 10 % of the whole.
+starts    the same number of trials, each with a start of the process. Measured: the start of that script under
+          torchrun, as wall time minus the training time that it reports itself; the median of several. Extrapolated:
+          20 such starts, and all steps of the study, final rounds included, with the time that they took there. Target:
+          at least 8 times the whole wall time of the live run.
 slow link two hosts at 200 Mbit/s, jobs/mlp.py, all rungs: 20 trials end within 120 of the baseline's steps, beside
           start-up.
 """
@@ -33,7 +33,7 @@ PARTS = ("start-up", "measured", "warm-up", "turns")
 
 
 def study(local: Local, trials: int, *words: str) -> dict[str, Any]:
-    """One study's cost."""
+    """Run one study and return its cost."""
     wall = local.run([*autoddp(*words[:-1], "--trials", str(trials), "--tune-only"), *words[-1].split()])
     summary = local.summary()
     seconds = summary["wall_seconds"]
@@ -69,7 +69,7 @@ def start_seconds(local: Local, repeats: int) -> list[float]:
 
 
 def digits(folder: Path, args: Namespace) -> dict[str, Any]:
-    """Live trials against starts, in turn."""
+    """Compare live trials with process starts, in alternation."""
     local = Local(folder)
     live, starts = [], []
     for number in range(args.rounds):
@@ -91,7 +91,7 @@ def slow_link(folder: Path, args: Namespace) -> dict[str, Any]:
 
 
 def show(local: dict[str, Any], slow: dict[str, Any]) -> None:
-    """Where the time went, and the three targets."""
+    """Print where the time went, and the three targets."""
     rows = []
     for name, cost in (("digits", local["typical"]), ("200 Mbit/s", slow)):
         parts = [f"{seconds:.1f} s ({seconds / cost['total']:.0%})" for seconds in cost["parts"].values()]
@@ -117,7 +117,7 @@ def show(local: dict[str, Any], slow: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run both, show them, write them."""
+    """Run both parts, print them and write the figures."""
     parser = options(__doc__)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3, help="studies of the digits job, with starts after each (3)")

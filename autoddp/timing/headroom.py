@@ -38,7 +38,7 @@ def headroom(as_written: Sequence[Block], without: Sequence[Block]) -> Headroom:
 
     Without reduction the ranks run free. A step that waits for gradients takes as long as its slowest rank, however
     fast the gradients travel. So the time of a step without reduction is its maximum over the ranks, not their mean.
-    Steps are summed up by their mean, not their median, because ranks that are slow in turn cost time in some steps
+    Steps are summed up by their mean, not their median, because ranks that are slow alternately cost time in some steps
     only. Steps in which the script has evaluated or saved are left out.
 
     ValueError for fewer than two rounds.
