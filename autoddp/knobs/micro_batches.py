@@ -41,7 +41,7 @@ def _why_no_accumulation(look: FirstLook) -> str:
 
 DEFER_REDUCTIONS = Knob[int](
     name="defer_reductions",
-    says="backward passes of a step, of which only the last reduces: nothing reads the gradients before that",
+    says="backward passes of a step, of which only the last one reduces: nothing reads the gradients before it",
     check=whole_number_between(2, _MOST),
     reach=Reach.PROCESS,
     candidates=lambda job: [round(job.micro_batches)],
