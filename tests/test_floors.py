@@ -39,7 +39,9 @@ HOMES = {
     "tomlkit": ("recipe/write.py",),
     "tomli": ("recipe/read.py",),
     "pynvml": ("topology/nvml.py",),
+    "msgspec": ("launch/",),
     "psutil": (
+        "launch/owner.py",
         "topology/interfaces.py",
         "topology/system.py",
         "launch/descendants.py",

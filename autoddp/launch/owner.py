@@ -1,11 +1,11 @@
-"""Who made a folder, and whether that launcher still lives.
+"""Who made a folder, and whether that launcher is still running.
 
-A run's folder, and each private folder that it makes elsewhere, hold a file `owner.json`: the *mark*. It names the
-launcher by host, boot, process id and start of the process, and the folder itself by path and inode, so that a copy or
-a renamed folder is not taken for the original. The launcher holds a lock on the file as long as it lives: process ids
-say nothing across containers, and hosts may share a name.
+A run's folder, and each private folder that it makes elsewhere, contain a file `owner.json`: the *mark*. It names the
+launcher by host, boot, process id and start time, and the folder itself by path and inode, so that a copy or a renamed
+folder is not taken for the original. The launcher keeps a lock on the file while it runs, because process ids mean
+nothing in another container, and hosts may share a name.
 
-    folder = read_mark("/tmp/autoddp-1f2e3d4c")      # None unless it is marked, and by this user
+    folder = read_mark("/tmp/autoddp-1f2e3d4c")      # None unless it has a sound mark, made by this user
     if folder is not None and folder.may_be_cleaned():
         ...
 """
@@ -18,34 +18,38 @@ import json
 import os
 import socket
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+import psutil
 
 MARK = "owner.json"
-_KIND = "folder of an autoddp run"
 _LARGEST = 2**16  # bytes of a mark; ours have less than 4 KiB
-_PATIENCE = 20  # tries for the lock on a mark that somebody is just looking at
-_BETWEEN_TRIES = 0.01  # seconds; a look takes less than one millisecond
-_ASKING = 10  # seconds for sysctl or ps, which answer at once on a machine that is well
+_LOCK_TRIES = 20  # another launcher that reads the mark has the lock for less than a millisecond
+_BETWEEN_TRIES = 0.01  # seconds
+
+# A mark is read from a file that anybody may have changed, so its values are checked, not only their types.
+_Text = Annotated[str, msgspec.Meta(pattern=r"\A[^\0]*\Z")]
+_Number = Annotated[int, msgspec.Meta(gt=0)]
+_Date = Annotated[float, msgspec.Meta(gt=-1e12, lt=1e12)]  # neither infinite nor NaN
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A launcher, told apart from every other one."""
 
-    host: str
-    boot_id: str
-    """"" where the system has none."""
-    pid: int
-    started: str
-    """When the process started, in the system's own words; "" if they cannot be had."""
-    pid_namespace: str
-    """Where `pid` means something: containers count their processes from 1 each."""
+    host: _Text
+    boot_id: _Text
+    """Changes when the machine is started; "" where the system has none."""
+    pid: _Number
+    started: _Text
+    """When the process started, in the system's own format; "" if that is unknown."""
+    pid_namespace: _Text
+    """Where `pid` is valid: each container counts its processes from 1."""
 
     @classmethod
     def of_this_process(cls) -> Owner:
@@ -58,46 +62,42 @@ class Owner:
         return self.host == socket.gethostname()
 
 
-@dataclass(frozen=True)
-class Mark:
-    """What `owner.json` says."""
+class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="folder of an autoddp run"):
+    """The content of `owner.json`."""
 
     owner: Owner
-    run: str
+    run: _Text
     """Name of the run folder."""
-    path: str
-    """The marked folder, without links in its path."""
-    inode: int
-    made: float
+    path: _Text
+    """The marked folder, without symbolic links in its path."""
+    inode: _Number
+    made: _Date
     """Seconds since 1970."""
     locked: bool
-    """Whether the owner holds a lock on the file; some network file systems have none."""
-    folders: tuple[str, ...] = ()
+    """Whether the owner has a lock on the file; some network file systems have no locks."""
+    folders: tuple[_Text, ...]
     """In a run folder: the private folders elsewhere that belong to it."""
-    ended: bool = False
-    """The launcher said at its own end that it is gone."""
+    ended: bool
+    """The launcher ended in order, and wrote so at its end."""
 
     def text(self) -> str:
-        """The file's content."""
-        return json.dumps({"kind": _KIND, **asdict(self)}, indent=1) + "\n"
+        """The file's content. A path may hold bytes that are no UTF-8, so msgspec's own encoder cannot be used."""
+        return json.dumps(msgspec.to_builtins(self), indent=1) + "\n"
 
     @classmethod
     def parse(cls, text: bytes) -> Mark | None:
-        """None for anything but a mark, down to the type of each value."""
+        """None for anything that is not a sound mark, for example one of another version."""
         try:
             plain = json.loads(text)
-            if plain.pop("kind") != _KIND or plain.keys() != {part.name for part in fields(cls)}:
-                return None
-            owner = Owner(**plain.pop("owner"))
-            mark = cls(owner=owner, **{**plain, "folders": tuple(plain["folders"])})
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            mark = msgspec.convert(plain, cls)
+        except (ValueError, RecursionError):
             return None
-        return mark if _sound(mark) else None
+        return mark if "kind" in plain else None  # msgspec would take a mark of no kind, too
 
 
 @dataclass
 class Marked:
-    """A folder with a mark that names this very folder, open; `close` it."""
+    """An open folder with a mark that names this folder and no other; call `close` at the end."""
 
     path: Path
     mark: Mark
@@ -106,20 +106,20 @@ class Marked:
     _file: int
 
     def close(self) -> None:
-        """Give up the lock too, if `may_be_cleaned` took it."""
+        """Close the files, which also releases the lock that `may_be_cleaned` took."""
         for handle in (self._file, self.folder, self._parent):
             os.close(handle)
 
     def may_be_cleaned(self) -> bool:
-        """Whether its owner ran on this host and is gone. Afterwards it is locked, so that others keep off."""
+        """Whether its owner ran on this host and is gone. This process then has the lock, and no other cleans it."""
         return self.mark.owner.is_here() and (self.has_ended() or self._is_dead())
 
     def has_ended(self) -> bool:
-        """Whether its owner, on whatever host, ended in order: nobody uses it."""
+        """Whether its owner, on any host, ended in order, so that nobody uses the folder."""
         return self.mark.ended and self._lock() is not False
 
     def remove_itself(self) -> bool:
-        """Remove the mark and the folder, which must be empty otherwise. The mark goes last of all files."""
+        """Remove the mark and the folder, which must be empty otherwise: the mark is the last file to go."""
         try:
             here = os.stat(self.path.name, dir_fd=self._parent, follow_symlinks=False)
             if not os.path.samestat(here, os.fstat(self.folder)) or os.listdir(self.folder) != [MARK]:
@@ -138,26 +138,19 @@ class Marked:
         if owner.boot_id and _boot_id() and owner.boot_id != _boot_id():
             return True
         if owner.pid_namespace != _pid_namespace():
-            return self.mark.locked  # its process id means nothing here, its lock does
-        return not _lives(owner.pid, owner.started)
+            return self.mark.locked  # its process id is not valid here, but its lock is
+        return not _is_running(owner.pid, owner.started)
 
     def _lock(self) -> bool | None:
-        """True: taken. False: the owner has it, or another launcher that is cleaning. None: no locks here."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return None
-        return True
+        return _try_to_lock(self._file)
 
 
 def read_mark(path: str | os.PathLike[str]) -> Marked | None:
-    """The marked folder `path`. None where anything is not as this module writes it, or not of this user."""
+    """The marked folder `path`. None where anything is not as this module writes it, or belongs to another user."""
     place = Path(path)
     with contextlib.ExitStack() as stack:
 
-        def held(name: str, flags: int, inside: int | None = None) -> int:
+        def opened(name: str, flags: int, inside: int | None = None) -> int:
             handle = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
             stack.callback(os.close, handle)
             return handle
@@ -165,10 +158,10 @@ def read_mark(path: str | os.PathLike[str]) -> Marked | None:
         try:
             if os.path.realpath(place) != str(place):
                 return None
-            parent = held(str(place.parent), os.O_RDONLY | os.O_DIRECTORY)
-            folder = held(place.name, os.O_RDONLY | os.O_DIRECTORY, parent)
+            parent = opened(str(place.parent), os.O_RDONLY | os.O_DIRECTORY)
+            folder = opened(place.name, os.O_RDONLY | os.O_DIRECTORY, parent)
             # for writing: some network file systems lock only what may be written. A pipe would not block.
-            file = held(MARK, os.O_RDWR | os.O_NONBLOCK, folder)
+            file = opened(MARK, os.O_RDWR | os.O_NONBLOCK, folder)
             mark = _content(file)
             itself = os.fstat(folder)
         except (OSError, ValueError):
@@ -187,36 +180,31 @@ class Claim:
     def __init__(self, path: Path, owner: Owner, run: str) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.open(path / MARK, flags, 0o600)
-        locked = self._locked()
-        self.mark = Mark(owner, run, str(path), path.stat().st_ino, time.time(), locked)
+        self.mark = Mark(owner, run, str(path), path.stat().st_ino, time.time(), self._lock(), (), False)
         self._size = 0
         self._write()
 
     def change(self, **values: Any) -> None:
-        """Write the mark anew, with other values for some of its fields. OSError where that is not possible."""
-        self.mark = replace(self.mark, **values)
+        """Write the mark again, with other values for some of its fields. OSError where that is not possible."""
+        self.mark = msgspec.structs.replace(self.mark, **values)
         self._write()
 
     def close(self) -> None:
-        """Give up the lock: for a folder that is gone."""
+        """Release the lock, once the folder is gone."""
         os.close(self._file)
 
     def _write(self) -> None:
-        """In place, so that the lock stays; in one write, and never shorter, so that no reader finds half of two."""
+        """In place, to keep the lock; in one write and never shorter, so that no reader sees a mix of two marks."""
         text = self.mark.text().encode().ljust(self._size)
         os.pwrite(self._file, text, 0)
         self._size = len(text)
 
-    def _locked(self) -> bool:
-        for _ in range(_PATIENCE):
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(_BETWEEN_TRIES)
-            except OSError:
-                return False
-            else:
-                return True
+    def _lock(self) -> bool:
+        for _ in range(_LOCK_TRIES):
+            locked = _try_to_lock(self._file)
+            if locked is not False:
+                return bool(locked)
+            time.sleep(_BETWEEN_TRIES)
         return False
 
 
@@ -227,74 +215,51 @@ def _content(file: int) -> Mark | None:
     return Mark.parse(os.pread(file, _LARGEST, 0)) if found.st_size < _LARGEST else None
 
 
-def _sound(mark: Mark) -> bool:
-    """The types of all values: they come from a file."""
-    texts = [*mark.folders, mark.run, mark.path]
-    texts += [getattr(mark.owner, part.name) for part in fields(Owner) if part.name != "pid"]
-    numbers = [mark.owner.pid, mark.inode]
-    return (
-        all(isinstance(text, str) and "\0" not in text for text in texts)
-        and all(type(number) is int and number > 0 for number in numbers)
-        and all(type(switch) is bool for switch in (mark.locked, mark.ended))
-        and type(mark.made) in (int, float)
-        and abs(mark.made) < 1e12  # no infinity, and nothing that is no number
-    )
-
-
-def _lives(pid: int, started: str) -> bool:
-    """Whether a process with that id and that start lives; True where it cannot be known."""
+def _try_to_lock(file: int) -> bool | None:
+    """True: locked. False: another process has the lock. None: the file system has no locks."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
-    except (PermissionError, OverflowError):
-        pass
+    except OSError:
+        return None
+    return True
+
+
+def _is_running(pid: int, started: str) -> bool:
+    """Whether a process with that id and that start is running; True where that is unknown."""
     now = _started(pid)
-    if now == _ENDED:
-        return False
-    return not (started and now) or now == started
-
-
-_ENDED = "ended"
-"""Of a process that is gone, or waits only for its parent to take notice."""
+    with contextlib.suppress(OverflowError):  # no system has such an id
+        return psutil.pid_exists(pid) and (not (started and now) or now == started)
+    return False
 
 
 def _started(pid: int) -> str:
-    """The kernel's words for when a process started; "" if they cannot be had."""
-    if sys.platform == "linux":
-        try:
-            # the name, in parentheses, may hold anything
-            words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        except FileNotFoundError:
-            return _ENDED if Path("/proc/self/stat").exists() else ""
-        except OSError:
-            return ""
-        return _ENDED if words[0] in "ZX" else words[19]  # ticks since boot
-    return " ".join(_said(["ps", "-o", "lstart=", "-p", str(pid)]).split())
+    """When a process started; "" if that is unknown, "ended" for one whose parent has not collected it yet."""
+    if sys.platform != "linux":
+        with contextlib.suppress(psutil.Error):
+            return str(psutil.Process(pid).create_time())
+        return ""
+    # psutil computes a date, which changes when the system's clock is set. The kernel's ticks since boot do not.
+    try:
+        # the name, in parentheses, may hold anything
+        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "ended" if words[0] in "ZX" else words[19]
 
 
 def _boot_id() -> str:
-    """Another one after each start of the machine; "" if there is none."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return ""
-    return _said(["sysctl", "-n", "kern.bootsessionuuid"])
+    """Elsewhere than on Linux `_started` gives a date, which needs none."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
 
 
 def _pid_namespace() -> str:
-    try:
+    with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def _said(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASKING, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
+    return ""
 
 
 def marked_in(place: str | os.PathLike[str], prefix: str = "") -> Iterator[Marked]:

@@ -604,6 +604,13 @@ def test_a_mark_with_a_wrong_field(host: Host, name: str, value: Any) -> None:
     assert read_mark(launcher.run) is None
 
 
+def test_a_mark_of_no_kind(host: Host) -> None:
+    launcher = host.killed()
+    plain = json.loads((launcher.run / "owner.json").read_text())
+    del plain["kind"]
+    assert Mark.parse(json.dumps(plain).encode()) is None
+
+
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder", "second name", "too large"])
 def test_a_mark_that_is_no_plain_file(host: Host, kind: str) -> None:
     launcher = host.killed()
