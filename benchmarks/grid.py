@@ -26,7 +26,7 @@ from layouts import bucket_part
 
 import autoddp.launch.tune
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung
-from autoddp.launch.agreement import confer
+from autoddp.launch.agreement import agree
 from autoddp.launch.elastic import environment_with, node_range
 from autoddp.launch.hosts import Hosts
 from autoddp.launch.network import Network
@@ -149,10 +149,10 @@ def main() -> None:
     tune.Study = lambda measure, facts, asked, observer, screen: Grid(task, measure, facts)  # type: ignore[assignment, attr-defined, misc]
     options = parse(words)
     with prepared(options) as made:
-        conference, network = None, Network()
+        agreement, network, hosts = None, Network(), Hosts()
         if node_range(options.torchrun)[1] > 1:
-            conference, network = confer(options.torchrun, "grid", "the grid")
-        hosts = conference.hosts if conference is not None else Hosts()
+            agreement = agree(options.torchrun, "grid", "the grid")
+            network, hosts = agreement.network, agreement.hosts
         with environment_with(network.variables):
             tuned = tune.Tuning(options, made, hosts, Printed(), network.together).run()
     if tuned.outcome is None:

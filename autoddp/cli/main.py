@@ -26,7 +26,7 @@ from autoddp.launch.signals import signals_end_tuning
 from autoddp.log import tell
 
 if TYPE_CHECKING:
-    from autoddp.launch.agreement import Conference
+    from autoddp.launch.agreement import Agreement
 
 COMMANDS = ("bench", "probe", "recipe")
 
@@ -86,15 +86,16 @@ def prepare(words: Sequence[str]) -> Job | None:
 
             until_tuned.enter_context(signals_end_tuning())
             preparation = until_tuned.enter_context(prepared(options))
-        meeting_point, network = _meet(options, mode)
+        agreement = _agreement(options, mode)
+        network = agreement.network if agreement is not None else Network()
         if mode.tune:
-            hosts = meeting_point.hosts if meeting_point is not None else Hosts()
+            hosts = agreement.hosts if agreement is not None else Hosts()
             with environment_with(network.variables):
                 with Results(options, preparation.folder, network) as results:
                     tuned = Tuning(options, preparation, hosts, results, network.together).run()
                 mode = results.mode(mode, tuned)
         variables = job_environment(options, mode, network)
-    return None if options.tune_only else Job(options, variables, meeting_point)
+    return None if options.tune_only else Job(options, variables, agreement)
 
 
 def launch(job: Job) -> None:
@@ -105,16 +106,13 @@ def launch(job: Job) -> None:
         record(run_real_job)(job.options.torchrun)
 
 
-def _meet(options: Options, mode: Mode) -> tuple[Conference | None, Network]:
-    """On several nodes: make sure that all mean the same, and find the network. The object keeps the meeting open."""
+def _agreement(options: Options, mode: Mode) -> Agreement | None:
+    """On several nodes: make sure that all are about to do the same, and find the network."""
     if not mode.several_nodes or mode.as_torchrun:
-        return None, Network()
-    from autoddp.launch.agreement import confer
+        return None
+    from autoddp.launch.agreement import agree
 
-    meeting_point, network = confer(options.torchrun, mode.digest(options), mode.reads(options), mode.variables)
-    if network.says:
-        tell(network.says)
-    return meeting_point, network
+    return agree(options.torchrun, mode.digest(options), mode.reads(options), mode.variables)
 
 
 def _show(options: Options, mode: Mode) -> None:

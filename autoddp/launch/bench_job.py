@@ -14,15 +14,13 @@ from typing import Any, NoReturn
 
 from autoddp.bench import BenchResult, Settings, sizes
 from autoddp.errors import JobFailed, UsageError, did_you_mean
-from autoddp.launch.agreement import confer
+from autoddp.launch.agreement import agree
 from autoddp.launch.elastic import node_range, processes_per_node, run_own_job, torchrun_parser
 from autoddp.launch.keeper import Keeper
 from autoddp.launch.leftovers import PREFIX
-from autoddp.launch.network import Network
 from autoddp.launch.options import option_names
 from autoddp.launch.run_folder import temporary_folder
 from autoddp.launch.usual_folders import usual_folders
-from autoddp.log import tell
 from autoddp.units import byte_count, seconds
 
 MODULE = "autoddp.worker.bench"
@@ -64,10 +62,13 @@ def run_bench(request: BenchRequest) -> BenchResult:
         place = scratch / "result.json"
         request.torchrun.training_script_args = [str(place), json.dumps(asdict(request.settings))]
         paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        meeting_point, network = _confer(request)
-        variables = {"PYTHONPATH": os.pathsep.join(paths), **network.variables}
+        variables, agreement = {"PYTHONPATH": os.pathsep.join(paths)}, None
+        if node_range(request.torchrun)[1] > 1:
+            reads = f"bench {request.settings}"
+            agreement = agree(request.torchrun, reads, reads)
+            variables |= agreement.network.variables
         failure = run_own_job(request.torchrun, "bench", variables)
-        del meeting_point  # it had to live until the job had its own hold on the endpoint
+        del agreement  # it keeps the endpoint's store open until the job uses the endpoint itself
         if failure or not place.exists():
             raise JobFailed(f"bench: {failure or 'no rank of this node left a result'}; what it said is above")
         plain: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
@@ -88,17 +89,6 @@ def _scratch() -> Iterator[Path]:
         yield folder
     finally:
         keeper.close()
-
-
-def _confer(request: BenchRequest) -> tuple[object, Network]:
-    """On several nodes: all must mean the same, and the gradients' network is the one to measure."""
-    if node_range(request.torchrun)[1] == 1:
-        return None, Network()
-    reads = f"bench {request.settings}"
-    meeting_point, network = confer(request.torchrun, reads, reads)
-    if network.says:
-        tell(network.says)
-    return meeting_point, network
 
 
 def own_parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""A port that answers with a secret and then swallows data: what launchers use to try each other's addresses."""
+"""A port that answers with a secret and then reads and drops data: launchers try each other's addresses with it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 _PATIENCE = 3.0  # seconds for a connection; a lost SYN is sent again after one
 _AT_ONCE = 500  # connections tried at the same time; a process may often have 1024 files open
-_BUFFER = 512 * 1024  # bytes in the kernel's hands at most: on a slow link they are sent after the time is over
-_SERVING = 10 * _PATIENCE  # seconds for the next word of a peer that has answered: it may serve many at once
+_BUFFER = 512 * 1024  # bytes that the kernel may hold: on a slow link it sends them after the time is over
+_SERVING = 10 * _PATIENCE  # seconds for the next data of a peer that has answered: it may serve many at once
 _READ_AT_ONCE, _SENT_AT_ONCE = 2**20, 2**18  # bytes: large, so that the link and not Python limits the rate
 _SECRET_BYTES = 16  # 128 bits: nobody answers with it by chance
-_ACCOUNT_BYTES = 8  # of the number of bytes that have arrived
+_ACCOUNT_BYTES = 8  # for the number of bytes that have arrived, which the listener sends at the end
 
 
 class Listener:
@@ -36,7 +35,7 @@ class Listener:
         threading.Thread(target=self._accept, name="autoddp-network", daemon=True).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # close alone would leave a thread in accept
         self._server.close()
@@ -106,37 +105,21 @@ def why_not_connected(error: BaseException) -> str:
 
 
 def send_rate(door: Door, lasting: float) -> float:
-    """Bytes per second that the listener takes within so many seconds; 0.0 if the connection breaks."""
+    """Bytes per second that the listener takes, measured for `lasting` seconds; 0.0 if the connection breaks."""
     try:
-        with _connected(door) as connection:
+        with (
+            socket.create_connection((door.address, door.port), timeout=_PATIENCE) as connection,
+            connection.makefile("rb") as answers,
+        ):
+            if answers.read(2 * _SECRET_BYTES) != door.secret.encode():
+                return 0.0  # another machine has this address here
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
             block, sent, began = bytes(_SENT_AT_ONCE), 0, time.perf_counter()
             while time.perf_counter() - began < lasting:
                 sent += connection.send(block)
             connection.shutdown(socket.SHUT_WR)
             connection.settimeout(_SERVING)
-            _read(connection, _ACCOUNT_BYTES)  # the listener has it all
-            return sent / (time.perf_counter() - began)
+            all_arrived = len(answers.read(_ACCOUNT_BYTES)) == _ACCOUNT_BYTES
+            return sent / (time.perf_counter() - began) if all_arrived else 0.0
     except OSError:
         return 0.0
-
-
-def _connected(door: Door) -> socket.socket:
-    connection = socket.create_connection((door.address, door.port), timeout=_PATIENCE)
-    try:
-        if _read(connection, 2 * _SECRET_BYTES) != door.secret.encode():
-            raise ConnectionRefusedError("somebody else has this address here")
-    except OSError:
-        connection.close()
-        raise
-    return connection
-
-
-def _read(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = connection.recv(count - len(data))
-        if not part:
-            raise ConnectionResetError("closed too early")
-        data += part
-    return data

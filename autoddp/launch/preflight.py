@@ -1,29 +1,29 @@
-"""What every launcher says of itself once all have met, and in what they may not differ.
+"""What every launcher tells the others once all have met, and what must be equal on all hosts.
 
     errors, warnings = compared([HostFacts(...), HostFacts(...)])
 
-Whatever torchrun would run with is a warning at most.
+A difference that torchrun accepts is a warning at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+import msgspec
 
 from autoddp.units import duration
 
 _CLOCKS = 5.0  # seconds; less may come from the exchange itself, on a machine that is busy
 
 
-@dataclass(frozen=True)
-class HostFacts:
-    """One launcher. Another version of autoddp may leave fields out, or have more: each has a default."""
+class HostFacts(msgspec.Struct, frozen=True):
+    """One launcher. Another version of autoddp may send fewer fields, or more: each has a default."""
 
     name: str = "?"
     """The host's own name."""
     plan: str = ""
-    """Equal on two hosts that are about to do the same."""
+    """A digest of what this host is about to do; it must be equal on all hosts."""
     reads: str = ""
     """The plan for people."""
     nodes: str = ""
@@ -37,20 +37,9 @@ class HostFacts:
     clock: float = 0.0
     """Seconds since 1970, read when all have arrived."""
 
-    @property
-    def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-    @classmethod
-    def of(cls, plain: dict[str, Any]) -> HostFacts:
-        """The reverse; what this version does not know is left out."""
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in plain.items() if name in known})
-
 
 def labels(hosts: Sequence[HostFacts]) -> list[str]:
-    """How messages call them: by --node-rank, or by their order at the meeting, and by name."""
+    """The hosts' names in messages: --node-rank, or else the order at the meeting, and the host name."""
     ranks = [index if host.node_rank is None else host.node_rank for index, host in enumerate(hosts)]
     return [f"node {rank} ({host.name})" for rank, host in zip(ranks, hosts, strict=True)]
 
@@ -94,7 +83,7 @@ def compared(hosts: Sequence[HostFacts]) -> tuple[list[str], list[str]]:
 def _told(
     hosts: Sequence[HostFacts], by: Callable[[HostFacts], Any], shown: Callable[[HostFacts], Any] | None = None
 ) -> str:
-    """`2 on node 0 (a), node 1 (b); 1 on node 2 (c)`, with what is `shown` in front."""
+    """`2 on node 0 (a), node 1 (b); 1 on node 2 (c)`: hosts grouped by a value. `shown`: the value for people."""
     groups: dict[Any, list[int]] = {}
     for index, host in enumerate(hosts):
         groups.setdefault(by(host), []).append(index)

@@ -102,7 +102,7 @@ def enter(process: int) -> None:
 
 
 def meet(order: dict[str, Any]) -> Host:
-    """In a forked process: enter the host, plant what is asked for, and confer."""
+    """In a forked process: enter the host, plant what is asked for, and meet the others."""
     enter(order["namespaces"])
     os.environ.update(order["env"])
     host, began, planted, clock = Host(), time.monotonic(), order["planted"], time.time
@@ -121,9 +121,8 @@ def meet(order: dict[str, Any]) -> Host:
         time.sleep(0.05)
     torchrun = elastic.torchrun_parser().parse_args([*order["words"], "train.py"])
     try:
-        _, network = agreement.confer(torchrun, order["plan"], f"plan {order['plan']}")
+        network = agreement.agree(torchrun, order["plan"], f"plan {order['plan']}").network
         host.address, host.variables = network.address, network.variables
-        host.said.append(network.says)
     except AutoddpError as error:
         host.error = str(error)
     host.seconds, host.local_addr = time.monotonic() - began, torchrun.local_addr

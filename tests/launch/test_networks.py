@@ -12,8 +12,8 @@ import pytest
 from launchers import AUTODDP, ROOT, SCRIPTS, TORCHRUN, start
 
 from autoddp.launch import interface_selection
-from autoddp.launch.addresses import Places
 from autoddp.launch.interface_probe import Door, Listener, send_rate, tried
+from autoddp.launch.interface_selection import Places
 from autoddp.recipe import load
 
 PLAIN = str(SCRIPTS / "plain.py")

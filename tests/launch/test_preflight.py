@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from launchers import whole
 from meeting_hosts import Meetings
 
-from autoddp.launch.addresses import Places
+from autoddp.launch.interface_selection import Places
 from autoddp.launch.preflight import HostFacts, compared
 from autoddp.topology.naming import named
 
@@ -332,8 +333,8 @@ def test_hosts_that_are_alike_give_no_line():
 
 
 def test_another_version_may_say_more_or_less():
-    assert HostFacts.of({"name": "x", "unheard": 1}) == HostFacts(name="x")
-    assert Places.of({"addresses": {"a": "10.0.0.1"}, "unheard": 1}) == Places({"a": "10.0.0.1"})
+    assert msgspec.convert({"name": "x", "unheard": 1}, HostFacts) == HostFacts(name="x")
+    assert msgspec.convert({"addresses": {"a": "10.0.0.1"}, "unheard": 1}, Places) == Places({"a": "10.0.0.1"})
 
 
 def test_many_hosts_are_one_short_line():
