@@ -27,6 +27,7 @@ from autoddp.launch.local_fingerprint import may_have_gpus
 from autoddp.launch.mode import torch_version
 from autoddp.launch.network import Network
 from autoddp.launch.preflight import HostFacts, compared, labels
+from autoddp.launch.values import to_text
 from autoddp.log import tell
 from autoddp.topology import interfaces
 from autoddp.version import __version__
@@ -71,7 +72,7 @@ def agree(torchrun: argparse.Namespace, plan: str, reads: str, variables: Collec
     store.set_timeout(_ANSWER)
 
     def exchange(key: str, mine: Any) -> list[Any]:
-        store.set(f"{key}/{rank}", json.dumps(mine))
+        store.set(f"{key}/{rank}", to_text(mine))
         return [json.loads(store.get(f"{key}/{node}")) for node in range(nodes)]
 
     try:
@@ -87,7 +88,7 @@ def agree(torchrun: argparse.Namespace, plan: str, reads: str, variables: Collec
             autoddp=__version__,
             clock=time.time(),
         )
-        all_ = [msgspec.convert(plain, HostFacts) for plain in exchange("host", msgspec.to_builtins(mine))]
+        all_ = [msgspec.convert(plain, HostFacts) for plain in exchange("host", mine)]
         errors, warnings = compared(all_)
         found = choose(exchange, rank, labels(all_), places_here(torchrun.local_addr, may_have_gpus(os.environ)))
         handler.shutdown()

@@ -1,7 +1,7 @@
-"""The launchers of several hosts gather at the job's endpoint: who waits, for whom, and why somebody cannot come.
+"""The launchers of several hosts gather at the job's endpoint: who waits for whom, and why one cannot come.
 
-torchrun says nothing while it waits there. These words come within five seconds, and none of them ends the wait before
-torchrun would end it: a name may not be known yet, and the host with the endpoint may start last.
+torchrun prints nothing while it waits there. These lines come within five seconds, and none of them ends the wait
+before torchrun would: a name may not be known yet, and the host with the endpoint may start last.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from autoddp.launch.interface_probe import why_not_connected
 from autoddp.units import duration
 
 _CONNECTING = 1.5  # seconds for one address
-_ATTEMPT = 3.5  # seconds for one attempt, the name service included
+_ATTEMPT = 3.5  # seconds for one attempt, including the name service
 _SOON = 2.5  # seconds without an answer before the user is told why
 _PAUSE = 0.2  # seconds between two attempts
-_GATHERING = 10.0  # seconds of waiting for other hosts before the user is told of whom
+_GATHERING = 10.0  # seconds of waiting for other hosts before the user is told which have arrived
 _AGAIN = 60.0  # seconds between two looks at who has arrived
 
 
@@ -33,7 +33,7 @@ class Endpoint:
     """Where the hosts meet."""
 
     option: str
-    """By which the user named it, such as `--master-addr`."""
+    """The option that names it, such as `--master-addr`."""
     host: str
     port: int
 
@@ -42,7 +42,7 @@ class Endpoint:
 
 
 def wait_for_answer(endpoint: Endpoint, limit: float, say: Callable[[str], None]) -> None:
-    """Until somebody listens at the endpoint. UsageError, with the cause, after `limit` seconds."""
+    """Return once the endpoint accepts connections. UsageError, with the cause, after `limit` seconds."""
     began, told = time.monotonic(), ""
     while why := _within(_ATTEMPT, lambda: _unreachable(endpoint), f"the name service says nothing of {endpoint.host}"):
         here = f"{endpoint.option} {endpoint} from this host ({socket.gethostname()}): {why}"
@@ -59,37 +59,30 @@ def wait_for_answer(endpoint: Endpoint, limit: float, say: Callable[[str], None]
 
 
 def say_if_not_ours(endpoint: Endpoint, ours: set[str], say: Callable[[str], None]) -> None:
-    """For the host that is to have the endpoint: a line if none of its addresses, `ours`, is the endpoint's.
+    """On the host that has to have the endpoint: warn if the endpoint is at none of its addresses, `ours`.
 
-    It may be right all the same, behind a router that translates addresses.
+    It is no error, because a router may translate addresses.
     """
     found = _within(_ATTEMPT, lambda: _addresses(endpoint), [])
-    why = ""
-    if not found:
-        why = f"the name {endpoint.host} does not resolve here"
-    elif not any(address in ours or address.startswith("127.") or address == "::1" for address in found):
-        why = f"that is no address of this host, which has {', '.join(sorted(ours)) or 'none'}"
-    if why:
-        say(
-            f"warning: {endpoint.option} {endpoint}: the host with --node-rank 0 is this one ({socket.gethostname()}), "
-            f"but {why}"
-        )
+    if any(address in ours or address.startswith("127.") or address == "::1" for address in found):
+        return
+    why = f"that is no address of this host, which has {', '.join(sorted(ours)) or 'none'}"
+    why = why if found else f"the name {endpoint.host} does not resolve here"
+    this = f"the host with --node-rank 0 is this one ({socket.gethostname()})"
+    say(f"warning: {endpoint.option} {endpoint}: {this}, but {why}")
 
 
 class Arrivals:
-    """Who has come to the endpoint, by `board`: a store of torch's that all hosts share, of which each sets a key."""
+    """Who has come to the endpoint. Each host sets a key in `board`, a store of torch's that all hosts share."""
 
     def __init__(self, board: Any, endpoint: Endpoint, run_id: str, nodes: int) -> None:
-        self._board = board
-        self._endpoint = endpoint
-        self._run_id = run_id
-        self._nodes = nodes
-        with contextlib.suppress(RuntimeError):  # words only: the meeting itself tells what is wrong
+        self._board, self._endpoint, self._run_id, self._nodes = board, endpoint, run_id, nodes
+        with contextlib.suppress(RuntimeError):  # it is for messages only; the meeting itself reports what is wrong
             number = board.add("arrived", 1)
             board.set(f"arrived/{number}", json.dumps([run_id, socket.gethostname()]))
 
     def so_far(self) -> str:
-        """Who is here and who is not, in a few words; "" where the store does not answer."""
+        """How many hosts have arrived, and which; "" where the store does not answer."""
         try:
             came = range(1, self._board.add("arrived", 0) + 1)
             everybody = [json.loads(self._board.get(f"arrived/{number}")) for number in came]
@@ -102,7 +95,7 @@ class Arrivals:
 
     @contextlib.contextmanager
     def told(self, say: Callable[[str], None]) -> Iterator[None]:
-        """While the body waits for the others, say who has come: after some seconds, and where that changes."""
+        """While the body waits for the others, say who has arrived: after some seconds, and after each change."""
         over = threading.Event()
 
         def watch() -> None:
@@ -113,8 +106,7 @@ class Arrivals:
                     say(f"waiting: {text}")
                 told, pause = text, min(pause, _AGAIN)
 
-        thread = threading.Thread(target=watch, name="autoddp-arrivals", daemon=True)
-        thread.start()
+        threading.Thread(target=watch, name="autoddp-arrivals", daemon=True).start()
         try:
             yield
         finally:
@@ -134,7 +126,8 @@ def _unreachable(endpoint: Endpoint) -> str:
         except TimeoutError:
             causes.append(f"{address} does not answer (a firewall, or a wrong address)")
         except OSError as error:
-            causes.append(f"{address}{_itself(address)}: {why_not_connected(error)}")
+            itself = ", which is this host itself" if _is_here(address) else ""
+            causes.append(f"{address}{itself}: {why_not_connected(error)}")
     return "; ".join(causes)
 
 
@@ -146,12 +139,12 @@ def _addresses(endpoint: Endpoint) -> list[str]:
     return list(dict.fromkeys(str(one[4][0]) for one in found))
 
 
-def _itself(address: str) -> str:
-    """Whether an address is this host's own, in words."""
+def _is_here(address: str) -> bool:
+    """Whether an address is this host's own: only then can a socket be bound to it."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.bind((address, 0))
-        return ", which is this host itself"
-    return ""
+        return True
+    return False
 
 
 def _within(seconds: float, ask: Callable[[], Any], otherwise: Any) -> Any:

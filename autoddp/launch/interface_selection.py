@@ -41,7 +41,7 @@ _TRIES = 2  # the faster one counts, because one lost packet stalls a short tran
 _ALL_MEASURED = 1.5  # seconds for all interfaces of a node
 
 Exchange = Callable[[str, Any], list[Any]]
-"""`exchange(key, mine)`: what each node says under the key, by node; plain values, as JSON has them."""
+"""`exchange(key, mine)`: what each node says under the key, by node, as JSON gives it back."""
 
 
 class Places(msgspec.Struct, frozen=True):
@@ -124,8 +124,7 @@ def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places)
     """The same exchange on all nodes. `labels` has each node's name for people, such as "node 1 (host1)"."""
     with Listener() as listener:
         mine = _Listening(listener.port, listener.secret, places)
-        said = exchange("network/address", msgspec.to_builtins(mine))
-        all_ = [msgspec.convert(one, _Listening) for one in said]
+        all_ = [msgspec.convert(one, _Listening) for one in exchange("network/address", mine)]
         doors = [(o, one.door(a)) for o, one in enumerate(all_) if o != node for a in one.places.to_try]
         answers = tried([door for _, door in doors])
         refused = [(other, door.address, why) for (other, door), why in zip(doors, answers, strict=True) if why]

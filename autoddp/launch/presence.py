@@ -1,19 +1,20 @@
-"""Which launchers of a job on several hosts are still there, while the job is being tuned.
+"""Which launchers of a job on several hosts are still running, while the job is being tuned.
 
     presence = Presence(store, rank=0, nodes=2, name="host0")
     presence.ask(lambda store: store.check(["key"]))     # the store is used in this way alone
     presence.why_over                                    # "host1 has not been heard of for 31 s", or ""
     presence.leave("it was ended by SIGINT")             # the others hear of it within a second
 
-Each launcher writes into the store that all share, once a second, and looks at what the others have written: whoever
-stands still for half a minute is missing, and whoever leaves says so. One thread does that and all else that asks the
-store, because a question to a host that is switched off may stay without an answer for a quarter of an hour.
+Each launcher writes a *beat* into the store that all share, once a second, and reads the others' beats: a launcher
+whose beat does not change for half a minute is missing, and one that leaves writes so. One thread does this and asks
+all other questions to the store, because a host that is switched off may leave a question without an answer for a
+quarter of an hour.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
+import contextlib
 import queue
 import socket
 import threading
@@ -21,17 +22,18 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswerYet
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from autoddp.launch.elastic import connection_is_lost
 from autoddp.launch.gathering import Endpoint
+from autoddp.launch.polling import polls
+from autoddp.launch.values import from_text, to_text
 
 _BEAT = 1.0  # seconds between two beats
 _MISSING = 30.0  # seconds without a beat; torch elastic gives a node up after 15
-_FAREWELL = 3.0  # seconds for which a launcher that leaves waits until the others have heard it
-_LOOKS = 0.05  # seconds between two looks at whether they have
-_LONGEST_LOOK = 2.0  # seconds; whoever looks again later was stopped itself
+_FAREWELL = 3.0  # seconds for which a launcher that leaves waits until the others have read so
+_LONGEST_LOOK = 2.0  # seconds; if more pass between two looks, this process was stopped itself
 
 T = TypeVar("T")
 
@@ -52,13 +54,6 @@ class _Beat:
     left: str = ""
     """Why this launcher has left; "" as long as it is here."""
 
-    def text(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def of(cls, text: bytes) -> _Beat:
-        return cls(**json.loads(text))
-
 
 @dataclass
 class _Stopwatch:
@@ -78,45 +73,44 @@ class _Stopwatch:
 
 
 class _Line:
-    """A connection of our own to whoever listens at the endpoint: its end tells that the store has gone.
+    """A connection of its own to the store's port at the endpoint: when it ends, the store may be gone.
 
-    torch's client would tell it too, but with a warning of twenty lines.
+    torch's client would tell so too, but with a warning of twenty lines.
     """
 
     def __init__(self, endpoint: Endpoint | None) -> None:
         self._endpoint = endpoint
         self._socket: socket.socket | None = None
-        self._reconnect()
+        self._connect()
 
     def broken(self) -> str:
-        """Why the store has surely gone; "" as long as it may be there."""
+        """Why the store is certainly gone; "" as long as it may be there."""
         if self._socket is None:
             return ""
         try:
             ended = not self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
-            return ""  # there is nothing to read from a line that stands
+            return ""  # nothing to read: the connection stands
         except OSError:
             ended = True
-        return self._reconnect() if ended else ""
+        return self._connect() if ended else ""
 
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
-    def _reconnect(self) -> str:
-        """Why nobody listens there; "" if somebody does, or if it cannot be known."""
+    def _connect(self) -> str:
+        """Why nobody listens there; "" if somebody does, or if that is unknown."""
         self.close()
-        if self._endpoint is None:
-            return ""
-        try:
-            self._socket = socket.create_connection((self._endpoint.host, self._endpoint.port), _BEAT)
-            self._socket.setblocking(False)
-        except ConnectionRefusedError:
-            return "nobody listens there any more"
-        except OSError:
-            return ""
+        if self._endpoint is not None:
+            try:
+                self._socket = socket.create_connection((self._endpoint.host, self._endpoint.port), _BEAT)
+                self._socket.setblocking(False)
+            except ConnectionRefusedError:
+                return "nobody listens there any more"
+            except OSError:
+                pass
         return ""
 
 
@@ -124,21 +118,17 @@ class Presence:
     """Of this launcher among the `nodes` that share the `store`, which is at the `endpoint`, where it has one."""
 
     def __init__(self, store: Any, rank: int, nodes: int, name: str, endpoint: Endpoint | None = None) -> None:
-        self._store = store
-        self._rank = rank
+        self._store, self._rank, self._name = store, rank, name
         self._others = [other for other in range(nodes) if other != rank]
-        self._name = name
         self._where = f"at {endpoint}, " if endpoint is not None else ""
         self._line = _Line(endpoint)
         self._number = 0
-        self._over = ""
-        self._left = ""
+        self._over = self._left = self._broken = ""
         self._beats: dict[int, _Beat] = {}
         self._still = {other: _Stopwatch() for other in self._others}
         self._unanswered = _Stopwatch()
-        self._broken = ""
         self._lock = threading.Lock()
-        """Held by whoever looks at the stopwatches, or resets them."""
+        """Guards the beats, the stopwatches, and why this launcher ends or leaves."""
         self._questions: queue.Queue[tuple[Callable[[Any], Any], Future[Any]] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._live, name="autoddp-hosts", daemon=True)
         self._thread.start()
@@ -183,7 +173,7 @@ class Presence:
             return self._gone()
 
     def has_left(self, rank: int) -> bool:
-        """Whether a launcher has said that it will not come back."""
+        """Whether a launcher has written that it will not come back."""
         with self._lock:
             return rank in self._beats and bool(self._beats[rank].left)
 
@@ -195,22 +185,25 @@ class Presence:
         """Tell all hosts that tuning has to end."""
         with self._lock:
             self._over = self._over or why
-        self._questions.put((lambda _: self._beat(), Future()))
+        self._beat_soon()
 
     def leave(self, why: str) -> None:
-        """Tell the others that tuning ends here; returns once they have heard it, at the latest after some seconds."""
+        """Tell the others that tuning ends here; returns once they know it, at the latest after some seconds."""
         with self._lock:
             self._left = why
-        self._questions.put((lambda _: self._beat(), Future()))
-        until = time.monotonic() + _FAREWELL
-        while time.monotonic() < until and not self._heard_by_all() and not self.store_is_gone:
-            time.sleep(_LOOKS)
+        self._beat_soon()
+        for _ in polls(_FAREWELL):
+            if self._heard_by_all() or self.store_is_gone:
+                break
         self.stop()
 
     def stop(self) -> None:
         """Beat no more. Nothing may be asked from here on."""
         self._questions.put(None)
         self._thread.join(_BEAT)  # it may wait for an answer that does not come
+
+    def _beat_soon(self) -> None:
+        self._questions.put((lambda _: self._beat(), Future()))
 
     def _heard_by_all(self) -> bool:
         with self._lock:
@@ -232,26 +225,22 @@ class Presence:
     def _live(self) -> None:
         due = time.monotonic()
         while True:
-            try:
+            with contextlib.suppress(queue.Empty):
                 asked = self._questions.get(timeout=max(0.0, due - time.monotonic()))
-            except queue.Empty:
-                due = time.monotonic() + _BEAT
-                self._beat()
-                continue
-            if asked is None:
-                self._line.close()
-                return
-            question, reply = asked
-            try:
-                reply.set_result(self._asked(question))
-            except Exception as error:  # whatever a rendezvous backend raises
-                reply.set_exception(error)
-            if time.monotonic() > due:
+                if asked is None:
+                    self._line.close()
+                    return
+                question, reply = asked
+                try:
+                    reply.set_result(self._asked(question))
+                except Exception as error:  # any error of a rendezvous backend
+                    reply.set_exception(error)
+            if time.monotonic() >= due:
                 due = time.monotonic() + _BEAT
                 self._beat()
 
     def _beat(self) -> None:
-        """Write, and look at what the others have written; again at once after news that they wait to be confirmed."""
+        """Write a beat and read the others'; again at once after news, because those who leave wait for that answer."""
         while self._beats_once():
             pass
 
@@ -263,7 +252,7 @@ class Presence:
             mine = _Beat(self._number, self._name, knew, self._left)
         try:
             said = self._asked(lambda store: self._tell_and_hear(store, mine))
-        except Exception:  # whatever a rendezvous backend raises: it is asked again, if it may be asked
+        except Exception:  # any error of a rendezvous backend: it is asked again a second later, if it may be
             return False
         with self._lock:
             self._unanswered.reset()
@@ -277,13 +266,13 @@ class Presence:
             return self._over != knew and not self._left
 
     def _tell_and_hear(self, store: Any, mine: _Beat) -> dict[int, _Beat]:
-        """What those have written that have written anything: asking for the others would wait for them."""
-        store.set(f"beat/{self._rank}", mine.text())
+        """The beats of the others that have written one: `get` would wait for those that have not."""
+        store.set(f"beat/{self._rank}", to_text(mine))
         there = [other for other in self._others if other in self._beats or store.check([f"beat/{other}"])]
         keys = [f"beat/{other}" for other in there]
         at_once = keys and store.has_extended_api()  # one question in place of many
         texts = store.multi_get(keys) if at_once else [store.get(key) for key in keys]
-        return {other: _Beat.of(text) for other, text in zip(there, texts, strict=True)}
+        return {other: from_text(text, _Beat) for other, text in zip(there, texts, strict=True)}
 
     def _asked(self, question: Callable[[Any], T]) -> T:
         self._broken = self._broken or self._line.broken()
