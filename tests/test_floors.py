@@ -44,7 +44,7 @@ HOMES = {
         "launch/owner.py",
         "topology/interfaces.py",
         "topology/system.py",
-        "launch/descendants.py",
+        "launch/processes.py",
         "launch/deadline.py",
     ),
 }

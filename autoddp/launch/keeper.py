@@ -1,12 +1,12 @@
-"""The process that makes tuning attempts, watches over them, and removes what they leave.
+"""The process that starts tuning attempts, supervises them, and removes what they leave.
 
-    keeper = Keeper()                     # before any thread is started: it forks
-    failure = keeper.run(attempt, heard)  # elastic runs in a child of the keeper, isolated; "" or why it failed
+    keeper = Keeper()                            # before any thread is started, because it forks
+    failure = keeper.run(attempt, heard, stops)  # elastic runs in a child of the keeper, isolated; "" or why it failed
     keeper.close()
 
-Why a process of its own: a user namespace can only be entered by a process with one thread, and the launcher has many.
-The keeper has one for as long as it lives. It also outlives a launcher that is killed: it then ends every process of
-the attempt, removes the scratch folders and goes.
+It is a process of its own because only a process with one thread can enter a user namespace, and the launcher has many.
+The keeper never has more than one. It also outlives a launcher that is killed: it then ends every process of the
+attempt, removes the scratch folders and ends.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -30,10 +29,9 @@ from pathlib import Path
 from autoddp.isolation import Level
 from autoddp.isolation.caches import keep_caches
 from autoddp.isolation.overlay import Layers, OverlayRefused, enter
-from autoddp.launch.descendants import kill_descendants
-from autoddp.launch.removal import opened, remove_entry
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+from autoddp.launch.processes import fork, how_ended, kill_descendants
+from autoddp.launch.removal import remove_folder
+from autoddp.launch.signals import ENDING
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Shelter:
 
     level: Level
     layers: Layers | None = None
-    """Under overlay: where the upper layers lie."""
+    """Under overlay: where the upper layers are."""
     real: tuple[str, ...] = ()
     """Folders in which writes are real."""
     important: tuple[str, ...] = ()
@@ -75,20 +73,6 @@ class ProcessEnded:
 
 
 @dataclass(frozen=True)
-class _Try:
-    """Ask whether this host has the overlay; answered with the reason, "" if it has."""
-
-    shelter: Shelter
-
-
-@dataclass(frozen=True)
-class _Remove:
-    """Folders to be removed when the keeper goes, whyever it goes."""
-
-    folders: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class _Result:
     """What the attempt's own process says at its end: "" or why it failed."""
 
@@ -102,23 +86,21 @@ class _AttemptEnded:
     how: str
 
 
+_Request = Attempt | Shelter | tuple[str, ...]
+"""An attempt to start; a shelter to try, answered with why this host cannot have it, or ""; or folders to remove when
+the keeper ends, for whatever reason."""
 _STOP = "stop"
 _ASKS = 0.5  # seconds between two questions whether the attempt is to be stopped
-_LOOKS = 0.02  # seconds between two looks at the children that have ended: elastic collects them soon after
+_LOOKS = 0.02  # seconds between two looks for children that have ended: elastic collects them soon after
 _GONE = "the process that watches over the attempt was killed"
 
 
 class Keeper:
-    """The launcher's end."""
+    """What the launcher has of it."""
 
     def __init__(self) -> None:
         self._connection, theirs = Pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with warnings.catch_warnings():
-            # Python 3.12 warns of threads: numpy's wait for work, and none of them is needed in the child.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
+        self.pid = fork()
         if self.pid == 0:
             self._connection.close()
             _serve(theirs)
@@ -127,41 +109,41 @@ class Keeper:
     def why_no_overlay(self, shelter: Shelter) -> str:
         """Why an attempt cannot have this shelter's overlay; "" if it can."""
         try:
-            self._connection.send(_Try(shelter))
+            self._connection.send(shelter)
             return str(self._connection.recv())
         except (EOFError, ConnectionError):
             return _GONE
 
     def removes(self, folders: Sequence[str]) -> None:
-        """Folders of the run that must not stay, also if the launcher is killed."""
-        with contextlib.suppress(ConnectionError):  # it is gone, and the launcher removes them itself
-            self._connection.send(_Remove(tuple(folders)))
+        """Have these folders removed at the end, also if the launcher is killed."""
+        with contextlib.suppress(ConnectionError):  # the keeper is gone, and the launcher removes them itself
+            self._connection.send(tuple(folders))
 
     def run(self, attempt: Attempt, heard: Callable[[ProcessEnded], None], stops: Callable[[], bool]) -> str:
-        """Make the attempt and wait for its end; "" or why it failed. `stops()` is asked every half second."""
+        """Start the attempt and wait for its end; "" or why it failed. `stops()` is asked every half second.
+
+        `heard` is told of each rank's process that ends.
+        """
+        failure: str | None = None
         try:
-            return self._run(attempt, heard, stops)
+            self._connection.send(attempt)
+            while True:
+                if not self._connection.poll(_ASKS):
+                    if stops():
+                        self._connection.send(_STOP)
+                    continue
+                message = self._connection.recv()
+                if isinstance(message, ProcessEnded):
+                    heard(message)
+                elif isinstance(message, _Result):
+                    failure = message.failure
+                else:
+                    return f"torch elastic, which starts the ranks, {message.how}" if failure is None else failure
         except (EOFError, ConnectionError):
             return _GONE
 
-    def _run(self, attempt: Attempt, heard: Callable[[ProcessEnded], None], stops: Callable[[], bool]) -> str:
-        self._connection.send(attempt)
-        failure: str | None = None
-        while True:
-            if not self._connection.poll(_ASKS):
-                if stops():
-                    self._connection.send(_STOP)
-                continue
-            message = self._connection.recv()
-            if isinstance(message, ProcessEnded):
-                heard(message)
-            elif isinstance(message, _Result):
-                failure = message.failure
-            else:
-                return f"torch elastic, which starts the ranks, {message.how}" if failure is None else failure
-
     def close(self) -> None:
-        """End whatever runs, and the keeper; returns once nothing is left."""
+        """End the attempt, if one runs, and the keeper; returns once nothing is left."""
         self._connection.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
@@ -171,19 +153,19 @@ class Keeper:
 
 
 def _serve(connection: Connection) -> None:
-    """The keeper's life; never returns."""
+    """All that the keeper does; never returns."""
     code = 1
     try:
-        for number in _SIGNALS:  # it goes when the launcher goes, and not before it has cleaned up
+        for number in ENDING:  # it ends after the launcher, and not before it has cleaned up
             signal.signal(number, signal.SIG_IGN)
-        # Where the launcher was started with it ignored, the kernel tells nobody how a child has ended.
+        # Some schedulers start the launcher with SIGCHLD ignored: the kernel then keeps no exit code of a child.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setpgid(0, 0)
         if sys.platform == "linux":
             from autoddp.isolation.syscalls import adopt_orphans
 
             adopt_orphans()
-        _KeeperProcess(connection).serve()
+        _obey(connection)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -191,88 +173,88 @@ def _serve(connection: Connection) -> None:
         os._exit(code)
 
 
-@dataclass
-class _KeeperProcess:
-    connection: Connection
-    removed: list[str] = field(default_factory=list)
+def _obey(connection: Connection) -> None:
+    """Do what the launcher asks for, until it has gone; then clean up."""
+    removed: list[str] = []
+    try:
+        while True:
+            request: _Request = connection.recv()
+            if isinstance(request, Attempt):
+                _run(connection, request)
+            elif isinstance(request, Shelter):
+                connection.send(_why_not(request))
+            else:
+                removed += request
+    except (EOFError, OSError):  # the launcher has gone
+        pass
+    finally:
+        kill_descendants()
+        for folder in removed:
+            remove_folder(folder)
 
-    def serve(self) -> None:
+
+def _why_not(shelter: Shelter) -> str:
+    """Why this host cannot have the shelter, or "". A child tries it: no process can leave a namespace again."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        why = "it ended too early"
         try:
-            while True:
-                request = self.connection.recv()
-                if isinstance(request, Attempt):
-                    self._run(request)
-                elif isinstance(request, _Try):
-                    self.connection.send(self._try(request.shelter))
-                elif isinstance(request, _Remove):
-                    self.removed += request.folders
-        except (EOFError, OSError):  # the launcher has gone
-            pass
+            _enter(shelter)
+            why = ""
+        except OverlayRefused as refused:
+            why = str(refused)
+        except BaseException as error:
+            why = repr(error)
         finally:
-            kill_descendants()
-            for folder in self.removed:
-                _remove(folder)
+            os.write(writer, b"\0" + why.encode())
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    if shelter.layers is not None:
+        remove_folder(shelter.layers.scratch)
+    return said[1:].decode() if said else "the process that tried it was killed"
 
-    def _try(self, shelter: Shelter) -> str:
-        """In a child, because there is no way back out of a namespace."""
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            why = "it ended too early"
-            try:
-                _enter(shelter)
-                why = ""
-            except OverlayRefused as refused:
-                why = str(refused)
-            except BaseException as error:
-                why = repr(error)
-            finally:
-                os.write(writer, b"\0" + why.encode())
-                os._exit(0)
-        os.close(writer)
-        with os.fdopen(reader, "rb") as pipe:
-            said = pipe.read()
-        os.waitpid(child, 0)
-        if shelter.layers is not None:
-            _remove(shelter.layers.scratch)
-        return said[1:].decode() if said else "the process that tried it was killed"
 
-    def _run(self, attempt: Attempt) -> None:
-        """One attempt, to its end or the launcher's."""
-        alive, child_holds = os.pipe()  # closed by the kernel when the child ends
-        child = os.fork()
-        if child == 0:
-            os.close(alive)
-            _attempt(self.connection, attempt, child_holds)
-        os.close(child_holds)
-        try:
-            while alive not in wait([self.connection, alive]):
-                if self.connection.recv() == _STOP:  # EOFError: the launcher has gone
-                    break
-        finally:
-            os.close(alive)
-            os.kill(child, signal.SIGKILL)  # no harm to one that has ended: it is still to be collected
-            _, status = os.waitpid(child, 0)
-            kill_descendants()
-            self._tidy(attempt.shelter)
-        self.connection.send(_AttemptEnded(_how_ended(status)))
+def _run(connection: Connection, attempt: Attempt) -> None:
+    """One attempt, to its end or the launcher's."""
+    alive, child_holds = os.pipe()  # closed by the kernel when the child ends
+    child = os.fork()
+    if child == 0:
+        os.close(alive)
+        _attempt(connection, attempt, child_holds)
+    os.close(child_holds)
+    try:
+        while alive not in wait([connection, alive]):
+            if connection.recv() == _STOP:  # EOFError: the launcher has gone
+                break
+    finally:
+        os.close(alive)
+        os.kill(child, signal.SIGKILL)  # no harm to one that has ended: it was not collected yet
+        _, status = os.waitpid(child, 0)
+        kill_descendants()
+        _clean_up_after(attempt.shelter)
+    how = how_ended(os.waitstatus_to_exitcode(status))
+    connection.send(_AttemptEnded(f"was {how}" if how.startswith("killed") else how))
 
-    @staticmethod
-    def _tidy(shelter: Shelter) -> None:
-        """Caches stay for the next attempt, everything else goes."""
-        if shelter.shared_memory:
-            _remove_shared_memory(shelter.shared_memory)
-        if shelter.layers is not None:
-            with contextlib.suppress(OSError):  # a cache that is not kept is made again
-                keep_caches(shelter.layers, os.environ, shelter.important)
-            _remove(shelter.layers.scratch)
+
+def _clean_up_after(shelter: Shelter) -> None:
+    """Caches stay for the next attempt, everything else is removed."""
+    if shelter.shared_memory:
+        _remove_shared_memory(shelter.shared_memory)
+    if shelter.layers is not None:
+        with contextlib.suppress(OSError):  # a cache that is not kept is made again
+            keep_caches(shelter.layers, os.environ, shelter.important)
+        remove_folder(shelter.layers.scratch)
 
 
 def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
     """The attempt's own process: isolated, then elastic; never returns."""
     failure = "it could not begin"
     try:
-        for number in _SIGNALS:
+        for number in ENDING:
             signal.signal(number, signal.SIG_DFL)
         _close_all_but(connection.fileno(), alive)
         _own_standard_input()
@@ -310,7 +292,7 @@ def _enter(shelter: Shelter) -> None:
 
 
 def _close_all_but(*kept: int) -> None:
-    """A descriptor of a folder that was opened before the overlay was mounted leads past it."""
+    """By a descriptor that was opened before the overlay was mounted, the script could write past the overlay."""
     for name in os.listdir("/dev/fd"):
         number = int(name)
         if number > 2 and number not in kept:
@@ -319,24 +301,24 @@ def _close_all_but(*kept: int) -> None:
 
 
 def _own_standard_input() -> None:
-    """What the script reads from standard input while tuning must not be missing when the real job reads it."""
+    """Keep what the script reads from standard input while it is tuned for the real job, which reads it again."""
     try:
         mode = os.fstat(0).st_mode
         if stat.S_ISREG(mode):
             position, again = os.lseek(0, 0, os.SEEK_CUR), os.open("/dev/fd/0", os.O_RDONLY)
             os.lseek(again, position, os.SEEK_SET)
         elif stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-            again = os.open(os.devnull, os.O_RDONLY)  # what is read from a pipe is gone
+            again = os.open(os.devnull, os.O_RDONLY)  # what is read from a pipe cannot be read again
         else:
             return
     except OSError:
-        return  # there is none
+        return  # there is no standard input
     os.dup2(again, 0)
     os.close(again)
 
 
 def _report_ends(connection: Connection) -> None:
-    """Tell the launcher how each rank's process ended, without taking the exit code away from elastic."""
+    """Tell the launcher how each rank's process ended, and leave the exit code for elastic to collect."""
     told: set[int] = set()
     while True:
         try:
@@ -344,23 +326,16 @@ def _report_ends(connection: Connection) -> None:
         except ChildProcessError:
             result = None
         if result is None or result.si_pid in told:
-            time.sleep(_LOOKS)  # none yet, or elastic has still to collect this one
+            time.sleep(_LOOKS)  # none has ended, or elastic has not collected this one yet
             continue
         told.add(result.si_pid)
         killed = result.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
-        name = signal.Signals(result.si_status).name if killed else ""
-        how = f"killed by {name}" if killed else f"ended with exit code {result.si_status}"
         with contextlib.suppress(OSError):
-            connection.send(ProcessEnded(result.si_pid, how))
-
-
-def _how_ended(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            connection.send(ProcessEnded(result.si_pid, how_ended(-result.si_status if killed else result.si_status)))
 
 
 def _remove_shared_memory(path: str) -> None:
-    """Remove what the file lists, each name a file of this user's directly in /dev/shm; then the list."""
+    """Remove the files that a list names, if they are this user's and directly in /dev/shm; then remove the list."""
     with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
         for name in set(file.read().split("\n")):
             place = os.path.join("/dev/shm", name)
@@ -370,11 +345,3 @@ def _remove_shared_memory(path: str) -> None:
                     os.unlink(place)
     with contextlib.suppress(OSError):
         os.unlink(path)
-
-
-def _remove(folder: str) -> None:
-    """Remove a folder of ours, whatever the script has put there; never raises."""
-    parent, name = os.path.split(folder)
-    with opened(parent) as handle:
-        if handle is not None:
-            remove_entry(handle, name)

@@ -1,8 +1,8 @@
-"""Removing a folder that may hold anything at all, and nothing that is outside it.
+"""Removing a folder with any content, and nothing that is outside it.
 
-What a script left behind in scratch is removed whatever its modes are. A symbolic link is removed, never followed; a
-folder on which something else is mounted, or that another user owns, stays with all that is in it. Every step goes
-through open folders, so that a name which changes meanwhile leads nowhere else.
+What a script left in its scratch folder is removed whatever its modes are. A symbolic link is removed, never followed;
+a folder on which something else is mounted, or that another user owns, stays with its content. Every step goes through
+open folders, so that a name that changes meanwhile leads to no other place.
 """
 
 from __future__ import annotations
@@ -14,18 +14,26 @@ import stat
 from collections.abc import Collection, Iterator
 
 _DEEPEST = 40
-"""Levels that are open at once. What is deeper is first moved up, so that neither open files nor the stack run out."""
+"""Levels that are open at once. Deeper folders are moved up first, or open files and the stack would run out."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_entry(folder: int, name: str) -> bool:
-    """Remove what is called `name` in the open `folder`; whether it is gone. Never raises."""
+    """Remove `name` from the open `folder`; whether it is gone. Never raises."""
     return _Removal(folder).entry(folder, name, 0)
 
 
 def remove_contents(folder: int, spare: Collection[str] = ()) -> bool:
     """Remove all that is in the open `folder` but the names in `spare`; whether it is gone. Never raises."""
     return _Removal(folder).contents(folder, 0, spare)
+
+
+def remove_folder(path: str) -> None:
+    """Remove a folder of ours with all that the script has put there, as far as that is possible. Never raises."""
+    parent, name = os.path.split(path)
+    with opened(parent) as handle:
+        if handle is not None:
+            remove_entry(handle, name)
 
 
 @contextlib.contextmanager
@@ -60,40 +68,29 @@ class _Removal:
             if mode & 0o700 != 0o700:
                 os.fchmod(folder, mode | 0o700)
         left, names = None, _names(folder, spare)
-        while names and names != left:  # again as long as something from deeper down was moved to here
+        while names and names != left:  # again as long as deeper folders were moved up to here
             for name in names:
                 self.entry(folder, name, depth + 1)
             left, names = names, _names(folder, spare)
         return names == set()
 
     def entry(self, folder: int, name: str, depth: int) -> bool:
-        """`depth` is that of what it holds: 0 for the outermost folder that is being emptied."""
+        """`depth` is that of its content: 0 for the outermost folder that is being emptied."""
         try:
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISDIR(found.st_mode):
                 os.unlink(name, dir_fd=folder)
                 return True
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        self._unlock(folder, name, found)
-        if depth > _DEEPEST:
-            return self._moved_up(folder, name)
-        with opened(name, folder) as inner:
-            if inner is None or not self.contents(inner, depth):
-                return False
-        try:
+            self._unlock(folder, name, found)
+            if depth > _DEEPEST:
+                os.rename(name, f"deeper-{secrets.token_hex(8)}", src_dir_fd=folder, dst_dir_fd=self._top)
+                return True
+            with opened(name, folder) as inner:
+                if inner is None or not self.contents(inner, depth):
+                    return False
             os.rmdir(name, dir_fd=folder)
-        except OSError:
-            return False
-        return True
-
-    def _moved_up(self, folder: int, name: str) -> bool:
-        try:
-            os.rename(name, f"deeper-{secrets.token_hex(8)}", src_dir_fd=folder, dst_dir_fd=self._top)
-        except OSError:
-            return False
+        except OSError as error:
+            return isinstance(error, FileNotFoundError)
         return True
 
     def _unlock(self, folder: int, name: str, found: os.stat_result) -> None:
@@ -121,7 +118,7 @@ def _names(folder: int, spare: Collection[str]) -> set[str] | None:
 
 
 def _mount(folder: int) -> tuple[int, str] | None:
-    """Which mount an open folder is on. The device alone would not tell a bind mount; None: not known."""
+    """Which mount an open folder is on; None: unknown. A bind mount has the same device, so that is not enough."""
     try:
         device = os.fstat(folder).st_dev
     except OSError:

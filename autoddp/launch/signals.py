@@ -1,6 +1,6 @@
 """What a signal does before the real job: tuning ends and no job is started. A second one ends the process at once.
 
-The real job has torchrun's own signal handlers.
+Once the real job is started, torchrun's own handlers are in place.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections.abc import Iterator
 
 from autoddp.log import tell
 
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""The signals that end a job."""
+_SHOW_THE_CURSOR = b"\x1b[?25h"  # a spinner on a terminal hides it
 
 
 class Interrupted(SystemExit):
-    """A signal has come; the exit code is 128 and its number, such as 130 for Ctrl-C."""
+    """A signal has come; the exit code is 128 plus its number, such as 130 for Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -26,30 +28,25 @@ class Interrupted(SystemExit):
 
 @contextlib.contextmanager
 def signals_end_tuning() -> Iterator[None]:
-    """Main thread only. Meanwhile the first signal raises `Interrupted` there; the handlers before come back."""
+    """Main thread only. Meanwhile the first signal raises `Interrupted`; then the former handlers come back."""
     interrupted = False
 
     def ended(number: int, _: object) -> None:
         nonlocal interrupted
         if interrupted:
-            _show_the_cursor()
+            with contextlib.suppress(OSError):
+                if os.isatty(2):
+                    os.write(2, _SHOW_THE_CURSOR)
             os._exit(128 + number)  # the keeper ends the attempt and removes its folders
         interrupted = True
-        with contextlib.suppress(RuntimeError):  # this thread was just about to write a line itself
+        with contextlib.suppress(RuntimeError):  # the signal came while this thread wrote a line itself
             tell(f"{signal.Signals(number).name}: tuning ends, no job is started")
         raise Interrupted(number)
 
-    heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]  # not under nohup
+    heeded = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]  # as under nohup
     before = {number: signal.signal(number, ended) for number in heeded}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _show_the_cursor() -> None:
-    """On a terminal, where a display that waits may have hidden it."""
-    with contextlib.suppress(OSError):
-        if os.isatty(2):
-            os.write(2, b"\x1b[?25h")

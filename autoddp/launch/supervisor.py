@@ -1,10 +1,10 @@
-"""`--no-orphans`: a process that ends all that a job has started, as soon as its launcher has gone.
+"""`--no-orphans`: a process that ends all that a job has started, as soon as its launcher has ended.
 
     run_below_a_supervisor()     # before any thread of torch's or ours; returns in another process
 
 From then on there are three processes:
 
-    the command        the one that the user has started: it passes signals on, and ends as the launcher ends
+    the command        the one that the user has started: it passes signals on, and ends with the launcher's status
       └─ supervisor    adopts every process below it whose parent ends
            └─ launcher the caller goes on here; it starts the ranks
 
@@ -25,12 +25,12 @@ import socket
 import struct
 import sys
 import traceback
-import warnings
 from collections.abc import Iterable, Iterator
 
 from autoddp.errors import UsageError
-from autoddp.launch.descendants import (
+from autoddp.launch.processes import (
     collect,
+    fork,
     gone_within,
     kill_descendants,
     named_descendants,
@@ -42,7 +42,7 @@ _LEAVING = 1.0  # seconds that helpers have for ending by themselves after the l
 _TERMINATING = 6.0  # seconds between SIGTERM and SIGKILL; with the rest, all is over within ten
 _STATUS = struct.Struct("i")
 _OTHERS = (
-    # They cannot be handled, are about the process itself, or stop and continue it, which torchrun's ranks do not heed.
+    # They cannot be handled, concern one process alone, or stop and continue it, which leaves torchrun's ranks alone.
     "SIGKILL SIGSTOP SIGCHLD SIGCONT SIGTSTP SIGTTIN SIGTTOU SIGWINCH SIGURG SIGPIPE SIGSEGV SIGBUS SIGFPE SIGILL "
     "SIGABRT SIGTRAP SIGSYS SIGXCPU SIGXFSZ"
 ).split()
@@ -57,24 +57,15 @@ def run_below_a_supervisor() -> None:
     """
     if sys.platform != "linux":
         raise UsageError("--no-orphans: only Linux lets a process adopt orphans; leave the option out here")
-    sys.stdout.flush()
-    sys.stderr.flush()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until each process is ready for them
     ours, theirs = socket.socketpair()
-    supervisor = _fork()
+    supervisor = fork()
     if supervisor == 0:
         ours.close()
         _become_supervisor(theirs, before)
         return
     theirs.close()
     _end_as(_status_at_the_end(ours, supervisor, before))
-
-
-def _fork() -> int:
-    with warnings.catch_warnings():
-        # Python 3.12 warns of threads: numpy's wait for work, and none of them is needed in the child.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
 
 
 # In the command's process
@@ -122,7 +113,7 @@ def _become_supervisor(connection: socket.socket, mask: Iterable[int]) -> None:
 
     os.setsid()
     adopt_orphans()
-    launcher = _fork()
+    launcher = fork()
     if launcher == 0:
         connection.close()
         os.setsid()

@@ -1,18 +1,39 @@
-"""Ending every process below this one, also those whose parents have ended: for a process that adopts orphans."""
+"""Child processes: forking them, how they ended, and ending every process below this one.
+
+A process that adopts orphans also finds those whose parents have ended.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import time
+import signal
+import sys
+import warnings
 from collections.abc import Iterator
 
 import psutil
 
+from autoddp.launch.polling import polls
+
 _ENDING = 10.0  # seconds in which every process must be gone after SIGKILL
-_LOOKS = 0.05  # seconds between two looks at what still runs: each reads /proc of every process
-_KILLS = 0.01  # seconds between two rounds of SIGKILL: in between a process may have started another
+_KILLS = 0.01  # seconds between two rounds of SIGKILL: a process may have started another one in between
 _NAMED = 8  # processes that are named in a line
+
+
+def fork() -> int:
+    """`os.fork`, with nothing left in the buffers that both processes would write."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads: numpy's, which wait for work, and which the child does not need.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def how_ended(code: int) -> str:
+    """ "killed by SIGABRT" or "ended with exit code 1"; `code` is as `os.waitstatus_to_exitcode` gives it."""
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def collect() -> dict[int, int]:
@@ -26,12 +47,7 @@ def collect() -> dict[int, int]:
 
 def gone_within(seconds: float) -> bool:
     """Wait for the end of every process below this one; whether all have ended in time."""
-    until = time.monotonic() + seconds
-    while any(True for _ in _running()):
-        if time.monotonic() > until:
-            return False
-        time.sleep(_LOOKS)
-    return True
+    return any(not list(_running()) for _ in polls(seconds))
 
 
 def named_descendants(but: int | None) -> str:
@@ -51,8 +67,7 @@ def terminate_descendants() -> None:
 
 def kill_descendants() -> None:
     """Kill every process below this one; returns once they are gone, or after ten seconds."""
-    until = time.monotonic() + _ENDING
-    while time.monotonic() < until:
+    for _ in polls(_ENDING, _KILLS):
         below = psutil.Process().children(recursive=True)
         for process in below:
             with contextlib.suppress(psutil.Error):
@@ -60,7 +75,6 @@ def kill_descendants() -> None:
         collect()
         if not below:
             return
-        time.sleep(_KILLS)
 
 
 def _running() -> Iterator[psutil.Process]:
