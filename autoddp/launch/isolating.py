@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from autoddp.errors import UsageError
@@ -21,11 +23,11 @@ from autoddp.launch.script import script_path
 from autoddp.units import Allowance
 
 NO_LANDLOCK = "AUTODDP_NO_LANDLOCK"
-"""Set to 1, the kernel is not asked to refuse writes under guard. For tests of hosts whose kernel has no Landlock."""
+"""If 1, the kernel is not asked to refuse writes under guard: tests make hosts whose kernel has no Landlock so."""
 _NO_LAYERS_ON = frozenset(
     ("overlay", "tmpfs", "ramfs", "nfs", "nfs4", "cifs", "smb3", "9p", "lustre", "beegfs", "gpfs", "ceph", "afs")
 )
-"""File systems that cannot hold an overlay's upper layer, or only in memory or over the network."""
+"""File systems that cannot hold an overlay's upper layer, or hold it in memory or over the network."""
 _BLOCK = 512  # bytes: what the field `st_blocks` counts in, whatever the file system's own blocks are
 _ALLOWED = Allowance(share=0.2)  # of what is free on the disk that the layers lie on
 
@@ -35,31 +37,29 @@ class Isolation:
     """The level in use, and what it needs of this host."""
 
     level: Level
+    _folder: RunFolder
     why_not_better: str = ""
-    """Why a better level was not taken; "" if none was left out, or none was asked for."""
+    """Why a better level was not taken; "" if this is the best one, or the one that was asked for."""
     limit: int = 0
     """Bytes that the script may write while it is being tuned; 0: any number."""
     landlock: bool = False
-    _folder: RunFolder | None = None
     _layers: Path | None = None
     _important: tuple[str, ...] = ()
-    _environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def says(self) -> str:
         """One line for the user."""
         if self.level is Level.OFF:
             return "isolation: off. What the script writes or deletes while it is being tuned is real"
-        but = f"; no overlay: {self.why_not_better}" if self.why_not_better else ""
         if self.level is Level.OVERLAY:
             return "isolation: overlay. What the script writes while it is being tuned vanishes"
+        but = f"; no overlay: {self.why_not_better}" if self.why_not_better else ""
         kernel = "and by the kernel (Landlock)" if self.landlock else "without the kernel's help"
         return f"isolation: guard, in Python {kernel}: what it cannot cover ends tuning first{but}"
 
     def shelter(self, number: int, attempt: Path, written: Path) -> Shelter:
         """For attempt `number`, whose own folder is `attempt`; `written`: see `variables`."""
-        assert self._folder is not None
-        real = (str(attempt), os.path.dirname(self._folder.socket))
+        real = (str(attempt), str(self._folder.sockets))
         if self.level is Level.OVERLAY:
             assert self._layers is not None
             layers = Layers(str(self._layers / str(number)), str(self._layers / "kept"))
@@ -67,25 +67,23 @@ class Isolation:
         if self.level is Level.GUARD:
             # Native libraries share memory in /dev/shm; Python's own operations there are redirected.
             more = (str(written), str(self.caches), "/dev", "/proc")
-            listed = os.path.join(os.path.dirname(self._folder.socket), SHARED_MEMORY)
+            listed = str(self._folder.sockets / SHARED_MEMORY)
             return Shelter(Level.GUARD, real=(*real, *more), landlock=self.landlock, shared_memory=listed)
         return Shelter(Level.OFF)
 
     def variables(self, attempt: Path, written: Path, present: Mapping[str, str]) -> dict[str, str]:
-        """What the environment of the attempt's processes gets.
+        """Variables for the attempt's processes.
 
-        `written`: the folder in which guard keeps what the script writes; one for all hosts, if all can reach it.
+        `written`: the folder to which guard redirects what the script writes; all hosts share it, if all can reach it.
         """
-        assert self._folder is not None
         if self.level is not Level.GUARD:
             plan = IsolationPlan(self.level, self._folder.socket, copied_at_most=self.limit)
             return {VARIABLE: plan.text()}
-        writable = (str(attempt), os.path.dirname(self._folder.socket), str(self.caches))
+        writable = (str(attempt), str(self._folder.sockets), str(self.caches))
         plan = IsolationPlan(Level.GUARD, self._folder.socket, str(written), writable, landlock=self.landlock)
-        # Compilers are programs that no guard in Python reaches: their caches and temporary files get folders here.
+        # A guard in Python does not cover compilers, which are programs: their files get folders of their own.
         own = {name: str(self.caches / name.lower()) for name in _OF_COMPILERS if name not in present}
-        # Sockets are made there, and their paths may not be long.
-        own["TMPDIR"] = os.path.join(os.path.dirname(self._folder.socket), "t")
+        own["TMPDIR"] = str(self._folder.sockets / "t")  # sockets are made there, and their paths have to be short
         for folder in own.values():
             os.makedirs(folder, exist_ok=True)
         return {VARIABLE: plan.text(), **own}
@@ -93,13 +91,12 @@ class Isolation:
     @property
     def caches(self) -> Path:
         """Under guard: a folder of the run's for compilers, which all attempts share."""
-        assert self._folder is not None
         return self._folder.path / "caches"
 
     @classmethod
     def off(cls, folder: RunFolder) -> Isolation:
         """No isolation."""
-        return cls(Level.OFF, _folder=folder)
+        return cls(Level.OFF, folder)
 
     def under_guard(self, why: str) -> Isolation:
         """The same host under guard."""
@@ -127,11 +124,11 @@ def choose_isolation(options: Options, folder: RunFolder, keeper: Keeper) -> Iso
     return _guard(folder, why)
 
 
-def _guard(folder: RunFolder | None, why: str) -> Isolation:
+def _guard(folder: RunFolder, why: str) -> Isolation:
     from autoddp.isolation.landlock import supported
 
     landlock = os.environ.get(NO_LANDLOCK) != "1" and supported()
-    found = Isolation(Level.GUARD, why, landlock=landlock, _folder=folder)
+    found = Isolation(Level.GUARD, folder, why, landlock=landlock)
     found.caches.mkdir(exist_ok=True)
     return found
 
@@ -145,16 +142,12 @@ def _overlay(options: Options, folder: RunFolder, keeper: Keeper) -> tuple[Isola
     for parent in _places(folder):
         layers = folder.private(parent)
         keeper.removes([str(layers)])  # before it is tried, which takes a while: the launcher may be killed meanwhile
-        shelter = Shelter(
-            Level.OVERLAY,
-            Layers(str(layers / "try"), str(layers / "kept")),
-            (os.path.dirname(folder.socket),),
-            important,
-        )
-        why = keeper.why_no_overlay(shelter)
+        tried = Layers(str(layers / "try"), str(layers / "kept"))
+        why = keeper.why_no_overlay(Shelter(Level.OVERLAY, tried, (str(folder.sockets),), important))
         if not why:
-            limit = (options.scratch_limit or _ALLOWED).bytes_of(_free(layers))
-            return Isolation(Level.OVERLAY, limit=limit, _folder=folder, _layers=layers, _important=important), ""
+            free = os.statvfs(layers)
+            limit = (options.scratch_limit or _ALLOWED).bytes_of(free.f_bavail * free.f_frsize)
+            return Isolation(Level.OVERLAY, folder, limit=limit, _layers=layers, _important=important), ""
     return None, why
 
 
@@ -186,22 +179,12 @@ def _places(folder: RunFolder) -> Iterator[Path]:
             yield Path(path)
 
 
-def _free(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
-
-
 def _size_of(folder: Path) -> int:
     """Bytes on disk below a folder; what vanishes meanwhile or cannot be entered counts nothing."""
-    total, pending = 0, [str(folder)]
-    while pending:
-        try:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-                    elif entry.is_file(follow_symlinks=False):
-                        total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK
-        except OSError:
-            continue
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                found = os.lstat(os.path.join(place, name))
+                total += found.st_blocks * _BLOCK if stat.S_ISREG(found.st_mode) else 0
     return total

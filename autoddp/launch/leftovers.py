@@ -1,6 +1,6 @@
-"""What earlier runs left: private folders and scratch of launchers that were killed, and run folders beyond the newest.
+"""Removing what earlier runs left: private folders and scratch of killed launchers, and the oldest run folders.
 
-Whether a folder is one of these is decided by the mark in it (see `owner`), never by its name. In doubt it stays.
+The mark in a folder (see `owner`) tells whether it is one of these, never its name. In doubt the folder stays.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from autoddp.launch.removal import opened, remove_contents, remove_entry
 from autoddp.recipe import load
 
 PREFIX = "autoddp-"
-"""Private folders have names that begin so. It spares a look into every other folder, and decides nothing."""
+"""The names of private folders begin so. It only saves a look into every other folder."""
 PREVIOUS = "previous.autoddp.toml"
-"""What stood where a run wrote its recipe; another one is called `previous.autoddp.toml.2`."""
+"""The file that was where a run wrote its recipe; a second one is called `previous.autoddp.toml.2`."""
 _ATTEMPT = re.compile(r"attempt\d+")
 _OF_THE_RUN = ("caches",)
 _OF_AN_ATTEMPT = ("heartbeats", "scratch", "written")
 
 
 def clean_leftovers(output: Path, places: Iterable[Path] = ()) -> list[str]:
-    """Remove what launchers of this host left that are gone; what was removed, in words. Never raises.
+    """Remove what launchers of this host left that have ended; what was removed, for people. Never raises.
 
-    `output` holds run folders, `places` are where private folders may be whose run folder is gone.
+    `output` holds run folders. In `places` there may be private folders whose run folder is gone.
     """
     removed: list[str] = []
     for run in marked_in(output):
@@ -54,7 +54,7 @@ def remove_private(path: str, run: Mark) -> bool:
 
 
 def remove_scratch(run: Marked) -> bool:
-    """Remove what the script wrote inside the run folder; whether there was anything, and is no more."""
+    """Remove what the script wrote inside the run folder; whether anything was removed."""
     removed = [_remove_folder(run.folder, name) for name in _OF_THE_RUN]
     for attempt in filter(_ATTEMPT.fullmatch, _names(run.folder)):
         with opened(attempt, run.folder) as folder:
@@ -66,8 +66,8 @@ def remove_scratch(run: Marked) -> bool:
 def remove_older_runs(output: Path, keep: int, recipes: Iterable[Path]) -> list[str]:
     """Remove the oldest of the run folders in `output` until `keep` are left; the paths of what was removed.
 
-    A run folder stays, whatever `keep` says, if its launcher lives or may live, if it was not made by this user, or if
-    a recipe names it: `recipes` are files and folders of them. Never raises.
+    A run folder always stays if its launcher runs or may run, if another user made it, or if a recipe names it:
+    `recipes` are files and folders of them. Never raises.
     """
     runs = []
     for run in marked_in(output):
@@ -88,9 +88,9 @@ def _remove_run(path: Path) -> bool:
         return False
     with closing(run):
         if not (run.has_ended() or run.may_be_cleaned()):
-            return False  # it was, a moment ago: another launcher is cleaning it
+            return False  # another launcher has begun to clean it
         if any(os.path.lexists(folder) for folder in run.mark.folders if run.mark.owner.is_here()):
-            return False  # the record of what could not be removed
+            return False  # it is the record of private folders that could not be removed
         return not _keeps_a_file_of_the_user(run) and _remove(run)
 
 
@@ -101,7 +101,7 @@ def _remove(marked: Marked) -> bool:
 
 
 def _keeps_a_file_of_the_user(run: Marked) -> bool:
-    """Whether something that is no recipe stood where the run wrote its own, and was moved to the run folder."""
+    """Whether a file that is no recipe was where the run wrote its own, so that it was moved to the run folder."""
     for name in _names(run.folder):
         if name.startswith(PREVIOUS):
             try:
@@ -112,12 +112,12 @@ def _keeps_a_file_of_the_user(run: Marked) -> bool:
 
 
 def _is_private(marked: Marked) -> bool:
-    """A private folder stands where it was made: one that the user has moved is the user's."""
+    """Whether it is a private folder where it was made: one that the user has moved is the user's."""
     return marked.mark.path == str(marked.path) and marked.mark.run != marked.path.name
 
 
 def _holds_us(path: Path) -> bool:
-    """Whether this process works inside `path`: the user went there to look at it."""
+    """Whether `path` is this process's current folder, or above it: the user went there to look at it."""
     try:
         return Path(os.path.realpath(os.getcwd())).is_relative_to(path)
     except OSError:
@@ -141,15 +141,15 @@ def _remove_folder(folder: int, name: str) -> bool:
 
 
 def _texts(recipes: Iterable[Path]) -> list[str] | None:
-    """All that recipes say, also those that are not sound any more; None where one cannot be read.
+    """The text of all recipes; None where one cannot be read.
 
-    Text is searched, not parsed: a recipe that was edited by hand, or written by a newer version, names its run too.
+    It is not parsed: a recipe that was edited by hand, or written by a newer version, names its run too.
     """
     texts = []
     try:
         for place in recipes:
             files = [place]
-            if place.is_dir():
+            if place.is_dir():  # not by Path.glob, which takes a folder that cannot be read for an empty one
                 files = [place / name for name in os.listdir(place) if name.endswith(".toml")]
             texts += [file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file()]
     except OSError:

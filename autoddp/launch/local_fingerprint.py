@@ -1,4 +1,4 @@
-"""What is asked of this machine before anything is started: what a recipe is compared with, and its GPUs."""
+"""What autoddp looks up about this machine before it starts anything: its GPUs, and what a recipe is compared with."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
 def known_here(fits: Fits) -> dict[str, object]:
-    """The parts of `fits` that this node can tell by itself; nothing is asked that the recipe does not depend on."""
+    """The values of `fits` that this node can know by itself; only those that the recipe depends on are looked up."""
     on_gpus = fits.devices != ("cpu",)
     if not on_gpus and not fits.networks:
         return {}
     from autoddp.topology import fingerprint  # only where a recipe depends on the machine
 
     found = fingerprint()
-    # Some of a workstation's GPUs may be another model's: one of the recipe's kind is enough.
+    # A workstation may have GPUs of several models: one of the recipe's is enough.
     shared = tuple(set(found.devices) & set(fits.devices))
     known: dict[str, object] = {"devices": shared or found.devices or ("cpu",)} if on_gpus else {}
     known["links"] = (found.links,) if found.links else None
@@ -48,7 +48,7 @@ def visible_gpus() -> int:
 
 
 def may_have_gpus(environment: Mapping[str, str]) -> bool:
-    """Whether the ranks of this host may see a GPU, by the device files alone: nothing of CUDA is started."""
+    """Whether the ranks of this host may see a GPU, judged by device files alone: CUDA is not initialised."""
     if environment.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1", "NoDevFiles"):
         return False
     return Path("/dev/kfd").exists() or any(Path("/dev").glob("nvidia[0-9]*"))
@@ -57,19 +57,13 @@ def may_have_gpus(environment: Mapping[str, str]) -> bool:
 def not_here(variables: Mapping[str, str]) -> dict[str, str]:
     """Which of `variables` name a network device that this host lacks: variable → "no interface eth7 here".
 
-    What the user has set stays as it is, so a recipe's value for it does not count.
+    Variables that the user has set are not looked at, because the user's value is used.
     """
-    interfaces = [name for _, name in socket.if_nameindex()]
-    devices = os.listdir(_RDMA_DEVICES) if _RDMA_DEVICES.is_dir() else []
-    known = (
-        (GLOO, "interface", interfaces),
-        (NCCL, "interface", interfaces),
-        ("NCCL_IB_HCA", "RDMA device", devices),
-    )
+    interfaces = ("interface", [name for _, name in socket.if_nameindex()])
+    devices = ("RDMA device", os.listdir(_RDMA_DEVICES) if _RDMA_DEVICES.is_dir() else [])
     found = {}
-    for variable, kind, here in known:
+    for variable, (kind, here) in {GLOO: interfaces, NCCL: interfaces, "NCCL_IB_HCA": devices}.items():
         value = variables.get(variable, "") if variable not in os.environ else ""
-        missing = absent(variable, value, here) if value else []
-        if missing:
+        if value and (missing := absent(variable, value, here)):
             found[variable] = f"no {kind} {', '.join(missing)} here"
     return found

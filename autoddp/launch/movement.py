@@ -1,21 +1,22 @@
-"""Since when each rank's main thread has not moved, by a clock that nobody sets: the system's time may jump.
+"""When each rank's main thread moved last, by a clock that never jumps, as the system's time may.
 
     movement = Movement(folder)
-    movement.look()              # now and then; {"0": 12.5, "1": 19.0}, seconds of the clock
+    movement.look()              # called repeatedly; {"0": 12.5, "1": 19.0}, seconds of the clock
 
-A rank that has moved gives its file a new time, see `worker.heartbeat`. Only that it is another one counts: how old the
-file is would be wrong after each correction of the system's time.
+A rank that moves gives its file a new modification time, see `worker.heartbeat`. Only a change of that time counts: the
+file's age would be wrong after each correction of the system's time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 
 class Movement:
-    """Of the ranks whose files are in `heartbeats`; `clock` gives seconds."""
+    """The movement of the ranks whose files are in `heartbeats`; `clock` gives seconds."""
 
     def __init__(self, heartbeats: Path = Path(), clock: Callable[[], float] = time.monotonic) -> None:
         self._heartbeats = heartbeats
@@ -26,10 +27,8 @@ class Movement:
         """File name → when it was last seen to have changed; a file that is new has changed."""
         now = self._clock()
         for path in self._heartbeats.glob("*"):
-            try:
+            with contextlib.suppress(OSError):
                 stamp = path.stat().st_mtime_ns
-            except OSError:
-                continue
-            if self._seen.get(path.name, (None, 0.0))[0] != stamp:
-                self._seen[path.name] = (stamp, now)
+                if self._seen.get(path.name, (None, 0.0))[0] != stamp:
+                    self._seen[path.name] = (stamp, now)
         return {name: at for name, (_, at) in self._seen.items()}

@@ -1,7 +1,8 @@
-"""NCCL's own account of a tuning pass: asked for where the user asks for none, and compared with the topology."""
+"""NCCL's own log of a tuning attempt: switched on unless the user has done so, and compared with the topology."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -9,15 +10,15 @@ from typing import Any
 
 from autoddp.errors import NothingReadable
 
-_MOST = 64 * 2**20  # bytes read in all: of a large node's logs the first lines tell the transports
+_MOST = 64 * 2**20  # bytes that are read of all logs: a large node's logs name the transports in the first lines
 _AS_FOUND, _WITH_SETTINGS = "nccl", "nccl-under-other-settings"
 
 
 def variables(folder: Path, settings: Collection[str] = ()) -> dict[str, str]:
-    """What makes NCCL write to `folder`, an attempt's; nothing where the user has NCCL talk already.
+    """Variables by which NCCL writes its log to `folder`, an attempt's; none where the user has set one of them.
 
-    `settings`: variables with which the attempt is started beside the user's own. They may change the transports, so
-    its logs have another name, and `transports` leaves them alone.
+    `settings`: variables of the study's with which the attempt is started. They may change the transports, so the logs
+    get another name, and `transports` does not read them.
     """
     if any(name in os.environ for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")):
         return {}
@@ -26,7 +27,7 @@ def variables(folder: Path, settings: Collection[str] = ()) -> dict[str, str]:
 
 
 def transports(run: Path) -> dict[str, Any]:
-    """Of a run's attempts: each way's predicted transport beside the used ones, and the findings, for the summary.
+    """For a run's summary: the predicted transport of each way, those that NCCL used, and the findings.
 
     Empty where NCCL wrote nothing.
     """
@@ -53,12 +54,8 @@ def transports(run: Path) -> dict[str, Any]:
 def _text(files: list[Path]) -> str:
     parts, left = [], _MOST
     for file in files:
-        try:
-            with file.open("rb") as stream:
-                parts.append(stream.read(left).decode(errors="replace"))
-        except OSError:
-            continue
-        left -= len(parts[-1])
-        if left <= 0:
-            break
+        with contextlib.suppress(OSError), file.open("rb") as stream:
+            read = stream.read(left)
+            left -= len(read)
+            parts.append(read.decode(errors="replace"))
     return "\n".join(parts)

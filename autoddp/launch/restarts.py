@@ -1,4 +1,4 @@
-"""Which variables the present start of the script has, which ones the study wants, and when such a start hangs."""
+"""Which variables the script is started with, which ones the study wants, and when a start with them hangs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 _START_PATIENCE = 120.0  # seconds for a start with other variables, if the first one was fast
-_TIMES = 5  # as long as the first start took, which had to fill the caches: a start that works takes about as long
+_TIMES = 5  # times the first start's duration; that one filled the caches, so a start that works is no slower
 
 
 class Starts:
-    """A start is *stale* once the study wants other variables than it has."""
+    """A start is *stale* once the study wants other variables than the start has."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.wanted: dict[str, str] = {}
@@ -21,7 +21,7 @@ class Starts:
 
     @property
     def stale(self) -> bool:
-        """Whether the present start is of no more use."""
+        """Whether the script has to be started again."""
         return self.wanted != self._present
 
     @property
@@ -30,18 +30,18 @@ class Starts:
         return bool(self._present)
 
     def begin(self) -> dict[str, str]:
-        """Another start, with what is wanted now, which is returned."""
+        """Another start begins, with the variables that are wanted now, which are returned."""
         self._present = dict(self.wanted)
         self._began = self._clock()
         return dict(self._present)
 
     def ready(self) -> None:
-        """The present start can measure."""
+        """The present start has come to its first measurement."""
         self._first = self._first or self._clock() - self._began
 
     @property
     def hangs(self) -> bool:
-        """Whether a start with variables of its own takes so long that its variables must be to blame."""
+        """Whether a start with the study's variables takes so long that they must be the cause."""
         patience = max(_START_PATIENCE, _TIMES * self._first)
         return bool(self._present) and not self.stale and self._clock() - self._began > patience
 

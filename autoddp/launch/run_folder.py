@@ -30,15 +30,15 @@ _TEMPORARY = "set TMPDIR to a folder that can be written"
 
 
 class RunFolder:
-    """Made at once, so that an unwritable place is an error before anything is started.
+    """Made at once, so that a place that cannot be written is an error before anything is started.
 
         folder = RunFolder(Path(".autoddp"), keep_runs=20, recipe=Path("train.autoddp.toml"))
         for line in folder.says:
             print(line)
         layers = folder.private(Path("/var/tmp"))    # a folder elsewhere that ends with the run
 
-    It and all that it makes are for this user alone. What launchers left that were killed is removed first, in the
-    output folder, the temporary folder and `places`; then the oldest runs beyond `keep_runs`, None: they all stay.
+    Only this user can enter it and the folders that it makes. First it removes what killed launchers left in the output
+    folder, the temporary folder and `places`; then the oldest runs, until `keep_runs` are left (None: they all stay).
     """
 
     def __init__(
@@ -59,39 +59,25 @@ class RunFolder:
         self.says = _tidied(self.path.parent, keep_runs, recipe, [temporary, *places])
         """Lines for the user: what was removed."""
         try:
-            self._private = self.private(_short(temporary))
+            self.sockets = self.private(_short(temporary))
+            """A private folder whose path is short enough for Unix sockets in it."""
         except OSError as error:
             raise UsageError(f"{temporary}: cannot be written ({error.strerror}); {_TEMPORARY}") from None
-
-    @property
-    def socket(self) -> str:
-        """Path of the worker's socket."""
-        return os.path.join(self._private, "s")
-
-    @property
-    def journal(self) -> Path:
+        self.socket = str(self.sockets / "s")
+        """The launcher's, to which the workers connect."""
+        self.journal = self.path / "journal.jsonl"
         """One line for each measurement."""
-        return self.path / "journal.jsonl"
-
-    @property
-    def log(self) -> Path:
-        """What the study has said, with the details that are not shown."""
-        return self.path / "tuning.log"
-
-    @property
-    def summary(self) -> Path:
-        """All of a study, for programs."""
-        return self.path / "summary.json"
-
-    @property
-    def previous_recipe(self) -> Path:
+        self.log = self.path / "tuning.log"
+        """What the study has said, with details that are not shown."""
+        self.summary = self.path / "summary.json"
+        """The study's results, for programs."""
+        self.previous_recipe = self.path / PREVIOUS
         """Where a recipe goes that is about to be replaced."""
-        return self.path / PREVIOUS
 
     def attempt(self, number: int) -> Path:
-        """A folder for attempt `number`: its logs, which stay, and `heartbeats`, which ends with the run.
+        """A folder for attempt `number`: its logs, which stay, and `heartbeats`, which is removed when the run ends.
 
-        So do `scratch` and `written` in it, and `caches` beside it.
+        `scratch` and `written` in it, and `caches` beside it, are removed then too.
         """
         folder = self.path / f"attempt{number}"
         (folder / "heartbeats").mkdir(parents=True)
@@ -112,16 +98,17 @@ class RunFolder:
         FileExistsError if there is anything already: this run then neither uses nor removes it.
         """
         place = Path(os.path.realpath(path.parent)) / path.name
-        # recorded first: a launcher that is killed in between leaves a record of nothing, not a folder without record
+        # Recorded before it is made: if the launcher is killed in between, the record names nothing. In the other order
+        # a folder would be left that no record names.
         self._claim.change(folders=(*self._claim.mark.folders, str(place)))
         place.mkdir(mode=0o700)
         self._claims.append(Claim(place, self._owner, self.path.name))
         return place
 
     def clean(self) -> None:
-        """Remove what nobody needs once tuning is over: private folders, and whatever the script wrote while tuning.
+        """Remove what is not needed after tuning: private folders, and what the script wrote while it was tuned.
 
-        Never raises. A child that this process has forked removes nothing.
+        Never raises. In a child that this process has forked it does nothing.
         """
         if os.getpid() != self._owner.pid:
             return
@@ -135,16 +122,15 @@ class RunFolder:
             self._claims.pop().close()
 
     def _end(self) -> None:
-        """Say that this process is gone, for launchers on other hosts, which cannot know it otherwise."""
-        if os.getpid() != self._owner.pid:
-            return
+        """Note in the mark that this process ends: launchers on other hosts have no other way to know."""
         self.clean()
-        with contextlib.suppress(OSError):
-            self._claim.change(ended=True)
+        if os.getpid() == self._owner.pid:
+            with contextlib.suppress(OSError):
+                self._claim.change(ended=True)
 
 
 def temporary_folder() -> Path:
-    """Python's own choice. UsageError where there is none: then torchrun has no place for its logs either."""
+    """Python's choice. UsageError where there is none: then torchrun has no place for its logs either."""
     try:
         return Path(tempfile.gettempdir())
     except OSError:
@@ -152,7 +138,7 @@ def temporary_folder() -> Path:
 
 
 def _short(temporary: Path) -> Path:
-    """A temporary folder for Unix sockets: the output folder's path may be too long for them, and so may $TMPDIR."""
+    """A temporary folder with a path short enough for Unix sockets: that of $TMPDIR may be too long."""
     for place in (temporary, Path("/tmp"), Path("/var/tmp")):
         fits = len(os.fsencode(os.path.realpath(place))) <= _LONGEST
         if fits and os.access(place, os.W_OK | os.X_OK):
@@ -161,18 +147,18 @@ def _short(temporary: Path) -> Path:
 
 
 def _new_folder(output: Path) -> Path:
-    """A name may be taken: hosts, and containers with equal process ids, may share the folder and the second."""
+    """Under another name where one is taken: hosts and containers with the same process id may share the folder."""
     make(output)
     host = re.sub(r"[^A-Za-z0-9_-]", "_", socket.gethostname().partition(".")[0])[:40]
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{host or 'host'}-{os.getpid()}"
     root = Path(os.path.realpath(output))
-    number = 1
+    path, number = root / name, 1
     while True:
-        path = root / (name if number == 1 else f"{name}-{number}")
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
             return path
         number += 1
+        path = root / f"{name}-{number}"
 
 
 def _tidied(output: Path, keep_runs: int | None, recipe: Path | None, places: Iterable[Path]) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ def prepared(options: Options) -> Iterator[Preparation]:
     for line in folder.says:
         tell(line)
     keeper = Keeper()
-    keeper.removes([os.path.dirname(folder.socket)])
+    keeper.removes([str(folder.sockets)])
     try:
         yield Preparation(folder, keeper, choose_isolation(options, folder, keeper))
     finally:

@@ -1,10 +1,10 @@
 """Where run folders and recipes go if the user names no place: the current folder, or another one if that is read-only.
 
     folders = usual_folders()
-    folders.output       # .autoddp, or one in the user's own folder for such things
+    folders.output       # .autoddp, or a folder in the user's state folder
     folders.recipes      # the folder of recipes
 
-A folder elsewhere belongs to one current folder: the next run there finds it again.
+The folder elsewhere has the current folder's name and a digest of its path, so the next run there finds it again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ OUTPUT = Path(".autoddp")
 
 @dataclass(frozen=True)
 class Folders:
-    """`output` and `recipes` are elsewhere only where the current folder takes no such files."""
+    """Each is in the current folder, or elsewhere if no file can be made there."""
 
     output: Path = OUTPUT
     recipes: Path = Path()
 
     def make(self) -> None:
-        """Make a folder for recipes that is elsewhere. OSError if it cannot be, or if others may write there."""
+        """Make the folder for recipes if it is elsewhere. OSError if that fails, or if others may write there."""
         if self.recipes != Path():
             make(self.recipes)
             if not _is_mine_alone(self.recipes.parent, self.recipes):
@@ -37,7 +37,7 @@ class Folders:
 
 
 def usual_folders() -> Folders:
-    """Those of the current folder. Nothing is made. Where there is no place elsewhere either, they stay as usual."""
+    """Those of the current folder. Nothing is made. Without any other place they are in the current folder too."""
     output, recipes = _takes_files(OUTPUT), _takes_files(Path())
     other = None if output and recipes else elsewhere()
     if other is None:
@@ -46,16 +46,16 @@ def usual_folders() -> Folders:
 
 
 def elsewhere() -> Folders | None:
-    """What `usual_folders` would be in a current folder that takes no files; None where there is no other place.
+    """What `usual_folders` gives where no file can be made in the current folder; None where there is no other place.
 
-    For a folder that looks as if it took files, and then takes none: on a full disk, for example.
+    It is called when a write fails although the folder's permissions allow it, as on a full disk.
     """
     place = next((place for place in _places() if _is_mine_alone(place.parent, place) and _takes_files(place)), None)
     return None if place is None else Folders(place / "runs", place)
 
 
 def make(folder: Path) -> None:
-    """The folder and those above it that are missing, for this user alone. OSError if it cannot be, or is another's."""
+    """Make the folder and all missing ones above it, for this user alone. OSError if that fails."""
     if not folder.is_dir():
         make(folder.absolute().parent)
         with contextlib.suppress(FileExistsError):  # another node's launcher has just made it, or it is a file
@@ -63,7 +63,7 @@ def make(folder: Path) -> None:
 
 
 def _places() -> list[Path]:
-    """Best first: where state belongs (the XDG base directories); the temporary folder, for users without a home."""
+    """Best first: the state folder of the XDG base directories; then the temporary folder, for users without a home."""
     try:
         here = os.path.realpath(os.getcwd())
     except OSError:  # it was removed
@@ -78,7 +78,8 @@ def _places() -> list[Path]:
 
 
 def _is_mine_alone(*folders: Path) -> bool:
-    """Whether nobody else has made them, or may write there: their names are known, and recipes are read there."""
+    """Whether no other user has made one of them, or may write there: others can guess the names, and recipes are read
+    there. A folder that does not exist yet is no objection."""
     for folder in folders:
         try:
             found = os.lstat(folder)
@@ -92,7 +93,7 @@ def _is_mine_alone(*folders: Path) -> bool:
 
 
 def _takes_files(folder: Path) -> bool:
-    """Whether files can be made in it, or it can be made."""
+    """Whether files can be made in it, or else the folder itself can be made."""
     try:
         there = folder.absolute()
         while not os.path.lexists(there) and there != there.parent:

@@ -1,48 +1,46 @@
-"""Nobody waits without a word: while an attempt has not come to its first measurement, a line says where its ranks are.
+"""Lines for the user while an attempt has not come to its first measurement: where its ranks are.
 
-And nobody waits for ever: an attempt in which no rank has moved for half an hour is ended.
+An attempt in which no rank has moved for half an hour is ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from autoddp.launch.movement import Movement
 from autoddp.units import duration
 
 _FIRST_WORD = 30.0  # seconds until the first line
-_NEXT_WORD = 60.0  # seconds from one line to the next: a start that takes long must not fill the terminal
-_STILL = 5.0  # seconds without a movement that are worth a word; a rank's file is touched about every second
-_GIVEN_UP = 1800.0  # seconds without a movement of any rank; torch's own collectives give up after as many
+_NEXT_WORD = 60.0  # seconds from one line to the next: a long start must not fill the terminal
+_STILL = 5.0  # seconds without a movement before a line says so; a rank's file is touched about every second
+_GIVEN_UP = 1800.0  # seconds without a movement of any rank; the usual time limit of torch's collectives
 
 
 @dataclass
 class Waiting:
-    """For one attempt. `heartbeats` is the folder of the ranks' files, see `worker.heartbeat`."""
+    """Watches one attempt. `heartbeats` is the folder of the ranks' files, see `worker.heartbeat`."""
 
     heartbeats: Path
     say: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
-    _began: float = field(init=False)
-    _told: float | None = None
-    _movement: Movement = field(init=False)
 
     def __post_init__(self) -> None:
         self._began = self.clock()
+        self._due = self._began + _FIRST_WORD
         self._movement = Movement(self.heartbeats, self.clock)
 
     def look(self) -> str:
-        """Ask this now and then until the attempt is ready: why it must be ended, or ""."""
+        """Call this repeatedly until the attempt can measure: why the attempt must be ended, or ""."""
         now = self.clock()
         ranks = self._ranks()
         unmoved = self._unmoved(ranks, now)
-        due = self._began + _FIRST_WORD if self._told is None else self._told + _NEXT_WORD
-        if not unmoved and now > due:
-            self._told = now
+        if not unmoved and now > self._due:
+            self._due = now + _NEXT_WORD
             self.say(f"waiting for the first steps, {duration(now - self._began)}: {self._where(ranks, now)}")
         return unmoved
 
@@ -60,16 +58,14 @@ class Waiting:
         """Rank → when it last moved, and where it is."""
         found = {}
         for name, moved in self._movement.look().items():
-            try:
+            with contextlib.suppress(OSError, ValueError):
                 place = (self.heartbeats / name).read_text(encoding="utf-8", errors="replace")
                 found[int(name)] = (moved, place)
-            except (OSError, ValueError):
-                continue
         return dict(sorted(found.items()))
 
     @staticmethod
     def _where(ranks: dict[int, tuple[float, str]], now: float) -> str:
-        """Ranks at the same place are named together; the place that was not left for longest comes first."""
+        """Ranks at the same place are named together, those that have not moved for longest first."""
         if not ranks:
             return f"no rank has started on {socket.gethostname()}"
         places: dict[str, list[int]] = {}
