@@ -1,4 +1,4 @@
-"""`autoddp bench`: its command line, and the job that measures, started like any other on the user's hosts."""
+"""`autoddp bench`: its command line, and the job that measures, which is started on the user's hosts like any other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from autoddp.bench import BenchResult, Settings, sizes
 from autoddp.errors import JobFailed, UsageError, did_you_mean
@@ -18,18 +18,19 @@ from autoddp.launch.agreement import agree
 from autoddp.launch.elastic import node_range, processes_per_node, run_own_job, torchrun_parser
 from autoddp.launch.keeper import Keeper
 from autoddp.launch.leftovers import PREFIX
+from autoddp.launch.network import Network
 from autoddp.launch.options import option_names
 from autoddp.launch.run_folder import temporary_folder
 from autoddp.launch.usual_folders import usual_folders
 from autoddp.units import byte_count, seconds
 
 MODULE = "autoddp.worker.bench"
-_ROOT = Path(__file__).resolve().parents[2]  # where the workers find the package, also in a checkout
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """One command line, understood."""
+    """One command line, parsed."""
 
     torchrun: argparse.Namespace
     """What torchrun's parser makes of its part; the script is our module."""
@@ -40,7 +41,7 @@ class BenchRequest:
 
 
 def parse(words: Sequence[str]) -> BenchRequest:
-    """Understand the words after `autoddp bench`; UsageError, one line, for those that cannot be."""
+    """Parse the words after `autoddp bench`; UsageError of one line for those that make no sense."""
     if "--" in words:
         raise UsageError("bench: takes no script, so nothing can follow `--`")
     own, rest = own_parser().parse_known_args(list(words))
@@ -57,17 +58,16 @@ def parse(words: Sequence[str]) -> BenchRequest:
 
 
 def run_bench(request: BenchRequest) -> BenchResult:
-    """Measure, in about the budget and some seconds of start-up. UsageError, or JobFailed when a rank ended early."""
+    """Measure: takes the budget and some seconds of start-up. UsageError, or JobFailed when a rank ended early."""
     with _scratch() as scratch:
         place = scratch / "result.json"
         request.torchrun.training_script_args = [str(place), json.dumps(asdict(request.settings))]
-        paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        variables, agreement = {"PYTHONPATH": os.pathsep.join(paths)}, None
+        agreement, network = None, Network()
         if node_range(request.torchrun)[1] > 1:
             reads = f"bench {request.settings}"
             agreement = agree(request.torchrun, reads, reads)
-            variables |= agreement.network.variables
-        failure = run_own_job(request.torchrun, "bench", variables)
+            network = agreement.network
+        failure = run_own_job(request.torchrun, "bench", network.variables)
         del agreement  # it keeps the endpoint's store open until the job uses the endpoint itself
         if failure or not place.exists():
             raise JobFailed(f"bench: {failure or 'no rank of this node left a result'}; what it said is above")
@@ -79,7 +79,7 @@ def run_bench(request: BenchRequest) -> BenchResult:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """A temporary folder, which goes with this process, also where that is killed."""
+    """A temporary folder that is removed when this process ends, also when it is killed."""
     temporary = temporary_folder()
     keeper = Keeper()  # before any thread is started: it forks
     folder = Path(os.path.realpath(temporary)) / f"{PREFIX}bench-{secrets.token_hex(4)}"
@@ -103,16 +103,13 @@ def own_parser() -> argparse.ArgumentParser:
     )
     parser.error = _refuse  # type: ignore[method-assign]
     add: Callable[..., Any] = parser.add_argument
-    add(
-        "--budget",
-        type=_checked("--budget", _budget, _BUDGET),
-        default=Settings.budget,
-        metavar="TIME",
-        help="of measuring (20s)",
-    )
-    size = _checked("--max-size", _largest, "a size of 1K or more, e.g. --max-size 64M")
+    rule = "a duration above 0, e.g. --budget 20s"
+    budget = _checked("--budget", rule, seconds, lambda value: value > 0)
+    add("--budget", type=budget, default=Settings.budget, metavar="TIME", help="time for measuring (20s)")
+    size = _checked("--max-size", "a size of 1K or more, e.g. --max-size 64M", byte_count, sizes)
     add("--max-size", type=size, default=Settings.largest, metavar="SIZE", help="largest message per rank (1G)")
-    factor = _checked("--factor", _factor, "a whole number of 2 or more, e.g. --factor 4")
+    rule = "a whole number of 2 or more, e.g. --factor 4"
+    factor = _checked("--factor", rule, int, lambda value: sizes(2**30, value))
     add("--factor", type=factor, default=2, metavar="N", help="from one size to the next (2)")
     add("--backend", choices=("gloo", "nccl"), help="nccl where every rank has a GPU, else gloo on the CPU")
     add("--json", action="store_true", help="print one JSON document instead of tables")
@@ -121,31 +118,15 @@ def own_parser() -> argparse.ArgumentParser:
     return parser
 
 
-_BUDGET = "a duration above 0, e.g. --budget 20s"
+def _checked(name: str, rule: str, convert: Callable[[str], T], is_right: Callable[[T], object]) -> Callable[[str], T]:
+    """A converter for argparse; `is_right` returns something false, or raises ValueError, for a value that is not."""
 
-
-def _budget(text: str) -> float:
-    if seconds(text) <= 0:
-        raise ValueError(text)
-    return seconds(text)
-
-
-def _largest(text: str) -> int:
-    sizes(byte_count(text))
-    return byte_count(text)
-
-
-def _factor(text: str) -> int:
-    sizes(2**30, int(text))
-    return int(text)
-
-
-def _checked(name: str, convert: Callable[[str], Any], rule: str) -> Callable[[str], Any]:
-    def converted(text: str) -> Any:
-        try:
-            return convert(text)
-        except ValueError:
-            raise UsageError(f"bench: {name} {text!r}: must be {rule}") from None
+    def converted(text: str) -> T:
+        with contextlib.suppress(ValueError):
+            value = convert(text)
+            if is_right(value):
+                return value
+        raise UsageError(f"bench: {name} {text!r}: must be {rule}")
 
     return converted
 
@@ -159,7 +140,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _require_two(torchrun: argparse.Namespace) -> None:
-    """Two ranks at least: a world of one has no link, and a caller must not take silence for a result."""
+    """UsageError for a world of one, which has no link: no result would look like a result."""
     try:
         most = node_range(torchrun)[1] * processes_per_node(torchrun)
     except (ValueError, RuntimeError) as error:

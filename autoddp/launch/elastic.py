@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,19 @@ from autoddp.log import tell
 
 _FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """The workers make a store of their own instead of using their agent's."""
-AGENTS_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
+_AGENTS_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
 """Our own workers meet in the agent's store before they make a process group, so rank 0 must not make another one."""
+_ROOT = Path(__file__).resolve().parents[2]
 _BOARD = timedelta(seconds=60)  # for an answer of the store
 _TIMEOUT = 900  # seconds; torchrun's own for a static rendezvous, where --rdzv-conf names none
 _READ_TIMEOUT = 60  # seconds; torch's own for c10d, likewise
 DEFAULT_PORT = 29500  # torchrun's, for a static rendezvous without --master-port
+
+
+def for_own_workers(environment: Mapping[str, str]) -> dict[str, str]:
+    """What `environment` needs so that workers of ours find this package, also in a checkout, and meet in a store."""
+    paths = [str(_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    return {**_AGENTS_STORE, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def load_torchrun() -> None:
@@ -195,7 +202,7 @@ def run_own_job(torchrun: argparse.Namespace, name: str, more: dict[str, str]) -
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     arguments = _other_rendezvous(torchrun, name)
-    with _quiet_elastic(None), _signal_handlers_kept(), environment_with(AGENTS_STORE | more):
+    with _quiet_elastic(None), _signal_handlers_kept(), environment_with(for_own_workers(os.environ) | more):
         try:
             with _rendezvous_errors(arguments):
                 return _run_without_restarts(arguments)

@@ -1,12 +1,13 @@
-"""The short benchmark of start settings: which of them can gain, before any costs a start of the user's script.
+"""A short benchmark of environment variables: which of them can gain, before any costs a start of the user's script.
 
-Each setting gets a small job of our own beside the tuning job, which waits between two steps meanwhile. The jobs meet
-where the user's job meets; every node's launcher starts its part of each, and all learn the same times.
+Each setting gets a small job of our own while the tuning job waits between two steps. The jobs meet where the user's
+job meets; every node's launcher starts its part of each job, and all get the same times.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from typing import Any
 
 from autoddp.bench.burst import Burst
 from autoddp.knobs import Configuration, Value
-from autoddp.launch.elastic import AGENTS_STORE, meeting_words
+from autoddp.launch.elastic import for_own_workers, meeting_words
 from autoddp.log import get_logger
 from autoddp.timing import median
 from autoddp.wire import JobFacts
@@ -28,14 +29,13 @@ from autoddp.wire import JobFacts
 logger = get_logger(__name__)
 
 _MODULE = "autoddp.worker.bench.burst"
-_ROOT = Path(__file__).resolve().parents[2]  # where the workers find the package, also in a checkout
 _PATIENCE = 120.0  # seconds for one setting, its start included
 _ENDING = 30.0  # seconds that elastic has for stopping its workers
 
 
 @dataclass
 class Screening:
-    """`screening(facts, settings)`: how many times as fast a step's reduction is under each, by `study.Screen`."""
+    """`screening(facts, settings)`: how many times as fast the reduction of a step's gradients is with each setting."""
 
     torchrun: argparse.Namespace
     folder: Path
@@ -44,21 +44,21 @@ class Screening:
     _running: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _stopped: bool = field(default=False, init=False)
     _starting: threading.Lock = field(default_factory=threading.Lock, init=False)
-    """Held where a job is started, and where that is forbidden."""
+    """Held while a job is started, and while that is forbidden."""
     _number: int = field(default=0, init=False)
 
     def __call__(self, facts: JobFacts, settings: Sequence[Mapping[str, Value]]) -> list[float]:
-        """0.0 for a setting under which nothing arrives; an empty list where even the present settings fail here."""
+        """See `study.Screen`: 0.0 for a setting whose job fails, an empty list where even the present settings fail."""
         burst = Burst.of_step(facts.gradient_bytes, facts.backend)
         before = self._seconds(burst, {})
         if not before:
             return []
         found = [self._seconds(burst, Configuration(setting).start_variables) for setting in settings]
-        now = median([*before, *self._seconds(burst, {})])  # again, for a network that others use too
+        now = median([*before, *self._seconds(burst, {})])  # again, because others may use the network too
         return [now / median(seconds) if seconds else 0.0 for seconds in found]
 
     def stop(self) -> None:
-        """End whatever runs; nothing is started from here on. May be called by any thread."""
+        """End the job that runs; none is started from here on. May be called by any thread."""
         with self._starting:
             self._stopped = True
         if self._running is not None:
@@ -69,8 +69,7 @@ class Screening:
         self._number += 1
         self.folder.mkdir(parents=True, exist_ok=True)
         place = self.folder / f"{self._number}.json"
-        paths = [str(_ROOT), *filter(None, [self.environment.get("PYTHONPATH")])]
-        environment = {**self.environment, **AGENTS_STORE, **variables, "PYTHONPATH": os.pathsep.join(paths)}
+        environment = {**self.environment, **variables, **for_own_workers(self.environment)}
         words = [*meeting_words(self.torchrun, f"screening{self._number}"), "--redirects", "3"]
         words += ["--log-dir", str(self.folder), "-m", _MODULE, str(place), json.dumps(asdict(burst))]
         self._run([sys.executable, "-m", "torch.distributed.run", *words], environment)
@@ -85,7 +84,7 @@ class Screening:
         with self._starting, open(self.folder / "launcher.log", "ab") as log:
             if self._stopped:
                 return
-            # A session of its own: Ctrl-C is the launcher's, which ends this in its own time.
+            # In a session of its own, so that Ctrl-C reaches only the launcher, which ends this job.
             running = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
             self._running = running
         try:
@@ -96,13 +95,9 @@ class Screening:
     @staticmethod
     def _end(process: subprocess.Popen[bytes]) -> None:
         for number, patience in ((signal.SIGTERM, _ENDING), (signal.SIGKILL, None)):
-            if process.poll() is not None:
-                return
-            try:
-                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if process.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, number)
                 process.wait(patience)
                 return
-            except ProcessLookupError:
-                return
-            except subprocess.TimeoutExpired:
-                continue

@@ -1,13 +1,13 @@
-"""Keeps the logs of a tuning run small: of each file the first 32 MiB and the last 31 MiB stay.
+"""Keeps the logs of a tuning run small: the first 32 MiB and the last 31 MiB of each file are kept.
 
     with LogKeeper(folder.attempt(0)):
         ...                     # ranks write to <folder>/<job>/attempt_0/<rank>/stdout.log
     ...                         # the logs are plain files of at most 64 MiB now
 
-Elastic hands each rank its log as an open file, so the launcher never sees what is written. While a rank writes, its
-file keeps its length and loses its middle: the disk's blocks there are given back (a *hole*), which the writer does not
+Elastic gives each rank its log as an open file, so the launcher does not see what is written. While a rank writes, the
+file keeps its length and loses its middle: the disk's blocks there are freed (a *hole*), which the writer does not
 notice. Where the file system has no holes (NFS, macOS), the head and the newest part are copied to files beside the log
-and the log is cut to nothing; the writer goes on at its own place in it.
+and the log is truncated to nothing; the writer goes on at its own position in it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import ctypes
 import os
 import re
 import stat
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,27 +32,27 @@ LIMIT = 64 * MIB
 """Largest size of a log."""
 HEAD = 32 * MIB
 TAIL = 31 * MIB
-"""The rest, but for the line between the two, and for the end of the hole."""
+"""Less than the rest, which also holds the line between the two, and the hole's end up to a whole block."""
 _COPIED = 12 * MIB
 """Without holes: what is copied of the newest part before the log is cut."""
 _MEANWHILE = 2 * MIB
-"""Without holes: what is copied of that which is written during a copy, if it is no more than this."""
+"""Without holes: what is written during a copy is copied too, if it is no more than this."""
 _CATCHING_UP = 2  # times that this is done
 _COPY_AT_MOST = _COPIED + _CATCHING_UP * _MEANWHILE
 _BLOCK = MIB  # a hole ends at a multiple of it, which is a multiple of the file system's blocks
 _SLOWEST, _SLOW, _FASTEST = 1.0, 0.25, 0.02  # seconds between two looks
 _SPARE = LIMIT  # bytes that all logs together may grow between two looks
-_EFFORT = 50  # a look may take one part in so many of the time
+_EFFORT = 50  # a look may take at most one part in 50 of the time
 _LOGS = ("stdout.log", "stderr.log")
 # elastic's folders, such as 1f2e.tune0_x7k2/attempt_0/3: the job's name is ours, see `elastic`
 _JOBS, _STARTS, _RANKS = re.compile(r".+\.[a-z]+\d+_.+"), re.compile(r"attempt_\d+"), re.compile(r"\d+")
 
 
 class LogKeeper:
-    """A thread that looks after the logs in an attempt's folder, at most every 20 ms and at least once a second.
+    """A thread that looks at the logs in an attempt's folder, at most every 20 ms and at least once a second.
 
     Not promised: that a log never exceeds the limit. It does by what is written between two looks, some hundred MiB
-    from a process that begins to write as fast as it can. Nothing here raises: a log that cannot be kept small is left.
+    from a process that begins to write as fast as it can. It never raises: a log that cannot be kept small is left.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,27 +63,18 @@ class LogKeeper:
         self._thread = threading.Thread(target=self._watch, name="autoddp-logs", daemon=True)
 
     def __enter__(self) -> LogKeeper:
-        self.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Settle all logs and look no more."""
         self._over.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.join()
         self.settle()
 
     def settle(self) -> None:
         """Make each log a plain file of at most 64 MiB: head, a line that says how much is left out, and tail.
 
-        To be called when the writers have ended: what one writes from then on may be lost.
+        Only for writers that have ended: what one writes from then on may be lost.
         """
         with self._one_at_a_time:
             for path in _found(self._folder):
@@ -126,23 +116,23 @@ class _Log:
     path: Path
     inode: int = 0
     hole: int = HEAD
-    """Where the hole ends that begins after the head."""
+    """Where the hole ends; it begins after the head."""
     cut: bool = False
-    """Without holes: whether its head and the newest part of then were copied, and the log cut to nothing."""
+    """Without holes: whether the log was cut, which is: its head and newest part copied, and its length set to 0."""
     begin: int = 0
-    """Without holes: where in the log that begins which was written since."""
+    """Without holes: the position in the log after which everything was written since the cut."""
     before: int = 0
-    """Without holes: bytes that had been written when it was cut."""
+    """Without holes: bytes that had been written before the cut."""
     lost: int = 0
-    """Without holes: how many of them were written after the last copy and before the cut."""
+    """Without holes: bytes that were written after the last copy and before the cut."""
     zeros: bool = False
     """Without holes: whether the copy may begin with zeros, in place of what an earlier cut lost."""
 
     def bound(self) -> int:
         """Make room if the log is too large; its size."""
         size = self._size()
-        held = HEAD + _COPY_AT_MOST + size - self.begin if self.cut else HEAD + size - self.hole
-        if held > LIMIT:
+        kept = HEAD + _COPY_AT_MOST + size - self.begin if self.cut else HEAD + size - self.hole
+        if kept > LIMIT:
             with self._opened() as file:
                 if self.cut or not self._punch(file, size):
                     self._cut(file)
@@ -156,10 +146,11 @@ class _Log:
                 self._join(file, size)
         elif size > LIMIT:
             with self._opened() as file:
-                line = _line(size - HEAD - TAIL)
-                _write(file, line, HEAD)
-                _move(file, size - TAIL, HEAD + len(line), TAIL)
-                os.ftruncate(file, HEAD + len(line) + TAIL)
+                end = _line(size - HEAD - TAIL) + os.pread(file, TAIL, size - TAIL)
+                done = 0
+                while done < len(end):
+                    done += os.pwrite(file, end[done:], HEAD + done)
+                os.ftruncate(file, HEAD + len(end))
         self._forget(0)
 
     def _size(self) -> int:
@@ -169,7 +160,7 @@ class _Log:
         if found.st_ino != self.inode:  # another file under the same name
             self._forget(found.st_ino)
         if 0 < found.st_size < self.begin:
-            self.begin = 0  # its writer appends: it does not go on at its own place
+            self.begin = 0  # its writer appends, at the end that the log has now
         return max(found.st_size, self.begin)
 
     def _forget(self, inode: int) -> None:
@@ -200,12 +191,12 @@ class _Log:
         if not self.cut:
             _copy(file, 0, HEAD, self._beside(".head"))
             size = os.fstat(file).st_size
-        # a copy that fails half-way, as on a full disk, must leave the one from the last time
+        # a copy that fails half-way, as on a full disk, must not replace the last one
         copied = _copy(file, max(self.begin, size - _COPIED), size, self._beside(".next"))
         for _ in range(_CATCHING_UP):
             size = os.fstat(file).st_size
             if size - copied > _MEANWHILE:
-                break  # its writer is as fast as the copy: rather lose a part than fill the disk
+                break  # its writer is as fast as the copy: to lose a part is better than to fill the disk
             copied = _copy(file, copied, size, self._beside(".next"), os.O_APPEND)
         os.replace(self._beside(".next"), self._beside(".tail"))
         end = os.fstat(file).st_size
@@ -236,7 +227,7 @@ class _Log:
 
 
 def _is_ours(found: os.stat_result) -> bool:
-    """A plain file that has no other name, by which somebody else may mean it."""
+    """Whether it is a plain file of this user's without a second name, by which it might be the script's."""
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
 
 
@@ -245,7 +236,7 @@ def _line(left_out: int) -> bytes:
 
 
 def _found(folder: Path) -> Iterator[Path]:
-    """NCCL's and elastic's logs in the folder, and each rank's. Never what the script writes: that is elsewhere."""
+    """NCCL's and elastic's logs in the folder, and each rank's. The script's own files are elsewhere."""
     yield from (Path(entry) for entry in _entries(folder) if entry.name.endswith(".log"))
     for job in _folders(folder, _JOBS):
         for start in _folders(job, _STARTS):
@@ -265,23 +256,6 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _write(file: int, content: bytes, place: int) -> None:
-    done = 0
-    while done < len(content):
-        done += os.pwrite(file, content[done:], place + done)
-
-
-def _move(file: int, begin: int, to: int, count: int) -> None:
-    """Move a part of a file towards its front."""
-    done = 0
-    while done < count:
-        part = os.pread(file, min(MIB, count - done), begin + done)
-        if not part:
-            return
-        _write(file, part, to + done)
-        done += len(part)
-
-
 def _copy(file: int, begin: int, end: int, path: Path, how: int = os.O_TRUNC) -> int:
     """Copy a part of a file to another one; where in the first one the copy ends."""
     copy = os.open(path, os.O_WRONLY | os.O_CREAT | how | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -294,14 +268,12 @@ def _copy(file: int, begin: int, end: int, path: Path, how: int = os.O_TRUNC) ->
 
 
 def _hole_puncher() -> Callable[[int, int, int, int], int] | None:
-    if sys.platform != "linux":
-        return None
     library = ctypes.CDLL(None, use_errno=True)
+    # macOS has neither name, and musl has no second one
     fallocate = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
-    if fallocate is None:
-        return None
-    fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    return fallocate  # type: ignore[no-any-return]
+    if fallocate is not None:
+        fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return fallocate
 
 
 _fallocate = _hole_puncher()
