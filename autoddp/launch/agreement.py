@@ -1,7 +1,9 @@
 """Before a job on several hosts the launchers meet: they compare what they are about to do, and find their network.
 
-Errors are only for what torchrun could not run either, and for hosts with different recipes. They come at most five
-seconds after the last host has arrived, and are the same on all hosts.
+    agreement = agree(torchrun, plan="digest", reads="a recipe")     # UsageError where the hosts cannot run together
+
+Errors are only for what torchrun could not run either, and for hosts with different recipes; any other difference is a
+warning. They come at most five seconds after the last host has arrived, and are the same on all hosts.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -26,13 +28,93 @@ from autoddp.launch.interface_selection import choose, places_here, with_rdma
 from autoddp.launch.local_fingerprint import may_have_gpus
 from autoddp.launch.mode import torch_version
 from autoddp.launch.network import Network
-from autoddp.launch.preflight import HostFacts, compared, labels
 from autoddp.launch.values import to_text
 from autoddp.log import tell
 from autoddp.topology import interfaces
+from autoddp.units import duration
 from autoddp.version import __version__
 
 _ANSWER = timedelta(seconds=60)  # for one answer of another launcher, on a machine that is busy elsewhere
+_CLOCKS = 5.0  # seconds; less may come from the exchange itself, on a machine that is busy
+
+
+class HostFacts(msgspec.Struct, frozen=True):
+    """One launcher. Another version of autoddp may send fewer fields, or more: each has a default."""
+
+    name: str = "?"
+    """The host's own name."""
+    plan: str = ""
+    """A digest of what this host is about to do; it must be equal on all hosts."""
+    reads: str = ""
+    """The plan for people."""
+    nodes: str = ""
+    """--nnodes"""
+    node_rank: int | None = None
+    """--node-rank, under a static rendezvous."""
+    processes: int = 0
+    """On this node."""
+    torch: str = ""
+    autoddp: str = ""
+    clock: float = 0.0
+    """Seconds since 1970, read when all have arrived."""
+
+
+def labels(hosts: Sequence[HostFacts]) -> list[str]:
+    """The hosts' names in messages: --node-rank, or else the order at the meeting, and the host name."""
+    ranks = [index if host.node_rank is None else host.node_rank for index, host in enumerate(hosts)]
+    return [f"node {rank} ({host.name})" for rank, host in zip(ranks, hosts, strict=True)]
+
+
+def compared(hosts: Sequence[HostFacts]) -> tuple[list[str], list[str]]:
+    """(errors, warnings), one line each, the same on all hosts."""
+    errors: list[str] = []
+    warnings: list[str] = []
+
+    def differ(by: Callable[[HostFacts], Any]) -> bool:
+        return len({by(host) for host in hosts}) > 1
+
+    if differ(lambda host: host.plan):
+        told = _told(hosts, lambda host: host.plan, lambda host: host.reads)
+        errors.append(
+            f"hosts differ: {told}; every host needs the same recipe, and the same .unfit note beside it or none: "
+            "copy both to all, or name the recipe by --recipe"
+        )
+    ranks = [host.node_rank for host in hosts if host.node_rank is not None]
+    if len(set(ranks)) < len(ranks):
+        told = ", ".join(f"{host.node_rank} on {host.name}" for host in hosts)
+        errors.append(f"two hosts have the same --node-rank ({told}): number them from 0 to {len(hosts) - 1}")
+    if differ(lambda host: host.nodes):
+        told = _told(hosts, lambda host: host.nodes)
+        # Under a static rendezvous each host would wait for a number of ranks of its own.
+        (errors if ranks else warnings).append(f"--nnodes differs: {told}; give every host the same")
+    for name, by in (
+        ("the number of processes per node", lambda host: host.processes),
+        ("torch's version", lambda host: host.torch),
+        ("autoddp's version", lambda host: host.autoddp),
+    ):
+        if differ(by):
+            warnings.append(f"{name} differs: {_told(hosts, by)}")
+    apart = max(host.clock for host in hosts) - min(host.clock for host in hosts)
+    if apart > _CLOCKS:
+        told = _told(hosts, lambda host: f"{duration(host.clock - min(h.clock for h in hosts))} ahead")
+        warnings.append(f"the hosts' clocks are {duration(apart)} apart ({told}): times in logs do not compare")
+    return errors, warnings
+
+
+def _told(
+    hosts: Sequence[HostFacts], by: Callable[[HostFacts], Any], shown: Callable[[HostFacts], Any] | None = None
+) -> str:
+    """`2 on node 0 (a), node 1 (b); 1 on node 2 (c)`: hosts grouped by a value. `shown`: the value for people."""
+    groups: dict[Any, list[int]] = {}
+    for index, host in enumerate(hosts):
+        groups.setdefault(by(host), []).append(index)
+    called = labels(hosts)
+    told = []
+    for members in groups.values():
+        names = [called[index] for index in members]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        told.append(f"{(shown or by)(hosts[members[0]])} on {', '.join(names[:3])}{more}")
+    return "; ".join(told)
 
 
 @dataclass(frozen=True)

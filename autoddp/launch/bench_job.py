@@ -17,10 +17,9 @@ from autoddp.errors import JobFailed, UsageError, did_you_mean
 from autoddp.launch.agreement import agree
 from autoddp.launch.elastic import node_range, processes_per_node, run_own_job, torchrun_parser
 from autoddp.launch.keeper import Keeper
-from autoddp.launch.leftovers import PREFIX
 from autoddp.launch.network import Network
 from autoddp.launch.options import option_names
-from autoddp.launch.run_folder import temporary_folder
+from autoddp.launch.run_folder import PREFIX, temporary_folder
 from autoddp.launch.usual_folders import usual_folders
 from autoddp.units import byte_count, seconds
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autoddp.launch.movement import Movement
+from autoddp.launch.waiting import Movement
 from autoddp.wire import Measure
 
 _FIRST = 300.0  # seconds for the first block, whose step time is unknown

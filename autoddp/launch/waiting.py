@@ -1,6 +1,6 @@
-"""Lines for the user while an attempt has not come to its first measurement: where its ranks are.
+"""Whether ranks move: when each one's main thread moved last, and lines for the user while an attempt begins.
 
-An attempt in which no rank has moved for half an hour is ended.
+An attempt in which no rank has moved for half an hour before its first measurement is ended.
 """
 
 from __future__ import annotations
@@ -12,13 +12,38 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoddp.launch.movement import Movement
 from autoddp.units import duration
 
 _FIRST_WORD = 30.0  # seconds until the first line
 _NEXT_WORD = 60.0  # seconds from one line to the next: a long start must not fill the terminal
 _STILL = 5.0  # seconds without a movement before a line says so; a rank's file is touched about every second
 _GIVEN_UP = 1800.0  # seconds without a movement of any rank; the usual time limit of torch's collectives
+
+
+class Movement:
+    """When each rank's main thread moved last, by a clock that never jumps, as the system's time may.
+
+        movement = Movement(folder)
+        movement.look()              # called repeatedly; {"0": 12.5, "1": 19.0}, seconds of the clock
+
+    A rank that moves gives its file in `heartbeats` a new modification time, see `worker.heartbeat`. Only a change of
+    that time counts: the file's age would be wrong after each correction of the system's time.
+    """
+
+    def __init__(self, heartbeats: Path = Path(), clock: Callable[[], float] = time.monotonic) -> None:
+        self._heartbeats = heartbeats
+        self._clock = clock
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def look(self) -> dict[str, float]:
+        """File name → when it was last seen to have changed; a file that is new has changed."""
+        now = self._clock()
+        for path in self._heartbeats.glob("*"):
+            with contextlib.suppress(OSError):
+                stamp = path.stat().st_mtime_ns
+                if self._seen.get(path.name, (None, 0.0))[0] != stamp:
+                    self._seen[path.name] = (stamp, now)
+        return {name: at for name, (_, at) in self._seen.items()}
 
 
 @dataclass

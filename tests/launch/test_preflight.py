@@ -14,8 +14,8 @@ import pytest
 from launchers import whole
 from meeting_hosts import Meetings
 
+from autoddp.launch.agreement import HostFacts, compared
 from autoddp.launch.interface_selection import Places
-from autoddp.launch.preflight import HostFacts, compared
 from autoddp.topology.naming import named
 
 PORT = 29500

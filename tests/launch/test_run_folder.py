@@ -24,10 +24,9 @@ import pytest
 
 from autoddp.errors import UsageError
 from autoddp.knobs import AS_WRITTEN
-from autoddp.launch.leftovers import clean_leftovers, remove_older_runs
 from autoddp.launch.owner import Mark, read_mark
 from autoddp.launch.removal import opened, remove_contents, remove_entry
-from autoddp.launch.run_folder import RunFolder
+from autoddp.launch.run_folder import RunFolder, clean_leftovers, remove_older_runs
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, save
 
 ROOT = Path(__file__).resolve().parents[2]
