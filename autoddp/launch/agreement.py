@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -70,11 +70,11 @@ def compared(hosts: Sequence[HostFacts]) -> tuple[list[str], list[str]]:
     errors: list[str] = []
     warnings: list[str] = []
 
-    def differ(by: Callable[[HostFacts], Any]) -> bool:
-        return len({by(host) for host in hosts}) > 1
+    def different(values: Sequence[object], shown: Sequence[object] | None = None) -> str:
+        """Which hosts have which value; "" if all have the same. `shown` are the values for people."""
+        return _told(hosts, values, shown or values) if len(set(values)) > 1 else ""
 
-    if differ(lambda host: host.plan):
-        told = _told(hosts, lambda host: host.plan, lambda host: host.reads)
+    if told := different([host.plan for host in hosts], [host.reads for host in hosts]):
         errors.append(
             f"hosts differ: {told}; every host needs the same recipe, and the same .unfit note beside it or none: "
             "copy both to all, or name the recipe by --recipe"
@@ -83,37 +83,32 @@ def compared(hosts: Sequence[HostFacts]) -> tuple[list[str], list[str]]:
     if len(set(ranks)) < len(ranks):
         told = ", ".join(f"{host.node_rank} on {host.name}" for host in hosts)
         errors.append(f"two hosts have the same --node-rank ({told}): number them from 0 to {len(hosts) - 1}")
-    if differ(lambda host: host.nodes):
-        told = _told(hosts, lambda host: host.nodes)
+    if told := different([host.nodes for host in hosts]):
         # Under a static rendezvous each host would wait for a number of ranks of its own.
         (errors if ranks else warnings).append(f"--nnodes differs: {told}; give every host the same")
-    for name, by in (
-        ("the number of processes per node", lambda host: host.processes),
-        ("torch's version", lambda host: host.torch),
-        ("autoddp's version", lambda host: host.autoddp),
+    for name, values in (
+        ("the number of processes per node", [host.processes for host in hosts]),
+        ("torch's version", [host.torch for host in hosts]),
+        ("autoddp's version", [host.autoddp for host in hosts]),
     ):
-        if differ(by):
-            warnings.append(f"{name} differs: {_told(hosts, by)}")
-    apart = max(host.clock for host in hosts) - min(host.clock for host in hosts)
-    if apart > _CLOCKS:
-        told = _told(hosts, lambda host: f"{duration(host.clock - min(h.clock for h in hosts))} ahead")
-        warnings.append(f"the hosts' clocks are {duration(apart)} apart ({told}): times in logs do not compare")
+        if told := different(values):
+            warnings.append(f"{name} differs: {told}")
+    ahead = [host.clock - min(other.clock for other in hosts) for host in hosts]
+    if max(ahead) > _CLOCKS:
+        told = _told(hosts, ahead, [f"{duration(seconds)} ahead" for seconds in ahead])
+        warnings.append(f"the hosts' clocks are {duration(max(ahead))} apart ({told}): times in logs do not compare")
     return errors, warnings
 
 
-def _told(
-    hosts: Sequence[HostFacts], by: Callable[[HostFacts], Any], shown: Callable[[HostFacts], Any] | None = None
-) -> str:
-    """`2 on node 0 (a), node 1 (b); 1 on node 2 (c)`: hosts grouped by a value. `shown`: the value for people."""
-    groups: dict[Any, list[int]] = {}
-    for index, host in enumerate(hosts):
-        groups.setdefault(by(host), []).append(index)
-    called = labels(hosts)
-    told = []
+def _told(hosts: Sequence[HostFacts], values: Sequence[object], shown: Sequence[object]) -> str:
+    """`2 on node 0 (a), node 1 (b); 1 on node 2 (c)`: hosts of the same value are named together."""
+    groups: dict[object, list[int]] = {}
+    for index, value in enumerate(values):
+        groups.setdefault(value, []).append(index)
+    called, told = labels(hosts), []
     for members in groups.values():
-        names = [called[index] for index in members]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        told.append(f"{(shown or by)(hosts[members[0]])} on {', '.join(names[:3])}{more}")
+        more = f" and {len(members) - 3} more" if len(members) > 3 else ""
+        told.append(f"{shown[members[0]]} on {', '.join(called[index] for index in members[:3])}{more}")
     return "; ".join(told)
 
 
@@ -138,8 +133,7 @@ def agree(torchrun: argparse.Namespace, plan: str, reads: str, variables: Collec
     ours = {address for nic in interfaces() for address in nic.addresses}
     elastic.host_endpoint_if_ours(torchrun, ours)
     static = torchrun.rdzv_backend == "static"
-    endpoint = elastic.endpoint(torchrun)
-    has_store = endpoint is not None and elastic.hosts_endpoint(torchrun)
+    endpoint, has_store = elastic.endpoint(torchrun) or (None, False)
     if endpoint is not None and not has_store:
         wait_for_answer(endpoint, elastic.endpoint_patience(torchrun), tell)
     elif endpoint is not None and static:

@@ -105,30 +105,25 @@ def host_endpoint_if_ours(torchrun: argparse.Namespace, addresses: set[str]) -> 
     torchrun.rdzv_conf = ",".join(filter(None, [torchrun.rdzv_conf, told]))
 
 
-def endpoint(torchrun: argparse.Namespace) -> Endpoint | None:
-    """Where the hosts meet; None where that is no address and port. UsageError for one that cannot be read."""
-    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+def endpoint(torchrun: argparse.Namespace) -> tuple[Endpoint, bool] | None:
+    """Where the hosts meet, and whether this node is to keep the store there; None where that is no address and port.
+
+    UsageError for one that cannot be read.
+    """
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
     arguments = _other_rendezvous(torchrun, "")
     if arguments.rdzv_backend != "c10d" or not arguments.rdzv_endpoint:
         return None
     with _rendezvous_errors(torchrun):
-        if _settings(arguments).get("store_type", "tcp").strip().lower() != "tcp":
+        settings: dict[str, Any] = _settings(arguments)
+        if settings.get("store_type", "tcp").strip().lower() != "tcp":
             return None
         host, port = parse_rendezvous_endpoint(arguments.rdzv_endpoint, DEFAULT_PORT)
-    return Endpoint("--rdzv-endpoint" if torchrun.rdzv_endpoint else "--master-addr", host, port)
-
-
-def hosts_endpoint(torchrun: argparse.Namespace) -> bool:
-    """Whether this node is to keep the endpoint's store."""
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
-    from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
-
-    place = endpoint(torchrun)
-    assert place is not None
-    settings: dict[str, Any] = _settings(_other_rendezvous(torchrun, ""))
+    place = Endpoint("--rdzv-endpoint" if torchrun.rdzv_endpoint else "--master-addr", host, port)
     told = RendezvousParameters("c10d", str(place), "", 1, 1, **settings).get_as_bool("is_host")
-    return bool(_matches_machine_hostname(place.host) if told is None else told)
+    return place, bool(_matches_machine_hostname(host) if told is None else told)
 
 
 def endpoint_patience(torchrun: argparse.Namespace) -> float:

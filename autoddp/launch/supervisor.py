@@ -22,25 +22,16 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
 
 from autoddp.errors import UsageError
-from autoddp.launch.processes import (
-    collect,
-    fork,
-    gone_within,
-    kill_descendants,
-    named_descendants,
-    terminate_descendants,
-)
+from autoddp.launch import processes
 from autoddp.log import tell
 
 _LEAVING = 1.0  # seconds that helpers have for ending by themselves after the launcher has
 _TERMINATING = 6.0  # seconds between SIGTERM and SIGKILL; with the rest, all is over within ten
-_STATUS = struct.Struct("i")
 _OTHERS = (
     # They cannot be handled, concern one process alone, or stop and continue it, which leaves torchrun's ranks alone.
     "SIGKILL SIGSTOP SIGCHLD SIGCONT SIGTSTP SIGTTIN SIGTTOU SIGWINCH SIGURG SIGPIPE SIGSEGV SIGBUS SIGFPE SIGILL "
@@ -59,7 +50,7 @@ def run_below_a_supervisor() -> None:
         raise UsageError("--no-orphans: only Linux lets a process adopt orphans; leave the option out here")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until each process is ready for them
     ours, theirs = socket.socketpair()
-    supervisor = fork()
+    supervisor = processes.fork()
     if supervisor == 0:
         ours.close()
         _become_supervisor(theirs, before)
@@ -81,13 +72,13 @@ def _status_at_the_end(connection: socket.socket, supervisor: int, mask: Iterabl
     for number in PASSED_ON:
         signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    said = connection.recv(_STATUS.size)
+    said = connection.recv(64)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(supervisor, 0)
     if not said:
         tell("--no-orphans: the process that watches over the job was killed; processes of the job may be left")
         return int(signal.SIGKILL)
-    return int(_STATUS.unpack(said)[0])
+    return int(said)
 
 
 def _end_as(status: int) -> None:
@@ -113,7 +104,7 @@ def _become_supervisor(connection: socket.socket, mask: Iterable[int]) -> None:
 
     os.setsid()
     adopt_orphans()
-    launcher = fork()
+    launcher = processes.fork()
     if launcher == 0:
         connection.close()
         os.setsid()
@@ -128,10 +119,10 @@ def _become_supervisor(connection: socket.socket, mask: Iterable[int]) -> None:
         status = _until_one_has_gone(connection, launcher)
         _end_what_is_left(launcher if status is None else None)
         if status is not None:
-            connection.send(_STATUS.pack(status))
+            connection.send(str(status).encode())
     except BaseException:
         traceback.print_exc()
-        kill_descendants()
+        processes.kill_descendants()
     finally:
         os._exit(0)
 
@@ -140,7 +131,7 @@ def _until_one_has_gone(connection: socket.socket, launcher: int) -> int | None:
     """Send the launcher what the command passes on. The launcher's status, or None where the command was killed."""
     with _woken_by_children() as woken:
         while True:
-            status = collect().get(launcher)
+            status = processes.collect().get(launcher)
             if status is not None:
                 return status
             readable = select.select([connection, woken], [], [])[0]
@@ -171,12 +162,12 @@ def _end_what_is_left(launcher: int | None) -> None:
     if launcher is not None:
         # Not by SIGTERM: it would note down that its ranks have failed, which are ended here beside it.
         os.kill(launcher, signal.SIGKILL)
-    elif gone_within(_LEAVING):
+    elif processes.gone_within(_LEAVING):
         return
-    left = named_descendants(launcher)
+    left = processes.named_descendants(launcher)
     if left:
         why = "the job has left behind" if launcher is None else "the launcher, which was killed, has left behind"
         tell(f"--no-orphans: ending what {why}: {left}")
-    terminate_descendants()
-    if not gone_within(_TERMINATING):
-        kill_descendants()
+    processes.terminate_descendants()
+    if not processes.gone_within(_TERMINATING):
+        processes.kill_descendants()
