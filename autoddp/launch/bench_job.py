@@ -118,7 +118,7 @@ def own_parser() -> argparse.ArgumentParser:
 
 
 def _checked(name: str, rule: str, convert: Callable[[str], T], is_right: Callable[[T], object]) -> Callable[[str], T]:
-    """A converter for argparse; `is_right` returns something false, or raises ValueError, for a value that is not."""
+    """A converter for argparse; `is_right` returns something false, or raises ValueError, for a wrong value."""
 
     def converted(text: str) -> T:
         with contextlib.suppress(ValueError):

@@ -33,7 +33,7 @@ DEFAULT_PORT = 29500  # torchrun's, for a static rendezvous without --master-por
 
 
 def for_own_workers(environment: Mapping[str, str]) -> dict[str, str]:
-    """What `environment` needs so that workers of ours find this package, also in a checkout, and meet in a store."""
+    """Variables with which our own workers find this package, also in a checkout, and meet in their agent's store."""
     paths = [str(_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     return {**_AGENTS_STORE, "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -60,14 +60,14 @@ def _settings(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def run_real_job(torchrun: argparse.Namespace) -> None:
-    """What torchrun does with these arguments, by torchrun's own code."""
+    """Run the job with these arguments by torchrun's own code."""
     from torch.distributed.run import run
 
     run(torchrun)
 
 
 def processes_per_node(torchrun: argparse.Namespace) -> int:
-    """How many ranks this node starts; ValueError, torch's own, for a word that it does not know."""
+    """How many ranks this node starts; torch's ValueError for an unknown value of --nproc-per-node."""
     from torch.distributed.run import determine_local_world_size
 
     with _quiet_elastic(None):
@@ -100,7 +100,7 @@ def host_endpoint_if_ours(torchrun: argparse.Namespace, addresses: set[str]) -> 
         ours = False  # the meeting will report it
     try:
         told = "is_host=1" if not _matches_machine_hostname(host) and ours else ""
-    except OSError:  # this host's own name has no address at all, and elastic would end with a traceback
+    except OSError:  # this host's name has no address, which would make elastic end with a traceback
         told = f"is_host={int(ours)}"
     torchrun.rdzv_conf = ",".join(filter(None, [torchrun.rdzv_conf, told]))
 
@@ -127,7 +127,7 @@ def endpoint(torchrun: argparse.Namespace) -> tuple[Endpoint, bool] | None:
 
 
 def endpoint_patience(torchrun: argparse.Namespace) -> float:
-    """Seconds that torchrun would wait until somebody listens at the endpoint."""
+    """Seconds that torchrun would wait until the endpoint accepts connections."""
     static = torchrun.rdzv_backend == "static"
     name, usual = ("timeout", _TIMEOUT) if static else ("read_timeout", _READ_TIMEOUT)
     return float(_settings(torchrun).get(name, usual))

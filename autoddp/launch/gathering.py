@@ -114,7 +114,7 @@ class Arrivals:
 
 
 def _unreachable(endpoint: Endpoint) -> str:
-    """ "" or why nobody answers there."""
+    """Why the endpoint accepts no connection; "" if it does."""
     addresses = _addresses(endpoint)
     if not addresses:
         return f"the name {endpoint.host} does not resolve"

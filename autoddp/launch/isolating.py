@@ -111,7 +111,7 @@ _OF_COMPILERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def choose_isolation(options: Options, folder: RunFolder, keeper: Keeper) -> Isolation:
-    """The best that this host allows, or what was asked for. UsageError if that cannot be had."""
+    """The best level that this host allows, or the one that was asked for; UsageError if the host does not allow it."""
     if options.isolation is Level.OFF:
         return Isolation.off(folder)
     why = ""

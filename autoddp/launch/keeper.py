@@ -96,7 +96,7 @@ _GONE = "the process that watches over the attempt was killed"
 
 
 class Keeper:
-    """What the launcher has of it."""
+    """The launcher's side of the keeper."""
 
     def __init__(self) -> None:
         self._connection, theirs = Pipe()
@@ -232,7 +232,7 @@ def _run(connection: Connection, attempt: Attempt) -> None:
                 break
     finally:
         os.close(alive)
-        os.kill(child, signal.SIGKILL)  # no harm to one that has ended: it was not collected yet
+        os.kill(child, signal.SIGKILL)  # its id is still its own if it has ended, because it was not collected
         _, status = os.waitpid(child, 0)
         kill_descendants()
         _clean_up_after(attempt.shelter)

@@ -1,4 +1,4 @@
-"""This node's way to the other nodes, as the launchers found it; see `choosing`. Light: every launch imports it."""
+"""This node's network to the other nodes, as `interface_selection` chose it. Light, because every launch imports it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from dataclasses import dataclass, field
 
 from autoddp.topology.naming import GLOO, NCCL
 
-_LIKE = 0.1  # of the fastest; it takes half to gain, but the rate is roughly measured, and a benchmark judges
+_LIKE = 0.1  # of the fastest rate; only half of it gains, but rates are rough here, and a benchmark decides later
 VARIABLES = (GLOO, NCCL)
 
 
 @dataclass(frozen=True)
 class Network:
-    """This node's way to the others. `interface` is "" where there was nothing to choose."""
+    """How the others reach this node. `interface` is "" where there was nothing to choose."""
 
     interface: str = ""
     address: str = ""
-    """By which the others reach this node; "" where nobody has tried."""
+    """At which the others reach this node; "" where that was not tried."""
     says: str = ""
     """What was chosen and why, for people."""
     rates: dict[str, float] = field(default_factory=dict)
     """Interface → Gbit/s, of those that all others reach."""
     rdma: dict[str, str] = field(default_factory=dict)
-    """What NCCL is told about RDMA: variable → value."""
+    """NCCL's variables for RDMA: name → value."""
     told: tuple[str, ...] = ()
-    """The variables by which the workers are told `interface`."""
+    """The variables that are set to `interface` for the workers."""
 
     def has(self, interfaces: str) -> bool:
         """Whether all of these, with commas between them, reach all hosts; True where nothing was measured."""
@@ -32,7 +32,7 @@ class Network:
 
     @property
     def together(self) -> str:
-        """Interfaces, with commas, that are worth using at once: all that reach all hosts at a like rate."""
+        """Interfaces, with commas, that are worth using at once: all that reach all hosts at a similar rate."""
         best = max(self.rates.values(), default=0.0)
         like = sorted(name for name, rate in self.rates.items() if rate >= _LIKE * best)
         return ",".join(like) if len(like) > 1 else ""

@@ -57,7 +57,7 @@ class _Beat:
 
 @dataclass
 class _Stopwatch:
-    """Seconds since the last `reset`, without those in which nobody looked because this process was stopped."""
+    """Seconds since the last `reset`, except those in which this process was stopped and so could not look."""
 
     seconds: float = 0.0
     _looked: float = field(default_factory=time.monotonic)
@@ -115,7 +115,10 @@ class _Line:
 
 
 class Presence:
-    """Of this launcher among the `nodes` that share the `store`, which is at the `endpoint`, where it has one."""
+    """Shows the other launchers that this one runs, and knows which of them do.
+
+    `nodes` launchers share the `store`, which is at the `endpoint`, where it has one.
+    """
 
     def __init__(self, store: Any, rank: int, nodes: int, name: str, endpoint: Endpoint | None = None) -> None:
         self._store, self._rank, self._name = store, rank, name
@@ -178,7 +181,7 @@ class Presence:
             return rank in self._beats and bool(self._beats[rank].left)
 
     def name_of(self, rank: int) -> str:
-        """The host's name, or its number where it has never been heard of."""
+        """The host's name, or its number as long as it has written no beat."""
         return self._beats[rank].name if rank in self._beats else f"node {rank}"
 
     def end(self, why: str) -> None:
@@ -198,7 +201,7 @@ class Presence:
         self.stop()
 
     def stop(self) -> None:
-        """Beat no more. Nothing may be asked from here on."""
+        """Write no more beats. Nothing may be asked from here on."""
         self._questions.put(None)
         self._thread.join(_BEAT)  # it may wait for an answer that does not come
 

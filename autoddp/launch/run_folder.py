@@ -80,7 +80,7 @@ class RunFolder:
         self.summary = self.path / "summary.json"
         """The study's results, for programs."""
         self.previous_recipe = self.path / PREVIOUS
-        """Where a recipe goes that is about to be replaced."""
+        """Where a recipe is kept that is about to be replaced."""
 
     def attempt(self, number: int) -> Path:
         """A folder for attempt `number`: its logs, which stay, and `heartbeats`, which is removed when the run ends.
@@ -155,7 +155,7 @@ def _short(temporary: Path) -> Path:
 
 
 def _new_folder(output: Path) -> Path:
-    """Under another name where one is taken: hosts and containers with the same process id may share the folder."""
+    """A name may be taken already: hosts and containers with the same process id may share the output folder."""
     make(output)
     host = re.sub(r"[^A-Za-z0-9_-]", "_", socket.gethostname().partition(".")[0])[:40]
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{host or 'host'}-{os.getpid()}"

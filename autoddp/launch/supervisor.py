@@ -108,7 +108,7 @@ def _become_supervisor(connection: socket.socket, mask: Iterable[int]) -> None:
     if launcher == 0:
         connection.close()
         os.setsid()
-        # If the supervisor is killed, of all processes, the launcher still ends its ranks.
+        # If it is the supervisor that is killed, the launcher still ends its ranks.
         die_with_parent(signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return
@@ -142,7 +142,7 @@ def _until_one_has_gone(connection: socket.socket, launcher: int) -> int | None:
                 if not passed:
                     return None
                 for number in passed:
-                    os.kill(launcher, number)  # never a stranger: its id is its own until it is collected
+                    os.kill(launcher, number)  # no other process can have its id before it is collected
 
 
 @contextlib.contextmanager
