@@ -195,27 +195,28 @@ def _obey(connection: Connection) -> None:
 
 def _why_not(shelter: Shelter) -> str:
     """Why this host cannot have the shelter, or "". A child tries it: no process can leave a namespace again."""
-    reader, writer = os.pipe()
+    reader, writer = Pipe(duplex=False)
     child = os.fork()
     if child == 0:
         why = "it ended too early"
         try:
             _enter(shelter)
             why = ""
-        except OverlayRefused as refused:
-            why = str(refused)
         except BaseException as error:
-            why = repr(error)
+            why = str(error) if isinstance(error, OverlayRefused) else repr(error)
         finally:
-            os.write(writer, b"\0" + why.encode())
+            writer.send(why)
             os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        said = pipe.read()
+    writer.close()
+    try:
+        why = str(reader.recv())
+    except EOFError:
+        why = "the process that tried it was killed"
+    reader.close()
     os.waitpid(child, 0)
     if shelter.layers is not None:
         remove_folder(shelter.layers.scratch)
-    return said[1:].decode() if said else "the process that tried it was killed"
+    return why
 
 
 def _run(connection: Connection, attempt: Attempt) -> None:

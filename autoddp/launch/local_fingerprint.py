@@ -26,15 +26,12 @@ def known_here(fits: Fits) -> dict[str, object]:
     known: dict[str, object] = {"devices": shared or found.devices or ("cpu",)} if on_gpus else {}
     known["links"] = (found.links,) if found.links else None
     known["networks"] = (found.network,) if found.network else None
-    return known | (_versions() if fits.nccl else {})
+    if fits.nccl:
+        import torch
 
-
-def _versions() -> dict[str, object]:
-    import torch
-
-    known: dict[str, object] = {"cuda": torch.version.cuda}
-    if torch.cuda.is_available():
-        known["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        known["cuda"] = torch.version.cuda
+        if torch.cuda.is_available():
+            known["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return known
 
 

@@ -124,7 +124,7 @@ class RunFolder:
             remove_private(folder, self._claim.mark)
         run = read_mark(self.path)
         if run is not None:
-            with contextlib.closing(run):
+            with closing(run):
                 remove_scratch(run)
         while self._claims:
             self._claims.pop().close()
