@@ -85,3 +85,8 @@ def shown(value: Any) -> str:
     except ValueError:  # a hexadecimal number too long for Python to print
         return "…"
     return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "…"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, for a message of one line; its type where it has no text."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

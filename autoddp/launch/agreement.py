@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from autoddp.errors import UsageError
+from autoddp.errors import UsageError, first_line
 from autoddp.launch import elastic
 from autoddp.launch.gathering import Arrivals, say_if_not_ours, wait_for_answer
 from autoddp.launch.hosts import Hosts
@@ -172,8 +172,8 @@ def agree(torchrun: argparse.Namespace, plan: str, reads: str, variables: Collec
         if has_store:  # it ends with this process, and the others still have to read
             store.wait([f"read/{node}" for node in range(nodes)])
     except (RuntimeError, ValueError) as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UsageError(f"another host has left the meeting, see its own last lines ({first})") from None
+        why = f"another host has left the meeting, see its own last lines ({first_line(error)})"
+        raise UsageError(why) from None
     if rank == 0:
         for warning in warnings + found.doubts:
             tell(f"warning: {warning}")

@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from autoddp.errors import UsageError
+from autoddp.errors import UsageError, first_line
 from autoddp.launch.gathering import Arrivals, Endpoint
 from autoddp.launch.signals import ENDING
 from autoddp.log import tell
@@ -140,8 +140,7 @@ def board(place: Endpoint) -> Any:
     try:
         store = TCPStore(place.host, place.port, is_master=False, timeout=_BOARD)
     except RuntimeError as error:
-        first = next(iter(str(error).splitlines()), "there is no store")
-        raise UsageError(f"the hosts cannot meet at {place}: {first}") from None
+        raise UsageError(f"the hosts cannot meet at {place}: {first_line(error)}") from None
     return PrefixStore("autoddp", store)
 
 
@@ -254,12 +253,13 @@ def _rendezvous_errors(arguments: argparse.Namespace, arrivals: Arrivals | None 
     try:
         yield
     except (ValueError, RendezvousError) as error:
-        first = next(iter(str(error).splitlines()), "") or type(error).__name__
         where = f"--rdzv-backend {arguments.rdzv_backend} --rdzv-endpoint {arguments.rdzv_endpoint or 'none'}"
         if arguments.rdzv_backend == "static" and not arguments.rdzv_endpoint:
             where = f"--master-addr {arguments.master_addr} --master-port {arguments.master_port or DEFAULT_PORT}"
         came = f"; {so_far}" if arrivals is not None and (so_far := arrivals.so_far()) else ""
-        raise UsageError(f"the hosts cannot meet ({where}): {first}{came}: check both on every host") from None
+        raise UsageError(
+            f"the hosts cannot meet ({where}): {first_line(error)}{came}: check both on every host"
+        ) from None
 
 
 def _other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Namespace:

@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any, TypeVar
 
-from autoddp.errors import HostLost
+from autoddp.errors import HostLost, first_line
 from autoddp.isolation import Level
 from autoddp.launch.gathering import Endpoint
 from autoddp.launch.polling import polls
@@ -127,7 +127,7 @@ class Hosts:
                 return None
             return self._get(f"attempt{number}/ended", str) or "it ended on another host"
         except RuntimeError as error:
-            return f"the other hosts cannot be reached: {_first_line(error)}"
+            return f"the other hosts cannot be reached: {first_line(error)}"
 
     def agree(self, number: int, wanted: Next, say: Callable[[str], None]) -> Next:
         """What all do after attempt `number`: another one only if all want it."""
@@ -136,7 +136,7 @@ class Hosts:
         except HostsGone as gone:
             return Next(False, str(gone), wanted.level)
         except (RuntimeError, TimeoutError) as error:
-            return Next(False, wanted.why or f"the other hosts do not answer: {_first_line(error)}", wanted.level)
+            return Next(False, wanted.why or f"the other hosts do not answer: {first_line(error)}", wanted.level)
         why = " | ".join(dict.fromkeys(filter(None, (wanted.why, *(one.why for one in all_)))))
         return Next(all(one.more for one in all_), why, max((one.level for one in all_), key=list(Level).index))
 
@@ -159,7 +159,7 @@ class Hosts:
             self._set(f"recipe/{self.rank}", (found, built_ddp))
             decided = self._decided_by_the_first(self._absent("recipe", say))
         except (RuntimeError, TimeoutError) as error:
-            raise HostLost(f"{self._presence.why_over or _first_line(error)}; no job is started") from None
+            raise HostLost(f"{self._presence.why_over or first_line(error)}; no job is started") from None
         self._until_all_have_read(decided.without)
         if self.rank in decided.without:
             raise HostLost("the other hosts had not heard of this one for too long, and go on without it")
@@ -244,7 +244,3 @@ class Hosts:
     def _get(self, key: str, kind: type[T]) -> T:
         """Only of a key that is there."""
         return from_text(self._presence.ask(lambda store: store.get(key)), kind)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -26,6 +26,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+from autoddp.errors import first_line
 from autoddp.isolation import Level
 from autoddp.isolation.caches import keep_caches
 from autoddp.isolation.overlay import Layers, OverlayRefused, enter
@@ -269,7 +270,7 @@ def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
     except OverlayRefused as refused:
         failure = str(refused)
     except BaseException as error:
-        failure = f"elastic gave up: {next(iter(str(error).splitlines()), type(error).__name__)}"
+        failure = f"elastic gave up: {first_line(error)}"
     finally:
         with contextlib.suppress(OSError):
             connection.send(_Result(failure))

@@ -116,7 +116,7 @@ class Marked:
 
     def has_ended(self) -> bool:
         """Whether its owner, on any host, ended in order, so that nobody uses the folder."""
-        return self.mark.ended and self._lock() is not False
+        return self.mark.ended and _try_to_lock(self._file) is not False
 
     def remove_itself(self) -> bool:
         """Remove the mark and the folder, which must be empty otherwise: the mark is the last file to go."""
@@ -131,7 +131,7 @@ class Marked:
         return True
 
     def _is_dead(self) -> bool:
-        free = self._lock()
+        free = _try_to_lock(self._file)
         owner = self.mark.owner
         if free is False or (free is None and self.mark.locked):
             return False
@@ -140,9 +140,6 @@ class Marked:
         if owner.pid_namespace != _pid_namespace():
             return self.mark.locked  # its process id is not valid here, but its lock is
         return not _is_running(owner.pid, owner.started)
-
-    def _lock(self) -> bool | None:
-        return _try_to_lock(self._file)
 
 
 def read_mark(path: str | os.PathLike[str]) -> Marked | None:

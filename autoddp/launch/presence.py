@@ -25,6 +25,7 @@ from concurrent.futures import TimeoutError as NoAnswerYet
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from autoddp.errors import first_line
 from autoddp.launch.elastic import connection_is_lost
 from autoddp.launch.gathering import Endpoint
 from autoddp.launch.polling import polls
@@ -285,6 +286,6 @@ class Presence:
             return question(self._store)
         except Exception as error:
             if connection_is_lost(error):
-                self._broken = next(iter(str(error).splitlines()), type(error).__name__)
+                self._broken = first_line(error)
                 raise HostsGone(self.store_is_gone) from None
             raise
