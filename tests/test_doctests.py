@@ -22,8 +22,13 @@ EXAMPLES = {
     "autoddp.timing.speedup": 1,
     "autoddp.bench.conventions": 4,
     "autoddp.bench.result": 1,
+    "autoddp.topology.matrix": 2,
+    "autoddp.topology.naming": 1,
+    "autoddp.topology.nccl_log": 4,
+    "autoddp.topology.nvml": 1,
+    "autoddp.topology.text": 3,
 }
-FLOORS = ("errors", "units", "log", "knobs", "timing", "recipe", "bench", "wire")
+FLOORS = ("errors", "units", "log", "knobs", "timing", "recipe", "bench", "wire", "topology")
 
 
 def modules() -> list[str]:

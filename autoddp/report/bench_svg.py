@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from autoddp.bench import BenchResult, Sweep, busbw
+from autoddp.report.bench_tables import world_of
 from autoddp.report.svg import document, element, line, text, title_of
 from autoddp.units import data_size
 
@@ -18,9 +19,7 @@ _MODEL_STEPS = 8  # points of the model's line from one measured size to the nex
 
 def svg(result: BenchResult) -> str:
     """The content of an SVG file."""
-    plot, facts = _Plot(result), result.facts
-    nodes = f"{facts.nodes} node{'s' if facts.nodes > 1 else ''}"
-    title = f"all-reduce, {facts.world_size} ranks on {nodes}, {facts.backend}, {' and '.join(facts.devices)}"
+    plot, title = _Plot(result), f"all-reduce, {world_of(result.facts)}"
     lines = (part for sweep in result.sweeps for part in plot.sweep(sweep))
     return document(_WIDTH, _HEIGHT, title, [text(_WIDTH / 2, 20, title), *plot.axes(), *lines, *plot.legend()])
 

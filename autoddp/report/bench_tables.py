@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from autoddp.bench import BenchResult, LinkModel, Sweep, algbw, busbw
+from autoddp.bench import BenchResult, LinkFacts, LinkModel, Sweep, algbw, busbw
 from autoddp.tables import aligned
 from autoddp.units import data_size, milliseconds
 
 
 def tables(result: BenchResult) -> str:
     """The whole result as several lines of text. Times in µs, bandwidths in GB/s (10^9 bytes per second)."""
-    facts = result.facts
-    nodes = f"{facts.nodes} node{'s' if facts.nodes > 1 else ''}"
-    head = f"{facts.world_size} ranks on {nodes}, {facts.backend}, {' and '.join(facts.devices)}, torch {facts.torch}"
-    parts = [f"{head}: all-reduce of float32, in place"]
+    parts = [f"{world_of(result.facts)}, torch {result.facts.torch}: all-reduce of float32, in place"]
     if result.round_trip is not None:
         parts.append(f"a small TCP message between two nodes and back: {_micro(result.round_trip)} µs")
     parts += [_sweep(sweep) for sweep in result.sweeps]
     if result.hooks:
         parts.append(_hooks(result))
     return "\n\n".join(parts)
+
+
+def world_of(facts: LinkFacts) -> str:
+    """`4 ranks on 2 nodes, gloo, cpu`."""
+    nodes = f"{facts.nodes} node{'s' if facts.nodes > 1 else ''}"
+    return f"{facts.world_size} ranks on {nodes}, {facts.backend}, {' and '.join(facts.devices)}"
 
 
 def _sweep(sweep: Sweep) -> str:

@@ -1,4 +1,4 @@
-"""Network interfaces: what they are, whether they are up, where they lead."""
+"""Network interfaces from sysfs and the kernel's lists: kind, state, speed, addresses, default route."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The matrix of `nvidia-smi topo -m`, read from text that may have been cut, re-spaced, coloured or damaged on its way.
+"""Reads the matrix of `nvidia-smi topo -m` from text that may have been cut, re-spaced, coloured or damaged.
 
 matrix = read_matrix(ask("topo", "-m"))
 matrix.links["0-1"]         # 'NV18'
@@ -25,7 +25,7 @@ _Said = dict[_Key, set[str]]  # all that the text says of a thing: two different
 
 @dataclass(frozen=True)
 class TopologyMatrix:
-    """What the text says for certain.
+    """What is certain of the matrix.
 
     >>> matrix = read_matrix("GPU0    GPU1    CPU Affinity\\nGPU0     X      NV4     0-11\\nGPU1    NV4      X      0")
     >>> matrix.links, matrix.cpu_affinity, matrix.missing
@@ -48,11 +48,11 @@ class TopologyMatrix:
     nic_links: dict[int, dict[str, str]]
     """GPU → column of a NIC as the header has it (`NIC0`, `mlx5_0`) → relation."""
     cpu_affinity: dict[int, str]
-    """GPU → CPUs as printed, `0-23,48-71`: those allowed to whoever asked, not always the whole socket."""
+    """GPU → CPUs as printed, `0-23,48-71`: only those that the process which ran nvidia-smi was allowed to use."""
     numa_affinity: dict[int, str]
     """GPU → NUMA nodes as printed, `0` or `N/A`."""
     missing: tuple[str, ...]
-    """What could not be read, a sentence for each kind. A blank affinity was read."""
+    """What could not be read, a sentence for each kind. A blank affinity counts as read."""
 
     @property
     def complete(self) -> bool:
@@ -76,7 +76,7 @@ class TopologyMatrix:
 
 
 def read_matrix(text: str) -> TopologyMatrix:
-    """All that is certain of the matrix in `text`, of several the widest; NothingReadable if there is none.
+    """All that is certain of the matrix in `text`, of the widest if there are several; NothingReadable without one.
 
     A relation is certain if every cell about it that can be read, in its row and in its column, says the same.
     """
@@ -116,7 +116,7 @@ def _agreed(said: _Said[_Key]) -> dict[_Key, str]:
 
 
 def _relations(found: Table) -> tuple[_Said[tuple[int, int]], _Said[tuple[int, str]]]:
-    """GPU with GPU, and GPU with NIC."""
+    """All that the cells say of two GPUs, and of a GPU and a NIC."""
     links: _Said[tuple[int, int]] = defaultdict(set)
     nic_links: _Said[tuple[int, str]] = defaultdict(set)
     for row in found.rows:
@@ -152,7 +152,7 @@ def _legend(text: str) -> dict[str, set[str]]:
 
 
 def _columns_are_sure(found: Table) -> bool:
-    """A header that lost the name of a NIC has no row with as many cells."""
+    """Whether the header line names all columns: if a name was lost, every row has more cells than the header names."""
     columns, rows = found.columns, found.rows
     borne_out = all(row.open for row in rows) or any(map(columns.fit, rows))
     return columns.header and None not in columns.names and borne_out
@@ -198,7 +198,7 @@ def _missing_relations(found: Table, links: _Said[tuple[int, int]], nic_links: _
 
 
 def _missing_affinities(found: Table, column: str, said: _Said[int]) -> Iterator[str]:
-    """All blank is how it is printed in a container or under Windows; blank for some GPUs only is doubtful."""
+    """In a container or under Windows all affinities are blank, which is no loss; blanks for some GPUs only are."""
     width, known = len(found.columns.names), _agreed(said)
     doubtful = {
         row.gpu

@@ -1,4 +1,4 @@
-"""Which of a host's interfaces GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name, read as the two libraries read them.
+"""Which interfaces of a host GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name, by the rules of Gloo and of NCCL.
 
 Gloo takes whole names and uses all of them. NCCL takes beginnings of names, whole names after `=`, and ports after the
 names; `^` in front excludes. Both ignore a value of fewer than two characters.
@@ -37,7 +37,7 @@ def named(environment: Mapping[str, str], here: Iterable[str]) -> dict[str, list
 
 
 def preferred(variables: Mapping[str, list[str]]) -> list[str]:
-    """The named interfaces, Gloo's first: its network is TCP/IP, as that of the workers' store is."""
+    """The named interfaces, those of Gloo's variable first: it names TCP/IP networks, as the workers' store needs."""
     return list(dict.fromkeys(name for variable in (GLOO, NCCL) for name in variables.get(variable, ())))
 
 

@@ -1,4 +1,4 @@
-"""The machine around the GPUs: processor, memory nodes, limits, versions."""
+"""Facts about the machine besides GPUs and networks: processor, NUMA nodes, limits of this process, versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONTAINER_MARKS = re.compile(r"docker|kubepods|containerd|libpod|lxc")
 
 
 def cpu(root: Path = _ROOT) -> Cpu:
-    """The processor; counts only of the machine we run on."""
+    """The processor. Counts of cores are given for the machine this runs on only, not for a copy of another's files."""
     import psutil
 
     text = word(root / "proc/cpuinfo") or ""
@@ -38,7 +38,7 @@ def _line(text: str, key: str) -> str:
 
 
 def numa_nodes(root: Path = _ROOT) -> tuple[NumaNode, ...]:
-    """NUMA nodes by number."""
+    """The NUMA nodes, sorted by number; empty where sysfs shows none."""
     found = []
     for folder in entries(root / "sys/devices/system/node"):
         if re.fullmatch(r"node\d{1,4}", folder.name):
@@ -49,7 +49,7 @@ def numa_nodes(root: Path = _ROOT) -> tuple[NumaNode, ...]:
 
 
 def cpus(node: NumaNode) -> set[int]:
-    """The numbers behind a list such as `0-23,48-71`; empty for a text that is none."""
+    """The CPU numbers in `node.cpus`, a list such as `0-23,48-71`; empty if it is not such a list."""
     found: set[int] = set()
     for part in filter(None, node.cpus.split(",")):
         first, _, last = part.partition("-")
@@ -79,7 +79,7 @@ def _size_of(folder: Path) -> int | None:
 
 
 def _cgroup_folders() -> list[Path]:
-    """This process's cgroup and those above it, nearest first: a limit anywhere on the way holds. Version 2."""
+    """The folders of this process's cgroup (version 2) and of those above it: a limit of any of them holds."""
     lines = (word(Path("/proc/self/cgroup")) or "").splitlines()
     path = next((line[3:] for line in lines if line.startswith("0::")), "/")
     place = Path("/sys/fs/cgroup") / path.lstrip("/")
@@ -106,7 +106,7 @@ def _cgroup_memory() -> int | None:
 
 
 def in_container() -> bool:
-    """Whether this looks like the inside of a container."""
+    """Whether files that container engines leave, or the names of cgroups, show that this is a container."""
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
         return True
     return bool(_CONTAINER_MARKS.search(word(Path("/proc/1/cgroup")) or ""))
