@@ -294,12 +294,13 @@ def parse(argv: Sequence[str]) -> Options:
     given = vars(own.parse_args(ours))
     if "allow" in given:
         given["allow"] = Rung(given["allow"])
+    usual_ranks = torchrun.get_default("nproc_per_node")
     if "PET_NPROC_PER_NODE" not in os.environ:
         torchrun.set_defaults(nproc_per_node=None)
     understood = torchrun.parse_args(theirs)
     ranks_given = understood.nproc_per_node is not None
     if not ranks_given:
-        understood.nproc_per_node = torchrun_parser().get_default("nproc_per_node")
+        understood.nproc_per_node = usual_ranks
     folders = usual_folders()
     rest = {"torchrun": understood, "ranks_given": ranks_given, "says": tuple(says), "folders": folders}
     return Options(**{"output": folders.output, **given, **rest})
