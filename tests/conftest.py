@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from lab import Lab, unavailable
 
+LONG_FIRST = ("faults", "equality", "traces", "launch", "recipes", "worker", "cli", "isolation")
+"""Folders of tests by how long their longest file takes; the others' files take seconds."""
+
 
 @pytest.fixture
 def lab() -> Iterator[Callable[..., Lab]]:
@@ -21,8 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files that start whole jobs go first: one that began last would run on when nothing is left to run beside it."""
-    items.sort(key=lambda item: "launch" not in item.path.parts)
+    """Files that take long go first: one that began last would run on when nothing is left to run beside it."""
+    items.sort(key=lambda item: LONG_FIRST.index(item.path.parent.name) if item.path.parent.name in LONG_FIRST else 99)
     if not config.getoption("--whole"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("whole")])
         items[:] = [item for item in items if not item.get_closest_marker("whole")]

@@ -20,11 +20,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import forks
 
 NAMESPACES = ("--net", "--uts", "--mount")
 SHAPE = ("burst", "256kb", "latency", "100ms")  # 256 kB: a whole offloaded packet (64 kB) must fit several times
@@ -113,11 +116,19 @@ class Lab:
         it and its exit code is its own. GLOO_SOCKET_IFNAME is set, or Gloo would look for the outside network; not in a
         trap, nor where a host has names of its own.
         """
-        bare = self._trap or self._names is not None
-        env = {**({} if bare else {"GLOO_SOCKET_IFNAME": "eth0"}), **(os.environ if env is None else env)}
+        env = self._environment(os.environ if env is None else env)
         # Entering the mount namespace moves a process to its root folder: the shell goes back.
         go = ["sh", "-c", 'cd "$0" && exec "$@"', os.fspath(cwd or os.getcwd())]
         return subprocess.Popen([*self._enter(host), *go, *map(os.fspath, argv)], env=env, **options)
+
+    def fork(self, host: int, argv: Sequence[str], *, env: Mapping[str, str], **options: Any) -> forks.Fork:
+        """Start a Python program on a host, as a fork of a process that has imported torch; see forks.py."""
+        assert argv[0] == sys.executable
+        return forks.popen(argv[1:], env=self._environment(env), host=self.holder(host), **options)
+
+    def _environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        bare = self._trap or self._names is not None
+        return {**({} if bare else {"GLOO_SOCKET_IFNAME": "eth0"}), **env}
 
     def holder(self, host: int) -> int:
         """The process whose namespaces are the host's."""

@@ -26,11 +26,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "tests" / "scripts"
 REPORTER = str(SCRIPTS / "reporter.py")
+SEVERAL = str(SCRIPTS / "several.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 AUTODDP = (sys.executable, "-m", "autoddp")
 SIDES = {"torchrun": TORCHRUN, "autoddp": (*AUTODDP, "--trials", "0")}
@@ -47,7 +49,7 @@ _LAUNCHERS_OWN = re.compile("PET_|AUTODDP|TORCHELASTIC|OMP_NUM_THREADS|MASTER_|(
 class Launch:
     """A launcher at work, or ended; all that it starts carries a mark in its environment."""
 
-    process: subprocess.Popen[Any]
+    process: subprocess.Popen[Any] | forks.Fork
     folder: Path
     mark: str
     words: Sequence[str] = field(repr=False)
@@ -123,7 +125,11 @@ def environment(**more: str) -> dict[str, str]:
 def start(
     command: Sequence[str], folder: Path, words: Sequence[str], env: Mapping[str, str] | None = None, popen: Any = None
 ) -> Launch:
-    """Start one launcher in its folder; `popen` may be a lab host's (functools.partial(lab.popen, 0))."""
+    """Start one launcher in its folder; `popen` may be a lab host's (functools.partial(lab.fork, 0)).
+
+    Without one, a launcher in Python is a fork of a process that has imported torch; `subprocess.Popen` starts it from
+    nothing, where a test is about processes.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     mark = f"mark-{uuid.uuid4().hex}"
     port = free_port()
@@ -131,8 +137,14 @@ def start(
     more = {name: value.replace("{out}", str(folder)) for name, value in (env or {}).items()}
     full = {**environment(), "OUT": str(folder), "LAUNCH_MARK": mark, **more}
     with open(f"{folder}.stdout", "a") as stdout, open(f"{folder}.stderr", "a") as stderr:
-        process = (popen or subprocess.Popen)(argv, cwd=folder, env=full, stdout=stdout, stderr=stderr)
+        process = (popen or _fork)(argv, cwd=folder, env=full, stdout=stdout, stderr=stderr)
     return Launch(process, folder, mark, argv)
+
+
+def _fork(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any] | forks.Fork:
+    if argv[0] == sys.executable:
+        return forks.popen(argv[1:], **options)
+    return subprocess.Popen(argv, **options)
 
 
 def free_port() -> str:
@@ -161,10 +173,16 @@ def may_mount() -> bool:
 
 def on_numa_nodes(folder: Path, *nodes: str) -> list[str]:
     """A command in front of another one: there the kernel lists NUMA nodes with these CPUs, such as `0-3,8`."""
+    listed = list_numa_nodes(folder, *nodes)
+    return ["unshare", "-m", "bash", "-c", f'mount --bind {listed} /sys/devices/system/node && exec "$@"', "--"]
+
+
+def list_numa_nodes(folder: Path, *nodes: str) -> Path:
+    """The folder, as the kernel would fill it."""
     for number, listed in enumerate(nodes):
         (folder / f"node{number}").mkdir(parents=True)
         (folder / f"node{number}" / "cpulist").write_text(f"{listed}\n")
-    return ["unshare", "-m", "bash", "-c", f'mount --bind {folder} /sys/devices/system/node && exec "$@"', "--"]
+    return folder
 
 
 def wait_for(condition: Any, what: str) -> None:

@@ -1,18 +1,18 @@
 """Bad input, typed for real: one line on stderr, exit code 2, nothing started, nothing written.
 
-Every case is a process of its own. They are forked from one that has torch imported already, which is what takes a
-second; the commands at the end of the file start from nothing.
+Every case is a process of its own, a fork of one that has imported torch; `test_all_entries_speak_alike` starts from
+nothing.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
-from launchers import ROOT, environment
+from launchers import ROOT, environment, whole
 from torch import __version__ as torch_build
 
 from autoddp.knobs import Configuration
@@ -105,21 +105,6 @@ CASES = {
 }
 
 
-FORKING = """
-import json, os, runpy, sys
-import torch.distributed.run
-for name, words in json.load(sys.stdin).items():
-    if os.fork() == 0:
-        for number, stream in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{name}.{stream}", os.O_WRONLY | os.O_CREAT), number)
-        os.chdir(name)
-        sys.argv[1:] = words
-        runpy.run_module("autoddp", run_name="__main__", alter_sys=True)
-    with open(f"{name}.code", "w") as file:
-        file.write(str(os.waitstatus_to_exitcode(os.wait()[1])))
-"""
-
-
 def make(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     for name, text in FILES.items():
@@ -136,17 +121,14 @@ def folder(tmp_path: Path) -> Path:
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which every case has run, each in a folder of its own."""
     parent = tmp_path_factory.mktemp("cases")
-    for name in CASES:
-        make(parent / name)
-    words = json.dumps({name: words.split() for name, (words, _) in CASES.items()})
-    subprocess.run([sys.executable, "-c", FORKING], cwd=parent, env=environment(), input=words, text=True, check=True)
+    for name, (words, _) in CASES.items():
+        for what, found in zip(("code", "out", "err"), typed(make(parent / name), words), strict=True):
+            (parent / f"{name}.{what}").write_text(str(found))
     return parent
 
 
-def typed(folder: Path, words: str, command: tuple[str, ...] = ("-m", "autoddp")) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, *command, *words.split()], cwd=folder, env=environment(), capture_output=True, text=True
-    )
+def typed(folder: Path, words: str) -> tuple[int, str, str]:
+    done = forks.run(["-m", "autoddp", *words.split()], cwd=folder, env=environment())
     return done.returncode, done.stdout, done.stderr
 
 
@@ -165,14 +147,18 @@ def test_one_line_and_nothing_else(cases: Path, name: str) -> None:
     assert everything_below(cases / name) == FILES
 
 
-@pytest.mark.parametrize("words", ["--trails 20 train.py", "--recipe key.toml train.py"])
+@pytest.mark.parametrize("words", [whole("--trails 20 train.py"), "--recipe key.toml train.py"])
 def test_all_entries_speak_alike(folder: Path, words: str) -> None:
     installed = (
         "-c",
         f"import sys; sys.argv = ['autoddp', *{words.split()}]; from autoddp.cli.main import main; main()",
     )
-    answers = {typed(folder, words, command) for command in (("-m", "autoddp"), (f"{ROOT}/launch.py",), installed)}
-    assert len(answers) == 1
+    answers = set()
+    for command in (("-m", "autoddp"), (f"{ROOT}/launch.py",), installed):
+        line = [sys.executable, *command, *words.split()]
+        done = subprocess.run(line, cwd=folder, env=environment(), capture_output=True, text=True)
+        answers.add((done.returncode, done.stdout, done.stderr))
+    assert answers == {typed(folder, words)}
     assert answers.pop()[0] == 2
 
 

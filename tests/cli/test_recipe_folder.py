@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 from launchers import environment
@@ -38,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 def dry_run(folder: Path, *more: str) -> tuple[int, str, str]:
     words = ["-m", "autoddp", "--nproc-per-node", "2", "--recipe", "recipes", "--dry-run", *more, "train.py"]
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=environment(), capture_output=True, text=True)
+    done = forks.run(words, cwd=folder, env=environment())
     return done.returncode, done.stdout, done.stderr
 
 

@@ -9,7 +9,6 @@ Run as a script this is the process that forks: it has one thread, so its childr
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -23,10 +22,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from forks import enter_host
+
 from autoddp.errors import AutoddpError
 from autoddp.launch import agreement, elastic, gathering
 
-SPACES = {"net": 0x40000000, "uts": 0x04000000, "mnt": 0x00020000}  # CLONE_NEW… of linux/sched.h
 PATIENCE = 150  # seconds; a meeting takes 1 to 7
 UNSET = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -49,6 +49,8 @@ class Meetings:
 
     def __init__(self) -> None:
         env = {name: value for name, value in os.environ.items() if name not in UNSET}
+        paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [env.get("PYTHONPATH")])]
+        env["PYTHONPATH"] = os.pathsep.join(paths)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen([sys.executable, __file__], env=env, bufsize=0, **pipes)
 
@@ -92,18 +94,9 @@ class Meetings:
         return [found[host] for host in range(len(lab))]
 
 
-def enter(process: int) -> None:
-    """Into the namespaces of a process; os.setns needs Python 3.12."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    for name, kind in SPACES.items():
-        with open(f"/proc/{process}/ns/{name}") as space:
-            if libc.setns(space.fileno(), kind):
-                raise OSError(ctypes.get_errno(), f"setns {name}")
-
-
 def meet(order: dict[str, Any]) -> Host:
     """In a forked process: enter the host, plant what is asked for, and meet the others."""
-    enter(order["namespaces"])
+    enter_host(order["namespaces"])
     os.environ.update(order["env"])
     host, began, planted, clock = Host(), time.monotonic(), order["planted"], time.time
 

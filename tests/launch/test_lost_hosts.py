@@ -24,7 +24,7 @@ def tuning(lab, kind, parent, moment):
     for host in range(len(lab)):
         words = ["--nnodes", str(len(lab)), "--nproc-per-node", "1", *rendezvous(lab, kind, host)]
         words += ["--trials", "3" if moment == "finals" else "1000", "--allow", "exact", str(SCRIPTS / "plain.py")]
-        popen = functools.partial(lab.popen, host)
+        popen = functools.partial(lab.fork, host)
         launches.append(start(AUTODDP, parent / f"host{host}", words, env, popen=popen))
     wait_for(lambda: MOMENTS[moment] in launches[0].stderr, moment)
     return launches

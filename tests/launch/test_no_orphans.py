@@ -66,7 +66,7 @@ while True:
 """
 
 
-def run(tmp_path, *words, popen=None):
+def run(tmp_path, *words, popen=subprocess.Popen):
     """Start the launcher; `Launch.process` is the command."""
     (tmp_path / "launcher.py").write_text(LAUNCHER)
     return start(
@@ -208,7 +208,7 @@ def test_a_real_job_whose_launcher_is_killed(tmp_path, cleanup, option):
     """Without the option its ranks go on without their launcher, as under torchrun."""
     (tmp_path / "job.py").write_text(JOB)
     words = ["--trials", "0", *option, "--nproc-per-node", "2", str(tmp_path / "job.py")]
-    launch = start(AUTODDP, tmp_path / "out", words)
+    launch = start(AUTODDP, tmp_path / "out", words, popen=subprocess.Popen)
     cleanup.callback(launch.kill)
     wait_for(lambda: len(list(launch.folder.glob("up*"))) == 2, "the loaders")
     ranks = [
@@ -274,7 +274,7 @@ def test_a_tuned_job_whose_launcher_is_killed(tmp_path, cleanup, moment, option)
     temporary = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="t", dir="/tmp")))
     shared = set(os.listdir("/dev/shm"))
     words = [*option, "--nproc-per-node", "2", "--trials", "3", "--allow", "exact", str(tmp_path / "train.py")]
-    launch = start(AUTODDP, tmp_path / "out", words, {"TMPDIR": str(temporary)})
+    launch = start(AUTODDP, tmp_path / "out", words, {"TMPDIR": str(temporary)}, subprocess.Popen)
     cleanup.callback(launch.kill)
     wait_for(lambda: MOMENTS[moment] in launch.stderr, moment)
     pids = launch.processes()
@@ -322,7 +322,8 @@ def test_a_real_job_ends_as_under_torchrun(tmp_path, cleanup, name):
     sides = {"torchrun": SIDES["torchrun"], "autoddp": (*SIDES["autoddp"], "--no-orphans")}
     both = {}
     for side, command in sides.items():
-        both[side] = start(command, tmp_path / side, [*options, "--nproc-per-node", "2", REPORTER, *words])
+        job = [*options, "--nproc-per-node", "2", REPORTER, *words]
+        both[side] = start(command, tmp_path / side, job, popen=subprocess.Popen)
         cleanup.callback(both[side].kill)
     for side, launch in both.items():
         if number is not None:
@@ -366,7 +367,8 @@ def test_a_second_signal_does_what_it_does_under_torchrun(tmp_path, cleanup, num
     sides = {"torchrun": SIDES["torchrun"], "autoddp": (*SIDES["autoddp"], "--no-orphans")}
     ended = {}
     for side, command in sides.items():
-        launch = start(command, tmp_path / side, ["--nproc-per-node", "2", str(tmp_path / "job.py")])
+        job = ["--nproc-per-node", "2", str(tmp_path / "job.py")]
+        launch = start(command, tmp_path / side, job, popen=subprocess.Popen)
         cleanup.callback(launch.kill)
         for name in ("up", "signal"):
             wait_for(lambda launch=launch, name=name: len(list(launch.folder.glob(f"{name}*"))) == 2, name)

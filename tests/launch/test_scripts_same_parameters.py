@@ -2,34 +2,34 @@
 
 import pytest
 import torch
-from launchers import SCRIPTS, SIDES, chosen, side_by_side, whole
+from launchers import SCRIPTS, SEVERAL, SIDES, chosen, start, whole
+from scripts.several import folder_of
 
 BINDINGS = ("from_import", "torch_nn", "nn_parallel", "own_module", "local_import", "all")
-# command: its folder
-COMMANDS = {
-    "plain.py": "plain",
-    **{f"bind_name.py --how {how}": f"bind_name-how-{how}" for how in BINDINGS},
-    "positional.py": "positional",
-    "subclass.py": "subclass",
-    "two_models.py": "two_models",
-    "no_sync.py": "no_sync",
-    "toggle_sync.py": "toggle_sync",
-    "grad_scaler.py": "grad_scaler",
-    "best_checkpoint.py": "best_checkpoint",
-    "snapshot.py": "snapshot",
-    "rank0_evaluates.py": "rank0_evaluates",
-    "closure.py": "closure",
-    "gan.py": "gan",
-    "short.py": "short",
-    "no_ddp.py": "no_ddp",
-    "planted_failure.py --kind raise": "planted_failure-kind-raise",
-    "micro_batches.py": "micro_batches",
-    "large_batch.py": "large_batch",
-    "compiled.py --where inside": "compiled-where-inside",
-    "compiled.py --where around": "compiled-where-around",
-    "no_optimizer.py": "no_optimizer",
-    "odd_gradients.py noise": "odd_gradients-noise",
-}
+COMMANDS = [
+    "plain.py",
+    *(f"bind_name.py --how {how}" for how in BINDINGS),
+    "positional.py",
+    "subclass.py",
+    "two_models.py",
+    "no_sync.py",
+    "toggle_sync.py",
+    "grad_scaler.py",
+    "best_checkpoint.py",
+    "snapshot.py",
+    "rank0_evaluates.py",
+    "closure.py",
+    "gan.py",
+    "short.py",
+    "no_ddp.py",
+    "planted_failure.py --kind raise",
+    "micro_batches.py",
+    "large_batch.py",
+    "compiled.py --where inside",
+    "compiled.py --where around",
+    "no_optimizer.py",
+    "odd_gradients.py noise",
+]
 NOT_TRAINING = {
     "common.py",
     "several.py",
@@ -49,14 +49,14 @@ def commands(request):
 
 @pytest.fixture(scope="module")
 def trained(commands, tmp_path_factory):
-    """All scripts in one launch a side."""
-    words = ["--nproc-per-node", "2", str(SCRIPTS / "several.py"), *commands, "exits_at_once.py"]
-    return side_by_side(tmp_path_factory.mktemp("scripts"), words)
+    """All scripts in one launch."""
+    words = ["--nproc-per-node", "2", SEVERAL, *commands, "exits_at_once.py"]
+    return start(SIDES["autoddp"], tmp_path_factory.mktemp("scripts") / "autoddp", words).wait()
 
 
 def test_all_ran(trained):
-    assert {side: launch.returncode for side, launch in trained.items()} == dict.fromkeys(SIDES, 0)
-    assert trained["autoddp"].stdout.count("nothing to do") == 2
+    assert trained.returncode == 0, trained.stderr[-2000:]
+    assert trained.stdout.count("nothing to do") == 2
 
 
 def test_no_script_is_forgotten():
@@ -64,14 +64,17 @@ def test_no_script_is_forgotten():
     assert known == {path.name for path in SCRIPTS.glob("*.py")}
 
 
-SAMPLE = ("plain", "bind_name-how-all", "two_models", "no_sync", "best_checkpoint", "closure", "gan", "no_ddp", "short")
+SAMPLE = {"plain.py", "bind_name.py --how all", "two_models.py", "no_sync.py", "best_checkpoint.py", "closure.py"}
+SAMPLE |= {"gan.py", "no_ddp.py", "short.py"}
+BY_TORCHRUN = {"test_same_parameters": lambda command: [command]}
 
 
-@pytest.mark.parametrize("command", [name if COMMANDS[name] in SAMPLE else whole(name) for name in COMMANDS])
-def test_same_parameters(trained, command):
-    folders = {side: launch.folder / COMMANDS[command] for side, launch in trained.items()}
+@pytest.mark.parametrize("command", [name if name in SAMPLE else whole(name) for name in COMMANDS])
+def test_same_parameters(trained, by_torchrun, command):
     for rank in (0, 1):
-        expected, found = (torch.load(folders[side] / f"rank{rank}.pt") for side in SIDES)
+        expected, found = (
+            torch.load(folder / folder_of(command) / f"rank{rank}.pt") for folder in (by_torchrun, trained.folder)
+        )
         assert expected
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -80,7 +83,6 @@ def test_same_parameters(trained, command):
 def test_ranks_agree_only_where_ddp_is(trained, commands):
     """Without this, scripts whose reduction does nothing would pass all the above."""
     for command in commands:
-        folder = COMMANDS[command]
-        first, second = (torch.load(trained["autoddp"].folder / folder / f"rank{rank}.pt") for rank in (0, 1))
+        first, second = (torch.load(trained.folder / folder_of(command) / f"rank{rank}.pt") for rank in (0, 1))
         same = all(torch.equal(first[name], second[name]) for name in first if "running_" not in name)
         assert same == (command != "no_ddp.py"), command

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, TORCHRUN, start, whole
+from launchers import AUTODDP, SCRIPTS, SEVERAL, start
+from scripts.several import folder_of
 
 from autoddp.knobs import Configuration, Rung
 from autoddp.recipe import load, save
 
 LARGE = str(SCRIPTS / "large_batch.py")
-SEVERAL = str(SCRIPTS / "several.py")
 TWO = ["--nproc-per-node", "2"]
 LONGER = {"TUNED_TIMES_LONGER": "20"}
 WAYS = (
@@ -26,6 +26,15 @@ WAYS = (
     "--clears model",
     "--clears zeros --schedule",
 )
+BY_TORCHRUN = {"test_the_same_parameters_as_by_hand": lambda way: [written(way), by_hand(way)]}
+
+
+def written(way):
+    return f"large_batch.py {way}".strip()
+
+
+def by_hand(way):
+    return f"{written(way)} --by-hand 4"
 
 
 def parameters(folder):
@@ -46,30 +55,23 @@ def study(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(study, tmp_path_factory):
-    """All ways to train, in one launch a side."""
+    """All ways to train, in one launch."""
     folder = tmp_path_factory.mktemp("trained")
     found = load(study[0].folder / "scripts.large_batch.autoddp.toml")
     recipe = str(folder / "recipe.toml")
     save(replace(found, configuration=Configuration({"accumulate_steps": 4}), env={}), recipe)
-    launches = [
-        start(TORCHRUN, folder / "hand", [*TWO, SEVERAL, *(f"large_batch.py {way} --by-hand 4" for way in WAYS)]),
-        start(AUTODDP, folder / "recipe", [*TWO, "--recipe", recipe, SEVERAL, *(f"large_batch.py {w}" for w in WAYS)]),
-        start(TORCHRUN, folder / "written", [*TWO, SEVERAL, *(f"large_batch.py {way}" for way in WAYS)]),
-    ]
-    for launch in launches:
-        assert launch.wait().returncode == 0, launch.stderr[-2000:]
-    return [launch.folder for launch in launches]
+    launch = start(AUTODDP, folder / "out", [*TWO, "--recipe", recipe, SEVERAL, *map(written, WAYS)]).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    return launch.folder
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_same_parameters_as_by_hand(trained, way):
-    hand, recipe, written = trained
-    name = "-".join(["large_batch", *way.split()]).replace("---", "-")
-    expected, found = parameters(hand / f"{name}-by-hand-4"), parameters(recipe / name)
+def test_the_same_parameters_as_by_hand(trained, by_torchrun, way):
+    expected, found = parameters(by_torchrun / folder_of(by_hand(way))), parameters(trained / folder_of(written(way)))
     for one, other in zip(expected, found, strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[key], other[key]) for key in one)
-    every_step = torch.load(written / name / "rank0.pt")
+    every_step = torch.load(by_torchrun / folder_of(written(way)) / "rank0.pt")
     assert not any(torch.equal(found[0][key], every_step[key]) for key in every_step)
 
 
@@ -90,14 +92,15 @@ def test_what_nobody_asked_for_is_not_tried(tmp_path):
     assert all("accumulate_steps" not in trial["configuration"] for trial in summary["trials"])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("script", "why"),
     [
-        ((LARGE, "--clears", "by hand"), "the script clears gradients without zero_grad"),
-        whole((str(SCRIPTS / "gan.py"),), "no one optimizer steps all that DDP reduces"),
-        whole((str(SCRIPTS / "closure.py"),), "the optimizer runs backward itself (a closure)"),
+        ("gan.py", "no one optimizer steps all that DDP reduces"),
+        ("closure.py", "the optimizer runs backward itself (a closure)"),
     ],
 )
-def test_what_cannot_be_is_left_as_it_is(tmp_path, words, why):
-    _, summary = tuned(tmp_path / "out", "--trials", "2", "--accumulate-up-to", "4", *words)
+def test_what_cannot_be_is_left_as_it_is(tmp_path, script, why):
+    """test_tuned_applicability.py has a script that clears its gradients by hand."""
+    _, summary = tuned(tmp_path / "out", "--trials", "2", "--accumulate-up-to", "4", str(SCRIPTS / script))
     assert summary["job"]["left_out"]["accumulate_steps"] == why

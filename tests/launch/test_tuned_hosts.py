@@ -28,7 +28,7 @@ def run_on_all(lab, kind, parent, *words, env=None):
             parent / f"host{host}",
             ["--nnodes", str(len(lab)), "--nproc-per-node", "1", *rendezvous(lab, kind, host), *words],
             variables,
-            popen=functools.partial(lab.popen, host),
+            popen=functools.partial(lab.fork, host),
         )
         for host in range(len(lab))
     ]

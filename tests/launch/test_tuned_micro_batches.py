@@ -7,19 +7,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, TORCHRUN, start
+from launchers import AUTODDP, SCRIPTS, SEVERAL, start
+from scripts.several import folder_of
 
 from autoddp.knobs import Configuration
 from autoddp.recipe import load, save
 
 MICRO = str(SCRIPTS / "micro_batches.py")
-SEVERAL = str(SCRIPTS / "several.py")
 TWO = ["--nproc-per-node", "2"]
-COMMANDS = {  # and their folders
-    "micro_batches.py": "micro_batches",
-    "micro_batches.py --clip": "micro_batches-clip",
-    "micro_batches.py --batches 100": "micro_batches-batches-100",
-}
+COMMANDS = ("micro_batches.py", "micro_batches.py --clip", "micro_batches.py --batches 100")
+BY_TORCHRUN = {"test_the_same_parameters_as_no_sync_by_hand": lambda command: [command, f"{command} --by-hand"]}
 
 
 def parameters(folder):
@@ -48,24 +45,23 @@ def recipe(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(recipe, tmp_path_factory):
-    """All ways to train, in one launch a side."""
-    folder = tmp_path_factory.mktemp("trained")
-    launches = [
-        start(TORCHRUN, folder / "torchrun", [*TWO, SEVERAL, *COMMANDS, *(f"{words} --by-hand" for words in COMMANDS)]),
-        start(AUTODDP, folder / "recipe", [*TWO, "--recipe", recipe, SEVERAL, *COMMANDS]),
-    ]
-    for launch in launches:
-        assert launch.wait().returncode == 0, launch.stderr[-2000:]
-    return [launch.folder for launch in launches]
+    """All ways to train, in one launch."""
+    words = [*TWO, "--recipe", recipe, SEVERAL, *COMMANDS]
+    launch = start(AUTODDP, tmp_path_factory.mktemp("trained") / "recipe", words).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    return launch.folder
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_same_parameters_as_no_sync_by_hand(trained, command):
+def test_the_same_parameters_as_no_sync_by_hand(trained, by_torchrun, command):
     """102 batches make a last step of two in each epoch, earlier than learned; clipping reads the gradients first."""
-    torchrun, recipe = trained
-    name = COMMANDS[command]
     hand, deferred, every = (
-        parameters(folder) for folder in (torchrun / f"{name}-by-hand", recipe / name, torchrun / name)
+        parameters(folder)
+        for folder in (
+            by_torchrun / folder_of(f"{command} --by-hand"),
+            trained / folder_of(command),
+            by_torchrun / folder_of(command),
+        )
     )
     assert equal(hand, deferred, buffers=False)
     assert equal(deferred[:1], deferred[1:], buffers=False)

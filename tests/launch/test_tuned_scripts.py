@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, TORCHRUN, Launch, chosen, start, whole
+from launchers import AUTODDP, SCRIPTS, Launch, start, whole
+from scripts.several import folder_of
 
 from autoddp.recipe import load
 from autoddp.topology import numa_nodes
@@ -60,19 +61,11 @@ def same_parameters(found: Path, expected: Path) -> bool:
     return all(torch.allclose(a[name], b[name], rtol=1e-3, atol=1e-4) for a, b in pairs for name in b)
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory, request):
-    """All scripts under torchrun, in one launch; each in a folder of its own."""
-    folder = tmp_path_factory.mktemp("plain") / "run"
-    scripts = chosen(request, "test_tuned_and_launched", "script")
-    words = ["--nproc-per-node", "2", str(SCRIPTS / "several.py"), *scripts]
-    launch = start(TORCHRUN, folder, words, LONG).wait()
-    assert launch.returncode == 0
-    return {script: folder / script.replace(".py", "").replace(" --", "-").replace(" ", "-") for script in scripts}
+BY_TORCHRUN = {"test_tuned_and_launched": lambda script: [script]}
 
 
 @pytest.mark.parametrize("script", TUNED)
-def test_tuned_and_launched(script, plain, tmp_path):
+def test_tuned_and_launched(script, by_torchrun, tmp_path):
     tuned = run(AUTODDP, tmp_path / "tuned", script, "--trials", "2", "--allow", "exact", env=LONG)
     assert tuned.returncode == 0, tuned.stderr[-2000:]
     study = summary(tuned)
@@ -82,7 +75,7 @@ def test_tuned_and_launched(script, plain, tmp_path):
     assert all(trial["state"] != "failed" for trial in study["trials"])
     compiled = "the module is compiled, and a new cap would compile it again: --recompile tries a few"
     assert (study["job"]["left_out"].get("bucket_cap_mb") == compiled) is script.startswith("compiled.py")
-    assert same_parameters(tuned.folder, plain[script])
+    assert same_parameters(tuned.folder, by_torchrun / folder_of(script))
 
 
 @pytest.mark.whole

@@ -20,7 +20,9 @@ def tuned(folder, *words, **variables):
     """One rank on each of two nodes of this machine, so that each believes it has all cores."""
     meet = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "threads"]
     meet += ["--rdzv-endpoint", "127.0.0.1:29437", "--local-addr", "127.0.0.1"]
-    variables = {"TUNED_TIMES_LONGER": "12", "GLOO_SOCKET_IFNAME": "lo", **variables}
+    # Threads that spin for each other would take the cores from the other rank.
+    passive = {"OMP_WAIT_POLICY": "PASSIVE"}
+    variables = {"TUNED_TIMES_LONGER": "1000", "GLOO_SOCKET_IFNAME": "lo", **passive, **variables}
     launches = [start(AUTODDP, folder / f"node{n}", [*meet, *words], variables) for n in range(2)]
     for launch in launches:
         assert launch.wait().returncode == 0, launch.stderr[-2000:]

@@ -1,57 +1,74 @@
-"""The training scripts in recipes/, started as a user starts them: by torchrun, with two ranks."""
+"""The training scripts in recipes/, under torchrun, with two ranks."""
 
 import gzip
 import importlib.util
 import os
 import re
+import shlex
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+from launchers import ROOT, SEVERAL, TORCHRUN, start
+from scripts.several import heading
 
-ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
 
 
-# What libstdc++ says when torch 2.13 frees a gloo thread that still runs, now and then, as the interpreter ends: after
-# all that the script does, and under plain torchrun.
-ABORTED_AT_THE_END = "terminate called without an active exception"
+FASHION = ["--net", "conv1", "--batch-size", "8", "--epochs", "3", "--steps", "4"]
+COMMANDS = {
+    # two epochs are enough to be far from guessing (10 %)
+    "digits": ["digits/train.py", "--epochs", "2", "--save", "{folder}/digits.pt"],
+    # 40 images on 2 ranks are 3 steps of 8: a run on files, over an epoch's end
+    "fashion": ["fashion_mnist/train.py", *FASHION, "--data", "{folder}/fashion"],
+    # the smallest model; the large ones differ in nothing but size
+    "vit": ["vit/train.py", "--model", "tiny", "--batch-size", "4", "--steps", "3"],
+    # a few steps learn which characters are frequent
+    "characters": ["characters/train.py", "--steps", "100", "--batch-size", "8", "--width", "32"],
+}
+HAS_TORCHVISION = importlib.util.find_spec("torchvision") is not None
 
 
-def torchrun(*command: str | Path) -> str:
-    """Run a script with its arguments on two ranks; return what it printed, or fail showing all of it."""
-    for _ in range(2):
-        code, printed, errors = attempt(*command)
-        if code == 0 or ABORTED_AT_THE_END not in errors:
-            break
-    assert code == 0, printed + errors
-    return printed
+class Trained(NamedTuple):
+    """`printed` has what each of COMMANDS printed; `errors` is all that came on stderr."""
+
+    code: int
+    folder: Path
+    printed: dict[str, str]
+    errors: str
 
 
-def attempt(*command: str | Path) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of one run."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    # Not the threads or the rendezvous of whatever runs the tests.
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "PET_"))}
-    command = (*launcher, *map(str, command))
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as job:
-        try:
-            printed, errors = job.communicate(timeout=120)
-        except subprocess.TimeoutExpired:
-            job.terminate()  # torchrun then ends its workers; a kill would leave them behind
-            printed, errors = job.communicate()
-    return job.returncode, printed, errors
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """All recipes on two ranks, in one launch. The launch ends with the first script that fails."""
+    folder = tmp_path_factory.mktemp("recipes")
+    (folder / "fashion").mkdir()
+    write_fashion(folder / "fashion")
+    commands = {}
+    for name, (script, *options) in COMMANDS.items():
+        words = [str(RECIPES / script), *(option.replace("{folder}", str(folder)) for option in options)]
+        if name == "vit":
+            words.insert(0, str(ROOT / "tests" / "run_with_torchvision.py"))
+        if name != "vit" or HAS_TORCHVISION:
+            commands[name] = shlex.join(words)
+    launch = start(TORCHRUN, folder / "out", ["--nproc-per-node", "2", SEVERAL, *commands.values()]).wait()
+    printed = {}
+    for name, command in commands.items():
+        of_this = launch.stdout.partition(f"{heading(command)}\n")[2]
+        printed[name] = of_this.partition(heading(""))[0]
+    return Trained(launch.returncode, folder, printed, launch.stderr)
 
 
-def find_number(pattern: str, text: str) -> float:
+def find_number(pattern: str, text: str, errors: str) -> float:
     """The number that stands at the group of `pattern`, which has to occur exactly once."""
     found = re.findall(pattern, text)
-    assert len(found) == 1, text
+    assert len(found) == 1, text + errors[-3000:]
     return float(found[0])
 
 
@@ -88,16 +105,19 @@ def write_fashion(folder: Path, pack: Callable[[bytes], bytes] = bytes, suffix: 
     return arrays
 
 
+def test_all_end_well(trained: Trained) -> None:
+    assert trained.code == 0, trained.errors[-3000:]
+
+
 # ---------------------------------------------------------------------- digits
 
 
-def test_digits_learns_and_saves_only_where_told(tmp_path: Path) -> None:
-    """Two epochs are enough to be far from guessing (10 %)."""
-    saved = tmp_path / "digits.pt"
-    printed = torchrun(RECIPES / "digits" / "train.py", "--epochs", "2", "--save", saved)
-    assert 60 < find_number(r"test accuracy ([\d.]+) %\n", printed) <= 100
+def test_digits_learns_and_saves_only_where_told(trained: Trained) -> None:
+    printed = trained.printed["digits"]
+    assert 60 < find_number(r"test accuracy ([\d.]+) %\n", printed, trained.errors) <= 100
     assert printed.count("ms per step") == 2
-    assert saved.stat().st_size > 4 * 540_362
+    assert (trained.folder / "digits.pt").stat().st_size > 4 * 540_362
+    assert not list(trained.folder.glob("out/*/*"))
 
 
 def test_digits_test_images_are_not_trained_on() -> None:
@@ -164,28 +184,22 @@ def test_fashion_names_a_broken_gzip_file(fashion: ModuleType, tmp_path: Path) -
             fashion.read_idx(tmp_path / IMAGES, 3)
 
 
-def test_fashion_stops_after_steps(tmp_path: Path) -> None:
-    """A run on files, over an epoch's end: 40 images on 2 ranks are 3 steps of 8."""
-    write_fashion(tmp_path)
-    options = ["--net", "conv1", "--data", tmp_path, "--batch-size", "8", "--epochs", "3", "--steps", "4"]
-    printed = torchrun(RECIPES / "fashion_mnist" / "train.py", *options)
-    assert printed.startswith(f"conv1 on 40 images: {tmp_path}\n")
+def test_fashion_stops_after_steps(trained: Trained) -> None:
+    printed = trained.printed["fashion"]
+    assert printed.startswith(f"conv1 on 40 images: {trained.folder / 'fashion'}\n")
     assert re.findall(r"(\d+) steps  loss [\d.]+  \d+ images/s", printed) == ["3", "1"]
-    assert 0 <= find_number(r"test accuracy ([\d.]+) %\n", printed) <= 100
+    assert 0 <= find_number(r"test accuracy ([\d.]+) %\n", printed, trained.errors) <= 100
 
 
 # ------------------------------------------------------------------------- vit
 
 
-def test_vit_tiny_runs() -> None:
-    """Three steps of the smallest model; the large ones differ in nothing but size."""
-    if importlib.util.find_spec("torchvision") is None:
-        pytest.skip("torchvision is not installed")
-    script = ROOT / "tests" / "run_with_torchvision.py"
-    printed = torchrun(script, RECIPES / "vit" / "train.py", "--model", "tiny", "--batch-size", "4", "--steps", "3")
+@pytest.mark.skipif(not HAS_TORCHVISION, reason="torchvision is not installed")
+def test_vit_tiny_runs(trained: Trained) -> None:
+    printed = trained.printed["vit"]
     assert "tiny: 0.1 M parameters, 4 images on each of 2 ranks\n" in printed
-    assert find_number(r"([\d.]+) ms per step", printed) > 0
-    assert find_number(r"([\d.]+) images/s", printed) > 0
+    assert find_number(r"([\d.]+) ms per step", printed, trained.errors) > 0
+    assert find_number(r"([\d.]+) images/s", printed, trained.errors) > 0
 
 
 def test_vit_without_torchvision_says_what_to_do(tmp_path: Path) -> None:
@@ -204,7 +218,6 @@ def test_scripts_do_not_know_who_starts_them(script: Path) -> None:
     assert "autoddp" not in script.read_text()
 
 
-def test_characters_learns() -> None:
-    """From the ln(128) nats of a blind guess; a few steps learn which characters are frequent."""
-    printed = torchrun(RECIPES / "characters" / "train.py", "--steps", "100", "--batch-size", "8", "--width", "32")
-    assert find_number(r"test loss (\d+\.\d+)", printed) < 3.3
+def test_characters_learns(trained: Trained) -> None:
+    """From the ln(128) nats of a blind guess."""
+    assert find_number(r"test loss (\d+\.\d+)", trained.printed["characters"], trained.errors) < 3.3

@@ -73,6 +73,9 @@ def test_four_times_the_text_takes_about_four_times_as_long(text: str) -> None:
         return time.process_time() - began
 
     for read in READERS.values():
-        # Others use the machine too: the fastest of a few tells.
-        whole = min(seconds(read, len(text)) for _ in range(3))
+        # Others use the machine too: the fastest of a few tells, and one that is fast enough.
+        times = []
+        while len(times) < 3 and min(times, default=1.0) >= 0.5:
+            times.append(seconds(read, len(text)))
+        whole = min(times)
         assert whole < 0.5 or whole < 10 * min(seconds(read, len(text) // 4) for _ in range(3))

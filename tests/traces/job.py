@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import math
 import os
@@ -23,11 +24,14 @@ from pathlib import Path
 # `trace` in this folder would hide the standard library's module of that name.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+gc.disable()  # see tests/scripts/common.py
 import torch  # noqa: E402
+import torch._dynamo  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+gc.enable()
 from traces.trace import EVERY, ROUNDS, Trace, load  # noqa: E402
 
 SPREAD = 24  # steps over which all acts are spread, so that tuning is in several of its stages when they come

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 import torch
-from launchers import may_mount, on_numa_nodes
+from launchers import environment, list_numa_nodes, may_mount
 
 from autoddp.topology import cpus
 from autoddp.topology.facts import NumaNode
@@ -38,38 +38,62 @@ print(json.dumps({"why": binding.why_not, "seen": [[list(x) for x in {tuple(y) f
 """
 
 
-def in_a_machine(tmp_path, nodes, **variables):
-    """What the script sees on a machine with these NUMA nodes."""
-    command = [*on_numa_nodes(tmp_path, *nodes), sys.executable, "-c", TURNS]
-    environment = {**os.environ, "LOCAL_WORLD_SIZE": "2", **variables}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+# Each machine's script is a fork of this program, which is in a mount namespace of its own and has imported torch.
+ON_EACH_MACHINE = f"""
+import json, os, subprocess, sys
+import torch
+for place, (nodes, variables) in json.load(sys.stdin).items():
+    subprocess.run(["mount", "--bind", nodes, "/sys/devices/system/node"], check=True)
+    if os.fork() == 0:
+        os.environ.update(variables)
+        sys.stdout = open(place, "w")
+        exec({TURNS!r})
+        sys.stdout.flush()
+        os._exit(0)
+    os.wait()
+    subprocess.run(["umount", "/sys/devices/system/node"], check=True)
+"""
+
+BOTH_NODES = [str(cpu) for cpu in CPUS[:2]]
+# what the kernel lists of each NUMA node, the variables of the script, why it is not bound
+MACHINES = {
+    "rank 0": (BOTH_NODES, {"LOCAL_RANK": "0"}, ""),
+    "rank 1": (BOTH_NODES, {"LOCAL_RANK": "1"}, ""),
+    "one node": (["0-1023"], {}, "its CPUs are on one NUMA node"),
+    "bound by OpenMP": (["0", "1-1023"], {"OMP_PROC_BIND": "false"}, "OMP_PROC_BIND is set"),
+    "one rank": (
+        ["0", "1-1023"],
+        {"LOCAL_WORLD_SIZE": "1"},
+        "fewer ranks than NUMA nodes: binding would leave CPUs idle",
+    ),
+    "nonsense": (["nonsense", ""], {}, "its CPUs are on one NUMA node"),
+}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """The folder in which each machine's script has left what it saw."""
+    if not may_mount():
+        pytest.skip("needs root, mounts of its own (unshare -m) and two CPUs")
+    folder = tmp_path_factory.mktemp("machines")
+    machines = {}
+    for name, (nodes, variables, _) in MACHINES.items():
+        listed = list_numa_nodes(folder / f"nodes of {name}", *nodes)
+        machines[str(folder / name)] = (str(listed), {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", **variables})
+    command = ["unshare", "-m", sys.executable, "-c", ON_EACH_MACHINE]
+    done = subprocess.run(command, env=environment(), input=json.dumps(machines), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return folder, done.stderr
 
 
-needs_mounts = pytest.mark.skipif(not may_mount(), reason="needs root, mounts of its own (unshare -m) and two CPUs")
-
-
-@needs_mounts
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_are_dealt_out_over_the_nodes(tmp_path, rank):
-    first, second = CPUS[0], CPUS[1]
-    found = in_a_machine(tmp_path, [str(first), str(second)], LOCAL_RANK=str(rank))
-    assert found == {"why": "", "seen": [[CPUS], [[(first, second)[rank]]], [CPUS]]}
-
-
-@needs_mounts
-@pytest.mark.parametrize(
-    ("nodes", "variables", "why"),
-    [
-        (["0-1023"], {}, "its CPUs are on one NUMA node"),
-        (["0", "1-1023"], {"OMP_PROC_BIND": "false"}, "OMP_PROC_BIND is set"),
-        (["0", "1-1023"], {"LOCAL_WORLD_SIZE": "1"}, "fewer ranks than NUMA nodes: binding would leave CPUs idle"),
-        (["nonsense", ""], {}, "its CPUs are on one NUMA node"),
-    ],
-)
-def test_left_as_it_is_with_the_reason(tmp_path, nodes, variables, why):
-    assert in_a_machine(tmp_path, nodes, LOCAL_RANK="0", **variables) == {"why": why, "seen": [[CPUS]] * 3}
+@pytest.mark.parametrize("name", MACHINES)
+def test_ranks_are_dealt_out_over_the_nodes_or_left_as_they_are_with_the_reason(seen, name):
+    folder, errors = seen
+    text = (folder / name).read_text()
+    assert text, errors
+    why = MACHINES[name][2]
+    bound = CPUS if why else [CPUS[name == "rank 1"]]
+    assert json.loads(text) == {"why": why, "seen": [[CPUS], [bound], [CPUS]]}
 
 
 @pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")

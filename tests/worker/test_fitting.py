@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 import torch
 from fitting_checks import CASES, WORLD
@@ -34,9 +33,9 @@ FIT = ("hook fits", "hook fits, alone", "hook, free batch", "hook, nothing known
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of what each rank has left: `NAME RANK.pt`."""
     folder = tmp_path_factory.mktemp("fitting")
-    program = [sys.executable, str(Path(__file__).with_name("fitting_checks.py")), str(folder)]
+    program = [str(Path(__file__).with_name("fitting_checks.py")), str(folder)]
     ranks = [
-        subprocess.Popen([*program, str(rank)], env=environment(RANK=str(rank), LOCAL_RANK=str(rank)))
+        forks.popen([*program, str(rank)], env=environment(RANK=str(rank), LOCAL_RANK=str(rank)))
         for rank in range(WORLD)
     ]
     for rank in ranks:

@@ -1,8 +1,6 @@
 """Where torch does not tell the guard of the parameters how the ranks have met, one line says that it is off."""
 
-import subprocess
-import sys
-
+import forks
 from launchers import environment
 
 SCRIPT = """
@@ -33,8 +31,7 @@ for rank in (0, 1):
 
 
 def test_one_line_on_rank_0():
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100)
+    done = forks.run(["-c", SCRIPT], env=environment())
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith(("autoddp:", "rank "))]
     assert [line[:16] for line in lines] == ["rank 0", "autoddp: warning", "rank 1"]

@@ -6,10 +6,9 @@ Real ranks, DDP, runner and study; what the stopwatch says is planted. By the cl
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import forks
 import pytest
 from headroom_checks import PLANTED
 from launchers import environment, free_port
@@ -19,8 +18,8 @@ from launchers import environment, free_port
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("headroom")
     of_job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    program = [sys.executable, str(Path(__file__).with_name("headroom_checks.py")), str(folder), "planted", "6"]
-    ranks = [subprocess.Popen([*program, *PLANTED], env=environment(RANK=str(rank), **of_job)) for rank in range(2)]
+    program = [str(Path(__file__).with_name("headroom_checks.py")), str(folder), "planted", "6"]
+    ranks = [forks.popen([*program, *PLANTED], env=environment(RANK=str(rank), **of_job)) for rank in range(2)]
     for rank in ranks:
         assert rank.wait(300) == 0
     return folder

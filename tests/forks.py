@@ -1,0 +1,233 @@
+"""Python programs as forks of a process that has imported torch: a start costs 0.1 s of CPU time, not 2 to 3 s.
+
+    process = forks.popen(["-m", "autoddp", "--trials", "0", "train.py"], cwd=folder, env=env, stdout=out, stderr=err)
+    process.wait(100)
+
+The program is a process of its own, with its own words, environment, working folder and streams, also in /proc. Two
+things are not as in `python WORDS`: torch and its compiler are imported before the program begins, and after the last
+function of `atexit` the process ends at once (to take all modules apart costs another second). A test of how a process
+starts, of what it imports, or of how C++ objects are destroyed must use subprocess.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 150  # seconds; on a machine that is busy elsewhere
+
+_ROOM = 2**16
+"""Bytes of the server's own words and of its own environment: the words and variables of its forks replace them."""
+_NAMESPACES = {"net": 0x40000000, "uts": 0x04000000, "mnt": 0x00020000}  # CLONE_NEW… of linux/sched.h
+_EARLY = ("PYTHON", "LD_")
+"""Variables that the interpreter and the loader of libraries read as they start: each set of them has a server."""
+
+
+def popen(
+    words: Sequence[str],
+    *,
+    cwd: str | Path = ".",
+    env: Mapping[str, str],
+    stdout: Any = None,
+    stderr: Any = None,
+    host: int | None = None,
+) -> Fork:
+    """Run `python WORDS`; `words` begin with -m, -c or a script. `host` is the holder of a lab's host to run it on."""
+    early = tuple(sorted((name, value) for name, value in env.items() if name.startswith(_EARLY)))
+    request = {"words": list(words), "cwd": os.path.abspath(cwd), "env": dict(env), "host": host}
+    streams = [number if file is None else file.fileno() for number, file in enumerate((None, stdout, stderr))]
+    return Fork(_server(early), request, streams)
+
+
+def run(words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `python WORDS` to its end. What it printed is kept in memory, in no folder."""
+    with open(os.memfd_create("out"), "w+b") as out, open(os.memfd_create("err"), "w+b") as err:
+        process = popen(words, stdout=out, stderr=err, **options)
+        try:
+            code = process.wait(PATIENCE)
+        finally:
+            process.kill()
+        for stream in (out, err):
+            stream.seek(0)
+        return subprocess.CompletedProcess(words, code, out.read().decode(), err.read().decode())
+
+
+class Fork:
+    """What tests use of `subprocess.Popen`."""
+
+    def __init__(self, server: socket.socket, request: dict[str, Any], streams: Sequence[int]) -> None:
+        self.returncode: int | None = None
+        self.args = request["words"]
+        read, write = os.pipe()
+        socket.send_fds(server, [json.dumps(request).encode()], [*streams, write])
+        os.close(write)
+        self._told = os.fdopen(read)
+        """A line with the process id, and at its end a line with the exit code."""
+        self.pid = int(self._told.readline())
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._told], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            self.returncode = int(self._told.readline())
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@functools.cache
+def _server(early: Sequence[tuple[str, str]]) -> socket.socket:
+    """The way to this process's server, which ends with this process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    subprocess.Popen(
+        [sys.executable, __file__, str(theirs.fileno()), "x" * _ROOM],
+        env={**{n: v for n, v in os.environ.items() if not n.startswith(_EARLY)}, **dict(early), "ROOM": "x" * _ROOM},
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    theirs.close()
+    atexit.register(ours.close)
+    return ours
+
+
+def _serve(link: socket.socket) -> dict[str, Any]:
+    """Fork for each request; return in the fork, with the request. All ends where nobody can ask any more."""
+    import torch._dynamo  # the first optimizer imports it
+    import torch.distributed.run  # noqa: F401
+
+    del sys.modules["torch.distributed.run"]  # else it could not be run as a program without a warning
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        message, streams, _, _ = socket.recv_fds(link, 2 * _ROOM, 4)
+        if not message:
+            os._exit(0)
+        if os.fork() == 0:
+            link.close()
+            _stay_as_parent(streams.pop())
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+                os.close(stream)
+            request: dict[str, Any] = json.loads(message)
+            return request
+        for stream in streams:
+            os.close(stream)
+
+
+def _stay_as_parent(told: int) -> None:
+    """Fork once more, return in the child, and tell how it ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    child = os.fork()
+    if child == 0:
+        os.close(told)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return
+    with contextlib.suppress(BrokenPipeError):
+        os.write(told, b"%d\n" % child)
+        os.closerange(0, told)  # who reads the program's output must see its end
+        os.write(told, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    os._exit(0)
+
+
+def _become(words: list[str], cwd: str, env: dict[str, str], host: int | None) -> None:
+    """Run the program, as the interpreter would that was started with this."""
+    if host is not None:
+        enter_host(host)
+    ending = _Ending()
+    atexit.register(ending.end)  # the first to be registered is called last
+    os.chdir(cwd)
+    os.environ.clear()  # nothing of C's environment lies any more where /proc reads it
+    os.environ.update(env)
+    sys.orig_argv = [sys.executable, *words]
+    _show_in_proc(sys.orig_argv, [f"{name}={value}" for name, value in env.items()])
+    kind, rest = (words[0], words[1:]) if words[0] in ("-m", "-c") else ("", words)
+    sys.argv = [kind or rest[0], *rest[1:]]
+    sys.path[0] = {"-m": cwd, "-c": ""}.get(kind) if kind else os.path.dirname(os.path.abspath(rest[0]))
+    with ending:
+        _run(kind, rest)
+
+
+def _run(kind: str, rest: list[str]) -> None:
+    if kind == "-m":
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        exec(compile(rest[0], "<string>", "exec"), vars(sys.modules["__main__"]))
+    else:
+        runpy.run_path(rest[0], run_name="__main__")
+
+
+def enter_host(process: int) -> None:
+    """Move this process, which has one thread, into the namespaces of a host's holder; os.setns needs Python 3.12."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name, kind in _NAMESPACES.items():
+        with open(f"/proc/{process}/ns/{name}") as space:
+            if libc.setns(space.fileno(), kind):
+                raise OSError(ctypes.get_errno(), f"setns {name}")
+
+
+class _Ending:
+    """Ends this process, as the interpreter would, but before it takes its modules apart."""
+
+    def __init__(self) -> None:
+        self._pid, self._code = os.getpid(), 0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if isinstance(error, SystemExit):
+            self._code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            self._code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+    def end(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a fork of the program that ends by itself
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        if self._code < 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        os._exit(self._code & 0xFF)
+
+
+def _show_in_proc(words: list[str], variables: list[str]) -> None:
+    """Let /proc/PID/cmdline and environ show these: other processes know this one by them."""
+    numbers = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begins, ends, env_begins, env_ends = map(int, numbers[45:49])
+    for shown, start, end in ((words, begins, ends), (variables, env_begins, env_ends)):
+        text = b"".join(os.fsencode(one) + b"\0" for one in shown)
+        assert len(text) < end - start
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+if __name__ == "__main__":
+    _become(**_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,0 +1,50 @@
+"""What cannot be here is not tried, with the reason; a recipe with CUDA graphs runs as written without a GPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from launchers import AUTODDP, SCRIPTS, start
+
+from autoddp.knobs import Configuration
+from autoddp.recipe import load, save
+
+SCRIPT = [str(SCRIPTS / "large_batch.py"), "--clears", "by hand"]
+
+
+def launched(folder, *words):
+    environment = {"TUNED_TIMES_LONGER": "1000"}
+    launch = start(AUTODDP, folder, ["--nproc-per-node", "2", *words, *SCRIPT], environment).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    return launch
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """Asked for what this machine and this script cannot have."""
+    words = ["--cuda-graphs", "--accumulate-up-to", "4", "--trials", "2", "--tune-only"]
+    return launched(tmp_path_factory.mktemp("tuned") / "out", *words)
+
+
+@pytest.mark.parametrize(
+    ("knob", "why"),
+    [
+        ("cuda_graphs", "the models are not on a GPU"),
+        ("accumulate_steps", "the script clears gradients without zero_grad"),
+    ],
+)
+def test_not_offered(tuned, knob, why):
+    study = json.loads(max(tuned.folder.glob(".autoddp/*/summary.json")).read_text())
+    assert study["job"]["left_out"][knob] == why
+    assert all(knob not in trial["configuration"] for trial in study["trials"])
+
+
+def test_a_recipe_with_cuda_graphs(tuned, tmp_path):
+    found = load(tuned.folder / "scripts.large_batch.autoddp.toml")
+    asked = Configuration({"gradient_as_bucket_view": True, "cuda_graphs": "model"})
+    save(replace(found, configuration=asked, env={}), tmp_path / "graphs.toml")
+    job = launched(tmp_path / "job", "--recipe", str(tmp_path / "graphs.toml"))
+    assert "autoddp: without CUDA graphs, as written: " in job.stderr
+    assert "Traceback" not in job.stderr
