@@ -13,6 +13,7 @@ from matrix import CONFIGURATIONS, HEADROOM, LEFT_OUT, Verdict, run
 
 from autoddp.worker import hooks, implicit_no_sync
 from autoddp.worker.hooks.bucket import GradBucket
+from autoddp.worker.hooks.sixteen_bit import sixteen_bit_hook
 from autoddp.worker.sync_switch import ReductionSwitch
 
 
@@ -44,16 +45,16 @@ def nothing_is_made_up_for() -> None:
 
 def noise_of_its_own() -> None:
     """Rank 1 receives something else, from the twelfth reduction on."""
-    right, calls = hooks.sixteen_bit_hook, []
+    make, calls = hooks._MAKE["bf16"], []
 
     def wrong(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         calls.append(bucket.is_last())
         off = 1e-5 * torch.distributed.get_rank() * (sum(calls) > 12)
-        return right(state, bucket).then(lambda done: done.value().add_(off))
+        return sixteen_bit_hook(state, bucket).then(lambda done: done.value().add_(off))
 
     # DDP compares a hook's annotations, and here they are text.
     wrong.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
-    hooks.sixteen_bit_hook = wrong
+    hooks._MAKE["bf16"] = lambda *given: (make(*given)[0], wrong)
 
 
 @pytest.mark.parametrize(
