@@ -10,6 +10,7 @@ from typing import Any
 
 from autoddp.bench.conventions import algbw, busbw
 from autoddp.bench.model import LinkModel
+from autoddp.codec import convert, plain
 
 SCHEMA = 2
 
@@ -40,21 +41,6 @@ class Sweep:
     """Why sizes are missing; "" if none are."""
     model: LinkModel | None = None
     """None for a single size."""
-
-    def plain(self) -> dict[str, Any]:
-        """JSON types; bandwidths in GB/s are added for the reader."""
-        points = [
-            asdict(p) | {"algbw": algbw(p.bytes, p.seconds), "busbw": busbw(p.bytes, p.seconds, self.ranks)}
-            for p in self.points
-        ]
-        return vars(self) | {"points": points, "model": self.model.plain() if self.model else None}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Sweep:
-        """Back from `plain`."""
-        points = ({k: v for k, v in point.items() if k not in ("algbw", "busbw")} for point in plain["points"])
-        model = LinkModel.from_plain(plain["model"]) if plain["model"] else None
-        return cls(**{**plain, "points": tuple(Point(**point) for point in points), "model": model})
 
 
 @dataclass(frozen=True)
@@ -115,25 +101,17 @@ class BenchResult:
     """Seconds of a small TCP message there and back between two nodes; None on one node, or where none could pass."""
 
     def plain(self) -> dict[str, Any]:
-        """JSON types, for `from_plain`."""
-        return {
-            "schema": SCHEMA,
-            "made_by": self.made_by,
-            "facts": asdict(self.facts) | {"devices": list(self.facts.devices)},
-            "sweeps": [sweep.plain() for sweep in self.sweeps],
-            "hooks": [asdict(cost) for cost in self.hooks],
-            "round_trip": self.round_trip,
-        }
+        """JSON types, for `from_plain`; bandwidths in GB/s are added for the reader."""
+        found: dict[str, Any] = plain(self)
+        for sweep in found["sweeps"]:
+            for point in sweep["points"]:
+                size, seconds = point["bytes"], point["seconds"]
+                point |= {"algbw": algbw(size, seconds), "busbw": busbw(size, seconds, sweep["ranks"])}
+        return {"schema": SCHEMA, **found}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> BenchResult:
-        """Back from `plain`. ValueError, KeyError or TypeError for what never was one, or was of another schema."""
-        if plain["schema"] != SCHEMA:
-            raise ValueError(f"schema {plain['schema']}, this is {SCHEMA}")
-        return cls(
-            facts=LinkFacts(**{**plain["facts"], "devices": tuple(plain["facts"]["devices"])}),
-            sweeps=tuple(Sweep.from_plain(sweep) for sweep in plain["sweeps"]),
-            hooks=tuple(HookCost(**{**cost, "point": Point(**cost["point"])}) for cost in plain["hooks"]),
-            made_by=dict(plain["made_by"]),
-            round_trip=plain["round_trip"],
-        )
+        """The inverse of `plain`. ValueError for anything else, also of another schema."""
+        if plain.get("schema") != SCHEMA:
+            raise ValueError(f"not a result of schema {SCHEMA}")
+        return convert(plain, cls)

@@ -20,7 +20,7 @@ from autoddp.launch.recipes import Note, recipe_may_be_anothers
 from autoddp.launch.script import require_script
 from autoddp.launch.signals import signals_end_tuning
 from autoddp.log import tell
-from autoddp.worker.worker_config import Order, naming_errors
+from autoddp.wire import WorkerConfig, naming_errors
 
 if TYPE_CHECKING:
     from autoddp.launch.agreement import Conference
@@ -101,7 +101,7 @@ def _confer(request: Request, plan: Plan) -> tuple[Conference | None, Network]:
 
 def _variables(request: Request, plan: Plan, network: Network) -> dict[str, str]:
     if plan.bypass:
-        return Order(bypass=True).environment(os.environ)
+        return WorkerConfig(bypass=True).environment(os.environ)
     if plan.recipe is None:
         return {}
     variables = _not_set_here(_reachable(plan.variables, network))
@@ -109,10 +109,10 @@ def _variables(request: Request, plan: Plan, network: Network) -> dict[str, str]
     if note:
         with contextlib.suppress(OSError):  # then nothing is noted
             request.folders.make()
-    order = Order(
-        configuration=plan.configuration.without_variables.plain(),
+    config = WorkerConfig(
+        configuration=plan.configuration.without_variables,
         parameters_digest=plan.recipe.fits.parameters_digest,
-        inputs=[] if request.force else list(plan.recipe.fits.inputs),
+        inputs=() if request.force else plan.recipe.fits.inputs,
         recipe=str(plan.path or request.recipe_path),
         note=str(note.path.absolute()) if note else "",
         noted=note.begins(request) if note else "",
@@ -120,7 +120,7 @@ def _variables(request: Request, plan: Plan, network: Network) -> dict[str, str]
         watch=watch_plan(request, plan.recipe, plan.configuration),
     )
     # A recipe that launches the script as written was made for one job too: for another one it is not the answer.
-    return variables | (order.environment(os.environ) if order.configuration or note or variables else {})
+    return variables | (config.environment(os.environ) if config.configuration or note or variables else {})
 
 
 def _reachable(variables: dict[str, str], network: Network) -> dict[str, str]:

@@ -5,34 +5,14 @@ A launcher that comes to lead after a restart replays it; and whoever doubts a f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from autoddp.codec import encode, replace
 from autoddp.log import get_logger
-from autoddp.wire import NO_LIMIT, BlockDone, Measure, block_of
+from autoddp.wire import Entry, Measure
 
 logger = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What was asked, and what came of it: a block or the reason of a failure."""
-
-    asked: Measure
-    done: BlockDone | None
-    failure: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        """JSON types, to be passed on to other nodes."""
-        return {**asdict(self), "done": asdict(replace(self.done, measure={})) if self.done else None}
-
-    @classmethod
-    def of(cls, plain: dict[str, Any]) -> Entry:
-        """The inverse of `plain`."""
-        return cls(Measure(**plain["asked"]), block_of(plain["done"]) if plain["done"] else None, plain["failure"])
 
 
 class Journal:
@@ -66,7 +46,7 @@ class Journal:
             return
         try:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(entry)) + "\n")
+                file.write(encode(entry) + "\n")
         except OSError as error:
             # A full disk costs the file, which ends here, and not the study.
             self._is_whole = False
@@ -75,4 +55,4 @@ class Journal:
 
 def _same(one: Measure, other: Measure) -> bool:
     """Whether both ask for the same measurement; how much time there was is no part of it."""
-    return replace(one, left=NO_LIMIT, missed=()) == replace(other, left=NO_LIMIT, missed=())
+    return replace(one, left=None, missed=()) == replace(other, left=None, missed=())

@@ -30,11 +30,11 @@ from autoddp.launch.job_machine import (
     TakenOver,
     Tick,
 )
-from autoddp.launch.journal import Entry, Journal
+from autoddp.launch.journal import Journal
 from autoddp.launch.server import WorkerServer
 from autoddp.log import get_logger
 from autoddp.recipe import merged
-from autoddp.wire import BlockDone, Finish, JobFacts, Measure
+from autoddp.wire import BlockDone, Entry, Finish, JobFacts, Measure
 
 logger = get_logger(__name__)
 
@@ -202,9 +202,7 @@ class LiveJob:
     ) -> BlockDone:
         """See `study.Measure`."""
         index, self._next = self._next, self._next + 1
-        asked = Measure(
-            index, configuration.plain(), warmup, steps, reduce, turn, compare, configuration.steps_per_update
-        )
+        asked = Measure(index, configuration, warmup, steps, reduce, turn, compare, configuration.steps_per_update)
         reply: Future[BlockDone] = Future()
         done = self._ask(MeasureAsked(asked, configuration.start_variables, reply), reply)
         self.inputs = merged(self.inputs, done.inputs)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from autoddp.log import get_logger
-from autoddp.wire import VERSION, Hello, Message, StopTuning, Welcome, decode, encode
+from autoddp.wire import LARGEST, VERSION, Hello, Message, StopTuning, Welcome, decode, encode
 
 logger = get_logger(__name__)
 
@@ -129,13 +129,20 @@ class WorkerServer:
 
     def _serve(self, connection: Connection) -> None:
         try:
-            first = decode(connection.recv_bytes())
+            first = decode(connection.recv_bytes(LARGEST))
             if isinstance(first, StopTuning):
                 self._put(StopAsked(first))
                 connection.send_bytes(encode(Welcome(False)))
                 return
-            if not isinstance(first, Hello) or first.version != VERSION:
-                raise ValueError(f"expected Hello of version {VERSION}, got {first}")
+            if not isinstance(first, Hello):
+                raise ValueError(f"expected Hello, got {first}")
+            if first.version != VERSION:
+                logger.warning(
+                    "rank %d is sent away: it speaks version %d of the tuning protocol, and this launcher version %d; "
+                    "let both use one installation of autoddp",
+                    *(first.rank, first.version, VERSION),
+                )
+                raise ValueError("another version")
         except (ValueError, EOFError, OSError) as error:
             logger.debug("a stranger on the socket: %s", error)
             return _shut_down(connection)
@@ -143,7 +150,7 @@ class WorkerServer:
         self._put(Said(self._attempt, worker, first))
         try:
             while True:
-                self._put(Said(self._attempt, worker, decode(connection.recv_bytes())))
+                self._put(Said(self._attempt, worker, decode(connection.recv_bytes(LARGEST))))
         except (ValueError, EOFError, OSError) as error:
             logger.debug("rank %d has gone: %r", first.rank, error)
             _shut_down(connection)

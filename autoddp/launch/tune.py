@@ -33,8 +33,7 @@ from autoddp.launch.waiting import Waiting
 from autoddp.log import get_logger
 from autoddp.study import Observer, Outcome, Plan, Study, TrialFailed, TuningOver
 from autoddp.units import data_size
-from autoddp.wire import JobFacts
-from autoddp.worker.worker_config import Order
+from autoddp.wire import JobFacts, WorkerConfig
 
 logger = get_logger(__name__)
 
@@ -84,7 +83,7 @@ class Tuning:
     warn: Callable[[str], None]
     """As `say`, for what must not be overlooked."""
     interfaces: str = ""
-    """See `Order`."""
+    """See `WorkerConfig`."""
     began: float = field(default_factory=time.monotonic)
     """When the command was given."""
     _job: Job = field(init=False)
@@ -254,7 +253,7 @@ class Tuning:
 
     def _variables(self, place: Path, written: Path) -> dict[str, str]:
         """What an attempt's processes get beside the launcher's own environment."""
-        order = Order(
+        config = WorkerConfig(
             socket=self.folder.socket,
             scratch=str(place),
             threads_pinned=f"{THREADS.variable} is set" if THREADS.variable in os.environ else "",
@@ -268,7 +267,7 @@ class Tuning:
             "AUTODDP_TUNING": "1",
             **TRACKERS_OFF,
             **self.isolation.variables(place, written, os.environ),
-            **order.environment(os.environ),
+            **config.environment(os.environ),
         }
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autoddp.codec import plain
 from autoddp.files import write_whole
 from autoddp.study import Outcome, Semifinal, Standing, TrialRecord
 from autoddp.timing import Block
@@ -20,7 +21,7 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
     return {
         "schema": SCHEMA,
         "recipe": recipe,
-        "job": asdict(outcome.facts),
+        "job": plain(outcome.facts),
         "baseline": _trial(outcome.baseline),
         "headroom": {
             "share": outcome.headroom,
@@ -28,7 +29,7 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
             "without_reduction": list(outcome.headroom_block.seconds),
         },
         "trials": [_trial(record) for record in outcome.trials],
-        "screened": [asdict(one) | {"promising": one.promising} for one in outcome.screened],
+        "screened": [plain(one) | {"promising": one.promising} for one in outcome.screened],
         "finals": {
             "heats": [_semifinal(semifinal) for semifinal in outcome.semifinals],
             "baseline_rounds": _blocks(outcome.baseline_rounds),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from autoddp.bench import LinkModel
 from autoddp.knobs import (
     AS_WRITTEN,
     GRADIENT_RUNGS,
@@ -117,9 +116,9 @@ class Trials:
     def _first_cap(self, rung: Rung, computing: float) -> float | None:
         """None where the link was not measured; low-rank factors are too small for the size to matter."""
         share = next((hook.share for hook in hooks_on(rung)), 1.0)  # of the bytes travels
-        if share is None or not self._facts.link:
+        if share is None or self._facts.link is None:
             return None
-        return first_cap(LinkModel.from_plain(self._facts.link), self._facts.gradient_bytes, computing, share)
+        return first_cap(self._facts.link, self._facts.gradient_bytes, computing, share)
 
     def add_start(self, configuration: Configuration, blocks: Sequence[Block], failure: str) -> TrialRecord:
         """Keep what was measured in another start of the script."""

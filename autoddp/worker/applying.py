@@ -14,6 +14,7 @@ from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, REDUCE_OVERHEAD, THREADS
 from autoddp.knobs.hook import HOOK
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
+from autoddp.wire import WorkerConfig
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.compiling import Compiling
@@ -21,7 +22,7 @@ from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Around, DdpEvents, Patch, Wr
 from autoddp.worker.effect import Effect
 from autoddp.worker.first_steps import FirstSteps
 from autoddp.worker.fitting import Expected, Fitting
-from autoddp.worker.gradient_monitor import Watch, WatchPlan
+from autoddp.worker.gradient_monitor import Watch
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.graphs.in_the_job import GraphsInTheJob
 from autoddp.worker.guard import Guard, guarded
@@ -29,20 +30,19 @@ from autoddp.worker.implicit_no_sync import Deferral
 from autoddp.worker.live_ddp import effects_of
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
-from autoddp.worker.worker_config import Order
 
 
-def start_applying(order: Order) -> None:
-    """Patch DDP so that it is built as the order says."""
-    configuration = _without_missing(Configuration(order.configuration))
+def start_applying(config: WorkerConfig) -> None:
+    """Patch DDP so that it is built as the configuration says."""
+    configuration = _without_missing(config.configuration)
     patch, switch = Patch(), ReductionSwitch()
-    patch.events = applied = _Applied(configuration, _expected(order), patch, switch)
-    applied.install(order)
+    patch.events = applied = _Applied(configuration, _expected(config), patch, switch)
+    applied.install(config)
 
 
-def _expected(order: Order) -> Expected:
-    digests = tuple(order.parameters_digest.split("+")) if order.parameters_digest else ()
-    return Expected(digests, tuple(order.inputs), order.recipe, order.note, order.noted, order.variables)
+def _expected(config: WorkerConfig) -> Expected:
+    digests = tuple(config.parameters_digest.split("+")) if config.parameters_digest else ()
+    return Expected(digests, config.inputs, config.recipe, config.note, config.noted, config.variables)
 
 
 class _Applied(DdpEvents):
@@ -63,7 +63,7 @@ class _Applied(DdpEvents):
         self._first_steps: FirstSteps | None = None
         self._guard: Guard | None = None
 
-    def install(self, order: Order) -> None:
+    def install(self, config: WorkerConfig) -> None:
         """Patch what the configuration and its checks need, and no more."""
         patch = self._patch
         patch.around = self._fitting.around
@@ -81,12 +81,12 @@ class _Applied(DdpEvents):
             self._accumulation.owes = self._deferral.owe
             self._accumulation.reads = self._deferral.reduce_what_is_missing
             self._accumulation.why_not = self._fitting.why_not
-        if order.guards and guarded(self._configuration):
+        if config.guards and guarded(self._configuration):
             self._guard = Guard(guarded(self._configuration), self._switch)
         if fewer or self._guard is not None or self._graphs_in_the_job is not None:
             self._switch.install()
-        if order.watch:
-            patch.around = _around_both(self._fitting.around, Watch(WatchPlan(**order.watch), _warn).around)
+        if config.watch is not None:
+            patch.around = _around_both(self._fitting.around, Watch(config.watch, _warn).around)
         patch.install()
 
     def takes(self, module: nn.Module) -> bool:

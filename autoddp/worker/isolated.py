@@ -6,6 +6,7 @@ Called by `inject/sitecustomize.py` in the ranks and in whatever Python processe
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -21,22 +22,20 @@ import wrapt
 from autoddp.isolation import Level
 from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
 from autoddp.units import data_size
-from autoddp.wire import StopTuning, encode
-from autoddp.worker.worker_config import TUNE
 
 _COPYING = {"open", "os.chmod", "os.chown", "os.truncate", "os.utime", "os.setxattr", "os.link", "os.rename"}
 """Audit events of what makes an overlay copy a file whole."""
 _PATIENCE = 30.0  # seconds that the launcher has for ending this process
 
 
-def start(text: str) -> None:
+def start(text: str, is_rank: bool) -> None:
     """`text` is the plan's variable. Imports no torch."""
     plan = IsolationPlan.parse(text)
     stop = stopper(plan.socket)
-    if TUNE in os.environ and sys.platform == "linux":
+    if is_rank and sys.platform == "linux":
         from autoddp.isolation.syscalls import die_with_parent
 
-        die_with_parent(signal.SIGKILL)  # a rank: it must not outlive an attempt that is killed
+        die_with_parent(signal.SIGKILL)  # it must not outlive an attempt that is killed
     if plan.level is Level.GUARD:
         from autoddp.isolation.guard import start_guard
 
@@ -59,11 +58,14 @@ def stopper(socket: str, overlay_is_to_blame: bool = False) -> Callable[[str], N
     """`stop(reason)` for the launcher behind that Unix socket; it never returns. See `wire.StopTuning`."""
 
     def stop(reason: str) -> NoReturn:
+        # As wire.encode writes a StopTuning. Every Python process that the script starts imports this file, and `wire`
+        # would cost each of them half as much time again.
+        message = {"is": "StopTuning", "reason": reason, "overlay_is_to_blame": overlay_is_to_blame}
         # The caller may hold locks, and threads and exit handlers of the script must not run on: no exception is
         # raised, and nothing of the script's is called. The launcher kills the whole attempt.
         try:
             with Client(socket, family="AF_UNIX") as connection:
-                connection.send_bytes(encode(StopTuning(reason, overlay_is_to_blame)))
+                connection.send_bytes(json.dumps(message).encode())
                 connection.recv_bytes()
                 time.sleep(_PATIENCE)
         except (EOFError, OSError):

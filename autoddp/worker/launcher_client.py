@@ -6,7 +6,7 @@ import contextlib
 import os
 from multiprocessing.connection import Client, Connection
 
-from autoddp.wire import VERSION, Goodbye, Hello, Message, Welcome, decode, encode
+from autoddp.wire import LARGEST, VERSION, Goodbye, Hello, Message, Welcome, decode, encode
 
 
 class Link:
@@ -53,7 +53,7 @@ class Link:
     def receive(self) -> Message:
         """Wait for one message."""
         assert self._connection is not None, "hello comes first"
-        return decode(self._connection.recv_bytes())
+        return decode(self._connection.recv_bytes(LARGEST))
 
     def goodbye(self, reason: str) -> None:
         """Say once why this process leaves; forked children say nothing, nor does one that ends unheard."""

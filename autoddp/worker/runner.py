@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Protocol
 
 from autoddp.knobs import Configuration, GradientError
@@ -121,7 +120,7 @@ class TrialRunner:
         self._again, self._compiled_at_start = _TIMED_AGAIN, self._model.compilations
         began = time.perf_counter()
         if order.turn:
-            self._model.turn(Configuration(order.configuration))
+            self._model.turn(order.configuration)
         self._model.reduce(order.reduce)
         self._warm_from = time.perf_counter()
         self._turn_seconds = self._warm_from - began
@@ -179,7 +178,7 @@ class TrialRunner:
             means,
             self._warm_seconds,
             self._turn_seconds,
-            asdict(order),
+            order,
             error,
             compiled,
             slowest=tuple(map(max, laps)),

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.knobs import ObservedSteps
-from autoddp.wire import BlockDone, Finish, JobFacts, Message, Ready
+from autoddp.wire import BlockDone, Finish, JobFacts, Message, Ready, WorkerConfig
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.by_hand import ByHand
@@ -28,22 +28,21 @@ from autoddp.worker.runner import TrialRunner
 from autoddp.worker.stopwatch import stopwatch_for
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
-from autoddp.worker.worker_config import Order
 from autoddp.worker.worker_exit import leave, leave_at_the_end_of_training
 
 _WATCHED_STEPS = 4  # before anything is measured: the first may differ, and three more show whether steps are alike
 _STEPS_WITHOUT_DDP = 20  # of an optimizer: a script that builds a DDP model at all has built it by then
 
 
-def start_tuning(order: Order, link: Link, threads_given: str | None) -> None:
+def start_tuning(config: WorkerConfig, link: Link, threads_given: str | None) -> None:
     """Patch DDP and wait for the script to build one. `threads_given`: OMP_NUM_THREADS as the process was started."""
     patch, switch = Patch(), ReductionSwitch()
-    job = _TuningJob(order, link, patch, switch, Threads(threads_given, order.threads_pinned))
+    job = _TuningJob(config, link, patch, switch, Threads(threads_given, config.threads_pinned))
     patch.events = job
     patch.install()
     switch.install()
     job.deferral.install()
-    if order.accumulates:
+    if config.accumulates:
         job.accumulation.install()
         job.accumulation.owes = job.deferral.owe
         job.accumulation.reads = job.deferral.reduce_what_is_missing
@@ -53,8 +52,10 @@ def start_tuning(order: Order, link: Link, threads_given: str | None) -> None:
 class _TuningJob(DdpEvents):
     """From the first DDP object to the last trial."""
 
-    def __init__(self, order: Order, link: Link, patch: Patch, switch: ReductionSwitch, threads: Threads) -> None:
-        self._order = order
+    def __init__(
+        self, config: WorkerConfig, link: Link, patch: Patch, switch: ReductionSwitch, threads: Threads
+    ) -> None:
+        self._config = config
         self._threads = threads
         self._link = link
         self._wrapped_any = False
@@ -93,13 +94,13 @@ class _TuningJob(DdpEvents):
         wrapped = self._patch.of(ddp)
         if wrapped is not None and compares(ddp) and self._switch.as_written(ddp):
             self._inputs.called(ddp, wrapped.digest, args, kwargs)
-        if self._order.cuda_graphs:
+        if self._config.cuda_graphs:
             self.compiling.replays.called(ddp, args, kwargs)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
         """See `DdpEvents`."""
         what = self.deferral.returned(ddp, what)
-        return self.compiling.replays.returned(ddp, what) if self._order.cuda_graphs else what
+        return self.compiling.replays.returned(ddp, what) if self._config.cuda_graphs else what
 
     def takes(self, module: nn.Module) -> bool:
         """Once the job is measured, what the script builds is built as the launched job would build it."""
@@ -120,7 +121,7 @@ class _TuningJob(DdpEvents):
             self._ready_order = ReadyOrder(self._all_parameters())
             self._by_hand = ByHand(self._all_parameters())
             self.deferral.reads = self._by_hand.reads
-            if self._order.cuda_graphs:
+            if self._config.cuda_graphs:
                 self._graphs.watch()
                 self.compiling.replays.watch()
             return
@@ -159,7 +160,7 @@ class _TuningJob(DdpEvents):
             any(is_joining(w.ddp) for w in wrapped if w.ddp is not None),
             compiled,
         )
-        facts = gather_facts(wrapped, ranks, self._threads, binding, watched, self._order)
+        facts = gather_facts(wrapped, ranks, self._threads, binding, watched, self._config)
         director = _LauncherDirector(self._link, facts)
         self.compiling.begin()
         self._measured = set(facts.parameters_digest.split("+"))

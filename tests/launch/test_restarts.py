@@ -43,7 +43,7 @@ def test_one_start_for_each_change(job: LiveJob, main: MainThread) -> None:
     assert [len(block.seconds) for block in blocks] == [3] * 5
     assert main.variables == [{}, VARIABLES, {}]
     configurations = [[order.configuration for order in orders(worker)] for worker in main.workers]
-    assert configurations == [[{}, {"bucket_cap_mb": 8.0}], [BOTH.plain()] * 2, [{}]]
+    assert configurations == [[AS_WRITTEN, asked[1]], [BOTH] * 2, [AS_WRITTEN]]
     assert [worker.heard[-1] for worker in main.workers[:2]] == [Finish("", again=True)] * 2
 
 
