@@ -8,8 +8,8 @@ from dataclasses import fields
 from typing import Any
 
 from autoddp.errors import UnfitRecipe
-from autoddp.recipe.schema import OPTIONAL, Fits, Recipe
-from autoddp.recipe.table import one_line
+from autoddp.log import printable
+from autoddp.recipe.schema import Fits, Recipe, defaults
 from autoddp.units import data_size
 
 
@@ -22,12 +22,12 @@ def differences(fits: Fits, **known: object) -> list[str]:
     Before the launch only the script, the world, the devices and torch are known; the worker compares parameters and
     inputs. `script` is a tuple of the paths by which the script is known here.
     """
-    names = [part.name for part in fields(Fits)]
+    names, optional = [part.name for part in fields(Fits)], defaults(Fits)
     assert set(known) <= set(names), f"not parts of Fits: {set(known) - set(names)}"
     found = []
     for name in names:
         here = known.get(name)
-        if here is None or (name in OPTIONAL and not (here and getattr(fits, name))):
+        if here is None or (name in optional and not (here and getattr(fits, name))):
             continue
         if name in _ANY_OF and set(here) <= set(getattr(fits, name)):  # type: ignore[call-overload]
             continue  # nodes may differ; this one is of a kind that was there
@@ -45,7 +45,7 @@ def require_fit(recipe: Recipe, path: str | os.PathLike[str], **known: object) -
     """UnfitRecipe, one line with every differing part and the fix, unless `recipe` fits what is known."""
     found = differences(recipe.fits, **known)
     if found:
-        where = one_line(os.fspath(path))
+        where = printable(os.fspath(path))
         fix = "tune again with --trials 20, or launch it all the same with --force"
         if any(part.startswith("world size") for part in found):
             fix = f"start as many ranks (--nnodes, --nproc-per-node), {fix}"
