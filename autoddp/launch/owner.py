@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import socket
 import stat
@@ -22,29 +21,36 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from autoddp.codec import Meta, Struct, decode, encode, replace
 
 MARK = "owner.json"
-_KIND = "folder of an autoddp run"
 _LARGEST = 2**16  # bytes of a mark; ours have less than 4 KiB
 _PATIENCE = 20  # tries for the lock on a mark that somebody is just looking at
 _BETWEEN_TRIES = 0.01  # seconds; a look takes less than one millisecond
 _ASKING = 10  # seconds for sysctl or ps, which answer at once on a machine that is well
 
 
-@dataclass(frozen=True)
-class Owner:
+Word = Annotated[str, Meta(pattern=r"^[^\0]*\Z")]
+"""A text that may be a path: the mark comes from a file, and the system calls refuse a NUL."""
+Number = Annotated[int, Meta(gt=0)]
+Moment = Annotated[float, Meta(gt=0, lt=1e12)]
+"""Seconds since 1970: no infinity, and nothing that is no number."""
+
+
+class Owner(Struct, frozen=True, forbid_unknown_fields=True):
     """A launcher, told apart from every other one."""
 
-    host: str
-    boot_id: str
+    host: Word
+    boot_id: Word
     """"" where the system has none."""
-    pid: int
-    started: str
+    pid: Number
+    started: Word
     """When the process started, in the system's own words; "" if they cannot be had."""
-    pid_namespace: str
+    pid_namespace: Word
     """Where `pid` means something: containers count their processes from 1 each."""
 
     @classmethod
@@ -58,41 +64,34 @@ class Owner:
         return self.host == socket.gethostname()
 
 
-@dataclass(frozen=True)
-class Mark:
-    """What `owner.json` says."""
+class Mark(Struct, frozen=True, forbid_unknown_fields=True):
+    """What `owner.json` says. No field may be absent."""
 
+    kind: Literal["folder of an autoddp run"]
     owner: Owner
-    run: str
+    run: Word
     """Name of the run folder."""
-    path: str
+    path: Word
     """The marked folder, without links in its path."""
-    inode: int
-    made: float
-    """Seconds since 1970."""
+    inode: Number
+    made: Moment
     locked: bool
     """Whether the owner holds a lock on the file; some network file systems have none."""
-    folders: tuple[str, ...] = ()
+    folders: tuple[Word, ...]
     """In a run folder: the private folders elsewhere that belong to it."""
-    ended: bool = False
+    ended: bool
     """The launcher said at its own end that it is gone."""
 
     def text(self) -> str:
         """The file's content."""
-        return json.dumps({"kind": _KIND, **asdict(self)}, indent=1) + "\n"
+        return encode(self, indent=1) + "\n"
 
     @classmethod
     def parse(cls, text: bytes) -> Mark | None:
         """None for anything but a mark, down to the type of each value."""
-        try:
-            plain = json.loads(text)
-            if plain.pop("kind") != _KIND or plain.keys() != {part.name for part in fields(cls)}:
-                return None
-            owner = Owner(**plain.pop("owner"))
-            mark = cls(owner=owner, **{**plain, "folders": tuple(plain["folders"])})
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return None
-        return mark if _sound(mark) else None
+        with contextlib.suppress(ValueError):
+            return decode(text, cls)
+        return None
 
 
 @dataclass
@@ -188,7 +187,8 @@ class Claim:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.open(path / MARK, flags, 0o600)
         locked = self._locked()
-        self.mark = Mark(owner, run, str(path), path.stat().st_ino, time.time(), locked)
+        inode, now = path.stat().st_ino, time.time()
+        self.mark = Mark("folder of an autoddp run", owner, run, str(path), inode, now, locked, (), False)
         self._size = 0
         self._write()
 
@@ -225,20 +225,6 @@ def _content(file: int) -> Mark | None:
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
         return None
     return Mark.parse(os.pread(file, _LARGEST, 0)) if found.st_size < _LARGEST else None
-
-
-def _sound(mark: Mark) -> bool:
-    """The types of all values: they come from a file."""
-    texts = [*mark.folders, mark.run, mark.path]
-    texts += [getattr(mark.owner, part.name) for part in fields(Owner) if part.name != "pid"]
-    numbers = [mark.owner.pid, mark.inode]
-    return (
-        all(isinstance(text, str) and "\0" not in text for text in texts)
-        and all(type(number) is int and number > 0 for number in numbers)
-        and all(type(switch) is bool for switch in (mark.locked, mark.ended))
-        and type(mark.made) in (int, float)
-        and abs(mark.made) < 1e12  # no infinity, and nothing that is no number
-    )
 
 
 def _lives(pid: int, started: str) -> bool:

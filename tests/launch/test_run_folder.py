@@ -583,6 +583,8 @@ FIELDS = [
     ("folders", 3),
     ("folders", [3]),
     ("folders", None),
+    ("path", "/tmp/a\0b"),
+    ("owner_host", "a\0b"),
 ]
 
 
@@ -601,6 +603,14 @@ def test_a_mark_with_a_wrong_field(host: Host, name: str, value: Any) -> None:
     launcher = host.killed()
     remark(launcher.run, **{name: value})
     assert Mark.parse((launcher.run / "owner.json").read_bytes()) is None
+    assert read_mark(launcher.run) is None
+
+
+@pytest.mark.parametrize("name", ["kind", "owner", "run", "path", "inode", "made", "locked", "folders", "ended"])
+def test_a_mark_without_a_field(host: Host, name: str) -> None:
+    launcher = host.killed()
+    file = launcher.run / "owner.json"
+    file.write_text(json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != name}))
     assert read_mark(launcher.run) is None
 
 
