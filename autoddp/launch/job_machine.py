@@ -271,6 +271,16 @@ class JobMachine:
         return at is not None and self._clock() >= at
 
     @property
+    def is_starting(self) -> bool:
+        """Whether the present attempt may still come to its first measurement."""
+        return self.state is State.STARTING
+
+    @property
+    def over(self) -> bool:
+        """Whether no attempt is of use any more."""
+        return self.state is State.OVER
+
+    @property
     def leads(self) -> bool:
         """Whether the present attempt's rank 0 is here, so that this launcher says what is measured."""
         return self._attempt.leader is not None

@@ -26,7 +26,6 @@ from autoddp.launch.job_machine import (
     JobMachine,
     MeasureAsked,
     RankEnded,
-    State,
     TakenOver,
     Tick,
 )
@@ -34,7 +33,7 @@ from autoddp.launch.journal import Journal
 from autoddp.launch.server import WorkerServer
 from autoddp.log import get_logger
 from autoddp.recipe import merged
-from autoddp.wire import BlockDone, Entry, Finish, JobFacts, Measure
+from autoddp.wire import BlockDone, Entry, JobFacts, Measure
 
 logger = get_logger(__name__)
 
@@ -56,7 +55,8 @@ class LiveJob:
         """What the models were called with in all measurements, see `recipe.inputs`; the study's thread writes it."""
         self._number = -1
         self._server: WorkerServer | None = None
-        self._machine = JobMachine(journal, deadline=deadline)
+        self.machine = JobMachine(journal, deadline=deadline)
+        """What is known of the job: any thread may read its attributes, and none may call its methods."""
         self._events: queue.Queue[Event | None] = queue.Queue()
         self._owner = threading.Thread(target=self._own, name="autoddp-job", daemon=True)
         self._owner.start()
@@ -70,10 +70,10 @@ class LiveJob:
             if event is None:
                 return
             try:
-                self._machine.handle(event)
+                self.machine.handle(event)
             except Exception as error:
                 logger.exception("a fault of autoddp's own")
-                self._machine.broke(f"a fault of autoddp's own: {error!r}")
+                self.machine.broke(f"a fault of autoddp's own: {error!r}")
                 reply: Future[object] | None = getattr(event, "reply", None)
                 if reply is not None and not reply.done():
                     reply.set_exception(error)
@@ -121,51 +121,6 @@ class LiveJob:
             server, self._server = self._server, None
             server.close()
 
-    @property
-    def attempt_must_end(self) -> bool:
-        """Whether the processes of the present attempt are to be killed now."""
-        return self._machine.attempt_must_end
-
-    @property
-    def is_starting(self) -> bool:
-        """Whether the present attempt may still come to its first measurement."""
-        return self._machine.state is State.STARTING
-
-    @property
-    def follows(self) -> bool:
-        """Whether the study waits for a measurement that another host's rank 0 makes."""
-        return self._machine.follows
-
-    @property
-    def leads(self) -> bool:
-        """Whether rank 0 is here; to be asked once there are facts."""
-        return self._machine.leads
-
-    @property
-    def over(self) -> bool:
-        """Whether no attempt is of use any more."""
-        return self._machine.state is State.OVER
-
-    @property
-    def why_over(self) -> str:
-        """Why tuning ended; "" if the study was finished, or goes on."""
-        return self._machine.why_over
-
-    @property
-    def overlay_failed(self) -> str:
-        """Why the script cannot run under the overlay, once that has shown."""
-        return self._machine.overlay_failed
-
-    @property
-    def built_ddp(self) -> bool:
-        """Whether a rank of this node has built a DDP model, in whatever attempt."""
-        return self._machine.built_ddp
-
-    @property
-    def finished(self) -> Finish | None:
-        """What all hosts were told at the end of the study."""
-        return self._machine.finished
-
     # Called by any thread
 
     def give_up(self, why: str) -> None:
@@ -174,11 +129,6 @@ class LiveJob:
         self._ask(GaveUp(why, reply), reply)
 
     # Called by the study's thread
-
-    @property
-    def waited(self) -> float:
-        """Seconds for which the study has waited for another start of the script, or for the host that leads."""
-        return self._machine.waited
 
     def facts(self) -> JobFacts:
         """Wait until the job is ready; TuningOver if it never is."""

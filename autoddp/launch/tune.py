@@ -122,10 +122,10 @@ class Tuning:
             thread.join()
             job.close()
         if tuned.recipe and not self.hosts.several:
-            tuned.cut_short = job.why_over
-        if job.finished is not None:
-            tuned.recipe = job.finished.recipe or tuned.recipe  # the leading host's, the same everywhere
-        self._agree_on_the_recipe(tuned, job.built_ddp)
+            tuned.cut_short = job.machine.why_over
+        if job.machine.finished is not None:
+            tuned.recipe = job.machine.finished.recipe or tuned.recipe  # the leading host's, the same everywhere
+        self._agree_on_the_recipe(tuned, job.machine.built_ddp)
         study_is_over(self.folder)
         tuned.wall_seconds["total"] = time.perf_counter() - began
         return tuned
@@ -150,7 +150,7 @@ class Tuning:
             self._go_on_with_one_that_was_cut_off(job, plan, facts)
             study = Study(job, facts, plan, self.observer, lambda settings: screening(facts, settings))
             tuned.outcome = study.run()
-            tuned.wall_seconds["start-up"] += job.waited
+            tuned.wall_seconds["start-up"] += job.machine.waited
             recipe = self.write(tuned.outcome, job.inputs)
             job.finish(recipe)
             tuned.recipe = recipe
@@ -167,7 +167,7 @@ class Tuning:
     def _go_on_with_one_that_was_cut_off(self, job: LiveJob, plan: Plan, facts: JobFacts) -> None:
         # The host that leads tells the others what they have missed.
         name, entries = (
-            cut_off(self.folder, self._job, plan, facts) if job.leads and not self.request.fresh else ("", ())
+            cut_off(self.folder, self._job, plan, facts) if job.machine.leads and not self.request.fresh else ("", ())
         )
         if entries:
             self.say(
@@ -232,13 +232,13 @@ class Tuning:
         level = self.isolation.level
         # On several hosts each has an overlay of its own: a script may wait in vain there for a file of another host's.
         more = job.attempt_ended(failure, level is Level.OVERLAY and self.hosts.several and number == 0)
-        if level is Level.OVERLAY and job.overlay_failed:
+        if level is Level.OVERLAY and job.machine.overlay_failed:
             if self.request.isolation is Level.OVERLAY:
-                job.give_up(job.overlay_failed)
+                job.give_up(job.machine.overlay_failed)
                 more = False
             else:
                 level = Level.GUARD
-        wanted = Next(more, job.why_over or job.overlay_failed, level)
+        wanted = Next(more, job.machine.why_over or job.machine.overlay_failed, level)
         together = self.hosts.agree(number, wanted, self.say)
         if not together.more:
             job.give_up(together.why or "another host has ended the tuning")
@@ -291,7 +291,7 @@ class _Limits:
 
     def exceeded(self) -> bool:
         """Asked every half second."""
-        if self._job.attempt_must_end:
+        if self._job.machine.attempt_must_end:
             return True
         if self._hosts.why_over:
             self._job.give_up(self._hosts.why_over)
@@ -302,9 +302,9 @@ class _Limits:
             return True
         self._look_at_what_is_written()
         unmoved = ""
-        if self._job.is_starting:
+        if self._job.machine.is_starting:
             unmoved = self._waiting.look()
-        elif self._job.follows:
+        elif self._job.machine.follows:
             unmoved = self._waiting.look_in_silence()
         if unmoved:
             self._job.give_up(unmoved)
@@ -312,7 +312,7 @@ class _Limits:
 
     def _look_at_what_is_written(self) -> None:
         limit = self._isolation.limit
-        if not limit or self._job.over or time.monotonic() - self._looked < _LOOKS:
+        if not limit or self._job.machine.over or time.monotonic() - self._looked < _LOOKS:
             return
         began = time.monotonic()
         written = self._isolation.written()

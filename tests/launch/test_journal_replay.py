@@ -212,7 +212,7 @@ def test_the_end_is_told(job: LiveJob, workers: list[FakeWorker], tmp_path: Path
     workers.append(FakeWorker(str(tmp_path / "s"), nodes=nodes))
     job.facts()
     job.finish("the recipe")
-    assert job.finished == Finish("the recipe")
+    assert job.machine.finished == Finish("the recipe")
     assert workers[0].left.wait(timeout=60)
     assert workers[0].heard == ([Finish("the recipe")] if nodes > 1 else [])  # other nodes write it too
     workers.append(FakeWorker(str(tmp_path / "s")))

@@ -93,7 +93,7 @@ def test_a_start_that_fails_or_hangs_fails_its_configuration(
     why = "did not get going with GLOO_SOCKET_IFNAME=eth0,eth1" if hangs else "rank 1 ended with exit code 1"
     with pytest.raises(TrialFailed, match=why):
         job(BOTH, 1, 3)
-    assert job.attempt_must_end is hangs
+    assert job.machine.attempt_must_end is hangs
     main.told.set()
     assert job(AS_WRITTEN, 1, 3).seconds == (0.05,) * 3
     job.give_up("the test is over")
