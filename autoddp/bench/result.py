@@ -1,4 +1,7 @@
-"""What `autoddp bench` found, as data that goes to JSON and back."""
+"""What `autoddp bench` found, as data that goes to JSON and back.
+
+It is kept in the output folder as `.autoddp/bench/<key>.json`, one file for each kind of world.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from autoddp.bench.conventions import algbw, busbw
 from autoddp.bench.model import LinkModel
-from autoddp.codec import convert, plain
+from autoddp.codec import convert, decode, encode, plain
+from autoddp.files import write_whole
 
 SCHEMA = 2
 
@@ -115,3 +120,26 @@ class BenchResult:
         if plain.get("schema") != SCHEMA:
             raise ValueError(f"not a result of schema {SCHEMA}")
         return convert(plain, cls)
+
+
+def folder(output: Path) -> Path:
+    """Where measurements lie within an output folder."""
+    return output / "bench"
+
+
+def store(output: Path, result: BenchResult) -> Path:
+    """Keep a result, whole or not at all; where it lies. An older one of the same world is replaced. OSError."""
+    place = folder(output) / f"{result.facts.key}.json"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(place, encode(result.plain(), indent=1))
+    return place
+
+
+def load_cached(output: Path, facts: LinkFacts) -> BenchResult | None:
+    """What was measured in a world like this one, or None; also None for a file that cannot be understood."""
+    try:
+        text = (folder(output) / f"{facts.key}.json").read_text(encoding="utf-8")
+        result = BenchResult.from_plain(decode(text, dict))
+    except (OSError, ValueError):
+        return None
+    return result if result.facts == facts else None

@@ -259,7 +259,7 @@ class JobMachine:
         self._facts: JobFacts | None = None
         self._question: Question | None = None
         self._waiting_since: float | None = None
-        self._most_steps = 10**9  # no limit, until the script has ended within a measurement
+        self._most_steps: int | None = None  # no limit, until the script has ended within a measurement
         self._fresh_start = True
         self._known_to_all = 0
         self._futile_attempts = self._faults = 0
@@ -411,7 +411,7 @@ class JobMachine:
         self._fresh_start = False
         return replace(
             asked,
-            steps=min(asked.steps, self._most_steps),
+            steps=asked.steps if self._most_steps is None else min(asked.steps, self._most_steps),
             turn=asked.turn or again,
             warmup=max(asked.warmup, 2) if again else asked.warmup,
             missed=tuple(before),

@@ -173,10 +173,6 @@ def _value(hint: Any, value: Any, place: _Place) -> Any:
     return found
 
 
-def _made_by(value: Any, place: _Place) -> MadeBy:
-    return MadeBy(**_known(MadeBy, value, place))
-
-
 def _fits(value: Any, place: _Place) -> Fits:
     known = _known(Fits, value, place, digest=Text)
     digest = known.pop("digest")
@@ -209,10 +205,6 @@ def _env(value: Any, place: _Place) -> dict[str, str]:
         if problem:
             raise here.error(problem, text)
     return dict(value)
-
-
-def _evidence(value: Any, place: _Place) -> Evidence:
-    return Evidence(**_known(Evidence, value, place))
 
 
 def _ladder(value: Any, place: _Place) -> tuple[LadderEntry, ...]:
@@ -248,11 +240,11 @@ def _low_over(value: Any, place: _Place) -> dict[Rung, float]:
 
 
 _READERS: Mapping[Any, Callable[[Any, _Place], Any]] = {
-    MadeBy: _made_by,
+    MadeBy: lambda value, place: MadeBy(**_known(MadeBy, value, place)),
     Fits: _fits,
     Configuration: _configuration,
     dict[str, str]: _env,
-    Evidence: _evidence,
+    Evidence: lambda value, place: Evidence(**_known(Evidence, value, place)),
     tuple[LadderEntry, ...]: _ladder,
     dict[Rung, Positive]: _low_over,
 }
