@@ -50,7 +50,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class HookCost:
-    """Computing of a communication hook on one square float32 matrix, without any communication."""
+    """Time that a communication hook computes on one square float32 matrix, without any communication."""
 
     hook: str
     """`fp16`, `bf16` or `powersgd`, as the knob names it."""
@@ -103,7 +103,7 @@ class BenchResult:
     made_by: dict[str, str]
     """Version of autoddp, date in UTC."""
     round_trip: float | None = None
-    """Seconds of a small TCP message there and back between two nodes; None on one node, or where none could pass."""
+    """Seconds that a small TCP message takes to another node and back; None on one node, or where none could pass."""
 
     def plain(self) -> dict[str, Any]:
         """JSON types, for `from_plain`; bandwidths in GB/s are added for the reader."""
@@ -128,7 +128,7 @@ def folder(output: Path) -> Path:
 
 
 def store(output: Path, result: BenchResult) -> Path:
-    """Keep a result, whole or not at all; where it lies. An older one of the same world is replaced. OSError."""
+    """Write a result, whole or not at all, and return its path. An older one of the same world is replaced. OSError."""
     place = folder(output) / f"{result.facts.key}.json"
     place.parent.mkdir(parents=True, exist_ok=True)
     write_whole(place, encode(result.plain(), indent=1))

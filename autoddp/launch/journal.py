@@ -1,6 +1,6 @@
 """Every measurement of a tuning run, one JSON line each, the same on every node.
 
-A launcher that comes to lead after a restart replays it; and whoever doubts a figure finds each block's times in it.
+A launcher that becomes the leader after a restart replays it. It also holds each block's times, to check a figure.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class Journal:
         self._is_whole = True
 
     def answer(self, asked: Measure) -> Entry | None:
-        """The entry for what is asked next, if it is known."""
+        """The entry that answers the next question, if there is one."""
         index = asked.index
         if index == len(self.entries) and index < len(self.earlier):
             if _same(self.earlier[index].asked, asked):
                 self.add(self.earlier[index])
             else:
-                self.earlier = ()  # another way was taken: what follows answers other questions
+                self.earlier = ()  # the study goes another way: the later entries answer other questions
         return self.entries[index] if index < len(self.entries) else None
 
     def add(self, entry: Entry) -> None:
-        """Append; an index that is here already is another node's copy of the same entry."""
+        """Append. An index that is here already is another node's copy of the same entry, and is ignored."""
         if entry.asked.index != len(self.entries):
             return
         self.entries.append(entry)
@@ -48,11 +48,11 @@ class Journal:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(encode(entry) + "\n")
         except OSError as error:
-            # A full disk costs the file, which ends here, and not the study.
+            # On a full disk the file ends here, and the study goes on.
             self._is_whole = False
             logger.warning("%s ends at entry %d: %s", self._path, entry.asked.index, error.strerror)
 
 
 def _same(one: Measure, other: Measure) -> bool:
-    """Whether both ask for the same measurement; how much time there was is no part of it."""
+    """Whether both ask for the same measurement, however much time was left."""
     return replace(one, left=None, missed=()) == replace(other, left=None, missed=())

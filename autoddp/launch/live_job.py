@@ -1,4 +1,4 @@
-"""The running tuning job as the study and the main thread see it: what they ask becomes events of one queue.
+"""The running tuning job as the study and the main thread use it: each request becomes an event in one queue.
 
 One thread takes the events and runs the state machine of `job_machine`, which alone writes the job's state. The study's
 thread and the main thread put an event and wait for its reply; the threads of the workers' socket only put events.
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class LiveJob:
-    """Implements `study.Measure` for the study's thread; the main thread makes attempts and says so.
+    """Implements `study.Measure` for the study's thread; the main thread reports the attempts that it makes.
 
     `path` is that of the workers' socket, which is there during an attempt. After `close()` nothing may be asked.
     """
@@ -87,7 +87,7 @@ class LiveJob:
     # Called by the main thread
 
     def attempt_begins(self, number: int, heartbeats: Path) -> dict[str, str] | None:
-        """Another start of the script is about to be made, with these variables; None: tuning is over, make none."""
+        """Another start of the script is about to be made. The variables for it; None: tuning is over, make none."""
         reply: Future[dict[str, str] | None] = Future()
         variables = self._ask(AttemptBegins(number, heartbeats, reply), reply)
         if variables is not None:
@@ -136,7 +136,7 @@ class LiveJob:
         return self._ask(FactsAsked(reply), reply)
 
     def take_over(self, entries: Sequence[Entry]) -> None:
-        """Answer what is asked from these measurements, as long as the same is asked again; before anything is."""
+        """Answer from these measurements as long as the study asks for the same. Comes before its first question."""
         reply: Future[None] = Future()
         self._ask(TakenOver(entries, reply), reply)
 

@@ -1,4 +1,4 @@
-"""From TOML to a recipe, strictly: what is not understood is refused, because a silent default would be launched."""
+"""Reads a recipe from TOML. What is not understood is refused: a default in its place would be launched silently."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load(path: str | os.PathLike[str]) -> Recipe:
 
 
 def parse(text: str, file: str | os.PathLike[str]) -> Recipe:
-    """The recipe in `text`; `file` is only what errors call it."""
+    """The recipe in `text`; errors call it `file`."""
     name = printable(os.fspath(file))
     try:
         return _recipe(_values(text, name), _Place(name))
@@ -134,7 +134,7 @@ def _recipe(values: dict[str, Any], place: _Place) -> Recipe:
 
 
 def _known(kind: type, value: Any, place: _Place, **beside: Any) -> dict[str, Any]:
-    """The fields of the dataclass `kind` that are in a table, and the keys `beside` them, each of its type."""
+    """The fields of the dataclass `kind` that the table has, and the keys in `beside`, each as its type says."""
     hints = {**get_type_hints(kind, include_extras=True), **beside}
     values, optional, known = _table(value, place, hints), defaults(kind), {}
     for name, hint in hints.items():
@@ -157,7 +157,7 @@ def _table(value: Any, place: _Place, keys: Iterable[str]) -> dict[str, Any]:
 
 
 def _value(hint: Any, value: Any, place: _Place) -> Any:
-    """The value as the type of a field in `schema`, which has the rule for it."""
+    """The value as the type of its field; `schema` has the types, and the rule that the error names."""
     hint = get_args(hint)[0] if type(None) in get_args(hint) else hint
     if hint in _READERS:
         return _READERS[hint](value, place)

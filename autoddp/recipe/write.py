@@ -1,4 +1,4 @@
-"""From a recipe to TOML that people can read aloud, written whole or not at all."""
+"""Writes a recipe as TOML with a comment for each value that needs one; the file is written whole or not at all."""
 
 from __future__ import annotations
 

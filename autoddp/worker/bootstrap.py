@@ -1,4 +1,4 @@
-"""Arms the worker: when (and only if) the script imports torch, DistributedDataParallel is patched in place."""
+"""Starts the worker: once the script imports torch, and only then, DistributedDataParallel is patched in place."""
 
 from __future__ import annotations
 

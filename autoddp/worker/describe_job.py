@@ -1,4 +1,4 @@
-"""What the worker can say about the job before the first trial, and which knobs it can turn."""
+"""Collects what the launcher has to know of the job before the first trial: its size, devices, knobs and link."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], co
 
 
 def _start_settings(backend: str, device: torch.device, nodes: int, interfaces: str) -> list[Setting]:
-    """What another start of the script could set, as this rank's node sees it; only what all nodes see is tried."""
+    """Settings for another start of the script that may gain on this rank's node; tried where they may on all nodes."""
     nccl = backend == "nccl" and device.type == "cuda"
     around = Surroundings(
         node=probe() if nccl else None,
@@ -118,7 +118,7 @@ def _start_settings(backend: str, device: torch.device, nodes: int, interfaces: 
 
 
 def _link(facts: JobFacts, measured: Path) -> LinkModel | None:
-    """What `autoddp bench` has measured in a world like this one, if it has: of all ranks together."""
+    """The model of an all-reduce over all ranks, if `autoddp bench` has measured a world like this one."""
     devices = facts.devices if facts.backend == "nccl" else ("cpu",)
     variables = backend_variables(os.environ)
     here = LinkFacts(facts.world_size, facts.nodes, facts.backend, devices, facts.torch, variables)

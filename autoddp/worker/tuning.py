@@ -1,4 +1,4 @@
-"""A worker of the tuning job: watches the script's first steps, then lets the launcher's study turn its knobs."""
+"""A worker of the tuning job: it watches the script's first steps, then applies what the launcher's study asks for."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
 from autoddp.worker.worker_exit import leave, leave_at_the_end_of_training
 
-_WATCHED_STEPS = 4  # before anything is measured: the first may differ, and three more show whether steps are alike
-_STEPS_WITHOUT_DDP = 20  # of an optimizer: a script that builds a DDP model at all has built it by then
+_WATCHED_STEPS = 4  # before anything is measured: the first may differ, and three more show whether all steps are alike
+_STEPS_WITHOUT_DDP = 20  # of an optimizer: a script that trains with DDP has built its model by then
 
 
 def start_tuning(config: WorkerConfig, link: Link, threads_given: str | None) -> None:
@@ -83,14 +83,14 @@ class _TuningJob(DdpEvents):
             leave()
 
     def forward_begins(self, ddp: DDP) -> None:
-        """Count forward passes that reduce, as the script has it; then see whether this one's may wait."""
+        """Count forward passes that reduce as the script is written, then see whether this one's reduction may wait."""
         self._clock.forward_begins(reduces=self._switch.as_written(ddp))
         self.deferral.forward_begins(ddp)
         self.accumulation.forward_begins(ddp)
         self._graphs.forward_begins(ddp, self._switch.reduces(ddp))
 
     def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """What the module is about to be called with."""
+        """Note what the module is about to be called with."""
         wrapped = self._patch.of(ddp)
         if wrapped is not None and compares(ddp) and self._switch.as_written(ddp):
             self._inputs.called(ddp, wrapped.digest, args, kwargs)
@@ -103,7 +103,7 @@ class _TuningJob(DdpEvents):
         return self.compiling.replays.returned(ddp, what) if self._config.cuda_graphs else what
 
     def takes(self, module: nn.Module) -> bool:
-        """Once the job is measured, what the script builds is built as the launched job would build it."""
+        """Whether a new model gets the present configuration: later, only such models as were measured."""
         return not self._measured or parameters_digest(module) in self._measured
 
     def _parameter_ids(self) -> set[int]:
@@ -181,12 +181,12 @@ class _TuningJob(DdpEvents):
 
 
 def _fail(why: str) -> None:
-    """Ends the trial that is being measured, and names its reason."""
+    """End the trial that is being measured, with a reason."""
     raise RuntimeError(f"several steps cannot be one: {why}")
 
 
 class _LauncherDirector:
-    """The study in the launcher, over the link; local rank 0 of any other node tells its own launcher what it hears."""
+    """The study in the launcher, over the socket; local rank 0 of any other node passes on to its own launcher."""
 
     def __init__(self, link: Link, facts: JobFacts) -> None:
         self._link = link
@@ -196,7 +196,7 @@ class _LauncherDirector:
             link.send(Ready(facts))
 
     def next(self, done: BlockDone | None) -> Message:
-        """See `runner.Director`. A launcher that is gone has nothing more to ask: all ranks leave."""
+        """See `runner.Director`. Where the launcher has ended, all ranks leave."""
         try:
             self._link.send(Ready(self._facts) if done is None else done)
             return self._link.receive()
