@@ -239,6 +239,7 @@ def test_a_stranger_is_hung_up_on(tmp_path: Path, data: bytes) -> None:
     stranger = Client(str(tmp_path / "s"), family="AF_UNIX")
     with contextlib.suppress(BrokenPipeError):  # what is too long is not read to its end
         stranger.send_bytes(data)
+    assert stranger.poll(30)
     with pytest.raises((EOFError, ConnectionResetError)):
         stranger.recv_bytes()
     server.close()
