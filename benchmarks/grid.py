@@ -24,13 +24,13 @@ import common
 from layouts import bucket_part
 
 import autoddp.launch.tune
-from autoddp.cli.tuned import prepared
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung
 from autoddp.launch.agreement import confer
 from autoddp.launch.elastic import environment_with, node_range
 from autoddp.launch.hosts import Hosts
 from autoddp.launch.network import Network
 from autoddp.launch.options import parse
+from autoddp.launch.tune import prepared
 from autoddp.study import Measure, Observer, TrialFailed
 from autoddp.study.budget import StepBudget
 from autoddp.study.space import Space
@@ -118,6 +118,22 @@ class Grid:
         return median(self._measure(configuration, budget.warmup_of(configuration) + 2 * lossy, steps).seconds)
 
 
+class Printed:
+    """The `launch.tune.Reporter` of the grid: what it finds is no recipe."""
+
+    observer = Observer()
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+        print(text)
+
+    warn = say
+
+    def recipe(self, _outcome: object, _inputs: tuple[str, ...]) -> str:
+        """Any text: without one, tuning has failed."""
+        return "done"
+
+
 def _shown(configuration: Configuration) -> dict[str, Any]:
     return {"configuration": configuration.plain(), "reads": str(configuration)}
 
@@ -129,25 +145,15 @@ def main() -> None:
     args, words = parser.parse_known_args()
     task = json.loads(args.task.read_text())
     tune = autoddp.launch.tune
-    tune.Study = lambda measure, facts, plan, observer, screen: Grid(task, measure, facts)  # type: ignore[assignment, attr-defined, misc]
-    request = parse(words)
-    with prepared(request) as made:
+    tune.Study = lambda measure, facts, asked, observer, screen: Grid(task, measure, facts)  # type: ignore[assignment, attr-defined, misc]
+    options = parse(words)
+    with prepared(options) as made:
         conference, network = None, Network()
-        if node_range(request.torchrun)[1] > 1:
-            conference, network = confer(request.torchrun, "grid", "the grid")
+        if node_range(options.torchrun)[1] > 1:
+            conference, network = confer(options.torchrun, "grid", "the grid")
         hosts = conference.hosts if conference is not None else Hosts()
-        parts = (
-            made.folder,
-            made.keeper,
-            made.isolation,
-            hosts,
-            Observer(),
-            lambda outcome, inputs: "done",
-            print,
-            print,
-        )
         with environment_with(network.variables):
-            tuned = tune.Tuning(request, *parts, interfaces=network.together).run()
+            tuned = tune.Tuning(options, made, hosts, Printed(), network.together).run()
     if tuned.outcome is None:
         sys.exit(f"the grid was not measured: {tuned.why}")
     common.write_json(Path("grid.json"), {"rungs": tuned.outcome, "wall_seconds": tuned.wall_seconds})

@@ -50,7 +50,7 @@ def slow(folder: Path, args: Namespace) -> dict[str, Any]:
         say(f"launches {chosen}")
         warmup, steps = AT_ONCE, AT_ONCE * args.groups
         job = [MLP, "--steps", str(warmup + steps)]
-        large = [MLP, "--micro-steps", str(AT_ONCE), "--no-sync", "--steps", str(1 + args.groups)]
+        large = [MLP, "--micro-batches", str(AT_ONCE), "--no-sync", "--steps", str(1 + args.groups)]
         recipe = autoddp("--recipe", "found.toml")
         sides = {
             "torchrun": lambda: hosts.step_seconds([*torchrun(), *job], warmup, AT_ONCE),

@@ -2,7 +2,7 @@
 
     python benchmarks/micro_batches.py --json micro_batches.json      # as root, on a quiet machine: about five minutes
 
-Two hosts (network namespaces) on a link of 1 Gbit/s, jobs/mlp.py with eight micro-steps and no `no_sync`:
+Two hosts (network namespaces) on a link of 1 Gbit/s, jobs/mlp.py with eight micro-batches and no `no_sync`:
 `autoddp --trials 20 --allow exact --tune-only`, then whole jobs in turn (AB BA …), its recipe against torchrun, and
 against torchrun with `no_sync` written into the script. Afterwards the trained parameters must be those of `no_sync`.
 """
@@ -19,7 +19,7 @@ from common import MLP, Hosts, Lab, autoddp, gain, median, options, paired, say,
 from autoddp.recipe import load
 
 TARGET = 3.0
-JOB = [MLP, "--micro-steps", "8"]
+JOB = [MLP, "--micro-batches", "8"]
 
 
 def compared(hosts: Hosts, args: Namespace) -> dict[str, list[float]]:
@@ -53,7 +53,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.trials, args.rounds, args.steps = 4, 1, 3
-    with tempfile.TemporaryDirectory(prefix="micro-steps-") as folder, Lab(2, "1gbit") as lab:
+    with tempfile.TemporaryDirectory(prefix="micro-batches-") as folder, Lab(2, "1gbit") as lab:
         hosts = Hosts(Path(folder), lab)
         own = ["--trials", str(args.trials), "--allow", "exact", "--tune-only", "--recipe", "found.toml"]
         hosts.run([*autoddp(*own), *JOB, "--steps", "1000000"])

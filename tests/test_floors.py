@@ -22,7 +22,7 @@ FLOORS = (
     ("__init__", "codec", "errors", "files", "log", "tables", "units"),
     ("topology", "timing", "isolation"),
     ("knobs",),
-    ("recipe", "bench"),
+    ("recipe", "bench", "settings"),
     ("wire",),
     ("worker", "study"),
     ("launch", "report"),
@@ -32,10 +32,10 @@ FLOORS = (
 FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
 
 HOMES = {
-    "torch": ("worker/", "launch/elastic.py", "launch/local_fingerprint.py", "launch/mode.py", "cli/run.py"),
+    "torch": ("worker/", "launch/elastic.py", "launch/local_fingerprint.py", "launch/mode.py", "cli/main.py"),
     "optuna": ("study/space.py",),
-    "wrapt": ("worker/bootstrap.py", "worker/isolated.py", "isolation/elsewhere/patch.py"),
-    "rich": ("tables.py", "report/terminal.py", "report/topology.py"),
+    "wrapt": ("worker/bootstrap.py", "worker/isolated.py", "isolation/hooks.py"),
+    "rich": ("tables.py", "report/terminal.py", "report/node_text.py"),
     "tomlkit": ("recipe/write.py",),
     "tomli": ("recipe/read.py",),
     "msgspec": ("codec.py",),
@@ -51,7 +51,7 @@ IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
 ONLY_THIS_OF_TORCH = {
     "launch/mode.py": {"torch.__version__"},  # to compare with a recipe's
     "launch/local_fingerprint.py": {"torch"},  # its CUDA and NCCL, likewise
-    "cli/run.py": {"torch.distributed.elastic.multiprocessing.errors.record"},  # as torchrun's own main is decorated
+    "cli/main.py": {"torch.distributed.elastic.multiprocessing.errors.record"},  # as torchrun's own main is decorated
 }
 
 PRIVATE_TO_OTHERS = {
@@ -63,8 +63,6 @@ PRIVATE_TO_OTHERS = {
     ("launch/options.py", "_actions"),
     ("launch/options.py", "_add_action"),
     ("launch/options.py", "_option_string_actions"),
-    # How often a gradient was written to: torch has no public name for it.
-    ("worker/accumulation.py", "_version"),
     # Where torch.compile's settings are, which its documentation names: whether it cuts at buckets, and replays.
     ("worker/torch_compile.py", "_dynamo"),
     ("worker/torch_compile.py", "_inductor"),
@@ -186,7 +184,7 @@ def test_every_home_is_lived_in() -> None:
     [
         ("launch/tune.py", "import torch"),
         ("study/search.py", "def f():\n    from optuna import create_study"),
-        ("cli/run.py", "from torch.distributed import init_process_group"),
+        ("cli/main.py", "from torch.distributed import init_process_group"),
         ("knobs/base.py", "import numpy"),
     ],
 )

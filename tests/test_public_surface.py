@@ -40,11 +40,10 @@ def test_is_tuning(monkeypatch: pytest.MonkeyPatch, value: str | None, tuning: b
         ("import autoddp", "autoddp", "torch numpy optuna rich wrapt json"),
         ("import autoddp.worker.bootstrap", "wrapt", "torch numpy optuna rich tomlkit"),
         ("import autoddp.isolation.elsewhere", "wrapt", "torch numpy optuna rich"),
-        ("import autoddp.cli.main", "autoddp", "torch optuna rich tomlkit"),
+        ("import autoddp.cli.main", "autoddp", "torch optuna rich wrapt tomlkit"),
         ("import autoddp.cli.recipe", "autoddp", "torch optuna rich"),
         ("import autoddp.cli.bench", "autoddp", "torch optuna rich wrapt tomlkit"),
         ("import autoddp.bench", "autoddp", "torch numpy optuna rich"),
-        ("import autoddp.cli.run", "autoddp", "optuna rich wrapt tomlkit"),
         ("import autoddp.study.space", "optuna", "torch rich"),
     ],
 )

@@ -37,7 +37,7 @@ def run(arguments: list[str]) -> int:
     if request.json:
         print(json.dumps(result.plain() | {"verdict": verdict}))
     else:
-        from autoddp.report.bench import tables
+        from autoddp.report.bench_tables import tables
 
         print("\n\n".join([tables(result), *verdict]))
     return 0

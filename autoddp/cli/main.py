@@ -1,4 +1,7 @@
-"""The entry point: a command if the first word is one and no such file exists, else a training job."""
+"""The entry point: a command if the first word is one and no such file exists, else a training job.
+
+A training job: understand the command line, find a recipe or make one, launch the job with it.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,36 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from autoddp.errors import AutoddpError
+from autoddp.launch.elastic import environment_with, load_torchrun, run_real_job
+from autoddp.launch.hosts import Hosts
+from autoddp.launch.job_environment import job_environment
+from autoddp.launch.mode import Mode, choose
+from autoddp.launch.network import Network
+from autoddp.launch.options import Options, parse
+from autoddp.launch.script import require_script
+from autoddp.launch.signals import signals_end_tuning
 from autoddp.log import tell
 
+if TYPE_CHECKING:
+    from autoddp.launch.agreement import Conference
+
 COMMANDS = ("bench", "probe", "recipe")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A real job, ready to run: the command line, and what the workers get beside torchrun's environment."""
+
+    options: Options
+    variables: dict[str, str]
+    meeting_point: object = None
+    """Keeps the endpoint's store alive until the real job has its own hold on it."""
 
 
 def main() -> None:
@@ -27,21 +53,82 @@ def main() -> None:
 
             print(f"autoddp {__version__}")
             sys.exit(0)
-        with _nothing_collected():
-            from autoddp.cli import run
-            from autoddp.launch.elastic import load_torchrun
-
+        with _no_garbage_collection():
             load_torchrun()
-        job = run.prepare(words)
+        job = prepare(words)
     except AutoddpError as error:
         tell(f"error: {error}")
         sys.exit(error.exit_code)
     if job is not None:
-        run.launch(job)
+        launch(job)
+
+
+def prepare(words: Sequence[str]) -> Job | None:
+    """Everything up to the real job; None when there is none to run. AutoddpError for what the user has to mend."""
+    options = parse(words)
+    if options.no_orphans:  # before anything is started; torch is imported, and has no threads yet
+        from autoddp.launch.supervisor import run_below_a_supervisor
+
+        run_below_a_supervisor()
+    require_script(options.torchrun)
+    for line in options.says:
+        tell(line)
+    mode = choose(options)  # where this is an error, nothing has been said of the mode
+    for line in filter(None, (mode.ranks, mode.says, options.elsewhere if mode.tune else "")):
+        tell(line)
+    if options.dry_run:
+        _show(options, mode)
+        return None
+    with contextlib.ExitStack() as until_tuned:
+        if mode.tune:
+            from autoddp.cli.tuned import Results
+            from autoddp.launch.tune import Tuning, prepared
+
+            until_tuned.enter_context(signals_end_tuning())
+            preparation = until_tuned.enter_context(prepared(options))
+        meeting_point, network = _meet(options, mode)
+        if mode.tune:
+            hosts = meeting_point.hosts if meeting_point is not None else Hosts()
+            with environment_with(network.variables):
+                with Results(options, preparation.folder, network) as results:
+                    tuned = Tuning(options, preparation, hosts, results, network.together).run()
+                mode = results.mode(mode, tuned)
+        variables = job_environment(options, mode, network)
+    return None if options.tune_only else Job(options, variables, meeting_point)
+
+
+def launch(job: Job) -> None:
+    """The real job, as torchrun runs it: the same code, the same errors, the same exit codes."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    with environment_with(job.variables):
+        record(run_real_job)(job.options.torchrun)
+
+
+def _meet(options: Options, mode: Mode) -> tuple[Conference | None, Network]:
+    """On several nodes: make sure that all mean the same, and find the network. The object keeps the meeting open."""
+    if not mode.several_nodes or mode.as_torchrun:
+        return None, Network()
+    from autoddp.launch.agreement import confer
+
+    meeting_point, network = confer(options.torchrun, mode.digest(options), mode.reads(options), mode.variables)
+    if network.says:
+        tell(network.says)
+    return meeting_point, network
+
+
+def _show(options: Options, mode: Mode) -> None:
+    if mode.tune:
+        study = options.study
+        print(f"would tune: {study.trials} trials, up to rung {study.allowed}, then write {options.recipe_path}")
+    variables = " ".join(f"{name}={value!r}" for name, value in mode.variables.items())
+    words = [options.script, *options.torchrun.training_script_args]
+    print(f"would launch: {variables + ' ' if variables else ''}{' '.join(words)}")
+    print(f"configuration: {'the best one found' if mode.tune else mode.configuration}")
 
 
 def _open_standard_streams() -> None:
-    """Where one of the three was closed, a socket would take its place and get what is meant for the user."""
+    """Open those of the three that are closed: else a socket gets their number, and what is printed goes into it."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
@@ -51,8 +138,8 @@ def _open_standard_streams() -> None:
 
 
 @contextlib.contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Importing torch makes a million objects and no garbage: looking for some costs a tenth of the launch."""
+def _no_garbage_collection() -> Iterator[None]:
+    """Importing torch makes a million objects and no garbage: searching them costs a tenth of the launch."""
     was_on = gc.isenabled()
     gc.disable()
     try:

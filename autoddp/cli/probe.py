@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from autoddp.errors import NothingReadable, UsageError
 from autoddp.topology import Node, verdicts
-from autoddp.topology.tool_outputs import OUTPUTS, Output, node_of
+from autoddp.topology.tool_outputs import SOURCES, Output, node_of
 
 _MOST = 256 * 2**20  # bytes of a file: the longest NCCL logs of big jobs are a tenth of this
 
@@ -26,9 +25,9 @@ def run(arguments: list[str]) -> int:
     cannot be read or of which nothing can be understood.
     """
     options = _parser().parse_args(arguments)
-    given = {name: getattr(options, name) for name in OUTPUTS if getattr(options, name) is not None}
+    given = {name: place for name in SOURCES if (place := getattr(options, name)) is not None}
     if given:
-        return _show_files(given, options)
+        return _show_files({name: _read(name, place) for name, place in given.items()}, options)
     from autoddp.topology.probe import probe
 
     return _show_node(probe(), options)
@@ -41,61 +40,49 @@ def _show_node(node: Node, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(node.plain() | {"verdicts": [vars(verdict) for verdict in found]}))
     else:
-        from autoddp.report.topology import show_node
+        from autoddp.report.node_text import show_node
 
         show_node(node, found)
     return 0
 
 
-def _show_files(given: dict[str, str], options: argparse.Namespace) -> int:
-    read = {name: _read(OUTPUTS[name], name, place) for name, place in given.items()}
+def _show_files(read: dict[str, Output], options: argparse.Namespace) -> int:
     node = node_of(read)
     if options.svg:
         if node is None:
             raise UsageError("probe: --svg draws a node: it needs --topo-matrix or --sysfs, or none of the files")
         _write_svg(options.svg, node)
+    plain = {name: output.plain() for name, output in read.items()}
     if options.json:
-        plain = {name: output.plain() for name, output in read.items()}
         print(json.dumps(next(iter(plain.values())) if len(plain) == 1 else plain))
     else:
-        from autoddp.report.tool_outputs import show_outputs
-        from autoddp.report.topology import show_node
+        from autoddp.report.node_text import show_node, show_outputs
 
         if node is not None:
             show_node(node, verdicts(node, {}))
-        show_outputs({name: output.plain() for name, output in read.items() if name not in ("topo_matrix", "sysfs")})
+        show_outputs({name: facts for name, facts in plain.items() if name not in ("topo_matrix", "sysfs")})
     return 0
 
 
-def _read(reader: Callable[[Any], Output], name: str, place: str) -> Output:
+def _read(name: str, place: str) -> Output:
+    """What is read of a file, or for --sysfs of a folder."""
+    option, path = f"--{name.replace('_', '-')}", Path(place)
+    if name == "sysfs" and not path.is_dir():
+        raise UsageError(f"probe: {option} {place}: not a folder; name one that holds a copy of /sys as sys/")
     try:
-        return reader(_content(name, place))
-    except NothingReadable as problem:
-        raise NothingReadable(f"{_option(name)} {place}: {problem}") from None
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _content(name: str, place: str) -> Any:
-    """The text of a file, or the folder for --sysfs."""
-    option = _option(name)
-    path = Path(place)
-    if name == "sysfs":
-        if not path.is_dir():
-            raise UsageError(f"probe: {option} {place}: not a folder; name one that holds a copy of /sys as sys/")
-        return path
-    try:
+        if name == "sysfs":
+            return SOURCES[name].read(path)
         if path.stat().st_size > _MOST:
             raise NothingReadable(f"larger than {_MOST >> 20} MiB; cut out the part that matters")
-        return path.read_bytes().decode(errors="replace")
+        return SOURCES[name].read(path.read_bytes().decode(errors="replace"))
+    except NothingReadable as problem:
+        raise NothingReadable(f"{option} {place}: {problem}") from None
     except OSError as problem:
         raise UsageError(f"probe: {option} {place}: {os.strerror(problem.errno or 0)}; name a readable file") from None
 
 
 def _write_svg(place: str, node: Node) -> None:
-    from autoddp.report.topology_svg import svg
+    from autoddp.report.node_svg import svg
 
     try:
         Path(place).write_text(svg(node), encoding="utf-8")
@@ -115,15 +102,9 @@ def _parser() -> argparse.ArgumentParser:
         description="What this node is made of, how its GPUs and NICs are joined, which way gradients will take, and "
         "how fast that can be. With a file: the same from another machine's output.",
     )
-    add: Callable[..., Any] = parser.add_argument
-    add("--topo-matrix", metavar="FILE", help="output of nvidia-smi topo -m")
-    add("--p2p-status", metavar="FILE", help="output of nvidia-smi topo -p2p r")
-    add("--gpu-list", metavar="FILE", help="output of nvidia-smi -L")
-    add("--nccl-log", metavar="FILE", help="a log written under NCCL_DEBUG=INFO")
-    add("--ibv-devinfo", metavar="FILE", help="output of ibv_devinfo, ibstat or ibstatus")
-    add("--show-gids", metavar="FILE", help="output of show_gids")
-    add("--nvlink-status", metavar="FILE", help="output of nvidia-smi nvlink -s")
-    add("--sysfs", metavar="DIR", help="a folder that holds a copy of another machine's /sys, as sys/")
-    add("--json", action="store_true", help="print one JSON object instead of text")
-    add("--svg", metavar="FILE", help="also draw the node into this file")
+    for name, source in SOURCES.items():
+        metavar = "DIR" if name == "sysfs" else "FILE"
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=source.says)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument("--svg", metavar="FILE", help="also draw the node into this file")
     return parser

@@ -1,7 +1,7 @@
-"""What one attempt has cached is there for the next: a data set is prepared, and a model compiled, once a study.
+"""Keeps what one attempt has cached for the next: a data set is prepared, and a model compiled, once in a study.
 
-An attempt's upper layers are dropped. Before that, caches are moved from them to where the next attempt's upper layers
-begin. A cache is
+An attempt's upper layers are deleted. Before that, caches are moved from them to the folders with which the next
+attempt's upper layers begin. A cache is
 
     a folder whose name says so: __pycache__, .cache, my_cache, cached-data; and files such as cache-0123.arrow
     what lies below a path named by a variable such as TORCHINDUCTOR_CACHE_DIR, HF_HOME, XDG_CACHE_HOME, CUDA_CACHE_PATH
@@ -16,7 +16,6 @@ import contextlib
 import os
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -30,7 +29,7 @@ _CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|safetensors|distcp|bin)$|checkpoint|sn
 def keep_caches(layers: Layers, environment: Mapping[str, str], working: Sequence[str]) -> None:
     """Move the caches of an attempt that has ended from `layers.scratch` to `layers.kept`.
 
-    `working`: folders in which the script works, whose contents are no caches unless their names say so.
+    `working`: folders in which the script works. What is in them is a cache only if its name says so.
     """
     roots = _cache_roots(environment)
     for name in sorted(os.listdir(layers.scratch)):
@@ -61,17 +60,15 @@ def _caches(upper: str, covered: str, roots: Sequence[str], working: Sequence[st
             if real in roots or "cache" in entry.name.lower():
                 yield entry.path
             elif entry.is_dir(follow_symlinks=False):
-                parent_is_temporary = os.path.dirname(real) == temporary
-                if parent_is_temporary and not _works_in(real, working) and not _holds_checkpoints(entry.path):
+                is_temporary = os.path.dirname(real) == temporary and not _works_in(real, working)
+                if is_temporary and not _holds_checkpoints(entry.path):
                     yield entry.path
                 else:
                     pending.append(entry.path)
 
 
 def _works_in(path: str, working: Sequence[str]) -> bool:
-    return any(
-        os.path.realpath(folder) == path or os.path.realpath(folder).startswith(path + os.sep) for folder in working
-    )
+    return any(f"{os.path.realpath(folder)}/".startswith(path + "/") for folder in working)
 
 
 def _holds_checkpoints(folder: str) -> bool:
@@ -85,7 +82,7 @@ def _move(upper: str, relative: str, kept: str) -> None:
 
 
 def _like_parents(upper: str, relative: str, kept: str) -> None:
-    """The folders above, with the mode and owner that they have in the upper layer: the overlay shows these."""
+    """Make the folders above, with the mode and owner that they have in the upper layer: the overlay shows these."""
     os.makedirs(kept, exist_ok=True)
     parts = [part for part in relative.split(os.sep) if part]
     for depth in range(len(parts) + 1):
@@ -109,7 +106,4 @@ def _merge(source: str, target: str) -> None:
 
 
 def _is_folder(path: str) -> bool:
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError:
-        return False
+    return os.path.isdir(path) and not os.path.islink(path)

@@ -7,15 +7,11 @@ import re
 from dataclasses import dataclass
 
 _WITHOUT_USER_FILES = frozenset(
-    name
-    for group in (
-        "autofs binder binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl hugetlbfs",
-        "fuse.gvfsd-fuse fuse.lxcfs fuse.portal",
-        "mqueue nsfs proc pstore resctrl rpc_pipefs securityfs selinuxfs sysfs tracefs",
-    )
-    for name in group.split()
+    "autofs binder binfmt_misc bpf cgroup cgroup2 configfs debugfs devpts devtmpfs efivarfs fusectl hugetlbfs"
+    " fuse.gvfsd-fuse fuse.lxcfs fuse.portal mqueue nsfs proc pstore resctrl rpc_pipefs securityfs selinuxfs sysfs"
+    " tracefs".split()
 )
-"""File systems that are windows into the kernel, or into a desktop's services."""
+"""File systems that show the kernel's state, or a desktop's services."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +26,10 @@ class Mount:
     read_only: bool
 
     @property
-    def is_kernels(self) -> bool:
-        """Whether it holds no files of anybody: /proc, /sys, /dev."""
-        return self.kind in _WITHOUT_USER_FILES or _below(self.point, "/proc") or _below(self.point, "/sys")
+    def is_writable(self) -> bool:
+        """Whether users' files may be changed in it: it is not read-only, and no view of the kernel such as /proc."""
+        shows_kernel = self.kind in _WITHOUT_USER_FILES or f"{self.point}/".startswith(("/proc/", "/sys/"))
+        return not self.read_only and not shows_kernel
 
 
 def visible_mounts() -> dict[str, Mount]:
@@ -60,10 +57,6 @@ def mount_of(path: str, mounts: dict[str, Mount]) -> Mount:
     while path not in mounts:
         path = os.path.dirname(path)
     return mounts[path]
-
-
-def _below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _number_at(point: str) -> int:

@@ -2,9 +2,9 @@
 
     enter(Layers(scratch, kept), real=[logs, socket_folder], important=[...])
 
-The process gets a new root folder. Each file system on which something could be written stands there under an overlay,
-whose upper layer is in the scratch folder. Root may overlay a whole file system. An ordinary user, in a user namespace,
-may not overlay a folder that has other mounts below it: such a folder is put together from its entries.
+The process gets a new root folder. In it each file system on which something could be written is covered by an overlay
+with its upper layer in the scratch folder. Root may overlay a whole file system. An ordinary user, in a user namespace,
+may not overlay a folder that has other mounts below it: such a folder is rebuilt from its entries.
 """
 
 from __future__ import annotations
@@ -20,21 +20,19 @@ from itertools import islice
 
 from autoddp.isolation.mounts import Mount, mount_of, visible_mounts
 from autoddp.isolation.syscalls import (
-    CLONE_NEWNS,
-    CLONE_NEWUSER,
     MS_BIND,
     MS_PRIVATE,
     MS_RDONLY,
     MS_REC,
     MS_REMOUNT,
+    enter_mount_namespace,
     mount,
     pivot_into,
-    unshare,
 )
 
 _OPTIONS = (
-    # index keeps hard links together; redirect_dir lets an existing folder be renamed; volatile leaves out the syncing
-    # of what is thrown away. A kernel or a user namespace that refuses some of them gets the next line.
+    # index keeps hard links together; redirect_dir lets an existing folder be renamed; volatile saves syncing what is
+    # thrown away. Where the kernel or the user namespace refuses a line, the next one is tried.
     "index=on,redirect_dir=on,metacopy=off,volatile",
     "redirect_dir=on,metacopy=off,volatile",
     "userxattr,volatile",
@@ -43,9 +41,9 @@ _OPTIONS = (
 )
 _MS_NODEV, _MS_NOEXEC, _MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME, _ST_RELATIME = 4, 8, 1024, 2048, 1 << 21, 4096
 _WITH_PIPES = ("/tmp", "/run", "/var/tmp")
-_EVERYBODYS = ("/var/tmp", "/run/lock", "/var/lock")
-_LOOKED_AT = 20_000  # entries of a folder
-_COPIED_AT_MOST = 64 * 2**20  # bytes of a file that is a mount point by itself, such as a container's /etc/hosts
+_SHARED = ("/var/tmp", "/run/lock", "/var/lock")
+_MOST_ENTRIES = 20_000  # of a folder in which pipes are looked for
+_LARGEST_COPY = 64 * 2**20  # bytes of a file that is a mount point by itself, such as a container's /etc/hosts
 
 
 class OverlayRefused(Exception):
@@ -70,11 +68,11 @@ class Layers:
         return [os.path.realpath(path) for path in (self.scratch, self.kept) if os.path.isdir(path)]
 
     def name_of(self, path: str) -> str:
-        """The folder's name for an overlay over `path`, the same in every attempt."""
+        """The name of the folder with the layers of the overlay over `path`, the same in every attempt."""
         return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
 
     def make(self, path: str) -> tuple[str, str]:
-        """Upper and work folders for an overlay over `path`: new, but for the kept caches."""
+        """New upper and work folders for an overlay over `path`; the upper one holds the kept caches."""
         base = os.path.join(self.scratch, self.name_of(path))
         upper, work = os.path.join(base, "upper"), os.path.join(base, "work")
         os.makedirs(work, 0o700)
@@ -91,13 +89,13 @@ class Layers:
 def enter(layers: Layers, real: Sequence[str], important: Sequence[str]) -> list[str]:
     """Put this process, which must have one thread, into the overlay; the working folder is the same path as before.
 
-    `real`: folders that are as they are outside, for reading and writing. `important`: folders that the script surely
-    uses; where one of them cannot be overlaid the whole is refused (OverlayRefused). Elsewhere a folder that cannot be
-    overlaid is read-only; these are returned.
+    `real`: folders in which reads and writes are real. `important`: folders that the script surely uses; if one of them
+    cannot be overlaid, OverlayRefused is raised. Other folders that cannot be overlaid are read-only; their paths are
+    returned.
     """
     here = os.getcwd()
     with _refusal("this host does not allow a mount namespace"):
-        as_user = _unshare()
+        as_user = enter_mount_namespace()
         mount("none", "/", flags=MS_REC | MS_PRIVATE)
     build = _Build(layers, visible_mounts(), as_user, [os.path.realpath(path) for path in important])
     with _refusal("the overlay cannot be mounted"):
@@ -118,24 +116,9 @@ def _refusal(what: str) -> Iterator[None]:
         raise OverlayRefused(f"{what} ({error.strerror}{where})") from error
 
 
-def _unshare() -> bool:
-    """A mount namespace; whether it took a user namespace."""
-    try:
-        unshare(CLONE_NEWNS)
-        return False
-    except PermissionError:
-        pass
-    uid, gid = os.geteuid(), os.getegid()
-    unshare(CLONE_NEWUSER | CLONE_NEWNS)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-            file.write(text)
-    return True
-
-
 @dataclass
 class _Build:
-    """Puts the new root folder together."""
+    """Builds the new root folder."""
 
     layers: Layers
     mounts: dict[str, Mount]
@@ -155,17 +138,21 @@ class _Build:
             mount("tmpfs", self.root, "tmpfs", data="size=16m,mode=755")
         self._cover("/")
         for path in _meeting_points([*self.important, *_WITH_PIPES]):
-            with contextlib.suppress(OSError):  # gone meanwhile, or in a folder of others
-                mount(path, self._new(path), flags=MS_BIND)
+            with contextlib.suppress(OSError):  # gone meanwhile, or in a folder of another user
+                self._bind(path)
         for path in real:
-            mount(path, self._new(path), flags=MS_BIND)
+            self._bind(path)
         for path in self.layers.folders:
-            # Whoever wrote in the layers themselves would change what lies under the overlay.
+            # Hidden, because a write into the layers themselves would break the overlay on top of them.
             if os.path.isdir(self._new(path)):
                 mount("tmpfs", self._new(path), "tmpfs", flags=MS_RDONLY, data="size=4k,mode=700")
 
     def _new(self, path: str) -> str:
         return self.root + path if path != "/" else self.root
+
+    def _bind(self, path: str, flags: int = 0, source: str = "") -> None:
+        """Let a path of the new root show the same file or folder as now, or `source`."""
+        mount(source or path, self._new(path), flags=MS_BIND | flags)
 
     def _below(self, path: str) -> list[str]:
         """Mount points below a folder, parents first."""
@@ -173,19 +160,19 @@ class _Build:
         return [point for point in self.mounts if point != path and point.startswith(prefix)]
 
     def _cover(self, path: str) -> None:
-        """Bring `path` and all that is mounted below it into the new root."""
+        """Put `path`, and everything that is mounted below it, into the new root."""
         here = self.mounts.get(path)
         below = self._below(path)
         if not os.path.isdir(path):
             return self._cover_file(path)
-        if here is not None and (here.is_kernels or here.read_only):
-            mount(path, self._new(path), flags=MS_BIND | MS_REC)
+        if here is not None and not here.is_writable:
+            self._bind(path, MS_REC)
             for point in below:
-                if not (self.mounts[point].is_kernels or self.mounts[point].read_only):
+                if self.mounts[point].is_writable:
                     self._cover_alone(point)
             return None
         if self.as_user and below:
-            return self._put_together(path)
+            return self._rebuild(path)
         self._cover_alone(path)
         done: list[str] = []
         for point in below:
@@ -195,27 +182,28 @@ class _Build:
         return None
 
     def _cover_alone(self, path: str) -> None:
-        """The overlay over one folder, or the folder read-only where none can be had."""
+        """Put an overlay over one folder; where that fails, the folder is read-only."""
         try:
             self._overlay(path)
         except OSError as error:
             if path == "/" or self._is_important(path):
                 raise OSError(error.errno, error.strerror, path) from None
-            self._read_only(path)
+            self._bind(path, MS_REC if self.as_user else 0)
+            self._make_read_only(path)
 
     def _overlay(self, path: str) -> None:
         if path == "/dev/shm":
             return self._overlay_in_memory(path)
         upper, work = self.layers.make(path)
-        _like(path, upper)
+        _copy_status(path, upper)
         if self.as_user:
-            for folder in (*self.important, *_EVERYBODYS):
+            for folder in (*self.important, *_SHARED):
                 _prepare(path, folder, upper)
         self._mount_overlay(path, upper, work, self._new(path))
         return None
 
     def _overlay_in_memory(self, path: str) -> None:
-        """Shared memory stays memory: its upper layer is a file system like it."""
+        """For shared memory the upper layer is in memory as well."""
         found = os.statvfs(path)
         place = os.path.join(self.layers.scratch, "memory")
         os.makedirs(place)
@@ -223,7 +211,7 @@ class _Build:
         upper, work = os.path.join(place, "upper"), os.path.join(place, "work")
         os.mkdir(upper)
         os.mkdir(work)
-        _like(path, upper)
+        _copy_status(path, upper)
         self._mount_overlay(path, upper, work, self._new(path))
 
     def _mount_overlay(self, lower: str, upper: str, work: str, target: str) -> None:
@@ -241,14 +229,15 @@ class _Build:
                 self._options = options
                 return
 
-    def _put_together(self, path: str) -> None:
-        """A folder of an ordinary user's with mounts below it: a plain folder with each of its entries in it."""
-        if path in self.important and os.access(path, os.W_OK):
-            # What is there could be changed, but neither renamed nor deleted: each entry is a mount point.
+    def _rebuild(self, path: str) -> None:
+        """In place of a folder with mounts below it, make a plain one and mount each of its entries in it."""
+        writable = os.access(path, os.W_OK)
+        if path in self.important and writable:
+            # Each entry is a mount point, so the script could neither rename nor delete it.
             raise OSError(22, "there are mounts below a folder in which the script works", path)
-        if os.access(path, os.W_OK) and not self._is_important(path):
-            mount(path, self._new(path), flags=MS_BIND | MS_REC)
-            self._read_only_again(path)
+        if writable and not self._is_important(path):
+            self._bind(path, MS_REC)
+            self._make_read_only(path)
             return
         for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
             new = self._new(entry.path)
@@ -260,26 +249,20 @@ class _Build:
             else:
                 os.close(os.open(new, os.O_CREAT | os.O_WRONLY))
                 self._cover_file(entry.path)
-        _like(path, self._new(path))
+        _copy_status(path, self._new(path))
 
     def _cover_file(self, path: str) -> None:
-        """A file that is a mount point, or lies in a folder that is put together."""
-        mode = os.stat(path).st_mode
-        if stat.S_ISREG(mode) and os.access(path, os.W_OK):
-            if os.path.getsize(path) > _COPIED_AT_MOST:
+        """A file that is a mount point, or lies in a folder that is rebuilt: a copy of it, if it could be changed."""
+        copy = ""
+        if os.path.isfile(path) and os.access(path, os.W_OK):
+            if os.path.getsize(path) > _LARGEST_COPY:
                 raise OSError(27, "a large file is a mount point", path)
             copy = os.path.join(self.layers.scratch, f"file-{self.layers.name_of(path)}")
             shutil.copy2(path, copy)
-            mount(copy, self._new(path), flags=MS_BIND)
-        else:
-            mount(path, self._new(path), flags=MS_BIND)
+        self._bind(path, source=copy)
 
-    def _read_only(self, path: str) -> None:
-        mount(path, self._new(path), flags=MS_BIND | (MS_REC if self.as_user else 0))
-        self._read_only_again(path)
-
-    def _read_only_again(self, path: str) -> None:
-        """Remount what was bound at `path`, and what came along below it."""
+    def _make_read_only(self, path: str) -> None:
+        """Mount again, read-only, what was bound at `path` and below it."""
         for point in (path, *self._below(path)):
             flags = _locked_flags(self._new(point)) if os.path.isdir(self._new(point)) else 0
             mount("none", self._new(point), flags=MS_BIND | MS_REMOUNT | MS_RDONLY | flags)
@@ -303,14 +286,14 @@ def _mount_overlay(lower: str, upper: str, work: str, target: str, options: str)
         mount("overlay", target, "overlay", data=f"{layers},{options}" if options else layers)
 
 
-def _like(path: str, upper: str) -> None:
-    """The upper folder's owner, mode and times are what a process sees at `path`."""
+def _copy_status(path: str, upper: str) -> None:
+    """Give an upper folder the owner, mode and times of `path`: they are what a process sees there."""
     found = os.stat(path)
     mode = stat.S_IMODE(found.st_mode)
     with contextlib.suppress(OSError):  # an owner that is not mapped here
         os.chown(upper, found.st_uid, found.st_gid)
     if os.stat(upper).st_uid != found.st_uid:
-        # The folder belongs to this user now, who must not be able to do more in it than before.
+        # The upper folder belongs to this user, who must not be able to do more in it than in the real one.
         allowed = sum(bit for bit in (os.R_OK, os.W_OK, os.X_OK) if os.access(path, bit))
         mode = (mode & 0o7077) | (allowed << 6)
     os.chmod(upper, mode)
@@ -321,7 +304,7 @@ def _prepare(path: str, folder: str, upper: str) -> None:
     """Make `folder`, if it lies below `path`, in the upper layer before the overlay is mounted.
 
     A write in it would make the overlay copy each folder above it, and a user namespace refuses that for folders of
-    other owners. Those that are there already are merged with the real ones.
+    other owners. Folders that are in the upper layer already are merged with the real ones.
     """
     if not folder.startswith(path.rstrip("/") + "/") or not os.path.isdir(folder):
         return
@@ -330,18 +313,18 @@ def _prepare(path: str, folder: str, upper: str) -> None:
         here, upper = os.path.join(here, part), os.path.join(upper, part)
         if not os.path.isdir(upper):
             os.mkdir(upper)
-            _like(here, upper)
+            _copy_status(here, upper)
 
 
 def _locked_flags(path: str) -> int:
-    """What a user namespace may not take off a mount when it is mounted again."""
+    """The mount options that a user namespace must keep when it mounts something again."""
     found = os.statvfs(path).f_flag
     same = found & (os.ST_NOSUID | _MS_NODEV | _MS_NOEXEC | _MS_NOATIME | _MS_NODIRATIME)
     return same | (_MS_RELATIME if found & _ST_RELATIME else 0)
 
 
 def _meeting_points(folders: Iterable[str]) -> Iterator[str]:
-    """Unix sockets that somebody listens on, and pipes with a name: through an overlay they lead to nobody.
+    """Unix sockets with a listener, and named pipes: through an overlay they would have no other end.
 
     The kernel lists the sockets. Pipes are looked for in `folders`, not below them.
     """
@@ -350,7 +333,7 @@ def _meeting_points(folders: Iterable[str]) -> Iterator[str]:
     yield from (path for path in sorted(listed) if _is_a(stat.S_ISSOCK, path))
     for folder in dict.fromkeys(folders):
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            yield from (entry.path for entry in islice(entries, _LOOKED_AT) if _is_pipe(entry))
+            yield from (entry.path for entry in islice(entries, _MOST_ENTRIES) if _is_pipe(entry))
 
 
 def _is_a(kind: Callable[[int], bool], path: str) -> bool:
@@ -361,13 +344,13 @@ def _is_a(kind: Callable[[int], bool], path: str) -> bool:
 
 
 def _is_pipe(entry: os.DirEntry[str]) -> bool:
-    # What scandir knows by itself is asked first: it costs no system call.
+    # `scandir` knows these kinds already, without a system call.
     known = entry.is_symlink() or entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
     return not known and _is_a(stat.S_ISFIFO, entry.path)
 
 
 def _try_writing(folder: str) -> None:
-    """What the script does in its working folder must work there: a user namespace refuses some groups' files."""
+    """Create, change, rename and remove a file as the script will: a user namespace refuses some groups' files."""
     if not os.access(folder, os.W_OK):
         return
     with _refusal("writing in the working folder fails under the overlay"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from autoddp.isolation.levels import Level
+from autoddp.isolation import Level
 
 VARIABLE = "AUTODDP_ISOLATION"
 """The plan's variable. `worker/inject/sitecustomize.py` spells this name again: it imports nothing."""
@@ -20,7 +20,7 @@ class IsolationPlan:
 
     level: Level
     socket: str
-    """Path of the launcher's Unix socket, which hears why tuning must stop."""
+    """Path of the launcher's Unix socket, which is told why tuning must stop."""
     scratch: str = ""
     """Under guard: the folder that holds what the script has written, shared by all ranks."""
     writable: tuple[str, ...] = ()

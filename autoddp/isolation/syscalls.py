@@ -1,4 +1,4 @@
-"""The Linux system calls behind a mount namespace, which Python 3.10 does not have. Each raises OSError."""
+"""Linux system calls that Python 3.10 does not have. Each raises OSError, with its name or a path as the file name."""
 
 from __future__ import annotations
 
@@ -6,29 +6,34 @@ import ctypes
 import os
 import platform
 
-CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
-MNT_DETACH = 2
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_MNT_DETACH = 2
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "ppc64le": 203, "riscv64": 41, "s390x": 217}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def unshare(flags: int) -> None:
-    """Give this process, which must have one thread, namespaces of its own."""
-    _check(_libc.unshare(flags), "unshare")
+def enter_mount_namespace() -> bool:
+    """Give this process, which must have one thread, a mount namespace. Returns whether that took a user namespace."""
+    try:
+        _check(_libc.unshare(_CLONE_NEWNS), "unshare")
+        return False
+    except PermissionError:
+        pass
+    uid, gid = os.geteuid(), os.getegid()
+    _check(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS), "unshare")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+    return True
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
     """As mount(2)."""
     arguments = (os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), os.fsencode(data))
     _check(_libc.mount(*arguments), target)
-
-
-def unmount(target: str, flags: int = 0) -> None:
-    """As umount2(2)."""
-    _check(_libc.umount2(os.fsencode(target), flags), target)
 
 
 def pivot_into(root: str) -> None:
@@ -38,22 +43,37 @@ def pivot_into(root: str) -> None:
     if number is None:
         raise OSError(38, "pivot_root has no known number on this processor")
     # With "." twice the old root is mounted on top of the new one, so that no folder is needed for it.
-    _check(_libc.syscall(ctypes.c_long(number), b".", b"."), "pivot_root")
-    unmount(".", MNT_DETACH)
+    call("pivot_root", number, b".", b".")
+    _check(_libc.umount2(b".", _MNT_DETACH), "umount2")
     os.chdir("/")
 
 
 def die_with_parent(signal_number: int) -> None:
     """The kernel sends this process that signal when the thread that made it ends."""
-    _check(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal_number), 0, 0, 0), "prctl")
+    _prctl(_PR_SET_PDEATHSIG, signal_number)
 
 
 def adopt_orphans() -> None:
     """Descendants whose parent has ended become children of this process, so that it can end them."""
-    _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0), "prctl")
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _check(result: int, subject: str) -> None:
-    if result != 0:
+def give_up_new_privileges() -> None:
+    """Programs that this process starts from now on gain nothing by a set-user-ID bit."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def call(name: str, number: int, *arguments: object) -> int:
+    """A system call by its number, for which libc has no function."""
+    return _check(_libc.syscall(ctypes.c_long(number), *arguments), name)
+
+
+def _prctl(option: int, value: int) -> None:
+    _check(_libc.prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))), "prctl")
+
+
+def _check(result: int, subject: str) -> int:
+    if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), subject)
+    return result

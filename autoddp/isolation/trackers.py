@@ -1,4 +1,4 @@
-"""Experiment trackers are off while tuning, by their own variables; and when a job must not be tuned at all."""
+"""Switches experiment trackers off while tuning, and says when a job must not be tuned at all."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ TRACKERS_OFF = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "DO_NOT_TRACK": "true",
 }
-"""By the tracker's own variable. Throwaway steps are no experiment, and a count of uses should not count them.
+"""Environment variables of the trackers. Steps of a tuning run are no experiment, and libraries should not count them.
 
-MLflow, aim and trackio have none: on this machine they write files, which are isolated, and their servers end tuning.
+MLflow, aim and trackio have no such variable: the files that they write are isolated, and their servers end tuning.
 """
 
 
 def why_not(environment: Mapping[str, str]) -> str:
     """Why this job must not be tuned at all, asked before tuning: "" or one line.
 
-    Each is a run that somebody else began and handed over: its hyperparameters come from a server, or its record is
-    there already, so even a run that is switched off would not be the same script.
+    In each of these cases something else has begun the run and hands it over: a server supplies the hyperparameters, or
+    has a record of the run already. With the tracker switched off the script would do something else.
     """
     for variable, says in _HANDED_OVER.items():
         if environment.get(variable):

@@ -11,7 +11,7 @@ from autoddp.units import duration
 
 _UNASKED = 300.0  # seconds from the script's first step, where no --budget is given
 _SHORTEST = 30.0  # seconds that tuning may take however short the script is
-_GRACE = 0.1  # of the whole; the study plans by `left`, and a measurement that is out may end
+_GRACE = 0.1  # of the whole: the study plans by `left`, so a measurement that has begun before may still end
 
 
 def command_given() -> float:

@@ -1,4 +1,4 @@
-"""When is a measurement hung? When for a while no step boundary came and no rank's main thread has moved."""
+"""A measurement is hung when for a while no step has ended and no rank's main thread has moved."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ _LEAST = 20.0  # seconds without a sign of life before a trial is called hung
 
 
 @dataclass
-class Patience:
-    """Ask `is_over` several times in a measurement: movement is what has changed since the last look."""
+class HangTimeout:
+    """How long one measurement may go without a sign of life, and whether it has.
+
+    `is_over` has to be asked several times in a measurement: movement is what has changed since the last look.
+    """
 
     step_seconds: float = 0.0
     """Of the baseline; 0.0 until it is known."""
@@ -31,7 +34,7 @@ class Patience:
         """`heartbeats` is the folder that the ranks' files will be in, see `worker.heartbeat`."""
         self._movement = Movement(heartbeats, self.clock)
 
-    def with_(self, order: Measure) -> float:
+    def of(self, order: Measure) -> float:
         """Seconds without a sign of life that this order may take."""
         if not self.step_seconds:
             return _FIRST

@@ -23,7 +23,7 @@ from autoddp.launch.addresses import Places, is_loopback
 from autoddp.launch.interface_probe import Door, Listener, send_rate, tried
 from autoddp.launch.network import VARIABLES, Network
 from autoddp.topology.naming import GLOO, NCCL, preferred
-from autoddp.topology.rdma_settings import rdma_settings
+from autoddp.topology.rdma import rdma_settings
 from autoddp.topology.sysfs_rdma import sysfs_rdma
 
 _CLEARLY = 1.2  # times as fast before a faster interface beats the one that the host's name stands for

@@ -15,7 +15,7 @@ from autoddp.isolation.mounts import mount_of, visible_mounts
 from autoddp.isolation.overlay import Layers
 from autoddp.isolation.plan import SHARED_MEMORY, VARIABLE, IsolationPlan
 from autoddp.launch.keeper import Keeper, Shelter
-from autoddp.launch.options import Request
+from autoddp.launch.options import Options
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.script import script_path
 from autoddp.units import Allowance
@@ -113,16 +113,16 @@ class Isolation:
 _OF_COMPILERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
-def choose_isolation(request: Request, folder: RunFolder, keeper: Keeper) -> Isolation:
+def choose_isolation(options: Options, folder: RunFolder, keeper: Keeper) -> Isolation:
     """The best that this host allows, or what was asked for. UsageError if that cannot be had."""
-    if request.isolation is Level.OFF:
+    if options.isolation is Level.OFF:
         return Isolation.off(folder)
     why = ""
-    if request.isolation is not Level.GUARD:
-        found, why = _overlay(request, folder, keeper)
+    if options.isolation is not Level.GUARD:
+        found, why = _overlay(options, folder, keeper)
         if found is not None:
             return found
-        if request.isolation is Level.OVERLAY:
+        if options.isolation is Level.OVERLAY:
             raise UsageError(f"--isolation overlay: {why}; without the option the best that this host allows is taken")
     return _guard(folder, why)
 
@@ -136,11 +136,11 @@ def _guard(folder: RunFolder | None, why: str) -> Isolation:
     return found
 
 
-def _overlay(request: Request, folder: RunFolder, keeper: Keeper) -> tuple[Isolation | None, str]:
+def _overlay(options: Options, folder: RunFolder, keeper: Keeper) -> tuple[Isolation | None, str]:
     """The overlay, or why there is none."""
     if sys.platform != "linux":
         return None, "only Linux has it"
-    important = tuple(dict.fromkeys(_important(request)))
+    important = tuple(dict.fromkeys(_important(options)))
     why = "no local disk can hold the upper layer (container file systems, tmpfs and network disks cannot)"
     for parent in _places(folder):
         layers = folder.private(parent)
@@ -153,20 +153,20 @@ def _overlay(request: Request, folder: RunFolder, keeper: Keeper) -> tuple[Isola
         )
         why = keeper.why_no_overlay(shelter)
         if not why:
-            limit = (request.scratch_limit or _ALLOWED).bytes_of(_free(layers))
+            limit = (options.scratch_limit or _ALLOWED).bytes_of(_free(layers))
             return Isolation(Level.OVERLAY, limit=limit, _folder=folder, _layers=layers, _important=important), ""
     return None, why
 
 
-def _important(request: Request) -> Iterator[str]:
+def _important(options: Options) -> Iterator[str]:
     """Folders that the script surely uses."""
     yield os.getcwd()
-    script = script_path(request.torchrun)
+    script = script_path(options.torchrun)
     if script is not None:
         yield str(script.absolute().parent)
     yield os.path.expanduser("~")
     yield tempfile.gettempdir()
-    for word in request.torchrun.training_script_args:
+    for word in options.torchrun.training_script_args:
         path = os.path.abspath(word.partition("=")[2] or word)
         if os.path.sep in word and os.path.exists(path):
             yield path if os.path.isdir(path) else os.path.dirname(path)

@@ -65,7 +65,7 @@ from pathlib import Path
 
 from autoddp.codec import replace
 from autoddp.launch.deadline import Deadline
-from autoddp.launch.hang_timeout import Patience
+from autoddp.launch.hang_timeout import HangTimeout
 from autoddp.launch.journal import Journal
 from autoddp.launch.restarts import Starts
 from autoddp.launch.server import Closed, Said, StopAsked, Worker
@@ -212,7 +212,7 @@ class _Attempt:
     order: Measure | None = None
     """What rank 0 was told, as long as it has not answered."""
     ordered_at: float = 0.0
-    """By the clock of the patience."""
+    """By the clock of the hang timeout."""
     failures: list[str | Worker] = field(default_factory=list)
     """In order: a rank's reason, or a rank that has gone without one."""
     hung: str = ""
@@ -235,7 +235,7 @@ class JobMachine:
     def __init__(
         self,
         journal: Journal,
-        patience: Patience | None = None,
+        hang_timeout: HangTimeout | None = None,
         deadline: Deadline | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -251,7 +251,7 @@ class JobMachine:
         self.waited = 0.0
         """Seconds for which the study has waited for another start of the script, or for the host that leads."""
         self._journal = journal
-        self._patience = patience or Patience()
+        self._hang_timeout = hang_timeout or HangTimeout()
         self._deadline = deadline or Deadline(clock=clock)
         self._clock = clock
         self._starts = Starts(clock)
@@ -381,7 +381,7 @@ class JobMachine:
         if entry.done is None:
             reply.set_exception(TrialFailed(entry.failure))
             return
-        self._patience.step_seconds = self._patience.step_seconds or median(entry.done.seconds)
+        self._hang_timeout.step_seconds = self._hang_timeout.step_seconds or median(entry.done.seconds)
         reply.set_result(replace(entry.done, left=entry.asked.left))
 
     def _order(self, question: MeasureAsked, leader: Worker) -> None:
@@ -401,7 +401,7 @@ class JobMachine:
         if self._waiting_since is not None:
             self.waited += self._clock() - self._waiting_since
             self._waiting_since = None
-        attempt.order, attempt.ordered_at = order, self._patience.clock()
+        attempt.order, attempt.ordered_at = order, self._hang_timeout.clock()
         self.state = State.MEASURING
 
     def _order_for(self, asked: Measure) -> Measure:
@@ -444,7 +444,7 @@ class JobMachine:
             event.reply.set_result(None)
             return
         self._attempt = _Attempt(event.number, len(self._journal.entries))
-        self._patience.attempt_begins(event.heartbeats)
+        self._hang_timeout.attempt_begins(event.heartbeats)
         self.state = State.STARTING
         event.reply.set_result(self._starts.begin())
 
@@ -482,7 +482,7 @@ class JobMachine:
 
     def _ready(self, worker: Worker, message: Ready) -> None:
         self._facts, self._attempt.was_ready = message.facts, True
-        self._patience.compiles = message.facts.compiles
+        self._hang_timeout.compiles = message.facts.compiles
         self._starts.ready()
         self._deadline.stepped()
         self._attempt.ready_at = self._attempt.ready_at or self._clock()
@@ -556,9 +556,9 @@ class JobMachine:
         attempt, question = self._attempt, self._question
         if self.state is State.MEASURING:
             assert attempt.order is not None
-            patience = self._patience.with_(attempt.order)
-            if self._patience.is_over(attempt.ordered_at, patience):
-                attempt.hung = f"hung: no rank has moved for {patience:.0f} s"
+            seconds = self._hang_timeout.of(attempt.order)
+            if self._hang_timeout.is_over(attempt.ordered_at, seconds):
+                attempt.hung = f"hung: no rank has moved for {seconds:.0f} s"
                 for worker in attempt.workers:
                     worker.kill()
                 self._failed(attempt.hung)

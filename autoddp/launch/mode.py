@@ -1,45 +1,66 @@
-"""What a command line amounts to: launch as torchrun would, launch with a recipe, or tune first."""
+"""What a command line amounts to: launch as torchrun would, launch with a recipe, or tune first.
+
+The recipes of one script:
+
+    proj.train.autoddp.toml       of proj/train.py, in the folder from which it is launched
+    proj.train.2.autoddp.toml     of the same script with another model or other inputs, or of another proj/train.py
+    train.autoddp.toml            as earlier versions called it: it is read where it fits, and never written
+
+Where that folder takes no files, new ones go to one of the user's own, see `launch.usual_folders`; both are read.
+A recipe that was found, and not named with --recipe, is replaced only by one of the same job; another job's gets the
+next number.
+"""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import hashlib
+import json
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from autoddp.errors import NotTuned, RecipeError, UnfitRecipe, UsageError
 from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Rung
 from autoddp.knobs.micro_batches import larger_batch
 from autoddp.launch.elastic import node_range, processes_per_node
-from autoddp.launch.local_fingerprint import known_here, not_here
-from autoddp.launch.options import DEFAULT_TRIALS, Request
-from autoddp.launch.recipes import Note, best_of, found_recipes, script_names
-from autoddp.launch.script import is_read_once
-from autoddp.recipe import LadderEntry, Recipe, best_allowed, differences, load, require_fit
+from autoddp.launch.local_fingerprint import known_here, not_here, visible_gpus
+from autoddp.launch.options import Options
+from autoddp.log import printable
+from autoddp.recipe import Fits, LadderEntry, Recipe, best_allowed, differences, load, require_fit, require_replaceable
+from autoddp.topology import NumaNode, cpus, numa_nodes
+
+_SUFFIX = ".autoddp.toml"
+_MOST = 100  # recipes of one name: each start reads them
+_FEWEST_WITHOUT_GPUS = 2  # ranks on one NUMA node: with a single one there would be no reduction to tune
+_ANOTHER = "--nproc-per-node sets another number"
 
 
 @dataclass(frozen=True)
-class Plan:
+class Mode:
     """What is about to be done."""
 
     tune: bool
-    recipe: Recipe | None
+    """Whether a study comes first; without one, without a recipe and without `bypass` it is a launch as torchrun's."""
     several_nodes: bool
-    trials: int = DEFAULT_TRIALS
-    allow: Rung = Rung.NEAR
-    accumulate_up_to: int = 1
-    cuda_graphs: bool = False
-    recompile: bool = False
+    recipe: Recipe | None = None
+    """What the job is launched with; None: nothing, or what the study finds."""
+    path: Path | None = None
+    """Where the recipe stands."""
     chosen: tuple[Rung, int] | None = None
     """The rung and the steps in one that are asked for of a saved recipe; None: what the recipe launches."""
     bypass: bool = False
     """A world of one, in which DDP has nothing to reduce."""
-    says: str = ""
-    """One line for the user."""
-    path: Path | None = None
-    """Where the recipe stands."""
     notes: bool = False
     """Whether a job that turns out not to be the recipe's is noted, so that the next launch tunes again."""
+    says: str = ""
+    """One line for the user."""
+    ranks: str = ""
+    """Another about the number of ranks, where the user has given none."""
 
     @property
     def as_torchrun(self) -> bool:
@@ -64,20 +85,247 @@ class Plan:
         others = {name: value for name, value in self.recipe.env.items() if name not in knobs}
         return others | self.configuration.variables
 
-    @property
-    def digest(self) -> str:
-        """Equal on two nodes if they are about to do the same."""
-        if self.recipe is None:
-            asked = f"{self.trials} {self.allow.value} {self.accumulate_up_to} {self.cuda_graphs} {self.recompile}"
-            return f"tune {asked}" if self.tune else "torchrun"
-        return f"launch {self.configuration!r} {sorted(self.variables.items())}"
+    def digest(self, options: Options) -> str:
+        """Equal on two nodes if they are about to do the same. Not for a launch as torchrun's."""
+        watched = f"{options.watch} {options.near_limit} {options.lossy_limit}"  # what ranks do must be the same on all
+        if self.recipe is not None:
+            return f"launch {self.configuration!r} {sorted(self.variables.items())} {watched}"
+        study = options.study
+        return f"tune {study.trials} {study.allowed} {options.cuda_graphs} {options.recompile} {watched}"
+
+    def reads(self, options: Options) -> str:
+        """The same in a few words, for people."""
+        found = f"no recipe, tuning with {options.study.trials} trials"
+        watched = "" if options.watch is None else f", --watch {options.watch or 'off'}"
+        return f"{found if self.recipe is None else f'a recipe with {self.configuration}'}{watched}"
+
+
+def choose(options: Options) -> Mode:
+    """The mode for a command line. AutoddpError for a recipe that cannot be used.
+
+    Where the user has given no number of ranks it is set, because a recipe is compared with it.
+    """
+    ranks = "" if options.ranks_given else _settle_ranks(options)
+    mode = replace(_chosen_mode(options), ranks=ranks)
+    if not mode.tune or not _is_read_once(options.torchrun):
+        return mode
+    why = f"{options.script} is no regular file, so it can be read only once"
+    if options.tune_only:
+        raise NotTuned(f"{why}: nothing was tuned; copy it into a file")
+    return replace(mode, tune=False, says=f"{why}: launching as torchrun would, without tuning")
+
+
+def _is_read_once(torchrun: argparse.Namespace) -> bool:
+    """Whether the script is a pipe or a device: a tuning run would take it away from the real job."""
+    path = Path(torchrun.training_script)
+    is_path = not torchrun.module and not torchrun.no_python
+    return is_path and path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _settle_ranks(options: Options) -> str:
+    if options.trials == 0:
+        return idle_gpus()
+    return one_rank() if recipe_may_be_anothers(options) else set_ranks(options.torchrun)
+
+
+def _chosen_mode(options: Options) -> Mode:
+    fewest, most, world = _size(options)
+    here: dict[str, object] = {"torch": torch_version()}
+    if fewest == most:
+        here |= {"world_size": world, "nodes": fewest}
+    mode = Mode(tune=True, several_nodes=most > 1)
+
+    def saved(path: Path) -> _Saved:
+        return _Saved(path, options, here, mode.several_nodes)
+
+    if options.trials is None and options.recipe is not None:
+        if options.recipe.is_dir():
+            return _the_one_that_fits([saved(path) for path in sorted(options.recipe.glob("*.toml"))], options.recipe)
+        return _with_given_recipe(saved(options.recipe), options.force)
+    if options.trials == 0:
+        if options.tune_only:
+            raise UsageError("--tune-only --trials 0: nothing would be done; allow trials, e.g. --trials 20")
+        return replace(mode, tune=False)
+    if world == 1 and not mode.several_nodes:
+        if options.tune_only:
+            raise NotTuned("nothing to tune in a world of one; start two ranks or more, e.g. --nproc-per-node 2")
+        says = "nothing to tune in a world of one: launching as torchrun would, without DDP's reduction (exact)"
+        return replace(mode, tune=False, bypass=True, says=says)
+    found = [saved(path) for path in found_recipes(options)] if options.trials is None else []
+    return _with_found_recipe(found, mode, options) if found else mode
+
+
+def _size(options: Options) -> tuple[int, int, int]:
+    """Fewest and most nodes, and the ranks on the fewest. UsageError for numbers with which no job can start."""
+    torchrun = options.torchrun
+    try:
+        fewest, most = node_range(torchrun)
+        world = fewest * processes_per_node(torchrun)
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(f"{error}; see --nnodes and --nproc-per-node in autoddp --help") from None
+    if not 1 <= fewest <= most:
+        raise UsageError(f"--nnodes {torchrun.nnodes}: must be 1 or more, or a range such as 1:4")
+    if world < 1:
+        raise UsageError(f"--nproc-per-node {torchrun.nproc_per_node}: must be 1 or more, e.g. --nproc-per-node 2")
+    if torchrun.rdzv_backend == "static" and not 0 <= torchrun.node_rank < most:
+        raise UsageError(f"--node-rank {torchrun.node_rank}: must be from 0 to {most - 1} with --nnodes {most}")
+    return fewest, most, world
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A saved recipe, and what speaks against it here. RecipeError for one that is not sound."""
+
+    path: Path
+    options: Options
+    here: Mapping[str, object]
+    """What is known of the job, as `recipe.differences` has it."""
+    several_nodes: bool
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return load(self.path)
+
+    @cached_property
+    def launching(self) -> Mode:
+        """Launching with it. What is not asked for is as in the configuration that the recipe launches."""
+        launched, allow, steps = self.recipe.configuration, self.options.allow, self.options.accumulate_up_to
+        asked = allow is not None or steps is not None
+        chosen = (allow or launched.gradient_rung, steps or launched.steps_per_update) if asked else None
+        mode = Mode(False, self.several_nodes, self.recipe, self.path, chosen)
+        means = larger_batch(mode.configuration.steps_per_update)
+        return replace(mode, says=f"recipe {self.path}: launching {mode.configuration}{means}")
+
+    @cached_property
+    def elsewhere(self) -> list[str]:
+        """How the script differs."""
+        return differences(self.recipe.fits, script=script_names(self.options))
+
+    @cached_property
+    def known(self) -> dict[str, object]:
+        """What is known of the job, and of this machine as far as the recipe depends on it."""
+        return {**self.here, **known_here(self.recipe.fits)}
 
     @property
-    def reads(self) -> str:
-        """The plan in a few words."""
-        if self.recipe is None:
-            return f"no recipe, tuning with {self.trials} trials" if self.tune else "no recipe"
-        return f"a recipe with {self.configuration}"
+    def absent(self) -> list[str]:
+        """Network devices of the recipe that are not here. Of several hosts each leaves out its own."""
+        variables = {} if self.several_nodes else self.launching.variables
+        return [f"env.{name} = {variables[name]!r}: {why}" for name, why in not_here(variables).items()]
+
+    @cached_property
+    def unlike(self) -> list[str]:
+        """How the job, apart from its script, or the machine differs."""
+        return differences(self.recipe.fits, **self.known) + self.absent
+
+
+def _with_given_recipe(saved: _Saved, force: bool) -> Mode:
+    path, recipe, launching = saved.path, saved.recipe, saved.launching
+    # A recipe that was copied, or is used for a script that was moved: who names it means it, and the worker looks on.
+    if not force:
+        if differences(recipe.fits, **saved.known):
+            require_fit(recipe, path, **saved.known, script=script_names(saved.options))
+        if saved.absent:
+            fix = "correct [env], tune again with --trials 20, or leave it out with --force"
+            raise UnfitRecipe(f"{path}: {'; '.join(saved.absent)}: {fix}")
+    if saved.elsewhere:
+        return replace(launching, says=f"{launching.says} ({saved.elsewhere[0]}; parameters and inputs are compared)")
+    return launching
+
+
+def _the_one_that_fits(recipes: Sequence[_Saved], folder: Path) -> Mode:
+    """The one recipe of a folder that fits; why the others do not is said, also where there is none or several."""
+    fitting, others = [], []
+    for saved in recipes:
+        try:
+            unlike = saved.unlike
+        except RecipeError as problem:
+            unlike = [str(problem)]
+        if unlike:
+            others.append(f"{saved.path.name}: {'; '.join(unlike)}")
+        else:
+            fitting.append(saved)
+    if len(fitting) == 1:
+        return replace(fitting[0].launching, says="; not ".join([fitting[0].launching.says, *others]))
+    if fitting:
+        found = f"{len(fitting)} of its recipes fit ({', '.join(saved.path.name for saved in fitting)})"
+    else:
+        found = f"none of its recipes fits ({' | '.join(others)})" if others else "no recipe in it"
+    raise UnfitRecipe(f"--recipe {folder}: {found}: name one file, or tune with --trials 20")
+
+
+def _with_found_recipe(recipes: Sequence[_Saved], mode: Mode, options: Options) -> Mode:
+    """The one of the script's recipes that fits, as far as that can be known before the start; else tuning."""
+    of_script = [saved for saved in recipes if not saved.elsewhere]
+    usable = [saved for saved in of_script if not saved.unlike] or (of_script if options.force else [])
+    if not usable:
+        others = [f"{saved.path} does not fit ({'; '.join(saved.elsewhere + saved.unlike)})" for saved in recipes]
+        return replace(mode, says=f"{'; '.join(others)}: tuning again")
+    best = _preferred(usable, arguments_digest(options))
+    why = "" if options.force else Note(best.path, options).why(best.recipe, options)
+    if why:
+        return replace(mode, says=f"the last launch with {best.path} was of another job ({why}): tuning again")
+    return replace(best.launching, notes=not options.force)
+
+
+def _preferred(usable: Sequence[_Saved], arguments: str) -> _Saved:
+    """Of several that fit as far as the launcher can know: same arguments first, then the newest."""
+
+    def rank(saved: _Saved) -> tuple[bool, bool, str]:
+        recipe = saved.recipe
+        return recipe.made_by.arguments == arguments, bool(recipe.fits.script), recipe.made_by.date
+
+    return max(usable, key=rank)
+
+
+def torch_version() -> str:
+    """Without what follows a `+`: the build."""
+    from torch import __version__
+
+    return str(__version__).split("+")[0]
+
+
+# How many ranks does this host start, where neither --nproc-per-node nor PET_NPROC_PER_NODE says it? torchrun starts
+# one, and so does autoddp where it is torchrun (--trials 0). Where it tunes or uses a recipe, one rank is nothing to
+# tune, and it starts one per visible GPU, or per NUMA node on a host without GPUs.
+
+
+def set_ranks(torchrun: argparse.Namespace) -> str:
+    """Set the number of ranks with which this host is tuned or uses a recipe; the line that says so."""
+    gpus = visible_gpus()
+    nodes = 0 if gpus else usable_nodes(numa_nodes(), os.sched_getaffinity(0))
+    count = gpus or max(nodes, _FEWEST_WITHOUT_GPUS)
+    torchrun.nproc_per_node = str(count)
+    if gpus:
+        why = "one per visible GPU"
+    else:
+        why = "one per NUMA node" if nodes == count else f"which has no GPU and {nodes or 'no known'} NUMA node"
+    return f"{count} rank{'s' if count > 1 else ''} on this host, {why}; {_ANOTHER}"
+
+
+def set_one(torchrun: argparse.Namespace) -> str:
+    """Set torchrun's number, for a script of which nobody knows that it shares its work among ranks."""
+    torchrun.nproc_per_node = "1"
+    return f"launching 1 rank, as torchrun does: no DistributedDataParallel model was seen; {_ANOTHER}"
+
+
+def one_rank() -> str:
+    """A line about torchrun's number, which stays for a script that was never tuned."""
+    why = "the recipe does not say that it was made for this script, which may not use DistributedDataParallel"
+    return f"1 rank on this host, as under torchrun: {why}; {_ANOTHER}"
+
+
+def idle_gpus() -> str:
+    """Where torchrun's single rank leaves GPUs without work, a line about them; else ""."""
+    gpus = visible_gpus()
+    return f"1 rank, as under torchrun, on a host with {gpus} visible GPUs; {_ANOTHER}" if gpus > 1 else ""
+
+
+def usable_nodes(nodes: Sequence[NumaNode], allowed: Collection[int]) -> int:
+    """NUMA nodes on which this process may run, `allowed` being the numbers of its CPUs."""
+    return sum(1 for node in nodes if cpus(node) & set(allowed))
+
+
+# What of a saved recipe is launched under --allow and --accumulate-up-to
 
 
 def _of_ladder(recipe: Recipe, rung: Rung, accumulate_up_to: int) -> Configuration:
@@ -108,159 +356,139 @@ def _with_its_decision(launched: LadderEntry, recipe: Recipe) -> LadderEntry:
     return replace(launched, speedup_low_over=beaten | launched.speedup_low_over)
 
 
-def choose(request: Request) -> Plan:
-    """The plan for a request. AutoddpError for a recipe that cannot be used."""
-    plan = _chosen_plan(request)
-    if not plan.tune or not is_read_once(request.torchrun):
-        return plan
-    why = f"{request.script} is no regular file, so it can be read only once"
-    if request.tune_only:
-        raise NotTuned(f"{why}: nothing was tuned; copy it into a file")
-    return Plan(False, None, plan.several_nodes, says=f"{why}: launching as torchrun would, without tuning")
+# The recipes of one script
 
 
-def _chosen_plan(request: Request) -> Plan:
-    try:
-        fewest, most = node_range(request.torchrun)
-        world = fewest * processes_per_node(request.torchrun)
-    except (ValueError, RuntimeError) as error:
-        raise UsageError(f"{error}; see --nnodes and --nproc-per-node in autoddp --help") from None
-    _require_ranks(request, fewest, most, world)
-    several = most > 1
-    known: dict[str, object] = {"torch": torch_version()}
-    if fewest == most:
-        known |= {"world_size": world, "nodes": fewest}
-    plan = Plan(
-        tune=True,
-        recipe=None,
-        several_nodes=several,
-        trials=DEFAULT_TRIALS if request.trials is None else request.trials,
-        allow=request.allow or Rung.NEAR,
-        accumulate_up_to=request.accumulate_up_to or 1,
-        cuda_graphs=request.cuda_graphs,
-        recompile=request.recompile,
-    )
-    if request.trials is None and request.recipe is not None:
-        return _with_given_recipe(request, plan, known)
-    if request.trials == 0:
-        if request.tune_only:
-            raise UsageError("--tune-only --trials 0: nothing would be done; allow trials, e.g. --trials 20")
-        return Plan(tune=False, recipe=None, several_nodes=several)
-    if world == 1 and not several and request.tune_only:
-        raise NotTuned("nothing to tune in a world of one; start two ranks or more, e.g. --nproc-per-node 2")
-    if world == 1 and not several:
-        says = "nothing to tune in a world of one: launching as torchrun would, without DDP's reduction (exact)"
-        return Plan(False, None, several, bypass=True, says=says)
-    found = found_recipes(request) if request.trials is None else []
-    return _with_found_recipe(request, plan, known, found) if found else plan
+def script_names(options: Options) -> tuple[str, ...]:
+    """By what a recipe may know the script, links kept and links followed; the first is what a new recipe says.
+
+    Below the recipe's folder it is the path from there, since a checkout that was moved, or that another host mounts
+    elsewhere, is the same job. Elsewhere it is `*/`, the script's folder and its name, for the same reason. A module is
+    known by its name, and so is a program that the shell finds.
+    """
+    script, recipe = options.script, options.recipe
+    if options.torchrun.module:
+        return (f"-m {script}",)
+    if options.torchrun.no_python and not os.path.exists(script):
+        return (script,)
+    folder = Path() if recipe is None else recipe if recipe.is_dir() else recipe.parent
+    kept = _from(os.path.abspath(folder), os.path.abspath(script))
+    followed = _from(os.path.realpath(folder), os.path.realpath(script))
+    return tuple(dict.fromkeys(printable(name) for name in (kept, followed)))
 
 
-def _require_ranks(request: Request, fewest: int, most: int, world: int) -> None:
-    """UsageError for numbers with which no job can start, or would wait in vain."""
-    torchrun = request.torchrun
-    if not 1 <= fewest <= most:
-        raise UsageError(f"--nnodes {torchrun.nnodes}: must be 1 or more, or a range such as 1:4")
-    if world < 1:
-        raise UsageError(f"--nproc-per-node {torchrun.nproc_per_node}: must be 1 or more, e.g. --nproc-per-node 2")
-    if torchrun.rdzv_backend == "static" and not 0 <= torchrun.node_rank < most:
-        raise UsageError(f"--node-rank {torchrun.node_rank}: must be from 0 to {most - 1} with --nnodes {most}")
+def _from(folder: str, script: str) -> str:
+    path = os.path.relpath(script, folder)
+    if path.split(os.sep)[0] != os.pardir:
+        return path
+    return os.path.join("*", os.path.basename(os.path.dirname(script)), os.path.basename(script))
 
 
-def _with_given_recipe(request: Request, plan: Plan, known: dict[str, object]) -> Plan:
-    assert request.recipe is not None
-    if request.recipe.is_dir():
-        return _with_fitting_recipe(request, request.recipe, plan, known)
-    recipe = load(request.recipe)
-    launching = _launching(plan, request.recipe, recipe, request)
-    # A recipe that was copied, or is used for a script that was moved: who names it means it, and the worker looks on.
-    elsewhere = differences(recipe.fits, script=script_names(request))
-    if not request.force:
-        here = {**known, **known_here(recipe.fits)}
-        if differences(recipe.fits, **here):
-            require_fit(recipe, request.recipe, **here, script=script_names(request))
-        absent = _absent(launching)
-        if absent:
-            fix = "correct [env], tune again with --trials 20, or leave it out with --force"
-            raise UnfitRecipe(f"{request.recipe}: {'; '.join(absent)}: {fix}")
-    if elsewhere:
-        return replace(launching, says=f"{launching.says} ({elsewhere[0]}; parameters and inputs are compared)")
-    return launching
+def arguments_digest(options: Options) -> str:
+    """16 hex digits over the script's arguments. A digest, since an argument may be a secret and a recipe is shared."""
+    words = json.dumps(list(options.torchrun.training_script_args))
+    return hashlib.sha256(words.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def _absent(plan: Plan) -> list[str]:
-    """Network devices of the recipe that are not here. Of several hosts each leaves out its own."""
-    if plan.several_nodes:
-        return []
-    return [f"env.{name} = {plan.variables[name]!r}: {why}" for name, why in not_here(plan.variables).items()]
+def found_recipes(options: Options) -> list[Path]:
+    """The script's recipes that are there, by number; those by the older name come last."""
+    folders = (options.folders.recipes, Path())
+    numbered = [place for folder in folders for place in _places(folder / options.recipe_name)]
+    older = [folder / options.older_recipe_name for folder in folders]
+    return [place for place in dict.fromkeys([*numbered, *older]) if place.is_file()]
 
 
-def _with_fitting_recipe(request: Request, folder: Path, plan: Plan, known: dict[str, object]) -> Plan:
-    """The one recipe of a folder that fits; why the others do not is said, also where there is none or several."""
-    fitting, others = [], []
-    for path in sorted(folder.glob("*.toml")):
+def recipe_may_be_anothers(options: Options) -> bool:
+    """Whether --recipe names only recipes that were not, as far as they say, made for this script."""
+    if options.recipe is None or options.trials is not None:
+        return False
+    others = []
+    for path in options.recipe.glob("*.toml") if options.recipe.is_dir() else [options.recipe]:
+        with contextlib.suppress(RecipeError):  # said when it is used
+            fits = load(path).fits
+            others.append(not fits.script or bool(differences(fits, script=script_names(options))))
+    return bool(others) and all(others)
+
+
+def place_for(options: Options, recipe: Recipe, say: Callable[[str], None]) -> Path:
+    """Where a recipe that was just made goes: over one of the same job, else where nothing stands.
+
+    A recipe that is not sound is replaced too; `save` keeps what stood there. What is no recipe stays.
+    """
+    if options.recipe is not None:
+        return options.recipe
+    for place in _places(options.recipe_path):
+        if not os.path.lexists(place):
+            return place
         try:
-            recipe = load(path)
-            unlike = differences(recipe.fits, **known, **known_here(recipe.fits))
-            unlike += _absent(_launching(plan, path, recipe, request))
-        except RecipeError as problem:
-            unlike = [str(problem)]
-        if unlike:
-            others.append(f"{path.name}: {'; '.join(unlike)}")
-        else:
-            fitting.append((path, recipe))
-    if len(fitting) != 1:
-        found = (
-            f"{len(fitting)} of its recipes fit ({', '.join(path.name for path, _ in fitting)})"
-            if fitting
-            else (f"none of its recipes fits ({' | '.join(others)})" if others else "no recipe in it")
+            require_replaceable(Path(os.path.realpath(place)))
+        except (RecipeError, OSError) as error:
+            say(str(error))
+            continue
+        try:
+            stands = load(place)
+        except RecipeError:
+            return place
+        if same_job(stands.fits, recipe.fits):
+            return place
+        say(f"{place} is another job's recipe and stays")
+    return options.recipe_path.with_name(f"{options.recipe_path.name}.{os.getpid()}.toml")
+
+
+def same_job(one: Fits, other: Fits) -> bool:
+    """Whether a recipe of the one is another measurement of the other. Versions of what was measured do not matter."""
+    parts = ("script", "world_size", "nodes", "devices", "parameters_digest", "inputs")
+    return all(getattr(one, part) == getattr(other, part) for part in parts)
+
+
+class Note:
+    """Says that the job last launched with a recipe was another one, so that the next launch tunes again.
+
+    It stands beside the recipe, `proj.train.autoddp.unfit`, and its last line says what differed. The worker writes it
+    on each host; a launcher that has tuned removes it. Beside a recipe in the current folder nothing is written if
+    that folder takes no files: the note then goes where new recipes go.
+    """
+
+    def __init__(self, recipe: Path, options: Options) -> None:
+        folder = options.folders.recipes if recipe.parent == Path() else recipe.parent
+        self.path = folder / f"{recipe.name.removesuffix('.toml')}.unfit"
+        self._recipe = recipe.name
+
+    def begins(self, options: Options) -> str:
+        """All of its text but the last line, which the worker writes."""
+        return (
+            f"# The job that was launched with {self._recipe} was another one, so the next launch tunes again.\n"
+            "# This file goes then; remove it to launch with that recipe all the same.\n"
+            "# The digest of the script's arguments, and what differed:\n"
+            f"{arguments_digest(options)}\n"
         )
-        raise UnfitRecipe(f"--recipe {folder}: {found}: name one file, or tune with --trials 20")
-    path, recipe = fitting[0]
-    says = f"recipe {path}: launching {recipe.configuration}{larger_batch(recipe.configuration.steps_per_update)}"
-    says += "".join(f"; not {other}" for other in others)
-    return replace(_launching(plan, path, recipe, request), says=says)
+
+    def why(self, recipe: Recipe, options: Options) -> str:
+        """What differed at the last launch; "" where there is no note, or it is of a launch that does not concern this.
+
+        Such a one had other arguments, while the recipe was made with these.
+        """
+        if not self.path.is_file():  # a pipe would be waited for
+            return ""
+        try:
+            lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        said = [line for line in lines if line.strip() and not line.startswith("#")]
+        here = arguments_digest(options)
+        if said[:1] != [here] and recipe.made_by.arguments == here:
+            return ""
+        return printable(said[-1]) if said else "it does not say what differed"
 
 
-def _with_found_recipe(request: Request, plan: Plan, known: dict[str, object], paths: Sequence[Path]) -> Plan:
-    """The one of the script's recipes that fits, as far as that can be known before the start; else tuning."""
-    names, others = script_names(request), []
-    fitting: list[tuple[Path, Recipe]] = []
-    unfit: list[tuple[Path, Recipe]] = []
-    for path in paths:
-        recipe = load(path)
-        elsewhere = differences(recipe.fits, script=names)
-        unlike = elsewhere + differences(recipe.fits, **known, **known_here(recipe.fits))
-        unlike += _absent(_launching(plan, path, recipe, request))
-        if unlike:
-            others.append(f"{path} does not fit ({'; '.join(unlike)})")
-        if not elsewhere:
-            (unfit if unlike else fitting).append((path, recipe))
-    usable = fitting or (unfit if request.force else [])
-    if not usable:
-        return replace(plan, says=f"{'; '.join(others)}: tuning again")
-    path, recipe = best_of(usable, request)
-    why = "" if request.force else Note(path, request).why(recipe, request)
-    if why:
-        return replace(plan, says=f"the last launch with {path} was of another job ({why}): tuning again")
-    return replace(_launching(plan, path, recipe, request), notes=not request.force)
+def remove_notes(options: Options) -> None:
+    """Of all recipes of the script: the job has been tuned."""
+    for path in found_recipes(options):
+        with contextlib.suppress(OSError):
+            Note(path, options).path.unlink()
 
 
-def _launching(plan: Plan, path: Path, recipe: Recipe, request: Request) -> Plan:
-    chosen = _chosen(request, recipe.configuration)
-    found = replace(plan, tune=False, recipe=recipe, path=path, chosen=chosen)
-    means = larger_batch(found.configuration.steps_per_update)
-    return replace(found, says=f"recipe {path}: launching {found.configuration}{means}")
-
-
-def _chosen(request: Request, launched: Configuration) -> tuple[Rung, int] | None:
-    """What is not asked for is as in the configuration that the recipe launches."""
-    if request.allow is None and request.accumulate_up_to is None:
-        return None
-    return request.allow or launched.gradient_rung, request.accumulate_up_to or launched.steps_per_update
-
-
-def torch_version() -> str:
-    """Without what follows a `+`: the build."""
-    from torch import __version__
-
-    return str(__version__).split("+")[0]
+def _places(first: Path) -> list[Path]:
+    """Where recipes of one script may stand, by number."""
+    stem = first.name.removesuffix(_SUFFIX)
+    return [first, *(first.with_name(f"{stem}.{number}{_SUFFIX}") for number in range(2, _MOST))]

@@ -1,43 +1,45 @@
-"""The command line: torchrun's own parser, untouched, and autoddp's options beside it."""
+"""The command line, resolved once: torchrun's own parser, untouched, and autoddp's options beside it.
+
+Before the script's name stand the options of autoddp and of torchrun, in any order. After it
+everything is the script's, except `--trials N` and `--recipe FILE.toml`, so that `autoddp train.py --trials 20` works.
+These two are passed to the script too
+    - where its own source has an option of that name, or cannot be read,
+    - after a `--`, before or after the script's name,
+    - where `--trials 0` stands before the script's name: then autoddp is torchrun.
+
+Of its words the script gets what torchrun gives it of them.
+"""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import re
+import shlex
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from autoddp.errors import UsageError, did_you_mean
 from autoddp.isolation import Level
 from autoddp.knobs import GRADIENT_RUNGS, LIMITS, Rung
 from autoddp.launch.elastic import torchrun_parser
-from autoddp.launch.script_options import divide
+from autoddp.launch.script import ScriptSource
 from autoddp.launch.usual_folders import OUTPUT, Folders, usual_folders
+from autoddp.settings import StudySettings
 from autoddp.units import Allowance, seconds
 
-DEFAULT_TRIALS = 20
+TAKEN_AFTER_THE_SCRIPT = {"--trials": re.compile("[0-9]+"), "--recipe": re.compile(r"[^-].*\.toml|\.toml", re.DOTALL)}
+"""Options of autoddp that may stand after the script's name, and the values with which they are autoddp's."""
 _LARGEST_SEED = 2**32 - 1  # numpy's, which Optuna's samplers draw with
+_LARGEST = 2**31 - 1  # of any other number; a recipe holds some of them in 64 bits
 # A name of a file has 255 bytes at most, and ".12.autoddp.toml.12345678.toml" may stand behind these.
 _LONGEST_NAME = 200  # bytes of the script's folder and name together; else the name alone is taken
 _LONGEST_STEM = 220  # bytes of the name alone; what is longer is cut
-_LARGEST = 2**31 - 1  # of any other number; a recipe holds some of them in 64 bits
-_EXAMPLES = {
-    "--trials": "a whole number of 0 or more, e.g. --trials 20",
-    "--allow": "exact, near or lossy, e.g. --allow near",
-    "--accumulate-up-to": "a whole number of 1 or more, e.g. --accumulate-up-to 4",
-    "--job-steps": "a whole number of 1 or more, e.g. --job-steps 90000",
-    "--budget": "a duration, e.g. --budget 5m",
-    "--near-limit": "a share above 0, e.g. --near-limit 0.02",
-    "--lossy-limit": "a share above 0, e.g. --lossy-limit 0.95",
-    "--watch": "a whole number of 1 or more, or off, e.g. --watch 1000",
-    "--seed": f"a whole number from 0 to {_LARGEST_SEED}, e.g. --seed 0",
-    "--keep-runs": "a whole number of 1 or more, e.g. --keep-runs 20",
-    "--isolation": "overlay, guard or off, e.g. --isolation guard",
-    "--scratch-limit": "a size such as 20G, or a share such as 20%, e.g. --scratch-limit 20G",
-}
+_NEAR, _LOSSY = LIMITS[Rung.NEAR], LIMITS[Rung.LOSSY]
 
 _USES = """\
   autoddp train.py --trials 20     tune on all GPUs of this host, write a recipe, launch the job with it
@@ -50,51 +52,130 @@ it measures them on the running, unmodified script. `autoddp --trials 0` is torc
 Other commands: autoddp probe, bench, recipe; each has a --help of its own."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """One command line, understood."""
+class _Kind(NamedTuple):
+    """What the value of an option may be."""
+
+    convert: Callable[[str], Any]
+    """The value from its word; ValueError for a word that breaks the rule."""
+    rule: str = ""
+    """For the error: "must be …"; "" where every word is good."""
+
+
+def _within(convert: Callable[[str], Any], holds: Callable[[Any], bool], rule: str) -> _Kind:
+    """The values of `convert` for which a condition holds."""
+
+    def converted(text: str) -> Any:
+        value = convert(text)
+        if not holds(value):
+            raise ValueError(text)
+        return value
+
+    return _Kind(converted, rule)
+
+
+def _whole(low: int) -> _Kind:
+    return _within(int, lambda number: low <= number <= _LARGEST, f"a whole number of {low} or more")
+
+
+_SEED = _within(int, lambda seed: 0 <= seed <= _LARGEST_SEED, f"a whole number from 0 to {_LARGEST_SEED}")
+_DURATION = _within(seconds, lambda found: 0 < found <= _LARGEST, "a duration")
+_SHARE = _within(float, lambda share: 0 < share < float("inf"), "a share above 0")
+_INTERVAL = _Kind(lambda text: 0 if text == "off" else _whole(1).convert(text), "a whole number of 1 or more, or off")
+_RUNG = _Kind(str, "exact, near or lossy")
+_LEVEL = _Kind(Level, "overlay, guard or off")
+_ROOM = _Kind(Allowance.parse, "a size such as 20G, or a share such as 20%")
+_PATH = _Kind(Path)
+
+
+def _option(says: str, metavar: str | None, kind: _Kind, example: str = "", default: Any = None, **more: Any) -> Any:
+    """A field that an option with a value sets. `says` is its line in --help, `example` a good word for its value.
+
+    `more`: as `ArgumentParser.add_argument` has it.
+    """
+    return field(default=default, metadata={"help": says, "metavar": metavar, "type": kind, "example": example, **more})
+
+
+def _switch(says: str) -> Any:
+    """A field that is set by an option without a value."""
+    return field(default=False, metadata={"help": says, "action": "store_true"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One command line, understood. Each option of autoddp is declared here, as the field of its name."""
 
     torchrun: argparse.Namespace
-    """What torchrun's parser makes of its part."""
+    """What torchrun's parser makes of its part. `launch.mode` sets the number of ranks in it."""
     ranks_given: bool = True
     """Whether the user has said how many ranks each host starts."""
-    trials: int | None = None
-    """None: not given."""
-    recipe: Path | None = None
-    allow: Rung | None = None
-    """None: not given; tuning then allows near, a saved recipe is launched as it is."""
-    accumulate_up_to: int | None = None
-    """Steps of the script that may become one. None: not given, as with `allow`."""
-    cuda_graphs: bool = False
-    recompile: bool = False
-    job_steps: int | None = None
-    """Optimizer steps of the real job, if the user knows."""
-    budget: float | None = None
-    """Seconds from the command to the launch of the real job. None: not given."""
-    near_limit: float = LIMITS[Rung.NEAR]
-    lossy_limit: float = LIMITS[Rung.LOSSY]
-    """Largest gradient errors, see `knobs.fidelity`."""
-    watch: int | None = None
-    """Reductions between two looks at a near or lossy hook in the real job; 0: none, None: as its cost allows."""
-    tune_only: bool = False
-    seed: int = 0
-    output: Path = OUTPUT
     folders: Folders = field(default_factory=Folders)
     """Where files go that the user has not named."""
-    keep_runs: int = 20
-    """Run folders that stay in `output`, this run's own counted."""
-    isolation: Level | None = None
-    """None: not given; the best that the host allows."""
-    scratch_limit: Allowance | None = None
-    """What the script's writes may take while it is being tuned. None: not given; 20 % of what is free there."""
-    fresh: bool = False
-    """Whether a study that was cut off is left alone."""
-    no_orphans: bool = False
-    """Whether all that this process starts ends with it; see `launch.supervisor`."""
-    dry_run: bool = False
-    force: bool = False
     says: tuple[str, ...] = ()
-    """Lines for the user about words that another of the three, autoddp, torchrun or the script, could have got."""
+    """Lines for the user about words that could have been meant for another: autoddp, torchrun or the script."""
+    study: StudySettings = field(init=False)
+    """What is asked of a study: the options below, with defaults for those that are not given."""
+
+    trials: int | None = _option(
+        f"how many configurations to measure ({StudySettings.trials}); 0: be torchrun", "N", _whole(0), "20"
+    )
+    """None: not given. Then a recipe that is there is launched, and a study takes its usual number of trials."""
+    recipe: Path | None = _option("launch with this recipe; with --trials: write it to this file", "FILE", _PATH)
+    """None: not given; see `recipe_path`."""
+    allow: Rung | None = _option(
+        "how far what is launched may change training (near)",
+        None,
+        _RUNG,
+        "near",
+        choices=[rung.value for rung in GRADIENT_RUNGS],
+    )
+    """None: not given; a study then allows near, and a saved recipe is launched as it is."""
+    accumulate_up_to: int | None = _option("steps of the script that may become one (1)", "N", _whole(1), "4")
+    """None: not given, as with `allow`."""
+    cuda_graphs: bool = _switch("try CUDA graphs too (new: not yet the default)")
+    recompile: bool = _switch("try what makes torch.compile compile the model again")
+    """Compiling may take minutes, so it has to be asked for."""
+    job_steps: int | None = _option(
+        "how long the job is: PowerSGD begins after a tenth of it (1000)", "N", _whole(1), "90000"
+    )
+    """Optimizer steps of the real job, if the user knows."""
+    budget: float | None = _option(
+        "limit of the time from the command to the launch (5m from the first step)", "TIME", _DURATION, "5m"
+    )
+    """Seconds. None: not given; see `launch.deadline`."""
+    near_limit: float = _option(f"largest gradient error of near ({_NEAR:g})", "X", _SHARE, "0.02", _NEAR)
+    """`knobs.fidelity` says where the default comes from, as for `lossy_limit`."""
+    lossy_limit: float = _option(
+        f"largest gradient error of lossy, over some steps ({_LOSSY:g})", "X", _SHARE, "0.95", _LOSSY
+    )
+    watch: int | None = _option(
+        "reductions between two looks at the gradient error in the job", "N|off", _INTERVAL, "1000"
+    )
+    """0: the error is not measured. None: as often as half a percent of the job's time allows."""
+    tune_only: bool = _switch("write the recipe and stop")
+    seed: int = _option("seed of the search (0)", "N", _SEED, "0", StudySettings.seed)
+    output: Path = _option("folder for logs and summary.json (.autoddp/)", "DIR", _PATH, default=OUTPUT)
+    """Where the current folder takes no files, the default is another one, see `launch.usual_folders`."""
+    keep_runs: int = _option("how many runs stay in that folder (20)", "N", _whole(1), "20", 20)
+    """Run folders that stay in `output`, this run's own counted."""
+    isolation: Level | None = _option(
+        "how your files are kept from changes", "|".join(level.value for level in Level), _LEVEL, "guard"
+    )
+    """None: not given; the best that the host allows."""
+    scratch_limit: Allowance | None = _option(
+        "disk for what the script writes in tuning (20%% of free)", "SIZE", _ROOM, "20G"
+    )
+    """None: not given; `launch.isolating` has the share."""
+    fresh: bool = _switch("begin a new study, also where one of the same job was cut off")
+    no_orphans: bool = _switch("end all that the job has started as soon as the launcher has gone")
+    """See `launch.supervisor`."""
+    dry_run: bool = _switch("print what would be run")
+    force: bool = _switch("launch a recipe made for another machine or other inputs")
+
+    def __post_init__(self) -> None:
+        asked: dict[str, Any] = {"trials": self.trials, "allow": self.allow, "accumulate_up_to": self.accumulate_up_to}
+        given = {name: value for name, value in asked.items() if value is not None}
+        limits = {Rung.NEAR: self.near_limit, Rung.LOSSY: self.lossy_limit}
+        object.__setattr__(self, "study", StudySettings(seed=self.seed, limits=limits, **given))
 
     @property
     def script(self) -> str:
@@ -105,18 +186,19 @@ class Request:
     def recipe_path(self) -> Path:
         """Where the recipe will be: as given, or in the folder for recipes, which is the current one if it takes files.
 
-        See `launch.recipes` for the names of further recipes of the script.
+        See `launch.mode` for the names of further recipes of the script.
         """
         return self.recipe or self.folders.recipes / self.recipe_name
 
     @property
     def recipe_name(self) -> str:
         """After the script and its folder."""
-        if self.torchrun.module:
-            return self.older_recipe_name
-        folder = "" if self._is_program else Path(os.path.abspath(self.script)).parent.name
-        named = f"{folder}.{Path(self.script).stem}" if folder else Path(self.script).stem
-        return f"{named}.autoddp.toml" if len(os.fsencode(named)) <= _LONGEST_NAME else self.older_recipe_name
+        # The current folder says nothing of a module, nor of a program that is found along PATH, as `bash` is.
+        is_program = self.torchrun.no_python and not os.path.exists(self.script)
+        folder = "" if is_program or self.torchrun.module else Path(os.path.abspath(self.script)).parent.name
+        name = f"{folder}.{Path(self.script).stem}.autoddp.toml"
+        is_short = len(os.fsencode(name.removesuffix(".autoddp.toml"))) <= _LONGEST_NAME
+        return name if folder and is_short else self.older_recipe_name
 
     @property
     def older_recipe_name(self) -> str:
@@ -138,76 +220,43 @@ class Request:
             says.append(f"the recipe goes to {self.folders.recipes} (--recipe names another file)")
         return f"the current folder cannot be written: {'; '.join(says)}" if says else ""
 
-    @property
-    def _is_program(self) -> bool:
-        """Whether it is found along PATH, as `bash` is, so that the current folder says nothing of it."""
-        return bool(self.torchrun.no_python) and not os.path.exists(self.script)
+
+_DECLARED = {f"--{one.name.replace('_', '-')}": one.metadata for one in fields(Options) if one.metadata}
+"""autoddp's own options."""
 
 
 def own_parser() -> argparse.ArgumentParser:
-    """autoddp's own options, and nothing of torchrun's."""
-    parser = argparse.ArgumentParser(prog="autoddp", add_help=False, allow_abbrev=False)
+    """autoddp's own options, and nothing of torchrun's. What is not given is no attribute of its result."""
+    parser = argparse.ArgumentParser(
+        prog="autoddp", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS
+    )
     parser.error = _refuse  # type: ignore[method-assign]
-    add = parser.add_argument_group("autoddp").add_argument
-    add(
-        "--trials",
-        type=_whole("--trials", 0),
-        metavar="N",
-        help=f"how many configurations to measure ({DEFAULT_TRIALS}); 0: be torchrun",
-    )
-    add("--recipe", type=Path, metavar="FILE", help="launch with this recipe; with --trials: write it to this file")
-    add(
-        "--allow", choices=[r.value for r in GRADIENT_RUNGS], help="how far what is launched may change training (near)"
-    )
-    steps = _whole("--accumulate-up-to", 1)
-    add("--accumulate-up-to", type=steps, metavar="N", help="steps of the script that may become one (1)")
-    add("--cuda-graphs", action="store_true", help="try CUDA graphs too (new: not yet the default)")
-    add("--recompile", action="store_true", help="try what makes torch.compile compile the model again")
-    steps = _whole("--job-steps", 1)
-    add("--job-steps", type=steps, metavar="N", help="how long the job is: PowerSGD begins after a tenth of it (1000)")
-    add(
-        "--budget",
-        type=_checked("--budget", _duration),
-        metavar="TIME",
-        help="limit of the time from the command to the launch (5m from the first step)",
-    )
-    near, lossy = (LIMITS[rung] for rung in (Rung.NEAR, Rung.LOSSY))
-    limit = _checked("--near-limit", _above_zero)
-    add("--near-limit", type=limit, default=near, metavar="X", help=f"largest gradient error of near ({near:g})")
-    limit = _checked("--lossy-limit", _above_zero)
-    add(
-        "--lossy-limit",
-        type=limit,
-        default=lossy,
-        metavar="X",
-        help=f"largest gradient error of lossy, over some steps ({lossy:g})",
-    )
-    watch = _checked("--watch", _watch)
-    add("--watch", type=watch, metavar="N|off", help="reductions between two looks at the gradient error in the job")
-    add("--tune-only", action="store_true", help="write the recipe and stop")
-    add("--seed", type=_whole("--seed", 0, _LARGEST_SEED), default=0, metavar="N", help="seed of the search (0)")
-    add(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="folder for logs and summary.json (.autoddp/)",
-    )
-    add(
-        "--keep-runs",
-        type=_whole("--keep-runs", 1),
-        default=20,
-        metavar="N",
-        help="how many runs stay in that folder (20)",
-    )
-    levels = "|".join(level.value for level in Level)
-    add("--isolation", type=_checked("--isolation", Level), metavar=levels, help="how your files are kept from changes")
-    limit = _checked("--scratch-limit", Allowance.parse)
-    add("--scratch-limit", type=limit, metavar="SIZE", help="disk for what the script writes in tuning (20%% of free)")
-    add("--fresh", action="store_true", help="begin a new study, also where one of the same job was cut off")
-    add("--no-orphans", action="store_true", help="end all that the job has started as soon as the launcher has gone")
-    add("--dry-run", action="store_true", help="print what would be run")
-    add("--force", action="store_true", help="launch a recipe made for another machine or other inputs")
+    group = parser.add_argument_group("autoddp")
+    for option, declared in _DECLARED.items():
+        more = {name: value for name, value in declared.items() if name != "example"}
+        if _takes_value(option):
+            more["type"] = functools.partial(_converted, option)
+        group.add_argument(option, **more)
     return parser
+
+
+def _takes_value(option: str) -> bool:
+    return "type" in _DECLARED[option]
+
+
+def _rule(option: str) -> str:
+    """What the value of an option must be, with an example."""
+    declared = _DECLARED[option]
+    rule = declared["type"].rule
+    return f"{rule}, e.g. {option} {declared['example']}" if rule else f"{option} {declared['metavar']}"
+
+
+def _converted(option: str, text: str) -> Any:
+    """The value of an option; UsageError with its rule for a word that breaks it."""
+    try:
+        return _DECLARED[option]["type"].convert(text)
+    except ValueError:
+        raise UsageError(f"{option} {text!r}: must be {_rule(option)}") from None
 
 
 def option_names(*parsers: argparse.ArgumentParser) -> list[str]:
@@ -236,40 +285,24 @@ def help_text() -> str:
     return parser.format_help()
 
 
-def parse(argv: Sequence[str]) -> Request:
+def parse(argv: Sequence[str]) -> Options:
     """Understand a command line; UsageError, one line, for one that cannot be."""
-    own = own_parser()
-    torchrun = torchrun_parser()
+    own, torchrun = own_parser(), torchrun_parser()
     torchrun.error = _refuse  # type: ignore[method-assign]
     torchrun.format_help = help_text  # type: ignore[method-assign]
-    values = {
-        option: "" if action.nargs == 0 else _EXAMPLES.get(option, f"{option} {action.metavar}")
-        for action in own._actions
-        for option in action.option_strings
-    }
-    look_alikes = {option for option in option_names(torchrun, own) if option.startswith("--")} - {"--help"}
-    words = divide(
-        argv, values, torchrun.parse_args, lambda own_words: own.parse_args(own_words).trials == 0, look_alikes
-    )
-    found = own.parse_args(words.own)
+    ours, theirs, says = _divide(argv, own, torchrun)
+    given = vars(own.parse_args(ours))
+    if "allow" in given:
+        given["allow"] = Rung(given["allow"])
     if "PET_NPROC_PER_NODE" not in os.environ:
         torchrun.set_defaults(nproc_per_node=None)
-    understood = torchrun.parse_args(words.torchrun)
+    understood = torchrun.parse_args(theirs)
     ranks_given = understood.nproc_per_node is not None
     if not ranks_given:
         understood.nproc_per_node = torchrun_parser().get_default("nproc_per_node")
     folders = usual_folders()
-    return Request(
-        torchrun=understood,
-        ranks_given=ranks_given,
-        says=tuple(words.says),
-        folders=folders,
-        **{
-            **vars(found),
-            "allow": Rung(found.allow) if found.allow else None,
-            "output": found.output or folders.output,
-        },
-    )
+    rest = {"torchrun": understood, "ranks_given": ranks_given, "says": tuple(says), "folders": folders}
+    return Options(**{"output": folders.output, **given, **rest})
 
 
 def _refuse(message: str) -> NoReturn:
@@ -288,41 +321,98 @@ def _refuse(message: str) -> NoReturn:
     raise UsageError(message.replace("argument ", "", 1))
 
 
-def _checked(name: str, convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A converter for argparse whose error says the rule and shows an example."""
-
-    def converted(text: str) -> Any:
-        try:
-            return convert(text)
-        except ValueError:
-            raise UsageError(f"{name} {text!r}: must be {_EXAMPLES[name]}") from None
-
-    return converted
+# Dividing the words between autoddp, torchrun and the script
 
 
-def _duration(text: str) -> float:
-    if not 0 < seconds(text) <= _LARGEST:
-        raise ValueError(text)
-    return seconds(text)
+def _divide(
+    argv: Sequence[str], own: argparse.ArgumentParser, torchrun: argparse.ArgumentParser
+) -> tuple[list[str], list[str], list[str]]:
+    """The words for autoddp's own parser, those for torchrun's, and a line for the user about each doubtful one.
+
+    torchrun's are its options, the script and the script's words. UsageError where an option of autoddp has no value.
+    """
+    script_at, understood = _find_script(argv, torchrun)
+    ours, rest, _ = _without_own(argv[:script_at])
+    script, after = argv[script_at], list(argv[script_at + 1 :])
+    theirs, says = [*rest, script], []
+    end = 0 if "--" in rest else _position(after, "--")
+    source = ScriptSource(understood)
+    is_torchrun = vars(own.parse_args(ours)).get("trials") == 0
+    takes = {} if is_torchrun else TAKEN_AFTER_THE_SCRIPT
+    look_alikes = {option for option in option_names(torchrun, own) if option.startswith("--")} - {"--help"}
+    passed: list[str] = []
+    name = script if understood.module else Path(script).name
+    position = 0
+    while position < end:
+        option, has_value, value = after[position].partition("=")
+        following = [value] if has_value else after[position + 1 : min(position + 2, end)]
+        words = after[position : position + (1 if has_value else 1 + len(following))]
+        fits = option in takes and following and takes[option].fullmatch(following[0])
+        if fits and not source.may_have(option):
+            ours += words
+            says.append(f"{shlex.join(words)} is taken as autoddp's own; for {name} write -- before the script")
+            position += len(words)
+            continue
+        if fits:
+            why = f"whose source has {option}" if source.readable else "whose options are not known"
+            says.append(f"{shlex.join(words)} is passed to {name}, {why}; for autoddp write it before the script")
+        elif option in look_alikes:
+            passed.append(option)
+        theirs.append(after[position])
+        position += 1
+    return ours, theirs + after[end:], says + _hints(name, passed, after, source)
 
 
-def _watch(text: str) -> int:
-    if text != "off" and not 1 <= int(text) <= _LARGEST:
-        raise ValueError(text)
-    return 0 if text == "off" else int(text)
+def _hints(name: str, passed: Collection[str], after: Sequence[str], source: ScriptSource) -> list[str]:
+    says = []
+    if passed:
+        found = list(dict.fromkeys(passed))
+        are, them = ("are", "them") if len(found) > 1 else ("is", "it")
+        says.append(f"{', '.join(found)} {are} passed to {name}; for autoddp write {them} before the script")
+    wanted = source.wants_local_rank()
+    if wanted and not any(re.match("--local[-_]rank(=|$)", word) for word in after):
+        says.append(
+            f"{name} has the option {wanted}, which torch.distributed.launch passed and torchrun does not: "
+            "each process finds its local rank in the environment variable LOCAL_RANK"
+        )
+    return says
 
 
-def _above_zero(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError(text)
-    return value
+def _find_script(argv: Sequence[str], torchrun: argparse.ArgumentParser) -> tuple[int, argparse.Namespace]:
+    """Where in `argv` the script's name stands, and what torchrun's parser makes of its own words."""
+    _, rest, places = _without_own(argv, lenient=True)
+    understood = torchrun.parse_args(rest)
+    at = len(rest) - len(understood.training_script_args) - 1
+    if rest[at] == "--":  # argparse swallows one that follows the script at once
+        at -= 1
+    return places[at], understood
 
 
-def _whole(name: str, low: int, high: int = _LARGEST) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        if not low <= int(text) <= high:
-            raise ValueError(text)
-        return int(text)
+def _without_own(argv: Sequence[str], lenient: bool = False) -> tuple[list[str], list[str], list[int]]:
+    """autoddp's words up to a `--`, all others, and the positions in `argv` of those others."""
+    own: list[str] = []
+    rest: list[str] = []
+    places: list[int] = []
+    position, end = 0, _position(argv, "--")
+    while position < len(argv):
+        word = argv[position]
+        option, has_value, _ = word.partition("=")
+        if position >= end or option not in _DECLARED:
+            rest.append(word)
+            places.append(position)
+            position += 1
+            continue
+        wants_value = _takes_value(option) and not has_value
+        found = list(argv[position : position + (2 if wants_value else 1)])
+        if wants_value and (len(found) < 2 or found[1].startswith("--")):
+            if not lenient:
+                raise UsageError(f"{option}: needs a value: {_rule(option)}")
+            found = found[:1]
+        own += found
+        position += len(found)
+    return own, rest, places
 
-    return _checked(name, convert)
+
+def _position(words: Sequence[str], word: str) -> int:
+    """Where `word` stands first; the number of words where it does not."""
+    return list(words).index(word) if word in words else len(words)

@@ -18,22 +18,22 @@ from dataclasses import asdict
 from pathlib import Path
 
 from autoddp.codec import decode, plain
-from autoddp.launch.options import Request
+from autoddp.launch.mode import arguments_digest
+from autoddp.launch.options import Options
 from autoddp.launch.owner import marked_in
-from autoddp.launch.recipes import arguments_digest
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.script import ScriptSource, script_path
-from autoddp.study import Plan
+from autoddp.settings import StudySettings
 from autoddp.version import __version__
 from autoddp.wire import Entry, JobFacts
 
 Job = Mapping[str, object]
 """What is being tuned, as far as the launcher knows it."""
 _STUDY = "study.json"
-_OLDEST = 24 * 3600.0  # seconds: later the machine, or what the script reads, is likely another one
-_FEWEST = 3  # entries that are worth a word
+_OLDEST = 24 * 3600.0  # seconds: after that the machine, or the data that the script reads, has likely changed
+_FEWEST = 3  # measurements; fewer are made again
 _MEASURED = ("link",)
-"""Facts that are figures of the moment."""
+"""Facts that are measured, so that they differ from start to start."""
 _LARGEST = 2**20  # bytes of a file in the arguments that is compared
 _OF_LIBRARIES = (
     *("CUBLAS_", "CUDA_", "CUDNN_", "GLOO_", "GOMP_", "HIP_", "HSA_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_"),
@@ -42,10 +42,10 @@ _OF_LIBRARIES = (
 """Beginnings of the names of variables that change how fast a step is, or what is in it."""
 
 
-def study_begins(folder: RunFolder, job: Job, plan: Plan, facts: JobFacts) -> None:
+def study_begins(folder: RunFolder, job: Job, settings: StudySettings, facts: JobFacts) -> None:
     """Note of what job the journal's measurements are."""
     with contextlib.suppress(OSError):  # then this study is not resumed
-        (folder.path / _STUDY).write_text(_of(job, plan, facts), encoding="utf-8")
+        (folder.path / _STUDY).write_text(_of(job, settings, facts), encoding="utf-8")
 
 
 def study_is_over(folder: RunFolder) -> None:
@@ -54,9 +54,9 @@ def study_is_over(folder: RunFolder) -> None:
         (folder.path / _STUDY).unlink()
 
 
-def cut_off(folder: RunFolder, job: Job, plan: Plan, facts: JobFacts) -> tuple[str, Sequence[Entry]]:
+def cut_off(folder: RunFolder, job: Job, settings: StudySettings, facts: JobFacts) -> tuple[str, Sequence[Entry]]:
     """The run folder's name and the measurements of the newest study of this job that was cut off; "" without one."""
-    wanted, found = _of(job, plan, facts), []
+    wanted, found = _of(job, settings, facts), []
     for run in marked_in(folder.path.parent):
         is_free = run.mark.owner.is_here() and (run.has_ended() or run.may_be_cleaned())
         if run.path == folder.path or not is_free:
@@ -72,25 +72,27 @@ def cut_off(folder: RunFolder, job: Job, plan: Plan, facts: JobFacts) -> tuple[s
     return "", ()
 
 
-def _of(job: Job, plan: Plan, facts: JobFacts) -> str:
+def _of(job: Job, settings: StudySettings, facts: JobFacts) -> str:
     """All that the measurements and the order in which they are made depend on, as far as it can be known."""
     known = {name: value for name, value in plain(facts).items() if name not in _MEASURED}
-    return json.dumps({**job, "plan": asdict(plan), "facts": known}, indent=1, sort_keys=True, default=str) + "\n"
+    return (
+        json.dumps({**job, "settings": asdict(settings), "facts": known}, indent=1, sort_keys=True, default=str) + "\n"
+    )
 
 
-def job_now(request: Request) -> Job:
-    """To be asked before the script is started: the user may change its files while it is being tuned.
+def job_now(options: Options) -> Job:
+    """What is being tuned. To be called before the script is started: the user may change files while it is tuned.
 
-    What holds values of the user's is a digest: an argument, a variable or a file may be a secret.
+    Arguments, variables and files are kept as digests, since they may hold secrets.
     """
-    arguments = request.torchrun.training_script_args
-    source = ScriptSource(request.torchrun)
+    arguments = options.torchrun.training_script_args
+    source = ScriptSource(options.torchrun)
     return {
         "autoddp": __version__,
         "folder": _here(),
-        "script": request.script,
-        "files": {str(path): _digest(path) for path in _files(request, source)},
-        "arguments": arguments_digest(request),
+        "script": options.script,
+        "files": {str(path): _digest(path) for path in _files(options, source)},
+        "arguments": arguments_digest(options),
         "named in them": {word: _digest(Path(word)) for word in sorted(set(_files_named(arguments)))},
         "environment": _digest_of(json.dumps(_variables(source), sort_keys=True)),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -104,9 +106,9 @@ def _here() -> str:
         return ""  # it was removed
 
 
-def _files(request: Request, source: ScriptSource) -> list[Path]:
+def _files(options: Options, source: ScriptSource) -> list[Path]:
     """The script's own, and the user's modules that it imports. A pipe is left alone: it can be read only once."""
-    script = script_path(request.torchrun)
+    script = script_path(options.torchrun)
     files = [*source.files, *([script] if script is not None and script.is_file() else [])]
     return sorted(set(files))
 

@@ -45,13 +45,6 @@ def require_script(torchrun: argparse.Namespace) -> None:
         raise UsageError(f"{script} is a folder without a __main__.py: name the script in it")
 
 
-def is_read_once(torchrun: argparse.Namespace) -> bool:
-    """Whether the script is a pipe or a device: a tuning run would take it away from the real job."""
-    path = Path(torchrun.training_script)
-    is_path = not torchrun.module and not torchrun.no_python
-    return is_path and path.exists() and not path.is_file() and not path.is_dir()
-
-
 class ScriptSource:
     """The Python source of a script and of the user's own modules that it imports, also those that they import.
 

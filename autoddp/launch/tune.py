@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
+from typing import Protocol
 
+from autoddp.errors import UsageError
 from autoddp.isolation import Level
 from autoddp.isolation.trackers import TRACKERS_OFF, why_not
-from autoddp.knobs import Rung
 from autoddp.knobs.computing import THREADS
 from autoddp.launch import nccl_logs
-from autoddp.launch.deadline import Deadline
+from autoddp.launch.deadline import Deadline, command_given
 from autoddp.launch.env_screening import Screening
 from autoddp.launch.hosts import Hosts, Next
-from autoddp.launch.isolating import Isolation
+from autoddp.launch.isolating import Isolation, choose_isolation
 from autoddp.launch.journal import Journal
 from autoddp.launch.keeper import Attempt, Keeper
 from autoddp.launch.live_job import LiveJob
-from autoddp.launch.options import DEFAULT_TRIALS, Request
+from autoddp.launch.options import Options
 from autoddp.launch.presence import HostsGone
 from autoddp.launch.rank_logs import LogKeeper
-from autoddp.launch.resuming import Job, cut_off, job_now, study_begins, study_is_over
-from autoddp.launch.run_folder import RunFolder
+from autoddp.launch.resuming import cut_off, job_now, study_begins, study_is_over
+from autoddp.launch.run_folder import RunFolder, temporary_folder
 from autoddp.launch.signals import Interrupted
+from autoddp.launch.usual_folders import OUTPUT, elsewhere
 from autoddp.launch.waiting import Waiting
-from autoddp.log import get_logger
-from autoddp.study import Observer, Outcome, Plan, Study, TrialFailed, TuningOver
+from autoddp.log import get_logger, tell
+from autoddp.recipe import require_replaceable
+from autoddp.settings import StudySettings
+from autoddp.study import Observer, Outcome, Study, TrialFailed, TuningOver
 from autoddp.units import data_size
 from autoddp.wire import JobFacts, WorkerConfig
 
@@ -66,30 +69,94 @@ class Preparation:
     """The best that this host has, of what was asked for."""
 
 
+@contextlib.contextmanager
+def prepared(options: Options) -> Iterator[Preparation]:
+    """What tuning needs: made before any thread is started, because it forks, and removed whatever happens.
+
+    UsageError where there is no place for the recipe or for the run's folder.
+    """
+    temporary_folder()
+    _require_place_for_recipe(options)
+    folder = _run_folder(options)
+    for line in folder.says:
+        tell(line)
+    keeper = Keeper()
+    keeper.removes([os.path.dirname(folder.socket)])
+    try:
+        yield Preparation(folder, keeper, choose_isolation(options, folder, keeper))
+    finally:
+        keeper.close()
+        folder.clean()
+
+
+def _require_place_for_recipe(options: Options) -> None:
+    """The recipe must take a file after minutes of tuning: its folder is looked at before them."""
+    path, folders = options.recipe_path, options.folders
+    if options.recipe is None:
+        try:
+            folders.make()
+        except OSError as error:
+            why = f"cannot be written ({error.strerror}); name a file with --recipe"
+            raise UsageError(f"{folders.recipes}: {why}") from None
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--recipe {path}: its folder cannot be written; name another file")
+    if options.recipe is not None:
+        try:
+            require_replaceable(Path(os.path.realpath(path)))
+        except OSError as error:
+            raise UsageError(f"--recipe {path}: cannot be read ({error.strerror}); name another file") from None
+
+
+def _run_folder(options: Options) -> RunFolder:
+    def in_(output: Path) -> RunFolder:
+        places = (Path("/tmp"), Path("/var/tmp"))
+        return RunFolder(output, keep_runs=options.keep_runs, recipe=options.recipe_path, places=places)
+
+    try:
+        return in_(options.output)
+    except UsageError as error:
+        other = elsewhere() if options.output == OUTPUT else None
+        if other is None:
+            raise
+        tell(f"{error}; this run's goes to {other.output}")
+        return in_(other.output)
+
+
+class Reporter(Protocol):
+    """Who tells the user of a tuning job, and writes the recipe."""
+
+    @property
+    def observer(self) -> Observer:
+        """Hears of each trial."""
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+
+    def warn(self, text: str) -> None:
+        """Show a line that must not be overlooked."""
+
+    def recipe(self, outcome: Outcome, inputs: tuple[str, ...]) -> str:
+        """The recipe's text. `inputs`: what the models were called with, see `recipe.inputs`."""
+
+
 @dataclass
 class Tuning:
-    """What a tuning job needs beside the request; `run()` does it."""
+    """One tuning job; `run()` does it."""
 
-    request: Request
-    folder: RunFolder
-    keeper: Keeper
-    isolation: Isolation
-    """Of the next attempt."""
+    options: Options
+    preparation: InitVar[Preparation]
     hosts: Hosts
-    observer: Observer
-    write: Callable[[Outcome, tuple[str, ...]], str]
-    """Makes the recipe's text of an outcome and the models' inputs, see `recipe.inputs`."""
-    say: Callable[[str], None]
-    warn: Callable[[str], None]
-    """As `say`, for what must not be overlooked."""
+    reporter: Reporter
     interfaces: str = ""
     """See `WorkerConfig`."""
-    began: float = field(default_factory=time.monotonic)
-    """When the command was given."""
-    _job: Job = field(init=False)
+    began: float = field(default_factory=command_given)
+    """When the command was given, by `time.monotonic()`."""
 
-    def __post_init__(self) -> None:
-        self._job = job_now(self.request)
+    def __post_init__(self, preparation: Preparation) -> None:
+        self._folder = preparation.folder
+        self._keeper = preparation.keeper
+        self._isolation = preparation.isolation  # of the next attempt
+        self._job = job_now(self.options)  # the user may change the files of the script while it is being tuned
 
     def run(self) -> Tuned:
         """Run the study on the live script.
@@ -103,13 +170,13 @@ class Tuning:
             self._agree_on_the_recipe(tuned, built_ddp=tuned.built_ddp)
             return tuned
         began = time.perf_counter()
-        job = LiveJob(self.folder.socket, Journal(self.folder.journal), Deadline(self.request.budget, self.began))
-        screening = Screening(self.request.torchrun, self.folder.path / "screening", dict(os.environ))
+        job = LiveJob(self._folder.socket, Journal(self._folder.journal), Deadline(self.options.budget, self.began))
+        screening = Screening(self.options.torchrun, self._folder.path / "screening", dict(os.environ))
         arguments = (job, screening, tuned, began)
         thread = threading.Thread(target=self._study, args=arguments, name="autoddp-study", daemon=True)
         thread.start()
         try:
-            with LogKeeper(self.folder.path / "screening"):
+            with LogKeeper(self._folder.path / "screening"):
                 self._make_attempts(job)
         except BaseException as error:
             # The study must know before the ranks are gone, here or on other hosts.
@@ -126,14 +193,14 @@ class Tuning:
         if job.machine.finished is not None:
             tuned.recipe = job.machine.finished.recipe or tuned.recipe  # the leading host's, the same everywhere
         self._agree_on_the_recipe(tuned, job.machine.built_ddp)
-        study_is_over(self.folder)
+        study_is_over(self._folder)
         tuned.wall_seconds["total"] = time.perf_counter() - began
         return tuned
 
     def _agree_on_the_recipe(self, tuned: Tuned, built_ddp: bool) -> None:
         """All hosts launch with the same recipe, or none of them with one; HostLost where too few are left."""
         try:
-            tuned.recipe, tuned.built_ddp = self.hosts.one_recipe(tuned.recipe, built_ddp, self.say)
+            tuned.recipe, tuned.built_ddp = self.hosts.one_recipe(tuned.recipe, built_ddp, self.reporter.say)
         except BaseException as error:
             self._leave(error)
             raise
@@ -145,13 +212,13 @@ class Tuning:
     def _study(self, job: LiveJob, screening: Screening, tuned: Tuned, began: float) -> None:
         """The study's thread. `began`: by `time.perf_counter()`."""
         try:
-            facts, plan = job.facts(), _plan(self.request)
+            facts, settings = job.facts(), self.options.study
             tuned.wall_seconds["start-up"] = time.perf_counter() - began
-            self._go_on_with_one_that_was_cut_off(job, plan, facts)
-            study = Study(job, facts, plan, self.observer, lambda settings: screening(facts, settings))
+            self._go_on_with_one_that_was_cut_off(job, settings, facts)
+            study = Study(job, facts, settings, self.reporter.observer, lambda tried: screening(facts, tried))
             tuned.outcome = study.run()
             tuned.wall_seconds["start-up"] += job.machine.waited
-            recipe = self.write(tuned.outcome, job.inputs)
+            recipe = self.reporter.recipe(tuned.outcome, job.inputs)
             job.finish(recipe)
             tuned.recipe = recipe
         except TuningOver as over:
@@ -164,29 +231,26 @@ class Tuning:
             tuned.why = f"the study itself failed: {error!r}"
             job.give_up(tuned.why)
 
-    def _go_on_with_one_that_was_cut_off(self, job: LiveJob, plan: Plan, facts: JobFacts) -> None:
-        # The host that leads tells the others what they have missed.
-        name, entries = (
-            cut_off(self.folder, self._job, plan, facts) if job.machine.leads and not self.request.fresh else ("", ())
-        )
-        if entries:
-            self.say(
-                f"going on with the study of {name}, cut off after {len(entries)} measurements; --fresh begins anew"
-            )
-            job.take_over(entries)
-        study_begins(self.folder, self._job, plan, facts)
+    def _go_on_with_one_that_was_cut_off(self, job: LiveJob, settings: StudySettings, facts: JobFacts) -> None:
+        if job.machine.leads and not self.options.fresh:  # the host that leads tells the others what they have missed
+            name, entries = cut_off(self._folder, self._job, settings, facts)
+            if entries:
+                begun = f"going on with the study of {name}, cut off after {len(entries)} measurements"
+                self.reporter.say(f"{begun}; --fresh begins anew")
+                job.take_over(entries)
+        study_begins(self._folder, self._job, settings, facts)
 
     def _make_attempts(self, job: LiveJob) -> None:
         number, more = 0, True
         try:
-            self._isolate(self.hosts.worst(self.isolation.level, self.say), "another host has none")
+            self._isolate(self.hosts.worst(self._isolation.level, self.reporter.say), "another host has none")
         except HostsGone as gone:
             job.give_up(str(gone))
             return
         except (RuntimeError, TimeoutError) as error:
             job.give_up(f"the other hosts do not answer: {error}")
             return
-        (self.warn if self.isolation.level is Level.OFF else self.say)(self.isolation.says)
+        (self.reporter.warn if self._isolation.level is Level.OFF else self.reporter.say)(self._isolation.says)
         while more:
             failure = self._make_attempt(number, job)
             self.hosts.attempt_ended(number, failure)
@@ -195,32 +259,31 @@ class Tuning:
 
     def _make_attempt(self, number: int, job: LiveJob) -> str:
         """One attempt to its end; "" or why it failed. None is made where tuning is over."""
-        place = self.folder.attempt(number)
+        place = self._folder.attempt(number)
         written = self._where_writes_go(number, place)
         wanted = job.attempt_begins(number, place / "heartbeats")
         if wanted is None:
             return ""
         attempt = Attempt(
-            self.request.torchrun,
+            self.options.torchrun,
             place,
             number,
             {**os.environ, **self._variables(place, written), **nccl_logs.variables(place, wanted), **wanted},
-            self.isolation.shelter(number, place, written),
+            self._isolation.shelter(number, place, written),
         )
-        waiting = Waiting(place / "heartbeats", self.say)
-        ended_elsewhere = functools.partial(self.hosts.ended_elsewhere, number)
-        limits = _Limits(job, self.isolation, self.hosts, ended_elsewhere, waiting)
+        waiting = Waiting(place / "heartbeats", self.reporter.say)
+        limits = _Limits(job, self._isolation, self.hosts, number, waiting)
         with LogKeeper(place):
-            return self.keeper.run(attempt, lambda end: job.rank_ended(end.pid, end.how), limits.exceeded)
+            return self._keeper.run(attempt, lambda end: job.rank_ended(end.pid, end.how), limits.exceeded)
 
     def _where_writes_go(self, number: int, place: Path) -> Path:
         """Under guard, a folder for what the script writes: the first host's, where this one can reach it."""
         own = place / "written"
-        if self.isolation.level is not Level.GUARD:
+        if self._isolation.level is not Level.GUARD:
             return own
         own.mkdir(mode=0o700)
         (own.parent / "token").write_text(place.parent.name, encoding="utf-8")
-        first = Path(self.hosts.of_the_first(f"attempt{number}/written", str(own), self.say) or own)
+        first = Path(self.hosts.of_the_first(f"attempt{number}/written", str(own), self.reporter.say) or own)
         with contextlib.suppress(OSError):
             # A folder of that name that is not the first host's says another word, or nothing.
             if (first.parent / "token").read_text(encoding="utf-8") == first.parent.parent.name:
@@ -229,106 +292,90 @@ class Tuning:
 
     def _goes_on(self, number: int, job: LiveJob, failure: str) -> bool:
         """Whether all hosts make another attempt; they then have the same isolation."""
-        level = self.isolation.level
+        level = self._isolation.level
         # On several hosts each has an overlay of its own: a script may wait in vain there for a file of another host's.
         more = job.attempt_ended(failure, level is Level.OVERLAY and self.hosts.several and number == 0)
         if level is Level.OVERLAY and job.machine.overlay_failed:
-            if self.request.isolation is Level.OVERLAY:
+            if self.options.isolation is Level.OVERLAY:
                 job.give_up(job.machine.overlay_failed)
                 more = False
             else:
                 level = Level.GUARD
         wanted = Next(more, job.machine.why_over or job.machine.overlay_failed, level)
-        together = self.hosts.agree(number, wanted, self.say)
+        together = self.hosts.agree(number, wanted, self.reporter.say)
         if not together.more:
             job.give_up(together.why or "another host has ended the tuning")
-        elif together.level is not self.isolation.level:
+        elif together.level is not self._isolation.level:
             self._isolate(together.level, f"the script failed under it: {together.why}")
-            self.say(f"another attempt; {self.isolation.says}")
+            self.reporter.say(f"another attempt; {self._isolation.says}")
         return together.more
 
     def _isolate(self, level: Level, why: str) -> None:
-        if level is not self.isolation.level:
-            self.isolation = self.isolation.under_guard(why) if level is Level.GUARD else Isolation.off(self.folder)
+        if level is not self._isolation.level:
+            self._isolation = self._isolation.under_guard(why) if level is Level.GUARD else Isolation.off(self._folder)
 
     def _variables(self, place: Path, written: Path) -> dict[str, str]:
         """What an attempt's processes get beside the launcher's own environment."""
         config = WorkerConfig(
-            socket=self.folder.socket,
+            socket=self._folder.socket,
             scratch=str(place),
             threads_pinned=f"{THREADS.variable} is set" if THREADS.variable in os.environ else "",
             interfaces=self.interfaces,
-            measured=str(self.request.output.absolute()),
-            accumulates=(self.request.accumulate_up_to or 1) > 1,
-            cuda_graphs=self.request.cuda_graphs,
-            recompiles=self.request.recompile,
+            measured=str(self.options.output.absolute()),
+            accumulates=self.options.study.accumulate_up_to > 1,
+            cuda_graphs=self.options.cuda_graphs,
+            recompiles=self.options.recompile,
         )
         return {
             "AUTODDP_TUNING": "1",
             **TRACKERS_OFF,
-            **self.isolation.variables(place, written, os.environ),
+            **self._isolation.variables(place, written, os.environ),
             **config.environment(os.environ),
         }
 
 
+@dataclass
 class _Limits:
     """Whether an attempt must be stopped: it is of no use any more, or it writes too much."""
 
-    def __init__(
-        self,
-        job: LiveJob,
-        isolation: Isolation,
-        hosts: Hosts,
-        ended_elsewhere: Callable[[], str | None],
-        waiting: Waiting,
-    ) -> None:
-        self._hosts = hosts
-        self._waiting = waiting
-        self._ended_elsewhere = ended_elsewhere
-        self._job = job
-        self._isolation = isolation
-        self._looked = 0.0
+    job: LiveJob
+    isolation: Isolation
+    hosts: Hosts
+    number: int
+    """Of the attempt."""
+    waiting: Waiting
+    _looked: float = 0.0
 
     def exceeded(self) -> bool:
         """Asked every half second."""
-        if self._job.machine.attempt_must_end:
+        if self.job.machine.attempt_must_end:
             return True
-        if self._hosts.why_over:
-            self._job.give_up(self._hosts.why_over)
+        if self.hosts.why_over:
+            self.job.give_up(self.hosts.why_over)
             return True
-        elsewhere = self._ended_elsewhere()
+        elsewhere = self.hosts.ended_elsewhere(self.number)
         if elsewhere:
-            self._job.ended_elsewhere(elsewhere)
+            self.job.ended_elsewhere(elsewhere)
             return True
         self._look_at_what_is_written()
         unmoved = ""
-        if self._job.machine.is_starting:
-            unmoved = self._waiting.look()
-        elif self._job.machine.follows:
-            unmoved = self._waiting.look_in_silence()
+        if self.job.machine.is_starting:
+            unmoved = self.waiting.look()
+        elif self.job.machine.follows:
+            unmoved = self.waiting.look_in_silence()
         if unmoved:
-            self._job.give_up(unmoved)
+            self.job.give_up(unmoved)
         return bool(unmoved)
 
     def _look_at_what_is_written(self) -> None:
-        limit = self._isolation.limit
-        if not limit or self._job.machine.over or time.monotonic() - self._looked < _LOOKS:
+        limit = self.isolation.limit
+        if not limit or self.job.machine.over or time.monotonic() - self._looked < _LOOKS:
             return
         began = time.monotonic()
-        written = self._isolation.written()
+        written = self.isolation.written()
         self._looked = time.monotonic() + _EFFORT * (time.monotonic() - began)
         if written > limit:
-            self._job.give_up(
+            self.job.give_up(
                 f"the script has written {data_size(written)} while it was being tuned, more than --scratch-limit "
                 f"({data_size(limit)})"
             )
-
-
-def _plan(request: Request) -> Plan:
-    return Plan(
-        trials=DEFAULT_TRIALS if request.trials is None else request.trials,
-        allow=request.allow or Rung.NEAR,
-        accumulate_up_to=request.accumulate_up_to or 1,
-        seed=request.seed,
-        limits={Rung.NEAR: request.near_limit, Rung.LOSSY: request.lossy_limit},
-    )

@@ -12,7 +12,7 @@ from autoddp.units import milliseconds
 
 
 def what_was_won(outcome: Outcome) -> list[str]:
-    """One line with the gain, then one for each setting that is launched; none where the settings stay as they are."""
+    """One line with the gain, then one for each setting that is launched. No line if the script's settings stay."""
     launched = outcome.decision.configuration
     standing = next((one for one in outcome.ladder if one.configuration == launched), None)
     if not launched or standing is None:
@@ -24,9 +24,9 @@ def what_was_won(outcome: Outcome) -> list[str]:
 
 
 def try_next(outcome: Outcome, recipe: str, same_job: Sequence[str]) -> str:
-    """The command that shows most: with another rung, if one gives more; else one that prints the ladder.
+    """The command to try next: with another rung allowed, if that is faster; else one that prints the ladder.
 
-    `same_job` are the words that start the same script on one host; empty where that takes more than one command.
+    `same_job`: the words that start the same script on one host; empty where that takes more than one command.
     """
     rung = outcome.decision.further
     if rung is None:

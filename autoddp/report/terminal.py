@@ -1,6 +1,6 @@
 """A study on stderr: on a terminal one progress bar, elsewhere one line a trial; then the ladder and what is launched.
 
-What is not about the user's job goes to the run's log alone, which has every line. stdout belongs to the script.
+Details of the study go to the run's log only, which has every line. Nothing is written to stdout: the script uses it.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ def _console() -> Console:
 
 def say(text: str, style: str = "") -> None:
     """One line for the user; `style` in rich's words, for a terminal that has colours."""
-    # While a bar is drawn, only its own console can print above it.
+    # While a bar is on the terminal, a line must be printed through its console, which moves the bar down.
     (_Bar.drawn_on or _console()).print(Text(f"autoddp: {printable(text)}", style=style), soft_wrap=True)
 
 
 def warn(text: str) -> None:
-    """One line that must not be overlooked."""
+    """One line in bold red, for what the user must not overlook."""
     say(text, style="bold red")
 
 
 class Terminal(Observer):
-    """Shows a study.
+    """Shows a study while it runs.
 
-    `allows`: whether the user would have a configuration launched. `log`: a file that gets every line, and those that
-    are not about the user's job. `launches`: whether the job is launched with what is found.
+    `allows`: whether the user allows a configuration to be launched. `log`: a file that gets every line that is shown,
+    and the details besides. `launches`: whether the job is launched with the chosen configuration; only the last line
+    depends on it.
     """
 
     def __init__(self, allows: Callable[[Configuration], bool], log: Path, launches: bool = True) -> None:
@@ -59,23 +60,20 @@ class Terminal(Observer):
         self._log = log
         self._baseline = self._best = float("inf")
         self._finals_began = 0.0
-        self._bar = _Bar(self._console) if self._console.is_terminal else None
-        # Only until the job runs: whatever redraws while steps are timed costs them a core.
-        self._waiting = self._console.status("starting the script") if self._console.is_terminal else None
-        if self._waiting is not None:
-            self._waiting.start()
+        self._bar = _Bar(self._console)
+        # Only until the job runs: redrawing takes a core from the steps that are timed.
+        self._waiting = contextlib.ExitStack()
+        if self._console.is_terminal:
+            self._waiting.enter_context(self._console.status("starting the script"))
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
-        if self._waiting is not None:
-            self._waiting.stop()
-        if self._bar is not None:
-            self._bar.stop()
+        """Remove the bar and the spinner from the terminal."""
+        self._waiting.close()
+        self._bar.stop()
 
     def ready(self, facts: JobFacts) -> None:
-        """What is being tuned."""
-        if self._waiting is not None:
-            self._waiting.stop()
+        """The job has started: says what is being tuned, and notes which knobs are left as they are."""
+        self._waiting.close()
         where = f"{facts.world_size} ranks on {facts.nodes} node{'s' if facts.nodes > 1 else ''}"
         self._line(f"{where}, {facts.backend}, {data_size(facts.gradient_bytes)} of gradients per step")
         if facts.link:
@@ -85,7 +83,7 @@ class Terminal(Observer):
             self._note(f"left as it is: {names} ({why})")
 
     def baseline(self, record: TrialRecord, headroom: Headroom) -> None:
-        """What there is to win."""
+        """The script as written has been measured: says how long a step takes, with and without reduction."""
         self._baseline = record.seconds
         best = self._baseline * (1 - headroom.share)
         self._line(
@@ -94,19 +92,18 @@ class Terminal(Observer):
         )
 
     def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:
-        """A trial has ended. `best` is not shown: it may be one that the user does not allow."""
+        """A trial has ended. The best trial shown is the best allowed one, so the study's own `best` is not used."""
         head = f"trial {record.number:>{len(str(planned))}}/{planned}"
         if record.state in ("failed", "refused"):
             text = f"{head}  {record.state} ({record.reason})  {record.configuration}"
         else:
             text = f"{head}  {self._measured(record, seconds_left)}"
-        if self._bar is None or record.state == "failed":
-            self._line(text)
-        else:
+        if self._console.is_terminal and record.state != "failed":
             self._note(text)
-        if self._bar is not None:
-            gain = f"best ×{self._baseline / self._best:.2f}, " if self._best < self._baseline else ""
-            self._bar.draw("trials", record.number, planned, f"{gain}{duration(seconds_left)} left")
+        else:
+            self._line(text)
+        gain = f"best ×{self._baseline / self._best:.2f}, " if self._best < self._baseline else ""
+        self._bar.draw("trials", record.number, planned, f"{gain}{duration(seconds_left)} left")
 
     def _measured(self, record: TrialRecord, seconds_left: float) -> str:
         allowed = self._allows(record.configuration)
@@ -123,7 +120,7 @@ class Terminal(Observer):
         )
 
     def screened(self, settings: Sequence[Screened], trials: int) -> None:
-        """What the communication benchmark says of settings that need another start."""
+        """The communication benchmark has measured the settings that need another start of the script."""
         for one in settings:
             gain = "" if one.gain is None else f"×{one.gain:.2f} in the communication benchmark, "
             if one.promising:
@@ -139,13 +136,11 @@ class Terminal(Observer):
         """A final round has ended."""
         if number == 1:
             self._finals_began = time.monotonic()
-            if self._bar is None:
+            if not self._console.is_terminal:
                 self._line(f"final rounds: the best of each rung and your settings take turns, {planned} times")
         self._note(f"final round {number}/{planned}")
-        if self._bar is not None:
-            each = (time.monotonic() - self._finals_began) / (number - 1) if number > 1 else 0.0
-            left = f"{duration(each * (planned - number))} left" if each else ""
-            self._bar.draw("final rounds", number, planned, left)
+        each = (time.monotonic() - self._finals_began) / (number - 1) if number > 1 else 0.0
+        self._bar.draw("final rounds", number, planned, f"{duration(each * (planned - number))} left" if each else "")
 
     def finished(self, outcome: Outcome) -> None:
         """The ladder, and what will be launched."""
@@ -174,13 +169,17 @@ class Terminal(Observer):
         self._note(text)
 
     def _note(self, text: str) -> None:
-        """A line for the log alone."""
+        """A line for the log only."""
         with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as file:
             file.write(f"{text}\n")
 
 
 class _Bar:
-    """One progress bar, drawn only when it is told to: between two measurements, so that it costs no timed step."""
+    """One progress bar on a terminal, nothing elsewhere.
+
+    It is drawn only by `draw`, which is called between two measurements: a bar that redraws itself would take a core
+    from timed steps.
+    """
 
     drawn_on: Console | None = None
     """The console of the bar that is on the terminal now."""
@@ -192,6 +191,7 @@ class _Bar:
             BarColumn(),
             TextColumn("{task.fields[more]}"),
             console=console,
+            disable=not console.is_terminal,
             auto_refresh=False,
             transient=True,
             redirect_stdout=False,
@@ -200,7 +200,9 @@ class _Bar:
         self._task: TaskID | None = None
 
     def draw(self, what: str, done: int, of: int, more: str) -> None:
-        """Show that so many of all are done; `more` stands behind it."""
+        """Show that `done` of `of` are done; `more` is printed behind the bar."""
+        if self._progress.disable:
+            return
         if self._task is None:
             self._progress.start()
             self._task = self._progress.add_task(what, completed=done, total=of, more=more)
@@ -208,7 +210,7 @@ class _Bar:
         self._progress.update(self._task, description=what, completed=done, total=of, more=more, refresh=True)
 
     def stop(self) -> None:
-        """Take the bar off the terminal."""
+        """Remove the bar from the terminal."""
         if self._task is not None:
             self._progress.stop()
             self._task, _Bar.drawn_on = None, None

@@ -3,23 +3,23 @@
 The only home of Optuna. It knows no process and no socket: whoever runs it hands in a `Measure` callable.
 """
 
+from autoddp.settings import StudySettings
 from autoddp.study.measure import Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import Decision, Outcome, Screened, Standing, TrialRecord
 from autoddp.study.search import Study
 from autoddp.study.semifinals import Semifinal
-from autoddp.study.settings import Plan
 
 __all__ = [
     "Decision",
     "Measure",
     "Observer",
     "Outcome",
-    "Plan",
     "Screened",
     "Semifinal",
     "Standing",
     "Study",
+    "StudySettings",
     "TrialFailed",
     "TrialRecord",
     "TuningOver",

@@ -11,6 +11,8 @@ from autoddp.study.semifinals import Semifinal
 from autoddp.timing import Block, Speedup, median
 from autoddp.wire import JobFacts
 
+WORTHWHILE = 0.03
+"""Headroom below which no trial is run: less can hardly be told from noise."""
 PROMISING = 1.05
 """Times as fast in the communication benchmark: a step gains less than its reduction does."""
 NOISY = 1.2

@@ -5,20 +5,24 @@ A launcher that takes over replays the journal through the same code, and goes o
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from autoddp.knobs import AS_WRITTEN, Configuration, Rung, Value
+from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung, Value
 from autoddp.knobs.computing import OPTIMIZE_DDP, REDUCE_OVERHEAD
+from autoddp.knobs.micro_batches import larger_batch
+from autoddp.recipe import best_allowed
+from autoddp.recipe.decision import WORTH_A_CHANGE
+from autoddp.settings import StudySettings
 from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, StepBudget
 from autoddp.study.cost import Cost
 from autoddp.study.env_trials import RESERVED, EnvTrials, Screen, screened
-from autoddp.study.ladder import decide, ladder_of
 from autoddp.study.measure import Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
-from autoddp.study.outcome import Decision, Outcome, Screened, Standing, TrialRecord
+from autoddp.study.outcome import WORTHWHILE, Decision, Outcome, Screened, Standing, TrialRecord
 from autoddp.study.semifinals import Semifinal, contenders, run_semifinal
-from autoddp.study.settings import WORTHWHILE, Plan
 from autoddp.study.trials import Trials
 from autoddp.timing import Block, Headroom, headroom, median, speedup
 from autoddp.wire import JobFacts
@@ -27,17 +31,22 @@ _AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials: half of them, at least, must be
 
 
 class Study:
-    """`Study(measure, facts, plan, observer, screen).run()`; without `screen` no start setting is ruled out unseen."""
+    """`Study(measure, facts, asked, observer, screen).run()`; without `screen` no start setting is ruled out unseen."""
 
     def __init__(
-        self, measure: Measure, facts: JobFacts, plan: Plan, observer: Observer, screen: Screen = lambda settings: []
+        self,
+        measure: Measure,
+        facts: JobFacts,
+        asked: StudySettings,
+        observer: Observer,
+        screen: Screen = lambda settings: [],
     ) -> None:
         self._cost = Cost(measure)
         self._facts = facts
-        self._plan = plan
+        self._asked = asked
         self._observer = observer
         self._screen = screen
-        self._random = random.Random(plan.seed)
+        self._random = random.Random(asked.seed)
         self._semifinals: list[Semifinal] = []
 
     def run(self) -> Outcome:
@@ -46,14 +55,14 @@ class Study:
         baseline, won, off = self._headroom()
         self._observer.baseline(baseline, won)
         self._budget = StepBudget(baseline.seconds)
-        self._trials = Trials(self._cost, self._facts, self._plan, self._observer, baseline)
+        self._trials = Trials(self._cost, self._facts, self._asked, self._observer, baseline)
         fixed = self._trials.find_computing()
         judged: list[Screened] = []
         settings: list[Mapping[str, Value]] = []
         if won.high >= WORTHWHILE:
             judged, settings = self._judge_settings()
             kept = self._trials.kept_for_accumulation + (RESERVED if settings else 0)
-            self._trials.run(fixed, self._plan.trials - kept, off.median)
+            self._trials.run(fixed, self._asked.trials - kept, off.median)
             self._trials.accumulate(fixed)
         rounds: list[Block] = []
         finalists: list[Standing] = []
@@ -108,7 +117,7 @@ class Study:
 
     def _judge_settings(self) -> tuple[list[Screened], list[Mapping[str, Value]]]:
         """What the communication benchmark says of the start settings, and those that are worth trials."""
-        if not self._facts.start_settings or self._plan.trials < _AT_LEAST_FOR_SETTINGS:
+        if not self._facts.start_settings or self._asked.trials < _AT_LEAST_FOR_SETTINGS:
             return [], []
         with self._cost.in_phase("screening"):
             judged = screened(self._facts.start_settings, self._screen)
@@ -188,7 +197,7 @@ class Study:
         seconds, errors = self._trials.seconds_of(rung), self._trials.errors
         # A hook whose gradients nobody has looked at is not launched.
         ranked = [c for c in self._trials.best_of(rung) if not c.hook or c.hook in errors]
-        if not ranked or not self._plan.allows(ranked[0]):
+        if not ranked or not self._asked.allows(ranked[0]):
             return ranked[:1]
         if self._budget.slow and seconds[ranked[0]] > self._budget.step * (1 - WORTHWHILE):
             return ranked[:1]  # which of them is best is not worth the time: none gains
@@ -212,9 +221,70 @@ class Study:
         if self._trials.no_time and not self._trials.records:
             why = f"there was no time for a trial: your settings stay; headroom {won}"
             return Decision(AS_WRITTEN, why)
-        return decide(ladder, self._plan, won)
+        return decide(ladder, self._asked, won)
 
     def _standing(self, configuration: Configuration, rounds: list[Block], blocks: list[Block]) -> Standing:
         gain = speedup([b.median for b in rounds], [b.median for b in blocks])
         error = self._trials.errors.get(configuration.hook)
         return Standing(configuration, median([b.median for b in blocks]), gain, tuple(blocks), error)
+
+
+# The ladder of a study, and its decision in words. What is launched of a ladder is decided in `recipe.decision`.
+
+
+def ladder_of(finalists: Sequence[Standing]) -> tuple[Standing, ...]:
+    """The fastest finalist of each rung by its paired rounds, exact first, each compared with all milder ones."""
+    best: list[Standing] = []
+    for rung in Rung:
+        of_rung = [standing for standing in finalists if standing.rung is rung]
+        if of_rung:
+            fastest = max(of_rung, key=lambda standing: standing.speedup.ratio)
+            best.append(replace(fastest, speedup_low_over={other.rung: _low_over(fastest, other) for other in best}))
+    return tuple(best)
+
+
+def _low_over(standing: Standing, other: Standing) -> float:
+    before, after = ([block.median for block in one.rounds] for one in (other, standing))
+    return speedup(before, after).low
+
+
+def decide(ladder: Sequence[Standing], asked: StudySettings, headroom: Headroom) -> Decision:
+    """What is launched of a ladder as `ladder_of` gives it, and why."""
+    chosen = best_allowed(ladder, asked.allow, asked.accumulate_up_to)
+    allowed = [standing for standing in ladder if asked.allows(standing.configuration)]
+    if chosen is None:
+        configuration = AS_WRITTEN
+        why = f"no significant gain within what you allow ({asked.allowed}): your settings stay; headroom {headroom}"
+    else:
+        configuration = chosen.configuration
+        why = f"the best of what you allow ({asked.allowed}): {chosen.speedup} against your settings"
+        why += larger_batch(configuration.steps_per_update)
+    why += _too_little(allowed, chosen)
+    beyond = _beyond(ladder, asked)
+    if beyond is None:
+        return Decision(configuration, why)
+    rung, best = beyond
+    return Decision(configuration, f"{why}; --allow {rung.value} would give ×{_short(best.speedup.ratio)}", rung)
+
+
+def _too_little(allowed: Sequence[Standing], chosen: Standing | None) -> str:
+    """What is faster and allowed, and yet not launched."""
+    least = chosen.speedup.ratio if chosen else 1.0
+    passed = [s for s in allowed if s is not chosen and s.speedup.sure and s.speedup.ratio > least]
+    if not passed:
+        return ""
+    best = max(passed, key=lambda standing: standing.speedup.ratio)
+    enough = f"surely {(WORTH_A_CHANGE - 1) * 100:.0f} % more than every milder rung and your settings"
+    return f"; {best.rung.value} gives {best.speedup}, not {enough}: too little for a change of training"
+
+
+def _beyond(ladder: Sequence[Standing], asked: StudySettings) -> tuple[Rung, Standing] | None:
+    """What would be launched if the user allowed more: the rung that gives most."""
+    further = [rung for rung in GRADIENT_RUNGS if not asked.allow.allows(rung)]
+    found = {rung: best_allowed(ladder, rung, asked.accumulate_up_to) for rung in further}
+    beyond = {rung: best for rung, best in found.items() if best and not asked.allows(best.configuration)}
+    return max(beyond.items(), key=lambda one: one[1].speedup.ratio, default=None)
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.{max(0, 2 - math.floor(math.log10(ratio)))}f}"

@@ -18,13 +18,13 @@ from autoddp.knobs import (
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_RANK, hooks_on
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, step_counts
+from autoddp.settings import StudySettings
 from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, StepBudget
 from autoddp.study.cost import Cost
 from autoddp.study.first_guess import first_cap
 from autoddp.study.measure import TrialFailed
 from autoddp.study.observer import Observer
-from autoddp.study.outcome import State, TrialRecord
-from autoddp.study.settings import WORTHWHILE, Plan
+from autoddp.study.outcome import WORTHWHILE, State, TrialRecord
 from autoddp.study.space import Sampler, Space
 from autoddp.timing import Block
 from autoddp.units import MIB
@@ -39,10 +39,12 @@ _SHARE_FOR_ACCUMULATION = 4  # likewise, how many steps to make one
 class Trials:
     """`records` are all trials so far, failed and refused ones among them."""
 
-    def __init__(self, cost: Cost, facts: JobFacts, plan: Plan, observer: Observer, baseline: TrialRecord) -> None:
+    def __init__(
+        self, cost: Cost, facts: JobFacts, asked: StudySettings, observer: Observer, baseline: TrialRecord
+    ) -> None:
         self._cost = cost
         self._facts = facts
-        self._plan = plan
+        self._asked = asked
         self._observer = observer
         self._baseline = baseline
         self._budget = StepBudget(baseline.seconds)
@@ -62,7 +64,7 @@ class Trials:
         best = self._baseline
         offered = [knob for knob in TRIED_FIRST if knob.name in self._facts.knobs]
         settings = [setting for knob in offered for setting in knob.settings(self._facts)]
-        for values in settings[: self._plan.trials // _SHARE_FOR_COMPUTING]:
+        for values in settings[: self._asked.trials // _SHARE_FOR_COMPUTING]:
             if not self._has_time():
                 break
             kept = {name: value for name, value in best.configuration.items() if name not in values}
@@ -79,7 +81,7 @@ class Trials:
         """
         self._cost.phase = "trials"
         spaces = [Space(rung, self._facts, fixed, self._first_cap(rung, computing)) for rung in GRADIENT_RUNGS]
-        samplers = {space.rung: Sampler(space, self._plan.seed) for space in spaces if not space.empty}
+        samplers = {space.rung: Sampler(space, self._asked.seed) for space in spaces if not space.empty}
         turns = deque(samplers)  # so that each rung has its share however many trials there are
         while turns and len(self.records) < last and self._has_time():
             rung = turns.popleft()
@@ -100,16 +102,18 @@ class Trials:
         """Trials that `accumulate` will need."""
         if ACCUMULATE_STEPS.name not in self._facts.knobs:
             return 0
-        return min(len(step_counts(self._plan.accumulate_up_to)), max(1, self._plan.trials // _SHARE_FOR_ACCUMULATION))
+        return min(
+            len(step_counts(self._asked.accumulate_up_to)), max(1, self._asked.trials // _SHARE_FOR_ACCUMULATION)
+        )
 
     def accumulate(self, fixed: Configuration) -> None:
         """Several of the script's steps in one, on top of the fastest that the user allows: the most steps first."""
-        allowed = [t for t in self.records if t.usable and self._plan.allows(t.configuration)]
+        allowed = [t for t in self.records if t.usable and self._asked.allows(t.configuration)]
         fastest = min(allowed, key=lambda trial: trial.seconds, default=self._baseline)
         base = {**fixed, **(fastest.configuration if fastest.seconds < self._baseline.seconds else {})}
         for replaced in ACCUMULATE_STEPS.replaces:
             base.pop(replaced, None)
-        for count in step_counts(self._plan.accumulate_up_to)[: self.kept_for_accumulation]:
+        for count in step_counts(self._asked.accumulate_up_to)[: self.kept_for_accumulation]:
             if self._has_time():
                 self._measured(Configuration({**base, ACCUMULATE_STEPS.name: count}))
 
@@ -187,7 +191,7 @@ class Trials:
         if error is None:
             return None, ""
         self.errors[hook] = error
-        return error, why_refused(configuration.rung, error, self._plan.limits)
+        return error, why_refused(configuration.rung, error, self._asked.limits)
 
     def _add(
         self,
@@ -200,9 +204,9 @@ class Trials:
         record = TrialRecord(len(self.records) + 1, configuration, state, tuple(blocks), why, error)
         self.records.append(record)
         spent = self._cost.wall_seconds["trials"] + self._cost.wall_seconds["starts"]
-        left = spent / record.number * max(0, self._plan.trials - record.number)
+        left = spent / record.number * max(0, self._asked.trials - record.number)
         best = min((t for t in self.records if t.usable), key=lambda t: t.seconds, default=None)
-        self._observer.trial(record, self._plan.trials, best, left)
+        self._observer.trial(record, self._asked.trials, best, left)
         return record
 
 

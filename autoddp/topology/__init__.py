@@ -1,6 +1,6 @@
-"""What the gradients travel over: frozen facts about this node, each with its source, and what to expect of them."""
+"""Floor 1. The hardware that gradients travel over: facts about this node, with their sources, and expected speeds."""
 
-from autoddp.topology.facts import Cpu, Gpu, GpuPair, Limits, Nic, Node, NumaNode, switches
+from autoddp.topology.facts import Gpu, GpuPair, Nic, Node, NumaNode, switches
 from autoddp.topology.fingerprint import Fingerprint, fingerprint
 from autoddp.topology.interfaces import interfaces
 from autoddp.topology.rdma import RdmaPort
@@ -8,11 +8,9 @@ from autoddp.topology.system import cpus, numa_nodes
 from autoddp.topology.verdict import Verdict, verdicts
 
 __all__ = [
-    "Cpu",
     "Fingerprint",
     "Gpu",
     "GpuPair",
-    "Limits",
     "Nic",
     "Node",
     "NumaNode",

@@ -4,21 +4,31 @@
     for fact, because in node.unknown.items():
         print(f"{fact}: could not be learned, because {because}")
 
-A value that is not known is None (or an empty tuple) and never a guess. The key of `unknown` is the path of the fact as
+A value that is not known is None (or empty), never a guess. The key of `unknown` is the path of the fact as
 `plain()` shows it: `gpus.3.memory_bytes`, `rdma`, `limits.memlock_bytes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from autoddp.topology.rdma import Gid, RdmaPort
 
 Relation = Literal["PIX", "PXB", "PHB", "NODE", "SYS"]
-"""What two PCIe devices have to cross, nearest first: one switch, several, a host bridge, a node's fabric, sockets."""
+"""What traffic between two PCIe devices crosses, in nvidia-smi's words, nearest first: one PCIe switch (PIX), several
+(PXB), the CPU's host bridge (PHB), several host bridges of a NUMA node (NODE), the link between sockets (SYS)."""
 RELATIONS: tuple[Relation, ...] = ("PIX", "PXB", "PHB", "NODE", "SYS")
+
+P2P_REFUSED = {
+    "CNS": "the chipset does not support peer access",
+    "GNS": "this GPU model does not support peer access",
+    "TNS": "the topology does not support peer access",
+    "DR": "the driver has peer access switched off",
+    "NS": "peer access is not supported",
+}
+"""Why one GPU may not reach into another's memory, by nvidia-smi's letters; OK is the driver's word, no measurement."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class GpuPair:
     nvlink_gbs: float | None = None
     """GB/s of all their NVLinks together, in one direction."""
     p2p: str = ""
-    """OK, or why not, in nvidia-smi's letters: CNS (chipset not supported), GNS, TNS, DR, NS."""
+    """OK or a key of `P2P_REFUSED`; empty where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,7 @@ class Cpu:
 
     model: str = ""
     vendor: str = ""
-    """GenuineIntel, AuthenticAMD, ARM, …: decides over NCCL's peer-to-peer default."""
+    """GenuineIntel, AuthenticAMD, ARM, …: NCCL's default for peer access depends on it."""
     cores: int | None = None
     threads: int | None = None
     usable: int | None = None
@@ -113,7 +123,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Node:
-    """All of it."""
+    """Everything known about one node."""
 
     host: str
     gpus: tuple[Gpu, ...] = ()
@@ -143,6 +153,18 @@ class Node:
     def plain(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
+
+
+def nearest(relations: Mapping[int, str | None]) -> tuple[int, ...]:
+    """The GPUs, of those given with their relation to one device, that are nearest to it; none if that is not known."""
+    known = {gpu: RELATIONS.index(relation) for gpu, relation in relations.items() if relation in RELATIONS}
+    least = min(known.values(), default=0)
+    return tuple(sorted(gpu for gpu, place in known.items() if place == least))
+
+
+def fastest(nics: Iterable[Nic]) -> Nic:
+    """The interface that traffic to other nodes takes: that of the default route, else the fastest."""
+    return max(nics, key=lambda nic: (bool(nic.routed), nic.speed_mbit or 0))
 
 
 def switches(node: Node, gpus: Iterable[Gpu]) -> list[list[Gpu]]:

@@ -22,6 +22,12 @@ def number(path: Path) -> int | None:
         return None
 
 
+def numa_node(device: Path) -> int | None:
+    """The NUMA node of a device's folder in sysfs; None if it has none (the kernel writes -1)."""
+    found = number(device / "numa_node")
+    return found if found is not None and found >= 0 else None
+
+
 def entries(folder: Path) -> list[Path]:
     """What the folder holds, by name; nothing if it cannot be listed."""
     try:

@@ -1,11 +1,11 @@
-"""What of this machine a recipe depends on, in words short enough to compare and to read: its GPUs, links, network."""
+"""The properties of this machine that a recipe depends on (GPUs, links, network), as short texts that are compared."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 
-from autoddp.topology.facts import RELATIONS, Node
+from autoddp.topology.facts import RELATIONS, Node, fastest
 from autoddp.topology.interfaces import interfaces
 from autoddp.topology.sysfs_rdma import sysfs_rdma
 
@@ -14,7 +14,7 @@ _DRIVER = "/proc/driver/nvidia"
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """One node's. Empty words: not known, or not there."""
+    """Of one node. An empty value: not known, or not there."""
 
     devices: tuple[str, ...] = ()
     """Distinct GPU names."""
@@ -25,7 +25,7 @@ class Fingerprint:
 
 
 def fingerprint() -> Fingerprint:
-    """This node's. The driver is asked only where there is one: without GPUs it costs milliseconds."""
+    """Of this node. Takes milliseconds where there is no NVIDIA driver, because NVML is then not loaded."""
     devices, links = _gpus() if os.path.isdir(_DRIVER) else ((), "")
     ports = sysfs_rdma().ports
     return Fingerprint(devices, links, network_of(Node("", nics=interfaces(), rdma=ports)))
@@ -57,5 +57,5 @@ def network_of(node: Node) -> str:
     usable = [nic for nic in node.nics if nic.up is not False and nic.addresses and nic.kind != "bridge"]
     if not usable:
         return ""
-    best = max(usable, key=lambda nic: (bool(nic.routed), nic.speed_mbit or 0))
+    best = fastest(usable)
     return "TCP" if best.speed_mbit is None else f"TCP {best.speed_mbit / 1e3:g} Gbit/s"

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 import socket
 from pathlib import Path
 from typing import Literal
 
 from autoddp.topology.facts import Nic
-from autoddp.topology.files import entries, number, target, word
+from autoddp.topology.files import entries, numa_node, number, target, word
+from autoddp.topology.text import pci_address
 
-_PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _LOOPBACK = 772  # ARPHRD_LOOPBACK of linux/if_arp.h
 
 
@@ -31,15 +30,15 @@ def interfaces(root: Path = Path("/")) -> tuple[Nic, ...]:
 
 
 def _interface(folder: Path, addresses: tuple[str, ...], routed: bool | None) -> Nic:
-    state, speed, numa = word(folder / "operstate"), number(folder / "speed"), number(folder / "device/numa_node")
+    state, speed = word(folder / "operstate"), number(folder / "speed")
     return Nic(
         name=folder.name,
         driver=target(folder / "device/driver"),
         kind=_kind(folder),
         up=None if state is None or state == "unknown" else state == "up",
         speed_mbit=speed if speed is not None and speed > 0 else None,
-        numa=numa if numa is not None and numa >= 0 else None,
-        bus=bus if (bus := target(folder / "device")) and re.fullmatch(_PCI, bus) else "",
+        numa=numa_node(folder / "device"),
+        bus=pci_address(target(folder / "device")) or "",
         addresses=addresses,
         routed=routed,
     )

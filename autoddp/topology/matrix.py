@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from autoddp.errors import NothingReadable
 from autoddp.topology.matrix_rows import Table, gpu_of, table
+from autoddp.topology.text import some
 
-_NAMES = 4  # as many things of a kind are named in a sentence, the others counted
 _LEGEND = re.compile(r"\s*(NIC[0-9]{1,4})\s*:\s*(\S{1,64})\s*")
 
 _Key = TypeVar("_Key")
@@ -89,33 +89,30 @@ def read_matrix(text: str) -> TopologyMatrix:
     links, nic_links = _relations(found)
     cpus, nodes = _affinities(found, "CPU"), _affinities(found, "NUMA")
     legend, nics = _legend(text), found.columns.nics if _columns_are_sure(found) else None
+    near: dict[int, dict[str, str]] = defaultdict(dict)
+    for (gpu, nic), relation in _agreed(nic_links).items():
+        near[gpu][nic] = relation
     return TopologyMatrix(
         gpus=found.columns.gpus,
         links={f"{a}-{b}": relation for (a, b), relation in _agreed(links).items()},
         rows_present=tuple(sorted({row.gpu for row in found.rows if row.gpu is not None})),
         nics=None if nics is None else len(nics),
         nic_names=_nic_names(nics, legend),
-        nic_links=_by_gpu(_agreed(nic_links)),
+        nic_links=dict(near),
         cpu_affinity=_agreed(cpus),
         numa_affinity=_agreed(nodes),
         missing=(
             *_missing_columns(found, legend),
             *_missing_rows(found),
             *_missing_relations(found, links, nic_links),
-            *_missing_affinities(found, cpus, nodes),
+            *_missing_affinities(found, "CPU", cpus),
+            *_missing_affinities(found, "NUMA", nodes),
         ),
     )
 
 
 def _agreed(said: _Said[_Key]) -> dict[_Key, str]:
     return {key: next(iter(words)) for key, words in sorted(said.items()) if len(words) == 1}
-
-
-def _by_gpu(relations: dict[tuple[int, str], str]) -> dict[int, dict[str, str]]:
-    near: dict[int, dict[str, str]] = {}
-    for (gpu, nic), relation in relations.items():
-        near.setdefault(gpu, {})[nic] = relation
-    return near
 
 
 def _relations(found: Table) -> tuple[_Said[tuple[int, int]], _Said[tuple[int, str]]]:
@@ -166,12 +163,6 @@ def _nic_names(nics: tuple[str, ...] | None, legend: _Said[str]) -> tuple[str, .
     return tuple(names[nic] for nic in nics) if nics and names.keys() >= set(nics) else None
 
 
-def _some(things: Collection[str]) -> str:
-    listed = [*things]
-    others = len(listed) - _NAMES
-    return ", ".join(listed[:_NAMES]) + (f" and {others} more" if others > 0 else "")
-
-
 def _missing_columns(found: Table, legend: _Said[str]) -> Iterator[str]:
     if not found.columns.header:
         yield "no header line fits the rows: the GPUs were inferred from them, the NICs are not known"
@@ -185,10 +176,10 @@ def _missing_rows(found: Table) -> Iterator[str]:
     there = {row.label for row in found.rows}
     absent = [name for name in found.columns.names if name is not None and name not in there]
     if absent:
-        yield f"no row could be read of {_some(absent)}"
+        yield f"no row could be read of {some(absent)}"
     partly = dict.fromkeys(row.label for row in found.rows if not found.columns.fit(row))
     if partly:
-        yield f"the row is cut or damaged of {_some(partly)}"
+        yield f"the row is cut or damaged of {some(partly)}"
     if found.foreign:
         yield f"lines that look like rows but fit no header, or belong to another matrix: {found.foreign}"
 
@@ -198,25 +189,22 @@ def _missing_relations(found: Table, links: _Said[tuple[int, int]], nic_links: _
     pairs = gpus * (gpus - 1) // 2
     if unread := pairs - len(_agreed(links)):
         yield f"{unread} of {pairs} GPU links could not be read"
-    if against := [
-        f"{a}-{b} ({' or '.join(sorted(words))})" for (a, b), words in sorted(links.items()) if len(words) > 1
-    ]:
-        yield f"the two directions contradict each other between GPUs {_some(against)}"
+    against = [f"{a}-{b} ({' or '.join(sorted(words))})" for (a, b), words in sorted(links.items()) if len(words) > 1]
+    if against:
+        yield f"the two directions contradict each other between GPUs {some(against)}"
     cells = gpus * len(found.columns.nics) if found.columns.header else 0
     if (unread := cells - len(_agreed(nic_links))) > 0:
         yield f"{unread} of {cells} relations of a GPU and a NIC could not be read"
 
 
-def _missing_affinities(found: Table, cpus: _Said[int], nodes: _Said[int]) -> Iterator[str]:
+def _missing_affinities(found: Table, column: str, said: _Said[int]) -> Iterator[str]:
     """All blank is how it is printed in a container or under Windows; blank for some GPUs only is doubtful."""
-    width = len(found.columns.names)
-    spoilt = {
+    width, known = len(found.columns.names), _agreed(said)
+    doubtful = {
         row.gpu
         for row in found.rows
-        if row.gpu is not None and (not found.columns.fit(row) or {*row.cells[width:]} - {"N/A"})
+        if row.gpu is not None and (known or not found.columns.fit(row) or {*row.cells[width:]} - {"N/A"})
     }
-    for column, said in (("CPU", _agreed(cpus)), ("NUMA", _agreed(nodes))):
-        gpus = {row.gpu for row in found.rows if row.gpu is not None} if said else spoilt
-        unread = [f"GPU{gpu}" for gpu in sorted(gpus - said.keys())]
-        if unread and column in found.columns.affinities:
-            yield f"the {column} affinity could not be read of {_some(unread)}"
+    unread = [f"GPU{gpu}" for gpu in sorted(doubtful - known.keys())]
+    if unread and column in found.columns.affinities:
+        yield f"the {column} affinity could not be read of {some(unread)}"

@@ -1,4 +1,4 @@
-"""Text to columns and rows of nvidia-smi's matrix; what the cells mean is `matrix`'s.
+"""Finds the columns and rows of nvidia-smi's matrix in a text; `matrix.py` interprets their cells.
 
 The matrix has one X in each row, where a device meets itself. An X in the column of the row's own name proves that no
 cell before it was lost; the number of cells proves the rest.
@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import dropwhile
 
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\(B|\[[0-9;]{1,16}m")  # the last: only ESC was lost in copying
+from autoddp.topology.text import without_escapes
+
 _GPU = re.compile(r"GPU(0|[1-9][0-9]{0,2})")
 _NIC = re.compile(r"NIC[0-9]{1,4}|[a-z](?=[a-z_.-]*[0-9])[a-z0-9_.-]{0,62}")  # old drivers: the name of the device
 _SEAM = re.compile(r"(?<=[0-9])(?=(?:GPU|NIC|mlx|hfi)[0-9])")  # between two names that lost the tab between them
@@ -56,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Columns:
-    """What stands above the cells. Without a header line: the GPUs that the rows prove, and columns without a name."""
+    """The header line. Where it is lost: the GPUs that the rows prove, and columns without a name."""
 
     names: tuple[str | None, ...]
     affinities: tuple[str, ...] = ("CPU", "NUMA", "GPU")
@@ -116,7 +117,7 @@ class Table:
 
 def table(text: str) -> Table:
     """The lines of a matrix; without columns and rows if there is none. Takes time in proportion to the text."""
-    lines = _lines(_COLOUR.sub("", text))
+    lines = _lines(without_escapes(text))
     headers = [(i, line) for i, line in enumerate(lines) if isinstance(line, Columns)]
     start, end, header = 0, len(lines), None
     if headers:

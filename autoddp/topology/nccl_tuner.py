@@ -1,4 +1,4 @@
-"""Whether a cloud's own plugin chooses NCCL's algorithms: then nobody else should."""
+"""Finds a cloud's plugin that chooses NCCL's algorithms: where there is one, autoddp tries no others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FOLDERS = (
 
 
 def nccl_tuner(environment: Mapping[str, str], root: Path = Path("/")) -> str:
-    """The variable or the library by which there is one; "" if there is none."""
+    """The environment variable that names a plugin, or the path of its library; "" if there is none."""
     if environment.get(_VARIABLES[0], "unset").lower() in _NONE:
         return ""  # NCCL is told to load none
     for name in _VARIABLES:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autoddp.topology.facts import RELATIONS, Relation
-from autoddp.topology.files import number
+from autoddp.topology.facts import Relation
+from autoddp.topology.files import numa_node
 
 
 def path_of(bus: str, root: Path = Path("/")) -> tuple[str, ...]:
@@ -32,18 +32,10 @@ def relation(a: str, b: str, root: Path = Path("/")) -> Relation | None:
         (i for i, (x, y) in enumerate(zip(first, second, strict=False)) if x != y), min(len(first), len(second))
     )
     if shared == 0:
-        numa = [number(root / "sys/bus/pci/devices" / bus / "numa_node") for bus in (a, b)]
-        return "NODE" if numa[0] == numa[1] and numa[0] not in (None, -1) else "SYS"
+        numa = [numa_node(root / "sys/bus/pci/devices" / bus) for bus in (a, b)]
+        return "NODE" if numa[0] == numa[1] and numa[0] is not None else "SYS"
     # A function of the same card shares everything down to its port; a switch is a port above and a port below.
     bridges = len(first) + len(second) - 2 * shared - 2
     if shared == 1:
         return "PHB"
     return "PIX" if bridges <= 2 else "PXB"
-
-
-def nearest(device: str, others: dict[int, str], root: Path = Path("/")) -> tuple[int, ...]:
-    """The numbers of `others` (number → PCI address) that are least far from `device`; empty if that is not known."""
-    far = {number: relation(device, bus, root) for number, bus in others.items() if bus}
-    known = {number: RELATIONS.index(between) for number, between in far.items() if between is not None}
-    least = min(known.values(), default=0)
-    return tuple(sorted(number for number, rank in known.items() if rank == least))

@@ -1,20 +1,21 @@
-"""Everything about this node that can be learned here, from every source there is; see `facts`.
+"""Collects everything that can be learned about this node from all sources; see `facts`.
 
-Works with none of them: without a GPU, without NVIDIA's tools, in a container, as an ordinary user.
+No source is required: it works without a GPU, without NVIDIA's tools, in a container and as an ordinary user.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 from dataclasses import replace
 from pathlib import Path
 
 from autoddp.errors import NothingReadable
-from autoddp.topology.facts import RELATIONS, Gpu, GpuPair, Limits, Node
+from autoddp.topology.facts import RELATIONS, Gpu, GpuPair, Limits, Node, nearest
 from autoddp.topology.interfaces import interfaces
 from autoddp.topology.matrix import TopologyMatrix, read_matrix
 from autoddp.topology.nvml import NvmlFacts, read_nvml
-from autoddp.topology.pci import nearest
+from autoddp.topology.pci import relation
 from autoddp.topology.rdma import RdmaPort
 from autoddp.topology.smi import SmiFailed, SmiHangs, ask
 from autoddp.topology.sysfs_rdma import sysfs_rdma
@@ -103,10 +104,9 @@ def _near_by_matrix(matrix: TopologyMatrix) -> dict[str, tuple[int, ...]]:
     near = {}
     for number, name in enumerate(matrix.nic_names or ()):
         words = {gpu: cells.get(f"NIC{number}", cells.get(name)) for gpu, cells in matrix.nic_links.items()}
-        ranks = {gpu: RELATIONS.index(word) for gpu, word in words.items() if word in RELATIONS}
-        least = min(ranks.values(), default=0)
-        near[name] = tuple(sorted(gpu for gpu, rank in ranks.items() if rank == least))
-    return {name: gpus for name, gpus in near.items() if gpus}
+        if gpus := nearest(words):
+            near[name] = gpus
+    return near
 
 
 def _pair(a: int, b: int, word: str) -> GpuPair:
@@ -117,12 +117,13 @@ def _pair(a: int, b: int, word: str) -> GpuPair:
 
 
 def _first_number(text: str) -> int | None:
-    head = text.split(",")[0].split("-")[0]
-    return int(head) if head.isdigit() else None
+    """Of `0-1` or `0,2`: 0; None for `N/A`."""
+    head = re.match("[0-9]+", text)
+    return int(head[0]) if head else None
 
 
 def _checked(node: Node, matrix: TopologyMatrix) -> Node:
-    """The second source: it fills in what NVML did not tell, and a difference is said."""
+    """Adds what NVML did not tell from nvidia-smi's matrix, and notes where the two contradict each other."""
     second = node_of_matrix(matrix)
     if not node.gpus:
         return replace(node, gpus=second.gpus, pairs=second.pairs, sources={**node.sources, **second.sources})
@@ -139,14 +140,17 @@ def _checked(node: Node, matrix: TopologyMatrix) -> Node:
 
 
 def _with_nearness(node: Node) -> Node:
-    gpus = {gpu.index: gpu.bus for gpu in node.gpus}
     devices = {nic.name: nic.bus for nic in node.nics} | {port.device: port.bus for port in node.rdma}
-    near = {name: nearest(bus, gpus) for name, bus in devices.items() if bus}
-    return replace(node, near={name: found for name, found in near.items() if found})
+    near = {
+        name: nearest({gpu.index: relation(bus, gpu.bus) for gpu in node.gpus if gpu.bus})
+        for name, bus in devices.items()
+        if bus
+    }
+    return replace(node, near={name: gpus for name, gpus in near.items() if gpus})
 
 
 def _with_unknowns(node: Node) -> Node:
-    """Say what stayed empty, and why."""
+    """Notes which facts are not known, and why."""
     unknown = dict(node.unknown)
     if not node.rdma:
         unknown.setdefault("rdma", "/sys/class/infiniband names no device")

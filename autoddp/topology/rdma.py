@@ -1,8 +1,9 @@
-"""RDMA ports and their addresses, whatever told them.
+"""RDMA ports and their addresses, whatever told them, and what NCCL must be told about them.
 
     found = read_ibstat(text)
     found.fabric, found.rdma_usable      # 'InfiniBand', True
     best_gid(read_show_gids(text).gids)  # {'mlx5_0': 5}: what NCCL_IB_GID_INDEX should be
+    rdma_settings(ports, gids)           # {'NCCL_IB_GID_INDEX': ('5', reason)}
 
 A value that is not certain is None; `missing` says in sentences what could not be read.
 """
@@ -134,15 +135,18 @@ def best_gid(gids: Iterable[Gid]) -> dict[str, int]:
     Of several, one on the device's own interface goes before one on a VLAN, tunnel or bridge above it: traffic through
     those leaves the NIC's hardware path. Of a device with two ports, the first port that has such an address counts.
     """
-    known = sorted(gids, key=lambda gid: (gid.device, gid.port, gid.index))
+    gids = [*gids]
     # The kernel fills the head of the table from the port's own interface.
-    own = {(gid.device, gid.port): gid.netdev for gid in known if gid.index == 0 and gid.netdev}
-    best: dict[str, tuple[tuple[int, int, int], int]] = {}
-    for gid in known:
-        if gid.kind == "v2" and _is_global(gid.ipv4):
-            order = (gid.port, _distance(gid, own.get((gid.device, gid.port))), gid.index)
-            best[gid.device] = min(best.get(gid.device, (order, gid.index)), (order, gid.index))
-    return {device: index for device, (_, index) in best.items()}
+    own = {(gid.device, gid.port): gid.netdev for gid in gids if gid.index == 0 and gid.netdev}
+    order = sorted(
+        (gid.device, gid.port, _distance(gid, own.get((gid.device, gid.port))), gid.index)
+        for gid in gids
+        if gid.kind == "v2" and _is_global(gid.ipv4)
+    )
+    best: dict[str, int] = {}
+    for device, _, _, index in order:
+        best.setdefault(device, index)
+    return best
 
 
 def _is_global(ipv4: str | None) -> bool:
@@ -157,3 +161,24 @@ def _distance(gid: Gid, own: str | None) -> int:
     if gid.netdev is not None and gid.netdev == own:
         return 0
     return 2 if gid.netdev is not None and _VIRTUAL.fullmatch(gid.netdev) else 1
+
+
+def rdma_settings(ports: tuple[RdmaPort, ...], gids: tuple[Gid, ...]) -> dict[str, tuple[str, str]]:
+    """Variables that NCCL needs on this node to work at all: variable → (value, reason).
+
+    Nothing where NCCL's own choice is as good, or the node has no RDMA device. RoCE needs an address that other
+    networks can answer to: the first RoCE v2 one with a global IPv4. One variable serves all devices of a node, so
+    nothing is said where they differ. InfiniBand needs none.
+    """
+    if ports and all(port.active is False for port in ports):
+        names = ", ".join(dict.fromkeys(port.device for port in ports))
+        return {"NCCL_IB_DISABLE": ("1", f"no port of {names} is active")}
+    roce = {port.device for port in ports if port.active and port.fabric == "RoCE"}
+    gids = tuple(gid for gid in gids if gid.device in roce)
+    best = best_gid(gids)
+    if set(best) != roce or len(set(best.values())) != 1:
+        return {}
+    index = next(iter(best.values()))
+    addresses = sorted({gid.ipv4 or "" for gid in gids if gid.index == index})
+    reason = f"the first RoCE v2 address with a global IPv4 on {', '.join(sorted(roce))}: {', '.join(addresses)}"
+    return {"NCCL_IB_GID_INDEX": (str(index), reason)}

@@ -1,11 +1,11 @@
-"""`nvidia-smi`, asked with patience but not for ever: with a broken driver it hangs, and not even a kill ends it."""
+"""Runs nvidia-smi with a time limit: with a broken driver it hangs, and not even SIGKILL ends it."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 
-_PATIENCE = 10.0  # seconds; a healthy 8-GPU machine needs 2, without persistence mode up to 6
+_TIME_LIMIT = 10.0  # seconds; a healthy 8-GPU machine needs 2, without persistence mode up to 6
 
 
 class SmiFailed(Exception):
@@ -13,11 +13,11 @@ class SmiFailed(Exception):
 
 
 class SmiHangs(SmiFailed):
-    """It did not answer: NVML would not either."""
+    """nvidia-smi did not answer in time; NVML would hang too."""
 
 
-def ask(*words: str, patience: float = _PATIENCE) -> str:
-    """What `nvidia-smi <words>` prints, warnings and all; SmiFailed if there is no answer."""
+def ask(*words: str, time_limit: float = _TIME_LIMIT) -> str:
+    """What `nvidia-smi <words>` prints on stdout, warnings included; SmiFailed if it fails or takes too long."""
     program = shutil.which("nvidia-smi")
     if program is None:
         raise SmiFailed("there is no nvidia-smi")
@@ -27,10 +27,10 @@ def ask(*words: str, patience: float = _PATIENCE) -> str:
     except OSError as problem:
         raise SmiFailed(f"nvidia-smi could not be started: {problem.strerror}") from None
     try:
-        out, err = process.communicate(timeout=patience)
+        out, err = process.communicate(timeout=time_limit)
     except subprocess.TimeoutExpired:
-        process.kill()  # and no wait after it: a process in the driver's hands ends when the driver lets it
-        raise SmiHangs(f"nvidia-smi did not answer within {patience:g} s") from None
+        process.kill()  # without waiting for its end: a process that is blocked in the driver may never end
+        raise SmiHangs(f"nvidia-smi did not answer within {time_limit:g} s") from None
     if process.returncode != 0 and not out.strip():
         said = err.decode(errors="replace").strip().splitlines() or ["nothing"]
         raise SmiFailed(f"nvidia-smi ended with {process.returncode} and said: {said[0][:200]}")

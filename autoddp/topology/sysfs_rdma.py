@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from autoddp.errors import NothingReadable
-from autoddp.topology.files import entries, number, target
-from autoddp.topology.port_blocks import MOST_PORTS, link_layer, model, rate, state, version
+from autoddp.topology.files import entries, numa_node, target
 from autoddp.topology.rdma import Gid, GidKind, RdmaPort, RdmaPorts
-from autoddp.topology.show_gids import ADDRESS
-from autoddp.topology.text import name, nothing_readable, pci_address
-from autoddp.topology.text import number as natural
+from autoddp.topology.rdma_texts import ADDRESS, MOST_GIDS, MOST_PORTS, link_layer, model, rate, state, version
+from autoddp.topology.text import name, nothing_readable, number, pci_address
 
 _CLASS = "sys/class/infiniband"
-_PAGE = 4096  # no attribute of sysfs is longer
-_MOST_GIDS = 65535
-_MOST_COUNTED = 2**64 - 1
-_OF_DEVICE = ("board_id", "fw_ver", "hca_type", "node_type")
-_OF_PORT = ("link_layer", "phys_state", "rate", "state")
-_NEEDED = ("link_layer", "rate", "state")
+_PAGE = 4096  # bytes; no attribute of sysfs is longer
 _EMPTY_GIDS = ("0000:" * 7 + "0000", "fe80:" + "0000:" * 6 + "0000")
 _TRANSPORTS = {"1: CA": "InfiniBand", "4: RNIC": "iWARP"}
+
+
+def _transport(node_type: str) -> str | None:
+    """In ibv_devinfo's words, from `1: CA`."""
+    return _TRANSPORTS.get(node_type, node_type.partition(": ")[2] or None)
+
+
+# Attribute → the field of RdmaPort that it tells, and how it is read.
+_Value = tuple[str, Callable[[str], Any]]
+_OF_DEVICE: dict[str, _Value] = {
+    "board_id": ("board_id", model),
+    "fw_ver": ("firmware", version),
+    "hca_type": ("ca_type", model),
+    "node_type": ("transport", _transport),
+}
+_OF_PORT: dict[str, _Value | None] = {
+    "link_layer": ("link_layer", link_layer),
+    "phys_state": None,  # shown only
+    "rate": ("rate_gbps", rate),
+    "state": ("state", state),
+    "counters/link_downed": ("link_downed", partial(number, most=2**64 - 1)),
+}
+_NEEDED = ("state", "rate", "link_layer")  # hfi1 has no hca_type, old kernels have no node_type: that is no loss
 
 
 @dataclass(frozen=True)
@@ -57,10 +74,11 @@ def read_sysfs_rdma(root: Path = Path("/")) -> SysfsRdma:
         return SysfsRdma()
     except OSError as problem:
         raise nothing_readable(f"{folder} to be a folder that can be listed ({_reason(problem)})") from None
-    reading = _Reading()
+    found = _Reading()
     for device in devices:
-        reading.device(device)
-    return reading.result()
+        if name(device.name):
+            found.device(device)
+    return SysfsRdma(tuple(found.ports), tuple(found.unread), tuple(found.missing), tuple(found.gids), found.files)
 
 
 def sysfs_rdma(root: Path = Path("/")) -> SysfsRdma:
@@ -76,6 +94,8 @@ def _reason(problem: OSError) -> str:
 
 
 class _Reading:
+    """What was found so far."""
+
     def __init__(self) -> None:
         self.ports: list[RdmaPort] = []
         self.unread: list[str] = []
@@ -83,75 +103,46 @@ class _Reading:
         self.gids: list[Gid] = []
         self.files: dict[str, dict[str, str]] = {}
 
-    def result(self) -> SysfsRdma:
-        return SysfsRdma(tuple(self.ports), tuple(self.unread), tuple(self.missing), tuple(self.gids), self.files)
-
     def device(self, folder: Path) -> None:
-        if name(folder.name) is None:
-            return
-        files = self.files[folder.name] = {}
-        for attribute in _OF_DEVICE:
-            # hfi1 has no hca_type, old kernels no node_type: an attribute that is not there is no loss.
-            self._keep(files, folder, attribute, needed=False)
-        numbers = sorted(n for path in entries(folder / "ports") if (n := natural(path.name, MOST_PORTS)))
+        self.files[folder.name] = {}
+        common = {field: read(self._text(folder, attribute)) for attribute, (field, read) in _OF_DEVICE.items()}
+        common |= {"numa": numa_node(folder / "device"), "bus": pci_address(target(folder / "device")) or ""}
+        numbers = sorted(n for path in entries(folder / "ports") if (n := number(path.name, MOST_PORTS)))
         if not numbers:
             self.unread.append(folder.name)
             self.missing.append(f"{folder.name}: no port could be read")
         for port in numbers:
-            self._port(folder, files, port)
+            self._port(folder, port, common)
 
-    def _port(self, folder: Path, files: dict[str, str], port: int) -> None:
-        for attribute in _OF_PORT:
-            self._keep(files, folder, f"ports/{port}/{attribute}", needed=attribute in _NEEDED)
-        counter = f"ports/{port}/counters/link_downed"
-        self._keep(files, folder, counter, needed=False)
-        found = {attribute: files.get(f"ports/{port}/{attribute}", "") for attribute in _OF_PORT}
-        known, spelled = state(found["state"]) or (None, "")
-        numa, bus = number(folder / "device/numa_node"), target(folder / "device")
-        self.ports.append(
-            RdmaPort(
-                device=folder.name,
-                port=port,
-                state=known,
-                state_as_written=spelled,
-                link_layer=link_layer(found["link_layer"]),
-                rate_gbps=rate(found["rate"]),
-                firmware=version(files.get("fw_ver", "")),
-                ca_type=model(files.get("hca_type", "")),
-                board_id=model(files.get("board_id", "")),
-                transport=_transport(files.get("node_type", "")),
-                numa=numa if numa is not None and numa >= 0 else None,
-                bus=pci_address(bus) or "",
-                link_downed=natural(files.get(counter, ""), _MOST_COUNTED),
-            )
-        )
-        self._note(self.ports[-1], found)
-        self._gids(folder / f"ports/{port}", self.ports[-1])
+    def _port(self, folder: Path, port: int, common: Mapping[str, Any]) -> None:
+        said = {
+            attribute: self._text(folder, f"ports/{port}/{attribute}", attribute in _NEEDED) for attribute in _OF_PORT
+        }
+        told = {value[0]: value[1](said[attribute]) for attribute, value in _OF_PORT.items() if value}
+        whose = f"{folder.name} port {port}"
+        for attribute in _NEEDED:
+            if said[attribute] and (value := _OF_PORT[attribute]) and told[value[0]] is None:
+                self.missing.append(f"{whose}: {attribute} {said[attribute][:40]!r} is not understood")
+        known, spelled = told.pop("state") or (None, "")
+        self.ports.append(RdmaPort(folder.name, port, state=known, state_as_written=spelled, **told, **common))
+        self._gids(folder / f"ports/{port}", self.ports[-1], whose)
 
-    def _note(self, port: RdmaPort, found: Mapping[str, str]) -> None:
-        """An attribute that is there and says something new or damaged."""
-        values = {"state": port.state, "rate": port.rate_gbps, "link_layer": port.link_layer}
-        for attribute, value in values.items():
-            if found[attribute] and value is None:
-                said = found[attribute][:40]
-                self.missing.append(f"{port.device} port {port.port}: {attribute} {said!r} is not understood")
-
-    def _keep(self, files: dict[str, str], folder: Path, attribute: str, needed: bool) -> None:
+    def _text(self, folder: Path, attribute: str, needed: bool = False) -> str:
+        """What an attribute says; empty where it cannot be read, which is noted."""
         try:
-            files[attribute] = _read(folder / attribute)
+            return self.files[folder.name].setdefault(attribute, _read(folder / attribute))
         except FileNotFoundError:
             if needed:
                 self.missing.append(f"{folder.name}: there is no {attribute}")
         except OSError as problem:
             self.missing.append(f"{folder.name}: {attribute} could not be read ({_reason(problem)})")
+        return ""
 
-    def _gids(self, folder: Path, port: RdmaPort) -> None:
+    def _gids(self, folder: Path, port: RdmaPort, whose: str) -> None:
         refused: Counter[str] = Counter()
-        untyped = 0
-        slots = sorted(
-            (i, path) for path in entries(folder / "gids") if (i := natural(path.name, _MOST_GIDS)) is not None
-        )
-        for index, path in slots:
+        found = []
+        slots = ((number(path.name, MOST_GIDS), path) for path in entries(folder / "gids"))
+        for index, path in sorted((index, path) for index, path in slots if index is not None):
             try:
                 address = _read(path)
             except OSError as problem:
@@ -160,35 +151,28 @@ class _Reading:
             if not ADDRESS.fullmatch(address):
                 refused["no address"] += 1
             elif address not in _EMPTY_GIDS:
-                kind, netdev = _attributes(folder, index, port)
-                untyped += kind is None
-                self.gids.append(Gid(port.device, port.port, index, address, kind, netdev))
-        whose = f"{port.device} port {port.port}"
+                found.append(Gid(port.device, port.port, index, address, *_attributes(folder, index, port)))
+        self.gids += found
         self.missing += [f"{whose}: GIDs that could not be read: {count} ({why})" for why, count in refused.items()]
-        if untyped:
+        if untyped := sum(gid.kind is None for gid in found):
             self.missing.append(f"{whose}: GIDs of unknown type: {untyped}")
-
-
-def _transport(node_type: str) -> str | None:
-    """In ibv_devinfo's words, from `1: CA`."""
-    return _TRANSPORTS.get(node_type, node_type.partition(": ")[2] or None)
 
 
 def _attributes(folder: Path, index: int, port: RdmaPort) -> tuple[GidKind | None, str | None]:
     """What an address is for, and its interface. InfiniBand has no interface to tell, and old kernels no types."""
-    texts = []
-    for attribute in ("types", "ndevs"):
-        try:
-            texts.append(_read(folder / f"gid_attrs/{attribute}/{index}"))
-        except OSError:
-            texts.append("")
-    if texts[0] == "RoCE v2":
-        kind: GidKind | None = "v2"
-    elif port.link_layer == "InfiniBand":
-        kind = "IB"
-    else:
-        kind = "v1" if texts[0] == "IB/RoCE v1" and port.link_layer == "Ethernet" else None
-    return kind, name(texts[1])
+    kind, netdev = (_read_or_nothing(folder / f"gid_attrs/{attribute}/{index}") for attribute in ("types", "ndevs"))
+    if kind == "RoCE v2":
+        return "v2", name(netdev)
+    if port.link_layer == "InfiniBand":
+        return "IB", name(netdev)
+    return "v1" if kind == "IB/RoCE v1" and port.link_layer == "Ethernet" else None, name(netdev)
+
+
+def _read_or_nothing(path: Path) -> str:
+    try:
+        return _read(path)
+    except OSError:
+        return ""
 
 
 def _read(path: Path) -> str:

@@ -1,9 +1,13 @@
-"""What outputs of tools share once people have copied them: colours, line ends, a last line that was cut."""
+"""What all readers of tools' outputs share: lines without colours, a mark on a cut line, and checks of single values.
+
+Every reader follows one idea. It takes the text line by line, believes a line only if the whole of it has a known form,
+and reports the others in `missing`. A text in which nothing has a known form raises NothingReadable.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from autoddp.errors import NothingReadable
 
@@ -22,6 +26,11 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 _PCI = re.compile(r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
+def without_escapes(text: str) -> str:
+    """The text without terminal colours, cursor moves and window titles."""
+    return _ESCAPES.sub("", text)
+
+
 def lines(text: str) -> list[str]:
     """The lines without colours and trailing blanks; the last one ends in `…` if it had no line end.
 
@@ -32,7 +41,7 @@ def lines(text: str) -> list[str]:
     end is certain all the same, `closed` takes the mark off.
     """
     # Only "\n" divides: str.splitlines would also divide at control characters that damage has put into a value.
-    found = [line.rstrip() for line in _ESCAPES.sub("", text.removeprefix("\ufeff")).split("\n")]
+    found = [line.rstrip() for line in without_escapes(text.removeprefix("\ufeff")).split("\n")]
     if found[-1]:
         found[-1] += CUT
     return found
@@ -58,6 +67,16 @@ def pci_address(text: str) -> str | None:
     return text if _PCI.fullmatch(text) else None
 
 
+def some(things: Collection[str], most: int = 4) -> str:
+    """The first `most` of the things; the others are counted.
+
+    >>> some(["GPU0", "GPU1", "GPU2"], most=2)
+    'GPU0, GPU1 and 1 more'
+    """
+    more = f" and {len(things) - most} more" if len(things) > most else ""
+    return ", ".join([*things][:most]) + more
+
+
 def not_read(numbers: Sequence[int]) -> tuple[str, ...]:
     """One sentence about lines, counted from 1, that could not be read; none if there are none.
 
@@ -66,9 +85,7 @@ def not_read(numbers: Sequence[int]) -> tuple[str, ...]:
     """
     if not numbers:
         return ()
-    listed = ", ".join(str(number) for number in numbers[:3])
-    more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
-    return (f"line{'s' if len(numbers) > 1 else ''} {listed}{more} could not be read",)
+    return (f"line{'s' if len(numbers) > 1 else ''} {some([*map(str, numbers)], most=3)} could not be read",)
 
 
 def nothing_readable(expected: str) -> NothingReadable:

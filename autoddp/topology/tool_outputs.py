@@ -1,24 +1,26 @@
-"""Another machine's outputs: which reader serves which option of `autoddp probe`, and what node they describe."""
+"""The options of `autoddp probe` that name another machine's outputs, their readers, and the node they describe."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from autoddp.errors import NothingReadable
 from autoddp.topology.facts import Node
-from autoddp.topology.gpu_list import GpuList, read_gpu_list
-from autoddp.topology.ibstat import read_ibstat, read_ibstatus
-from autoddp.topology.ibv_devinfo import read_ibv_devinfo
-from autoddp.topology.matrix import TopologyMatrix, read_matrix
+from autoddp.topology.matrix import read_matrix
 from autoddp.topology.nccl_log import read_nccl_log
-from autoddp.topology.nvlink_status import NvlinkStatus, read_nvlink_status
-from autoddp.topology.p2p_status import P2pStatus, read_p2p_status
 from autoddp.topology.probe import machine, node_of_matrix
-from autoddp.topology.rdma import RdmaPorts
-from autoddp.topology.show_gids import GidTable, read_show_gids
+from autoddp.topology.rdma_texts import read_rdma_ports, read_show_gids
+from autoddp.topology.smi_texts import (
+    GpuList,
+    NvlinkStatus,
+    P2pStatus,
+    read_gpu_list,
+    read_nvlink_status,
+    read_p2p_status,
+)
 
 
 class Output(Protocol):
@@ -29,68 +31,26 @@ class Output(Protocol):
 
 
 @dataclass(frozen=True)
-class Machine:
-    """A copy of another machine's /sys."""
+class Source:
+    """One option of `autoddp probe` that names a file, or a folder."""
 
-    node: Node
-
-    def plain(self) -> dict[str, Any]:
-        """The node, as `autoddp probe --json` shows one."""
-        return self.node.plain()
-
-
-def _ports(text: str) -> RdmaPorts:
-    """Three tools print the same facts; their headings tell which it was."""
-    for read in (read_ibv_devinfo, read_ibstatus, read_ibstat):
-        try:
-            found = read(text)
-        except NothingReadable:
-            continue
-        if found.ports:
-            return found
-    return read_ibv_devinfo(text)
+    says: str
+    """For --help."""
+    read: Callable[[Any], Output]
+    """Takes the file's text (--sysfs: the folder); NothingReadable if it understands none of it."""
+    add: Callable[[Node, Any], Node] = lambda node, output: node
+    """Adds what was read to a node that another output describes."""
 
 
-def _machine(root: Path) -> Machine:
+def _machine(root: Path) -> Node:
     node = machine(root)
     if not (node.nics or node.rdma or node.numa):
         raise NothingReadable(f"{root}: no sys/class/net, sys/class/infiniband or sys/devices/system/node below it")
-    return Machine(node)
+    return node
 
 
-OUTPUTS: Mapping[str, Callable[[Any], Output]] = {
-    "topo_matrix": read_matrix,
-    "p2p_status": read_p2p_status,
-    "gpu_list": read_gpu_list,
-    "nccl_log": read_nccl_log,
-    "ibv_devinfo": _ports,
-    "show_gids": read_show_gids,
-    "nvlink_status": read_nvlink_status,
-    "sysfs": _machine,
-}
-"""Option → reader. It takes the file's text (--sysfs: the folder); NothingReadable if it understands none of it."""
-
-
-def node_of(read: Mapping[str, Output]) -> Node | None:
-    """One node of all outputs together; None where none of them describes its GPUs or its machine."""
-    matrix, folder = read.get("topo_matrix"), read.get("sysfs")
-    node = folder.node if isinstance(folder, Machine) else None
-    if isinstance(matrix, TopologyMatrix):
-        seen = node_of_matrix(matrix)
-        node = seen if node is None else replace(node, gpus=seen.gpus, pairs=seen.pairs)
-    if node is None:
-        return None
-    ports, gids, links = read.get("ibv_devinfo"), read.get("show_gids"), read.get("nvlink_status")
-    if isinstance(ports, RdmaPorts):
-        node = replace(node, rdma=ports.ports)
-    if isinstance(gids, GidTable):
-        node = replace(node, gids=gids.gids)
-    if isinstance(links, NvlinkStatus):
-        node = _with_rates(node, links)
-    peers, names = read.get("p2p_status"), read.get("gpu_list")
-    if isinstance(peers, P2pStatus):
-        node = replace(node, pairs=tuple(replace(pair, p2p=peers.between(pair.a, pair.b)) for pair in node.pairs))
-    return _with_names(node, names) if isinstance(names, GpuList) else node
+def _with_peer_access(node: Node, peers: P2pStatus) -> Node:
+    return replace(node, pairs=tuple(replace(pair, p2p=peers.between(pair.a, pair.b)) for pair in node.pairs))
 
 
 def _with_rates(node: Node, links: NvlinkStatus) -> Node:
@@ -104,11 +64,38 @@ def _with_rates(node: Node, links: NvlinkStatus) -> Node:
 
 def _with_names(node: Node, listed: GpuList) -> Node:
     """Name and UUID of each GPU, and MIG where `nvidia-smi -L` lists MIG devices below it."""
-    by_index = {gpu.index: gpu for gpu in listed.gpus}
-    gpus = [
-        replace(gpu, name=found.name, uuid=found.uuid, mig=True if found.mig else None)
-        if (found := by_index.get(gpu.index))
-        else gpu
-        for gpu in node.gpus
-    ]
-    return replace(node, gpus=tuple(gpus))
+    told: dict[int, dict[str, Any]] = {
+        gpu.index: {"name": gpu.name, "uuid": gpu.uuid, "mig": True if gpu.mig else None} for gpu in listed.gpus
+    }
+    return replace(node, gpus=tuple(replace(gpu, **told.get(gpu.index, {})) for gpu in node.gpus))
+
+
+SOURCES: Mapping[str, Source] = {
+    "topo_matrix": Source("output of nvidia-smi topo -m", read_matrix),
+    "p2p_status": Source("output of nvidia-smi topo -p2p r", read_p2p_status, _with_peer_access),
+    "gpu_list": Source("output of nvidia-smi -L", read_gpu_list, _with_names),
+    "nccl_log": Source("a log written under NCCL_DEBUG=INFO", read_nccl_log),
+    "ibv_devinfo": Source(
+        "output of ibv_devinfo, ibstat or ibstatus",
+        read_rdma_ports,
+        lambda node, found: replace(node, rdma=found.ports),
+    ),
+    "show_gids": Source("output of show_gids", read_show_gids, lambda node, table: replace(node, gids=table.gids)),
+    "nvlink_status": Source("output of nvidia-smi nvlink -s", read_nvlink_status, _with_rates),
+    "sysfs": Source("a folder that holds a copy of another machine's /sys, as sys/", _machine),
+}
+"""Option, with `_` for `-` → what it reads."""
+
+
+def node_of(read: Mapping[str, Output]) -> Node | None:
+    """One node of all outputs together; None where none of them describes its GPUs or its machine."""
+    matrix: Any = read.get("topo_matrix")
+    node: Any = read.get("sysfs")
+    if matrix is not None:
+        seen = node_of_matrix(matrix)
+        node = seen if node is None else replace(node, gpus=seen.gpus, pairs=seen.pairs)
+    if node is None:
+        return None
+    for name, output in read.items():
+        node = SOURCES[name].add(node, output)
+    return cast("Node", node)

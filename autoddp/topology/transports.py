@@ -1,24 +1,23 @@
-"""The transports that NCCL really used, held against those that this node's topology promises."""
+"""The transports that NCCL used according to its log, compared with those predicted from this node's topology."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from autoddp.topology.facts import Node
 from autoddp.topology.nccl_log import NcclLog, transport_kind
+from autoddp.topology.text import some
 from autoddp.topology.verdict import verdicts
 
 _LONGEST_NUMBER = 2  # digits; NCCL names a GPU by its number, older ones by its PCI address, which is longer
-_NAMES = 3  # as many pairs are named in a finding, the others counted
 _COMPARABLE = ("P2P", "SHM", "NET/IB/GDRDMA", "NET/IB", "NET/Socket")
 """NCCL's own; of a plugin's network nothing is predicted."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """Two GPUs of this node, or this node and the others, and what carries the gradients between them."""
+    """One connection (two GPUs of this node, or this node and the others): its predicted and its used transports."""
 
     between: str
     """`GPU0-GPU4`, or `nodes`."""
@@ -41,19 +40,20 @@ class Way:
 
 
 def ways(node: Node, log: NcclLog) -> tuple[Way, ...]:
-    """Each way of which the log names a transport, beside the prediction for it, in the order of the verdicts.
+    """Each connection for which the log names a transport, with the prediction for it, in the order of `verdicts`.
 
-    What is predicted follows this process's environment, as NCCL does: give the log of a job that had the same.
+    The prediction depends on this process's environment variables, so the log must be of a job that had the same.
     """
-    of_gpus: dict[str, set[str]] = {}
+    found = {"nodes": {one for one in used(log) if one.startswith("NET/")}}
     for names, texts in log.within_node.items():
         a, b = (_index(node, name) for name in names)
-        if a is not None and b is not None and a != b:
-            of_gpus.setdefault(f"GPU{min(a, b)}-GPU{max(a, b)}", set()).update(map(transport_kind, texts))
-    network = {one for one in used(log) if one.startswith("NET/")}
-    found = {**of_gpus, **({"nodes": network} if network else {})}
-    named = {verdict.between: verdict.transport for verdict in verdicts(node)}
-    return tuple(Way(name, named[name], tuple(sorted(found[name]))) for name in named if name in found)
+        if a is not None and b is not None:
+            found.setdefault(f"GPU{min(a, b)}-GPU{max(a, b)}", set()).update(map(transport_kind, texts))
+    return tuple(
+        Way(verdict.between, verdict.transport, tuple(sorted(found[verdict.between])))
+        for verdict in verdicts(node)
+        if found.get(verdict.between)
+    )
 
 
 def used(log: NcclLog) -> list[str]:
@@ -62,20 +62,18 @@ def used(log: NcclLog) -> list[str]:
 
 
 def findings(node: Node, log: NcclLog) -> list[str]:
-    """Where NCCL does not what was predicted, a sentence each, with what to look at; and how often it warned."""
-    return list(_findings(node, log))
-
-
-def _findings(node: Node, log: NcclLog) -> Iterable[str]:
+    """Where NCCL does not do what was predicted, a sentence each, with what to look at; and how often it warned."""
     differing: dict[tuple[str, str], list[str]] = {}
     for way in ways(node, log):
         if way.differs:
             differing.setdefault((way.predicted, " and ".join(way.used)), []).append(way.between)
+    said = []
     for (predicted, seen), between in differing.items():
-        where = "between nodes" if between == ["nodes"] else f"between {_some(between)}"
-        yield f"NCCL used {seen} {where}, and {predicted} was predicted{_look_at(node, predicted, seen)}"
+        where = "nodes" if between == ["nodes"] else some(between, most=3)
+        said.append(f"NCCL used {seen} between {where}, and {predicted} was predicted{_look_at(node, predicted, seen)}")
     if log.warn_lines:
-        yield f"NCCL warned {log.warn_lines} times: see its log"
+        said.append(f"NCCL warned {log.warn_lines} times: see its log")
+    return said
 
 
 def _look_at(node: Node, predicted: str, seen: str) -> str:
@@ -99,8 +97,3 @@ def _index(node: Node, name: str) -> int | None:
     # NCCL's number for a PCI address: `0000:1a:00.0` is 0x1a000.
     addresses = {int(gpu.bus.replace(":", "").replace(".", ""), 16): gpu.index for gpu in node.gpus if gpu.bus}
     return addresses.get(int(name, 16))
-
-
-def _some(names: list[str]) -> str:
-    others = len(names) - _NAMES
-    return ", ".join(names[:_NAMES]) + (f" and {others} more" if others > 0 else "")

@@ -22,9 +22,9 @@ from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Around, DdpEvents, Patch, Wr
 from autoddp.worker.effect import Effect
 from autoddp.worker.first_steps import FirstSteps
 from autoddp.worker.fitting import Expected, Fitting
+from autoddp.worker.gradient_access import add_handler
 from autoddp.worker.gradient_monitor import Watch
-from autoddp.worker.graphs import Graphs
-from autoddp.worker.graphs.in_the_job import GraphsInTheJob
+from autoddp.worker.graphs import Graphs, GraphsInTheJob
 from autoddp.worker.guard import Guard, guarded
 from autoddp.worker.implicit_no_sync import Deferral
 from autoddp.worker.live_ddp import effects_of
@@ -55,36 +55,33 @@ class _Applied(DdpEvents):
         self._patch, self._switch = patch, switch
         self._fitting = Fitting(expected, switch, self._refused, _warn)
         self._deferral = Deferral(switch, patch.alive)
-        self._accumulation = Accumulation(switch, patch.alive, _give_up)
+        self._accumulation = Accumulation(switch, patch.alive, self._deferral, _give_up, self._fitting.why_not)
         self._compiling = Compiling(patch.alive)
         self._graphs = Graphs(self._with_graphs)
         self._graphs_in_the_job: GraphsInTheJob | None = None
-        self._replays = False
-        self._first_steps: FirstSteps | None = None
         self._guard: Guard | None = None
+        self._parts: list[DdpEvents] = [self._fitting]
 
     def install(self, config: WorkerConfig) -> None:
         """Patch what the configuration and its checks need, and no more."""
-        patch = self._patch
+        configuration, patch = self._configuration, self._patch
         patch.around = self._fitting.around
-        mode = CUDA_GRAPHS.of(self._configuration)
-        self._replays = mode == REDUCE_OVERHEAD
-        if mode and not self._replays:
-            self._graphs_in_the_job = GraphsInTheJob(self._graphs, self._with_graphs, self._configuration, _say)
-        fewer = {DEFER_REDUCTIONS.name, ACCUMULATE_STEPS.name} & set(self._configuration)
-        if fewer:
-            deferral = self._deferral
-            self._first_steps = FirstSteps(patch.alive, deferral, _warn)
-            deferral.install()
-        if ACCUMULATE_STEPS.name in fewer:
-            self._accumulation.install()
-            self._accumulation.owes = self._deferral.owe
-            self._accumulation.reads = self._deferral.reduce_what_is_missing
-            self._accumulation.why_not = self._fitting.why_not
-        if config.guards and guarded(self._configuration):
-            self._guard = Guard(guarded(self._configuration), self._switch)
-        if fewer or self._guard is not None or self._graphs_in_the_job is not None:
+        if config.guards and guarded(configuration):
+            self._guard = Guard(guarded(configuration), self._switch)
+            self._parts.append(self._guard)
+        if DEFER_REDUCTIONS.name in configuration or ACCUMULATE_STEPS.name in configuration:
+            self._parts += [FirstSteps(patch.alive, self._deferral, _warn), self._deferral, self._accumulation]
+            add_handler(self._deferral)
+        if ACCUMULATE_STEPS.name in configuration:
+            add_handler(self._accumulation)
+        mode = CUDA_GRAPHS.of(configuration)
+        if mode and mode != REDUCE_OVERHEAD:
+            self._graphs_in_the_job = GraphsInTheJob(self._graphs, self._with_graphs, self._switch, configuration, _say)
+            self._parts.append(self._graphs_in_the_job)
+        if self._parts[1:]:
             self._switch.install()
+        if mode == REDUCE_OVERHEAD:
+            self._parts.append(self._compiling.replays)
         if config.watch is not None:
             patch.around = _around_both(self._fitting.around, Watch(config.watch, _warn).around)
         patch.install()
@@ -93,13 +90,13 @@ class _Applied(DdpEvents):
         """Whether the recipe was measured on such a model."""
         if self._digests and parameters_digest(module) not in self._digests:
             return False
-        # Once: later models find steps under way, or what the job's first steps have shown.
+        # Once: when a later model is built, some effects may have been given up for what the first steps have shown.
         if not self._effects:
             self._bring_in(module)
         return True
 
     def _bring_in(self, module: nn.Module) -> None:
-        """At the first model; the CPUs stay those that they then are."""
+        """Called before the first model is built: the process keeps the CPUs that are right for its device."""
         # torch itself refuses a model without parameters, a moment later.
         binding = Binding(next((p.device for p in module.parameters()), torch.device("cpu")))
         threads = Threads(os.environ.get(THREADS.variable), pinned="")
@@ -118,13 +115,9 @@ class _Applied(DdpEvents):
         return [w for w in alive if w.takes and w.ddp is not None and w.ddp.gradient_as_bucket_view]
 
     def built(self, wrapped: Wrapped) -> None:
-        """A DDP object is built."""
-        self._fitting.built(wrapped)
-        if self._first_steps is not None:
-            self._first_steps.built()
-        self._accumulation.model_built()
-        if self._guard is not None:
-            self._guard.built(wrapped)
+        """See `DdpEvents`."""
+        for part in self._parts:
+            part.built(wrapped)
 
     def _refused(self, wrapped: Wrapped, all_differ: bool) -> None:
         """Back to as written, in a forward pass: the object, and what concerns the process if no model fits."""
@@ -140,35 +133,25 @@ class _Applied(DdpEvents):
         self._patch.configuration = AS_WRITTEN
         if self._graphs_in_the_job is not None:
             self._graphs_in_the_job.stop()
-            self._graphs_in_the_job = None
         for effect in self._effects:
             if isinstance(effect, (Binding, Threads, Compiling)):
                 effect.undo()
 
     def forward_begins(self, ddp: DDP) -> None:
-        """Whether this one's reduction waits."""
-        self._fitting.forward_begins(ddp)
-        if self._guard is not None:
-            self._guard.forward_begins(ddp)
-        if self._first_steps is not None:
-            self._first_steps.forward_begins()
-        self._deferral.forward_begins(ddp)
-        self._accumulation.forward_begins(ddp)
-        if self._graphs_in_the_job is not None:
-            self._graphs_in_the_job.forward_begins(ddp, self._switch.reduces(ddp))
+        """See `DdpEvents`."""
+        for part in self._parts:
+            part.forward_begins(ddp)
 
     def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See `DdpEvents`."""
-        self._fitting.called(ddp, args, kwargs)
-        if self._replays:
-            self._compiling.replays.called(ddp, args, kwargs)
+        for part in self._parts:
+            part.called(ddp, args, kwargs)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
         """See `DdpEvents`."""
-        if self._first_steps is not None:
-            what = self._deferral.returned(ddp, what)
-        what = self._fitting.returned(ddp, what)
-        return self._compiling.replays.returned(ddp, what) if self._replays else what
+        for part in self._parts:
+            what = part.returned(ddp, what)
+        return what
 
     def script_registered(self, wrapped: Wrapped) -> None:
         """The script's own hook is set in place of the recipe's."""

@@ -1,6 +1,6 @@
-"""A world of one: DDP's reduction and its copies are left out, since the mean over one rank is the gradient itself.
+"""Leaves out DDP's reduction and its copies in a world of one, where the mean over the ranks is the gradient itself.
 
-What that gives is measured on the job's own steps, with the reduction and without it in turn, and said once.
+The gain is measured on the job's own steps, alternately with and without the reduction, and printed once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW, STATIC_GRAPH
 from autoddp.timing import median, speedup
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import DdpEvents, Patch, Wrapped
+from autoddp.worker.gradient_access import parameters_of
 from autoddp.worker.stopwatch import Stopwatch, stopwatch_for
 from autoddp.worker.sync_switch import ReductionSwitch
 
 _WARMUP = 10  # steps of the job before anything is timed
-_SETTLE = 3  # steps after each turn: DDP rebuilds its buckets at the second
-_BLOCK = 5  # steps, of which the median counts: it does not feel one or two in which the script saved
+_SETTLE = 3  # steps after each change: DDP rebuilds its buckets at the second
+_BLOCK = 5  # steps, of which the median counts: one or two in which the script saves do not change it
 _ROUNDS = 6  # each has a block with the reduction and one without
 
 
@@ -34,7 +35,7 @@ def start_bypassing() -> None:
 class _Bypass(DdpEvents):
     def __init__(self, patch: Patch, switch: ReductionSwitch) -> None:
         self._patch, self._switch = patch, switch
-        self._clock = StepClock(self._parameter_ids, self._on_step)
+        self._clock = StepClock(patch.alive, self._on_step)
         self._stopwatch: Stopwatch | None = None
         self._steps_left = _WARMUP
         self._with: list[float] = []
@@ -42,7 +43,7 @@ class _Bypass(DdpEvents):
         self._switch.on = False
 
     def built(self, wrapped: Wrapped) -> None:
-        """Another model: it may need its reduction for more than a mean.
+        """Leave all as written if this model needs its reduction for more than the mean.
 
         With `gradient_as_bucket_view` a gradient lies in its bucket. Where nothing is reduced it would get memory of
         its own beside the bucket's, and a model that just fits would no longer do.
@@ -53,7 +54,7 @@ class _Bypass(DdpEvents):
             self._leave_as_written()
 
     def script_registered(self, wrapped: Wrapped) -> None:
-        """A communication hook of the script's own may do anything."""
+        """Leave all as written: a communication hook of the script may do anything."""
         self._leave_as_written()
 
     def forward_begins(self, ddp: DDP) -> None:
@@ -63,9 +64,6 @@ class _Bypass(DdpEvents):
     def _leave_as_written(self) -> None:
         self._clock.stop()
         self._switch.on = True
-
-    def _parameter_ids(self) -> set[int]:
-        return {id(p) for wrapped in self._patch.alive() for p in wrapped.parameters}
 
     def _on_step(self) -> None:
         if self._stopwatch is not None:
@@ -78,7 +76,7 @@ class _Bypass(DdpEvents):
                 self._turn(self._stopwatch.stop())
 
     def _turn(self, seconds: list[float]) -> None:
-        """A block is over; the next one is of the other kind."""
+        """A block is over: switch the reduction on or off for the next one."""
         (self._with if self._switch.on else self._without).append(median(seconds))
         self._stopwatch = None
         if len(self._without) == len(self._with) == _ROUNDS:
@@ -93,7 +91,7 @@ class _Bypass(DdpEvents):
         self._steps_left = _SETTLE
 
     def _time(self) -> None:
-        device = next(p.device for wrapped in self._patch.alive() for p in wrapped.parameters)
+        device = parameters_of(self._patch.alive())[0].device
         self._stopwatch = stopwatch_for(device)
         self._stopwatch.start()
         self._steps_left = _BLOCK

@@ -7,31 +7,31 @@ A script that updates its parameters without a torch optimizer is counted by its
 
 from __future__ import annotations
 
-import functools
 import gc
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer
+
+from autoddp.worker.ddp import Wrapped
+from autoddp.worker.gradient_access import GradientHandler, add_handler, held_by, ids_of, parameters_of, remove_handler
 
 _CYCLES = 3  # steps of the first optimizer seen before the clock is chosen
-_MOST_STEPS = 12  # of the first optimizer before parameters that nobody has stepped are waited for no longer
+_MOST_STEPS = 12  # of the first optimizer, after which parameters that no optimizer steps are no longer waited for
 _FORWARDS = 12  # reducing forward passes without any optimizer step: the script may have no optimizer
-_OTHERS = 12  # steps of other optimizers in a row, once a model was built: the script trains that one now
-_MOST_FORWARDS = 1000  # likewise, of a script that has one: it accumulates over many, or its closure asks for many
+_OTHERS = 12  # steps of other optimizers in a row after a model was built: then the script trains that one
+_MOST_FORWARDS = 1000  # the same with an optimizer: the script may accumulate over many, or a closure run many
 
 
-class StepClock:
+class StepClock(GradientHandler):
     """`on_step()` is called at each step boundary once the clock is chosen.
 
-    `parameters()` gives the ids of all parameters under DDP. `forwards` counts reducing forward passes since the last
-    boundary.
+    `wrapped()` gives the script's DDP objects. `forwards` counts reducing forward passes since the last boundary.
     """
 
-    def __init__(self, parameters: Callable[[], set[int]], on_step: Callable[[], None]) -> None:
-        self._parameters = parameters
+    def __init__(self, wrapped: Callable[[], Sequence[Wrapped]], on_step: Callable[[], None]) -> None:
+        self._wrapped = wrapped
         self._on_step = on_step
         self._seen: list[frozenset[int]] = []
         self._counts: dict[frozenset[int], int] = {}
@@ -40,23 +40,18 @@ class StepClock:
         self._chosen_before = False
         self._others = 0
         self._watched: list[weakref.ref[torch.Tensor]] = []
-        self._stray_steps = 0
+        self.steps_without_ddp = 0
+        """Optimizer steps that touched no DDP parameter, so far."""
         self.forwards = 0
         self._by_forwards = False
         self._patience = _FORWARDS
         self._stopped = False
-        self._told: torch.optim.Optimizer | None = None
-        register_optimizer_step_post_hook(self._stepped)
-        self._count_skipped_steps()
-
-    @property
-    def steps_without_ddp(self) -> int:
-        """Optimizer steps that touched no DDP parameter, so far."""
-        return self._stray_steps
+        add_handler(self)
 
     def stop(self) -> None:
         """Call back no more."""
-        self._stopped = True  # torch forbids to remove a hook while hooks run, and this is called from one
+        self._stopped = True
+        remove_handler(self)
 
     def model_built(self) -> None:
         """The script has built a DDP model, and may train that one from here on instead of the earlier ones."""
@@ -73,42 +68,22 @@ class StepClock:
         self.forwards += 1
 
     def _lose_patience(self) -> None:
-        """No optimizer has stepped for that long. Whether there is one only the garbage collector knows."""
-        ours = self._parameters()
-        optimizers = (thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer))
-        if self._patience == _FORWARDS and any(_held(optimizer) & ours for optimizer in optimizers):
+        """Count forward passes instead of steps, or wait longer if there is an optimizer that has not stepped yet."""
+        ours = self._ids()
+        optimizers = (thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer))
+        if self._patience == _FORWARDS and any(ids_of(held_by(optimizer)) & ours for optimizer in optimizers):
             self._patience = _MOST_FORWARDS
         else:
             self._by_forwards = True
 
-    def _count_skipped_steps(self) -> None:
-        """A step that a GradScaler leaves out is one all the same.
-
-        Where nothing is reduced, as while the headroom is measured, one rank alone may find an infinite gradient: it
-        would count fewer steps than the others from there on, and all would wait for each other.
-        """
-        scaler = torch.amp.GradScaler
-        before = scaler.step
-
-        @functools.wraps(before)
-        def step(this: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            self._told = None
-            returned = before(this, optimizer, *args, **kwargs)
-            if self._told is not optimizer:
-                self._stepped(optimizer, args, kwargs)
-            self._told = None
-            return returned
-
-        scaler.step = step  # type: ignore[method-assign,assignment]
-
-    def _stepped(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._told = optimizer
-        if self._stopped or self._by_forwards:
+    def after_step(self, optimizer: Optimizer) -> None:
+        """See `GradientHandler`."""
+        if self._by_forwards:
             return
-        ours = self._parameters()
-        held = _held(optimizer) & ours
+        ours = self._ids()
+        held = ids_of(held_by(optimizer)) & ours
         if not held:
-            self._stray_steps += 1
+            self.steps_without_ddp += 1
         elif self._is_clock(held, ours, optimizer):
             self._others = 0
             self._on_step()
@@ -117,6 +92,17 @@ class StepClock:
             self._others += 1
             if self._others >= _OTHERS:
                 self._choose_again()
+
+    def step_skipped(self, optimizer: Optimizer) -> None:
+        """A step that a GradScaler leaves out counts.
+
+        Where nothing is reduced, as while the headroom is measured, one rank alone may find an infinite gradient. If it
+        counted fewer steps than the others from there on, all would wait for each other.
+        """
+        self.after_step(optimizer)
+
+    def _ids(self) -> frozenset[int]:
+        return ids_of(parameters_of(self._wrapped()))
 
     def _choose_again(self) -> None:
         """Forget which optimizer marks a step, and choose anew by counting steps.
@@ -127,7 +113,7 @@ class StepClock:
         self._clock, self._seen, self._counts = None, [], {}
         self._built_since, self._chosen_before, self._others = False, True, 0
 
-    def _watch(self, optimizer: torch.optim.Optimizer) -> None:
+    def _watch(self, optimizer: Optimizer) -> None:
         """Match the clock's optimizer no longer once one of its parameters is freed.
 
         Python may then give the same id to a parameter of another model, on one rank and not on the others.
@@ -135,11 +121,11 @@ class StepClock:
 
         def gone(_: weakref.ref[torch.Tensor]) -> None:
             if self._clock is not None:
-                self._clock = frozenset()  # no optimizer's: what steps is never without parameters
+                self._clock = frozenset()  # equals no optimizer's: those that are compared hold parameters
 
-        self._watched = [weakref.ref(p, gone) for group in optimizer.param_groups for p in group["params"]]
+        self._watched = [weakref.ref(p, gone) for p in held_by(optimizer)]
 
-    def _is_clock(self, held: frozenset[int], ours: set[int], optimizer: torch.optim.Optimizer) -> bool:
+    def _is_clock(self, held: frozenset[int], ours: frozenset[int], optimizer: Optimizer) -> bool:
         """By what an optimizer holds, not by identity: some scripts make a new one every epoch.
 
         A discriminator may step several times before its generator does: as long as parameters under DDP have not been
@@ -155,8 +141,3 @@ class StepClock:
                 self._clock = self._seen[-1]
                 self._watch(optimizer)
         return held == self._clock
-
-
-def _held(optimizer: torch.optim.Optimizer) -> frozenset[int]:
-    """The identities of its parameters."""
-    return frozenset(id(p) for group in optimizer.param_groups for p in group["params"])

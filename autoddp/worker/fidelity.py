@@ -5,6 +5,7 @@ all that is kept of it, so the script may clip, unscale or clear its gradients a
 until `result`, which is the only moment at which the host waits for it.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from autoddp.worker.hooks.bucket import GradBucket
 
 @dataclass
 class _Parts:
-    """What norms are taken of in one bucket, each by itself."""
+    """The parts of one bucket, of each of which norms are taken."""
 
     identities: tuple[int, ...]
     """Of the parameters that they are the gradients of; only one where the bucket is a single part."""
@@ -94,7 +95,7 @@ class Comparison:
             del exact
 
             def take(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-                exact, work = way.pop()  # for the reducer holds its futures, and with them this function, until later
+                exact, work = way.pop()  # out of the closure, which the reducer keeps alive for longer
                 work.wait()
                 self._take(parts, exact, done.value().detach())
                 return done.value()
@@ -104,7 +105,7 @@ class Comparison:
         return compared
 
     def _watch_overflows(self, state: Any) -> None:
-        """A hook that notices overflows mends them, so that they cannot be seen in what it hands back."""
+        """Note the hook's count of overflows: it repairs them, so its result does not show them."""
         if not any(state is known for known, _ in self._overflows):
             self._overflows.append((state, getattr(state, "overflows", 0)))
 
@@ -123,7 +124,7 @@ class Comparison:
             self._add(parts, before, kept, values)
 
     def _add(self, parts: _Parts, exact: torch.Tensor, difference: torch.Tensor, norms: torch.Tensor) -> None:
-        """To the sums over the steps; a bucket with something infinite counts as zeros, since it would stay so."""
+        """Add to the sums over the steps. A bucket with an infinite value counts as zeros, or it would stay so."""
         # Not torch.where with a number: torch copies it to the device, and the host waits for that copy.
         infinite = norms.sum().isfinite().logical_not()
         exact, difference = (values.masked_fill(infinite, 0.0) for values in (exact, difference))
@@ -185,9 +186,9 @@ def _error(
     of: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for one, of_parts in zip(norms, values, strict=True):
         for identity, (exact, made, difference) in zip(one.parts.identities, of_parts, strict=True):
-            if not _is_finite(exact):
+            if not math.isfinite(exact):
                 continue  # the script's own overflow, by which AMP finds its scale
-            if not _is_finite(made):
+            if not math.isfinite(made):
                 finite = False
                 made, difference = 0.0, exact
             for total in (steps[one.step], of[identity]):
@@ -209,10 +210,6 @@ def _error(
         of_sum=_ratio(difference_sum, exact_sum) if sums else relative,
         finite=finite,
     )
-
-
-def _is_finite(norm: float) -> bool:
-    return norm - norm == 0
 
 
 def _cosine(exact: float, made: float, difference: float) -> float:

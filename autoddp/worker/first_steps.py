@@ -1,23 +1,106 @@
-"""The real job's first steps: is the script one whose reductions may be put off?
+"""What a script's first steps show of its gradients: their order, who else changes them, whether reductions may wait.
 
-A recipe is bound to the model, not to the loop around it, which may have changed since, or be another script's. So what
-the study asked before it offered `defer_reductions` is asked here again.
+A tuning job asks before it offers `static_graph` and `defer_reductions`. A recipe is bound to the model and not to the
+loop around it, which may have changed since, or be another script's: so the real job asks again (`FirstSteps`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.micro_batches import CHANGES_GRADIENTS, DEFER_REDUCTIONS, FINDS_UNUSED
-from autoddp.worker.by_hand import ByHand
-from autoddp.worker.ddp import Wrapped
+from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, version_of
+from autoddp.worker.gradient_access import parameters_of
 from autoddp.worker.implicit_no_sync import Deferral
 
 _READS = 20  # of gradients, by an optimizer or before it: ten steps or more
 
 
-class FirstSteps:
-    """Tell it of each DDP object and forward pass; where the script is no such one, it ends `deferral` and warns."""
+class ReadyOrder:
+    """Watches in which order gradients become ready: DDP may be told of a static graph only if it never changes.
+
+    order = ReadyOrder(parameters)
+    …                       # some steps, order.step() at the end of each
+    order.stop(); order.is_static
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        watched = list(parameters)
+        self._count = len(watched)
+        self._now: list[int] = []
+        self._steps: list[tuple[int, ...]] = []
+        # A frozen parameter has no hook: no step is seen as static then, since it may be thawed later.
+        asking = [(number, p) for number, p in enumerate(watched) if p.requires_grad]
+        self._handles = [p.register_post_accumulate_grad_hook(self._note(number)) for number, p in asking]
+
+    def _note(self, index: int) -> Callable[[torch.Tensor], None]:
+        return lambda _parameter: self._now.append(index)
+
+    def step(self) -> None:
+        """A step has ended."""
+        self._steps.append(tuple(self._now))
+        self._now = []
+
+    def stop(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every gradient became ready once in each full step, always in one order.
+
+        It takes three full steps to say so; the first step seen may be a part of one.
+        """
+        full = self._steps[1:]
+        return len(full) >= 3 and len(set(full)) == 1 and sorted(full[0]) == list(range(self._count))
+
+
+class ByHand:
+    """Finds out whether the script changes gradients itself between a backward pass and the optimizer's step.
+
+    Such a script also reads them there. Watches from its making until `stop()`; call `reads()` before any function of
+    torch reads gradients, since that function may change them too.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.found = False
+        """Whether gradients were not what a backward pass had left."""
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._waits = False
+        self._left: list[tuple[nn.Parameter, torch.Tensor, int]] = []
+        self._handles = [p.register_post_accumulate_grad_hook(self._accumulated) for p in self._parameters]
+
+    def _accumulated(self, _parameter: torch.Tensor) -> None:
+        if not self._waits:
+            self._waits = True
+            after_this_backward(self._ended)
+
+    def _ended(self) -> None:
+        self._waits = False
+        self._left = [(p, p.grad, version_of(p.grad)) for p in self._parameters if p.grad is not None]
+
+    def reads(self) -> None:
+        """Changes from here to the next backward pass are torch's and not the script's."""
+        left, self._left = self._left, []
+        for p, gradient, version in left:
+            if p.grad is not None and (p.grad is not gradient or version_of(gradient) != version):
+                self.found = True
+
+    def stop(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._left, self._parameters = [], [], []
+
+
+class FirstSteps(DdpEvents):
+    """Ends `deferral` and warns where the real job is not one whose reductions may be put off."""
 
     def __init__(
         self, wrapped: Callable[[], Sequence[Wrapped]], deferral: Deferral, warn: Callable[[str], None]
@@ -27,8 +110,8 @@ class FirstSteps:
         self._left = _READS
         self._built = 0
 
-    def built(self) -> None:
-        """A DDP object: of several, one may step while another one's backward pass is yet to come.
+    def built(self, wrapped: Wrapped) -> None:
+        """Of several DDP objects, one may step while another one's backward pass is yet to come.
 
         Models that the script has dropped count too, because each rank's garbage collector frees them at another time.
         """
@@ -38,10 +121,10 @@ class FirstSteps:
         elif any(w.arguments.get("find_unused_parameters") for w in self._wrapped()):
             self._end(FINDS_UNUSED)
 
-    def forward_begins(self) -> None:
-        """A forward pass is about to run."""
+    def forward_begins(self, ddp: DDP) -> None:
+        """Begin to watch, if reductions are put off."""
         if self._by_hand is None and self._left and self._deferral.every > 1:
-            self._by_hand = ByHand([p for wrapped in self._wrapped() for p in wrapped.parameters])
+            self._by_hand = ByHand(parameters_of(self._wrapped()))
             self._deferral.reads = self._reads
 
     def _reads(self) -> None:

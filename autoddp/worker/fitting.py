@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.files import write_whole
 from autoddp.recipe import input_differences, of_model
-from autoddp.worker.ddp import Wrapped, after_this_backward, store_of, tensors_in
+from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, store_of, tensors_in
 from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.exact import exact_mean
@@ -37,7 +37,7 @@ _LOOKS, _LOOKS_LATER = 0.002, 0.05  # seconds between two looks into the store, 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the recipe says of the job, and of what becomes of another one."""
+    """What the recipe says of its job, and what to do if this job is another one."""
 
     digests: tuple[str, ...]
     """Of the models' parameters; empty: nothing is compared."""
@@ -49,7 +49,7 @@ class Expected:
     noted: str = ""
     """Beginning of the note's text."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """What the launcher has set for the recipe's sake."""
+    """Environment variables that the launcher has set because of the recipe."""
 
 
 @dataclass
@@ -65,11 +65,11 @@ class _Object:
     reduced: bool = False
     """Whether a reduction has ended since: then all ranks have said what they have found."""
     answer: str | None = None
-    """The one of all ranks; "" if it fits."""
+    """The decision of all ranks; "" if the recipe fits."""
     is_told: bool = False
 
 
-class Fitting:
+class Fitting(DdpEvents):
     """`refused(wrapped, all_differ)` is called in a forward pass, before DDP's own part of it, on all ranks alike."""
 
     def __init__(
@@ -171,13 +171,16 @@ class Fitting:
         return next((one for one in self._objects if any(p is parameter for p in one.wrapped.parameters)), None)
 
     def _settle(self, one: _Object, seconds: float | None) -> None:
-        """The answer of all ranks. None: as long as a reduction would wait; where none comes, nothing is refused."""
+        """Wait for the decision of all ranks, for at most so long; None: as long as a collective may take.
+
+        If not all ranks have answered by then, nothing is refused.
+        """
         ddp = one.wrapped.ddp
         assert ddp is not None
         store, size = store_of(ddp), ddp.process_group.size()
         limit = store.timeout.total_seconds() if seconds is None else seconds
         all_have_said = _waited(lambda: store.add(f"{one.key}/said", 0) >= size, limit)
-        # Whoever comes first has the last word, also for those who have waited in vain: all must do the same.
+        # The first rank decides for all, also for ranks that have waited until the limit: all must do the same.
         answer = store.compare_set(f"{one.key}/answer", "", _found(store, one.key) if all_have_said else _FITS)
         one.answer = "" if answer.decode() == _FITS else answer.decode()
 
@@ -219,7 +222,7 @@ class Fitting:
 
 
 def _name(group: dist.ProcessGroup) -> str:
-    """One that was made by hand may have none; it has no store that could be found either."""
+    """A group that the script has made without torch's functions may have no name, and no store can be found for it."""
     try:
         return str(group.group_name)
     except (AttributeError, RuntimeError):
@@ -227,7 +230,7 @@ def _name(group: dist.ProcessGroup) -> str:
 
 
 def _say(store: Any, key: str, rank: int, found: str) -> None:
-    """What a rank has found. A few keys, however many ranks there are: a store serves thousands."""
+    """Tell all ranks what this rank has found. The keys are few, because one store may serve thousands of ranks."""
     if found and rank == 0:
         store.set(f"{key}/first", found)
     elif found:
@@ -236,13 +239,13 @@ def _say(store: Any, key: str, rank: int, found: str) -> None:
 
 
 def _found(store: Any, key: str) -> str:
-    """What differs, once all have said so: on the first rank, else on the one that was the first to say it."""
+    """What differs, once all ranks have answered: on rank 0, else on the rank that was the first to say so."""
     there = next((name for name in (f"{key}/first", f"{key}/other") if store.check([name])), None)
     return _FITS if there is None else str(store.get(there).decode())
 
 
 def _waited(is_there: Callable[[], bool], seconds: float) -> bool:
-    """Whether it comes within that time. A blocking call would keep other threads from the store."""
+    """Whether `is_there` becomes true within that time. A blocking call would keep other threads from the store."""
     end, pause = time.monotonic() + seconds, _LOOKS
     while not is_there():
         if time.monotonic() > end:

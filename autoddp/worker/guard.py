@@ -1,13 +1,13 @@
-"""Looks whether the ranks still have the same parameters, in a real job whose recipe leaves out or changes reductions.
+"""Checks that the ranks still have the same parameters, in a real job whose recipe leaves out or changes reductions.
 
-A fault of ours there would train each rank apart from the others, and nothing else would tell. So rank 0 leaves a
-checksum of what DDP reduces in the job's store, early and now and then, and each other rank compares its own with it
-when it next comes by: no collective, no waiting, and a rank that runs a forward pass alone does no harm. Where they
-differ every rank stops with an exception that names the knob.
+A fault of autoddp there would let each rank train a model of its own, and nothing else would show it. So rank 0 writes
+a checksum of what DDP reduces into the job's store, several times early on and rarely later, and each other rank
+compares its own with it in one of its next forward passes. No collective is added, no rank waits, and a rank may run a
+forward pass alone. If the checksums differ, every rank stops with an exception that names the knob.
 
-Scripts may have ranks that differ on purpose. Nothing is said of parameters that DDP does not reduce, of ranks that
-differ before the first step, of an object whose script has once stepped without reducing (local SGD), of passes inside
-`join()` or in evaluation, and between ranks on unlike devices, whose arithmetic may differ in the last bit.
+Ranks may differ on purpose. So nothing is compared for parameters that DDP does not reduce, for ranks that differ at
+the first step, for an object whose script has once stepped without reducing (local SGD), for passes inside `join()` or
+in evaluation, and between ranks on unlike devices, whose arithmetic may differ in the last bit.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import BY_NAME, Configuration
-from autoddp.worker.ddp import Wrapped, is_joining, store_of
+from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, store_of
+from autoddp.worker.gradient_access import GradientHandler, add_handler, held_by, ids_of
 from autoddp.worker.sync_switch import ReductionSwitch
 
 _EARLY = (0, 2, 10, 100)  # steps; 0 is before the first
 _EVERY = 1000  # a look reads each parameter once, as a small part of one step does: within 0.1 % of the time
-_WAITING = 8  # looks that a rank keeps until rank 0 has come by
+_WAITING = 8  # checksums that a rank keeps until rank 0 has written its own
 _OFF = (
     "autoddp: warning: this version of torch does not tell by which store the ranks have met, so their parameters are "
     "not compared in this job"
@@ -38,9 +39,9 @@ _HEARD_FOR = 8  # forward passes after a look in which a rank asks whether anoth
 
 
 def guarded(configuration: Configuration) -> str:
-    """The knobs that could part the ranks, as a recipe has them; "" if there are none."""
+    """The knobs by which ranks could come to differ, with their values, as text; "" if there are none."""
     plain = configuration.plain()
-    # Not a configuration of its own: some of these knobs need others beside them, which cannot part the ranks.
+    # Not a `Configuration`: some of these knobs are valid only beside others, by which ranks cannot come to differ.
     found = {name: value for name, value in plain.items() if BY_NAME[name].could_part_ranks}
     return " ".join(f"{name}={json.dumps(value)}" for name, value in found.items())
 
@@ -59,30 +60,30 @@ class _Object:
     is_off: bool = False
     looks: list[int] = field(default_factory=lambda: list(_EARLY))
     mine: dict[int, str] = field(default_factory=dict)
-    """Checksums by step, of the looks that are still to be compared with rank 0's, the oldest first."""
+    """This rank's checksums by step, of those that are still to be compared with rank 0's; the oldest first."""
     hears: int = 0
     passes: int = 0
     """Forward passes that reduce: counted alike on all ranks, so that all stop at the same one."""
 
 
-class Guard:
-    """Tell it of each forward pass. `knobs` are named where ranks differ."""
+class Guard(DdpEvents, GradientHandler):
+    """Stops the job where ranks differ, with a message that names `knobs`."""
 
     def __init__(self, knobs: str, switch: ReductionSwitch) -> None:
         self._knobs, self._switch = knobs, switch
         self._objects: dict[Wrapped, _Object] = {}
         self._built = 0
         self._has_said_that_it_is_off = False
-        register_optimizer_step_post_hook(self._stepped)
+        add_handler(self)
 
     def built(self, wrapped: Wrapped) -> None:
-        """A DDP object that has the recipe's configuration."""
+        """See `DdpEvents`."""
         self._objects = {w: o for w, o in self._objects.items() if w.ddp is not None}
-        self._objects[wrapped] = _Object(self._built, frozenset(id(p) for p in wrapped.parameters))
+        self._objects[wrapped] = _Object(self._built, ids_of(wrapped.parameters))
         self._built += 1
 
     def forget(self, wrapped: Wrapped) -> None:
-        """It is as written again."""
+        """Compare this object no more: it is as written again."""
         self._objects.pop(wrapped, None)
 
     def forward_begins(self, ddp: DDP) -> None:
@@ -103,13 +104,14 @@ class Guard:
         one.passes += 1
         self._look(one, wrapped, ddp)
 
-    def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    def after_step(self, optimizer: Optimizer) -> None:
+        """See `GradientHandler`."""
+        held = ids_of(held_by(optimizer))
         for one in self._objects.values():
             one.stepped |= not one.ids.isdisjoint(held)
 
     def _look(self, one: _Object, wrapped: Wrapped, ddp: DDP) -> None:
-        # A rank that has gone ahead asks until rank 0 has come by: where a fault leaves out all reductions, none waits.
+        # A rank that is ahead asks until rank 0 has written: where a fault leaves out all reductions, no rank waits.
         asks = one.hears or (one.mine and dist.get_rank(ddp.process_group) != 0)
         if not asks and one.steps < one.looks[0]:
             return
@@ -134,7 +136,7 @@ class Guard:
                 one.mine[step] = seen
 
     def _hear(self, one: _Object, rank: int, store: Any) -> None:
-        """Stop if a difference is known; else compare, if rank 0 has come by."""
+        """Stop if a rank has found a difference; else compare, if rank 0 has written its checksum."""
         said = f"autoddp/guard/{one.number}/differs"
         if store.check([said]):
             at, _, why = store.get(said).decode().partition(" ")
@@ -147,14 +149,16 @@ class Guard:
         if mine == theirs or mine.split(" ", 1)[1] != theirs.split(" ", 1)[1]:
             return
         if step == 0:
-            one.is_off = True  # they differ before anything was trained: it is the script's own way
+            one.is_off = True  # they differ before anything was trained: the script has made them so
             return
         why = (
             f"autoddp: rank {rank} has other parameters than rank 0 after {step} steps under the recipe's "
             f"{self._knobs}: the job stops; launch it without the recipe (--trials 0), or tune again (--trials 20)"
         )
         print(why, file=sys.stderr, flush=True)
-        store.set(said, f"{one.passes + 1} {why}")  # all stop at the next pass: the backward pass between tells them
+        store.set(
+            said, f"{one.passes + 1} {why}"
+        )  # a backward pass lies before the next one, so all ranks see this by then
 
 
 def _key(one: _Object, step: int) -> str:

@@ -1,7 +1,7 @@
-"""Tells a hang from a long evaluation, and where a rank is: a file that is written while the main thread gets on.
+"""Writes a file as long as the main thread moves, so that the launcher can tell a hang from a long evaluation.
 
-A daemon thread looks at the main thread's stack once a second. As long as it has moved since the last look, the file's
-time is renewed; the file says where in the script the thread is. The launcher judges a hang by all ranks' files.
+A daemon thread looks at the main thread's stack once a second. If it has changed since the last look, the thread writes
+the file again, with the place in the script at which the main thread is. The launcher looks at the files of all ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _INTERVAL = 1.0
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _NOT_THE_USERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", "<frozen ", _PACKAGE)
 _DECORATORS = frozenset(("wrapper", "wrapped", "inner", "inside", "decorate_context", "_fn", "_wrapped_call_impl"))
-"""Names that functions have inside decorators; they tell nobody anything."""
+"""Names of functions inside decorators, which say nothing about the script."""
 
 
 def start_heartbeat(folder: str) -> None:

@@ -1,12 +1,11 @@
-"""Puts the reductions of a step's micro-steps off to the last one, in scripts that accumulate without `no_sync`.
+"""Puts the reductions of a step's micro-batches off to the last one, in scripts that accumulate without `no_sync`.
 
-Reducing after each backward pass gives mean(g1) + mean(g2) + …, reducing once gives mean(g1 + g2 + …): the same. A step
-that comes earlier than learned finds gradients that were never reduced; then they are, before anything reads them.
+Reducing after each backward pass gives mean(g1) + mean(g2) + …, reducing once gives mean(g1 + g2 + …), which is the
+same. Where a step comes earlier than expected, its gradients are reduced before anything reads them.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,34 +13,34 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.nn.utils import clip_grad
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import Configuration
 from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
-from autoddp.worker.ddp import Wrapped, is_joining, must_reduce, tensors_in
+from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, must_reduce, tensors_in
 from autoddp.worker.effect import Effect
+from autoddp.worker.gradient_access import GradientHandler, are_reduced, held_by
 from autoddp.worker.sync_switch import ReductionSwitch, StillThere
 
 _CHUNK = 25 * 2**20  # bytes that are flattened at once
-_CLIPPERS = ("clip_grad_norm_", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_")
 
 
-class Deferral(Effect):
-    """`install()` once, tell it of each forward pass, and set `every`: micro-steps per step, 1 puts nothing off."""
+class Deferral(Effect, DdpEvents, GradientHandler):
+    """A handler of gradients and of DDP's events. Set `every`, micro-batches per step; 1 puts nothing off."""
 
     def __init__(self, switch: ReductionSwitch, wrapped: Callable[[], Sequence[Wrapped]]) -> None:
         self._switch = switch
         self._wrapped = wrapped
         self._every = 1
         self._forwards = 0
-        self._pending = False
+        self.pending = False
+        """Whether there may be gradients that are not reduced."""
         self._owed: list[DDP] = []
         self._parameters = StillThere(DEFER_REDUCTIONS.name)
         self.steps_by_closure = False
-        """Whether an optimizer of DDP's parameters runs backward itself: it may read gradients after each."""
+        """Whether an optimizer of DDP's parameters runs backward passes itself: it may read gradients after each."""
         self.reads: Callable[[], None] = lambda: None
-        """Told before an optimizer, or whatever else of torch's, reads gradients."""
+        """Called before an optimizer or another function of torch reads gradients, and before they are reduced here."""
 
     def apply(self, configuration: Configuration) -> None:
         """See `Effect`."""
@@ -49,48 +48,30 @@ class Deferral(Effect):
 
     @property
     def every(self) -> int:
-        """Micro-steps per step, of which only the last reduces."""
+        """Micro-batches per step, of which only the last reduces."""
         return self._every
 
     @every.setter
-    def every(self, micro_steps: int) -> None:
+    def every(self, micro_batches: int) -> None:
         """At a step boundary."""
-        self._every, self._forwards, self._pending, self._switch.put_off = micro_steps, 0, False, False
+        self._every, self._forwards, self.pending, self._switch.put_off = micro_batches, 0, False, False
         self._parameters.end()
 
-    @property
-    def pending(self) -> bool:
-        """Whether there may be gradients that are not reduced."""
-        return self._pending
-
     def end(self) -> None:
-        """Put nothing off any more; at any time. What has been put off is reduced where it is read."""
+        """Put nothing off from now on; allowed at any time. What was put off before is reduced when it is read."""
         self._every, self._switch.put_off = 1, False
 
     def owe(self) -> None:
-        """Somebody else has put reductions off and never will again: reduce, until each object does so by itself."""
+        """Reduce what `Accumulation` has kept, now and before each later reading, until DDP reduces again by itself."""
         self._owed = [w.ddp for w in self._wrapped() if w.ddp is not None]
         self.reduce_what_is_missing()
-
-    def install(self) -> None:
-        """Stand in front of whatever reads gradients. The script has bound none of these names yet."""
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
-        for name in _CLIPPERS:
-            for place in (clip_grad, torch.nn.utils):
-                if hasattr(place, name):
-                    setattr(place, name, self._reading(getattr(place, name)))
-        scaler = torch.amp.GradScaler
-        scaler.unscale_ = self._reading(scaler.unscale_)  # type: ignore[method-assign]
-        # For a fused optimizer it looks for infinite gradients itself, before the optimizer is called.
-        scaler.step = self._reading(scaler.step)  # type: ignore[method-assign]
 
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run; what is decided here holds for its backward pass."""
         self._switch.put_off = False
         if self._owed and torch.is_grad_enabled() and self._switch.reduces(ddp):
             self._owed = [owed for owed in self._owed if owed is not ddp]
-        if self._pending:
+        if self.pending:
             self._parameters.check()
         if self._every < 2 or not (torch.is_grad_enabled() and self._switch.reduces(ddp)) or is_joining(ddp):
             return
@@ -101,68 +82,62 @@ class Deferral(Effect):
         ddp.require_forward_param_sync = True
         self._switch.put_off = self._forwards % self._every != 0 and not must_reduce(ddp)
         if self._switch.put_off:
-            self._pending = True
+            self.pending = True
             self._parameters.begin(next(w.parameters for w in self._wrapped() if w.ddp is ddp))
 
     def returned(self, ddp: DDP, what: Any) -> Any:
-        """What the module has returned. Only a backward pass from it reduces what was put off before."""
-        if self._pending and self._switch.reduces(ddp):
+        """See `DdpEvents`. Only a backward pass from what the module has returned reduces what was put off before."""
+        if self.pending and self._switch.reduces(ddp):
             for tensor in tensors_in(what):
                 if tensor.requires_grad:
                     tensor.register_hook(self._is_reduced)
         return what
 
     def _is_reduced(self, _gradient: torch.Tensor) -> None:
-        self._pending = False
+        self.pending = False
         self._parameters.end()
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._is_ours(optimizer):
-            return
-        if any(callable(value) for value in (*args[1:], *kwargs.values())):
-            self.steps_by_closure = True
-            self.end()
+    def before_reading(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """See `GradientHandler`."""
         self.reduce_what_is_missing()
+        return False
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._is_ours(optimizer):
+    def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        """See `GradientHandler`."""
+        if are_reduced(held_by(optimizer), self._wrapped()):
+            if has_closure:
+                self.steps_by_closure = True
+                self.end()
+            self.reduce_what_is_missing()
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """See `GradientHandler`."""
+        if are_reduced(held_by(optimizer), self._wrapped()):
             self._forwards = 0
 
-    def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
-        ours = {id(p) for wrapped in self._wrapped() for p in wrapped.parameters}
-        return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
-
-    def _reading(self, reader: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(reader)
-        def read(*args: Any, **kwargs: Any) -> Any:
-            self.reduce_what_is_missing()
-            return reader(*args, **kwargs)
-
-        return read
-
     def reduce_what_is_missing(self) -> None:
-        """The mean over the ranks of all gradients, where a backward pass has put it off.
+        """Put the mean over the ranks into all gradients, if their reduction was put off.
 
-        Right whatever part of a gradient was reduced before: the mean of equal parts is that part.
+        Some parts of a gradient may have been reduced before. They are equal on all ranks, and their mean is that part.
         """
         self.reads()
-        if not self._pending and not self._owed:
+        if not self.pending and not self._owed:
             return
         for wrapped in self._wrapped():
             ddp = wrapped.ddp
-            if ddp is None or not (self._pending or any(owed is ddp for owed in self._owed)):
+            if ddp is None or not (self.pending or any(owed is ddp for owed in self._owed)):
                 continue
             parameters = wrapped.parameters
             if ddp.find_unused_parameters:
                 _complete(parameters, ddp.process_group)
             for some in _chunks([p.grad for p in parameters if p.grad is not None]):
                 _average(some, ddp.process_group)
-        self._pending, self._forwards = False, 0
+        self.pending, self._forwards = False, 0
         self._parameters.end()
 
 
 def _complete(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """A parameter that only other ranks have used has a gradient of zeros here, as DDP has it; others stay without."""
+    """Give parameters that only other ranks have used a gradient of zeros, as DDP does; unused ones get none."""
     used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device)
     dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group)
     for p, by_any in zip(parameters, used.tolist(), strict=True):
@@ -171,7 +146,7 @@ def _complete(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
 
 
 def _chunks(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """In order, of one type and device each, small enough to be copied."""
+    """In order and in lists, each of one type and device and small enough to be copied into one buffer."""
     found: list[list[torch.Tensor]] = []
     room = 0
     for gradient in gradients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import torch
 
@@ -22,7 +23,7 @@ class WallStopwatch:
 
     def stop(self) -> list[float]:
         """Seconds of each step since `start`."""
-        return [after - before for before, after in zip(self._marks, self._marks[1:], strict=False)]
+        return [after - before for before, after in pairwise(self._marks)]
 
 
 class CudaStopwatch:
@@ -46,8 +47,7 @@ class CudaStopwatch:
     def stop(self) -> list[float]:
         """Seconds of each step since `start`, after one synchronisation."""
         synchronize(self._device)
-        pairs = zip(self._marks, self._marks[1:], strict=False)
-        return [before.elapsed_time(after) / 1e3 for before, after in pairs]
+        return [before.elapsed_time(after) / 1e3 for before, after in pairwise(self._marks)]
 
     def _mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

@@ -1,4 +1,4 @@
-"""DDP's reduction switched off and on for all objects at once, and what notices parameters that change meanwhile."""
+"""Switches DDP's reduction off and on for all objects, and notices parameters that change while it is off."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ReductionSwitch:
     def __init__(self) -> None:
         self.on = True
         self.put_off = False
-        """Whether the present forward pass's backward is one of several, and not the last."""
+        """Whether the backward pass of the present forward pass leaves its reduction to a later one."""
         self._read_by_ddp = False
 
     def install(self) -> None:
@@ -56,14 +56,14 @@ class ReductionSwitch:
 
 
 class StillThere:
-    """Parameters that must not change as long as gradients of them are not reduced: `begin`, then `check`."""
+    """Checks that parameters do not change while their gradients are not reduced: `begin`, then `check`."""
 
     def __init__(self, knob: str) -> None:
         self._knob = knob
         self._seen: list[tuple[torch.Tensor, int]] = []
 
     def begin(self, parameters: Sequence[torch.Tensor]) -> None:
-        """From here on; not told again until `end`. The first and the last stand for all."""
+        """They must not change from now until `end`. The first and the last are looked at, for all of them."""
         if not self._seen and parameters:
             self._seen = [(p, version_of(p)) for p in (parameters[0], parameters[-1])]
 
@@ -72,7 +72,7 @@ class StillThere:
         self._seen = []
 
     def check(self) -> None:
-        """RuntimeError: only a script that goes by `.grad` itself can have changed them, each rank by its own."""
+        """RuntimeError if they have: the script has stepped by the `.grad` of its own rank, without an optimizer."""
         if any(version_of(p) != version for p, version in self._seen):
             raise RuntimeError(
                 f"autoddp: the script changes parameters without a torch optimizer, where the recipe's {self._knob} "

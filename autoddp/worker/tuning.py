@@ -12,18 +12,18 @@ from autoddp.knobs import ObservedSteps
 from autoddp.wire import BlockDone, Finish, JobFacts, Message, Ready, WorkerConfig
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
-from autoddp.worker.by_hand import ByHand
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import DdpEvents, Patch, Wrapped, is_joining, parameters_digest
 from autoddp.worker.describe_job import gather_facts
+from autoddp.worker.first_steps import ByHand, ReadyOrder
+from autoddp.worker.gradient_access import add_handler, parameters_of
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.implicit_no_sync import Deferral
 from autoddp.worker.inputs import InputsSeen, compares
 from autoddp.worker.launcher_client import Link
 from autoddp.worker.live_ddp import LiveDdp, effects_of
 from autoddp.worker.rank_store import Ranks
-from autoddp.worker.ready_order import ReadyOrder
 from autoddp.worker.runner import TrialRunner
 from autoddp.worker.stopwatch import stopwatch_for
 from autoddp.worker.sync_switch import ReductionSwitch
@@ -41,11 +41,9 @@ def start_tuning(config: WorkerConfig, link: Link, threads_given: str | None) ->
     patch.events = job
     patch.install()
     switch.install()
-    job.deferral.install()
+    add_handler(job.deferral)
     if config.accumulates:
-        job.accumulation.install()
-        job.accumulation.owes = job.deferral.owe
-        job.accumulation.reads = job.deferral.reduce_what_is_missing
+        add_handler(job.accumulation)
     leave_at_the_end_of_training(link)
 
 
@@ -62,7 +60,7 @@ class _TuningJob(DdpEvents):
         self._patch = patch
         self._switch = switch
         self.deferral = Deferral(switch, patch.alive)
-        self.accumulation = Accumulation(switch, patch.alive, _fail)
+        self.accumulation = Accumulation(switch, patch.alive, self.deferral, _fail)
         self._graphs = Graphs(patch.alive)
         self.compiling = Compiling(patch.alive)
         self._inputs = InputsSeen()
@@ -70,7 +68,7 @@ class _TuningJob(DdpEvents):
         self._forwards: list[int] = []
         self._ready_order: ReadyOrder | None = None
         self._runner: TrialRunner | None = None
-        self._clock = StepClock(self._parameter_ids, self._on_step)
+        self._clock = StepClock(patch.alive, self._on_step)
         register_optimizer_step_post_hook(lambda *_: self._leave_if_no_ddp())
 
     def built(self, wrapped: Wrapped) -> None:
@@ -106,9 +104,6 @@ class _TuningJob(DdpEvents):
         """Whether a new model gets the present configuration: later, only such models as were measured."""
         return not self._measured or parameters_digest(module) in self._measured
 
-    def _parameter_ids(self) -> set[int]:
-        return {id(p) for wrapped in self._patch.alive() for p in wrapped.parameters}
-
     def _leave_if_no_ddp(self) -> None:
         if not self._wrapped_any and self._clock.steps_without_ddp >= _STEPS_WITHOUT_DDP:
             leave()
@@ -138,7 +133,7 @@ class _TuningJob(DdpEvents):
             self._begin()
 
     def _all_parameters(self) -> list[nn.Parameter]:
-        return [p for wrapped in self._patch.alive() for p in wrapped.parameters]
+        return parameters_of(self._patch.alive())
 
     def _begin(self) -> None:
         assert self._ready_order is not None

@@ -1,4 +1,4 @@
-"""How a worker of the tuning job ends: at the study's word, with the script's exception, or with the script."""
+"""How a worker of the tuning job ends: when the study is over, with the script's exception, or with the script."""
 
 from __future__ import annotations
 

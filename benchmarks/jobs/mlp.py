@@ -26,7 +26,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=1024, help="of every layer (1024)")
     parser.add_argument("--depth", type=int, default=6, help="number of layers (6)")
     parser.add_argument("--batch", type=int, default=32, help="rows per rank and step (32)")
-    parser.add_argument("--micro-steps", type=int, default=1, help="backward passes per step, each reduces (1)")
+    parser.add_argument("--micro-batches", type=int, default=1, help="backward passes per step, each reduces (1)")
     parser.add_argument("--no-sync", action="store_true", help="by hand: only the last one reduces")
     parser.add_argument("--save", metavar="FILE", help="rank 0 writes the trained parameters here")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
@@ -77,8 +77,8 @@ def train(model: DDP, args: argparse.Namespace, device: torch.device) -> list[fl
     for _ in range(args.steps):
         began = time.perf_counter()
         optimizer.zero_grad()
-        for micro in range(args.micro_steps):
-            skips = args.no_sync and micro + 1 < args.micro_steps
+        for micro in range(args.micro_batches):
+            skips = args.no_sync and micro + 1 < args.micro_batches
             with model.no_sync() if skips else contextlib.nullcontext():
                 nn.functional.mse_loss(model(inputs), targets).backward()
         optimizer.step()

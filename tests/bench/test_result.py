@@ -11,8 +11,8 @@ import pytest
 
 from autoddp.bench import BenchResult, HookCost, LinkFacts, Point, Sweep, busbw, fit, load_cached, sizes, store
 from autoddp.bench.result import backend_variables, folder
-from autoddp.report.bench import tables
 from autoddp.report.bench_svg import svg
+from autoddp.report.bench_tables import tables
 
 FACTS = LinkFacts(4, 2, "gloo", ("cpu",), "2.13.0", {"GLOO_SOCKET_IFNAME": "eth0"})
 

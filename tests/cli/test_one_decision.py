@@ -13,11 +13,10 @@ from hypothesis import strategies as some
 
 from autoddp.cli.tuned import recipe_of
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung
-from autoddp.launch.mode import Plan
+from autoddp.launch.mode import Mode
 from autoddp.recipe import Recipe, dump, parse
-from autoddp.study import Outcome, Standing, TrialRecord
-from autoddp.study import Plan as StudyPlan
-from autoddp.study.ladder import decide, ladder_of
+from autoddp.study import Outcome, Standing, StudySettings, TrialRecord
+from autoddp.study.search import decide, ladder_of
 from autoddp.timing import Block, median, speedup
 from autoddp.wire import JobFacts
 
@@ -44,7 +43,7 @@ def standing(values: dict[str, object], baseline: list[float], seconds: list[flo
     return Standing(Configuration(values), median(seconds), speedup(baseline, seconds), blocks)
 
 
-def outcome(ladder: tuple[Standing, ...], baseline: list[float], plan: StudyPlan) -> Outcome:
+def outcome(ladder: tuple[Standing, ...], baseline: list[float], plan: StudySettings) -> Outcome:
     rounds = tuple(Block((second,)) for second in baseline)
     return Outcome(
         facts=FACTS,
@@ -60,11 +59,11 @@ def outcome(ladder: tuple[Standing, ...], baseline: list[float], plan: StudyPlan
 
 
 def launched_by(recipe: Recipe, chosen: tuple[Rung, int] | None) -> tuple[Configuration, dict[str, str]]:
-    plan = Plan(tune=False, recipe=recipe, several_nodes=False, chosen=chosen)
-    return plan.configuration.without_variables, plan.variables
+    mode = Mode(tune=False, recipe=recipe, several_nodes=False, chosen=chosen)
+    return mode.configuration.without_variables, mode.variables
 
 
-def decided(ladder: tuple[Standing, ...], plan: StudyPlan) -> tuple[Configuration, dict[str, str]]:
+def decided(ladder: tuple[Standing, ...], plan: StudySettings) -> tuple[Configuration, dict[str, str]]:
     configuration = decide(ladder, plan, 0.5).configuration
     begins = {"powersgd_start_step": START} if configuration.get("hook") == "powersgd" else {}
     return configuration.with_values(**begins).without_variables, configuration.variables
@@ -84,13 +83,15 @@ def finals(draw: some.DrawFn) -> tuple[list[float], list[Standing]]:
     return baseline, found
 
 
-plans = some.builds(StudyPlan, allow=some.sampled_from(GRADIENT_RUNGS), accumulate_up_to=some.sampled_from((1, 2, 8)))
+plans = some.builds(
+    StudySettings, allow=some.sampled_from(GRADIENT_RUNGS), accumulate_up_to=some.sampled_from((1, 2, 8))
+)
 
 
 @settings(max_examples=300, deadline=None, database=None)
 @given(finals(), plans, plans)
 def test_a_saved_recipe_decides_as_its_study_would_have(
-    rounds: tuple[list[float], list[Standing]], then: StudyPlan, later: StudyPlan
+    rounds: tuple[list[float], list[Standing]], then: StudySettings, later: StudySettings
 ) -> None:
     baseline, finalists = rounds
     ladder = ladder_of(finalists)
@@ -107,7 +108,7 @@ def test_what_the_study_leaves_the_recipe_leaves() -> None:
     baseline = [1.0] * 6
     near = standing(NEAR[0], baseline, [1 / 1.03 * noise for noise in (1.006, 0.994) * 3])
     assert (round(near.speedup.low, 2), round(near.speedup.high, 2)) == (1.02, 1.04)
-    plan = StudyPlan(allow=Rung.NEAR)
+    plan = StudySettings(allow=Rung.NEAR)
     made = outcome(ladder_of([near]), baseline, plan)
     assert made.decision.configuration == AS_WRITTEN
     recipe = parse(dump(recipe_of(made, START)), "x")
@@ -127,7 +128,7 @@ def test_an_older_recipe_is_taken_at_its_intervals_word() -> None:
     exact = standing(EXACT[0], baseline, [one / 2 for one in drift])
     near = standing(NEAR[0], baseline, [one / 2.4 for one in drift])
     ladder = ladder_of([exact, near])
-    allows_exact, allows_near = (StudyPlan(allow=rung) for rung in (Rung.EXACT, Rung.NEAR))
+    allows_exact, allows_near = (StudySettings(allow=rung) for rung in (Rung.EXACT, Rung.NEAR))
     recipe = recipe_of(outcome(ladder, baseline, allows_exact), START)
     assert launched_by(recipe, (Rung.NEAR, 1))[0] == near.configuration
     assert launched_by(without_margins(recipe), (Rung.NEAR, 1))[0] == exact.configuration

@@ -11,7 +11,7 @@ from torch.distributed.run import get_args_parser
 from autoddp.errors import UsageError
 from autoddp.isolation import Level
 from autoddp.knobs import Rung
-from autoddp.launch.options import Request, help_text, own_parser, parse
+from autoddp.launch.options import Options, help_text, own_parser, parse
 from autoddp.units import Allowance
 
 SCRIPT = ["train.py", "--lr", "0.1", "--", "x"]
@@ -158,7 +158,7 @@ AFTER = [
 ]
 
 
-def own_words(found: Request) -> str:
+def own_words(found: Options) -> str:
     """What differs from the defaults, as words."""
     given = {"--trials": found.trials, "--recipe": found.recipe, "--seed": found.seed or None}
     return " ".join(f"{option} {value}" for option, value in given.items() if value is not None)

@@ -12,7 +12,7 @@ import torch
 from launchers import environment
 
 from autoddp.knobs import Configuration
-from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, save
+from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, dump, load, save
 
 HERE = Fits(2, 1, "gloo", ("cpu",), torch.__version__.split("+")[0], 4096, "0123456789abcdef")
 EVIDENCE = Evidence(31.0, 0.1, 20, 6, 100, "the best of what you allow")
@@ -36,8 +36,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def dry_run(folder: Path) -> tuple[int, str, str]:
-    words = ["-m", "autoddp", "--nproc-per-node", "2", "--recipe", "recipes", "--dry-run", "train.py"]
+def dry_run(folder: Path, *more: str) -> tuple[int, str, str]:
+    words = ["-m", "autoddp", "--nproc-per-node", "2", "--recipe", "recipes", "--dry-run", *more, "train.py"]
     done = subprocess.run([sys.executable, *words], cwd=folder, env=environment(), capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 
@@ -50,6 +50,15 @@ def test_the_fitting_one_is_taken(folder: Path) -> None:
     assert "not gpus.toml: devices NVIDIA H100 in the recipe, cpu here" in err
     assert "not old_torch.toml: torch 2.4.0 in the recipe" in err
     assert "not notes.toml: " in err
+
+
+def test_another_rung_of_the_fitting_one_is_said(folder: Path) -> None:
+    here = folder / "recipes" / "here.toml"
+    here.write_text(dump(replace(load(here), configuration=Configuration({"hook": "bf16"}))))
+    _, out, err = dry_run(folder, "--allow", "exact")
+    launched = out.splitlines()[-1].removeprefix("configuration: ")
+    assert "bf16" not in launched
+    assert f"recipe recipes/here.toml: launching {launched}; not " in err
 
 
 def test_none_fits(folder: Path) -> None:

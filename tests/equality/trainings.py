@@ -81,7 +81,7 @@ def clip(rank: int) -> list[nn.Module]:
 
 
 def clip_by_hand(rank: int) -> list[nn.Module]:
-    """Reads and scales the gradients itself, over micro-steps of which the last step of a round has one less."""
+    """Reads and scales the gradients itself, over micro-batches of which the last step of a round has one less."""
     model = DDP(network())
     optimizer = sgd(model)
     data = batches(rank, STEPS * 2)
@@ -205,13 +205,13 @@ def siamese(rank: int) -> list[nn.Module]:
     return [model]
 
 
-def accumulated(rank: int, micro_steps: int, begins: int = 0, uneven: bool = False) -> list[nn.Module]:
-    """Under no_sync, all but the last micro-step; one micro-step a step before step `begins`."""
+def accumulated(rank: int, micro_batches: int, begins: int = 0, uneven: bool = False) -> list[nn.Module]:
+    """Under no_sync, all but the last micro-batch; one micro-batch a step before step `begins`."""
     model = DDP(network())
     optimizer = sgd(model)
-    data = batches(rank, STEPS * (micro_steps + 1))
+    data = batches(rank, STEPS * (micro_batches + 1))
     for step in range(STEPS):
-        count = (micro_steps + (rank if uneven else 0)) if step >= begins else 1
+        count = (micro_batches + (rank if uneven else 0)) if step >= begins else 1
         for number in range(count):
             batch = next(data)
             with contextlib.nullcontext() if number == count - 1 else model.no_sync():
@@ -261,7 +261,7 @@ def local_later(rank: int) -> list[nn.Module]:
 
 
 def micro(rank: int, counts: Callable[[int], int], clips: bool = False) -> list[nn.Module]:
-    """Accumulates without no_sync: each backward pass reduces. `counts(step)` micro-steps."""
+    """Accumulates without no_sync: each backward pass reduces. `counts(step)` micro-batches."""
     model = DDP(network(WIDTH, nn.BatchNorm1d(CLASSES)))
     optimizer = sgd(model)
     data = batches(rank, STEPS * 4)
@@ -304,16 +304,16 @@ class Branches(nn.Module):
 def branches(
     rank: int,
     used: Callable[[int, int], tuple[int, ...]],
-    micro_steps: int = 1,
+    micro_batches: int = 1,
     zeroes: bool = False,
     short: bool = False,
 ) -> list[nn.Module]:
-    """`used(step, rank)`: heads. `short`: each third step has one micro-step less."""
+    """`used(step, rank)`: heads. `short`: each third step has one micro-batch less."""
     model = DDP(Branches(), find_unused_parameters=True)
     optimizer = sgd(model)
-    data = batches(rank, STEPS * micro_steps)
+    data = batches(rank, STEPS * micro_batches)
     for step in range(STEPS):
-        for number in range(micro_steps - (short and step % 3 == 2)):
+        for number in range(micro_batches - (short and step % 3 == 2)):
             batch = next(data)
             loss(model(batch[0], used(step + number, rank)), batch).backward()
         optimizer.step()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from on_ranks import on_ranks
-from two_ranks import EARLY_AND_INFINITE, LOCALLY_INFINITE, MICRO_STEPS, STEPS, checks
+from two_ranks import EARLY_AND_INFINITE, LOCALLY_INFINITE, MICRO_BATCHES, STEPS, checks
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -22,7 +22,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_a_fused_optimizer_judges_whole_gradients_under_deferral(ranks, figure):
     """Its step is left out on both ranks or on none, as in the loop that one writes with `no_sync`."""
     figure("scales", ranks[0]["fused deferred"]["scales"])
-    scales = [4.0 if step < EARLY_AND_INFINITE else 2.0 for step in range(len(MICRO_STEPS))]
+    scales = [4.0 if step < EARLY_AND_INFINITE else 2.0 for step in range(len(MICRO_BATCHES))]
     for found in ranks:
         assert found["fused as written"]["scales"] == scales
         assert found["fused deferred"]["scales"] == scales

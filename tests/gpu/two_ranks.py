@@ -15,12 +15,13 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import DdpEvents, Patch
+from autoddp.worker.ddp import DdpEvents, Patch, Wrapped
+from autoddp.worker.gradient_access import add_handler
 from autoddp.worker.implicit_no_sync import Deferral
 from autoddp.worker.live_ddp import LiveDdp
 from autoddp.worker.sync_switch import ReductionSwitch
 
-MICRO_STEPS = (2, 2, 2, 1, 2, 1)
+MICRO_BATCHES = (2, 2, 2, 1, 2, 1)
 """Of each step: those of one come earlier than a job that defers has learned, as the last one of an epoch does."""
 EARLY_AND_INFINITE = 3
 LOCALLY_INFINITE = (4, 5)
@@ -37,7 +38,7 @@ def checks(device_type: str, rank: int) -> dict[str, Any]:
     patch.install()
     switch.install()
     clock = Clock()  # before the deferral, as in a tuning job
-    deferral.install()
+    add_handler(deferral)
     live = LiveDdp(patch, switch, (), Compiling(patch.alive))
     as_written = fused(rank, device, no_sync)
     deferral.every = 2
@@ -67,11 +68,11 @@ class Clock:
 
     def __init__(self) -> None:
         self.boundaries = 0
-        self._parameters: set[int] = set()
-        StepClock(lambda: self._parameters, self._on_step)
+        self._wrapped: list[Wrapped] = []
+        StepClock(lambda: self._wrapped, self._on_step)
 
     def begin(self, ddp: DDP) -> None:
-        self._parameters = {id(p) for p in ddp.parameters()}
+        self._wrapped = [Wrapped(ddp, {})]
 
     def _on_step(self) -> None:
         self.boundaries += 1
@@ -83,7 +84,7 @@ def no_sync(ddp: DDP, last: bool) -> Any:
 
 
 def fused(rank: int, device: torch.device, around: Callable[[DDP, bool], Any]) -> dict[str, Any]:
-    """Micro-steps with a fused optimizer, which leaves looking for infinite gradients to the scaler.
+    """Micro-batches with a fused optimizer, which leaves looking for infinite gradients to the scaler.
 
     In one early step the second rank alone has some.
     """
@@ -92,12 +93,12 @@ def fused(rank: int, device: torch.device, around: Callable[[DDP, bool], Any]) -
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.1, fused=True)
     scaler = torch.amp.GradScaler(device.type, init_scale=4.0, growth_interval=1000)
     scales = []
-    for step, micro_steps in enumerate(MICRO_STEPS):
-        for micro in range(micro_steps):
+    for step, micro_batches in enumerate(MICRO_BATCHES):
+        for micro in range(micro_batches):
             x = torch.full((2, 4), 0.1 * (1 + rank + step + micro), device=device)
             if step == EARLY_AND_INFINITE and rank == 1:
                 x.fill_(float("inf"))
-            with around(ddp, micro == micro_steps - 1):
+            with around(ddp, micro == micro_batches - 1):
                 scaler.scale(ddp(x).square().mean()).backward()
         scaler.step(optimizer)
         scaler.update()

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from autoddp.isolation import Level
 from autoddp.isolation.guard import programs, start_guard
-from autoddp.isolation.levels import Level
 from autoddp.isolation.plan import IsolationPlan
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from autoddp.isolation.elsewhere.clients import CLIENTS
-from autoddp.isolation.elsewhere.patch import Client, arm
+from autoddp.isolation.elsewhere.patch import Client, watch
 from autoddp.isolation.elsewhere.requests import REQUESTS, is_here, judge_url, sends
 from autoddp.isolation.elsewhere.storage import STORAGE
 
@@ -135,7 +135,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         Client("lib", name, "Api.up* Api.create Api.delete send Absent.x absent", "writes to", "to what name"),
         Client("lib", name, "Api.get*", reads="get_later", judge=lambda call: ""),
     )
-    arm(clients, stop)
+    watch(clients, stop)
     yield __import__(name)
     del sys.modules[name]
 
@@ -172,7 +172,7 @@ def test_a_judge_that_fails_ends_tuning(library: Any) -> None:
     module = SimpleNamespace(__name__="here", f=lambda: "ran")
     sys.modules["here_for_a_moment"] = module  # type: ignore[assignment]
     try:
-        arm([Client("lib", "here_for_a_moment", "f", judge=lambda call: call.args[7])], stop)
+        watch([Client("lib", "here_for_a_moment", "f", judge=lambda call: call.args[7])], stop)
     finally:
         del sys.modules["here_for_a_moment"]
     with pytest.raises(Stopped, match="lib writes to another machine"):

@@ -244,14 +244,14 @@ class Batch:
         from torch.distributed.elastic.utils import macros
         from torch.distributed.run import config_from_args
 
-        from autoddp.cli import run
+        from autoddp.cli.main import Job, launch
         from autoddp.errors import UsageError
         from autoddp.launch.options import parse
 
         try:
             request = parse(line.autoddp)
             if request.trials == 0:
-                return self._launched(lambda: run.launch(run.Job(request, {})))
+                return self._launched(lambda: launch(Job(request, {})))
             _, command, words = config_from_args(request.torchrun)
         except UsageError:
             return 2

@@ -10,7 +10,7 @@ from typing import Any
 from fake_worker import facts
 
 from autoddp.launch.deadline import Deadline
-from autoddp.launch.hang_timeout import Patience
+from autoddp.launch.hang_timeout import HangTimeout
 from autoddp.launch.job_machine import (
     AttemptBegins,
     AttemptEnded,
@@ -61,8 +61,8 @@ class Rank(Worker):
 
 
 @dataclass
-class Moved(Patience):
-    """Patience that ends when the test says so."""
+class Moved(HangTimeout):
+    """Over when the test says so."""
 
     hangs: bool = False
 
@@ -82,9 +82,9 @@ class Desk:
     """Of the present attempt."""
 
     def __post_init__(self) -> None:
-        self.patience = Moved()
+        self.hang_timeout = Moved()
         deadline = Deadline(self.budget, clock=lambda: self.now)
-        self.machine = JobMachine(Journal(self.journal), self.patience, deadline, lambda: self.now)
+        self.machine = JobMachine(Journal(self.journal), self.hang_timeout, deadline, lambda: self.now)
         self.number = -1
         self.asked = 0
 

@@ -140,8 +140,8 @@ class World:
     def world_acts(self) -> None:
         desk = self.desk
         acts = {
-            "moves": lambda: setattr(desk.patience, "hangs", False),
-            "hangs": lambda: setattr(desk.patience, "hangs", True),
+            "moves": lambda: setattr(desk.hang_timeout, "hangs", False),
+            "hangs": lambda: setattr(desk.hang_timeout, "hangs", True),
             "elsewhere": desk.ended_elsewhere,
             "overlay": lambda: desk.stop(overlay_is_to_blame=True),
             "stop": desk.stop,
@@ -152,7 +152,7 @@ class World:
 
     def ranks_end(self) -> None:
         """No rank moves any more. Before and between measurements only the main thread has a limit, `Waiting`."""
-        self.desk.patience.hangs = True
+        self.desk.hang_timeout.hangs = True
         if self.hung and self.attempt_runs and self.desk.state in (State.STARTING, State.READY):
             self.desk.gives_up("no rank has moved")
 

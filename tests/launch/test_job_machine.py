@@ -161,7 +161,7 @@ def test_ranks_that_hang_are_killed(desk: Desk) -> None:
     block = desk.asks()
     desk.passes(1000)
     assert not block.done()
-    desk.patience.hangs = True
+    desk.hang_timeout.hangs = True
     desk.passes()
     with pytest.raises(TrialFailed, match=r"^hung: no rank has moved for \d+ s$"):
         block.result(0)

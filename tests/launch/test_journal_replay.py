@@ -22,10 +22,10 @@ from autoddp.launch import server as server_module
 from autoddp.launch.journal import Journal
 from autoddp.launch.live_job import LiveJob
 from autoddp.launch.server import Closed, Said, StopAsked, WorkerServer
-from autoddp.study import Observer, Outcome, Plan, Study, TrialFailed, TuningOver
+from autoddp.study import Observer, Outcome, Study, StudySettings, TrialFailed, TuningOver
 from autoddp.wire import LARGEST, VERSION, BlockDone, Entry, Finish, Goodbye, Hello, Measure, Welcome, encode
 
-PLAN = Plan(trials=6)
+PLAN = StudySettings(trials=6)
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from autoddp.launch.local_fingerprint import visible_gpus
+from autoddp.launch.mode import idle_gpus, set_one, set_ranks, usable_nodes
 from autoddp.launch.options import parse
-from autoddp.launch.rank_count import idle_gpus, set_one, set_ranks, usable_nodes
 from autoddp.topology import NumaNode, numa_nodes
 
 GIVEN = {

@@ -13,17 +13,18 @@ from torch import nn
 
 from autoddp.errors import UnfitRecipe
 from autoddp.knobs import Configuration
-from autoddp.launch.mode import Plan, choose
-from autoddp.launch.options import parse
-from autoddp.launch.recipes import (
+from autoddp.launch.mode import (
+    Mode,
     Note,
     arguments_digest,
+    choose,
     found_recipes,
     place_for,
     recipe_may_be_anothers,
     remove_notes,
     script_names,
 )
+from autoddp.launch.options import parse
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, load, save
 from autoddp.worker.ddp import parameters_digest
 
@@ -55,7 +56,7 @@ def recipe(
     return Recipe(made_by, replace(HERE, **fits), Configuration({"bucket_cap_mb": cap}), EVIDENCE)  # type: ignore[arg-type]
 
 
-def plan(*words: str) -> Plan:
+def plan(*words: str) -> Mode:
     return choose(parse([*TWO, *words]))
 
 

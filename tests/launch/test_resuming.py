@@ -20,7 +20,7 @@ from autoddp.launch.journal import Journal
 from autoddp.launch.options import parse
 from autoddp.launch.resuming import _entries, cut_off, job_now, study_begins
 from autoddp.launch.run_folder import RunFolder
-from autoddp.study import Plan
+from autoddp.study import StudySettings
 from autoddp.wire import BlockDone, Entry, Measure
 
 PLAIN = str(SCRIPTS / "plain.py")
@@ -88,7 +88,7 @@ def _cut_off_here(words: list[str]) -> None:
         try:
             folder = RunFolder(Path(".autoddp"))
             written(folder.journal, [entry(0), entry(1), entry(2)])
-            study_begins(folder, job_now(parse(words)), Plan(), facts())
+            study_begins(folder, job_now(parse(words)), StudySettings(), facts())
         finally:
             os._exit(0)
     os.waitpid(child, 0)
@@ -97,7 +97,7 @@ def _cut_off_here(words: list[str]) -> None:
 def _found(words: list[str] = WORDS) -> int:
     folder = RunFolder(Path(".autoddp"))
     try:
-        return len(cut_off(folder, job_now(parse(words)), Plan(), facts())[1])
+        return len(cut_off(folder, job_now(parse(words)), StudySettings(), facts())[1])
     finally:
         folder.clean()
 

@@ -23,7 +23,7 @@ COMMANDS = {
     "short.py": "short",
     "no_ddp.py": "no_ddp",
     "planted_failure.py --kind raise": "planted_failure-kind-raise",
-    "micro_batches.py": "micro_steps",
+    "micro_batches.py": "micro_batches",
     "large_batch.py": "large_batch",
     "compiled.py --where inside": "compiled-where-inside",
     "compiled.py --where around": "compiled-where-around",

@@ -1,4 +1,4 @@
-"""Micro-steps that each reduce: put off to the last one, bit for bit what no_sync written by hand gives."""
+"""Micro-batches that each reduce: put off to the last one, bit for bit what no_sync written by hand gives."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MICRO = str(SCRIPTS / "micro_batches.py")
 SEVERAL = str(SCRIPTS / "several.py")
 TWO = ["--nproc-per-node", "2"]
 COMMANDS = {  # and their folders
-    "micro_batches.py": "micro_steps",
-    "micro_batches.py --clip": "micro_steps-clip",
-    "micro_batches.py --batches 100": "micro_steps-batches-100",
+    "micro_batches.py": "micro_batches",
+    "micro_batches.py --clip": "micro_batches-clip",
+    "micro_batches.py --batches 100": "micro_batches-batches-100",
 }
 
 
@@ -39,9 +39,9 @@ def recipe(tmp_path_factory):
     launch = start(AUTODDP, folder / "out", words, {"TUNED_TIMES_LONGER": "20"}).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     study = json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text())
-    assert study["job"]["micro_steps"] == 4
+    assert study["job"]["micro_batches"] == 4
     assert all(trial["configuration"]["defer_reductions"] == 4 for trial in study["trials"])
-    found = load(launch.folder / "scripts.micro_steps.autoddp.toml")
+    found = load(launch.folder / "scripts.micro_batches.autoddp.toml")
     save(replace(found, configuration=Configuration({"defer_reductions": 4}), env={}), folder / "recipe.toml")
     return str(folder / "recipe.toml")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.cli.tuned import prepared
 from autoddp.errors import UsageError
+from autoddp.launch.mode import Note, found_recipes
 from autoddp.launch.options import parse
-from autoddp.launch.recipes import Note, found_recipes
 from autoddp.launch.run_folder import RunFolder
+from autoddp.launch.tune import prepared
 from autoddp.launch.usual_folders import OUTPUT, Folders, make, usual_folders
 
 WORDS = ["--nproc-per-node", "2", "train.py"]

@@ -15,7 +15,7 @@ from study.simulated import SimulatedJob, facts
 
 from autoddp.knobs import Configuration, Rung
 from autoddp.report import Terminal, say
-from autoddp.study import Outcome, Plan, Study
+from autoddp.study import Outcome, Study, StudySettings
 from autoddp.wire import JobFacts
 
 LEFT_OUT = {"static_graph": "there are unused parameters", "numa_binding": "its CPUs are on one NUMA node"}
@@ -23,7 +23,7 @@ LEFT_OUT = {"static_graph": "there are unused parameters", "numa_binding": "its 
 
 def studied(tmp_path: Path, job: SimulatedJob, known: JobFacts | None = None, **plan: object) -> Outcome:
     """A study before the terminal; its log is in tmp_path."""
-    made = Plan(**plan)
+    made = StudySettings(**plan)
     terminal = Terminal(made.allows, tmp_path / "tuning.log")
     try:
         return Study(job, known or facts(left_out=LEFT_OUT), made, terminal).run()

@@ -1,4 +1,4 @@
-"""Accumulates four micro-steps to a step, the first three under no_sync()."""
+"""Accumulates four micro-batches to a step, the first three under no_sync()."""
 
 import contextlib
 

@@ -13,8 +13,8 @@ def main() -> None:
     data = batches(120 * ACCUMULATE, rank)
     inputs, targets = next(data)
     for _ in range(120):
-        for micro_step in range(ACCUMULATE):
-            model.require_backward_grad_sync = micro_step == ACCUMULATE - 1
+        for micro_batch in range(ACCUMULATE):
+            model.require_backward_grad_sync = micro_batch == ACCUMULATE - 1
             error = loss(model(inputs), targets) / ACCUMULATE
             inputs, targets = next(data, (inputs, targets))  # fetched while the forward runs, as on a GPU
             error.backward()

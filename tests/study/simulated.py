@@ -1,7 +1,7 @@
 """A running model in arithmetic: what a step costs under each configuration, with seeded noise.
 
     job = SimulatedJob(link_mib_per_second=100.0)
-    Study(job, facts(), Plan(trials=20), Observer()).run()
+    Study(job, facts(), StudySettings(trials=20), Observer()).run()
 
 Backward is a row of buckets whose gradients become ready one after another; each bucket's reduction costs a latency
 and its bytes over the link, and what has not ended when backward ends is exposed. Copies cost time, a switch saves it.

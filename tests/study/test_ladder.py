@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
-from autoddp.study.ladder import decide, ladder_of
+from autoddp.settings import StudySettings
 from autoddp.study.outcome import Standing
-from autoddp.study.settings import Plan
+from autoddp.study.search import decide, ladder_of
 from autoddp.timing import Block, speedup
 
 BASELINE = [1.00, 1.01, 0.99, 1.00, 1.01, 0.99]
@@ -41,7 +41,7 @@ def standing(rung: Rung, times: float, noise: float = 0.002) -> Standing:
 )
 def test_a_change_of_training_must_be_worth_it(exact: float, near: float, lossy: float, launched: Rung | None) -> None:
     finalists = [standing(rung, times) for rung, times in zip(OF_RUNG, (exact, near, lossy), strict=True)]
-    decision = decide(ladder_of(finalists), Plan(allow=Rung.LOSSY), 0.9)
+    decision = decide(ladder_of(finalists), StudySettings(allow=Rung.LOSSY), 0.9)
     assert decision.configuration == (OF_RUNG[launched] if launched else AS_WRITTEN)
 
 
@@ -49,7 +49,7 @@ def test_a_milder_rung_counts_also_where_its_own_gain_is_not_sure() -> None:
     ladder = ladder_of([standing(Rung.EXACT, 1.10, noise=0.12), standing(Rung.LOSSY, 1.18)])
     assert not ladder[0].speedup.sure
     assert ladder[1].speedup.sure
-    decision = decide(ladder, Plan(allow=Rung.LOSSY), 0.5)
+    decision = decide(ladder, StudySettings(allow=Rung.LOSSY), 0.5)
     assert decision.configuration == AS_WRITTEN
     assert "; lossy gives ×1.18 (" in decision.why
     assert decision.why.endswith(
@@ -59,14 +59,14 @@ def test_a_milder_rung_counts_also_where_its_own_gain_is_not_sure() -> None:
 
 def test_what_is_not_allowed_does_not_stand_in_the_way() -> None:
     ladder = ladder_of([standing(Rung.EXACT, 1.10), standing(Rung.NEAR, 1.50), standing(Rung.LOSSY, 9.0)])
-    decision = decide(ladder, Plan(allow=Rung.NEAR), 0.9)
+    decision = decide(ladder, StudySettings(allow=Rung.NEAR), 0.9)
     assert decision.configuration == OF_RUNG[Rung.NEAR]
     assert decision.why.endswith("; --allow lossy would give ×9.00")
 
 
 def test_more_is_only_promised_where_it_would_be_launched() -> None:
     ladder = ladder_of([standing(Rung.EXACT, 1.50), standing(Rung.NEAR, 1.51), standing(Rung.LOSSY, 1.52)])
-    decision = decide(ladder, Plan(allow=Rung.EXACT), 0.9)
+    decision = decide(ladder, StudySettings(allow=Rung.EXACT), 0.9)
     assert decision.configuration == OF_RUNG[Rung.EXACT]
     assert "--allow" not in decision.why
 

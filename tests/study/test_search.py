@@ -8,7 +8,7 @@ import pytest
 from simulated import MIB, NOT_EVERYWHERE, SimulatedJob, error_of, facts
 
 from autoddp.knobs import AS_WRITTEN, BY_NAME, GRADIENT_RUNGS, Configuration, GradientError, Rung
-from autoddp.study import Observer, Outcome, Plan, Study, TrialFailed, TrialRecord, TuningOver
+from autoddp.study import Observer, Outcome, Study, StudySettings, TrialFailed, TrialRecord, TuningOver
 from autoddp.study.env_trials import ROUNDS
 
 LINKS = {  # MiB per second, seconds of latency
@@ -22,7 +22,7 @@ BUCKETS_ONLY = ("bucket_cap_mb",)
 
 def run(job: SimulatedJob, knobs: tuple[str, ...] | None = None, **plan: object) -> Outcome:
     known = facts() if knobs is None else facts(knobs)
-    return Study(job, known, Plan(**plan), Observer()).run()
+    return Study(job, known, StudySettings(**plan), Observer()).run()
 
 
 def job_on(link: str, seed: int = 0, **more: object) -> SimulatedJob:
@@ -277,7 +277,7 @@ class Watching(Observer):
 
 def test_an_observer_is_told_everything() -> None:
     watching = Watching()
-    Study(job_on("medium"), facts(), Plan(trials=3), watching).run()
+    Study(job_on("medium"), facts(), StudySettings(trials=3), watching).run()
     finals = [f"final {number}/6" for number in range(1, 7)]
     assert watching.told == ["trial 1/3", "trial 2/3", "trial 3/3", *finals, "finished"]
 
@@ -289,7 +289,7 @@ def threaded(best: int, **more: object) -> SimulatedJob:
 
 @pytest.mark.parametrize("best", [1, 4, 8])
 def test_the_number_of_threads_is_found_first_and_kept(best: int) -> None:
-    outcome = Study(threaded(best), facts(thread_counts=(1, 2, 4, 8)), Plan(trials=20), Observer()).run()
+    outcome = Study(threaded(best), facts(thread_counts=(1, 2, 4, 8)), StudySettings(trials=20), Observer()).run()
     tried = [trial.configuration.get("threads") for trial in outcome.trials]
     assert tried == [1, 2, 4, 8] + [best] * 16
     assert outcome.decision.configuration["threads"] == best
@@ -298,7 +298,7 @@ def test_the_number_of_threads_is_found_first_and_kept(best: int) -> None:
 
 def test_threads_may_win_where_the_reduction_costs_nothing() -> None:
     job = threaded(2, link_mib_per_second=1e7, latency=0.0, copies=0.1)
-    outcome = Study(job, facts(thread_counts=(1, 2)), Plan(trials=20), Observer()).run()
+    outcome = Study(job, facts(thread_counts=(1, 2)), StudySettings(trials=20), Observer()).run()
     assert outcome.headroom < 0.03
     assert [trial.configuration.plain() for trial in outcome.trials] == [{"threads": 1}, {"threads": 2}]
     assert outcome.decision.configuration == Configuration({"threads": 2})
@@ -306,20 +306,20 @@ def test_threads_may_win_where_the_reduction_costs_nothing() -> None:
 
 
 def test_a_number_of_threads_that_gains_nothing_is_left_as_written() -> None:
-    outcome = Study(threaded(64), facts(thread_counts=(1, 2)), Plan(trials=20), Observer()).run()
+    outcome = Study(threaded(64), facts(thread_counts=(1, 2)), StudySettings(trials=20), Observer()).run()
     assert [trial.configuration.get("threads") for trial in outcome.trials] == [1, 2, *[None] * 18]
     assert "threads" not in outcome.decision.configuration
 
 
 def test_few_trials_leave_threads_alone() -> None:
-    outcome = Study(threaded(2), facts(thread_counts=(1, 2)), Plan(trials=3), Observer()).run()
+    outcome = Study(threaded(2), facts(thread_counts=(1, 2)), StudySettings(trials=3), Observer()).run()
     assert all("threads" not in trial.configuration for trial in outcome.trials)
 
 
 @pytest.mark.parametrize(("gains", "kept"), [("model", "model"), ("blocks", "blocks"), ("neither", None)])
 def test_cuda_graphs_are_tried_first_and_kept(gains: str, kept: str | None) -> None:
     job = SimulatedJob(computing=lambda c: {None: 1.0, gains: 0.6}.get(c.get("cuda_graphs"), 1.1))
-    outcome = Study(job, facts(cuda_graphs=("model", "blocks")), Plan(trials=20), Observer()).run()
+    outcome = Study(job, facts(cuda_graphs=("model", "blocks")), StudySettings(trials=20), Observer()).run()
     assert [t.configuration.get("cuda_graphs") for t in outcome.trials] == ["model", "blocks", *[kept] * 18]
     assert outcome.decision.configuration.get("cuda_graphs") == kept
 
@@ -330,7 +330,7 @@ def test_ways_to_cut_a_compiled_model_are_tried_first_and_kept(gains: float, kep
     uncapped = tuple(name for name in BY_NAME if name not in (*NOT_EVERYWHERE, "bucket_cap_mb", "bucket_cap_mb_list"))
     job = job_on("fast", computing=lambda c: {None: 1.0, gains: 0.6}.get(c.get("bucket_cap_mb"), 1.2))
     found = facts((*uncapped, "optimize_ddp"), compiles=True)
-    outcome = Study(job, found, Plan(trials=20), Observer()).run()
+    outcome = Study(job, found, StudySettings(trials=20), Observer()).run()
     assert [t.configuration.get("bucket_cap_mb") for t in outcome.trials] == [32.0, 8.0, 2.0, *[kept] * 17]
     assert outcome.decision.configuration.get("bucket_cap_mb") == kept
     assert outcome.decision.configuration.get("optimize_ddp") == (True if kept else None)
@@ -341,7 +341,7 @@ def test_ways_to_cut_a_compiled_model_are_tried_first_and_kept(gains: float, kep
 def test_no_semifinal_compiles_in_each_of_its_turns(compiled: bool, semifinals: int) -> None:
     job = job_on("fast", computing=lambda c: 0.1 if c.get("cuda_graphs") else 1.0, copies=0.0)
     found = facts(cuda_graphs=("reduce-overhead" if compiled else "model",))
-    outcome = Study(job, found, Plan(trials=20, allow=Rung.EXACT), Observer()).run()
+    outcome = Study(job, found, StudySettings(trials=20, allow=Rung.EXACT), Observer()).run()
     assert len(outcome.semifinals) == semifinals
 
 
@@ -351,7 +351,7 @@ def test_a_capture_that_fails_costs_its_trial_alone() -> None:
             raise TrialFailed("operation not permitted when stream is capturing")
 
     job = SimulatedJob(computing=lambda c: 0.6 if "cuda_graphs" in c else 1.0, spoil=spoil)
-    outcome = Study(job, facts(cuda_graphs=("model", "blocks")), Plan(trials=20), Observer()).run()
+    outcome = Study(job, facts(cuda_graphs=("model", "blocks")), StudySettings(trials=20), Observer()).run()
     assert [t.state for t in outcome.trials].count("failed") == 1
     assert outcome.decision.configuration["cuda_graphs"] == "blocks"
 
@@ -368,7 +368,7 @@ def starts_in(job: SimulatedJob) -> int:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_setting_of_another_start_is_proved_in_turns(seed: int) -> None:
     job = job_on("slow", seed, links=lambda names: 1.9 if names else 1.0)
-    outcome = Study(job, facts(nodes=2, start_settings=(BOTH,)), Plan(trials=20, seed=seed), Observer()).run()
+    outcome = Study(job, facts(nodes=2, start_settings=(BOTH,)), StudySettings(trials=20, seed=seed), Observer()).run()
     assert len(outcome.trials) <= 20
     assert outcome.decision.configuration["interfaces"] == "eth0,eth1"
     assert outcome.decision.configuration.variables == {"GLOO_SOCKET_IFNAME": "eth0,eth1"}
@@ -380,7 +380,7 @@ def test_a_setting_of_another_start_is_proved_in_turns(seed: int) -> None:
 
 def test_a_setting_that_gains_nothing_costs_one_start() -> None:
     job = job_on("slow")
-    outcome = Study(job, facts(nodes=2, start_settings=(BOTH,)), Plan(trials=20), Observer()).run()
+    outcome = Study(job, facts(nodes=2, start_settings=(BOTH,)), StudySettings(trials=20), Observer()).run()
     assert starts_in(job) == 2
     assert "interfaces" in outcome.trials[-1].configuration
     assert all("interfaces" not in standing.configuration for standing in outcome.finalists)
@@ -392,7 +392,7 @@ def test_a_setting_that_does_not_start_is_tried_once() -> None:
             raise TrialFailed("the script did not get going")
 
     job = job_on("slow", spoil=spoil)
-    outcome = Study(job, facts(nodes=2, start_settings=(BOTH,)), Plan(trials=20), Observer()).run()
+    outcome = Study(job, facts(nodes=2, start_settings=(BOTH,)), StudySettings(trials=20), Observer()).run()
     failed = [trial for trial in outcome.trials if trial.state == "failed"]
     assert [trial.configuration.plain() for trial in failed] == [BOTH]
     assert "interfaces" not in outcome.decision.configuration
@@ -405,14 +405,14 @@ def test_a_start_that_ends_the_tuning_keeps_what_was_found() -> None:
             raise TuningOver("it never came back")
 
     job = job_on("slow", spoil=spoil)
-    outcome = Study(job, facts(nodes=2, start_settings=(BOTH,)), Plan(trials=20), Observer()).run()
+    outcome = Study(job, facts(nodes=2, start_settings=(BOTH,)), StudySettings(trials=20), Observer()).run()
     assert len(outcome.ladder) == 3
     assert outcome.decision.configuration
 
 
 def test_few_trials_need_no_other_start() -> None:
     job = job_on("slow", links=lambda names: 1.9 if names else 1.0)
-    Study(job, facts(nodes=2, start_settings=(BOTH,)), Plan(trials=7), Observer()).run()
+    Study(job, facts(nodes=2, start_settings=(BOTH,)), StudySettings(trials=7), Observer()).run()
     assert starts_in(job) == 1
 
 
@@ -431,7 +431,9 @@ ONE, OTHER = {"nccl_algo": "Tree"}, {"nccl_buffer_bytes": 8388608}
 )
 def test_the_communication_benchmark_rules_settings_out(gains, starts, tried) -> None:
     job = job_on("slow")
-    study = Study(job, facts(nodes=2, start_settings=(ONE, OTHER)), Plan(trials=20), Observer(), lambda settings: gains)
+    study = Study(
+        job, facts(nodes=2, start_settings=(ONE, OTHER)), StudySettings(trials=20), Observer(), lambda settings: gains
+    )
     outcome = study.run()
     wanted = [Configuration(order.configuration).start_variables for order in job.asked]
     assert 1 + sum(one != other for one, other in itertools.pairwise(wanted)) == starts
@@ -451,7 +453,9 @@ def test_a_setting_that_the_benchmark_cannot_see_is_tried_unseen() -> None:
 
     job = job_on("slow")
     unseen = {"nccl_max_channels": 8}
-    outcome = Study(job, facts(nodes=2, start_settings=(unseen, ONE)), Plan(trials=20), Observer(), screen).run()
+    outcome = Study(
+        job, facts(nodes=2, start_settings=(unseen, ONE)), StudySettings(trials=20), Observer(), screen
+    ).run()
     assert asked == [ONE]
     assert unseen in [trial.configuration.plain() for trial in outcome.trials]
 
@@ -461,7 +465,7 @@ def test_no_headroom_no_screening() -> None:
         raise AssertionError("nothing can be won")
 
     job = SimulatedJob(link_mib_per_second=1e7, latency=0.0, copies=0.3, noise=0.002)
-    Study(job, facts(nodes=2, start_settings=(ONE,)), Plan(trials=20), Observer(), screen).run()
+    Study(job, facts(nodes=2, start_settings=(ONE,)), StudySettings(trials=20), Observer(), screen).run()
 
 
 def test_each_hook_is_compared_once_and_the_ladder_has_its_error() -> None:
@@ -548,7 +552,7 @@ def test_steps_in_one_are_timed_together() -> None:
 
 @pytest.mark.parametrize("rounds", [2, 3])
 def test_tuning_that_ends_in_the_finals_decides_by_three_rounds_or_not_at_all(rounds: int) -> None:
-    whole = Study(job_on("slow"), facts(), Plan(trials=6), Observer()).run()
+    whole = Study(job_on("slow"), facts(), StudySettings(trials=6), Observer()).run()
     finalists = len(whole.finalists) + 1  # and the baseline
     total = whole_blocks = 0
 
@@ -559,9 +563,9 @@ def test_tuning_that_ends_in_the_finals_decides_by_three_rounds_or_not_at_all(ro
             raise TuningOver("the disk is full")
 
     asked = job_on("slow")
-    Study(asked, facts(), Plan(trials=6), Observer()).run()
+    Study(asked, facts(), StudySettings(trials=6), Observer()).run()
     whole_blocks = len(asked.asked) - finalists * len(whole.baseline_rounds) + rounds * finalists + 1
-    study = Study(job_on("slow", spoil=spoil), facts(), Plan(trials=6), Observer())
+    study = Study(job_on("slow", spoil=spoil), facts(), StudySettings(trials=6), Observer())
     if rounds < 3:
         with pytest.raises(TuningOver, match="disk"):
             study.run()

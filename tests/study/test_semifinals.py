@@ -9,7 +9,7 @@ from simulated import SimulatedJob, facts
 
 from autoddp.codec import replace
 from autoddp.knobs import Configuration, Rung
-from autoddp.study import Observer, Plan, Semifinal, Study, TrialFailed
+from autoddp.study import Observer, Semifinal, Study, StudySettings, TrialFailed
 from autoddp.study.budget import StepBudget
 from autoddp.study.cost import Cost
 from autoddp.study.semifinals import contenders, run_semifinal
@@ -76,7 +76,7 @@ def test_whom_a_trial_could_not_tell_from_the_best() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_bad_moment_in_a_trial_costs_nothing(seed: int) -> None:
     """The best of the lossy rung is a fifth slower in its trial alone."""
-    plan = Plan(trials=20, allow=Rung.LOSSY, seed=seed)
+    plan = StudySettings(trials=20, allow=Rung.LOSSY, seed=seed)
     undisturbed = Study(SimulatedJob(24.0, noise=0.002), facts(), plan, Observer()).run()
     best = undisturbed.ladder[-1].configuration
     assert best.rung is Rung.LOSSY

@@ -8,12 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autoddp.errors import NothingReadable
-from autoddp.topology.gpu_list import read_gpu_list
-from autoddp.topology.ibstat import read_ibstat, read_ibstatus
-from autoddp.topology.ibv_devinfo import read_ibv_devinfo
-from autoddp.topology.nvlink_status import read_nvlink_status
-from autoddp.topology.p2p_status import read_p2p_status
-from autoddp.topology.show_gids import read_show_gids
+from autoddp.topology.rdma_texts import read_ibstat, read_ibstatus, read_ibv_devinfo, read_show_gids
+from autoddp.topology.smi_texts import read_gpu_list, read_nvlink_status, read_p2p_status
 
 CAPTURES = Path(__file__).resolve().parents[1] / "data" / "rdma"
 

@@ -17,8 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from autoddp.topology.facts import Gpu, GpuPair
-from autoddp.topology.nvml import NvmlFacts
-from autoddp.topology.nvml_calls import Library, Refusal
+from autoddp.topology.nvml import Library, NvmlFacts, Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "libnvidia-ml.so.1"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.topology.pci import nearest, path_of, relation
+from autoddp.topology.facts import nearest
+from autoddp.topology.pci import path_of, relation
 
 SWITCH = "pci0000:16/0000:16:01.0/0000:17:00.0"
 DEVICES = {
@@ -53,10 +54,14 @@ def test_two_functions_of_one_card(root: Path) -> None:
 
 
 def test_nearest(root: Path) -> None:
-    gpus = {0: "0000:1a:00.0", 1: "0000:1d:00.0", 2: "0000:19:00.0", 3: "0000:c1:00.0", 4: ""}
-    assert nearest("0000:19:00.0", {k: v for k, v in gpus.items() if k != 2}, root) == (0,)
-    assert nearest("0000:30:00.1", gpus, root) == (0, 1, 2)
-    assert nearest("0000:ff:00.0", gpus, root) == ()
+    gpus = {0: "0000:1a:00.0", 1: "0000:1d:00.0", 2: "0000:19:00.0", 3: "0000:c1:00.0", 4: "0000:fe:00.0"}
+
+    def to(device: str, *without: int) -> tuple[int, ...]:
+        return nearest({gpu: relation(device, bus, root) for gpu, bus in gpus.items() if gpu not in without})
+
+    assert to("0000:19:00.0", 2) == (0,)
+    assert to("0000:30:00.1") == (0, 1, 2)
+    assert to("0000:ff:00.0") == ()
 
 
 def test_a_device_sysfs_does_not_know(root: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_smi_that_hangs_is_not_followed_by_nvml(tmp_path: Path, monkeypatch: p
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("autoddp.topology.probe.ask", partial(ask, patience=0.3))
+    monkeypatch.setattr("autoddp.topology.probe.ask", partial(ask, time_limit=0.3))
     assert probe().unknown["gpus"] == "nvidia-smi did not answer within 0.3 s"
 
 

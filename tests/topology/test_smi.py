@@ -44,9 +44,9 @@ def test_no_program_and_no_right_program(program: Path, monkeypatch: pytest.Monk
         ask("topo", "-m")
 
 
-def test_a_hang_ends_with_our_patience(program: Path) -> None:
+def test_a_hang_ends_with_the_time_limit(program: Path) -> None:
     program.write_text("#!/bin/sh\ntrap '' TERM\nexec sleep 60\n")
     began = time.monotonic()
     with pytest.raises(SmiHangs, match=r"did not answer within 0\.3 s"):
-        ask("topo", "-m", patience=0.3)
+        ask("topo", "-m", time_limit=0.3)
     assert time.monotonic() - began < 10

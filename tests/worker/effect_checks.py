@@ -60,7 +60,7 @@ PLAIN: dict[str, dict[str, Any]] = {
 OF_SCRIPT: dict[str, dict[str, dict[str, Any]]] = {
     "plain": PLAIN,
     "started": {"variables": {"threads": 2, "interfaces": "lo"}},
-    "micro-steps": {"deferral": {"defer_reductions": 2}, "both": {"defer_reductions": 2, "bucket_cap_mb": 0.5}},
+    "micro-batches": {"deferral": {"defer_reductions": 2}, "both": {"defer_reductions": 2, "bucket_cap_mb": 0.5}},
     "compiled": {
         "whole": {"optimize_ddp": False, "bucket_cap_mb": 8.0},
         "pieces": {"optimize_ddp": True, "bucket_cap_mb": 1.0},
@@ -114,7 +114,7 @@ class Training:
         if self.script == "builds later" and self.since_turn == BUILT_LATER:
             self.models[1:] = [DDP(Net()), DDP(nn.Linear(4, 4))]
         self.optimizer.zero_grad()
-        for _ in range(2 if self.script == "micro-steps" else 1):
+        for _ in range(2 if self.script == "micro-batches" else 1):
             self.models[0](torch.randn(8, WIDTH)).square().mean().backward()
         self.optimizer.step()
 

@@ -47,7 +47,7 @@ class Case:
     """This rank alone gives its model one sample more."""
     alone: bool = False
     """Rank 0 alone runs training passes that nobody goes backward from, before the first step and after it."""
-    micro_steps: int = 1
+    micro_batches: int = 1
     clips: bool = False
     models: int = 1
     digests: str = ""
@@ -63,7 +63,7 @@ CASES = {
     "plain": Case(None),
     "plain, odd": Case(None, odd_rank=1),
     "plain, clips": Case(None, clips=True),
-    "plain, micro-steps": Case(None, micro_steps=2),
+    "plain, micro-batches": Case(None, micro_batches=2),
     "plain, two": Case(None, models=2),
     "hook fits": Case(BF16),
     "hook, free batch": Case(BF16, inputs=FREE, odd_rank=1),
@@ -77,7 +77,7 @@ CASES = {
     "accumulation refused": Case(TWO, inputs=OTHERS),
     "accumulation refused, clips": Case(TWO, inputs=OTHERS, clips=True),
     "accumulation and hook refused": Case({**TWO, **BF16}, inputs=OTHERS, clips=True),
-    "deferral refused": Case({"defer_reductions": 2}, inputs=OTHERS, micro_steps=2),
+    "deferral refused": Case({"defer_reductions": 2}, inputs=OTHERS, micro_batches=2),
     "caps fit": Case(CAPS),
     "caps refused": Case(CAPS, inputs=OTHERS),
     "static refused": Case({"static_graph": True}, inputs=OTHERS),
@@ -128,7 +128,7 @@ def train(case: Case, rank: int) -> dict[str, Any]:
 
 def one_step(case: Case, rank: int, seed: int, model: DDP, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
-    for micro in range(case.micro_steps):
+    for micro in range(case.micro_batches):
         source = torch.Generator().manual_seed(1000 * seed + 10 * rank + micro)
         inputs = torch.randn(BATCH + (case.odd_rank == rank), FEATURES, generator=source)
         nn.functional.cross_entropy(model(inputs), inputs[:, :4].argmax(1)).backward()

@@ -128,7 +128,7 @@ def accumulates(run: Run, rank: int) -> None:
         run.step(set_to_none=number % 2 == 0)
 
 
-def reduces_each_micro_step(run: Run, rank: int) -> None:
+def reduces_each_micro_batch(run: Run, rank: int) -> None:
     for number, x in enumerate(batches(rank)):
         if number > 5:
             run.backward(x * 2)
@@ -245,11 +245,11 @@ def averages_weights(run: Run, rank: int) -> None:
     assert not any("forward" in vars(m) and not callable(m.forward) for m in average.modules())
 
 
-LOOPS = (plain, zeroed_in_place, accumulates, reduces_each_micro_step, two_forwards, forward_for_nothing, other_shapes,
+LOOPS = (plain, zeroed_in_place, accumulates, reduces_each_micro_batch, two_forwards, forward_for_nothing, other_shapes,
          other_arguments, evaluates, past_ddp, moves_parameters, freezes, adds_a_hook, keeps_outputs,
          averages_weights)  # fmt: skip
 SERVED = {  # forward passes of the whole model that a graph can serve, of the 8 steps after capture; the others cannot
-    "accumulates": 8, "reduces_each_micro_step": 14, "two_forwards": 8, "forward_for_nothing": 3, "other_shapes": 6,
+    "accumulates": 8, "reduces_each_micro_batch": 14, "two_forwards": 8, "forward_for_nothing": 3, "other_shapes": 6,
     "other_arguments": 5, "past_ddp": 8, "moves_parameters": 3, "freezes": 3, "adds_a_hook": 3,
 }  # fmt: skip
 

@@ -34,7 +34,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration
-from autoddp.study import Observer, Plan, Study
+from autoddp.study import Observer, Study, StudySettings
 from autoddp.wire import BlockDone, Finish, Measure, Message
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import Patch
@@ -113,7 +113,7 @@ class StudyDirector:
             threading.Thread(target=self._study, daemon=True).start()
 
     def _study(self) -> None:
-        outcome = Study(self._measure, facts(), Plan(trials=0), Observer()).run()
+        outcome = Study(self._measure, facts(), StudySettings(trials=0), Observer()).run()
         self.found = [outcome.headroom, *outcome.headroom_interval]
         self._orders.put(Finish(recipe=""))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +22,10 @@ class Script:
         self.ours, self.second, self.foreign = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
         self.boundaries = 0
         self.held = [self.ours, self.second]
-        self.clock = StepClock(self._parameters, self._boundary)
+        self.clock = StepClock(self._wrapped, self._boundary)
 
-    def _parameters(self) -> set[int]:
-        return {id(parameter) for network in self.held for parameter in network.parameters()}
+    def _wrapped(self) -> list[Any]:
+        return [SimpleNamespace(parameters=list(network.parameters())) for network in self.held]
 
     def _boundary(self) -> None:
         self.boundaries += 1

@@ -20,7 +20,7 @@ REFUSED = {
     "accumulation refused": "plain",
     "accumulation refused, clips": "plain, clips",
     "accumulation and hook refused": "plain, clips",
-    "deferral refused": "plain, micro-steps",
+    "deferral refused": "plain, micro-batches",
     "caps refused": "plain",
     "static refused": "plain",
     "other parameters": "plain",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoddp.worker.ready_order import ReadyOrder
+from autoddp.worker.first_steps import ReadyOrder
 
 Step = Callable[[nn.ModuleList, int], None]
 
@@ -36,7 +36,7 @@ def order_changes(layers: nn.ModuleList, step: int) -> None:
     forward([layers[0], layers[1 + step % 2], layers[2 - step % 2]]).backward()
 
 
-def two_micro_steps(layers: nn.ModuleList, step: int) -> None:
+def two_micro_batches(layers: nn.ModuleList, step: int) -> None:
     plain(layers, step)
     plain(layers, step)
 
@@ -64,7 +64,9 @@ def test_the_same_in_every_step_is_static() -> None:
     assert watched(plain, partial=True).is_static
 
 
-@pytest.mark.parametrize("step", [one_is_never_used, one_is_used_in_turn, order_changes, two_micro_steps, no_backward])
+@pytest.mark.parametrize(
+    "step", [one_is_never_used, one_is_used_in_turn, order_changes, two_micro_batches, no_backward]
+)
 def test_what_is_not_static(step: Step) -> None:
     assert not watched(step).is_static
 

@@ -21,6 +21,7 @@ from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch
+from autoddp.worker.gradient_access import add_handler
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.hooks import hook_for
 from autoddp.worker.implicit_no_sync import Deferral
@@ -237,9 +238,9 @@ def checks(rank: int) -> dict[str, Any]:
     patch.install()
     switch.install()
     deferral = Deferral(switch, patch.alive)
-    deferral.install()
+    add_handler(deferral)
     counts, binding = Threads(os.environ.get("OMP_NUM_THREADS"), pinned=""), Binding(torch.device("cpu"))
-    accumulation, compiling = Accumulation(switch, patch.alive, print), Compiling(patch.alive)
+    accumulation, compiling = Accumulation(switch, patch.alive, deferral, print), Compiling(patch.alive)
     effects = effects_of(patch, binding, counts, deferral, accumulation, compiling, Graphs(patch.alive))
     live = LiveDdp(patch, switch, effects, compiling)
     return {

@@ -2,14 +2,15 @@
 
     watch_clients(stop)      # at the start of every Python process of a tuning attempt
 
-Three doors, from the named to the general:
+Three checks, from the named to the general:
 
-    clients, storage     libraries by name (huggingface_hub, boto3, MLflow, databases, …), so that the reason names them
-    requests             any HTTP request that is not clearly a read, whichever library sends it
-    commands, tools      programs that the script starts (`aws s3 cp`, `git push`, `scancel`), and signals
+    clients, storage, filesystems   libraries by name (huggingface_hub, boto3, MLflow, databases, fsspec, …), so that
+                                    the reason names them
+    requests                        any HTTP request that is not clearly a read, whichever library sends it
+    processes, commands, tools      programs that the script starts (`aws s3 cp`, `git push`, `scancel`), and signals
 
-Nothing is imported for it: a library is patched when the script imports it, and importing alone never ends tuning.
-What it does not promise: native code that speaks to the network itself, and raw sockets, are not seen.
+No library is imported for this: each is patched when the script imports it, and importing alone never ends tuning.
+Not promised: raw sockets, and native code that uses the network itself, are not seen.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import NoReturn
 
 from autoddp.isolation.elsewhere.clients import CLIENTS
 from autoddp.isolation.elsewhere.filesystems import watch_fsspec
-from autoddp.isolation.elsewhere.patch import arm
+from autoddp.isolation.elsewhere.patch import watch
 from autoddp.isolation.elsewhere.processes import watch_processes
 from autoddp.isolation.elsewhere.requests import REQUESTS
 from autoddp.isolation.elsewhere.storage import STORAGE
@@ -29,6 +30,6 @@ __all__ = ["watch_clients"]
 
 def watch_clients(stop: Callable[[str], NoReturn]) -> None:
     """Call `stop` with one plain line before the script changes anything elsewhere. Forked children inherit it."""
-    arm((*CLIENTS, *STORAGE, *REQUESTS), stop)
+    watch((*CLIENTS, *STORAGE, *REQUESTS), stop)
     watch_fsspec(stop)
     watch_processes(stop)

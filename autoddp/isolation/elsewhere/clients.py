@@ -1,11 +1,12 @@
 """Model hubs, experiment trackers, databases, queues and mail. Adding a client is one entry.
 
-A tracker that its own variable has switched off (`trackers.TRACKERS_OFF`) passes; the script's own argument can switch
-it on again, and then it ends tuning here.
+A tracker passes while its own variable switches it off (`trackers.TRACKERS_OFF`). If an argument in the script switches
+it on again, it ends tuning here.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -22,7 +23,7 @@ def _hub(call: Call) -> str:
 
 
 def _mlflow(call: Call) -> str:
-    """Also of a server on this machine: what it records is the user's."""
+    """Requests to a server on this machine count too: what it records belongs to the user."""
     method, endpoint = str(call.argument("method", default="GET")), str(call.argument("endpoint", default=""))
     if method in ("GET", "HEAD") or endpoint.endswith("/search") or "/get" in endpoint:
         return ""
@@ -41,12 +42,8 @@ def _mode(call: Call, variable: str, off: tuple[str, ...]) -> str:
     return "" if mode in off else f"starts a run in mode {mode}"
 
 
-def _wandb(call: Call) -> str:
-    return _mode(call, "WANDB_MODE", ("disabled", "offline", "dryrun", "dry-run"))
-
-
-def _swanlab(call: Call) -> str:
-    return _mode(call, "SWANLAB_MODE", ("disabled", "offline", "local", "backup"))
+_wandb = functools.partial(_mode, variable="WANDB_MODE", off=("disabled", "offline", "dryrun", "dry-run"))
+_swanlab = functools.partial(_mode, variable="SWANLAB_MODE", off=("disabled", "offline", "local", "backup"))
 
 
 def _comet(call: Call) -> str:
@@ -80,25 +77,21 @@ def _sqlalchemy(call: Call) -> str:
 
 _CONNECTS = "connects to a database"
 
+# fmt: off
 HUBS = (
-    Client(
-        "huggingface_hub",
-        "huggingface_hub.hf_api",
-        "HfApi.*",
-        judge=_hub,
-        reads="get_* list_* *_info *_exists hf_hub_download snapshot_download download_* fetch_* inspect_* whoami "
-        "auth_check verify_* wait_for_* parse_* read_* search_* resolve_* run_as_future sync_bucket endpoint token",
-    ),
+    Client("huggingface_hub", "huggingface_hub.hf_api", "HfApi.*", judge=_hub,
+           reads="get_* list_* *_info *_exists hf_hub_download snapshot_download download_* fetch_* inspect_* whoami "
+           "auth_check verify_* wait_for_* parse_* read_* search_* resolve_* run_as_future sync_bucket endpoint token"),
     Client("huggingface_hub", "huggingface_hub._commit_scheduler", "CommitScheduler.__init__", judge=_hub),
     Client("huggingface_hub", "huggingface_hub.hub_mixin", "ModelHubMixin.push_to_hub", judge=_hub),
     Client("huggingface_hub", "huggingface_hub._upload_large_folder", "upload_large_folder_internal", judge=_hub),
-    # Before version 1: a clone that git pushes. The program is watched too; this names it.
-    Client("huggingface_hub", "huggingface_hub.repository", "Repository.git_push Repository.push_to_hub", judge=_hub),
+    # Before version 1, where git pushes a clone. The program git is checked too; this gives the better reason.
+    Client("huggingface_hub", "huggingface_hub.repository", "Repository.git_push .push_to_hub", judge=_hub),
     Client("transformers", "transformers.utils.hub", "PushToHubMixin.push_to_hub", judge=_hub),
     Client("diffusers", "diffusers.utils.hub_utils", "PushToHubMixin.push_to_hub", judge=_hub),
     Client("datasets", "datasets.arrow_dataset datasets.dataset_dict", "Dataset.push_to_hub", judge=_hub),
     Client("datasets", "datasets.dataset_dict", "DatasetDict.push_to_hub", judge=_hub),
-    Client("modelscope", "modelscope.hub.api", "HubApi.push_model HubApi.create_* HubApi.delete_* HubApi.upload_*"),
+    Client("modelscope", "modelscope.hub.api", "HubApi.push_model .create_* .delete_* .upload_*"),
     Client("kagglehub", "kagglehub.models kagglehub.datasets", "model_upload dataset_upload", "uploads", "handle"),
     Client("GitPython", "git.remote", "Remote.push", "pushes to a remote"),
     Client("dulwich", "dulwich.porcelain", "push", "pushes to a remote", "remote_location"),
@@ -111,22 +104,17 @@ TRACKERS = (
     Client("wandb", "wandb.wandb_agent wandb.agents.pyagent", "agent pyagent", "runs an agent of a sweep"),
     Client("wandb", "wandb.sdk.wandb_sweep", "sweep", "creates a sweep"),
     Client("comet_ml", "comet_ml._online", "Experiment.__init__", judge=_comet),
-    Client("comet_ml", "comet_ml.api", "APIExperiment.log_* APIExperiment.delete_* APIExperiment.set_*", "writes"),
-    Client(
-        "neptune",
-        "neptune.metadata_containers.metadata_container",
-        "MetadataContainer.__init__",
-        judge=_neptune,
-    ),
-    Client("clearml", "clearml.task", "Task.init Task.create", judge=_clearml),
+    Client("comet_ml", "comet_ml.api", "APIExperiment.log_* .delete_* .set_*", "writes"),
+    Client("neptune", "neptune.metadata_containers.metadata_container", "MetadataContainer.__init__", judge=_neptune),
+    Client("clearml", "clearml.task", "Task.init .create", judge=_clearml),
     Client("swanlab", "swanlab.sdk.cmd.init swanlab.data.sdk swanlab.sdk", "init", judge=_swanlab),
     Client("trackio", "trackio", "init", judge=_trackio),
-    # Its server is mostly on this machine, where HTTP passes; its windows are the user's all the same.
+    # Its server is mostly on this machine, to which HTTP passes; but the windows in it belong to the user.
     Client("visdom", "visdom", "Visdom._send", "draws in a window"),
 )
 
 DATABASES = (
-    # What is written cannot be seen here, so the connection counts, also to this machine.
+    # What is written cannot be seen here, so each connection ends tuning, also one to this machine.
     Client("sqlalchemy", "sqlalchemy.engine.default", "DefaultDialect.connect", judge=_sqlalchemy),
     Client("psycopg", "psycopg.connection", "Connection.connect", _CONNECTS),
     Client("psycopg", "psycopg.connection_async", "AsyncConnection.connect", _CONNECTS),
@@ -139,12 +127,8 @@ DATABASES = (
     Client("aiomysql", "aiomysql.connection", "Connection._connect", _CONNECTS),
     Client("pymongo", "pymongo.synchronous.mongo_client pymongo.mongo_client", "MongoClient.__init__", _CONNECTS),
     Client("pymongo", "pymongo.asynchronous.mongo_client", "AsyncMongoClient.__init__", _CONNECTS),
-    Client(
-        "redis",
-        "redis.connection redis.asyncio.connection",
-        "AbstractConnection.connect Connection.connect",
-        _CONNECTS,
-    ),
+    Client("redis", "redis.connection redis.asyncio.connection", "AbstractConnection.connect Connection.connect",
+           _CONNECTS),
     Client("valkey", "valkey.connection valkey.asyncio.connection", "AbstractConnection.connect", _CONNECTS),
     Client("oracledb", "oracledb cx_Oracle", "connect create_pool", _CONNECTS),
     Client("pyodbc", "pyodbc", "connect", _CONNECTS),
@@ -154,12 +138,12 @@ DATABASES = (
     Client("cassandra", "cassandra.cluster", "Cluster.connect", _CONNECTS),
     Client("neo4j", "neo4j._sync.driver", "GraphDatabase.driver", _CONNECTS),
     Client("kazoo", "kazoo.client", "KazooClient.start", "connects to ZooKeeper"),
-    Client("etcd3", "etcd3.client", "Etcd3Client.put Etcd3Client.delete* Etcd3Client.replace", "writes", "key prefix"),
+    Client("etcd3", "etcd3.client", "Etcd3Client.put .delete* .replace", "writes", "key prefix"),
 )
 
 MESSAGES = (
-    Client("smtplib", "smtplib", "SMTP.sendmail SMTP.send_message SMTP.mail SMTP.data", "sends mail to", "to_addrs"),
-    Client("imaplib", "imaplib", "IMAP4.append IMAP4.store IMAP4.copy IMAP4.expunge IMAP4.delete", "changes mail"),
+    Client("smtplib", "smtplib", "SMTP.sendmail .send_message .mail .data", "sends mail to", "to_addrs"),
+    Client("imaplib", "imaplib", "IMAP4.append .store .copy .expunge .delete", "changes mail"),
     Client("kafka", "kafka.producer.kafka", "KafkaProducer.send", "sends to", "topic"),
     Client("confluent_kafka", "confluent_kafka.cimpl confluent_kafka", "Producer.produce", "sends a message"),
     Client("pika", "pika.adapters.blocking_connection", "BlockingConnection.__init__", "connects to a message queue"),
@@ -169,10 +153,11 @@ MESSAGES = (
 )
 
 COMPUTERS = (
-    Client("docker", "docker.api.client", "APIClient._post APIClient._put APIClient._delete", "changes containers"),
-    Client("ray", "ray.job_submission", "JobSubmissionClient.submit_job JobSubmissionClient.stop_job", "runs a job"),
-    Client("submitit", "submitit.core.core", "Executor.submit Executor.map_array", "submits a job"),
+    Client("docker", "docker.api.client", "APIClient._post ._put ._delete", "changes containers"),
+    Client("ray", "ray.job_submission", "JobSubmissionClient.submit_job .stop_job", "runs a job"),
+    Client("submitit", "submitit.core.core", "Executor.submit .map_array", "submits a job"),
 )
 
+# fmt: on
 CLIENTS = (*HUBS, *TRACKERS, *DATABASES, *MESSAGES, *COMPUTERS)
-"""Every client by its name; stores of objects have a table of their own."""
+"""All clients but the stores of objects, which are in `storage`."""

@@ -1,4 +1,4 @@
-"""Commands that the script runs, as a list of words or as a line for the shell: which program, called how."""
+"""Judges the commands that the script runs, given as a list of words or as a line for the shell."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _WRAPPERS = word_set(
     "numactl unbuffer script flock chrt strace ltrace find uv uvx pipx poetry pdm conda mamba micromamba pixi "
     "then do else elif if while until ! { coproc chroot unshare nsenter su runuser catchsegv proxychains"
 )
-"""Programs and words of the shell that run what comes after them. Where it begins is not worked out: the first word
-that is a known program counts."""
+"""Programs and words of the shell that run the command that follows them. Their options are not parsed: the command
+begins at the first word that is a known program."""
 _SEPARATORS = frozenset("();<>|&\n")
-_DEPTH = 6  # of shells in shells; no honest script comes near it
+_DEPTH = 6  # of shells in shells
 _SCRIPT_SIZE = 64 * 1024  # bytes of a shell script that are looked at
 
 
 def judge_shell(text: str) -> str:
-    """ "" if this shell line only reads elsewhere, else what it runs."""
+    """ "" if this shell line changes nothing elsewhere, else what it changes."""
     return next(_judge_text(text, "", 0), "")
 
 
 def judge_words(words: Sequence[str], folder: str = "") -> str:
-    """As `judge_shell`, of a command that is split already, started in `folder`."""
+    """As `judge_shell`, for a command in `folder` that is split into words already."""
     return next(_judge(list(words), folder, 0), "")
 
 
@@ -41,12 +41,12 @@ def _judge_text(text: str, folder: str, depth: int) -> Iterator[str]:
 
 
 def split(text: str) -> Iterator[list[str]]:
-    """The simple commands of a shell line, those within `$( )` and backticks too."""
+    """The simple commands of a shell line, and those in `$( )` and backticks."""
     lexer = shlex.shlex(text.replace("\\\n", " ").replace("`", "$("), posix=True, punctuation_chars="();<>|&\n")
     lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t\r", "", True
     try:
         tokens = list(lexer)
-    except ValueError:  # a quote without an end: rather too many words than none
+    except ValueError:  # a quote without an end: too many words are better than none
         tokens = re.split(r"\s+", text)
     words: list[str] = []
     for token in tokens:
@@ -78,7 +78,7 @@ def _judge(words: list[str], folder: str, depth: int) -> Iterator[str]:
         yield from _judge_python(args, folder, depth)
     elif name not in _WRAPPERS:
         yield from _judge_script(words[0], folder, depth)
-    if name in _WRAPPERS:  # poetry is both: it publishes, and it runs programs
+    if name in _WRAPPERS:  # also after the checks above: poetry publishes, and it runs programs
         yield from _judge_wrapped(args, folder, depth)
 
 
@@ -113,7 +113,7 @@ def _judge_python(args: list[str], folder: str, depth: int) -> Iterator[str]:
                 yield from _judge([MODULES[module[0]], *rest], folder, depth + 1)
             return
         if word == "-c":
-            return  # Python code: that process watches itself
+            return  # Python code: that process has checks of its own
         if not word.startswith("-"):
             # A console script may be called through its Python: `python /venv/bin/aws s3 cp …`.
             if os.path.basename(word) in BY_NAME:
@@ -122,7 +122,7 @@ def _judge_python(args: list[str], folder: str, depth: int) -> Iterator[str]:
 
 
 def _judge_script(path: str, folder: str, depth: int, shell: bool = False) -> Iterator[str]:
-    """A shell script's own lines: what it starts is no Python process, so nothing else sees it."""
+    """Judge a shell script's lines: the script is no Python process, so nothing else checks what it runs."""
     if not shell and os.sep not in path:
         return
     try:
@@ -137,7 +137,7 @@ def _judge_script(path: str, folder: str, depth: int, shell: bool = False) -> It
 
 
 def _shown(name: str, args: Sequence[str]) -> str:
-    """The first words; a password is seldom among them, and an option's value never shown."""
+    """The first words up to an option: options may be followed by a password."""
     words = [name]
     for arg in args:
         if arg.startswith("-") or len(words) == 4:

@@ -1,6 +1,6 @@
 """fsspec: every file system that is not this machine's, whichever package brings it (s3fs, gcsfs, adlfs, sftp, hf, …).
 
-Its classes are watched as they are defined. What reads passes; what opens for writing, puts, moves or deletes does not.
+Each class is watched when it is defined. Reading passes; opening for writing, putting, moving and deleting end tuning.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from autoddp.isolation.elsewhere.patch import Call, Stop, plain, watched, when_imported, words
+from autoddp.isolation.elsewhere.patch import Call, Stop, patch_when_imported, plain, watched, words
 
 NOT_ELSEWHERE = words(
     # This machine's files, which the isolation of the file system covers, and memory.
@@ -27,7 +27,7 @@ OPENS = frozenset(("open", "open_async"))
 
 def watch_fsspec(stop: Stop) -> None:
     """Watch each class derived from `AbstractFileSystem`, at the moment when it is defined."""
-    when_imported("fsspec.spec", functools.partial(_watch, stop))
+    patch_when_imported("fsspec.spec", functools.partial(_watch, stop))
 
 
 def _watch(stop: Stop, spec: ModuleType) -> None:
@@ -53,7 +53,7 @@ def _check(stop: Stop, opens: bool, operation: str, call: Call) -> None:
     protocols = (protocol,) if isinstance(protocol, str) else tuple(protocol)
     if NOT_ELSEWHERE.intersection(protocols):
         return
-    # `_open` is looked at as well: some file systems call it past `open`.
+    # `_open` is checked too: some file systems call it without `open`.
     if opens and not set(str(call.argument("mode", default="rb"))) & set("wax+"):
         return
     path = call.argument("path", "path1", "rpath", "lpath", default="")

@@ -1,4 +1,4 @@
-"""How a library is watched: a table entry names its operations, and each is wrapped when the script imports it."""
+"""How a library is watched: a table names its operations, and each gets a check when the script imports the library."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fnmatch import fnmatchcase
 from types import ModuleType
 from typing import Any, NoReturn
 
-import wrapt
+from autoddp.isolation.hooks import when_imported
 
 Stop = Callable[[str], NoReturn]
 _COROUTINE = 0x80  # inspect.CO_COROUTINE
-_vouched: ContextVar[bool] = ContextVar("autoddp_vouched", default=False)
+_reads: ContextVar[bool] = ContextVar("autoddp_reads", default=False)
 
 
 @dataclass(frozen=True)
@@ -49,81 +49,86 @@ class Client:
     modules: str
     """Where the operations are, separated by blanks: the library may have moved them."""
     operations: str
-    """`function` or `Class.method`, separated by blanks; `Class.upload_*` is a pattern over public names."""
+    """`function` or `Class.method`, separated by blanks; `.method` is of the same class as the one before.
+
+    A name with `*` is a pattern over public names.
+    """
     says: str = "writes to"
     """The verb of the reason; what follows it is `target`."""
     target: str = ""
     """Names of the arguments that may say where it writes, separated by blanks."""
     reads: str = ""
-    """Exceptions from `operations`."""
+    """Patterns of the operations that pass."""
     judge: Callable[[Call], str] | None = None
-    """Called before each operation; "" lets it through, else the verb and the target."""
-    vouches: bool = False
-    """What the judge lets through may send any HTTP request: AWS reads are POSTs."""
+    """Called before each operation, in place of `says` and `target`; it returns "" to let the operation pass, else the
+    verb and the target."""
+    reads_may_post: bool = False
+    """What `judge` lets pass may send any HTTP request: AWS' reads are POSTs."""
 
 
-def arm(clients: Sequence[Client], stop: Stop) -> None:
-    """Wrap the operations of each client when its module is imported; a module that is there already, now."""
+def watch(clients: Sequence[Client], stop: Stop) -> None:
+    """Check the operations of each client from the import of its module on."""
     by_module: dict[str, list[Client]] = {}
     for client in clients:
         for module in client.modules.split():
             by_module.setdefault(module, []).append(client)
     for module, its in by_module.items():
-        when_imported(module, functools.partial(_patch, its, stop))
+        patch_when_imported(module, functools.partial(_patch, its, stop))
 
 
-def when_imported(module: str, patch: Callable[[ModuleType], None]) -> None:
-    """Call `patch(module)` after its import. A fault of ours must not break the script's import."""
+def patch_when_imported(module: str, patch: Callable[[ModuleType], None]) -> None:
+    """Call `patch(module)` after its import. A fault in it must not break the script's import."""
 
     def imported(module: ModuleType) -> None:
         try:
             patch(module)
-        except Exception:  # a version unlike all that we know: the HTTP door still stands behind this one
+        except Exception:  # an unknown version of the library: its HTTP requests are checked all the same
             return
 
-    wrapt.register_post_import_hook(imported, module)
+    when_imported(module, imported)
 
 
-def vouched() -> bool:
-    """Whether this call is inside one that is known to read only."""
-    return _vouched.get()
+def inside_read() -> bool:
+    """Whether this code runs inside an operation that is known to read only."""
+    return _reads.get()
 
 
 @contextmanager
-def _vouching(yes: bool) -> Iterator[None]:
-    token = _vouched.set(yes or _vouched.get())
+def _reading(yes: bool) -> Iterator[None]:
+    token = _reads.set(yes or _reads.get())
     try:
         yield
     finally:
-        _vouched.reset(token)
+        _reads.reset(token)
 
 
 def _patch(clients: Sequence[Client], stop: Stop, module: ModuleType) -> None:
     replaced: dict[Any, str] = {}
     for client in clients:
+        class_name = ""
         for operation in client.operations.split():
             owner_name, _, pattern = operation.rpartition(".")
-            owner = getattr(module, owner_name, None) if owner_name else module
+            if not operation.startswith("."):
+                class_name = owner_name
+            owner = getattr(module, class_name, None) if class_name else module
             if owner is None:
                 continue
-            wrappers = {
-                name: watched(raw, functools.partial(_check, client, stop, name), client.vouches)
-                for name, raw in _matching(owner, pattern, client.reads)
-            }
-            replaced.update((_function(_raw(owner, name)), name) for name in wrappers)
-            _put(module, owner_name, owner, wrappers)
+            wrappers = {}
+            for name, raw in _matching(owner, pattern, client.reads.split()):
+                check = functools.partial(_check, client, stop, name)
+                wrappers[name] = watched(raw, check, client.reads_may_post)
+                replaced[_function(raw)] = name
+            _put(module, class_name, owner, wrappers)
     _rebind(module, replaced)
 
 
-def _matching(owner: Any, pattern: str, reads: str) -> list[tuple[str, Any]]:
+def _matching(owner: Any, pattern: str, spared: Sequence[str]) -> Iterator[tuple[str, Any]]:
     names = [pattern] if "*" not in pattern else [name for name in dir(owner) if not name.startswith("_")]
-    found = [(name, _raw(owner, name)) for name in names if fnmatchcase(name, pattern)]
-    spared = reads.split()
-    return [
-        (name, raw)
-        for name, raw in found
-        if callable(_function(raw)) and not any(fnmatchcase(name, read) for read in spared)
-    ]
+    for name in names:
+        if fnmatchcase(name, pattern) and not any(fnmatchcase(name, read) for read in spared):
+            raw = _raw(owner, name)
+            if callable(_function(raw)):
+                yield name, raw
 
 
 def _raw(owner: Any, name: str) -> Any:
@@ -148,7 +153,7 @@ def _put(module: ModuleType, owner_name: str, owner: Any, wrappers: Mapping[str,
 
 
 def _rebind(module: ModuleType, replaced: Mapping[Any, str]) -> None:
-    """`upload_file = api.upload_file` at the end of a module has bound the function that was there before."""
+    """A module that ends with `upload_file = api.upload_file` holds the method that was there before."""
     for name, value in list(vars(module).items()):
         bound = getattr(value, "__self__", None)
         if bound is not None and getattr(value, "__func__", None) in replaced:
@@ -156,25 +161,22 @@ def _rebind(module: ModuleType, replaced: Mapping[Any, str]) -> None:
 
 
 def _check(client: Client, stop: Stop, operation: str, call: Call) -> None:
-    if client.judge is None:
-        target = call.argument(*client.target.split()) if client.target else None
-        said = client.says if target is None else f"{client.says} {plain(target)}"
-    else:
-        said = _judged(client, call)
+    """End tuning if the call changes something elsewhere."""
+    try:
+        said = _what(client, call) if client.judge is None else client.judge(call)
+    except Exception:  # unknown arguments: without tuning the job runs as written, which is never wrong
+        said = f"{client.says} another machine"
     if said:
         stop(f"{client.name} {said} ({operation})")
 
 
-def _judged(client: Client, call: Call) -> str:
-    assert client.judge is not None
-    try:
-        return client.judge(call)
-    except Exception:  # arguments unlike all that we know: the job runs as written, which harms nobody
-        return f"{client.says} another machine"
+def _what(client: Client, call: Call) -> str:
+    target = call.argument(*client.target.split())
+    return client.says if target is None else f"{client.says} {plain(target)}"
 
 
 def words(text: str) -> frozenset[str]:
-    """Long lists stay readable: words("get put") is {"get", "put"}."""
+    """The words of a text as a set: words("get put") is {"get", "put"}."""
     return frozenset(text.split())
 
 
@@ -184,10 +186,10 @@ def plain(value: Any) -> str:
     return " ".join(str(name).split())[:120]
 
 
-def watched(raw: Any, check: Callable[[Call], None], vouches: bool = False) -> Any:
-    """`raw` with `check` in front of it; a plain function, because fsspec and inspect look at what it is."""
+def watched(raw: Any, check: Callable[[Call], None], reads_may_post: bool = False) -> Any:
+    """`raw`, with a call of `check` before it. It is a plain function, because fsspec and inspect ask for its type."""
     if isinstance(raw, (staticmethod, classmethod)):
-        return type(raw)(watched(raw.__func__, check, vouches))
+        return type(raw)(watched(raw.__func__, check, reads_may_post))
     innermost = raw
     while hasattr(innermost, "__wrapped__"):
         innermost = innermost.__wrapped__
@@ -205,16 +207,14 @@ def watched(raw: Any, check: Callable[[Call], None], vouches: bool = False) -> A
 
         async def wait(*args: Any, **kwargs: Any) -> Any:
             checked(args, kwargs)
-            with _vouching(vouches):
+            with _reading(reads_may_post):
                 return await raw(*args, **kwargs)
 
         return functools.wraps(raw)(wait)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         checked(args, kwargs)
-        if not vouches:
-            return raw(*args, **kwargs)
-        with _vouching(True):
+        with _reading(reads_may_post):
             return raw(*args, **kwargs)
 
     return functools.wraps(raw)(run)

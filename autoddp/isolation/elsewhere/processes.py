@@ -1,19 +1,20 @@
-"""Programs that the script starts, and signals that it sends, by Python's audit events: before either happens."""
+"""Checks the programs that the script starts and the signals that it sends, before it does, by audit events."""
 
 from __future__ import annotations
 
+import functools
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from autoddp.isolation.elsewhere.commands import judge_shell, judge_words
 from autoddp.isolation.elsewhere.patch import Stop
+from autoddp.isolation.hooks import check_events
 
 
 def watch_processes(stop: Stop) -> None:
-    """Add the hook. It costs a look into a dictionary for the events that it does not know."""
-    kill = Signals(os.getppid())
+    """From now on. Programs are known by their words, signals by the process that they go to."""
+    signals = Signals(os.getppid())
     judges: dict[str, Callable[..., str]] = {
         "subprocess.Popen": lambda executable, args, cwd, env: judge_words(_words(args, executable), _text(cwd)),
         "os.system": lambda command: judge_shell(_text(command)),
@@ -21,22 +22,19 @@ def watch_processes(stop: Stop) -> None:
         "os.posix_spawn": lambda path, args, env: judge_words(_words(args, path)),
         "os.spawn": lambda mode, path, args, env: judge_words(_words(args, path)),
         "pty.spawn": lambda args: judge_words(_words(args)),
-        "os.kill": kill.judge,
-        "os.killpg": kill.judge_group,
+        "os.kill": signals.judge,
+        "os.killpg": signals.judge_group,
     }
+    check_events({event: functools.partial(_check, judge, stop) for event, judge in judges.items()})
 
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        judge = judges.get(event)
-        if judge is None:
-            return
-        try:
-            said = judge(*args)
-        except Exception:  # arguments that the call itself will refuse
-            said = ""
-        if said:
-            stop(said)
 
-    sys.addaudithook(hook)
+def _check(judge: Callable[..., str], stop: Stop, *arguments: Any) -> None:
+    try:
+        said = judge(*arguments)
+    except Exception:  # arguments that the call itself will refuse
+        said = ""
+    if said:
+        stop(said)
 
 
 def _words(args: Any, executable: Any = None) -> list[str]:
@@ -44,7 +42,7 @@ def _words(args: Any, executable: Any = None) -> list[str]:
         return [_text(args)]
     words = [_text(word) for word in args or ()]
     if executable is not None and (not words or os.path.basename(_text(executable)) != os.path.basename(words[0])):
-        words = [_text(executable), *words[1:]]  # what runs is `executable`, whatever it is told its name is
+        words = [_text(executable), *words[1:]]  # `executable` is what runs; the first word is only its name
     return words
 
 
@@ -53,7 +51,7 @@ def _text(value: Any) -> str:
 
 
 class Signals:
-    """Signals within the attempt pass: to this process, its parent, and everything that either has started."""
+    """Lets signals pass that stay in the attempt: to this process, its parent, and what either of them has started."""
 
     def __init__(self, parent: int) -> None:
         self._root = parent if parent > 1 else os.getpid()  # 1: this process is an orphan, or first in its container
@@ -69,7 +67,7 @@ class Signals:
         return f"os.kill sends signal {int(signal)} to process {pid}, which this run did not start"
 
     def judge_group(self, group: int, signal: int) -> str:
-        """For os.killpg: a group is its leader's."""
+        """For os.killpg: a group has its leader's number."""
         if signal == 0 or group in (0, os.getpgrp()) or self._is_ours(group):
             return ""
         return f"os.killpg sends signal {int(signal)} to group {group}, which this run did not start"
@@ -77,11 +75,11 @@ class Signals:
     def _is_ours(self, pid: int) -> bool:
         if pid in (os.getpid(), self._root):
             return True
-        if not os.path.isdir("/proc/self"):  # no Linux: whatever runs in the same session
+        if not os.path.isdir("/proc/self"):  # not Linux: all processes of the same session pass
             return _session(pid) in (-1, os.getsid(0))
         while pid > 1:
             pid = _parent(pid)
-            if pid in (os.getpid(), self._root, -1):  # -1: gone meanwhile, the call will say so
+            if pid in (os.getpid(), self._root, -1):  # -1: it has ended, and the call itself will fail
                 return True
         return False
 

@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import urlsplit
 
-from autoddp.isolation.elsewhere.patch import Call, Client, vouched, words
+from autoddp.isolation.elsewhere.patch import Call, Client, inside_read, words
 
 READING_METHODS = words("GET HEAD OPTIONS TRACE CONNECT PROPFIND REPORT SEARCH QUERY")
 
@@ -56,36 +56,30 @@ HARMLESS = (
 """Host and path, as patterns, of POSTs that pass."""
 
 TOKEN_PUTS = (("169.254.169.254", "/latest/api/token"), ("fd00:ec2::254", "/latest/api/token"))
-"""Likewise of PUTs: AWS' role of this machine, with which it reads."""
+"""Likewise of PUTs: AWS asks so for the role of this machine, with which it then reads."""
 
 _RPC_READ = re.compile(r"[A-Za-z]Service/(Get|List|Describe|Download|Search|Query|Lookup|BatchGet|Read)[A-Z]")
-_LOOPBACK = re.compile(
-    r"(localhost|.*\.localhost|localhost\.localdomain|127(\.\d+){1,3}|::1|0\.0\.0\.0|::ffff:127\..*)"
-)
+_LOOPBACK = re.compile(r"localhost|.*\.localhost|localhost\.localdomain|127(\.\d+){1,3}|::1|0\.0\.0\.0|::ffff:127\..*")
 
 
 def is_here(host: str) -> bool:
     """Whether `host` is this machine or the job's rendezvous. Asks no name server."""
     host = host.strip("[]").lower().rstrip(".")
-    return (
-        not host
-        or _LOOPBACK.fullmatch(host) is not None
-        or host in (socket.gethostname().lower(), os.environ.get("MASTER_ADDR", "").lower())
-    )
+    ours = ("", socket.gethostname().lower(), os.environ.get("MASTER_ADDR", "").lower())
+    return host in ours or _LOOPBACK.fullmatch(host) is not None
 
 
-def sends(method: str, host: str, path: str) -> str:
-    """ "" if this request may go, else what it does: "sends PUT to store.example.com"."""
-    method, host, path = method.upper(), host.lower(), path.partition("?")[0] or "/"
-    if is_here(host):
+def sends(method: Any, host: Any, path: Any) -> str:
+    """ "" if this request may go, else what it does: "sends PUT to store.example.com". Takes str and bytes."""
+    method, host, path = _text(method).upper(), _text(host).lower(), _text(path).partition("?")[0] or "/"
+    if inside_read() or is_here(host):
         return ""
-    acts = _matches(ACTING_GETS, host, path)
     reads = (
         method in READING_METHODS
         or (method == "POST" and (_matches(HARMLESS, host, path) or _RPC_READ.search(path)))
         or (method == "PUT" and _matches(TOKEN_PUTS, host, path))
     )
-    if reads and not acts:
+    if reads and not _matches(ACTING_GETS, host, path):
         return ""
     return f"sends {method} to {host}"  # no path: it may hold a password
 
@@ -95,9 +89,9 @@ def _matches(table: tuple[tuple[str, str], ...], host: str, path: str) -> bool:
 
 
 def judge_url(method: Any, url: Any) -> str:
-    """As `sends`, of a whole URL; bytes are welcome."""
+    """As `sends`, of a whole URL."""
     parts = urlsplit(_text(url))
-    return "" if vouched() else sends(_text(method), parts.hostname or "", parts.path)
+    return sends(method, parts.hostname or "", parts.path)
 
 
 def _text(value: Any) -> str:
@@ -105,29 +99,23 @@ def _text(value: Any) -> str:
 
 
 def _http_client(call: Call) -> str:
-    url = _text(call.argument("url", default=""))
-    method = call.argument("method", default="GET")
-    if "://" in url:  # a proxy is told the whole URL
+    url, method = _text(call.argument("url", default="")), call.argument("method", default="GET")
+    if "://" in url:  # a proxy gets the whole URL
         return judge_url(method, url)
-    host = getattr(call.owner, "_tunnel_host", None) or getattr(call.owner, "host", "")
-    return "" if vouched() else sends(_text(method), _text(host), url)
+    return sends(method, getattr(call.owner, "_tunnel_host", None) or getattr(call.owner, "host", ""), url)
 
 
 def _httpcore(call: Call) -> str:
     request = call.argument("request")
-    return "" if vouched() else sends(_text(request.method), _text(request.url.host), _text(request.url.target))
+    return sends(request.method, request.url.host, request.url.target)
 
 
 def _method_and_url(call: Call) -> str:
     return judge_url(call.argument("method", default="GET"), call.argument("url", default=""))
 
 
-def _tornado(call: Call) -> str:
-    return judge_url(call.argument("method", default="GET"), call.argument("url", default=""))
-
-
 def _pycurl(call: Call) -> str:
-    """libcurl is told bit by bit; the bit that makes it a write is enough, whatever the host."""
+    """libcurl gets one option at a time; the one that makes the request a write is enough, whatever the host."""
     constants = sys.modules["pycurl"]
     option, value = (*call.args, None, None)[:2]
     writes = [getattr(constants, name, None) for name in ("UPLOAD", "POST", "POSTFIELDS", "HTTPPOST", "MIMEPOST")]
@@ -137,11 +125,11 @@ def _pycurl(call: Call) -> str:
 
 
 def _grpc(call: Call) -> str:
-    method = _text(getattr(call.owner, "_method", ""))
+    method = _text(getattr(call.owner, "_method", "")).rpartition("/")[2]
     target = _text(getattr(call.owner, "_channel", None) and call.owner._channel.target())
     host = target.rpartition("/")[2].rpartition(":")[0] if not target.startswith("unix:") else ""
-    read = re.match(r"(Get|List|Describe|Search|Query|Lookup|BatchGet|Read|Check|Watch)", method.rpartition("/")[2])
-    return "" if read or is_here(host) else f"calls {method.rpartition('/')[2]} on {host}"
+    read = re.match(r"(Get|List|Describe|Search|Query|Lookup|BatchGet|Read|Check|Watch)", method)
+    return "" if read or is_here(host) else f"calls {method} on {host}"
 
 
 REQUESTS = (
@@ -154,15 +142,14 @@ REQUESTS = (
         judge=_httpcore,
     ),
     Client("aiohttp", "aiohttp.client_reqrep", "ClientRequest.__init__", judge=_method_and_url),
-    Client("tornado", "tornado.httpclient", "HTTPRequest.__init__", judge=_tornado),
+    Client("tornado", "tornado.httpclient", "HTTPRequest.__init__", judge=_method_and_url),
     Client("curl_cffi", "curl_cffi.requests.session", "Session.request AsyncSession.request", judge=_method_and_url),
     Client("pycurl", "pycurl", "Curl.setopt", judge=_pycurl),
     Client(
         "grpc",
         "grpc._channel",
-        "_UnaryUnaryMultiCallable.__call__ _UnaryUnaryMultiCallable.with_call _UnaryUnaryMultiCallable.future "
+        "_UnaryUnaryMultiCallable.__call__ .with_call .future _StreamUnaryMultiCallable.__call__ .with_call .future "
         "_UnaryStreamMultiCallable.__call__ _SingleThreadedUnaryStreamMultiCallable.__call__ "
-        "_StreamUnaryMultiCallable.__call__ _StreamUnaryMultiCallable.with_call _StreamUnaryMultiCallable.future "
         "_StreamStreamMultiCallable.__call__",
         judge=_grpc,
     ),
@@ -174,4 +161,4 @@ REQUESTS = (
         judge=_grpc,
     ),
 )
-"""Below every client by name: what sends HTTP."""
+"""What sends HTTP, whichever library calls it."""

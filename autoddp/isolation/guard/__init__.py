@@ -1,11 +1,20 @@
-"""Isolation where the host allows no mount namespace: Python's path operations follow an overlay kept in the scratch.
+"""Isolation where the host allows no mount namespace: Python's path operations show and change a view of the files.
 
     start_guard(plan, stop)
 
-What these operations do not cover is stopped before it changes a real file: see `audit`, `programs` and `libraries`.
+    real                     the functions of the operating system as they were before
+    lock, view               what a path means to the script: the real files, with the script's changes on top, which
+                             are kept in the scratch folder
+    reading, writing,        Python's own path operations on that view, and
+    opening, install         where they replace the original ones
+    native, databases,       the same for libraries that open files by path in C, C++ or Rust
+    sockets
+    audit, programs,         what all this does not cover is stopped before it changes a real file
+    libraries
 
 Not promised: a native library that the guard does not know reads the real files, also where the script has changed
-them; a descriptor that was opened for reading keeps showing the real file after another one has changed its copy.
+them. A file that was opened for reading, and is changed through another descriptor later, keeps its old content in the
+first one.
 """
 
 from __future__ import annotations
@@ -15,22 +24,14 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from autoddp.isolation.guard import real
-from autoddp.isolation.guard.altering import Altering
 from autoddp.isolation.guard.audit import Audit
-from autoddp.isolation.guard.changes import Changes
-from autoddp.isolation.guard.changing import Changing
 from autoddp.isolation.guard.databases import Databases
-from autoddp.isolation.guard.imports import Watcher
 from autoddp.isolation.guard.install import install
 from autoddp.isolation.guard.libraries import Libraries
-from autoddp.isolation.guard.loading import Loading
 from autoddp.isolation.guard.native import Native
-from autoddp.isolation.guard.opening import Opening
 from autoddp.isolation.guard.programs import Programs
-from autoddp.isolation.guard.reading import Reading
-from autoddp.isolation.guard.redirection import Overlay
 from autoddp.isolation.guard.sockets import Sockets
-from autoddp.isolation.guard.turns import Turns
+from autoddp.isolation.guard.view import View
 from autoddp.isolation.plan import IsolationPlan
 
 __all__ = ["start_guard"]
@@ -46,21 +47,18 @@ def start_guard(plan: IsolationPlan, stop: Callable[[str], NoReturn]) -> None:
     if _started:
         return
     if not os.path.isabs(plan.scratch) or not all(map(os.path.isabs, plan.writable)):
-        raise ValueError("the plan's folders must be full paths: processes of the script stand in different folders")
+        raise ValueError("the plan's folders must be absolute paths: the script's processes may change their folder")
     _started.append(plan)
     scratch = real.realpath(plan.scratch)
     for folder in (scratch, f"{scratch}/upper", f"{scratch}/aside"):
         os.makedirs(folder, mode=0o700, exist_ok=True)
-    overlay = Overlay(scratch, map(real.realpath, plan.writable), Turns(scratch))
-    changes = Changes(overlay, stop)
-    native, libraries = Native(changes), Libraries(plan.landlock, stop)
+    view = View(scratch, map(real.realpath, plan.writable), stop)
+    native = Native(view)
     programs = Programs(native, plan)
-    install(Reading(changes), Changing(changes), Altering(changes), Opening(changes))
-    watcher = Watcher()
-    native.start(watcher)
-    Loading(native).start(watcher)
-    Databases(native).start(watcher)
-    watcher.when_imported("socket", Sockets(changes).patch)
+    install(view)
+    native.start()
+    Databases(native).start()
+    Sockets(view).start()
     programs.start()
     os.environ["GIT_OPTIONAL_LOCKS"] = "0"  # git status then leaves the index as it is
-    Audit(changes, {**libraries.checks, **programs.checks}).start()
+    Audit(view, {**Libraries(plan.landlock, stop).checks, **programs.checks}).start()

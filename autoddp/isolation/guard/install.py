@@ -13,65 +13,48 @@ from types import FunctionType
 from typing import Any
 
 from autoddp.isolation.guard import real
-from autoddp.isolation.guard.altering import Altering
-from autoddp.isolation.guard.changing import Changing
 from autoddp.isolation.guard.opening import Opening
-from autoddp.isolation.guard.paths import PathFunction
+from autoddp.isolation.guard.paths import OpenFunction, PathFunction
 from autoddp.isolation.guard.reading import Entry, Reading
+from autoddp.isolation.guard.view import View
+from autoddp.isolation.guard.writing import Writing
 
-_NAMES = {
-    "link": ("src", "dst"),
-    "rename": ("src", "dst"),
-    "replace": ("src", "dst"),
-    "symlink": ("src", "dst"),
-    "utime": (),
-    "getcwd": (),
-    "getcwdb": (),
-    "fchmod": (),
-    "fchown": (),
+_NAMES_IN_ERRORS = {
+    **dict.fromkeys(("link", "rename", "replace", "symlink"), ("src", "dst")),
+    **dict.fromkeys(("utime", "getcwd", "getcwdb", "fchmod", "fchown"), ()),
     "fchdir": ("fd",),
 }
-_BODIES = {"remove": "unlink", "replace": "rename", "open": "os_open"}
-_HEAP_TYPE = 1 << 9
-_OURS = "autoddp.isolation.guard"  # this package keeps the originals
+"""The parameters that a function's OSError shows; `path` where a function is not listed."""
+_HEAP_TYPE = 1 << 9  # of a class's __flags__: its attributes can be set
+_GUARD = "autoddp.isolation.guard"  # this package keeps the originals
 
 
-def install(reading: Reading, changing: Changing, altering: Altering, opening: Opening) -> None:
-    """From now on Python's path operations follow the overlay."""
+def install(view: View) -> None:
+    """From now on Python's path operations follow the view."""
+    reading, writing, opening = Reading(view), Writing(view), Opening(view)
+    bodies: dict[str, Any] = {"remove": writing.unlink, "replace": writing.rename, "open": opening.os_open}
     new: dict[int, tuple[Any, Any]] = {}
     for name, original in real.functions.items():
-        body = _body((reading, changing, altering, opening), _BODIES.get(name, name))
+        body = bodies.get(name) or getattr(reading, name, None) or getattr(writing, name, None)
         if body is not None:
-            new[id(original)] = original, PathFunction(original, body, _NAMES.get(name, ("path",)))
-    low_level = importlib.import_module("_io")
-    for original, body in ((io.open, opening.open), (low_level.open_code, opening.open_code)):
-        new[id(original)] = original, Opener(original, body)
+            new[id(original)] = original, PathFunction(original, body, _NAMES_IN_ERRORS.get(name, ("path",)))
+    for original, body in ((io.open, opening.open), (importlib.import_module("_io").open_code, opening.open_code)):
+        new[id(original)] = original, OpenFunction(original, body, ())
     new[id(io.FileIO)] = io.FileIO, opening.file_io()
     new[id(os.DirEntry)] = os.DirEntry, Entry
-    rebind(new, classes=True)
+    _rebind(new, classes=True)
     for name in ("supports_dir_fd", "supports_fd", "supports_follow_symlinks", "supports_effective_ids"):
         functions: set[Any] = getattr(os, name)
         functions |= {new[id(each)][1] for each in functions if id(each) in new}
 
 
-class Opener(PathFunction):
-    """Errors carry the right names already."""
-
-    def __init__(self, original: Any, body: Callable[..., Any]) -> None:
-        super().__init__(original, body, ())
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.body(*args, **kwargs)
+def replace_everywhere(original: Any, make: Callable[[Any], Any]) -> None:
+    """Replace an object in all modules that are loaded by `make(original)`; None is no object."""
+    if original is not None:
+        _rebind({id(original): (original, make(original))})
 
 
-def _body(owners: tuple[object, ...], name: str) -> Callable[..., Any] | None:
-    for owner in owners:
-        if callable(found := getattr(owner, name, None)) and not (owner is owners[-1] and name != "os_open"):
-            return found  # type: ignore[no-any-return]
-    return None
-
-
-def rebind(new: dict[int, tuple[Any, Any]], classes: bool = False) -> None:
+def _rebind(new: dict[int, tuple[Any, Any]], classes: bool = False) -> None:
     """Replace objects, keyed by `id`, in all modules that are loaded.
 
     With `classes` also where those modules keep them elsewhere: in their classes, and as defaults of parameters.
@@ -88,10 +71,10 @@ def rebind(new: dict[int, tuple[Any, Any]], classes: bool = False) -> None:
 
 
 def _spaces(classes: bool) -> Iterator[tuple[dict[str, Any], Any]]:
-    basic = [builtins, posix, os, io]
-    for module in [*basic, *list(sys.modules.values())]:
+    """Each module's names, and each of its classes'."""
+    for module in (builtins, posix, os, io, *list(sys.modules.values())):
         space = getattr(module, "__dict__", None)
-        if type(space) is not dict or str(getattr(module, "__name__", "")).startswith(_OURS):
+        if type(space) is not dict or str(getattr(module, "__name__", "")).startswith(_GUARD):
             continue
         yield space, module
         for value in list(space.values()) if classes else ():
@@ -100,5 +83,5 @@ def _spaces(classes: bool) -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 def _can_be_changed(value: Any) -> bool:
-    """A class of Python; asked without `isinstance`, which would wake what some modules load late."""
+    """Whether it is a class of Python. `isinstance` would make some modules' lazy objects load their content."""
     return issubclass(type(value), type) and bool(value.__flags__ & _HEAP_TYPE)

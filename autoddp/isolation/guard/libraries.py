@@ -1,7 +1,7 @@
-"""Native code that the script loads: an extension module, or a library by ctypes.
+"""Checks native code before the script loads it: an extension module, or a library by ctypes.
 
-Where Landlock is on, the kernel refuses what such code writes. Where it is not, only code is loaded that writes no file
-by a path of its own, or whose writers `native.py` and `databases.py` redirect.
+With Landlock, the kernel refuses what such code writes. Without, only code may be loaded that writes no file by a path
+of its own, or whose writers `native.py` and `databases.py` redirect.
 """
 
 from __future__ import annotations
@@ -12,72 +12,27 @@ import sysconfig
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-_ARITHMETIC = "computes in memory"
-_FILES_FROM_PYTHON = "gets open files or their content from Python"
-_REDIRECTED = "its writers are redirected"
-_NETWORK = "opens sockets, and files through Python"
-
 KNOWN = {
-    "torch": _REDIRECTED,
-    "functorch": _ARITHMETIC,
-    "torchvision": _REDIRECTED,  # write_jpeg and write_png end in write_file
-    "triton": "its cache is written in Python, and its compilers are programs, which are checked",
-    "flash_attn": _ARITHMETIC,
-    "flash_attn_2_cuda": _ARITHMETIC,
-    "xformers": _ARITHMETIC,
-    "apex": _ARITHMETIC,
-    "amp_C": _ARITHMETIC,
-    "fused_layer_norm_cuda": _ARITHMETIC,
-    "safetensors": _REDIRECTED,
-    "tokenizers": _REDIRECTED,
-    "numpy": _FILES_FROM_PYTHON,  # fromfile and tofile call io.open
-    "scipy": _FILES_FROM_PYTHON,
-    "pandas": _FILES_FROM_PYTHON,  # its C parser reads; pyarrow and tables, which write, are not in this list
-    "sklearn": _FILES_FROM_PYTHON,  # joblib writes, in Python
-    "numexpr": _ARITHMETIC,
-    "bottleneck": _ARITHMETIC,
-    "numba": "its cache is written in Python",
-    "llvmlite": "compiles in memory; object files are written in Python",
-    "PIL": _FILES_FROM_PYTHON,  # encoders get the descriptor
-    "matplotlib": _FILES_FROM_PYTHON,
-    "contourpy": _ARITHMETIC,
-    "kiwisolver": _ARITHMETIC,
-    "fontTools": _ARITHMETIC,
-    "pyparsing": _ARITHMETIC,
-    "regex": _ARITHMETIC,
-    "tiktoken": _ARITHMETIC,
-    "yaml": _FILES_FROM_PYTHON,
-    "_yaml": _FILES_FROM_PYTHON,
-    "ruamel": _FILES_FROM_PYTHON,
-    "_ruamel_yaml": _FILES_FROM_PYTHON,
-    "markupsafe": _ARITHMETIC,
-    "wrapt": _ARITHMETIC,
-    "psutil": "reads /proc, and alters processes only",
-    "charset_normalizer": _ARITHMETIC,
-    "multidict": _ARITHMETIC,
-    "yarl": _ARITHMETIC,
-    "frozenlist": _ARITHMETIC,
-    "propcache": _ARITHMETIC,
-    "aiohttp": _NETWORK,
-    "google": _ARITHMETIC,  # protobuf's upb
-    "grpc": _NETWORK,
-    "msgpack": _ARITHMETIC,
-    "msgspec": _ARITHMETIC,
-    "ujson": _ARITHMETIC,
-    "orjson": _ARITHMETIC,
-    "simplejson": _ARITHMETIC,
-    "pydantic_core": _ARITHMETIC,
-    "rpds": _ARITHMETIC,
-    "xxhash": _ARITHMETIC,
-    "zstandard": _FILES_FROM_PYTHON,
-    "lz4": _FILES_FROM_PYTHON,
-    "brotli": _ARITHMETIC,
-    "_brotli": _ARITHMETIC,
-    "cuda": "NVIDIA's driver, by numbers and not by paths",
-    "greenlet": _ARITHMETIC,
-    "Levenshtein": _ARITHMETIC,
-    "rapidfuzz": _ARITHMETIC,
-    "optree": _ARITHMETIC,
+    package: reason
+    for reason, packages in {
+        "computes in memory": "functorch flash_attn flash_attn_2_cuda xformers apex amp_C fused_layer_norm_cuda numexpr"
+        " bottleneck contourpy kiwisolver fontTools pyparsing regex tiktoken markupsafe wrapt charset_normalizer"
+        " multidict yarl frozenlist propcache msgpack msgspec ujson orjson simplejson pydantic_core rpds xxhash brotli"
+        " _brotli greenlet Levenshtein rapidfuzz optree google",  # google: protobuf's upb
+        # numpy's fromfile and tofile call io.open. joblib writes for sklearn in Python. PIL's encoders get descriptors
+        # pandas' C parser only reads; pyarrow and tables, which write for it, are not in this list.
+        "gets open files or their content from Python": "numpy scipy pandas sklearn PIL matplotlib yaml _yaml ruamel"
+        " _ruamel_yaml zstandard lz4",
+        # torchvision's write_jpeg and write_png end in write_file.
+        "its writers are redirected": "torch torchvision safetensors tokenizers",
+        "opens sockets, and files through Python": "aiohttp grpc",
+        "its cache is written in Python, and its compilers are programs, which are checked": "triton",
+        "its cache is written in Python": "numba",
+        "compiles in memory; object files are written in Python": "llvmlite",
+        "reads /proc, and alters processes only": "psutil",
+        "NVIDIA's driver, by numbers and not by paths": "cuda",
+    }.items()
+    for package in packages.split()
 }
 """Packages with extension modules, and why they may be loaded where no kernel watches them."""
 
@@ -100,7 +55,7 @@ _FILE_FUNCTIONS = frozenset(
 
 
 class Libraries:
-    """Checks of the audit events of imports and of ctypes."""
+    """Checks for the audit events of imports and of ctypes."""
 
     def __init__(self, landlock: bool, stop: Callable[[str], NoReturn]) -> None:
         self.landlock = landlock
@@ -114,7 +69,7 @@ class Libraries:
         }
 
     def imported(self, module: str, path: Any = None, *_more: Any) -> None:
-        """An extension module has a path, any other module has none."""
+        """An import. For an extension module the event has a path, for any other module none."""
         if self.landlock or not isinstance(path, str) or self._is_standard(path):
             return
         package = module.partition(".")[0]
@@ -125,10 +80,10 @@ class Libraries:
         caches = [os.environ[name] for name in _CACHES if os.environ.get(name)]
         if _COMPILED.search(path) or any(path.startswith(cache.rstrip("/") + "/") for cache in caches):
             return True
-        for each in (path, os.path.realpath(path)):
-            if each.startswith(self._standard) and "/site-packages/" not in each and "/dist-packages/" not in each:
-                return True
-        return False
+        return any(
+            each.startswith(self._standard) and "/site-packages/" not in each and "/dist-packages/" not in each
+            for each in (path, os.path.realpath(path))
+        )
 
     def opened(self, name: Any, *_more: Any) -> None:
         """`ctypes.CDLL`."""
@@ -142,6 +97,6 @@ class Libraries:
             self.stop(f"ctypes loads {path}, which may write files unseen (this kernel has no Landlock)")
 
     def looked_up(self, _library: Any, name: Any, *_more: Any) -> None:
-        """A function of a library, by name."""
+        """A function of a library that is looked up by name."""
         if isinstance(name, (str, bytes)) and os.fsdecode(name) in _FILE_FUNCTIONS:
             self.stop(f"ctypes calls {os.fsdecode(name)}")

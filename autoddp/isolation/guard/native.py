@@ -1,45 +1,78 @@
-"""Libraries that open files by path in C++ or Rust: they get the path of the script's copy."""
+"""Libraries that open files by path in C, C++ or Rust: they get the path of the script's copy.
+
+So do extension modules and libraries that the script has built, as `torch.compile` does, when they are loaded.
+"""
 
 from __future__ import annotations
 
 import errno
 import functools
+import importlib
 import os
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from autoddp.isolation.guard import real
-from autoddp.isolation.guard.changes import Changes
-from autoddp.isolation.guard.imports import Watcher
-from autoddp.isolation.guard.install import rebind
-from autoddp.isolation.guard.paths import text
+from autoddp.isolation.guard.install import replace_everywhere
+from autoddp.isolation.guard.paths import is_path, text
+from autoddp.isolation.guard.view import View
+from autoddp.isolation.hooks import when_imported
+
+_READ, _WRITE = "to_read", "to_write"
+
+_PATH_ARGUMENTS = {
+    # library: module, function or Class.method, parameter, its position (0 is a method's object), method of `Native`
+    "torch": (
+        ("torch._C", "ScriptModule.save", "filename", 1, _WRITE),
+        ("torch._C", "ScriptModule._save_for_mobile", "filename", 1, _WRITE),
+        ("torch._C", "ScriptFunction.save", "filename", 1, _WRITE),
+        ("torch._C", "import_ir_module", "filename", 1, _READ),
+        ("torch._C", "_import_ir_module", "filename", 1, _READ),
+        ("torch._C", "_load_for_lite_interpreter", "filename", 0, _READ),
+        ("torch._C._autograd", "_ProfilerResult.save", "path", 1, _WRITE),
+        ("torch._C._profiler", "_ProfilerResult.save", "path", 1, _WRITE),
+    ),
+    "safetensors": (  # `safetensors.torch` and its siblings take them from here
+        ("safetensors", "serialize_file", "filename", 1, _WRITE),
+        ("safetensors", "safe_open", "filename", 0, _READ),
+        ("safetensors._safetensors_rust", "serialize_file", "filename", 1, _WRITE),
+        ("safetensors._safetensors_rust", "safe_open", "filename", 0, _READ),
+    ),
+    "tokenizers": (("tokenizers", "Tokenizer.save", "path", 1, _WRITE),),
+    "torchvision.io.image": (
+        ("torchvision.io.image", "write_file", "filename", 0, _WRITE),
+        ("torchvision.io.image", "read_file", "path", 0, _READ),
+    ),
+}
+"""Arguments that are paths, by the library that must have been imported. Other versions may lack some functions."""
 
 
 class Native:
     """Translates paths, and patches each library when the script imports it."""
 
-    def __init__(self, changes: Changes) -> None:
-        self.changes = changes
-        self.overlay = changes.overlay
+    def __init__(self, view: View) -> None:
+        self.view = view
 
-    def start(self, watcher: Watcher) -> None:
-        """Wait for the libraries."""
-        watcher.when_imported("torch", self.patch_torch)
-        watcher.when_imported("torch.distributed", self.patch_distributed)
-        watcher.when_imported("safetensors", self.patch_safetensors)
-        watcher.when_imported("tokenizers", self.patch_tokenizers)
-        watcher.when_imported("torchvision.io.image", self.patch_torchvision)
+    def start(self) -> None:
+        """Patch Python's loader of extension modules now, and libraries as soon as they are imported."""
+        replace_everywhere(importlib.import_module("_imp").create_dynamic, self._loading)
+        for library in _PATH_ARGUMENTS:
+            when_imported(library, functools.partial(self._patch_arguments, library))
+        when_imported("torch", self._patch_torch)
+        when_imported("torch.distributed", self._patch_distributed)
+        when_imported("tokenizers", self._patch_tokenizers)
+        when_imported("ctypes", self._patch_ctypes)
 
     # Paths
 
     def to_read(self, path: Any) -> Any:
         """Where to read; what is no path stays as it is."""
-        if not isinstance(path, (str, bytes, os.PathLike)):
+        if not is_path(path):
             return path
         try:
-            place = self.overlay.resolve(text(path))
+            place = self.view.resolve(path)
         except OSError:
             return self._nowhere(path)  # the real path may exist where the script has removed it
         if place.physical == place.path and place.exists:
@@ -47,19 +80,19 @@ class Native:
         return place.physical if place.exists else self._nowhere(path)
 
     def to_write(self, path: Any, keep: bool = False) -> Any:
-        """Where to write. With `keep` the content is the real file's; else it is about to be replaced."""
-        if not isinstance(path, (str, bytes, os.PathLike)):
+        """Where to write. With `keep` the copy has the real file's content; else that is about to be replaced."""
+        if not is_path(path):
             return path
-        with self.changes.turns.taken():
+        with self.view.lock.held():
             try:
-                place = self.overlay.resolve(text(path))
+                place = self.view.resolve(path)
                 if not place.exists:
-                    self.changes.make(place, _touch)
-                    return self.changes.above(place)
+                    self.view.make(place, lambda at: real.create(at, 0o666))
+                    return self.view.above(place)
                 if place.is_folder:
                     return self._nowhere(path)
-                self.changes.check_content(place)
-                return self.changes.copy_up(place, content=keep)
+                self.view.check_content(place)
+                return self.view.copy_up(place, content=keep)
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.ENOTDIR):
                     return self._nowhere(path)  # the library says in its own words that a folder is missing
@@ -69,114 +102,107 @@ class Native:
     def _nowhere(self, path: Any) -> str:
         """A path at which there is nothing and nothing can be made; the script's own if that is one."""
         try:
-            there = self.overlay.resolve(text(path), real_only=True).exists
+            there = self.view.resolve(path, real_only=True).exists
         except OSError:
             return text(path)  # its folder is missing in reality too
-        if not there and not self.overlay.resolve(os.path.dirname(text(path)) or ".", real_only=True).exists:
+        if not there and not self.view.resolve(os.path.dirname(text(path)) or ".", real_only=True).exists:
             return text(path)
-        return f"{self.overlay.scratch}/nowhere/{os.path.basename(text(path))}"
+        return f"{self.view.scratch}/nowhere/{os.path.basename(text(path))}"
 
     # Libraries
 
-    def patch_torch(self, torch: ModuleType) -> None:
-        """Checkpoints, scripted modules, mapped storages and traces."""
+    def _patch_arguments(self, library: str, _module: ModuleType) -> None:
+        for module, function, keyword, position, change in _PATH_ARGUMENTS[library]:
+            owner_name, _, name = function.rpartition(".")
+            owner = sys.modules.get(module)
+            owner = getattr(owner, owner_name, None) if owner_name else owner
+            original = getattr(owner, name, None)
+            if original is None:
+                continue
+            changed = _with_argument(original, keyword, position, getattr(self, change))
+            setattr(owner, name, changed)
+            if library.startswith("torchvision"):  # its package has taken the functions already
+                replace_everywhere(original, functools.partial(_always, changed))
+
+    def _patch_torch(self, torch: ModuleType) -> None:
+        """Checkpoints, mapped storages and traces."""
         core = torch._C
-        writer, reader = core.PyTorchFileWriter, core.PyTorchFileReader
-        core.PyTorchFileWriter = self._with_path(writer, self.to_write)
-        core.PyTorchFileReader = self._with_path(reader, self.to_read)
-        for owner, name in ((torch.UntypedStorage, "from_file"), (torch, "from_file")):
-            setattr(owner, name, self._mapping(getattr(owner, name), static=owner is not torch))
-        for owner, name in ((core.ScriptModule, "save"), (core.ScriptModule, "_save_for_mobile")):
-            replace_argument(owner, name, "filename", 1, self.to_write)
-        replace_argument(core.ScriptFunction, "save", "filename", 1, self.to_write)
-        for name in ("import_ir_module", "_import_ir_module", "_load_for_lite_interpreter"):
-            replace_argument(core, name, "filename", 1 if "ir_module" in name else 0, self.to_read)
+        core.PyTorchFileWriter = _with_path(core.PyTorchFileWriter, self.to_write)
+        core.PyTorchFileReader = _with_path(core.PyTorchFileReader, self.to_read)
+        torch.from_file = self._mapping(torch.from_file)  # type: ignore[attr-defined]
+        torch.UntypedStorage.from_file = staticmethod(self._mapping(torch.UntypedStorage.from_file))
         for name in ("torch._C._autograd", "torch._C._profiler"):
             bindings = vars(sys.modules[name]) if name in sys.modules else {}
-            replace_argument(bindings.get("_ProfilerResult"), "save", "path", 1, self.to_write)
-            self._replace_everywhere(bindings.get("_add_execution_trace_observer"))
+            replace_everywhere(bindings.get("_add_execution_trace_observer"), self._with_first_argument)
 
-    def _replace_everywhere(self, function: Any) -> None:
-        if function is not None:
+    def _with_first_argument(self, function: Any) -> Any:
+        @functools.wraps(function)
+        def changed(path: Any, *args: Any, **kwargs: Any) -> Any:
+            return function(self.to_write(path), *args, **kwargs)
 
-            @functools.wraps(function)
-            def changed(path: Any, *args: Any, **kwargs: Any) -> Any:
-                return function(self.to_write(path), *args, **kwargs)
+        return changed
 
-            rebind({id(function): (function, changed)})
-
-    def _mapping(self, function: Any, static: bool) -> Any:
+    def _mapping(self, function: Any) -> Any:
         @functools.wraps(function)
         def from_file(filename: Any, shared: bool | None = False, *args: Any, **kwargs: Any) -> Any:
             path = self.to_write(filename, keep=True) if shared else self.to_read(filename)
             return function(os.fspath(path), shared, *args, **kwargs)
 
-        return staticmethod(from_file) if static else from_file
+        return from_file
 
-    @staticmethod
-    def _with_path(kind: Any, change: Callable[[Any], Any]) -> type:
-        """A subclass whose first argument may be a path."""
-        initialise = kind.__init__
-
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            if args:
-                args = (change(args[0]), *args[1:])
-            initialise(self, *args, **kwargs)
-
-        space = {"__init__": init, "__module__": kind.__module__, "__doc__": kind.__doc__}
-        return type(kind.__name__, (kind,), space)
-
-    def patch_distributed(self, distributed: ModuleType) -> None:
+    def _patch_distributed(self, distributed: ModuleType) -> None:
         """The store in a file."""
         store = getattr(distributed, "FileStore", None)
-        if store is not None:
-            changed = self._with_path(store, lambda path: self.to_write(path, keep=True))
-            rebind({id(store): (store, changed)})
+        replace_everywhere(store, lambda kind: _with_path(kind, functools.partial(self.to_write, keep=True)))
 
-    def patch_safetensors(self, safetensors: ModuleType) -> None:
-        """Both directions; `safetensors.torch` and its siblings take them from here."""
-        rust = sys.modules.get("safetensors._safetensors_rust")
-        for module in (safetensors, rust):
-            replace_argument(module, "serialize_file", "filename", 1, self.to_write)
-            replace_argument(module, "safe_open", "filename", 0, self.to_read)
-
-    def patch_tokenizers(self, tokenizers: ModuleType) -> None:
+    def _patch_tokenizers(self, tokenizers: ModuleType) -> None:
         """A tokenizer that is saved beside a model."""
-        for kind in (tokenizers.Tokenizer, getattr(tokenizers.implementations, "BaseTokenizer", None)):
-            if kind is tokenizers.Tokenizer:
-                replace_argument(kind, "save", "path", 1, self.to_write)
-        original = tokenizers.Tokenizer.from_file
+        kind, model = tokenizers.Tokenizer, tokenizers.models.Model
+        kind.from_file = staticmethod(_with_argument(kind.from_file, "path", 0, self.to_read))
 
-        def from_file(path: Any) -> Any:
-            return original(self.to_read(path))
+        @functools.wraps(model.save)
+        def save(this: Any, folder: Any, *args: Any, **kwargs: Any) -> Any:
+            self.view.stop(f"tokenizers saves a model to {text(folder)} by itself")
 
-        tokenizers.Tokenizer.from_file = staticmethod(from_file)
-        model = tokenizers.models.Model
-        save = model.save
+        model.save = save
 
-        @functools.wraps(save)
-        def save_model(this: Any, folder: Any, *args: Any, **kwargs: Any) -> Any:
-            self.changes.stop(f"tokenizers saves a model to {text(folder)} by itself")
+    def _patch_ctypes(self, _ctypes: ModuleType) -> None:
+        def make(load: Any) -> Any:
+            def loaded(name: Any, *more: Any) -> Any:
+                return load(self.to_read(name) if isinstance(name, str) and "/" in name else name, *more)
 
-        model.save = save_model
+            return loaded
 
-    def patch_torchvision(self, image: ModuleType) -> None:
-        """Images that are written by its own extension."""
-        for name, position, change in (("write_file", 0, self.to_write), ("read_file", 0, self.to_read)):
-            original = getattr(image, name, None)
-            replace_argument(image, name, "filename" if name == "write_file" else "path", position, change)
-            rebind({id(original): (original, getattr(image, name, None))})
+        replace_everywhere(getattr(sys.modules.get("_ctypes"), "dlopen", None), make)
 
+    def _loading(self, create: Any) -> Any:
+        def created(spec: Any, *more: Any) -> Any:
+            path = self.to_read(spec.origin)
+            if path != spec.origin:
+                spec = SimpleNamespace(name=spec.name, origin=path, loader=spec.loader, parent=spec.parent)
+            return create(spec, *more)
 
-def _touch(path: str) -> None:
-    real.close(real.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        return created
 
 
-def replace_argument(owner: Any, name: str, keyword: str, position: int, change: Callable[[Any], Any]) -> None:
-    """Let a function get `change(argument)`. A library of another version may not have it."""
-    original = getattr(owner, name, None)
-    if original is None:
-        return
+def _always(new: Any, _original: Any) -> Any:
+    return new
+
+
+def _with_path(kind: Any, change: Callable[[Any], Any]) -> type:
+    """A subclass whose first argument may be a path."""
+    initialise = kind.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if args:
+            args = (change(args[0]), *args[1:])
+        initialise(self, *args, **kwargs)
+
+    return type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def _with_argument(original: Any, keyword: str, position: int, change: Callable[[Any], Any]) -> Any:
+    """A function that calls the original one with `change(argument)`."""
 
     @functools.wraps(original)
     def changed(*args: Any, **kwargs: Any) -> Any:
@@ -186,4 +212,4 @@ def replace_argument(owner: Any, name: str, keyword: str, position: int, change:
             args = (*args[:position], change(args[position]), *args[position + 1 :])
         return original(*args, **kwargs)
 
-    setattr(owner, name, changed)
+    return changed

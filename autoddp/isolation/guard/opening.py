@@ -7,28 +7,32 @@ import errno
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from autoddp.isolation.guard import real
-from autoddp.isolation.guard.changes import Changes
-from autoddp.isolation.guard.paths import MalformedPathError, Path, text
-from autoddp.isolation.guard.places import Place
+from autoddp.isolation.guard.paths import Descriptor, MalformedPathError, Path, plain, text
+from autoddp.isolation.guard.view import Place, View
 
 _real_open = io.open
 _RealFileIO = io.FileIO
 _TEMPORARY = getattr(os, "O_TMPFILE", 0)
+CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+"""Flags with which `os.open` may change something."""
 
 
 class Announced(threading.local):
-    """The path with which this thread is in Python's own `open`, which reports it before it asks the guard's opener."""
+    """The path with which this thread is in Python's own `open`.
+
+    Python reports it as an audit event before it calls the guard's opener, so `Audit` must let it pass.
+    """
 
     path: Any = None
 
     @contextlib.contextmanager
     def by(self, path: Any) -> Iterator[None]:
         """For the time of one call."""
-        before, self.path = self.path, path
+        before, self.path = self.path, plain(path)
         try:
             yield
         finally:
@@ -39,61 +43,47 @@ announced = Announced()
 
 
 class Opening:
-    """`os.open` and those that are built on it."""
+    """`os.open`, and those that are built on it."""
 
-    def __init__(self, changes: Changes) -> None:
-        self.changes = changes
-        self.overlay = changes.overlay
-        self.turns = changes.turns
+    def __init__(self, view: View) -> None:
+        self.view = view
 
-    def os_open(self, path: Path, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    def os_open(self, path: Path, flags: int, mode: int = 0o777, *, dir_fd: Descriptor = None) -> int:
         """`os.open`."""
-        name = text(path)
-        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
+        name, follow = text(path), not flags & os.O_NOFOLLOW
+        if flags & CHANGES:
             return self._open_to_write(name, flags, mode, dir_fd)
-        if dir_fd is None and self.overlay.as_it_is(name, not flags & os.O_NOFOLLOW):
-            with contextlib.suppress(OSError):  # the long way tells why
+        if dir_fd is None and self.view.status_if_plain(name, follow):
+            with contextlib.suppress(OSError):  # what follows tells why
                 return real.open(name, flags)
         for attempt in range(4):
-            number = self.turns.number()
-            place = self.overlay.resolve(name, not flags & os.O_NOFOLLOW, dir_fd)
-            place.found()
+            number = self.view.lock.number()
             try:
-                return real.open(self._to_read(place), flags)
+                return real.open(self.view.to_open(self.view.existing(name, follow, dir_fd)).physical, flags)
             except OSError:
-                if self.turns.number() == number or attempt == 3:
+                if self.view.lock.number() == number or attempt == 3:
                     raise
         raise AssertionError("unreachable")
 
-    def _to_read(self, place: Place) -> str:
-        if place.is_real and place.is_folder and place.physical != place.path:
-            # From the descriptor alone the guard must tell the path; the real one has another name.
-            with self.turns.taken():
-                return self.changes.copy_up(place)
-        return place.physical
-
-    def _open_to_write(self, name: str, flags: int, mode: int, dir_fd: int | None) -> int:
-        with self.turns.taken():
+    def _open_to_write(self, name: str, flags: int, mode: int, dir_fd: Descriptor) -> int:
+        with self.view.lock.held():
             follow = not flags & os.O_NOFOLLOW and flags & (os.O_CREAT | os.O_EXCL) != os.O_CREAT | os.O_EXCL
             if flags & os.O_CREAT and name.endswith("/"):
-                self.overlay.resolve(name.rstrip("/") or "/", follow, dir_fd)  # a missing parent comes first
+                self.view.resolve(name.rstrip("/") or "/", follow, dir_fd)  # a missing parent is reported first
                 real.fail(errno.EISDIR)
-            place = self.overlay.resolve(name, follow, dir_fd)
+            place = self.view.resolve(name, follow, dir_fd)
             if not place.exists:
-                return self._create(place, flags, mode)
+                if not flags & os.O_CREAT:
+                    real.fail(errno.ENOENT)
+                descriptors: list[int] = []
+                self.view.make(place, lambda at: descriptors.append(real.open(at, flags, mode)))
+                return descriptors[0]
             physical = self._existing(place, flags)
-            if place.is_real:  # to be read, or no regular file: nothing is created
+            if place.is_real:  # opened for reading, or no regular file: nothing is created
                 flags &= ~os.O_CREAT
             if place.is_file or place.is_folder:
                 return real.open(physical, flags, mode)
         return real.open(physical, flags, mode)  # a FIFO may wait for its other end: without the lock
-
-    def _create(self, place: Place, flags: int, mode: int) -> int:
-        if not flags & os.O_CREAT:
-            real.fail(errno.ENOENT)
-        descriptors: list[int] = []
-        self.changes.make(place, lambda at: descriptors.append(real.open(at, flags, mode)))
-        return descriptors[0]
 
     def _existing(self, place: Place, flags: int) -> str:
         """Where to open something that is there, once the script may write to it."""
@@ -102,17 +92,17 @@ class Opening:
         if place.is_folder:
             if not _TEMPORARY or flags & _TEMPORARY != _TEMPORARY:
                 real.fail(errno.EISDIR)
-            if not place.through:
-                self.changes.ensure(self.overlay.folder(place))
-            return self.changes.above(place)
+            if not place.direct:
+                self.view.ensure(self.view.folder(place))
+            return self.view.above(place)
         if place.is_link:
             real.fail(errno.ELOOP)
         if not place.is_real or not flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC):
             return place.physical
         if flags & os.O_DIRECTORY:
             real.fail(errno.ENOTDIR)
-        self.changes.check_content(place)
-        return self.changes.copy_up(place, content=not flags & os.O_TRUNC)
+        self.view.check_content(place)
+        return self.view.copy_up(place, content=not flags & os.O_TRUNC)
 
     def opener(self, path: Any, flags: int) -> int:
         """For Python's own `open`, whose files then keep the name that the script gave."""
@@ -130,7 +120,7 @@ class Opening:
             return _real_open(file, *args, **kwargs)
         if kwargs.get("opener") is None:
             kwargs["opener"] = self.opener
-        with announced.by(os.fspath(file) if hasattr(file, "__fspath__") else file):
+        with announced.by(file):
             return _real_open(file, *args, **kwargs)
 
     def open_code(self, path: str) -> Any:
@@ -138,8 +128,8 @@ class Opening:
         return self.open(path, "rb")
 
     def file_io(self) -> type:
-        """`io.FileIO`. What `open` makes is one as well, although it is of Python's own class."""
-        ours: Callable[[Any, int], int] = self.opener
+        """`io.FileIO`. What `open` returns counts as one, although it is of Python's own class."""
+        ours = self.opener
 
         class Kind(type(_RealFileIO)):  # type: ignore[misc]
             def __instancecheck__(cls, instance: Any) -> bool:
@@ -149,11 +139,8 @@ class Opening:
 
         class FileIO(_RealFileIO, metaclass=Kind):
             def __init__(self, file: Any, mode: str = "r", closefd: bool = True, opener: Any = None) -> None:
-                if isinstance(file, int):
-                    opener = None
-                elif opener is None:
-                    opener = ours
-                with announced.by(os.fspath(file) if hasattr(file, "__fspath__") else file):
+                opener = None if isinstance(file, int) else opener or ours
+                with announced.by(file):
                     super().__init__(file, mode, closefd, opener)
 
         FileIO.__module__ = _RealFileIO.__module__

@@ -1,4 +1,4 @@
-"""A function of Python that takes paths, with a body that follows the overlay."""
+"""Paths as the functions of Python accept them, and what stands in for such a function."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from collections.abc import Callable
 from typing import Any
 
 Path = Any
-"""What the functions of `os` accept: str, bytes, os.PathLike, and some an open descriptor."""
+"""What the functions of `os` accept: str, bytes, os.PathLike, and some of them an open descriptor."""
+Descriptor = int | None
+"""An open folder to which a path is relative; None: the working directory."""
 
 
-class MalformedPathError(Exception):
-    """Not a path at all: the original function says so in its own words."""
+class MalformedPathError(ValueError):
+    """The argument is no path. The original function is called, and raises its own error."""
 
 
 def text(path: Path) -> str:
     """The path as a string."""
     if type(path) is not str:
         try:
-            path = os.fspath(path)
+            path = os.fsdecode(path)
         except TypeError:
             raise MalformedPathError from None
-        if isinstance(path, bytes):
-            path = os.fsdecode(path)
     if "\0" in path:
         raise MalformedPathError
     return str(path)
 
 
+def is_path(value: object) -> bool:
+    """Whether a value can be a path; an open descriptor or an open file is none."""
+    return isinstance(value, (str, bytes, os.PathLike))
+
+
 def like(path: Path, value: str) -> Any:
-    """A result in the type of the path that was given."""
-    return os.fsencode(value) if isinstance(_plain(path), bytes) else value
+    """A result, in the type of the path that was given."""
+    return os.fsencode(value) if isinstance(plain(path), bytes) else value
 
 
-def _plain(path: Path) -> Any:
+def plain(path: Path) -> Any:
+    """What an os.PathLike stands for; anything else as it is."""
     return os.fspath(path) if hasattr(path, "__fspath__") else path
-
-
-def _named(number: int, message: str, first: Any = None, second: Any = None) -> OSError:
-    if second is not None:
-        return OSError(number, message, first, None, second)
-    return OSError(number, message) if first is None else OSError(number, message, first)
 
 
 class PathFunction:
@@ -62,14 +62,27 @@ class PathFunction:
         except MalformedPathError:
             return self.__wrapped__(*args, **kwargs)
         except OSError as error:
-            given = [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(self.names)]
             if error.errno is None or error.strerror is None:
                 raise
-            # Without the folders of the scratch, which the error of an inner step may name.
-            raise _named(error.errno, error.strerror, *map(_plain, given)).with_traceback(error.__traceback__) from None
+            given = [plain(args[i] if i < len(args) else kwargs.get(name)) for i, name in enumerate(self.names)]
+            # The error of an inner step may name a folder of the scratch, so a new one is raised.
+            raise _named(error.errno, error.strerror, *given).with_traceback(error.__traceback__) from None
 
     def __reduce__(self) -> str:
         return str(self.__name__)
 
     def __repr__(self) -> str:
         return repr(self.__wrapped__)
+
+
+def _named(number: int, message: str, first: Any = None, second: Any = None) -> OSError:
+    if second is not None:
+        return OSError(number, message, first, None, second)
+    return OSError(number, message) if first is None else OSError(number, message, first)
+
+
+class OpenFunction(PathFunction):
+    """As `PathFunction`, for functions whose body names the right path in its errors."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.body(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Programs that the script starts: they see and write the real files, so only what is known to read is let through."""
+"""Programs that the script starts: they see and write the real files, so only those that surely only read may start."""
 
 from __future__ import annotations
 
@@ -10,107 +10,111 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autoddp.isolation.guard.install import rebind
+from autoddp.isolation.guard.install import replace_everywhere
 from autoddp.isolation.guard.native import Native
-from autoddp.isolation.guard.reports import only_reports
 from autoddp.isolation.plan import VARIABLE, IsolationPlan
 
 INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "worker", "inject")
 """The folder whose sitecustomize starts the guard in Python processes of the script."""
 
-_SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "ash"}
+_SHELLS = frozenset("sh bash dash zsh ksh ash".split())
 _COMPILERS = re.compile(r"([a-z0-9_]+-[a-z0-9_-]*)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|ptxas)(-[0-9.]+)?$")
 _NO_EFFECT = re.compile(r"\s*([12&]?>>?\s*/dev/null|2>&1)(?=\s|$|\|)")
 _SHELL_SYNTAX = re.compile(r"[;&<>$`*?\[\]{}~()\n\\#!]")
+_SHELL_COMMANDS = frozenset("cd exec eval source . trap export alias".split())
 
-_READS = {
-    "cat",
-    "head",
-    "tail",
-    "wc",
-    "ls",
-    "du",
-    "md5sum",
-    "sha1sum",
-    "sha256sum",
-    "grep",
-    "ldd",
-    "readelf",
-    "nm",
-    "stat",
-}
-_ALWAYS_STOPPED = set(
+_READS = frozenset("cat head tail wc ls du md5sum sha1sum sha256sum grep ldd readelf nm stat".split())
+"""Programs that only read the files they are given."""
+_ALWAYS_STOPPED = frozenset(
     "chmod chown chgrp touch setfattr setfacl chattr cp mv rm ln install rsync tar unzip dd truncate tee sed find xargs"
     " sudo su doas env nohup nice setsid time timeout stdbuf perl ruby node awk make ninja cmake docker mount".split()
 )
+_GPU_WORDS = re.compile(
+    r"-L|-q|-x|-i|-d|-B|topo|-m|-mp|nvlink|-s|--(query|format|id|list|display|show)[a-z-]*(=.*)?|[A-Z0-9,.]+"
+)
+_ALLOWED_WORDS: dict[str, re.Pattern[str]] = {
+    **dict.fromkeys(
+        "uname lscpu nproc whoami id arch uptime free getconf locale lspci lsmod ibstat ibv_devinfo ibv_devices sw_vers"
+        " which true false echo printf sleep pwd ps lsb_release tput printenv groups tty df".split(),
+        re.compile("(?s).*"),
+    ),
+    "date": re.compile("(?s)(?!-s|--set).*"),
+    "hostname": re.compile("-[sfdiIA]|--(short|fqdn|long|ip-address|domain)"),
+    "nvidia-smi": _GPU_WORDS,
+    "rocm-smi": _GPU_WORDS,
+}
+"""Programs that only report something when each of their arguments is of this form."""
+_GIT_READS = frozenset("rev-parse rev-list log show cat-file ls-files ls-tree version --version describe".split())
+_GIT_WITH_INDEX = frozenset(("status", "diff"))  # both write a fresher index beside their answer
+_MORE_OUTPUTS = ("@", "-M", "-save-temps", "--save-temps", "-fdump", "-fprofile", "--coverage", "-wrapper")
+"""Beginnings of a compiler's options by which it writes, or may write, more than its output."""
+_NO_OUTPUT = frozenset("--version -v --help -E -dumpversion -dumpmachine -V".split())
 
 
 class Programs:
-    """`check` stops, or gives back what to start: paths of known compilers are translated."""
+    """`check` ends tuning, or returns what to start: paths in the words of known compilers are translated."""
 
     def __init__(self, native: Native, plan: IsolationPlan) -> None:
         self.native = native
-        self.overlay = native.overlay
+        self.view = native.view
         self.plan = plan
         self.landlock = plan.landlock
         self.checks: dict[str, Callable[..., None]] = {
-            "os.exec": lambda path, arguments, env: self.unchanged(arguments, path, None, env),
-            "os.posix_spawn": lambda path, arguments, env: self.unchanged(arguments, path, None, env),
-            "os.system": lambda command: self.unchanged(["/bin/sh", "-c", command], "/bin/sh", None, None),
+            "os.exec": self._check_unchanged,
+            "os.posix_spawn": self._check_unchanged,
+            "os.system": lambda command: self._check_unchanged("/bin/sh", ["/bin/sh", "-c", command], None),
         }
+        """Checks by audit event."""
 
     def start(self) -> None:
-        """`subprocess` and `multiprocessing` both start programs by this function."""
-        module = importlib.import_module("_posixsubprocess")
-        fork_exec = module.fork_exec
+        """`subprocess` and `multiprocessing` both start programs by `fork_exec`."""
 
-        def checked(words: Any, files: Any, close_fds: Any, keep: Any, cwd: Any, env: Any, *more: Any) -> Any:
-            new, cwd, env = self.check(list(words), list(files), cwd, env)
-            return fork_exec(new, files, close_fds, keep, cwd, env, *more)
+        def make(fork_exec: Any) -> Any:
+            def checked(words: Any, files: Any, close_fds: Any, keep: Any, cwd: Any, env: Any, *more: Any) -> Any:
+                new, cwd, env = self.check(list(words), list(files), cwd, env)
+                return fork_exec(new, files, close_fds, keep, cwd, env, *more)
 
-        rebind({id(fork_exec): (fork_exec, checked)})
+            return checked
 
-    def unchanged(self, words: Sequence[Any], path: Any, cwd: Any, env: Any) -> None:
+        replace_everywhere(importlib.import_module("_posixsubprocess").fork_exec, make)
+
+    def _check_unchanged(self, path: Any, words: Sequence[Any], env: Any) -> None:
         """For ways of starting a program in which no word can be replaced."""
         if isinstance(path, (str, bytes)) and b"/" in os.fsencode(path):
             try:
-                if not self.overlay.resolve(os.fsdecode(path), real_only=True).exists:
+                if not self.view.resolve(os.fsdecode(path), real_only=True).exists:
                     return  # the kernel says so; os.execvp tries every folder of PATH
             except OSError:
                 return
         plain = [os.fsdecode(word) for word in words]
-        new, _, new_env = self.check(plain, [path], cwd, env)
+        new, _, new_env = self.check(plain, [path], None, env)
         if new != plain or new_env is not env:
-            self.native.changes.stop(f"{shlex.join(plain)[:200]}, with paths that the guard redirects")
+            self.view.stop(f"{shlex.join(plain)[:200]}, with paths that the guard redirects")
 
     def check(self, words: Sequence[Any], files: Sequence[Any], cwd: Any, env: Any) -> tuple[list[Any], Any, Any]:
         """The words, the folder and the environment to start a program with."""
         plain = [os.fsdecode(word) for word in words]
         program = os.fsdecode(files[0]) if len(files) == 1 else plain[0]
+        name = os.path.basename(program)
         where = None if cwd is None else self._folder(cwd)
-        if self._is_our_python(program, plain):
+        if _is_our_python(program, plain):
             return [self._translated(word, cwd) for word in plain], where, self._with_guard(env)
-        if _COMPILERS.fullmatch(os.path.basename(program)) and self._is_installed(program):
-            return self._compiling(plain, cwd), where, self._with_temporary_folder(env)
-        if os.path.basename(program) == "openssl" and len(plain) == 3 and plain[1].startswith("sha"):
-            return [*plain[:2], self._translated(plain[2], cwd)], where, env  # torch.compile's name for a header
+        if _COMPILERS.fullmatch(name) and _is_installed(program):
+            # Compilers write temporary files between their steps.
+            given = {**_environment(env), "TMPDIR": f"{self.view.scratch}/aside"}
+            return self._compiling(plain, cwd), where, _as_list(given)
+        if name == "openssl" and len(plain) == 3 and plain[1].startswith("sha"):
+            return [*plain[:2], self._translated(plain[2], cwd)], where, env  # torch.compile hashes a header
         why = self._refused(program, plain, cwd, _environment(env))
         if why:
-            self.native.changes.stop(f"{shlex.join(plain)[:200]}: {why}")
+            self.view.stop(f"{shlex.join(plain)[:200]}: {why}")
         return list(words), where, env
 
     def _folder(self, cwd: Any) -> Any:
         """Where a program can really be started; one that is missing is the caller's error."""
         try:
-            place = self.overlay.resolve(os.fsdecode(cwd))
-            if not place.is_folder:
-                return cwd
-            folder = self.overlay.folder(place)
-            if folder.lower == folder.path:
-                return folder.lower
-            with self.overlay.turns.taken():
-                self.native.changes.ensure(folder)
-            return self.overlay.upper + folder.path
+            place = self.view.resolve(os.fsdecode(cwd))
+            return self.view.real_folder(self.view.folder(place)) if place.is_folder else cwd
         except OSError:
             return cwd
 
@@ -122,41 +126,25 @@ class Programs:
             return env
         given[VARIABLE] = self.plan.text()
         given["PYTHONPATH"] = f"{INJECT}{os.pathsep}{path}" if path else INJECT
-        return [os.fsencode(f"{name}={value}") for name, value in given.items()]
-
-    def _is_our_python(self, program: str, words: list[str]) -> bool:
-        """This interpreter, with options under which it heeds its environment and imports sitecustomize."""
-        mine = {os.path.abspath(sys.executable), os.path.realpath(sys.executable)}
-        if program not in mine and os.path.realpath(program) not in mine:
-            return False
-        for word in words[1:]:
-            if word in ("-c", "-m", "-") or not word.startswith("-"):
-                break
-            if not word.startswith(("--", "-X", "-W")) and set(word) & set("EIS"):
-                return False
-        return True
-
-    def _is_installed(self, program: str) -> bool:
-        """Found on PATH or a program of the system or of an installed package: not a script of the user's."""
-        return "/" not in program or program.startswith(("/usr/", "/bin/", "/sbin/", "/opt/", sys.prefix + "/"))
+        return _as_list(given)
 
     def _refused(self, program: str, words: list[str], cwd: Any, env: Mapping[str, str]) -> str:
         """Why a program may not be started; empty if it may."""
         name, arguments = os.path.basename(program), words[1:]
         if name in _SHELLS:
             return self._refused_shell(arguments, cwd, env)
-        if not self._is_installed(program):
+        if not _is_installed(program):
             return "a program of one's own may write files"
         if name in _ALWAYS_STOPPED:
             return "the program changes files or starts others"
         if only_reports(name, arguments, env, self.landlock):
             return ""
-        changed = [word for word in arguments if self._place(word, cwd, changed_only=True)]
         if name in _READS:
+            changed = [word for word in arguments if self._names_file(word, cwd, changed_only=True)]
             return f"it would not see what the script has written to {changed[0]}" if changed else ""
         if not self.landlock:
             return "it may write files (this kernel has no Landlock)"
-        named = [word for word in arguments if self._place(word, cwd)]
+        named = [word for word in arguments if self._names_file(word, cwd)]
         if named or cwd is not None:
             return f"it may change {named[0] if named else os.fsdecode(cwd)}"
         return ""
@@ -165,29 +153,27 @@ class Programs:
         if len(arguments) != 2 or arguments[0] != "-c":
             return "a shell script may write files"
         command = _NO_EFFECT.sub(" ", arguments[1])
-        if _SHELL_SYNTAX.search(command):
-            return "a shell command may write files"
         try:
             parts = [shlex.split(part) for part in command.split("|")]
         except ValueError:
+            parts = []
+        if not parts or not all(parts) or _SHELL_SYNTAX.search(command):
             return "a shell command may write files"
-        if not all(parts) or any("=" in part[0] for part in parts):
-            return "a shell command may write files"
-        if any(part[0] in ("cd", "exec", "eval", "source", ".", "trap", "export", "alias") for part in parts):
+        if any("=" in part[0] or part[0] in _SHELL_COMMANDS for part in parts):
             return "a shell command may write files"
         return next(filter(None, (self._refused(part[0], part, cwd, env) for part in parts)), "")
 
-    def _place(self, word: str, cwd: Any, changed_only: bool = False) -> bool:
+    def _names_file(self, word: str, cwd: Any, changed_only: bool = False) -> bool:
         """Whether a word or a part of it names something outside the folders where writes are real."""
         for part in {word, *re.split("[=,:]", word), word[2:] if word.startswith("-") else ""}:
             if not part or part.startswith("-"):
                 continue
             try:
-                place = self.overlay.resolve(self._joined(part, cwd))
-                kernels = self.overlay.resolve(self._joined(part, cwd), real_only=True)
+                place = self.view.resolve(_joined(part, cwd))
+                kernels = self.view.resolve(_joined(part, cwd), real_only=True)
             except (OSError, ValueError):
                 continue
-            if place.through:
+            if place.direct:
                 continue
             if place.upper or place.exists != kernels.exists or place.physical != kernels.physical:
                 return place.exists or kernels.exists
@@ -195,44 +181,59 @@ class Programs:
                 return True
         return False
 
-    def _joined(self, path: str, cwd: Any) -> str:
-        return path if cwd is None or path.startswith("/") else f"{os.fsdecode(cwd)}/{path}"
-
     def _translated(self, word: str, cwd: Any) -> str:
-        """An input that the script has written, by the path at which it lies."""
+        """An input that the script has written, by the path at which it lies; any other word as it is."""
         try:
-            place = self.overlay.resolve(self._joined(word, cwd)) if word and not word.startswith("-") else None
+            place = self.view.resolve(_joined(word, cwd)) if word and not word.startswith("-") else None
         except (OSError, ValueError):
             return word
         return place.physical if place is not None and place.exists and place.physical != place.path else word
 
     def _compiling(self, words: list[str], cwd: Any) -> list[str]:
-        new, output = [words[0]], False
+        """A compiler's words, with translated paths."""
+
+        def output_path(word: str) -> str:
+            return str(self.native.to_write(_joined(word, cwd)))
+
+        new, is_output = [words[0]], False
         for word in words[1:]:
-            if output:
-                word = str(self.native.to_write(self._joined(word, cwd)))
+            if is_output:
+                word = output_path(word)
             elif word.startswith(("-I", "-L", "-B")) and len(word) > 2:
                 word = word[:2] + self._translated(word[2:], cwd)
             elif word.startswith("-o") and len(word) > 2:
-                word = "-o" + str(self.native.to_write(self._joined(word[2:], cwd)))
-            elif word.startswith(
-                ("@", "-M", "-save-temps", "--save-temps", "-fdump", "-fprofile", "--coverage", "-wrapper")
-            ):
-                self.native.changes.stop(f"{shlex.join(words)[:200]}: {word} writes more files")
+                word = "-o" + output_path(word[2:])
+            elif word.startswith(_MORE_OUTPUTS):
+                self.view.stop(f"{shlex.join(words)[:200]}: {word} writes more files")
             else:
                 word = self._translated(word, cwd)
-            output = word in ("-o", "--output-file")
+            is_output = word in ("-o", "--output-file")
             new.append(word)
-        silent = ("--version", "-v", "--help", "-E", "-dumpversion", "-dumpmachine", "-V")
-        if not any(word.startswith(("-o", "--output-file", "-print")) or word in silent for word in words[1:]):
-            self.native.changes.stop(f"{shlex.join(words)[:200]}: it writes beside its input")
+        if not any(word.startswith(("-o", "--output-file", "-print")) or word in _NO_OUTPUT for word in words[1:]):
+            self.view.stop(f"{shlex.join(words)[:200]}: it writes beside its input")
         return new
 
-    def _with_temporary_folder(self, env: Any) -> list[bytes]:
-        """Compilers write between their steps."""
-        given = dict(_environment(env))
-        given["TMPDIR"] = f"{self.overlay.scratch}/aside"
-        return [os.fsencode(f"{name}={value}") for name, value in given.items()]
+
+def _joined(path: str, cwd: Any) -> str:
+    return path if cwd is None or path.startswith("/") else f"{os.fsdecode(cwd)}/{path}"
+
+
+def _is_our_python(program: str, words: list[str]) -> bool:
+    """This interpreter, with options under which it heeds its environment and imports sitecustomize."""
+    mine = {os.path.abspath(sys.executable), os.path.realpath(sys.executable)}
+    if program not in mine and os.path.realpath(program) not in mine:
+        return False
+    for word in words[1:]:
+        if word in ("-c", "-m", "-") or not word.startswith("-"):
+            break
+        if not word.startswith(("--", "-X", "-W")) and set(word) & set("EIS"):
+            return False
+    return True
+
+
+def _is_installed(program: str) -> bool:
+    """Found on PATH or a program of the system or of an installed package: not a script of the user's."""
+    return "/" not in program or program.startswith(("/usr/", "/bin/", "/sbin/", "/opt/", sys.prefix + "/"))
 
 
 def _environment(env: Any) -> Mapping[str, str]:
@@ -243,3 +244,42 @@ def _environment(env: Any) -> Mapping[str, str]:
         return {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()}
     pairs = (os.fsdecode(each).partition("=") for each in env)
     return {name: value for name, _, value in pairs}
+
+
+def _as_list(env: Mapping[str, str]) -> list[bytes]:
+    return [os.fsencode(f"{name}={value}") for name, value in env.items()]
+
+
+def only_reports(name: str, arguments: list[str], env: Mapping[str, str], landlock: bool) -> bool:
+    """Whether a program of the system changes nothing when it is called like this."""
+    if name in _ALLOWED_WORDS:
+        return all(map(_ALLOWED_WORDS[name].fullmatch, arguments))
+    if name == "ldconfig":
+        return arguments in (["-p"], ["--print-cache"])
+    if name in ("nvcc", "cmake", "ninja", "gcc", "g++", "ffmpeg", "java", "tensorboard"):
+        return arguments in (["--version"], ["-version"], ["-V"])
+    if name == "ld":
+        return arguments[:3] == ["-t", "-o", "/dev/null"] or arguments[-3:-1] == ["-o", "/dev/null"]
+    if name == "git":
+        return _git_only_reads(arguments, env, landlock)
+    return False
+
+
+def _git_only_reads(arguments: list[str], env: Mapping[str, str], landlock: bool) -> bool:
+    rest, quiet = list(arguments), env.get("GIT_OPTIONAL_LOCKS") == "0"
+    while rest and rest[0] in ("-C", "--no-pager", "--no-optional-locks"):
+        quiet = quiet or rest[0] == "--no-optional-locks"
+        del rest[: 2 if rest[0] == "-C" else 1]
+    if not rest or any(word.startswith(("--output", "--ext-diff", "--textconv")) for word in rest):
+        return False
+    command, options = rest[0], rest[1:]
+    if command == "config":
+        return bool(options) and options[0] in ("--get", "--list", "-l", "--get-all")
+    if command == "remote":
+        return options == ["-v"] or options[:1] == ["get-url"]
+    if command == "branch":
+        return options in (["--show-current"], ["-a"], ["-v"], ["--list"], [])
+    if command in _GIT_WITH_INDEX or (command == "describe" and any("dirty" in word for word in options)):
+        # With Landlock the index cannot be written; git leaves it then.
+        return landlock or (quiet and command == "status")
+    return command in _GIT_READS

@@ -1,4 +1,7 @@
-"""The functions of `os` that look and change nothing, and the working directory."""
+"""The functions of `os` that look and change nothing, and those of the working directory.
+
+One method for each function, with its signature.
+"""
 
 from __future__ import annotations
 
@@ -11,55 +14,44 @@ from types import TracebackType
 from typing import Any
 
 from autoddp.isolation.guard import real
-from autoddp.isolation.guard.changes import Changes
-from autoddp.isolation.guard.paths import Path, like, text
-from autoddp.isolation.guard.places import Folder, Place
+from autoddp.isolation.guard.paths import Descriptor, Path, like
+from autoddp.isolation.guard.view import Folder, View
 
 
 class Reading:
-    """One method for each function, with its signature."""
+    """Looks things up in the view."""
 
-    def __init__(self, changes: Changes) -> None:
-        self.changes = changes
-        self.overlay = changes.overlay
+    def __init__(self, view: View) -> None:
+        self.view = view
 
-    def _at(self, path: Path, follow: bool = True, dir_fd: int | None = None) -> Place:
-        return self.overlay.resolve(text(path), follow, dir_fd)
-
-    def stat(self, path: Path, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> real.Status:
+    def stat(self, path: Path, *, dir_fd: Descriptor = None, follow_symlinks: bool = True) -> real.Status:
         """`os.stat`."""
         if isinstance(path, int):
             return real.stat(path)
-        return self.overlay.as_it_is(path, follow_symlinks) or self.status(self._at(path, follow_symlinks, dir_fd))
+        plain = self.view.status_if_plain(path, follow_symlinks)
+        return plain or self.view.status(path, follow_symlinks, dir_fd)
 
-    def lstat(self, path: Path, *, dir_fd: int | None = None) -> real.Status:
+    def lstat(self, path: Path, *, dir_fd: Descriptor = None) -> real.Status:
         """`os.lstat`."""
-        return self.overlay.as_it_is(path, False) or self.status(self._at(path, False, dir_fd))
-
-    def status(self, place: Place) -> real.Status:
-        """What the script sees of it, the same as by a descriptor: `Opening` opens the same folder."""
-        if place.is_real and place.is_folder and place.physical != place.path:
-            with self.overlay.turns.taken():
-                self.changes.copy_up(place)
-        return place.found()
+        return self.view.status_if_plain(path, False) or self.view.status(path, False, dir_fd)
 
     def access(
         self,
         path: Path,
         mode: int,
         *,
-        dir_fd: int | None = None,
+        dir_fd: Descriptor = None,
         effective_ids: bool = False,
         follow_symlinks: bool = True,
     ) -> bool:
         """`os.access`."""
         try:
-            place = self._at(path, follow_symlinks, dir_fd)
+            place = self.view.resolve(path, follow_symlinks, dir_fd)
             if not place.exists:
                 return False
             places = [place.physical]
             if place.upper and place.is_folder:  # its owner here is this user, who may not own the real one
-                lower = self.overlay.folder(place).lower
+                lower = self.view.folder(place).lower
                 if lower is not None and real.lstat(lower).st_uid != os.geteuid():
                     places.append(lower)
         except OSError:
@@ -69,15 +61,13 @@ class Reading:
 
     def _folder(self, path: Path) -> Folder:
         if isinstance(path, int):
-            return self.overlay.folder(self.overlay.resolve(self.overlay.folder_of(path)))
-        place = self._at(path)
-        place.found()
-        return self.overlay.folder(place)
+            return self.view.folder(self.view.resolve(self.view.folder_of(path)))
+        return self.view.folder(self.view.existing(path))
 
     def listdir(self, path: Path = None) -> list[Any]:
         """`os.listdir`."""
         given = "." if path is None else path
-        names = self.overlay.turns.steady(lambda: self.overlay.names(self._folder(given)))
+        names = self.view.lock.consistent(lambda: self.view.names(self._folder(given)))
         return [like(given, name) for name in names]
 
     def scandir(self, path: Path = None) -> Entries:
@@ -86,35 +76,37 @@ class Reading:
 
         def look() -> tuple[Folder, dict[str, os.DirEntry[str] | None]]:
             folder = self._folder(given)
-            return folder, self.overlay.names(folder)
+            return folder, self.view.names(folder)
 
-        folder, names = self.overlay.turns.steady(look)
-        return Entries(Entry(self, given, folder.child_path(name), name, entry) for name, entry in names.items())
+        folder, names = self.view.lock.consistent(look)
+        return Entries(Entry(self.view, given, folder.child_path(name), name, entry) for name, entry in names.items())
 
-    def readlink(self, path: Path, *, dir_fd: int | None = None) -> Any:
+    def readlink(self, path: Path, *, dir_fd: Descriptor = None) -> Any:
         """`os.readlink`."""
-        place = self._at(path, False, dir_fd)
-        if not stat.S_ISLNK(place.found().st_mode):
+        place = self.view.existing(path, False, dir_fd)
+        if not place.is_link:
             real.fail(errno.EINVAL)
-        return like(path, self.overlay.virtual(real.readlink(place.physical)))
+        return like(path, self.view.virtual(real.readlink(place.physical)))
 
-    def _disk(self, place: Place) -> str:
-        """Something real on the file system where the script believes the place to be."""
-        place.found()
-        if not place.upper or place.folder is None:
+    def _on_disk(self, path: Path) -> Path:
+        """Something real on the file system on which the script believes the path to be; or the open descriptor."""
+        if isinstance(path, int):
+            return path
+        place = self.view.existing(path)
+        if not place.upper:
             return place.physical
-        folder: Folder | None = place.folder
+        folder = place.folder
         while folder is not None and folder.lower is None:
             folder = folder.place.folder
-        return "/" if folder is None or folder.lower is None else folder.lower
+        return "/" if folder is None else folder.lower
 
     def statvfs(self, path: Path) -> os.statvfs_result:
         """`os.statvfs`."""
-        return real.statvfs(path if isinstance(path, int) else self._disk(self._at(path)))
+        return real.statvfs(self._on_disk(path))
 
     def pathconf(self, path: Path, name: Any) -> int:
         """`os.pathconf`."""
-        return int(real.functions["pathconf"](path if isinstance(path, int) else self._disk(self._at(path)), name))
+        return int(real.functions["pathconf"](self._on_disk(path), name))
 
     def getxattr(self, path: Path, attribute: Any, *, follow_symlinks: bool = True) -> bytes:
         """`os.getxattr`."""
@@ -127,22 +119,15 @@ class Reading:
     def _attributes(self, name: str, path: Path, follow: bool, *more: Any) -> Any:
         if isinstance(path, int):
             return real.functions[name](path, *more)
-        place = self._at(path, follow)
-        place.found()
+        place = self.view.existing(path, follow)
         return real.functions[name](place.physical, *more, follow_symlinks=False)
 
-    # The working directory. The kernel's is the real folder where the script sees it under the same path: native
-    # libraries then find the real files. Else it is the folder in the scratch, from which `cwd` tells the script's.
+    # The kernel's working directory is the real folder if the script sees it under the same path: native libraries then
+    # find the real files. Else it is the folder in `upper`, from whose path `View.cwd` tells the script's.
 
     def chdir(self, path: Path) -> None:
         """`os.chdir`."""
-        folder = self._folder(path)
-        if folder.lower == folder.path:
-            real.chdir(folder.lower)
-        else:
-            with self.overlay.turns.taken():
-                self.changes.ensure(folder)
-            real.chdir(self.overlay.upper + folder.path)
+        real.chdir(self.view.real_folder(self._folder(path)))
 
     def fchdir(self, fd: int) -> None:
         """`os.fchdir`."""
@@ -150,8 +135,8 @@ class Reading:
 
     def getcwd(self) -> str:
         """`os.getcwd`."""
-        path = self.overlay.cwd()
-        self.overlay.resolve(path).found()
+        path = self.view.cwd()
+        self.view.existing(path)
         return path
 
     def getcwdb(self) -> bytes:
@@ -180,12 +165,12 @@ class Entries(Iterator["Entry"]):
 
 
 class Entry:
-    """Stands in for `os.DirEntry`, which cannot be made from Python."""
+    """Stands in for `os.DirEntry`, which cannot be made from Python. Its methods are those of `os.DirEntry`."""
 
     __class_getitem__ = classmethod(lambda cls, item: cls)
 
-    def __init__(self, reading: Reading, given: Path, seen: str, name: str, entry: os.DirEntry[str] | None) -> None:
-        self._reading, self._seen, self._entry = reading, seen, entry
+    def __init__(self, view: View, given: Path, seen: str, name: str, entry: os.DirEntry[str] | None) -> None:
+        self._view, self._seen, self._entry = view, seen, entry
         self._status: dict[bool, real.Status] = {}
         self.name = like(given, name)
         self.path = self.name if isinstance(given, int) else os.path.join(given, self.name)
@@ -197,23 +182,21 @@ class Entry:
         return f"<DirEntry {self.name!r}>"
 
     def stat(self, *, follow_symlinks: bool = True) -> real.Status:
-        """As of `os.DirEntry`: asked for once."""
+        """Looked up once."""
         if follow_symlinks not in self._status:
             try:
-                self._status[follow_symlinks] = self._reading.status(
-                    self._reading.overlay.resolve(self._seen, follow_symlinks)
-                )
+                self._status[follow_symlinks] = self._view.status(self._seen, follow_symlinks)
             except OSError as error:
                 error.filename = self.path
                 raise
         return self._status[follow_symlinks]
 
     def inode(self) -> int:
-        """As of `os.DirEntry`."""
+        """The number that the file system has for it."""
         return self.stat(follow_symlinks=False).st_ino if self._entry is None else self._entry.inode()
 
     def is_symlink(self) -> bool:
-        """As of `os.DirEntry`."""
+        """Whether it is a symbolic link."""
         return False if self._entry is None else self._entry.is_symlink()
 
     def is_junction(self) -> bool:
@@ -221,11 +204,11 @@ class Entry:
         return False
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """As of `os.DirEntry`."""
+        """Whether it is a folder."""
         return self._is(stat.S_ISDIR, "is_dir", follow_symlinks)
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """As of `os.DirEntry`."""
+        """Whether it is a regular file."""
         return self._is(stat.S_ISREG, "is_file", follow_symlinks)
 
     def _is(self, kind: Callable[[int], bool], name: str, follow: bool) -> bool:

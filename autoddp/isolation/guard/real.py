@@ -1,6 +1,6 @@
 """The operating system's functions as they were before the guard took their names.
 
-All other files here use these and never `os.open` or `open`: those lead back into the guard once it has started.
+All other files of the guard use these, never `os.open` or `open`: once the guard has started, those call the guard.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import errno
 import os
 import posix
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 LINUX = sys.platform.startswith("linux")
 
 functions: dict[str, Any] = {name: value for name, value in vars(posix).items() if callable(value)}
-"""Everything of the module `posix`, by name; which names there are depends on the platform."""
+"""All functions of the module `posix` by name; which there are depends on the platform."""
 
 access, chdir, chmod, chown, close, fstat = os.access, os.chdir, os.chmod, os.chown, os.close, os.fstat
 getcwd, link, listdir, lstat, mkdir, open = os.getcwd, os.link, os.listdir, os.lstat, os.mkdir, os.open
@@ -28,12 +28,12 @@ realpath = os.path.realpath  # correct only before the guard has started: it cal
 
 
 def fail(number: int) -> NoReturn:
-    """Raise what the kernel would have raised. Whoever knows the path as the script wrote it adds it."""
+    """Raise the error of the kernel, without a path: `PathFunction` adds the path that the script gave."""
     raise OSError(number, os.strerror(number))
 
 
 def status_or_none(path: str) -> Status | None:
-    """`lstat`, with None for what is not there."""
+    """`lstat`; None if there is nothing."""
     try:
         return lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -41,7 +41,7 @@ def status_or_none(path: str) -> Status | None:
 
 
 def link_target(path: str) -> str | None:
-    """`readlink`, with None for what is not there or no symbolic link."""
+    """`readlink`; None if there is nothing, or no symbolic link."""
     try:
         return readlink(path)
     except OSError:
@@ -66,32 +66,41 @@ def allowed(path: str, mode: int) -> bool:
 
 
 def best_effort(action: Callable[[], object]) -> None:
-    """Do what not every file system or user can: owners, extended attributes."""
+    """Do what some file systems or users cannot, such as setting an owner, and ignore the refusal."""
     with contextlib.suppress(OSError):
         action()
 
 
+@contextlib.contextmanager
+def opened(path: str, flags: int) -> Iterator[int]:
+    """The descriptor of a file for the time of a `with` block. A file that is made has the mode 0600."""
+    descriptor = open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
+    finally:
+        close(descriptor)
+
+
+def create(path: str, mode: int = 0o600) -> None:
+    """Make an empty file where nothing is."""
+    close(open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+
+
 def copy_attributes(source: str, target: str) -> None:
-    """Extended attributes, where there are any and both sides can hold them."""
-    names, getter, setter = (functions.get(name) for name in ("listxattr", "getxattr", "setxattr"))
-    if names is None or getter is None or setter is None:
+    """Copy extended attributes, where the platform has them and both file systems can hold them."""
+    if "listxattr" not in functions:
         return
+    getter, setter = functions["getxattr"], functions["setxattr"]
     with contextlib.suppress(OSError):
-        for name in names(source, follow_symlinks=False):
+        for name in functions["listxattr"](source, follow_symlinks=False):
             best_effort(lambda name=name: setter(target, name, getter(source, name, follow_symlinks=False)))  # type: ignore[misc]
 
 
 def copy_data(source: str, target: str) -> None:
-    """A new file `target` with the bytes of `source`, in the kernel where possible."""
-    from_file = open(source, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        to_file = open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            _copy(from_file, to_file)
-        finally:
-            close(to_file)
-    finally:
-        close(from_file)
+    """Make the file `target` with the bytes of `source`; the kernel copies where it can."""
+    new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with opened(source, os.O_RDONLY) as from_file, opened(target, new) as to_file:
+        _copy(from_file, to_file)
 
 
 def _copy(from_file: int, to_file: int) -> None:
@@ -99,7 +108,7 @@ def _copy(from_file: int, to_file: int) -> None:
     while quick is not None:
         try:
             if not quick(from_file, to_file, 1 << 30):
-                break  # at the end, or a file system that has no such copy: the loop below finds out
+                break  # the end, or a file system that has no such copy: the loop below copies what is missing
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EIO):
                 raise
@@ -110,7 +119,7 @@ def _copy(from_file: int, to_file: int) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove what the guard itself has put aside in its own folder."""
+    """Remove something in the guard's own folder, with all that is in it."""
     status = status_or_none(path)
     if status is None:
         return

@@ -101,7 +101,7 @@ class Watching:
         self._steps += 1
 
     def stop(self) -> None:
-        """Stand in nobody's way any more."""
+        """Take the stand-ins away."""
         for seen in self._all():
             if seen.stand_in is not None:
                 seen.stand_in.leave()
@@ -124,8 +124,10 @@ class Watching:
 
 
 def why_of_ignored(wrapped: Sequence[Wrapped]) -> str:
-    """Why no graph can stand for these models, if DDP ignores parameters of theirs: nobody copies their gradients out
-    of the graph's buffers, which its next replay overwrites."""
+    """Why no graph can stand for these models; "" if DDP reduces all their parameters.
+
+    DDP copies the gradients that it reduces out of the graph's buffers. The next replay would overwrite the others.
+    """
     return "" if all(w.reduces_all for w in wrapped) else "the script tells DDP to ignore some of its parameters"
 
 

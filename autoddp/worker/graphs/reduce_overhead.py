@@ -9,7 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.computing import REDUCE_OVERHEAD
-from autoddp.worker.ddp import Wrapped, inside_forward
+from autoddp.worker.ddp import DdpEvents, Wrapped, inside_forward
 from autoddp.worker.graphs.capture import Sample, no_trace, one_pass, prove, under_autocast
 from autoddp.worker.graphs.observed_calls import Seen, why_of_ignored
 from autoddp.worker.graphs.signature import copied
@@ -18,7 +18,7 @@ from autoddp.worker.torch_compile import ReplaySwitch, TorchCompile
 _PASSES = 4  # as written to warm up, one recorded, two replayed: into the buffers of the one before
 
 
-class ReduceOverhead:
+class ReduceOverhead(DdpEvents):
     """`called` and `returned` around what DDP calls; `watch()`, a `step()` after each step, `stop_watching()`; `prove`.
 
     Only what is compiled during a forward pass of DDP's becomes a graph: the script may compile other things too, which

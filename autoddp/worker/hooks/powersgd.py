@@ -30,6 +30,7 @@ from autoddp.knobs.hook import (
     POWERSGD_START_STEP,
 )
 from autoddp.worker.hooks.bucket import GradBucket
+from autoddp.worker.hooks.exact import exact_mean
 
 _ROWS_OF_CHOLESKY = 4
 _SEED = 20191  # the factors' first draw: any number, the same on all ranks
@@ -108,7 +109,7 @@ def powersgd_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Fut
     if bucket.is_last():
         state.step += 1
     if not compress:
-        return _exact(state, bucket)
+        return exact_mean(state.group, bucket)
     with _beside_the_backward_pass(bucket.buffer().device):
         return _compressed(state, bucket)
 
@@ -154,13 +155,6 @@ def _look_at_the_number(state: PowerSGDState, index: int) -> None:
         state.unnumbered = True
     elif index > 0:
         state.unnumbered = False
-
-
-def _exact(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    buffer = bucket.buffer().div_(state.group.size())
-    work = dist.all_reduce(buffer, group=state.group, async_op=True)
-    done: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
-    return done
 
 
 def _take_off(state: PowerSGDState, bucket: GradBucket) -> None:

@@ -8,7 +8,7 @@ from autoddp.units import data_size, milliseconds
 
 
 def tables(result: BenchResult) -> str:
-    """All that people want to see of a result; several lines."""
+    """The whole result as several lines of text. Times in µs, bandwidths in GB/s (10^9 bytes per second)."""
     facts = result.facts
     nodes = f"{facts.nodes} node{'s' if facts.nodes > 1 else ''}"
     head = f"{facts.world_size} ranks on {nodes}, {facts.backend}, {' and '.join(facts.devices)}, torch {facts.torch}"

@@ -1,9 +1,10 @@
-"""A node on the terminal: what stands where, how the GPUs are joined, what to expect of it."""
+"""A node in lines of text: what stands where, how the GPUs are joined, what to expect; and what tools' outputs said."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -14,12 +15,14 @@ from autoddp.tables import grid, text_of
 from autoddp.topology import Gpu, GpuPair, Nic, Node, NumaNode, RdmaPort, Verdict, switches
 from autoddp.units import data_size
 
-_PLAIN_WIDTH = 160
+_NETWORK = "bold magenta"
+_PLAIN_WIDTH = 160  # columns of a log file
+_NOTHING: tuple[Any, ...] = (None, "", [])  # what is not shown
 _COLOURS = {"NV": "green", "PIX": "cyan", "PXB": "blue", "PHB": "yellow", "NODE": "dark_orange", "SYS": "red"}
 
 
 def show_node(node: Node, verdicts: Sequence[Verdict]) -> None:
-    """Everything `autoddp probe` says, on stdout."""
+    """Prints what `autoddp probe` shows of a node: in colour on a terminal, else plain and 160 columns wide."""
     parts = [_tree(node), *_matrix(node), *_facts(node), *_verdicts(verdicts), *_unknown(node)]
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -59,7 +62,7 @@ def _numa(place: NumaNode) -> str:
 
 
 def _add_devices(branch: Tree, node: Node, numbers: set[int | None]) -> None:
-    """What hangs on these NUMA nodes; None is what sysfs gives none: virtual interfaces, GPUs of an old driver."""
+    """The devices of these NUMA nodes. None: devices without one, as virtual interfaces or GPUs of an old driver."""
     _add_gpus(branch, node, [gpu for gpu in node.gpus if gpu.numa in numbers])
     for nic in node.nics:
         if nic.numa in numbers:
@@ -77,38 +80,41 @@ def _add_gpus(branch: Tree, node: Node, gpus: list[Gpu]) -> None:
 
 
 def _gpu(gpu: Gpu) -> Text:
-    parts = [gpu.name, data_size(gpu.memory_bytes) if gpu.memory_bytes else ""]
-    if gpu.pcie_generation_max or gpu.pcie_generation:
-        most = f" of ×{gpu.pcie_width_max}" if gpu.pcie_width_max and gpu.pcie_width_max != gpu.pcie_width else ""
-        parts.append(f"PCIe {gpu.pcie_generation_max or gpu.pcie_generation} ×{gpu.pcie_width}{most}")
-    parts.append("MIG" if gpu.mig else "")
-    parts.append(f"CPUs {gpu.cpus}" if gpu.cpus else "")
-    return Text.assemble((f"GPU{gpu.index}", "bold green"), "  ", ", ".join(part for part in parts if part))
+    generation = gpu.pcie_generation_max or gpu.pcie_generation
+    most = f" of ×{gpu.pcie_width_max}" if gpu.pcie_width_max and gpu.pcie_width_max != gpu.pcie_width else ""
+    return _device(
+        (f"GPU{gpu.index}", "bold green"),
+        gpu.name,
+        gpu.memory_bytes and data_size(gpu.memory_bytes),
+        generation and f"PCIe {generation} ×{gpu.pcie_width}{most}",
+        gpu.mig and "MIG",
+        gpu.cpus and f"CPUs {gpu.cpus}",
+    )
 
 
 def _nic(node: Node, nic: Nic) -> Text:
     state = {True: "up", False: "down", None: "state not known"}[nic.up]
-    speed = f"{nic.speed_mbit / 1e3:g} Gbit/s" if nic.speed_mbit else ""
-    near = _near(node, nic.name)
-    route = "default route" if nic.routed else ""
-    parts = [nic.kind, nic.driver, state, speed, ", ".join(nic.addresses), route, near]
-    return Text.assemble((nic.name, "bold magenta"), "  ", ", ".join(part for part in parts if part))
+    speed, route = nic.speed_mbit and f"{nic.speed_mbit / 1e3:g} Gbit/s", nic.routed and "default route"
+    addresses = ", ".join(nic.addresses)
+    return _device((nic.name, _NETWORK), nic.kind, nic.driver, state, speed, addresses, route, _near(node, nic.name))
 
 
 def _rdma(node: Node, port: RdmaPort) -> Text:
-    rate = f"{port.rate_gbps:g} Gbit/s" if port.rate_gbps else ""
-    layer = {"Ethernet": "RoCE", "InfiniBand": "InfiniBand", None: ""}[port.link_layer]
-    near = _near(node, port.device)
-    gids = sum(gid.device == port.device and gid.port == port.port for gid in node.gids)
-    parts = [layer, port.state or "state not known", rate, f"{gids} GIDs" if gids else "", near]
-    return Text.assemble(
-        (f"{port.device}:{port.port}", "bold magenta"), "  RDMA ", ", ".join(part for part in parts if part)
-    )
+    layer, state = "RoCE" if port.link_layer == "Ethernet" else port.link_layer, port.state or "state not known"
+    rate = port.rate_gbps and f"{port.rate_gbps:g} Gbit/s"
+    count = sum((gid.device, gid.port) == (port.device, port.port) for gid in node.gids)
+    name, near = (f"{port.device}:{port.port}", _NETWORK), _near(node, port.device)
+    return _device(name, f"RDMA {layer or state}", layer and state, rate, count and f"{count} GIDs", near)
+
+
+def _device(name: tuple[str, str], *parts: object) -> Text:
+    """The name in its style, and those parts that say something."""
+    return Text.assemble(name, "  ", ", ".join(str(part) for part in parts if part))
 
 
 def _near(node: Node, device: str) -> str:
     gpus = ", ".join(f"GPU{number}" for number in node.near.get(device, ()))
-    return f"near {gpus}" if gpus else ""
+    return gpus and f"near {gpus}"
 
 
 def _matrix(node: Node) -> list[RenderableType]:
@@ -172,3 +178,27 @@ def _likeness(verdict: Verdict) -> tuple[str, ...]:
 
 def _unknown(node: Node) -> list[RenderableType]:
     return [Text(f"{fact}: could not be learned, because {why}") for fact, why in node.unknown.items()]
+
+
+def show_outputs(read: Mapping[str, Mapping[str, Any]]) -> None:
+    """Another machine's outputs, on stdout: each under its name, with one line for each fact that is known."""
+    for name, facts in read.items():
+        print(f"{name.replace('_', ' ')}:")
+        for fact, value in facts.items():
+            for line in _lines(fact.replace("_", " "), value):
+                print(f"  {line}")
+
+
+def _lines(label: str, value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return [f"{label} {key}: {_short(part)}" for key, part in value.items()]
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
+        return [", ".join(f"{k} {_short(v)}" for k, v in row.items() if v not in _NOTHING) for row in value]
+    return [] if value in (*_NOTHING, ()) else [f"{label}: {_short(value)}"]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    is_switch = value is None or isinstance(value, bool)
+    return {True: "yes", False: "no", None: "not known"}[value] if is_switch else str(value)

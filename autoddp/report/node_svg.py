@@ -1,13 +1,14 @@
 """A node as a drawing, one plain SVG file: GPUs and NICs by NUMA node and switch, links in the colour of their class.
 
-Geometry only: what is drawn was decided in `topology`.
+This file holds geometry only; the facts come from `topology`.
 """
 
 from __future__ import annotations
 
-from html import escape
+from collections.abc import Iterator
 from itertools import combinations
 
+from autoddp.report.svg import document, element, line, text, title_of
 from autoddp.topology import Gpu, Node, switches
 
 _COLOURS = {"NV": "#2e8b57", "PIX": "#1f9fd0", "PXB": "#2f5fd0", "PHB": "#d0a000", "NODE": "#e07000", "SYS": "#d03030"}
@@ -23,15 +24,10 @@ _WIDTH, _HEIGHT, _GAP, _PAD = 96, 44, 14, 18  # of a box, between boxes, around 
 
 
 def svg(node: Node) -> str:
-    """The whole file."""
+    """The content of an SVG file."""
     drawing = _Drawing(node)
-    body = "\n".join([*drawing.frames, *drawing.links, *drawing.boxes, *drawing.legend()])
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {drawing.width} {drawing.height}" '
-        f'width="{drawing.width}" height="{drawing.height}" font-family="sans-serif" font-size="12">\n'
-        f"<title>{escape(node.host or 'a node')}</title>\n"
-        f'<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
-    )
+    parts = [*drawing.frames, *drawing.links, *drawing.boxes, *drawing.legend()]
+    return document(drawing.width, drawing.height, node.host or "a node", parts)
 
 
 class _Drawing:
@@ -62,7 +58,7 @@ class _Drawing:
         title = "NUMA node not known" if number is None else f"NUMA {number}"
         frame = _rectangle(left, self._top - 34, x - left, 2 * _HEIGHT + 100, "#f6f6f6", "#999999")
         self.frames[:0] = [frame]
-        self.frames.append(_text(left + 8, self._top - 18, title, "start"))
+        self.frames.append(text(left + 8, self._top - 18, title, "start"))
         return x + _PAD
 
     def _switch(self, group: list[Gpu], x: float) -> float:
@@ -83,16 +79,16 @@ class _Drawing:
             for port in self._node.rdma
             if port.numa == number
         ]
-        for nic in self._node.nics:
-            speed = f"{nic.speed_mbit / 1e3:g} Gbit/s" if nic.speed_mbit else ""
-            if nic.kind == "physical" and nic.numa == number:
-                things.append((nic.name, speed))
+        things += [
+            (nic.name, f"{nic.speed_mbit / 1e3:g} Gbit/s" if nic.speed_mbit else "")
+            for nic in self._node.nics
+            if nic.kind == "physical" and nic.numa == number
+        ]
         for name, below in things:
             self.boxes.append(_box(x, lower, name, below, "#f4e3f4"))
-            for gpu in self._node.near.get(name, ()):
-                if gpu in self._middle:
-                    ends = (x + _WIDTH / 2, lower, self._middle[gpu], self._top + _HEIGHT)
-                    self.links.append(_line(*ends))
+            for gpu in (gpu for gpu in self._node.near.get(name, ()) if gpu in self._middle):
+                ends = (x + _WIDTH / 2, lower, self._middle[gpu], self._top + _HEIGHT)
+                self.links.append(line(*ends, "#a060a0", stroke_dasharray="4 3"))
             x += _WIDTH + _GAP
         return x
 
@@ -104,37 +100,26 @@ class _Drawing:
                 title = f"GPU{a}-GPU{b}: {f'NV{pair.nvlinks}' if pair.nvlinks else kind}"
                 self.links.append(_arc(self._middle[a], self._middle[b], self._top, _COLOURS[kind], title))
 
-    def legend(self) -> list[str]:
+    def legend(self) -> Iterator[str]:
         """The classes and their colours, below everything."""
-        y, found = self.height - 24, []
+        y = self.height - 24
         for place, (kind, colour) in enumerate(_COLOURS.items()):
             x = _PAD + place * 90
-            ends = f'x1="{x}" y1="{y - 16}" x2="{x + 60}" y2="{y - 16}"'
-            found.append(f'<line {ends} stroke="{colour}" stroke-width="3"/>')
-            found.append(_text(x, y, _NAMES[kind], "start", 10))
-        return found
+            yield line(x, y - 16, x + 60, y - 16, colour, stroke_width=3)
+            yield text(x, y, _NAMES[kind], "start", font_size=10)
 
 
 def _rectangle(x: float, y: float, width: float, height: float, fill: str, stroke: str) -> str:
-    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{fill}" stroke="{stroke}"/>'
-
-
-def _text(x: float, y: float, text: str, anchor: str = "middle", size: int = 12) -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}">{escape(text)}</text>'
+    return element("rect", x=x, y=y, width=width, height=height, rx=6, fill=fill, stroke=stroke)
 
 
 def _box(x: float, y: float, name: str, below: str, fill: str) -> str:
     short = below if len(below) <= 17 else below[:16] + "…"
-    middle = x + _WIDTH / 2
-    lines = _text(middle, y + 19, name) + _text(middle, y + 35, short, "middle", 9)
-    return _rectangle(x, y, _WIDTH, _HEIGHT, fill, "#444444") + lines
-
-
-def _line(x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="#a060a0" stroke-dasharray="4 3"/>'
+    words = text(x + _WIDTH / 2, y + 19, name) + text(x + _WIDTH / 2, y + 35, short, font_size=9)
+    return _rectangle(x, y, _WIDTH, _HEIGHT, fill, "#444444") + words
 
 
 def _arc(x1: float, x2: float, y: float, colour: str, title: str) -> str:
     height = y - 12 - abs(x2 - x1) / (_WIDTH + _GAP) * 14
     path = f"M{x1:g} {y:g} Q{(x1 + x2) / 2:g} {max(height - (y - height), 4):g} {x2:g} {y:g}"
-    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"><title>{escape(title)}</title></path>'
+    return element("path", title_of(title), d=path, fill="none", stroke=colour, stroke_width=2)

@@ -1,7 +1,7 @@
-"""One change at a time, over all processes of the attempt, and reading without a lock.
+"""A lock over all processes of the attempt for changes, and reading without a lock.
 
-A number in the scratch grows with every change. It is odd while a change is between two steps; who reads then takes the
-lock as well and waits for the few microseconds.
+A counter in the scratch folder grows with every change. It is odd while a change is between two of its steps; a reader
+that sees an odd number takes the lock too, and so waits for some microseconds.
 """
 
 from __future__ import annotations
@@ -19,27 +19,23 @@ from autoddp.isolation.guard import real
 T = TypeVar("T")
 
 
-class Turns:
+class ChangeLock:
     """The lock, and the number of changes so far.
 
-    with turns.taken():
-        ...                # nobody else changes anything
-        turns.begin()      # from here on readers wait
+    with lock.held():
+        ...                  # no other thread or process changes anything
+        lock.begin_change()  # from here on readers wait
         ...
     """
 
     def __init__(self, scratch: str) -> None:
-        self._lock_path = f"{scratch}/lock"
-        descriptor = real.open(f"{scratch}/number", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        self._path = f"{scratch}/lock"
+        with real.opened(f"{scratch}/number", os.O_RDWR | os.O_CREAT) as descriptor:
             if real.fstat(descriptor).st_size < 8:
                 real.functions["ftruncate"](descriptor, 8)
             self._number = mmap.mmap(descriptor, 8)
-        finally:
-            real.close(descriptor)
         self._threads = threading.RLock()
-        self._depth = 0
-        self._owner = 0
+        self._owner = 0  # the thread that holds the lock
         # No other thread may hold the lock at a fork: the child would keep it for ever.
         release = self._threads.release
         os.register_at_fork(before=self._threads.acquire, after_in_parent=release, after_in_child=release)
@@ -51,21 +47,17 @@ class Turns:
     def _set(self, number: int) -> None:
         self._number[:8] = number.to_bytes(8, "little")
 
-    def mine(self) -> bool:
-        """Whether this thread holds the lock."""
-        return self._owner == threading.get_ident()
-
-    def begin(self) -> None:
-        """A change follows: readers wait until the lock is given back, and forget what they remember of folders."""
+    def begin_change(self) -> None:
+        """Readers wait until the lock is given back, and then look folders up again. Called with the lock held."""
         self._set(self.number() | 1)
 
-    def steady(self, look: Callable[[], T]) -> T:
-        """What `look` finds while nobody else is changing anything; it is tried again, and at last with the lock."""
-        if self.mine():
+    def consistent(self, look: Callable[[], T]) -> T:
+        """What `look` returns when no change happens meanwhile. It is repeated, and the last time under the lock."""
+        if self._owner == threading.get_ident():
             return look()
         for _ in range(3):
             number = self.number()
-            if number % 2:  # someone is in the middle of a change that takes more than one step
+            if number % 2:
                 break
             try:
                 found = look()
@@ -75,29 +67,22 @@ class Turns:
             else:
                 if self.number() == number:
                     return found
-        with self.taken():
+        with self.held():
             return look()
 
     @contextlib.contextmanager
-    def taken(self) -> Iterator[None]:
-        """Hold the lock. It may be taken again by its owner."""
+    def held(self) -> Iterator[None]:
+        """Hold the lock. The thread that holds it may take it again."""
         with self._threads:
-            if self._depth:
-                self._depth += 1
-                try:
-                    yield
-                finally:
-                    self._depth -= 1
+            if self._owner:  # it is this thread, because `_threads` is
+                yield
                 return
-            descriptor = real.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
+            with real.opened(self._path, os.O_RDWR | os.O_CREAT) as descriptor:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                self._depth, self._owner = 1, threading.get_ident()
+                self._owner = threading.get_ident()
                 try:
                     yield
                 finally:
-                    self._depth = self._owner = 0
+                    self._owner = 0
                     if self.number() % 2:  # also where a process has died in the middle of a change
                         self._set(self.number() + 1)
-            finally:
-                real.close(descriptor)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--by-hand", action="store_true")
-    parser.add_argument("--micro-steps", type=int, default=4)
+    parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--batches", type=int, default=102, help="of one epoch; the last step of each may be shorter")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--clip", action="store_true")
@@ -24,7 +24,7 @@ def main() -> None:
     for epoch in range(args.epochs):
         data = list(batches(args.batches, rank, epoch))
         for number, (inputs, targets) in enumerate(data, start=1):
-            steps_now = number % args.micro_steps == 0 or number == len(data)
+            steps_now = number % args.micro_batches == 0 or number == len(data)
             with model.no_sync() if args.by_hand and not steps_now else contextlib.nullcontext():
                 loss(model(inputs), targets).backward()
             if steps_now:

@@ -1,4 +1,4 @@
-"""What the user asked of a study."""
+"""What the user asks of a study. Apart from the study itself, which imports Optuna: every command line has it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from dataclasses import dataclass, field
 
 from autoddp.knobs import LIMITS, Configuration, Rung
 
-WORTHWHILE = 0.03
-"""Headroom below which no trial is run: less can hardly be told from noise."""
-
 
 @dataclass(frozen=True)
-class Plan:
-    """The same on all nodes."""
+class StudySettings:
+    """The same on all nodes. The defaults are those of the command line."""
 
     trials: int = 20
     """Configurations tried, at most: some for each rung's guesses, and as many again for what follows from them."""
     allow: Rung = Rung.NEAR
+    """How far the gradients may be changed: 16 bits keep a model's accuracy, as a rule; low rank need not."""
     accumulate_up_to: int = 1
-    """Steps of the script that may become one."""
+    """Steps of the script that may become one. More change the batch size, so they have to be asked for."""
     seed: int = 0
+    """Of the search, from 0 to 2**32 - 1."""
     limits: Mapping[Rung, float] = field(default_factory=lambda: dict(LIMITS))
     """Rung → the largest relative gradient error with which a configuration may be launched."""
 

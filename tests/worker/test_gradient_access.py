@@ -1,0 +1,151 @@
+"""Several steps that are one, in a world of one: each function of torch that reads gradients finds their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.worker.accumulation import Accumulation
+from autoddp.worker.clock import StepClock
+from autoddp.worker.ddp import Wrapped
+from autoddp.worker.gradient_access import GradientHandler, add_handler, remove_handler
+from autoddp.worker.implicit_no_sync import Deferral
+from autoddp.worker.sync_switch import ReductionSwitch
+
+AT_ONCE, UPDATES = 3, 4
+SMALL = 0.05  # below every norm and every gradient here, so that clipping changes something
+
+
+class Script:
+    """A model under DDP and one beside it. `before_step()` is what the script does between backward and step."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model, self.foreign = DDP(nn.Linear(4, 4)), nn.Linear(4, 4)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = torch.optim.SGD(self.parameters, lr=0.1, momentum=0.9)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        self.scaled = False
+
+    def backward(self, number: int, share: float) -> None:
+        loss = (self.model(torch.full((2, 4), 0.1 * number)) - 1).square().mean() * share
+        loss = loss + self.foreign(torch.ones(1, 4)).sum()
+        (self.scaler.scale(loss) if self.scaled else loss).backward()
+
+    def step(self) -> None:
+        if self.scaled:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+
+
+def nothing(script: Script) -> None:
+    pass
+
+
+def clip_norm(script: Script) -> None:
+    nn.utils.clip_grad_norm_(script.model.parameters(), max_norm=SMALL)
+
+
+def clip_norm_told_by_position(script: Script) -> None:
+    nn.utils.clip_grad_norm_((p for p in script.parameters), SMALL, 2.0)
+
+
+def clip_value(script: Script) -> None:
+    nn.utils.clip_grad_value_(script.parameters, SMALL)
+
+
+def clip_in_two_parts(script: Script) -> None:
+    norm = nn.utils.get_total_norm([p.grad for p in script.parameters])
+    nn.utils.clip_grads_with_norm_(script.parameters, SMALL, norm)
+
+
+def clip_another_model(script: Script) -> None:
+    nn.utils.clip_grad_norm_(script.foreign.parameters(), SMALL)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def trained(at_once: int, accumulates: bool, before_step: Callable[[Script], None], scaled: bool) -> list[torch.Tensor]:
+    """Parameters after some updates, each by as many batches: in steps that become one, or in one as one writes it."""
+    script = Script()
+    script.scaled = scaled
+    switch, wrapped = ReductionSwitch(), [Wrapped(script.model, {})]
+    deferral = Deferral(switch, lambda: wrapped)
+    accumulation = Accumulation(switch, lambda: wrapped, deferral, pytest.fail)
+    handlers: tuple[GradientHandler, ...] = (deferral, accumulation)
+    for handler in handlers:
+        add_handler(handler)
+    accumulation.steps = at_once if accumulates else 1
+    for number in range(AT_ONCE * UPDATES):
+        accumulation.forward_begins(script.model)
+        script.backward(number, 1.0 if accumulates else 1 / at_once)
+        if accumulates or (number + 1) % at_once == 0:
+            before_step(script)
+            script.step()
+            script.optimizer.zero_grad()
+            script.foreign.zero_grad()
+    for handler in handlers:
+        remove_handler(handler)
+    return [p.detach().clone() for p in script.parameters]
+
+
+WAYS = [nothing, clip_norm, clip_norm_told_by_position, clip_value, clip_in_two_parts, clip_another_model]
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["", "scaled"])
+@pytest.mark.parametrize("before_step", WAYS)
+@pytest.mark.usefixtures("alone")
+def test_steps_that_are_one_train_as_one_step_of_all_their_batches(
+    before_step: Callable[[Script], None], scaled: bool
+) -> None:
+    def with_scale(script: Script) -> None:
+        if scaled:
+            script.scaler.unscale_(script.optimizer)
+        before_step(script)
+
+    as_one, by_hand = (trained(AT_ONCE, accumulates, with_scale, scaled) for accumulates in (True, False))
+    for one, other in zip(as_one, by_hand, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_scaler_that_is_off_steps_whatever_has_a_step() -> None:
+    """Such an object has no parameters that anybody knows."""
+
+    class Steps:
+        count = 0
+
+        def step(self) -> None:
+            self.count += 1
+
+    clock, steps = StepClock(list, pytest.fail), Steps()
+    torch.amp.GradScaler("cpu", enabled=False).step(steps)
+    clock.stop()
+    assert (steps.count, clock.steps_without_ddp) == (1, 1)
+
+
+def test_a_handler_that_is_removed_is_told_no_more() -> None:
+    class Ends(GradientHandler):
+        count = 0
+
+        def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+            self.count += 1
+            remove_handler(self)
+
+    ends = Ends()
+    add_handler(ends)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    for _ in range(3):
+        optimizer.step()
+    assert ends.count == 1
