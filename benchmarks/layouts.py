@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from autoddp.codec import convert
 from autoddp.knobs import Configuration, Rung
 from autoddp.study.space import Space
 from autoddp.wire import JobFacts
@@ -29,7 +30,7 @@ from mlp import build_network
 
 def facts_of(job: dict[str, Any]) -> JobFacts:
     """The facts back from summary.json."""
-    return JobFacts(**{**job, "devices": tuple(job["devices"]), "knobs": tuple(job["knobs"])})
+    return convert(job, JobFacts)
 
 
 def bucket_part(configuration: Configuration) -> str:

@@ -19,7 +19,7 @@ SOURCES = {str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for 
 
 FLOORS = (
     ("version",),  # below the ground: what the package's own __init__ says of itself
-    ("__init__", "errors", "files", "log", "tables", "units"),
+    ("__init__", "codec", "errors", "files", "log", "tables", "units"),
     ("topology", "timing", "isolation"),
     ("knobs",),
     ("recipe", "bench", "settings"),
@@ -38,8 +38,8 @@ HOMES = {
     "rich": ("tables.py", "report/terminal.py", "report/node_text.py"),
     "tomlkit": ("recipe/write.py",),
     "tomli": ("recipe/read.py",),
+    "msgspec": ("codec.py",),
     "pynvml": ("topology/nvml.py",),
-    "msgspec": ("launch/",),
     "psutil": (
         "launch/owner.py",
         "topology/interfaces.py",

@@ -3,10 +3,9 @@
 No torch here: the all-reduces run in `worker.bench`, which hands a callable down to `sweep`.
 """
 
-from autoddp.bench.cache import load_cached, store
 from autoddp.bench.conventions import algbw, busbw, layouts, sizes
 from autoddp.bench.model import LinkModel, Segment, fit
-from autoddp.bench.result import BenchResult, HookCost, LinkFacts, Point, Sweep
+from autoddp.bench.result import BenchResult, HookCost, LinkFacts, Point, Sweep, load_cached, store
 from autoddp.bench.sweep import Measure, Settings, measure_size, sweep
 
 __all__ = [

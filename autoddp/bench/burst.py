@@ -1,4 +1,4 @@
-"""What a step sends, as the short benchmark of start settings imitates it."""
+"""The all-reduces with which the short benchmark of start settings imitates a training step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from autoddp.units import MIB
 
-_MOST_BYTES = 64 * MIB  # more tells no more, and takes seconds on a slow link
+_MOST_BYTES = 64 * MIB  # larger bursts give the same answer, and take seconds on a slow link
 _LARGEST_BUCKET = 25 * MIB  # DDP's own
 _FEWEST_BUCKETS = 4  # in flight at once: with fewer, several networks or channels would have nothing to share
 _LEAST_BYTES = 4096  # of gradients: what is smaller takes one latency all the same
@@ -22,7 +22,7 @@ class Burst:
 
     @classmethod
     def of_step(cls, gradient_bytes: int, backend: str) -> Burst:
-        """Like a step with so many bytes of gradients, or its like on a smaller scale.
+        """Like a step with so many bytes of gradients, scaled down if they are many.
 
         >>> Burst.of_step(40_000_000, "gloo")
         Burst(backend='gloo', buckets=4, bucket_bytes=10000000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-SMALLEST = 1024  # bytes; below, an all-reduce costs what this one costs
+SMALLEST = 1024  # bytes; a smaller all-reduce takes as long
 
 
 def algbw(size: int, seconds: float) -> float:

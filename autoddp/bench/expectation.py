@@ -1,4 +1,4 @@
-"""What was measured, held against what the probe expects of the links it crossed."""
+"""Compares what was measured with what the probe expects of the links that were used."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import Any
 
 MOST_SEGMENTS = 3
 """Ranges of sizes with a line of their own: NCCL has three protocols, and a fourth line would fit noise."""
@@ -24,22 +23,31 @@ ENOUGH = 0.05
 
 @dataclass(frozen=True)
 class Segment:
-    """A straight line, from `start` bytes (exclusive; the first: from 0) to the next segment's."""
+    """A straight line, from `from_bytes` bytes (exclusive; the first: from 0) to the next segment's."""
 
-    start: float
-    alpha: float
-    """Seconds; the line's value at no bytes, so it may be negative in all but the first segment."""
-    per_byte: float
-    """Seconds per byte, 1 / beta; 0 where size does not matter."""
+    from_bytes: float
+    alpha_seconds: float
+    """The line's value at no bytes, so it may be negative in all but the first segment."""
+    seconds_per_byte: float
+    """1 / beta; 0 where size does not matter."""
 
     @property
     def beta(self) -> float:
         """Bytes per second; infinite where size does not matter."""
-        return 1 / self.per_byte if self.per_byte else math.inf
+        return 1 / self.seconds_per_byte if self.seconds_per_byte else math.inf
 
     def seconds(self, size: float) -> float:
         """The line at `size` bytes."""
-        return self.alpha + size * self.per_byte
+        return self.alpha_seconds + size * self.seconds_per_byte
+
+
+@dataclass(frozen=True)
+class Residual:
+    """How far the model is off at a measured size."""
+
+    bytes: int
+    relative_error: float
+    """model / measured - 1"""
 
 
 @dataclass(frozen=True)
@@ -47,44 +55,27 @@ class LinkModel:
     """Seconds of an all-reduce by its bytes per rank; beyond the largest size measured, the last line goes on."""
 
     segments: tuple[Segment, ...]
-    residuals: tuple[tuple[int, float], ...] = ()
-    """(bytes, model / measured - 1) at every measured size."""
+    residuals: tuple[Residual, ...] = ()
+    """At every measured size."""
 
     def seconds(self, size: float) -> float:
         """Seconds of an all-reduce of `size` bytes. Never less than for fewer bytes."""
         floor = 0.0
         for segment, following in pairwise(self.segments):
-            if size <= following.start:
+            if size <= following.from_bytes:
                 return max(segment.seconds(size), floor)
-            floor = max(segment.seconds(following.start), floor)
+            floor = max(segment.seconds(following.from_bytes), floor)
         return max(self.segments[-1].seconds(size), floor)
 
     @property
     def alpha(self) -> float:
         """Seconds of the smallest message there is."""
-        return self.segments[0].alpha
+        return self.segments[0].alpha_seconds
 
     @property
     def worst(self) -> float:
         """The largest relative error at a measured size."""
-        return max((abs(error) for _, error in self.residuals), default=0.0)
-
-    def plain(self) -> dict[str, Any]:
-        """JSON types, for `from_plain`."""
-        return {
-            "segments": [
-                {"from_bytes": s.start, "alpha_seconds": s.alpha, "seconds_per_byte": s.per_byte} for s in self.segments
-            ],
-            "residuals": [{"bytes": size, "relative_error": error} for size, error in self.residuals],
-        }
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> LinkModel:
-        """Back from `plain`. KeyError or TypeError for what never was one."""
-        return cls(
-            tuple(Segment(s["from_bytes"], s["alpha_seconds"], s["seconds_per_byte"]) for s in plain["segments"]),
-            tuple((r["bytes"], r["relative_error"]) for r in plain["residuals"]),
-        )
+        return max((abs(one.relative_error) for one in self.residuals), default=0.0)
 
 
 def fit(points: Sequence[tuple[int, float]]) -> LinkModel:
@@ -119,11 +110,11 @@ def _model(points: Sequence[tuple[int, float]], places: tuple[int, ...]) -> Link
         start = _joint(segments[-1], alpha, per_byte, points[begin - 1][0], points[begin][0]) if segments else 0.0
         segments.append(Segment(start, alpha, per_byte))
     bare = LinkModel(tuple(segments))
-    return LinkModel(bare.segments, tuple((size, bare.seconds(size) / seconds - 1) for size, seconds in points))
+    return LinkModel(bare.segments, tuple(Residual(size, bare.seconds(size) / seconds - 1) for size, seconds in points))
 
 
 def _squares(model: LinkModel) -> float:
-    return sum(error**2 for _, error in model.residuals)
+    return sum(one.relative_error**2 for one in model.residuals)
 
 
 def _line(points: Sequence[tuple[int, float]], through_zero: bool) -> tuple[float, float]:
@@ -151,6 +142,6 @@ def _line(points: Sequence[tuple[int, float]], through_zero: bool) -> tuple[floa
 
 def _joint(before: Segment, alpha: float, per_byte: float, last: int, first: int) -> float:
     """Where one line hands over to the next, between the sizes measured on either side: where they cross, if there."""
-    turn = before.per_byte - per_byte
-    crossing = (alpha - before.alpha) / turn if turn else math.inf
+    turn = before.seconds_per_byte - per_byte
+    crossing = (alpha - before.alpha_seconds) / turn if turn else math.inf
     return crossing if last <= crossing <= first else float(last)

@@ -1,4 +1,7 @@
-"""What `autoddp bench` found, as data that goes to JSON and back."""
+"""What `autoddp bench` found, as data that goes to JSON and back.
+
+It is kept in the output folder as `.autoddp/bench/<key>.json`, one file for each kind of world.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from autoddp.bench.conventions import algbw, busbw
 from autoddp.bench.model import LinkModel
+from autoddp.codec import convert, decode, encode, plain
+from autoddp.files import write_whole
 
 SCHEMA = 2
 
@@ -41,25 +47,10 @@ class Sweep:
     model: LinkModel | None = None
     """None for a single size."""
 
-    def plain(self) -> dict[str, Any]:
-        """JSON types; bandwidths in GB/s are added for the reader."""
-        points = [
-            asdict(p) | {"algbw": algbw(p.bytes, p.seconds), "busbw": busbw(p.bytes, p.seconds, self.ranks)}
-            for p in self.points
-        ]
-        return vars(self) | {"points": points, "model": self.model.plain() if self.model else None}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Sweep:
-        """Back from `plain`."""
-        points = ({k: v for k, v in point.items() if k not in ("algbw", "busbw")} for point in plain["points"])
-        model = LinkModel.from_plain(plain["model"]) if plain["model"] else None
-        return cls(**{**plain, "points": tuple(Point(**point) for point in points), "model": model})
-
 
 @dataclass(frozen=True)
 class HookCost:
-    """Computing of a communication hook on one square float32 matrix, without any communication."""
+    """Time that a communication hook computes on one square float32 matrix, without any communication."""
 
     hook: str
     """`fp16`, `bf16` or `powersgd`, as the knob names it."""
@@ -112,28 +103,43 @@ class BenchResult:
     made_by: dict[str, str]
     """Version of autoddp, date in UTC."""
     round_trip: float | None = None
-    """Seconds of a small TCP message there and back between two nodes; None on one node, or where none could pass."""
+    """Seconds that a small TCP message takes to another node and back; None on one node, or where none could pass."""
 
     def plain(self) -> dict[str, Any]:
-        """JSON types, for `from_plain`."""
-        return {
-            "schema": SCHEMA,
-            "made_by": self.made_by,
-            "facts": asdict(self.facts) | {"devices": list(self.facts.devices)},
-            "sweeps": [sweep.plain() for sweep in self.sweeps],
-            "hooks": [asdict(cost) for cost in self.hooks],
-            "round_trip": self.round_trip,
-        }
+        """JSON types, for `from_plain`; bandwidths in GB/s are added for the reader."""
+        found: dict[str, Any] = plain(self)
+        for sweep in found["sweeps"]:
+            for point in sweep["points"]:
+                size, seconds = point["bytes"], point["seconds"]
+                point |= {"algbw": algbw(size, seconds), "busbw": busbw(size, seconds, sweep["ranks"])}
+        return {"schema": SCHEMA, **found}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> BenchResult:
-        """Back from `plain`. ValueError, KeyError or TypeError for what never was one, or was of another schema."""
-        if plain["schema"] != SCHEMA:
-            raise ValueError(f"schema {plain['schema']}, this is {SCHEMA}")
-        return cls(
-            facts=LinkFacts(**{**plain["facts"], "devices": tuple(plain["facts"]["devices"])}),
-            sweeps=tuple(Sweep.from_plain(sweep) for sweep in plain["sweeps"]),
-            hooks=tuple(HookCost(**{**cost, "point": Point(**cost["point"])}) for cost in plain["hooks"]),
-            made_by=dict(plain["made_by"]),
-            round_trip=plain["round_trip"],
-        )
+        """The inverse of `plain`. ValueError for anything else, also of another schema."""
+        if plain.get("schema") != SCHEMA:
+            raise ValueError(f"not a result of schema {SCHEMA}")
+        return convert(plain, cls)
+
+
+def folder(output: Path) -> Path:
+    """Where measurements lie within an output folder."""
+    return output / "bench"
+
+
+def store(output: Path, result: BenchResult) -> Path:
+    """Write a result, whole or not at all, and return its path. An older one of the same world is replaced. OSError."""
+    place = folder(output) / f"{result.facts.key}.json"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(place, encode(result.plain(), indent=1))
+    return place
+
+
+def load_cached(output: Path, facts: LinkFacts) -> BenchResult | None:
+    """What was measured in a world like this one, or None; also None for a file that cannot be understood."""
+    try:
+        text = (folder(output) / f"{facts.key}.json").read_text(encoding="utf-8")
+        result = BenchResult.from_plain(decode(text, dict))
+    except (OSError, ValueError):
+        return None
+    return result if result.facts == facts else None

@@ -2,7 +2,7 @@
 
     points, stopped = sweep(measure, sizes(2**30), budget=20.0)
 
-`measure` is whatever runs the all-reduces; that all ranks do the same is its affair.
+`measure` runs the all-reduces, and has to make all ranks do the same.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ BLOCK = 0.005  # seconds; far above the clock's resolution and the skew with whi
 MOST_ITERATIONS = 500  # of a block: at ten microseconds each, the fastest there are, they fill it
 BATCH = 5  # blocks between two looks at the clock, and the fewest for a size
 MOST_BLOCKS = 40  # of a visit: the interval of the median is narrow by then, or the machine is too noisy for it
-SMALL = 2**18  # bytes; up to here latency counts, and the scheduler's moods
+SMALL = 2**18  # bytes; up to here latency counts, and disturbances by other processes
 SHARE_AGAIN = 0.2  # of the budget, for all visits but the first
-MOST_VISITS = 8  # of a small size: so many moments, of which the best counts
+MOST_VISITS = 8  # of a small size, spread over the sweep; the fastest counts
 PRECISION = 0.02  # half the interval over the median: no more blocks are needed
 
 
@@ -95,7 +95,7 @@ def measure_size(measure: Measure, size: int, allotted: float, now: Callable[[],
     began = now()
     once = measure(size, 1, 1)[0]
     iterations = max(1, min(MOST_ITERATIONS, math.ceil(BLOCK / once)))
-    if iterations > 1:  # the very first one sets up connections and is no measure of the others
+    if iterations > 1:  # the very first one sets up connections and takes longer than the others
         once = min(once, measure(size, iterations, 1)[0])
         iterations = max(1, min(MOST_ITERATIONS, math.ceil(BLOCK / once)))
     seconds: list[float] = []

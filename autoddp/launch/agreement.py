@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import msgspec
-
+from autoddp.codec import Struct, convert, encode
 from autoddp.errors import UsageError, first_line
 from autoddp.launch import elastic
 from autoddp.launch.gathering import Arrivals, say_if_not_ours, wait_for_answer
@@ -28,7 +27,6 @@ from autoddp.launch.interface_selection import choose, places_here, with_rdma
 from autoddp.launch.local_fingerprint import may_have_gpus
 from autoddp.launch.mode import torch_version
 from autoddp.launch.network import Network
-from autoddp.launch.values import to_text
 from autoddp.log import tell
 from autoddp.topology import interfaces
 from autoddp.units import duration
@@ -38,7 +36,7 @@ _ANSWER = timedelta(seconds=60)  # for one answer of another launcher, on a mach
 _CLOCKS = 5.0  # seconds; less may come from the exchange itself, on a machine that is busy
 
 
-class HostFacts(msgspec.Struct, frozen=True):
+class HostFacts(Struct, frozen=True):
     """One launcher. Another version of autoddp may send fewer fields, or more: each has a default."""
 
     name: str = "?"
@@ -148,7 +146,7 @@ def agree(torchrun: argparse.Namespace, plan: str, reads: str, variables: Collec
     store.set_timeout(_ANSWER)
 
     def exchange(key: str, mine: Any) -> list[Any]:
-        store.set(f"{key}/{rank}", to_text(mine))
+        store.set(f"{key}/{rank}", encode(mine))
         return [json.loads(store.get(f"{key}/{node}")) for node in range(nodes)]
 
     try:
@@ -164,7 +162,7 @@ def agree(torchrun: argparse.Namespace, plan: str, reads: str, variables: Collec
             autoddp=__version__,
             clock=time.time(),
         )
-        all_ = [msgspec.convert(plain, HostFacts) for plain in exchange("host", mine)]
+        all_ = [convert(plain, HostFacts) for plain in exchange("host", mine)]
         errors, warnings = compared(all_)
         found = choose(exchange, rank, labels(all_), places_here(torchrun.local_addr, may_have_gpus(os.environ)))
         handler.shutdown()

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import psutil
 
 from autoddp.units import duration
-from autoddp.wire import NO_LIMIT
 
 _UNASKED = 300.0  # seconds from the script's first step, where no --budget is given
 _SHORTEST = 30.0  # seconds that tuning may take however short the script is
@@ -50,14 +49,14 @@ class Deadline:
             self._seconds = min(self._seconds, max(_SHORTEST, seconds))
 
     @property
-    def left(self) -> float:
-        """Seconds that tuning may still take; negative where it should be over, `NO_LIMIT` before the first step."""
-        return NO_LIMIT if self._since is None else self._seconds - (self._clock() - self._since)
+    def left(self) -> float | None:
+        """Seconds that tuning may still take; negative where it should be over, None before the first step."""
+        return None if self._since is None else self._seconds - (self._clock() - self._since)
 
     @property
     def why_over(self) -> str:
         """Why tuning has to end now; "" as long as it may go on."""
-        if self.left > -max(1.0, _GRACE * self._seconds):
+        if self.left is None or self.left > -max(1.0, _GRACE * self._seconds):
             return ""
         if self._budget is not None:
             return f"--budget {duration(self._budget)} is over"

@@ -14,12 +14,12 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any, TypeVar
 
+from autoddp.codec import decode, encode
 from autoddp.errors import HostLost, first_line
 from autoddp.isolation import Level
 from autoddp.launch.gathering import Endpoint
 from autoddp.launch.polling import polls
 from autoddp.launch.presence import HostsGone, Presence
-from autoddp.launch.values import from_text, to_text
 
 _GRACE = 3.0  # seconds that an attempt has for ending by itself after it has ended on another host
 _ANSWER = timedelta(seconds=60)  # for one answer of the store; torch's own is five minutes
@@ -236,11 +236,11 @@ class Hosts:
         raise TimeoutError(why)
 
     def _set(self, key: str, value: Any) -> None:
-        self._presence.ask(lambda store: store.set(key, to_text(value)))
+        self._presence.ask(lambda store: store.set(key, encode(value)))
 
     def _are_there(self, keys: list[str]) -> bool:
         return self._presence.ask(lambda store: bool(store.check(keys)))
 
     def _get(self, key: str, kind: type[T]) -> T:
         """Only of a key that is there."""
-        return from_text(self._presence.ask(lambda store: store.get(key)), kind)
+        return decode(self._presence.ask(lambda store: store.get(key)), kind)

@@ -25,8 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import msgspec
-
+from autoddp.codec import Struct, convert
 from autoddp.launch.interface_probe import Door, Listener, send_rate, tried
 from autoddp.launch.network import VARIABLES, Network
 from autoddp.topology import interfaces
@@ -44,20 +43,21 @@ Exchange = Callable[[str, Any], list[Any]]
 """`exchange(key, mine)`: what each node says under the key, by node, as JSON gives it back."""
 
 
-class Places(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Places:
     """What one launcher tells the others about its node's addresses. Fields of other versions are ignored."""
 
-    addresses: dict[str, str] = {}
+    addresses: dict[str, str] = field(default_factory=dict)
     """Interface → its first address. The loopback's is last; launchers on one machine may use it."""
-    named: dict[str, list[str]] = {}
+    named: dict[str, list[str]] = field(default_factory=dict)
     """GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, where the user has set them → the interfaces here that they name."""
-    missing: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = field(default_factory=dict)
     """The same variables → names in them that are not here, or have no address."""
-    down: list[str] = []
+    down: list[str] = field(default_factory=list)
     """Interfaces that are down."""
     local_addr: str = ""
     """The user's --local-addr."""
-    by_name: list[str] = []
+    by_name: list[str] = field(default_factory=list)
     """The addresses of this host's own name."""
     has_gpus: bool = False
     """Whether the ranks may use NCCL instead of Gloo."""
@@ -124,7 +124,7 @@ def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places)
     """The same exchange on all nodes. `labels` has each node's name for people, such as "node 1 (host1)"."""
     with Listener() as listener:
         mine = _Listening(listener.port, listener.secret, places)
-        all_ = [msgspec.convert(one, _Listening) for one in exchange("network/address", mine)]
+        all_ = [convert(one, _Listening) for one in exchange("network/address", mine)]
         doors = [(o, one.door(a)) for o, one in enumerate(all_) if o != node for a in one.places.to_try]
         answers = tried([door for _, door in doors])
         refused = [(other, door.address, why) for (other, door), why in zip(doors, answers, strict=True) if why]
@@ -146,7 +146,7 @@ def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places)
     return Found(_chosen(places, nodes[node].usable, rates_of_all[node - 1]), [], doubts)
 
 
-class _Listening(msgspec.Struct, frozen=True):
+class _Listening(Struct, frozen=True):
     """Where a launcher listens."""
 
     port: int

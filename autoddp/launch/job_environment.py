@@ -14,7 +14,7 @@ from autoddp.launch.network import VARIABLES, Network
 from autoddp.launch.options import Options
 from autoddp.log import tell
 from autoddp.recipe import Recipe
-from autoddp.worker.worker_config import Order, naming_errors
+from autoddp.wire import WatchPlan, WorkerConfig, naming_errors
 
 _COST = 0.005  # share of the job's time that measuring the gradient error may take
 _STEPS = {Rung.NEAR: 1, Rung.LOSSY: 4}
@@ -26,7 +26,7 @@ def job_environment(options: Options, mode: Mode, network: Network) -> dict[str,
     """The variables for a launch. The user is told which ones of the recipe's are left out."""
     found = dict(network.variables)
     if mode.bypass:
-        found |= Order(bypass=True).environment(os.environ)
+        found |= WorkerConfig(bypass=True).environment(os.environ)
     elif mode.recipe is not None:
         found |= _of_recipe(options, mode, mode.recipe, network)
     return found if options.trials == 0 else found | naming_errors(os.environ)
@@ -38,10 +38,10 @@ def _of_recipe(options: Options, mode: Mode, recipe: Recipe, network: Network) -
     if note:
         with contextlib.suppress(OSError):  # then nothing is noted
             options.folders.make()
-    order = Order(
-        configuration=mode.configuration.without_variables.plain(),
+    config = WorkerConfig(
+        configuration=mode.configuration.without_variables,
         parameters_digest=recipe.fits.parameters_digest,
-        inputs=[] if options.force else list(recipe.fits.inputs),
+        inputs=() if options.force else recipe.fits.inputs,
         recipe=str(mode.path or options.recipe_path),
         note=str(note.path.absolute()) if note else "",
         noted=note.begins(options) if note else "",
@@ -50,7 +50,7 @@ def _of_recipe(options: Options, mode: Mode, recipe: Recipe, network: Network) -
     )
     # Where there is a note to write, also a recipe that launches the script as written needs the worker: it tells
     # whether this is the recipe's job.
-    return variables | (order.environment(os.environ) if order.configuration or note or variables else {})
+    return variables | (config.environment(os.environ) if config.configuration or note or variables else {})
 
 
 def _reachable(variables: dict[str, str], network: Network) -> dict[str, str]:
@@ -70,24 +70,18 @@ def _not_set_here(variables: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in os.environ}
 
 
-def watch_plan(options: Options, recipe: Recipe, configuration: Configuration) -> dict[str, object]:
+def watch_plan(options: Options, recipe: Recipe, configuration: Configuration) -> WatchPlan | None:
     """When the real job measures its hook's gradient error: as often as half a percent of its time allows.
 
-    The fields of `worker.gradient_monitor.WatchPlan`; empty where the hook is exact, or under `--watch off`.
+    None where the hook is exact, or under `--watch off`.
     """
     rung = configuration.gradient_rung
     if options.watch == 0 or rung not in _STEPS:
-        return {}
+        return None
     # A reduction that is compared costs one exact reduction more: at most what the baseline's step takes.
     entry = next((e for e in recipe.ladder if e.rung is rung), None)
     ratio = recipe.evidence.baseline_ms_per_step / entry.ms_per_step if entry else 1.0
     every = options.watch or math.ceil(_STEPS[rung] * max(1.0, ratio) / _COST)
     start = configuration.get("powersgd_start_step", DEFAULT_START_STEP) if rung is Rung.LOSSY else 0
     first = int(str(start)) + min(every, _SOON)
-    return {
-        "rung": rung.value,
-        "limit": options.study.limits[rung],
-        "first": first,
-        "every": every,
-        "steps": _STEPS[rung],
-    }
+    return WatchPlan(rung, options.study.limits[rung], first, every, _STEPS[rung])

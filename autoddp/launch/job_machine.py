@@ -59,18 +59,19 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from autoddp.codec import replace
 from autoddp.launch.deadline import Deadline
 from autoddp.launch.hang_timeout import HangTimeout
-from autoddp.launch.journal import Entry, Journal
+from autoddp.launch.journal import Journal
 from autoddp.launch.restarts import Starts
 from autoddp.launch.server import Closed, Said, StopAsked, Worker
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.timing import median
-from autoddp.wire import BlockDone, Finish, Goodbye, Hello, JobFacts, Measure, Ready, Welcome
+from autoddp.wire import BlockDone, Entry, Finish, Goodbye, Hello, JobFacts, Measure, Ready, Welcome
 
 _FEWEST_STEPS = 2  # of a measurement, however often the script ends before one is done: one step would be a guess
 _FUTILE_ATTEMPTS = 3  # one after another without a measurement; each may ask for half as many steps as the one before
@@ -258,7 +259,7 @@ class JobMachine:
         self._facts: JobFacts | None = None
         self._question: Question | None = None
         self._waiting_since: float | None = None
-        self._most_steps = 10**9  # no limit, until the script has ended within a measurement
+        self._most_steps: int | None = None  # no limit, until the script has ended within a measurement
         self._fresh_start = True
         self._known_to_all = 0
         self._futile_attempts = self._faults = 0
@@ -268,6 +269,16 @@ class JobMachine:
         """Whether the processes of the present attempt are to be killed now."""
         at = self._attempt.must_end_at
         return at is not None and self._clock() >= at
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the present attempt may still come to its first measurement."""
+        return self.state is State.STARTING
+
+    @property
+    def over(self) -> bool:
+        """Whether no attempt is of use any more."""
+        return self.state is State.OVER
 
     @property
     def leads(self) -> bool:
@@ -400,10 +411,10 @@ class JobMachine:
         self._fresh_start = False
         return replace(
             asked,
-            steps=min(asked.steps, self._most_steps),
+            steps=asked.steps if self._most_steps is None else min(asked.steps, self._most_steps),
             turn=asked.turn or again,
             warmup=max(asked.warmup, 2) if again else asked.warmup,
-            missed=tuple(entry.plain() for entry in before),
+            missed=tuple(before),
             left=self._deadline.left,
         )
 
@@ -484,7 +495,7 @@ class JobMachine:
         if attempt.order is None or message.index != attempt.order.index:
             return
         assert isinstance(question, MeasureAsked)
-        self._journal.add(Entry(replace(question.asked, left=attempt.order.left), replace(message, measure={})))
+        self._journal.add(Entry(replace(question.asked, left=attempt.order.left), replace(message, measure=None)))
         self._known_to_all = message.index  # no rank ends a block before it has told of the one before
         attempt.order = None
         if self.state is State.MEASURING:
@@ -494,10 +505,12 @@ class JobMachine:
 
     def _copy(self, message: BlockDone) -> None:
         """Another node's launcher leads: keep its journal."""
-        order = Measure(**message.measure)
-        for plain in order.missed:
-            self._journal.add(Entry.of(plain))
-        self._journal.add(Entry(replace(order, missed=()), replace(message, measure={})))
+        order = message.measure
+        if order is None:
+            return
+        for entry in order.missed:
+            self._journal.add(entry)
+        self._journal.add(Entry(replace(order, missed=()), replace(message, measure=None)))
 
     def _closed(self, worker: Worker) -> None:
         if not worker.said_goodbye and not self._attempt.told_to_leave:

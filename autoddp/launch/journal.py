@@ -1,38 +1,18 @@
 """Every measurement of a tuning run, one JSON line each, the same on every node.
 
-A launcher that comes to lead after a restart replays it; and whoever doubts a figure finds each block's times in it.
+A launcher that becomes the leader after a restart replays it. It also holds each block's times, to check a figure.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from autoddp.codec import encode, replace
 from autoddp.log import get_logger
-from autoddp.wire import NO_LIMIT, BlockDone, Measure, block_of
+from autoddp.wire import Entry, Measure
 
 logger = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What was asked, and what came of it: a block or the reason of a failure."""
-
-    asked: Measure
-    done: BlockDone | None
-    failure: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        """JSON types, to be passed on to other nodes."""
-        return {**asdict(self), "done": asdict(replace(self.done, measure={})) if self.done else None}
-
-    @classmethod
-    def of(cls, plain: dict[str, Any]) -> Entry:
-        """The inverse of `plain`."""
-        return cls(Measure(**plain["asked"]), block_of(plain["done"]) if plain["done"] else None, plain["failure"])
 
 
 class Journal:
@@ -48,17 +28,17 @@ class Journal:
         self._is_whole = True
 
     def answer(self, asked: Measure) -> Entry | None:
-        """The entry for what is asked next, if it is known."""
+        """The entry that answers the next question, if there is one."""
         index = asked.index
         if index == len(self.entries) and index < len(self.earlier):
             if _same(self.earlier[index].asked, asked):
                 self.add(self.earlier[index])
             else:
-                self.earlier = ()  # another way was taken: what follows answers other questions
+                self.earlier = ()  # the study goes another way: the later entries answer other questions
         return self.entries[index] if index < len(self.entries) else None
 
     def add(self, entry: Entry) -> None:
-        """Append; an index that is here already is another node's copy of the same entry."""
+        """Append. An index that is here already is another node's copy of the same entry, and is ignored."""
         if entry.asked.index != len(self.entries):
             return
         self.entries.append(entry)
@@ -66,13 +46,13 @@ class Journal:
             return
         try:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(entry)) + "\n")
+                file.write(encode(entry) + "\n")
         except OSError as error:
-            # A full disk costs the file, which ends here, and not the study.
+            # On a full disk the file ends here, and the study goes on.
             self._is_whole = False
             logger.warning("%s ends at entry %d: %s", self._path, entry.asked.index, error.strerror)
 
 
 def _same(one: Measure, other: Measure) -> bool:
-    """Whether both ask for the same measurement; how much time there was is no part of it."""
-    return replace(one, left=NO_LIMIT, missed=()) == replace(other, left=NO_LIMIT, missed=())
+    """Whether both ask for the same measurement, however much time was left."""
+    return replace(one, left=None, missed=()) == replace(other, left=None, missed=())

@@ -1,4 +1,4 @@
-"""The running tuning job as the study and the main thread see it: what they ask becomes events of one queue.
+"""The running tuning job as the study and the main thread use it: each request becomes an event in one queue.
 
 One thread takes the events and runs the state machine of `job_machine`, which alone writes the job's state. The study's
 thread and the main thread put an event and wait for its reply; the threads of the workers' socket only put events.
@@ -26,15 +26,14 @@ from autoddp.launch.job_machine import (
     JobMachine,
     MeasureAsked,
     RankEnded,
-    State,
     TakenOver,
     Tick,
 )
-from autoddp.launch.journal import Entry, Journal
+from autoddp.launch.journal import Journal
 from autoddp.launch.server import WorkerServer
 from autoddp.log import get_logger
 from autoddp.recipe import merged
-from autoddp.wire import BlockDone, Finish, JobFacts, Measure
+from autoddp.wire import BlockDone, Entry, JobFacts, Measure
 
 logger = get_logger(__name__)
 
@@ -44,7 +43,7 @@ T = TypeVar("T")
 
 
 class LiveJob:
-    """Implements `study.Measure` for the study's thread; the main thread makes attempts and says so.
+    """Implements `study.Measure` for the study's thread; the main thread reports the attempts that it makes.
 
     `path` is that of the workers' socket, which is there during an attempt. After `close()` nothing may be asked.
     """
@@ -56,7 +55,8 @@ class LiveJob:
         """What the models were called with in all measurements, see `recipe.inputs`; the study's thread writes it."""
         self._number = -1
         self._server: WorkerServer | None = None
-        self._machine = JobMachine(journal, deadline=deadline)
+        self.machine = JobMachine(journal, deadline=deadline)
+        """What is known of the job: any thread may read its attributes, and none may call its methods."""
         self._events: queue.Queue[Event | None] = queue.Queue()
         self._owner = threading.Thread(target=self._own, name="autoddp-job", daemon=True)
         self._owner.start()
@@ -70,10 +70,10 @@ class LiveJob:
             if event is None:
                 return
             try:
-                self._machine.handle(event)
+                self.machine.handle(event)
             except Exception as error:
                 logger.exception("a fault of autoddp's own")
-                self._machine.broke(f"a fault of autoddp's own: {error!r}")
+                self.machine.broke(f"a fault of autoddp's own: {error!r}")
                 reply: Future[object] | None = getattr(event, "reply", None)
                 if reply is not None and not reply.done():
                     reply.set_exception(error)
@@ -87,7 +87,7 @@ class LiveJob:
     # Called by the main thread
 
     def attempt_begins(self, number: int, heartbeats: Path) -> dict[str, str] | None:
-        """Another start of the script is about to be made, with these variables; None: tuning is over, make none."""
+        """Another start of the script is about to be made. The variables for it; None: tuning is over, make none."""
         reply: Future[dict[str, str] | None] = Future()
         variables = self._ask(AttemptBegins(number, heartbeats, reply), reply)
         if variables is not None:
@@ -121,51 +121,6 @@ class LiveJob:
             server, self._server = self._server, None
             server.close()
 
-    @property
-    def attempt_must_end(self) -> bool:
-        """Whether the processes of the present attempt are to be killed now."""
-        return self._machine.attempt_must_end
-
-    @property
-    def is_starting(self) -> bool:
-        """Whether the present attempt may still come to its first measurement."""
-        return self._machine.state is State.STARTING
-
-    @property
-    def follows(self) -> bool:
-        """Whether the study waits for a measurement that another host's rank 0 makes."""
-        return self._machine.follows
-
-    @property
-    def leads(self) -> bool:
-        """Whether rank 0 is here; to be asked once there are facts."""
-        return self._machine.leads
-
-    @property
-    def over(self) -> bool:
-        """Whether no attempt is of use any more."""
-        return self._machine.state is State.OVER
-
-    @property
-    def why_over(self) -> str:
-        """Why tuning ended; "" if the study was finished, or goes on."""
-        return self._machine.why_over
-
-    @property
-    def overlay_failed(self) -> str:
-        """Why the script cannot run under the overlay, once that has shown."""
-        return self._machine.overlay_failed
-
-    @property
-    def built_ddp(self) -> bool:
-        """Whether a rank of this node has built a DDP model, in whatever attempt."""
-        return self._machine.built_ddp
-
-    @property
-    def finished(self) -> Finish | None:
-        """What all hosts were told at the end of the study."""
-        return self._machine.finished
-
     # Called by any thread
 
     def give_up(self, why: str) -> None:
@@ -175,18 +130,13 @@ class LiveJob:
 
     # Called by the study's thread
 
-    @property
-    def waited(self) -> float:
-        """Seconds for which the study has waited for another start of the script, or for the host that leads."""
-        return self._machine.waited
-
     def facts(self) -> JobFacts:
         """Wait until the job is ready; TuningOver if it never is."""
         reply: Future[JobFacts] = Future()
         return self._ask(FactsAsked(reply), reply)
 
     def take_over(self, entries: Sequence[Entry]) -> None:
-        """Answer what is asked from these measurements, as long as the same is asked again; before anything is."""
+        """Answer from these measurements as long as the study asks for the same. Comes before its first question."""
         reply: Future[None] = Future()
         self._ask(TakenOver(entries, reply), reply)
 
@@ -202,9 +152,7 @@ class LiveJob:
     ) -> BlockDone:
         """See `study.Measure`."""
         index, self._next = self._next, self._next + 1
-        asked = Measure(
-            index, configuration.plain(), warmup, steps, reduce, turn, compare, configuration.steps_per_update
-        )
+        asked = Measure(index, configuration, warmup, steps, reduce, turn, compare, configuration.steps_per_update)
         reply: Future[BlockDone] = Future()
         done = self._ask(MeasureAsked(asked, configuration.start_variables, reply), reply)
         self.inputs = merged(self.inputs, done.inputs)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import socket
 import stat
@@ -23,10 +22,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import msgspec
 import psutil
+
+from autoddp.codec import Meta, Struct, decode, encode, replace
 
 MARK = "owner.json"
 _LARGEST = 2**16  # bytes of a mark; ours have less than 4 KiB
@@ -34,12 +34,12 @@ _LOCK_TRIES = 20  # another launcher that reads the mark has the lock for less t
 _BETWEEN_TRIES = 0.01  # seconds
 
 # A mark is read from a file that anybody may have changed, so its values are checked, not only their types.
-_Text = Annotated[str, msgspec.Meta(pattern=r"\A[^\0]*\Z")]
-_Number = Annotated[int, msgspec.Meta(gt=0)]
-_Date = Annotated[float, msgspec.Meta(gt=-1e12, lt=1e12)]  # neither infinite nor NaN
+_Text = Annotated[str, Meta(pattern=r"\A[^\0]*\Z")]
+_Number = Annotated[int, Meta(gt=0)]
+_Date = Annotated[float, Meta(gt=-1e12, lt=1e12)]  # neither infinite nor NaN
 
 
-class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Owner(Struct, frozen=True, forbid_unknown_fields=True):
     """A launcher, told apart from every other one."""
 
     host: _Text
@@ -62,9 +62,10 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.host == socket.gethostname()
 
 
-class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="folder of an autoddp run"):
-    """The content of `owner.json`."""
+class Mark(Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of `owner.json`. No field may be absent."""
 
+    kind: Literal["folder of an autoddp run"]
     owner: Owner
     run: _Text
     """Name of the run folder."""
@@ -81,18 +82,15 @@ class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="k
     """The launcher ended in order, and wrote so at its end."""
 
     def text(self) -> str:
-        """The file's content. A path may hold bytes that are no UTF-8, so msgspec's own encoder cannot be used."""
-        return json.dumps(msgspec.to_builtins(self), indent=1) + "\n"
+        """The file's content."""
+        return encode(self, indent=1) + "\n"
 
     @classmethod
     def parse(cls, text: bytes) -> Mark | None:
         """None for anything that is not a sound mark, for example one of another version."""
-        try:
-            plain = json.loads(text)
-            mark = msgspec.convert(plain, cls)
-        except (ValueError, RecursionError):
-            return None
-        return mark if "kind" in plain else None  # msgspec would take a mark of no kind, too
+        with contextlib.suppress(ValueError):
+            return decode(text, cls)
+        return None
 
 
 @dataclass
@@ -177,13 +175,14 @@ class Claim:
     def __init__(self, path: Path, owner: Owner, run: str) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.open(path / MARK, flags, 0o600)
-        self.mark = Mark(owner, run, str(path), path.stat().st_ino, time.time(), self._lock(), (), False)
+        inode, now = path.stat().st_ino, time.time()
+        self.mark = Mark("folder of an autoddp run", owner, run, str(path), inode, now, self._lock(), (), False)
         self._size = 0
         self._write()
 
     def change(self, **values: Any) -> None:
         """Write the mark again, with other values for some of its fields. OSError where that is not possible."""
-        self.mark = msgspec.structs.replace(self.mark, **values)
+        self.mark = replace(self.mark, **values)
         self._write()
 
     def close(self) -> None:

@@ -25,11 +25,11 @@ from concurrent.futures import TimeoutError as NoAnswerYet
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from autoddp.codec import decode, encode
 from autoddp.errors import first_line
 from autoddp.launch.elastic import connection_is_lost
 from autoddp.launch.gathering import Endpoint
 from autoddp.launch.polling import polls
-from autoddp.launch.values import from_text, to_text
 
 _BEAT = 1.0  # seconds between two beats
 _MISSING = 30.0  # seconds without a beat; torch elastic gives a node up after 15
@@ -271,12 +271,12 @@ class Presence:
 
     def _tell_and_hear(self, store: Any, mine: _Beat) -> dict[int, _Beat]:
         """The beats of the others that have written one: `get` would wait for those that have not."""
-        store.set(f"beat/{self._rank}", to_text(mine))
+        store.set(f"beat/{self._rank}", encode(mine))
         there = [other for other in self._others if other in self._beats or store.check([f"beat/{other}"])]
         keys = [f"beat/{other}" for other in there]
         at_once = keys and store.has_extended_api()  # one question in place of many
         texts = store.multi_get(keys) if at_once else [store.get(key) for key in keys]
-        return {other: from_text(text, _Beat) for other, text in zip(there, texts, strict=True)}
+        return {other: decode(text, _Beat) for other, text in zip(there, texts, strict=True)}
 
     def _asked(self, question: Callable[[Any], T]) -> T:
         self._broken = self._broken or self._line.broken()

@@ -16,9 +16,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from autoddp.launch.journal import Entry
+from autoddp.codec import decode, plain
 from autoddp.launch.mode import arguments_digest
 from autoddp.launch.options import Options
 from autoddp.launch.owner import marked_in
@@ -26,7 +25,7 @@ from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.script import ScriptSource, script_path
 from autoddp.settings import StudySettings
 from autoddp.version import __version__
-from autoddp.wire import JobFacts
+from autoddp.wire import Entry, JobFacts
 
 Job = Mapping[str, object]
 """What is being tuned, as far as the launcher knows it."""
@@ -75,7 +74,7 @@ def cut_off(folder: RunFolder, job: Job, settings: StudySettings, facts: JobFact
 
 def _of(job: Job, settings: StudySettings, facts: JobFacts) -> str:
     """All that the measurements and the order in which they are made depend on, as far as it can be known."""
-    known = {name: value for name, value in asdict(facts).items() if name not in _MEASURED}
+    known = {name: value for name, value in plain(facts).items() if name not in _MEASURED}
     return (
         json.dumps({**job, "settings": asdict(settings), "facts": known}, indent=1, sort_keys=True, default=str) + "\n"
     )
@@ -145,10 +144,9 @@ def _digest_of(text: str) -> str:
 def _entries(journal: Path) -> list[Entry]:
     """Those that can be read, up to the first one that cannot: a launcher may be killed in the middle of a line."""
     entries: list[Entry] = []
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+    with contextlib.suppress(OSError, ValueError):
         for line in journal.read_text(encoding="utf-8").splitlines():
-            plain: dict[str, Any] = json.loads(line)
-            entry = Entry.of(plain)
+            entry = decode(line, Entry)
             if entry.asked.index != len(entries):
                 break
             entries.append(entry)

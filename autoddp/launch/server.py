@@ -1,4 +1,4 @@
-"""The launcher's end of the workers' socket during one attempt: takes connections and turns messages into events."""
+"""The launcher's end of the workers' socket in one attempt: it accepts connections and turns messages into events."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from autoddp.log import get_logger
-from autoddp.wire import VERSION, Hello, Message, StopTuning, Welcome, decode, encode
+from autoddp.wire import LARGEST, VERSION, Hello, Message, StopTuning, Welcome, decode, encode
 
 logger = get_logger(__name__)
 
-_SENDING = 10  # seconds in which a worker must take a message: one that is stopped must not stop the launcher
-_CLOSING = 1.0  # seconds in which the connections of an attempt that has ended must close by themselves
+_SENDING = 10  # seconds in which a worker must take a message: a stopped worker must not block the launcher
+_CLOSING = 1.0  # seconds that connections have to close by themselves once the attempt has ended
 
 
 @dataclass(eq=False)
@@ -77,7 +77,7 @@ class StopAsked:
 class WorkerServer:
     """Listens during attempt number `attempt` on a Unix socket that only this user can reach.
 
-    `put` gets each event, in the order of each connection.
+    `put` gets the events of each connection in their order.
     """
 
     def __init__(self, path: str, attempt: int, put: Callable[[Said | Closed | StopAsked], None]) -> None:
@@ -95,12 +95,12 @@ class WorkerServer:
         self._accepting.start()
 
     def close(self) -> None:
-        """Take no more connections and end those that are open. On return every event has been put."""
+        """Accept no more connections and end those that are open. On return every event has been put."""
         self._closing.close()
         self._accepting.join()
         self._told_to_close.close()
         self._socket.close()
-        with contextlib.suppress(FileNotFoundError):  # whoever has removed the run's folder
+        with contextlib.suppress(FileNotFoundError):  # the run's folder may have been removed
             os.unlink(self._path)
         until = time.monotonic() + _CLOSING
         for thread in self._serving:
@@ -113,7 +113,7 @@ class WorkerServer:
     def _accept(self) -> None:
         while True:
             ready = wait([self._socket, self._told_to_close])
-            if self._socket not in ready:  # whoever has connected before the end is still heard
+            if self._socket not in ready:  # connections that were made before the end are still served
                 return
             try:
                 accepted, _ = self._socket.accept()
@@ -129,13 +129,20 @@ class WorkerServer:
 
     def _serve(self, connection: Connection) -> None:
         try:
-            first = decode(connection.recv_bytes())
+            first = decode(connection.recv_bytes(LARGEST))
             if isinstance(first, StopTuning):
                 self._put(StopAsked(first))
                 connection.send_bytes(encode(Welcome(False)))
                 return
-            if not isinstance(first, Hello) or first.version != VERSION:
-                raise ValueError(f"expected Hello of version {VERSION}, got {first}")
+            if not isinstance(first, Hello):
+                raise ValueError(f"expected Hello, got {first}")
+            if first.version != VERSION:
+                logger.warning(
+                    "rank %d is sent away: it speaks version %d of the tuning protocol, and this launcher version %d; "
+                    "let both use one installation of autoddp",
+                    *(first.rank, first.version, VERSION),
+                )
+                raise ValueError("another version")
         except (ValueError, EOFError, OSError) as error:
             logger.debug("a stranger on the socket: %s", error)
             return _shut_down(connection)
@@ -143,7 +150,7 @@ class WorkerServer:
         self._put(Said(self._attempt, worker, first))
         try:
             while True:
-                self._put(Said(self._attempt, worker, decode(connection.recv_bytes())))
+                self._put(Said(self._attempt, worker, decode(connection.recv_bytes(LARGEST))))
         except (ValueError, EOFError, OSError) as error:
             logger.debug("rank %d has gone: %r", first.rank, error)
             _shut_down(connection)
@@ -151,6 +158,6 @@ class WorkerServer:
 
 
 def _shut_down(connection: Connection) -> None:
-    """End both directions. The descriptor stays open as long as the object lives, so that no thread meets another's."""
+    """End both directions. The descriptor stays open as long as the object lives, so that its number is not reused."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.shutdown(socket.SHUT_RDWR)

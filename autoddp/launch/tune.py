@@ -36,8 +36,7 @@ from autoddp.recipe import require_replaceable
 from autoddp.settings import StudySettings
 from autoddp.study import Observer, Outcome, Study, TrialFailed, TuningOver
 from autoddp.units import data_size
-from autoddp.wire import JobFacts
-from autoddp.worker.worker_config import Order
+from autoddp.wire import JobFacts, WorkerConfig
 
 logger = get_logger(__name__)
 
@@ -149,7 +148,7 @@ class Tuning:
     hosts: Hosts
     reporter: Reporter
     interfaces: str = ""
-    """See `Order`."""
+    """See `WorkerConfig`."""
     began: float = field(default_factory=command_given)
     """When the command was given, by `time.monotonic()`."""
 
@@ -190,10 +189,10 @@ class Tuning:
             thread.join()
             job.close()
         if tuned.recipe and not self.hosts.several:
-            tuned.cut_short = job.why_over
-        if job.finished is not None:
-            tuned.recipe = job.finished.recipe or tuned.recipe  # the leading host's, the same everywhere
-        self._agree_on_the_recipe(tuned, job.built_ddp)
+            tuned.cut_short = job.machine.why_over
+        if job.machine.finished is not None:
+            tuned.recipe = job.machine.finished.recipe or tuned.recipe  # the leading host's, the same everywhere
+        self._agree_on_the_recipe(tuned, job.machine.built_ddp)
         study_is_over(self._folder)
         tuned.wall_seconds["total"] = time.perf_counter() - began
         return tuned
@@ -218,7 +217,7 @@ class Tuning:
             self._go_on_with_one_that_was_cut_off(job, settings, facts)
             study = Study(job, facts, settings, self.reporter.observer, lambda tried: screening(facts, tried))
             tuned.outcome = study.run()
-            tuned.wall_seconds["start-up"] += job.waited
+            tuned.wall_seconds["start-up"] += job.machine.waited
             recipe = self.reporter.recipe(tuned.outcome, job.inputs)
             job.finish(recipe)
             tuned.recipe = recipe
@@ -233,7 +232,7 @@ class Tuning:
             job.give_up(tuned.why)
 
     def _go_on_with_one_that_was_cut_off(self, job: LiveJob, settings: StudySettings, facts: JobFacts) -> None:
-        if job.leads and not self.options.fresh:  # the host that leads tells the others what they have missed
+        if job.machine.leads and not self.options.fresh:  # the host that leads tells the others what they have missed
             name, entries = cut_off(self._folder, self._job, settings, facts)
             if entries:
                 begun = f"going on with the study of {name}, cut off after {len(entries)} measurements"
@@ -296,13 +295,13 @@ class Tuning:
         level = self._isolation.level
         # On several hosts each has an overlay of its own: a script may wait in vain there for a file of another host's.
         more = job.attempt_ended(failure, level is Level.OVERLAY and self.hosts.several and number == 0)
-        if level is Level.OVERLAY and job.overlay_failed:
+        if level is Level.OVERLAY and job.machine.overlay_failed:
             if self.options.isolation is Level.OVERLAY:
-                job.give_up(job.overlay_failed)
+                job.give_up(job.machine.overlay_failed)
                 more = False
             else:
                 level = Level.GUARD
-        wanted = Next(more, job.why_over or job.overlay_failed, level)
+        wanted = Next(more, job.machine.why_over or job.machine.overlay_failed, level)
         together = self.hosts.agree(number, wanted, self.reporter.say)
         if not together.more:
             job.give_up(together.why or "another host has ended the tuning")
@@ -317,7 +316,7 @@ class Tuning:
 
     def _variables(self, place: Path, written: Path) -> dict[str, str]:
         """What an attempt's processes get beside the launcher's own environment."""
-        order = Order(
+        config = WorkerConfig(
             socket=self._folder.socket,
             scratch=str(place),
             threads_pinned=f"{THREADS.variable} is set" if THREADS.variable in os.environ else "",
@@ -331,7 +330,7 @@ class Tuning:
             "AUTODDP_TUNING": "1",
             **TRACKERS_OFF,
             **self._isolation.variables(place, written, os.environ),
-            **order.environment(os.environ),
+            **config.environment(os.environ),
         }
 
 
@@ -349,7 +348,7 @@ class _Limits:
 
     def exceeded(self) -> bool:
         """Asked every half second."""
-        if self.job.attempt_must_end:
+        if self.job.machine.attempt_must_end:
             return True
         if self.hosts.why_over:
             self.job.give_up(self.hosts.why_over)
@@ -360,9 +359,9 @@ class _Limits:
             return True
         self._look_at_what_is_written()
         unmoved = ""
-        if self.job.is_starting:
+        if self.job.machine.is_starting:
             unmoved = self.waiting.look()
-        elif self.job.follows:
+        elif self.job.machine.follows:
             unmoved = self.waiting.look_in_silence()
         if unmoved:
             self.job.give_up(unmoved)
@@ -370,7 +369,7 @@ class _Limits:
 
     def _look_at_what_is_written(self) -> None:
         limit = self.isolation.limit
-        if not limit or self.job.over or time.monotonic() - self._looked < _LOOKS:
+        if not limit or self.job.machine.over or time.monotonic() - self._looked < _LOOKS:
             return
         began = time.monotonic()
         written = self.isolation.written()

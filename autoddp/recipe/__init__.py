@@ -5,11 +5,10 @@ require_fit(recipe, "train.autoddp.toml", world_size=8, nodes=2)
 kept = save(recipe, Path("train.autoddp.toml"), previous=Path(".autoddp/previous.toml"))
 """
 
-from autoddp.recipe.compare import compare
 from autoddp.recipe.decision import WORTH_A_CHANGE, OnALadder, best_allowed
 from autoddp.recipe.env import ENV_ALLOWED
 from autoddp.recipe.inputs import input_differences, merged, of_model, with_model
-from autoddp.recipe.match import differences, require_fit
+from autoddp.recipe.match import compare, differences, require_fit
 from autoddp.recipe.read import load, parse
 from autoddp.recipe.schema import SCHEMA, Evidence, Fits, LadderEntry, MadeBy, Recipe
 from autoddp.recipe.write import dump, require_replaceable, save

@@ -25,7 +25,7 @@ def is_input(text: str) -> bool:
 
 
 def merged(*seen: Iterable[str]) -> tuple[str, ...]:
-    """What is true of all of them.
+    """What all forward passes have in common.
 
     >>> merged(["0: float32[64, 10]", "1: int64[64]"], ["0: float32[48, 10]", "1: int64[48]"])
     ('0: float32[*, 10]', '1: int64[*]')
@@ -65,7 +65,7 @@ def of_model(texts: Iterable[str], number: int, models: int) -> list[str]:
 
 
 def with_model(texts: Iterable[str], number: int, models: int) -> list[str]:
-    """The way back from `of_model`."""
+    """The inverse of `of_model`."""
     return [_model(number, models) + text for text in texts]
 
 

@@ -1,19 +1,19 @@
-"""Does a recipe fit this job? Compared part by part, as far as the parts are known yet."""
+"""Does a recipe fit this job, and how do two recipes differ? Compared part by part."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
 from autoddp.errors import UnfitRecipe
-from autoddp.recipe.schema import OPTIONAL, Fits, Recipe
-from autoddp.recipe.table import one_line
+from autoddp.log import printable
+from autoddp.recipe.schema import Fits, Recipe, defaults
 from autoddp.units import data_size
 
 
-def differences(fits: Fits, **known: object) -> list[str]:
+def differences(fits: Fits, **known: Any) -> list[str]:
     """One phrase for each part of `known` that differs; None stands for a part not known yet.
 
     >>> differences(Fits(8, 2, "nccl", ("NVIDIA H100",), "2.13.0", 4096, "0123456789abcdef"), world_size=2, nodes=2)
@@ -22,18 +22,18 @@ def differences(fits: Fits, **known: object) -> list[str]:
     Before the launch only the script, the world, the devices and torch are known; the worker compares parameters and
     inputs. `script` is a tuple of the paths by which the script is known here.
     """
-    names = [part.name for part in fields(Fits)]
+    names, optional = [part.name for part in fields(Fits)], defaults(Fits)
     assert set(known) <= set(names), f"not parts of Fits: {set(known) - set(names)}"
     found = []
     for name in names:
         here = known.get(name)
-        if here is None or (name in OPTIONAL and not (here and getattr(fits, name))):
+        if here is None or (name in optional and not (here and getattr(fits, name))):
             continue
-        if name in _ANY_OF and set(here) <= set(getattr(fits, name)):  # type: ignore[call-overload]
+        if name in _ANY_OF and set(here) <= set(getattr(fits, name)):
             continue  # nodes may differ; this one is of a kind that was there
         if name == "script":
-            if fits.script not in here:  # type: ignore[operator]
-                found.append(_phrase(name, fits.script, next(iter(here))))  # type: ignore[call-overload]
+            if fits.script not in here:
+                found.append(_phrase(name, fits.script, next(iter(here))))
             continue
         there, here = (_PLAIN.get(name, _same)(value) for value in (getattr(fits, name), here))
         if there != here:
@@ -41,11 +41,11 @@ def differences(fits: Fits, **known: object) -> list[str]:
     return found
 
 
-def require_fit(recipe: Recipe, path: str | os.PathLike[str], **known: object) -> None:
+def require_fit(recipe: Recipe, path: str | os.PathLike[str], **known: Any) -> None:
     """UnfitRecipe, one line with every differing part and the fix, unless `recipe` fits what is known."""
     found = differences(recipe.fits, **known)
     if found:
-        where = one_line(os.fspath(path))
+        where = printable(os.fspath(path))
         fix = "tune again with --trials 20, or launch it all the same with --force"
         if any(part.startswith("world size") for part in found):
             fix = f"start as many ranks (--nnodes, --nproc-per-node), {fix}"
@@ -87,3 +87,28 @@ def _phrase(name: str, there: Any, here: Any) -> str:
     if name in _ANY_OF:
         there, here = " and ".join(there), " and ".join(here)
     return f"{_LABELS.get(name, name)} {there} in the recipe, {here} here"
+
+
+def compare(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Dotted key → (value in the one, value in the other), in the order of a recipe; None where a key is absent.
+
+    Rungs stand under their names: `ladder.near.speedup`.
+    """
+    first, second = (dict(_flat(_by_rung(recipe.plain()))) for recipe in (one, other))
+    keys = [*first, *(key for key in second if key not in first)]
+    return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
+
+
+def _by_rung(plain: dict[str, Any]) -> dict[str, Any]:
+    ladder = {
+        entry["rung"]: {name: value for name, value in entry.items() if name != "rung"} for entry in plain["ladder"]
+    }
+    return {**plain, "ladder": ladder}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,20 +1,35 @@
-"""From TOML to a recipe, strictly: what is not understood is refused, because a silent default would be launched."""
+"""Reads a recipe from TOML. What is not understood is refused: a default in its place would be launched silently."""
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
-from autoddp.errors import RecipeError, did_you_mean
+from autoddp.codec import convert
+from autoddp.errors import RecipeError, did_you_mean, shown
 from autoddp.knobs import BY_NAME, Configuration, Rung
+from autoddp.log import printable
 from autoddp.recipe.env import ENV_ALLOWED
 from autoddp.recipe.inputs import is_input
-from autoddp.recipe.schema import SCHEMA, Evidence, Fits, LadderEntry, MadeBy, Recipe
-from autoddp.recipe.table import Table, one_line
+from autoddp.recipe.schema import (
+    LARGEST_WHOLE,
+    SCHEMA,
+    Evidence,
+    Fits,
+    LadderEntry,
+    MadeBy,
+    OneOrMore,
+    Positive,
+    Recipe,
+    Text,
+    defaults,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,10 +50,10 @@ def load(path: str | os.PathLike[str]) -> Recipe:
 
 
 def parse(text: str, file: str | os.PathLike[str]) -> Recipe:
-    """The recipe in `text`; `file` is only what errors call it."""
-    name = one_line(os.fspath(file))
+    """The recipe in `text`; errors call it `file`."""
+    name = printable(os.fspath(file))
     try:
-        return _recipe(Table(name, "", _values(text, name)))
+        return _recipe(_values(text, name), _Place(name))
     except RecursionError:
         raise RecipeError(f"{name}: nested too deep for a recipe; tune again with --trials 20") from None
 
@@ -47,13 +62,13 @@ def _values(text: str, name: str) -> dict[str, Any]:
     try:
         values: dict[str, Any] = tomllib.loads(text)
     except ValueError as problem:  # TOMLDecodeError is one, and so is a number with too many digits
-        line = one_line(str(problem))
+        line = printable(str(problem))
         raise RecipeError(f"{name}: not TOML: {line}; correct it there, or tune again with --trials 20") from None
     return values
 
 
 def _read(path: Path) -> str:
-    name = one_line(str(path))
+    name = printable(str(path))
     try:
         return _content(path, name).decode("utf-8-sig")
     except FileNotFoundError:
@@ -89,142 +104,148 @@ def _recipes_beside(path: Path) -> list[str]:
         return []
 
 
-def _recipe(top: Table) -> Recipe:
-    _check_schema(top)
-    top.only(["schema", *(part.name for part in fields(Recipe))])
-    return Recipe(
-        made_by=_made_by(top.table("made_by")),
-        fits=_fits(top.table("fits")),
-        configuration=_configuration(top.table("configuration")),
-        evidence=_evidence(top.table("evidence")),
-        ladder=_ladder(top.tables("ladder")),
-        env=_env(top.table("env", optional=True)),
-    )
+@dataclass(frozen=True)
+class _Place:
+    """A key of the file. What is wrong there ends as one line with the file, the dotted key, the rule and the fix."""
+
+    file: str
+    key: str = ""
+
+    def at(self, key: str) -> _Place:
+        """`fits.nodes` for "nodes" in [fits]; a key that is not a plain word is quoted."""
+        word = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else shown(key)
+        return _Place(self.file, f"{self.key}.{word}" if self.key else word)
+
+    def error(self, problem: str, *value: Any) -> RecipeError:
+        """The error to raise, which shows the value where one is given."""
+        return RecipeError(f"{self.file}: {self.key}{''.join(f' = {shown(one)}' for one in value)}: {problem}")
 
 
-def _check_schema(top: Table) -> None:
-    """First of all, since a newer schema explains every other surprise."""
-    if "schema" not in top.values:
-        raise top.error("schema", f"missing; a recipe begins with schema = {SCHEMA}, is this one?")
-    number = top.whole("schema", low=1)
-    if number > SCHEMA:
-        raise top.error("schema", "written by a newer autoddp; upgrade it: pip install -U autoddp", show=True)
+def _recipe(values: dict[str, Any], place: _Place) -> Recipe:
+    # First of all, since a newer schema explains every other surprise.
+    schema = place.at("schema")
+    if "schema" not in values:
+        raise schema.error(f"missing; a recipe begins with schema = {SCHEMA}, is this one?")
+    if _value(OneOrMore, values["schema"], schema) > SCHEMA:
+        raise schema.error("written by a newer autoddp; upgrade it: pip install -U autoddp", values["schema"])
+    known = _known(Recipe, values, place, schema=OneOrMore)
+    del known["schema"]
+    return Recipe(**known)
 
 
-def _made_by(table: Table) -> MadeBy:
-    names = [part.name for part in fields(MadeBy)]
-    table.only(names)
-    return MadeBy(**{name: table.text(name) for name in names if name != "arguments" or name in table.values})
+def _known(kind: type, value: Any, place: _Place, **beside: Any) -> dict[str, Any]:
+    """The fields of the dataclass `kind` that the table has, and the keys in `beside`, each as its type says."""
+    hints = {**get_type_hints(kind, include_extras=True), **beside}
+    values, optional, known = _table(value, place, hints), defaults(kind), {}
+    for name, hint in hints.items():
+        if name in values:
+            known[name] = _value(hint, values[name], place.at(name))
+        elif name not in optional:
+            raise place.at(name).error("missing; put it back, or tune again with --trials 20")
+    return known
 
 
-def _fits(table: Table) -> Fits:
-    table.only([*(part.name for part in fields(Fits)), "digest"])
-    fits = Fits(
-        world_size=table.whole("world_size", low=1),
-        nodes=table.whole("nodes", low=1),
-        backend=table.text("backend"),
-        devices=table.texts("devices"),
-        torch=table.text("torch"),
-        gradient_bytes=table.whole("gradient_bytes", low=0),
-        parameters_digest=table.text("parameters_digest"),
-        links=table.texts("links") if "links" in table.values else (),
-        networks=table.texts("networks") if "networks" in table.values else (),
-        cuda=table.text("cuda") if "cuda" in table.values else "",
-        nccl=table.text("nccl") if "nccl" in table.values else "",
-        script=table.text("script") if "script" in table.values else "",
-        inputs=table.texts("inputs") if "inputs" in table.values else (),
-    )
+def _table(value: Any, place: _Place, keys: Iterable[str]) -> dict[str, Any]:
+    """The table that `value` must be, with no other keys than these."""
+    if not isinstance(value, dict):
+        raise place.error(f"must be a table; write [{place.key}] above its keys", value)
+    names = list(keys)
+    for key in value:
+        if key not in names:
+            raise place.at(key).error(f"unknown key{did_you_mean(key, names)}; correct or remove it")
+    return value
+
+
+def _value(hint: Any, value: Any, place: _Place) -> Any:
+    """The value as the type of its field; `schema` has the types, and the rule that the error names."""
+    hint = get_args(hint)[0] if type(None) in get_args(hint) else hint
+    if hint in _READERS:
+        return _READERS[hint](value, place)
+    rule: str = hint.__metadata__[0].description
+    try:
+        found = convert(value, hint)
+    except ValueError:
+        too_large = hint.__origin__ is int and type(value) is int and value > LARGEST_WHOLE
+        raise place.error("too large for a whole number of 64 bits" if too_large else rule, value) from None
+    texts = [found] if isinstance(found, str) else found if isinstance(found, tuple) else []
+    if not all(text.isprintable() and text.strip() for text in texts):
+        raise place.error(rule, value)
+    return found
+
+
+def _fits(value: Any, place: _Place) -> Fits:
+    known = _known(Fits, value, place, digest=Text)
+    digest = known.pop("digest")
+    fits = Fits(**known)
     if fits.nodes > fits.world_size:
-        raise table.error("nodes", f"must not exceed world_size, {fits.world_size}", show=True)
+        raise place.at("nodes").error(f"must not exceed world_size, {fits.world_size}", fits.nodes)
     if not all(map(is_input, fits.inputs)):
-        raise table.error("inputs", 'must be inputs, as ["0: float32[64, *]"]', show=True)
-    if table.text("digest") != fits.digest:
-        problem = "[fits] was edited by hand; put it back, or tune again with --trials 20"
-        raise table.error("digest", problem, show=True)
+        raise place.at("inputs").error('must be inputs, as ["0: float32[64, *]"]', value["inputs"])
+    if digest != fits.digest:
+        raise place.at("digest").error("[fits] was edited by hand; put it back, or tune again with --trials 20", digest)
     return fits
 
 
-def _configuration(table: Table) -> Configuration:
-    table.only(BY_NAME)
+def _configuration(value: Any, place: _Place) -> Configuration:
     try:
-        return Configuration(table.values)
+        return Configuration(_table(value, place, BY_NAME))
     except ValueError as problem:  # it begins with the knob's name
-        raise RecipeError(f"{table.file}: {table.key}.{problem}") from None
+        raise RecipeError(f"{place.file}: {place.key}.{problem}") from None
 
 
-def _env(table: Table) -> dict[str, str]:
-    for name, value in table.values.items():
+def _env(value: Any, place: _Place) -> dict[str, str]:
+    for name, text in _table(value, place, value).items():
+        here = place.at(name)
         if name not in ENV_ALLOWED:
             near = did_you_mean(name, ENV_ALLOWED)
-            raise table.error(name, f"not a variable that a recipe may set{near}; if the job needs it, export it")
-        if not isinstance(value, str) or not value.isprintable():
-            raise table.error(name, "must be one line of text in quotes", show=True)
-        problem = ENV_ALLOWED[name](value)
+            raise here.error(f"not a variable that a recipe may set{near}; if the job needs it, export it")
+        if not isinstance(text, str) or not text.isprintable():
+            raise here.error("must be one line of text in quotes", text)
+        problem = ENV_ALLOWED[name](text)
         if problem:
-            raise table.error(name, problem, show=True)
-    return dict(table.values)
+            raise here.error(problem, text)
+    return dict(value)
 
 
-def _evidence(table: Table) -> Evidence:
-    table.only(part.name for part in fields(Evidence))
-    return Evidence(
-        baseline_ms_per_step=table.positive("baseline_ms_per_step"),
-        headroom=table.share("headroom"),
-        trials=table.whole("trials", low=0),
-        final_rounds=table.whole("final_rounds", low=0),
-        steps=table.whole("steps", low=0),
-        why=table.text("why"),
-        run=table.text("run") if "run" in table.values else "",
-        headroom_low=table.share("headroom_low") if "headroom_low" in table.values else None,
-        headroom_high=table.share("headroom_high") if "headroom_high" in table.values else None,
-    )
-
-
-def _ladder(tables: list[Table]) -> tuple[LadderEntry, ...]:
+def _ladder(value: Any, place: _Place) -> tuple[LadderEntry, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise place.error(f"must be tables; write [[{place.key}]] above the keys of each", value)
     entries: list[LadderEntry] = []
-    for table in tables:
-        entry = _ladder_entry(table)
+    for number, one in enumerate(value):
+        here = _Place(place.file, f"{place.key}[{number}]")
+        entry = _ladder_entry(one, here)
         if any(entry.rung is other.rung for other in entries):
-            raise table.error("rung", "stands on the ladder twice; keep the better one", show=True)
+            raise here.at("rung").error("stands on the ladder twice; keep the better one", entry.rung)
         entries.append(entry)
     return tuple(entries)
 
 
-def _ladder_entry(table: Table) -> LadderEntry:
-    table.only(part.name for part in fields(LadderEntry))
-    configuration = _configuration(table.table("configuration"))
-    speedup, low, high = (table.positive(key) for key in ("speedup", "speedup_low", "speedup_high"))
-    if not low <= speedup <= high:
-        raise table.error("speedup", f"must lie between speedup_low, {low:g}, and speedup_high, {high:g}", show=True)
-    return LadderEntry(
-        rung=_rung(table, configuration),
-        configuration=configuration,
-        ms_per_step=table.positive("ms_per_step"),
-        speedup=speedup,
-        speedup_low=low,
-        speedup_high=high,
-        gradient_error=_error(table, "gradient_error"),
-        gradient_error_of_sum=_error(table, "gradient_error_of_sum"),
-        speedup_low_over=_low_over(table.table("speedup_low_over", optional=True), configuration.rung),
-    )
+def _ladder_entry(value: Any, place: _Place) -> LadderEntry:
+    entry = LadderEntry(**_known(LadderEntry, value, place))
+    low, high, rung = entry.speedup_low, entry.speedup_high, entry.configuration.rung
+    if not low <= entry.speedup <= high:
+        problem = f"must lie between speedup_low, {low:g}, and speedup_high, {high:g}"
+        raise place.at("speedup").error(problem, value["speedup"])
+    if entry.rung is not rung:
+        problem = f'its configuration stands on another rung; write rung = "{rung.value}"'
+        raise place.at("rung").error(problem, entry.rung)
+    milder = [other.value for other in Rung if other.order < rung.order]
+    _table(value.get("speedup_low_over", {}), place.at("speedup_low_over"), milder)
+    return entry
 
 
-def _error(table: Table, key: str) -> float | None:
-    return table.not_negative(key) if key in table.values else None
+def _low_over(value: Any, place: _Place) -> dict[Rung, float]:
+    names = [rung.value for rung in Rung]
+    return {Rung(name): _value(Positive, low, place.at(name)) for name, low in _table(value, place, names).items()}
 
 
-def _low_over(table: Table, rung: Rung) -> dict[Rung, float]:
-    milder = [other for other in Rung if other.order < rung.order]
-    table.only(other.value for other in milder)
-    return {other: table.positive(other.value) for other in milder if other.value in table.values}
-
-
-def _rung(table: Table, configuration: Configuration) -> Rung:
-    value: Any = table.get("rung")
-    words = [rung.value for rung in Rung]
-    if value not in words:
-        raise table.error("rung", "must be one of " + ", ".join(f'"{word}"' for word in words), show=True)
-    if value != configuration.rung.value:
-        problem = f'its configuration stands on another rung; write rung = "{configuration.rung.value}"'
-        raise table.error("rung", problem, show=True)
-    return configuration.rung
+_READERS: Mapping[Any, Callable[[Any, _Place], Any]] = {
+    MadeBy: lambda value, place: MadeBy(**_known(MadeBy, value, place)),
+    Fits: _fits,
+    Configuration: _configuration,
+    dict[str, str]: _env,
+    Evidence: lambda value, place: Evidence(**_known(Evidence, value, place)),
+    tuple[LadderEntry, ...]: _ladder,
+    dict[Rung, Positive]: _low_over,
+}
+"""Types of fields that are more than one value."""

@@ -1,120 +1,113 @@
-"""The recipe as data. Each field's comment is what the TOML file says beside the value."""
+"""The recipe as data. Each field has its type and the rule for its values; what it means is said beside it in TOML.
+
+A field with a default may be absent from the file, and is left out of it where it has that default.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import sys
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Annotated, Any
 
+from autoddp.codec import Meta, plain
 from autoddp.knobs import Configuration, Rung
 
 SCHEMA = 1
-OPTIONAL = ("links", "networks", "cuda", "nccl", "script", "inputs")
-"""Parts of [fits] that a recipe may lack."""
+LARGEST_WHOLE = 2**63 - 1
+"""TOML's own limit, which Python's parser does not hold."""
+
+Text = Annotated[str, Meta(description="must be one line of text in quotes")]
+"""Printable and not blank: what a recipe says is shown on terminals."""
+Texts = Annotated[tuple[Text, ...], Meta(min_length=1, description='must be a list of one or more texts, as ["cpu"]')]
+OneOrMore = Annotated[int, Meta(ge=1, le=LARGEST_WHOLE, description="must be a whole number, 1 or more")]
+Count = Annotated[int, Meta(ge=0, le=LARGEST_WHOLE, description="must be a whole number, 0 or more")]
+Share = Annotated[float, Meta(ge=0, le=1, description="must be a number from 0 to 1")]
+_FINITE = sys.float_info.max
+Positive = Annotated[float, Meta(gt=0, le=_FINITE, description="must be a finite number above 0")]
+NotNegative = Annotated[float, Meta(ge=0, le=_FINITE, description="must be a finite number, 0 or more")]
+OneRung = Annotated[Rung, Meta(description="must be one of " + ", ".join(f'"{rung.value}"' for rung in Rung))]
 
 
 @dataclass(frozen=True)
 class MadeBy:
     """What wrote the recipe."""
 
-    autoddp: str
-    torch: str
-    python: str
-    date: str
+    autoddp: Text
+    torch: Text
+    python: Text
+    date: Text
     """ISO 8601, UTC, to the second."""
-    arguments: str = ""
+    arguments: Text = ""
     """Digest of the script's arguments, 16 hex digits; "" in recipes of older versions."""
-
-    def plain(self) -> dict[str, str]:
-        """JSON and TOML types only; what is absent is left out."""
-        return {name: value for name, value in asdict(self).items() if value}
 
 
 @dataclass(frozen=True)
 class Fits:
-    """The job and machine that a recipe was measured on."""
+    """The job and machine that a recipe was measured on. What has a default may be absent: then it is not compared."""
 
-    world_size: int
-    nodes: int
-    backend: str
-    devices: tuple[str, ...]
-    torch: str
+    world_size: OneOrMore
+    nodes: OneOrMore
+    backend: Text
+    devices: Texts
+    torch: Text
     """Without the build suffix: 2.13.0, not 2.13.0+cpu."""
-    gradient_bytes: int
-    parameters_digest: str
-    links: tuple[str, ...] = ()
-    """Between the GPUs of a node; see `topology.Fingerprint`. This and the parts below it may be absent."""
-    networks: tuple[str, ...] = ()
-    cuda: str = ""
-    nccl: str = ""
-    script: str = ""
+    gradient_bytes: Count
+    parameters_digest: Text
+    links: Texts = ()
+    """Between the GPUs of a node; see `topology.Fingerprint`."""
+    networks: Texts = ()
+    cuda: Text = ""
+    nccl: Text = ""
+    script: Text = ""
     """The script's path from the recipe's folder, or `-m` and the module's name; absent in older recipes."""
-    inputs: tuple[str, ...] = ()
+    inputs: Texts = ()
     """What the models' forward passes were called with, see `recipe.inputs`; absent in older recipes."""
 
     @property
     def digest(self) -> str:
         """16 hex digits over all fields that are there."""
-        return hashlib.sha256(json.dumps(self._present(), sort_keys=True).encode()).hexdigest()[:16]
-
-    def plain(self) -> dict[str, Any]:
-        """JSON and TOML types only; what is absent is left out."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in self._present().items()}
-
-    def _present(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name not in OPTIONAL or value}
+        return hashlib.sha256(json.dumps(table(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class LadderEntry:
     """The best configuration of one rung."""
 
-    rung: Rung
+    rung: OneRung
     configuration: Configuration
-    ms_per_step: float
-    speedup: float
-    speedup_low: float
-    speedup_high: float
-    gradient_error: float | None = None
-    """Relative error of its gradients against the exact mean of the same step; None where nothing becomes of them."""
-    gradient_error_of_sum: float | None = None
+    ms_per_step: Positive
+    speedup: Positive
+    speedup_low: Positive
+    speedup_high: Positive
+    gradient_error: NotNegative | None = None
+    """Relative error of its gradients against the exact mean of the same step; None where nothing changes them."""
+    gradient_error_of_sum: NotNegative | None = None
     """The same of the sum over some steps: what error feedback has not paid back by then."""
-    speedup_low_over: dict[Rung, float] = field(default_factory=dict)
+    speedup_low_over: dict[Rung, Positive] = field(default_factory=dict)
     """Milder rung → lower end of the speed-up over the best of that rung, from rounds that both ran.
 
     A rung is absent where it is not on the ladder, and all are in recipes of older versions.
     """
-
-    def plain(self) -> dict[str, Any]:
-        """JSON and TOML types only; what is not known is left out."""
-        known = {name: value for name, value in vars(self).items() if value is not None}
-        del known["speedup_low_over"]
-        over = {rung.value: low for rung, low in sorted(self.speedup_low_over.items(), key=lambda one: one[0].order)}
-        plain = {**known, "rung": self.rung.value, "configuration": self.configuration.plain()}
-        return plain | ({"speedup_low_over": over} if over else {})
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What was measured, so that a reader can doubt it."""
 
-    baseline_ms_per_step: float
-    headroom: float
-    trials: int
-    final_rounds: int
-    steps: int
-    why: str
+    baseline_ms_per_step: Positive
+    headroom: Share
+    trials: Count
+    final_rounds: Count
+    steps: Count
+    why: Text
     """The decision in one sentence."""
-    run: str = ""
+    run: Text = ""
     """Name of the run folder that holds every measurement; "" where a recipe does not say."""
-    headroom_low: float | None = None
+    headroom_low: Share | None = None
     """99 % interval of the headroom, from here to `headroom_high`; None in recipes of older versions."""
-    headroom_high: float | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """JSON and TOML types only; what is absent is left out."""
-        return {name: value for name, value in asdict(self).items() if value is not None and value != ""}
+    headroom_high: Share | None = None
 
 
 @dataclass(frozen=True)
@@ -134,10 +127,27 @@ class Recipe:
         """JSON and TOML types only, in the order a reader meets them."""
         return {
             "schema": SCHEMA,
-            "made_by": self.made_by.plain(),
-            "fits": {**self.fits.plain(), "digest": self.fits.digest},
+            "made_by": table(self.made_by),
+            "fits": {**table(self.fits), "digest": self.fits.digest},
             "configuration": self.configuration.plain(),
             "env": dict(sorted(self.env.items())),
-            "evidence": self.evidence.plain(),
-            "ladder": [entry.plain() for entry in self.ladder],
+            "evidence": table(self.evidence),
+            "ladder": [table(entry) for entry in self.ladder],
         }
+
+
+def table(part: MadeBy | Fits | Evidence | LadderEntry) -> dict[str, Any]:
+    """JSON and TOML types only, without the fields that have their default."""
+    known = {one.name: getattr(part, one.name) for one in fields(part)}
+    if "speedup_low_over" in known:
+        known["speedup_low_over"] = {rung: low for rung in Rung if (low := known["speedup_low_over"].get(rung))}
+    absent = [name for name, default in defaults(type(part)).items() if known[name] == default]
+    listed = {name: list(value) if isinstance(value, tuple) else value for name, value in known.items()}
+    found: dict[str, Any] = plain({name: value for name, value in listed.items() if name not in absent})
+    return found
+
+
+def defaults(kind: Any) -> dict[str, Any]:
+    """Of the fields that may be absent: name → the value that they then have."""
+    made = {one.name: one.default_factory() for one in fields(kind) if one.default_factory is not MISSING}
+    return {one.name: one.default for one in fields(kind) if one.default is not MISSING} | made

@@ -1,4 +1,4 @@
-"""From a recipe to TOML that people can read aloud, written whole or not at all."""
+"""Writes a recipe as TOML with a comment for each value that needs one; the file is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from autoddp.errors import RecipeError
 from autoddp.files import write_whole
 from autoddp.knobs import BY_NAME, Configuration
+from autoddp.log import printable
 from autoddp.recipe.read import parse
-from autoddp.recipe.schema import SCHEMA, LadderEntry, Recipe
-from autoddp.recipe.table import one_line
+from autoddp.recipe.schema import SCHEMA, LadderEntry, Recipe, table
 from autoddp.units import data_size
 
 _HEAD = """\
@@ -96,7 +96,7 @@ def save(recipe: Recipe | str, path: str | os.PathLike[str], previous: Path | No
         write_whole(target, whole)
         return kept
     except OSError as problem:
-        place = one_line(str(path))
+        place = printable(str(path))
         raise RecipeError(f"{place}: cannot be written: {_reason(problem)}; name a file you may write to") from None
 
 
@@ -107,18 +107,19 @@ def require_replaceable(path: Path) -> None:
     """
     if not os.path.lexists(path):
         return
+    name = printable(str(path))
     if not path.is_file():
-        raise RecipeError(f"{one_line(str(path))}: no regular file, so no recipe is written there; name another file")
+        raise RecipeError(f"{name}: no regular file, so no recipe is written there; name another file")
     with open(path, "rb") as file:
         begins = file.read(_BEGINNING)
     if begins and not _A_RECIPE.search(begins):
-        raise RecipeError(f"{one_line(str(path))}: this file is not a recipe, so it is not replaced; name another file")
+        raise RecipeError(f"{name}: this file is not a recipe, so it is not replaced; name another file")
 
 
 def _keep(old: bytes, path: str, previous: Path | None) -> Path:
     """A copy of `old`, not a move: `path` is never absent, and whole if what follows fails."""
     if previous is None:
-        raise RecipeError(f"{one_line(path)}: another file is there already; move it away, or name another file")
+        raise RecipeError(f"{printable(path)}: another file is there already; move it away, or name another file")
     place, number = previous, 2
     while os.path.lexists(place):
         place, number = previous.with_name(f"{previous.name}.{number}"), number + 1
@@ -129,7 +130,7 @@ def _keep(old: bytes, path: str, previous: Path | None) -> Path:
 
 def _reason(problem: OSError) -> str:
     # the folder, not the scratch file's name: it tells whether `path` or `previous` is the trouble
-    where = f" (in {one_line(os.path.dirname(problem.filename) or '.')})" if problem.filename else ""
+    where = f" (in {printable(os.path.dirname(problem.filename) or '.')})" if problem.filename else ""
     return f"{problem.strerror or problem}{where}"
 
 
@@ -146,7 +147,7 @@ def _launched(configuration: Configuration) -> str:
 
 def _rung(entry: LadderEntry) -> str:
     title = f"# The best of the {entry.rung.value} rung, which changes in training: {entry.rung.changes}.\n[[ladder]]\n"
-    return title + _lines(entry.plain())
+    return title + _lines(table(entry))
 
 
 def _lines(values: Mapping[str, Any], says: Mapping[str, str] | None = None) -> str:

@@ -25,7 +25,7 @@ def world_of(facts: LinkFacts) -> str:
 
 
 def _sweep(sweep: Sweep) -> str:
-    errors = dict(sweep.model.residuals) if sweep.model else {}
+    errors = {one.bytes: one.relative_error for one in sweep.model.residuals} if sweep.model else {}
     rows = [("size", "time µs", "99 % interval", "algbw GB/s", "busbw GB/s", "model off by")]
     for p in sweep.points:
         bandwidths = (_short(algbw(p.bytes, p.seconds)), _short(busbw(p.bytes, p.seconds, sweep.ranks)))
@@ -42,8 +42,8 @@ def _model(model: LinkModel) -> list[str]:
     """`from 64.0 KiB: 35.1 µs + bytes / 1.17 GB/s`, one line for each segment."""
     lines = [f"model, off by {model.worst:.1%} at most:"]
     for segment in model.segments:
-        slope = f" + bytes / {_short(segment.beta / 1e9)} GB/s" if segment.per_byte else ", whatever the size"
-        lines.append(f"  from {data_size(round(segment.start))}: {_micro(segment.alpha)} µs{slope}")
+        slope = f" + bytes / {_short(segment.beta / 1e9)} GB/s" if segment.seconds_per_byte else ", whatever the size"
+        lines.append(f"  from {data_size(round(segment.from_bytes))}: {_micro(segment.alpha_seconds)} µs{slope}")
     return lines
 
 

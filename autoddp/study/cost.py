@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from autoddp.knobs import Configuration, GradientError
 from autoddp.study.measure import Measure
 from autoddp.timing import Block
-from autoddp.wire import NO_LIMIT, BlockDone
+from autoddp.wire import BlockDone
 
 
 class Cost:
@@ -25,7 +26,7 @@ class Cost:
         self.steps: dict[str, int] = defaultdict(int)
         self.compilations = 0
         self.wall_seconds: dict[str, float] = defaultdict(float)
-        self.left = NO_LIMIT
+        self.left = math.inf
         """Seconds that tuning may still take. All nodes have the same number, so they decide alike by it."""
 
     @contextlib.contextmanager
@@ -64,5 +65,6 @@ class Cost:
         self.wall_seconds["measured"] += sum(done.seconds) * at_once
         self.wall_seconds["warm-up"] += done.warmup_seconds
         self.wall_seconds["turns"] += done.turn_seconds
-        self.left = done.left - sum(done.seconds) * at_once - done.warmup_seconds - done.turn_seconds
+        left = math.inf if done.left is None else done.left
+        self.left = left - sum(done.seconds) * at_once - done.warmup_seconds - done.turn_seconds
         return done

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from autoddp.bench import LinkModel
 from autoddp.knobs import (
     AS_WRITTEN,
     GRADIENT_RUNGS,
@@ -122,9 +121,9 @@ class Trials:
     def _first_cap(self, rung: Rung, computing: float) -> float | None:
         """The cap to try first; None if the link was not measured, or if the bucket size hardly matters (low rank)."""
         share = next((hook.share for hook in hooks_on(rung)), 1.0)  # the part of the bytes that the hook sends
-        if share is None or not self._facts.link:
+        if share is None or self._facts.link is None:
             return None
-        return first_cap(LinkModel.from_plain(self._facts.link), self._facts.gradient_bytes, computing, share)
+        return first_cap(self._facts.link, self._facts.gradient_bytes, computing, share)
 
     def add_start(self, configuration: Configuration, blocks: Sequence[Block], failure: str) -> TrialRecord:
         """Record a trial that was measured in another start of the script."""

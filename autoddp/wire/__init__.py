@@ -1,10 +1,11 @@
-"""Floor 4. Messages between the worker and its node's launcher: versioned JSON over a private Unix socket."""
+"""Floor 4. All that launcher and worker say to each other: what a worker is for, and the messages of the tuning job."""
 
 from autoddp.wire.job_facts import JobFacts
 from autoddp.wire.messages import (
-    NO_LIMIT,
+    LARGEST,
     VERSION,
     BlockDone,
+    Entry,
     Finish,
     Goodbye,
     Hello,
@@ -13,15 +14,17 @@ from autoddp.wire.messages import (
     Ready,
     StopTuning,
     Welcome,
-    block_of,
     decode,
     encode,
 )
+from autoddp.wire.worker_config import TUNE, WatchPlan, WorkerConfig, naming_errors
 
 __all__ = [
-    "NO_LIMIT",
+    "LARGEST",
+    "TUNE",
     "VERSION",
     "BlockDone",
+    "Entry",
     "Finish",
     "Goodbye",
     "Hello",
@@ -30,8 +33,10 @@ __all__ = [
     "Message",
     "Ready",
     "StopTuning",
+    "WatchPlan",
     "Welcome",
-    "block_of",
+    "WorkerConfig",
     "decode",
     "encode",
+    "naming_errors",
 ]

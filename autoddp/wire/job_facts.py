@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from autoddp.bench import LinkModel
+from autoddp.codec import Struct, field
+from autoddp.knobs import Configuration
 
 
-@dataclass(frozen=True)
-class JobFacts:
+class JobFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """The same on every rank; part of it goes into the recipe."""
 
     world_size: int
@@ -18,15 +18,15 @@ class JobFacts:
     """Distinct device names over all ranks, sorted; `cpu` for a CPU job."""
     torch: str
     gradient_bytes: int
-    """Of all DDP models in the script together, one reduction each."""
+    """Of all DDP models in the script together, in one reduction each."""
     parameters_digest: str
-    """Of every parameter's shape and type in order: 16 hex digits."""
+    """Of every parameter's shape and type in order: 16 hex digits for each model, with + between them."""
     ddp_arguments: dict[str, str]
     """What the script passes to DistributedDataParallel, as text: the baseline."""
     knobs: tuple[str, ...]
-    """Names of the knobs that can be turned in this job."""
+    """Names of the knobs that can be set in this job."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Knob name → why it cannot be turned here (pinned by the script, absent from this torch, …)."""
+    """Knob name → why it cannot be set here (fixed by the script, absent from this torch, …)."""
     micro_batches: float = 1.0
     """Forward passes that end in a reduction, per step."""
     matrix_shapes: int = 0
@@ -38,7 +38,7 @@ class JobFacts:
     cuda: str = ""
     nccl: str = ""
     """Versions, where NCCL carries the gradients."""
-    start_settings: tuple[dict[str, Any], ...] = ()
+    start_settings: tuple[Configuration, ...] = ()
     """Settings that need another start of the script and may gain here, the most promising first."""
     cuda_graphs: tuple[str, ...] = ()
     """Values of `cuda_graphs` that fit the models; empty where they are not asked for."""
@@ -46,5 +46,5 @@ class JobFacts:
     """Whether torch.compile has a model, so that any step may be one in which it compiles."""
     thread_counts: tuple[int, ...] = ()
     """CPU threads per rank worth trying; as written is not among them."""
-    link: dict[str, Any] = field(default_factory=dict)
-    """The link's model as `autoddp bench` measured it in this world (`bench.LinkModel.plain`); empty without one."""
+    link: LinkModel | None = None
+    """What the link carries, as `autoddp bench` measured it in a world like this one; None if it did not."""

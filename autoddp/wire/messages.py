@@ -1,32 +1,42 @@
-"""The messages, one dataclass each. A trial is a call: `Measure` goes to rank 0, `BlockDone` comes back.
+"""The messages between the workers of a tuning job and their node's launcher.
+
+A trial is a call: `Measure` goes to rank 0, `BlockDone` comes back.
 
     worker → launcher    Hello (every local rank), Ready, BlockDone (local rank 0), Goodbye (whoever leaves),
                          StopTuning (any process of the script)
     launcher → worker    Welcome (answers Hello), Measure, Finish
 
-Encoded as one JSON object with the message's name under "is". An unknown name, a missing or a surplus field is a
-ValueError: both ends come from one installation, so that is a fault of ours or a stranger on the socket.
+A message is one JSON object with its name under "is". Whatever else comes over the socket is a ValueError: an unknown
+name, a missing or a surplus field, a value of another type. Both ends come from one installation, so that is a fault of
+ours or a stranger on the socket.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+import functools
+import operator
 from typing import Any
 
-from autoddp.knobs import GradientError
+from autoddp import codec
+from autoddp.codec import Struct
+from autoddp.knobs import Configuration, GradientError
 from autoddp.wire.job_facts import JobFacts
 
-VERSION = 2
-NO_LIMIT = 1e9
-"""Seconds that nothing takes. JSON has no infinity."""
+VERSION = 3
+"""Of all messages. `Hello` has the same fields in every version, so that it can always be told which one is spoken."""
+LARGEST = 64 * 2**20
+"""Bytes; neither end reads a longer message. The longest has a journal in `Measure.missed`: less than 1 MiB."""
 
 
-@dataclass(frozen=True)
-class Hello:
-    """A worker process has started and wraps its first DDP model."""
+class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="is", tag=True):
+    """What all messages have in common."""
+
+
+class Hello(Message, frozen=True):
+    """A worker process has started and builds its first DDP model."""
 
     version: int
+    """`VERSION` of the worker; the launcher talks to no other than its own."""
     rank: int
     local_rank: int
     pid: int
@@ -34,59 +44,58 @@ class Hello:
     """How often elastic has restarted the group: TORCHELASTIC_RESTART_COUNT."""
 
 
-@dataclass(frozen=True)
-class Welcome:
+class Welcome(Message, frozen=True):
     """`go` is False when tuning cannot go on: the worker then leaves at once with exit code 0."""
 
     go: bool
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(Message, frozen=True):
     """The first step boundaries have passed; trials may begin."""
 
     facts: JobFacts
 
 
-@dataclass(frozen=True)
-class Measure:
-    """Turn to `configuration`, let `warmup` steps pass, then time `steps` steps; see `at_once` for what a step is."""
+class Measure(Message, frozen=True):
+    """Apply `configuration`, let `warmup` steps pass, then time `steps` steps; see `at_once` for what a step is."""
 
     index: int
     """Position in the journal, the same on every node."""
-    configuration: dict[str, Any]
+    configuration: Configuration
     warmup: int
     steps: int
     reduce: bool = True
     """False: with DDP's reduction switched off, for the headroom."""
     turn: bool = True
-    """False: the configuration is in effect already; measure on."""
+    """False: the configuration is in effect already and need not be applied."""
     compare: int = 0
     """Steps after the timed ones, on which the gradients also travel whole: how far is the hook from the exact mean?"""
     at_once: int = 1
     """Steps of the script that the configuration makes one: that many are counted, and timed, as one."""
-    left: float = NO_LIMIT
-    """Seconds that tuning may still take, by the clock of the launcher that asks."""
-    missed: tuple[dict[str, Any], ...] = ()
+    left: float | None = None
+    """Seconds that tuning may still take, by the clock of the launcher that asks; None: the limit is not known yet."""
+    missed: tuple[Entry, ...] = ()
     """After another start: journal entries before this one that other nodes may lack; see `launch.journal`."""
 
 
-@dataclass(frozen=True)
-class BlockDone:
+class BlockDone(Message, frozen=True):
     """Seconds of each measured step (mean over ranks), and of the warm-up before them, in all."""
 
     index: int
     seconds: tuple[float, ...]
     warmup_seconds: float
     turn_seconds: float
-    """Wall time from the last step before the turn to the first step after it."""
-    measure: dict[str, Any] = field(default_factory=dict)
-    """The `Measure` it answers, so that every node's launcher can keep the journal."""
+    """Seconds in which rank 0 applied the configuration and switched the reduction on or off, between two steps.
+
+    What follows from it later is no part of it: the first steps under the configuration are warm-up.
+    """
+    measure: Measure | None = None
+    """The `Measure` it answers, so that every node's launcher can keep the journal; None in the journal."""
     error: GradientError | None = None
     """Of the steps compared, where the configuration has a hook of ours."""
     compilations: int = 0
-    """How often torch.compile was at work on rank 0, from the turn on."""
-    left: float = NO_LIMIT
+    """How often torch.compile was at work on rank 0, from applying the configuration on."""
+    left: float | None = None
     """`Measure.left` of the order, which the launcher puts here."""
     slowest: tuple[float, ...] = ()
     """Seconds of each measured step on the rank that was slowest in it: where ranks run free, means hide a slow one."""
@@ -94,8 +103,15 @@ class BlockDone:
     """What the models have been called with since the start, on all ranks, see `recipe.inputs`."""
 
 
-@dataclass(frozen=True)
-class Finish:
+class Entry(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the journal: what was asked, and what came of it, a block or the reason of a failure."""
+
+    asked: Measure
+    done: BlockDone | None
+    failure: str = ""
+
+
+class Finish(Message, frozen=True):
     """The study is over: every rank leaves with exit code 0. `recipe` is the text every node writes."""
 
     recipe: str
@@ -103,16 +119,14 @@ class Finish:
     """True: this start is over, the study is not. Another start follows, with other variables."""
 
 
-@dataclass(frozen=True)
-class Goodbye:
+class Goodbye(Message, frozen=True):
     """A worker leaves before the study is over: with an exception's text, or "" when its script simply ended."""
 
     rank: int
     reason: str
 
 
-@dataclass(frozen=True)
-class StopTuning:
+class StopTuning(Message, frozen=True):
     """A process of the script is about to do what would outlast the tuning run: `reason` names it for the user.
 
     It may be the first and only message on a connection: the process need not be a rank. The answer is a `Welcome`.
@@ -123,39 +137,18 @@ class StopTuning:
     """True: it failed only because of the overlay; another attempt under guard makes sense."""
 
 
-Message = Hello | Welcome | Ready | Measure | BlockDone | Finish | Goodbye | StopTuning
-_TYPES: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Hello, Welcome, Ready, Measure, BlockDone, Finish, Goodbye, StopTuning)
-}
+_ANY: Any = functools.reduce(operator.or_, Message.__subclasses__())
 
 
 def encode(message: Message) -> bytes:
     """One message as UTF-8 JSON."""
-    return json.dumps({"is": type(message).__name__, **asdict(message)}).encode()
+    return codec.encode(message).encode()
 
 
 def decode(data: bytes) -> Message:
     """The message back; ValueError for anything that is not one."""
     try:
-        fields = json.loads(data)
-        kind = _TYPES[fields.pop("is")]
-        if kind is Ready:
-            fields["facts"] = _facts(fields["facts"])
-        if kind is Measure and "missed" in fields:
-            fields["missed"] = tuple(fields["missed"])
-        message: Message = block_of(fields) if kind is BlockDone else kind(**fields)
-    except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"not a message of this protocol: {error!r}") from error
+        message: Message = codec.decode(data, _ANY)
+    except ValueError as error:
+        raise ValueError(f"not a message of this protocol: {error}") from error
     return message
-
-
-def block_of(fields: dict[str, Any]) -> BlockDone:
-    """A block back from its JSON types."""
-    error = GradientError(**fields["error"]) if fields.get("error") else None
-    lists = {name: tuple(fields.get(name, ())) for name in ("seconds", "slowest", "inputs")}
-    return BlockDone(**{**fields, **lists, "error": error})
-
-
-def _facts(fields: dict[str, Any]) -> JobFacts:
-    plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in fields.items()}
-    return JobFacts(**plain)

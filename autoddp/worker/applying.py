@@ -14,6 +14,7 @@ from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, REDUCE_OVERHEAD, THREADS
 from autoddp.knobs.hook import HOOK
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
+from autoddp.wire import WorkerConfig
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.compiling import Compiling
@@ -22,27 +23,26 @@ from autoddp.worker.effect import Effect
 from autoddp.worker.first_steps import FirstSteps
 from autoddp.worker.fitting import Expected, Fitting
 from autoddp.worker.gradient_access import add_handler
-from autoddp.worker.gradient_monitor import Watch, WatchPlan
+from autoddp.worker.gradient_monitor import Watch
 from autoddp.worker.graphs import Graphs, GraphsInTheJob
 from autoddp.worker.guard import Guard, guarded
 from autoddp.worker.implicit_no_sync import Deferral
 from autoddp.worker.live_ddp import effects_of
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
-from autoddp.worker.worker_config import Order
 
 
-def start_applying(order: Order) -> None:
-    """Patch DDP so that it is built as the order says."""
-    configuration = _without_missing(Configuration(order.configuration))
+def start_applying(config: WorkerConfig) -> None:
+    """Patch DDP so that it is built as the configuration says."""
+    configuration = _without_missing(config.configuration)
     patch, switch = Patch(), ReductionSwitch()
-    patch.events = applied = _Applied(configuration, _expected(order), patch, switch)
-    applied.install(order)
+    patch.events = applied = _Applied(configuration, _expected(config), patch, switch)
+    applied.install(config)
 
 
-def _expected(order: Order) -> Expected:
-    digests = tuple(order.parameters_digest.split("+")) if order.parameters_digest else ()
-    return Expected(digests, tuple(order.inputs), order.recipe, order.note, order.noted, order.variables)
+def _expected(config: WorkerConfig) -> Expected:
+    digests = tuple(config.parameters_digest.split("+")) if config.parameters_digest else ()
+    return Expected(digests, config.inputs, config.recipe, config.note, config.noted, config.variables)
 
 
 class _Applied(DdpEvents):
@@ -62,11 +62,11 @@ class _Applied(DdpEvents):
         self._guard: Guard | None = None
         self._parts: list[DdpEvents] = [self._fitting]
 
-    def install(self, order: Order) -> None:
+    def install(self, config: WorkerConfig) -> None:
         """Patch what the configuration and its checks need, and no more."""
         configuration, patch = self._configuration, self._patch
         patch.around = self._fitting.around
-        if order.guards and guarded(configuration):
+        if config.guards and guarded(configuration):
             self._guard = Guard(guarded(configuration), self._switch)
             self._parts.append(self._guard)
         if DEFER_REDUCTIONS.name in configuration or ACCUMULATE_STEPS.name in configuration:
@@ -82,8 +82,8 @@ class _Applied(DdpEvents):
             self._switch.install()
         if mode == REDUCE_OVERHEAD:
             self._parts.append(self._compiling.replays)
-        if order.watch:
-            patch.around = _around_both(self._fitting.around, Watch(WatchPlan(**order.watch), _warn).around)
+        if config.watch is not None:
+            patch.around = _around_both(self._fitting.around, Watch(config.watch, _warn).around)
         patch.install()
 
     def takes(self, module: nn.Module) -> bool:

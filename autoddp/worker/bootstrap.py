@@ -1,4 +1,4 @@
-"""Arms the worker: when (and only if) the script imports torch, DistributedDataParallel is patched in place."""
+"""Starts the worker: once the script imports torch, and only then, DistributedDataParallel is patched in place."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from types import ModuleType
 
 import wrapt
 
-from autoddp.worker.worker_config import Order
+from autoddp.wire import WorkerConfig
 
 
 def arm(text: str) -> None:
-    """`text` is the order's JSON. Imports no torch itself."""
-    order = Order.parse(text)
-    if order.socket:
-        _arm_for_tuning(order)
-    elif order.bypass:
+    """`text` is that of a `WorkerConfig`. Imports no torch itself."""
+    config = WorkerConfig.parse(text)
+    if config.socket:
+        _arm_for_tuning(config)
+    elif config.bypass:
         _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.bypass").start_bypassing())
     else:
-        _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.applying").start_applying(order))
+        _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.applying").start_applying(config))
 
 
-def _arm_for_tuning(order: Order) -> None:
+def _arm_for_tuning(config: WorkerConfig) -> None:
     from autoddp.worker.heartbeat import start_heartbeat
     from autoddp.worker.launcher_client import Link
     from autoddp.worker.worker_exit import leave, watch_the_end
 
-    link = Link(order.socket)
+    link = Link(config.socket)
     # Elastic starts a group again when a host comes or goes; what happened may have ended the tuning.
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not link.hello():
         leave()
     watch_the_end(link)
     if "RANK" in os.environ:
-        start_heartbeat(os.path.join(order.scratch, "heartbeats"))
-    threads = os.environ.get("OMP_NUM_THREADS")
-    _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.tuning").start_tuning(order, link, threads))
+        start_heartbeat(os.path.join(config.scratch, "heartbeats"))
+    given = os.environ.get("OMP_NUM_THREADS")
+    _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.tuning").start_tuning(config, link, given))
 
 
 def _when_torch_is_imported(then: Callable[[], None]) -> None:

@@ -1,10 +1,9 @@
-"""What the worker can say about the job before the first trial, and which knobs it can turn."""
+"""Collects what the launcher has to know of the job before the first trial: its size, devices, knobs and link."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,21 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.bench import LinkFacts, load_cached
+from autoddp.bench import LinkFacts, LinkModel, load_cached
 from autoddp.bench.result import backend_variables
-from autoddp.knobs import AnyKnob, FirstLook, ObservedSteps, Setting, knobs_of, why_left_out
+from autoddp.codec import convert, plain, replace
+from autoddp.knobs import AnyKnob, Configuration, FirstLook, ObservedSteps, Setting, knobs_of, why_left_out
 from autoddp.knobs.computing import CUDA_GRAPHS, OPTIMIZE_DDP, THREADS, thread_counts
 from autoddp.knobs.env import Surroundings, start_settings
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
 from autoddp.topology import Fingerprint, fingerprint
 from autoddp.topology.nccl_tuner import nccl_tuner
 from autoddp.topology.probe import probe
-from autoddp.wire import JobFacts, Ready
+from autoddp.wire import JobFacts, Ready, WorkerConfig
 from autoddp.worker.binding import Binding
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Wrapped, backend_of
 from autoddp.worker.rank_store import Ranks
 from autoddp.worker.threads import Threads, most_at_start, usable_cpus
-from autoddp.worker.worker_config import Order
 
 
 def gather_facts(
@@ -35,7 +34,7 @@ def gather_facts(
     threads: Threads,
     binding: Binding,
     observed: ObservedSteps,
-    order: Order,
+    config: WorkerConfig,
 ) -> JobFacts:
     """The same facts on every rank; all ranks call this together."""
     device = wrapped[0].parameters[0].device
@@ -45,22 +44,22 @@ def gather_facts(
     looks = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank of a node looks at the machine for all of them
     machine = fingerprint() if looks else Fingerprint()
     free = [threads.pinned(), counts, binding.why_not]
-    mine = [_device_name(device), asdict(observed), *free, machine.links, machine.network]
-    starts = _start_settings(backend_of(_ddp(wrapped[0])), device, ranks.nodes, order.interfaces) if looks else None
+    mine = [_device_name(device), plain(observed), *free, machine.links, machine.network]
+    starts = _start_settings(backend_of(_ddp(wrapped[0])), device, ranks.nodes, config.interfaces) if looks else None
     of_all = ranks.gather([*mine, starts])
-    facts = _facts(wrapped, ranks, of_all, order) if ranks.rank == 0 else None
+    facts = _facts(wrapped, ranks, of_all, config) if ranks.rank == 0 else None
     if facts:
-        facts = replace(facts, link=_link(facts, Path(order.measured)))
+        facts = replace(facts, link=_link(facts, Path(config.measured)))
     told = ranks.broadcast(Ready(facts) if facts else None)
     assert isinstance(told, Ready)
     return told.facts
 
 
-def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], order: Order) -> JobFacts:
+def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], config: WorkerConfig) -> JobFacts:
     names, observed, pinned, counts, unbound, links, networks, starts = zip(*of_all, strict=True)
     backend = backend_of(_ddp(wrapped[0]))
-    steps = [ObservedSteps(**{**plain, "forwards": tuple(plain["forwards"])}) for plain in observed]
-    asked: dict[AnyKnob, bool] = {ACCUMULATE_STEPS: order.accumulates, OPTIMIZE_DDP: order.recompiles}
+    steps = [convert(one, ObservedSteps) for one in observed]
+    asked: dict[AnyKnob, bool] = {ACCUMULATE_STEPS: config.accumulates, OPTIMIZE_DDP: config.recompiles}
     asked[CUDA_GRAPHS] = bool(steps[0].why_no_graphs)
     look = FirstLook(
         steps=steps,
@@ -77,6 +76,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], or
         unbound=next(filter(None, unbound), ""),
     )
     knobs = knobs_of(look)
+    settings = starts[0] if all(other in (None, starts[0]) for other in starts) else ()
     gradient_bytes = sum(p.numel() * p.element_size() for w in wrapped for p in w.parameters)
     return JobFacts(
         world_size=ranks.world_size,
@@ -95,7 +95,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], or
         networks=tuple(sorted(set(networks) - {""})) if ranks.nodes > 1 else (),
         cuda=str(torch.version.cuda or "") if backend == "nccl" else "",
         nccl=".".join(map(str, torch.cuda.nccl.version())) if backend == "nccl" else "",
-        start_settings=tuple(starts[0]) if all(other in (None, starts[0]) for other in starts) else (),
+        start_settings=tuple(map(Configuration, settings)),
         cuda_graphs=look.graph_modes if CUDA_GRAPHS.name in knobs else (),
         compiles=look.compiled,
         thread_counts=tuple(counts[0]) if THREADS.name in knobs else (),
@@ -103,7 +103,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], or
 
 
 def _start_settings(backend: str, device: torch.device, nodes: int, interfaces: str) -> list[Setting]:
-    """What another start of the script could set, as this rank's node sees it; only what all nodes see is tried."""
+    """Settings for another start of the script that may gain on this rank's node; tried where they may on all nodes."""
     nccl = backend == "nccl" and device.type == "cuda"
     around = Surroundings(
         node=probe() if nccl else None,
@@ -117,14 +117,13 @@ def _start_settings(backend: str, device: torch.device, nodes: int, interfaces: 
     return start_settings(around)
 
 
-def _link(facts: JobFacts, measured: Path) -> dict[str, Any]:
-    """What `autoddp bench` has measured in a world like this one, if it has: of all ranks together."""
+def _link(facts: JobFacts, measured: Path) -> LinkModel | None:
+    """The model of an all-reduce over all ranks, if `autoddp bench` has measured a world like this one."""
     devices = facts.devices if facts.backend == "nccl" else ("cpu",)
     variables = backend_variables(os.environ)
     here = LinkFacts(facts.world_size, facts.nodes, facts.backend, devices, facts.torch, variables)
     result = load_cached(measured, here)
-    model = next((s.model for s in result.sweeps if s.ranks == facts.world_size), None) if result else None
-    return model.plain() if model else {}
+    return next((s.model for s in result.sweeps if s.ranks == facts.world_size), None) if result else None
 
 
 def _is_sparse(module: nn.Module) -> bool:

@@ -7,33 +7,19 @@ outlive its reduction, so a look takes no memory when the next forward pass need
 
 # DDP reads a hook's annotations and wants its own types there: no `from __future__ import annotations`.
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from autoddp.knobs import Rung, why_refused
+from autoddp.knobs import why_refused
+from autoddp.wire import WatchPlan
 from autoddp.worker.fidelity import Comparison
 from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.exact import exact_mean
 
 _SAMPLED = 2**17  # elements of a bucket: their norm is right within a percent, and the two sums take 1 MiB
-
-
-@dataclass(frozen=True)
-class WatchPlan:
-    """When to look; in reductions, of which a step has one for each of its micro-batches that reduces."""
-
-    rung: str
-    limit: float
-    """The largest gradient error, see `knobs.LIMITS`."""
-    first: int
-    """The reduction at which to look first."""
-    every: int
-    steps: int
-    """Reductions compared at each look."""
 
 
 class Watch:
@@ -100,8 +86,7 @@ class _Guard:
         error = self.comparison.result(lambda identity: "", self._group)
         if error is None:
             return
-        rung = Rung(self._plan.rung)
-        why = why_refused(rung, error, {rung: self._plan.limit})
+        why = why_refused(self._plan.rung, error, {self._plan.rung: self._plan.limit})
         if why:
             self._give_up(why)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -21,19 +22,17 @@ import wrapt
 from autoddp.isolation import Level
 from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
 from autoddp.units import data_size
-from autoddp.wire import StopTuning, encode
-from autoddp.worker.worker_config import TUNE
 
 _COPYING = {"open", "os.chmod", "os.chown", "os.truncate", "os.utime", "os.setxattr", "os.link", "os.rename"}
 """Audit events of operations that make an overlay copy a whole file."""
 _PATIENCE = 30.0  # seconds to wait until the launcher ends this process
 
 
-def start(text: str) -> None:
+def start(text: str, is_rank: bool) -> None:
     """Start the isolation. `text` is the value of the variable that holds the isolation plan. Does not import torch."""
     plan = IsolationPlan.parse(text)
     stop = stopper(plan.socket)
-    if TUNE in os.environ and sys.platform == "linux":
+    if is_rank and sys.platform == "linux":
         from autoddp.isolation.syscalls import die_with_parent
 
         die_with_parent(signal.SIGKILL)  # this is a rank, which must not outlive an attempt that is killed
@@ -62,11 +61,14 @@ def stopper(socket: str, overlay_is_to_blame: bool = False) -> Callable[[str], N
     """
 
     def stop(reason: str) -> NoReturn:
+        # As wire.encode writes a StopTuning. Every Python process that the script starts imports this file, and `wire`
+        # would cost each of them half as much time again.
+        message = {"is": "StopTuning", "reason": reason, "overlay_is_to_blame": overlay_is_to_blame}
         # The caller may hold locks, and the script's threads and exit handlers must not go on. So no exception is
         # raised and no code of the script is called; the launcher kills the whole attempt.
         try:
             with Client(socket, family="AF_UNIX") as connection:
-                connection.send_bytes(encode(StopTuning(reason, overlay_is_to_blame)))
+                connection.send_bytes(json.dumps(message).encode())
                 connection.recv_bytes()
                 time.sleep(_PATIENCE)
         except (EOFError, OSError):

@@ -6,13 +6,13 @@ import contextlib
 import os
 from multiprocessing.connection import Client, Connection
 
-from autoddp.wire import VERSION, Goodbye, Hello, Message, Welcome, decode, encode
+from autoddp.wire import LARGEST, VERSION, Goodbye, Hello, Message, Welcome, decode, encode
 
 
 class Link:
     """One connection per worker process, made when there is something to say.
 
-    A launcher that is gone is nobody's fault here: `OSError` or `EOFError`.
+    `OSError` or `EOFError` where the launcher has ended.
     """
 
     def __init__(self, path: str) -> None:
@@ -33,7 +33,7 @@ class Link:
         return int(os.environ["LOCAL_RANK"])
 
     def hello(self) -> bool:
-        """Introduce this process, once; whether the launcher wants tuning to go on."""
+        """Introduce this process, once. Whether the launcher wants tuning to go on."""
         if self._connection is None:
             restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
             try:
@@ -53,15 +53,15 @@ class Link:
     def receive(self) -> Message:
         """Wait for one message."""
         assert self._connection is not None, "hello comes first"
-        return decode(self._connection.recv_bytes())
+        return decode(self._connection.recv_bytes(LARGEST))
 
     def goodbye(self, reason: str) -> None:
-        """Say once why this process leaves; forked children say nothing, nor does one that ends unheard."""
+        """Say once why this process leaves. Forked children say nothing, nor does one that ends well before `hello`."""
         if self._said_goodbye or os.getpid() != self._pid or "RANK" not in os.environ:
             return
         if self._connection is None and not reason:
             return
         self._said_goodbye = True
-        with contextlib.suppress(OSError):  # the launcher has gone first
+        with contextlib.suppress(OSError):  # the launcher has ended first
             if self.hello():
                 self.send(Goodbye(self.rank, reason))

@@ -1,14 +1,12 @@
-"""The trial runner: between two steps of the running model it takes an order, turns, warms up and times.
+"""The trial runner: between two steps of the running model it takes an order, applies it, warms up and times steps.
 
-It knows neither the launcher nor whether the job is a tuning job: a `Director` gives the orders (on rank 0) and hears
-the results. So the same runner can serve inside a real job's first steps.
+It does not depend on the launcher: a `Director` gives the orders on rank 0 and gets the results.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Protocol
 
 from autoddp.knobs import Configuration, GradientError
@@ -19,11 +17,11 @@ from autoddp.worker.rank_store import Ranks
 from autoddp.worker.stopwatch import Stopwatch
 from autoddp.worker.worker_exit import PATIENCE
 
-_TIMED_AGAIN = 4  # times, before steps are taken as they are: a script whose shapes change may never stop compiling
+_TIMED_AGAIN = 4  # times that steps are timed again at most: a script whose shapes change may never stop compiling
 
 
 class LiveModel(Protocol):
-    """A training job whose knobs can be turned between two steps.
+    """A training job whose knobs can be set between two steps.
 
     Not promised: that parameters stay equal on all ranks while `reduce(False)` holds.
     """
@@ -32,20 +30,20 @@ class LiveModel(Protocol):
         """Bring `configuration` into effect from the next forward on; every rank calls it at the same step boundary."""
 
     def reduce(self, on: bool) -> None:
-        """Switch gradient reduction off, as under `no_sync`, or on again, re-broadcasting the parameters of rank 0."""
+        """Switch gradient reduction off, as under `no_sync`, or on again, which broadcasts the parameters of rank 0."""
 
     def compare(self, on: bool) -> None:
-        """From the next step on, gradients travel through the hook and whole; or through the hook alone again."""
+        """From the next step on, reduce gradients by the hook and also exactly; or by the hook alone again."""
 
     def step_compared(self) -> None:
-        """A step has ended in between."""
+        """A step has ended while gradients are compared."""
 
     def gradient_error(self) -> GradientError | None:
         """Of the steps compared since the last call; None where no hook of ours is in effect."""
 
     @property
     def compilations(self) -> int:
-        """How often something was compiled in this process so far: a step in which that happens is no measure."""
+        """How often something was compiled in this process so far: a step in which that happens is not timed."""
 
     def synchronize(self) -> None:
         """Wait until the device has done all work queued so far; nothing to do on a CPU."""
@@ -106,7 +104,7 @@ class TrialRunner:
             self._then()
 
     def _obey(self, done: BlockDone | None) -> None:
-        """Rank 0 brings its block to the director and everybody the next order."""
+        """Rank 0 hands its block to the director and gives the next order to all ranks."""
         order = self._ranks.broadcast(self._director.next(done) if self._ranks.rank == 0 else None)
         if isinstance(order, Finish):
             finish_queued_work(PATIENCE)
@@ -121,7 +119,7 @@ class TrialRunner:
         self._again, self._compiled_at_start = _TIMED_AGAIN, self._model.compilations
         began = time.perf_counter()
         if order.turn:
-            self._model.turn(Configuration(order.configuration))
+            self._model.turn(order.configuration)
         self._model.reduce(order.reduce)
         self._warm_from = time.perf_counter()
         self._turn_seconds = self._warm_from - began
@@ -145,7 +143,7 @@ class TrialRunner:
         self._expect(self._order.steps, self._timed)
 
     def _timed(self) -> None:
-        """The timed steps are over. If a rank has compiled meanwhile, they were its warm-up."""
+        """The timed steps are over. If a rank has compiled in them, they count as warm-up and are timed again."""
         self._laps = self._stopwatch.stop()
         if self._compiles and self._again:
             self._again -= 1
@@ -179,7 +177,7 @@ class TrialRunner:
             means,
             self._warm_seconds,
             self._turn_seconds,
-            asdict(order),
+            order,
             error,
             compiled,
             slowest=tuple(map(max, laps)),

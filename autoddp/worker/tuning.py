@@ -1,4 +1,4 @@
-"""A worker of the tuning job: watches the script's first steps, then lets the launcher's study turn its knobs."""
+"""A worker of the tuning job: it watches the script's first steps, then applies what the launcher's study asks for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.knobs import ObservedSteps
-from autoddp.wire import BlockDone, Finish, JobFacts, Message, Ready
+from autoddp.wire import BlockDone, Finish, JobFacts, Message, Ready, WorkerConfig
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.clock import StepClock
@@ -28,22 +28,21 @@ from autoddp.worker.runner import TrialRunner
 from autoddp.worker.stopwatch import stopwatch_for
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
-from autoddp.worker.worker_config import Order
 from autoddp.worker.worker_exit import leave, leave_at_the_end_of_training
 
-_WATCHED_STEPS = 4  # before anything is measured: the first may differ, and three more show whether steps are alike
-_STEPS_WITHOUT_DDP = 20  # of an optimizer: a script that builds a DDP model at all has built it by then
+_WATCHED_STEPS = 4  # before anything is measured: the first may differ, and three more show whether all steps are alike
+_STEPS_WITHOUT_DDP = 20  # of an optimizer: a script that trains with DDP has built its model by then
 
 
-def start_tuning(order: Order, link: Link, threads_given: str | None) -> None:
+def start_tuning(config: WorkerConfig, link: Link, threads_given: str | None) -> None:
     """Patch DDP and wait for the script to build one. `threads_given`: OMP_NUM_THREADS as the process was started."""
     patch, switch = Patch(), ReductionSwitch()
-    job = _TuningJob(order, link, patch, switch, Threads(threads_given, order.threads_pinned))
+    job = _TuningJob(config, link, patch, switch, Threads(threads_given, config.threads_pinned))
     patch.events = job
     patch.install()
     switch.install()
     add_handler(job.deferral)
-    if order.accumulates:
+    if config.accumulates:
         add_handler(job.accumulation)
     leave_at_the_end_of_training(link)
 
@@ -51,8 +50,10 @@ def start_tuning(order: Order, link: Link, threads_given: str | None) -> None:
 class _TuningJob(DdpEvents):
     """From the first DDP object to the last trial."""
 
-    def __init__(self, order: Order, link: Link, patch: Patch, switch: ReductionSwitch, threads: Threads) -> None:
-        self._order = order
+    def __init__(
+        self, config: WorkerConfig, link: Link, patch: Patch, switch: ReductionSwitch, threads: Threads
+    ) -> None:
+        self._config = config
         self._threads = threads
         self._link = link
         self._wrapped_any = False
@@ -80,27 +81,27 @@ class _TuningJob(DdpEvents):
             leave()
 
     def forward_begins(self, ddp: DDP) -> None:
-        """Count forward passes that reduce, as the script has it; then see whether this one's may wait."""
+        """Count forward passes that reduce as the script is written, then see whether this one's reduction may wait."""
         self._clock.forward_begins(reduces=self._switch.as_written(ddp))
         self.deferral.forward_begins(ddp)
         self.accumulation.forward_begins(ddp)
         self._graphs.forward_begins(ddp, self._switch.reduces(ddp))
 
     def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """What the module is about to be called with."""
+        """Note what the module is about to be called with."""
         wrapped = self._patch.of(ddp)
         if wrapped is not None and compares(ddp) and self._switch.as_written(ddp):
             self._inputs.called(ddp, wrapped.digest, args, kwargs)
-        if self._order.cuda_graphs:
+        if self._config.cuda_graphs:
             self.compiling.replays.called(ddp, args, kwargs)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
         """See `DdpEvents`."""
         what = self.deferral.returned(ddp, what)
-        return self.compiling.replays.returned(ddp, what) if self._order.cuda_graphs else what
+        return self.compiling.replays.returned(ddp, what) if self._config.cuda_graphs else what
 
     def takes(self, module: nn.Module) -> bool:
-        """Once the job is measured, what the script builds is built as the launched job would build it."""
+        """Whether a new model gets the present configuration: later, only such models as were measured."""
         return not self._measured or parameters_digest(module) in self._measured
 
     def _leave_if_no_ddp(self) -> None:
@@ -115,7 +116,7 @@ class _TuningJob(DdpEvents):
             self._ready_order = ReadyOrder(self._all_parameters())
             self._by_hand = ByHand(self._all_parameters())
             self.deferral.reads = self._by_hand.reads
-            if self._order.cuda_graphs:
+            if self._config.cuda_graphs:
                 self._graphs.watch()
                 self.compiling.replays.watch()
             return
@@ -154,7 +155,7 @@ class _TuningJob(DdpEvents):
             any(is_joining(w.ddp) for w in wrapped if w.ddp is not None),
             compiled,
         )
-        facts = gather_facts(wrapped, ranks, self._threads, binding, watched, self._order)
+        facts = gather_facts(wrapped, ranks, self._threads, binding, watched, self._config)
         director = _LauncherDirector(self._link, facts)
         self.compiling.begin()
         self._measured = set(facts.parameters_digest.split("+"))
@@ -175,12 +176,12 @@ class _TuningJob(DdpEvents):
 
 
 def _fail(why: str) -> None:
-    """Ends the trial that is being measured, and names its reason."""
+    """End the trial that is being measured, with a reason."""
     raise RuntimeError(f"several steps cannot be one: {why}")
 
 
 class _LauncherDirector:
-    """The study in the launcher, over the link; local rank 0 of any other node tells its own launcher what it hears."""
+    """The study in the launcher, over the socket; local rank 0 of any other node passes on to its own launcher."""
 
     def __init__(self, link: Link, facts: JobFacts) -> None:
         self._link = link
@@ -190,7 +191,7 @@ class _LauncherDirector:
             link.send(Ready(facts))
 
     def next(self, done: BlockDone | None) -> Message:
-        """See `runner.Director`. A launcher that is gone has nothing more to ask: all ranks leave."""
+        """See `runner.Director`. Where the launcher has ended, all ranks leave."""
         try:
             self._link.send(Ready(self._facts) if done is None else done)
             return self._link.receive()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -12,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoddp.bench import LinkModel, Segment, fit, sizes
+from autoddp.codec import decode, encode
 
 SIZES = sizes(2**30)
 GENEROUS = settings(max_examples=60, deadline=None)
@@ -57,10 +57,10 @@ def test_three_lines_and_their_breakpoints() -> None:
         return min(100e-6 + size / 1e9, 400e-6 + size / 4e9) if size <= 2**22 else curve(2**22) + (size - 2**22) / 5e8
 
     model = fit([(size, curve(size)) for size in SIZES])
-    assert [s.start for s in model.segments] == pytest.approx([0, 4e5, 2**22], rel=1e-6)
+    assert [s.from_bytes for s in model.segments] == pytest.approx([0, 4e5, 2**22], rel=1e-6)
     assert [s.beta for s in model.segments] == pytest.approx([1e9, 4e9, 5e8], rel=1e-6)
-    assert [s.alpha for s in model.segments[:2]] == pytest.approx([100e-6, 400e-6], rel=1e-6)
-    assert model.alpha == model.segments[0].alpha
+    assert [s.alpha_seconds for s in model.segments[:2]] == pytest.approx([100e-6, 400e-6], rel=1e-6)
+    assert model.alpha == model.segments[0].alpha_seconds
     assert model.worst < 1e-6
     for size in (1, 3000, 300_000, 5_000_000, 2**31):  # between the sizes measured, and beyond them
         assert model.seconds(size) == pytest.approx(curve(size), rel=1e-6)
@@ -88,7 +88,7 @@ def test_time_that_falls_with_size_is_levelled() -> None:
 
 def test_beta_without_a_slope() -> None:
     assert Segment(0, 1e-3, 0).beta == float("inf")
-    assert fit([(1024, 1e-3), (2048, 1e-3)]).segments[0].per_byte == pytest.approx(0, abs=1e-12)
+    assert fit([(1024, 1e-3), (2048, 1e-3)]).segments[0].seconds_per_byte == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,15 @@ def test_whatever_was_measured(data: st.DataObject, at: list[int]) -> None:
     """Positive, never falling, and not worse than the straight line; residuals say what the model does."""
     points = [(size, data.draw(times)) for size in at]
     model = fit(points)
-    places = sorted({0.0, *map(float, at), *(s.start for s in model.segments), 2.0**32})
+    places = sorted({0.0, *map(float, at), *(s.from_bytes for s in model.segments), 2.0**32})
     predicted = [model.seconds(place) for place in places]
     assert all(a <= b for a, b in pairwise(predicted))
     assert predicted[1] > 0
-    for (size, seconds), (same, error) in zip(sorted(points), model.residuals, strict=True):
+    for (size, seconds), residual in zip(sorted(points), model.residuals, strict=True):
+        same, error = residual.bytes, residual.relative_error
         assert same == size
         assert model.seconds(size) == pytest.approx(seconds * (1 + error))
-    starts = [s.start for s in model.segments]
+    starts = [s.from_bytes for s in model.segments]
     assert starts[0] == 0
     assert starts == sorted(starts)
 
@@ -139,5 +140,7 @@ def test_a_straight_line_is_its_own_model(alpha: float, beta: float, at: list[in
 @given(data=st.data(), at=counts)
 def test_json_round_trip(data: st.DataObject, at: list[int]) -> None:
     model = fit([(size, data.draw(times)) for size in at])
-    text = json.dumps(model.plain(), allow_nan=False)
-    assert LinkModel.from_plain(json.loads(text)) == model
+    text = encode(model)
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert decode(text, LinkModel) == model

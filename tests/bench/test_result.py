@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from autoddp.bench import BenchResult, HookCost, LinkFacts, Point, Sweep, busbw, fit, load_cached, sizes, store
-from autoddp.bench.cache import folder
-from autoddp.bench.result import backend_variables
+from autoddp.bench.result import backend_variables, folder
 from autoddp.report.bench_svg import svg
 from autoddp.report.bench_tables import tables
 

@@ -23,10 +23,9 @@ import torch._dynamo  # the first optimizer imports it: seconds that each fork w
 import torch.distributed as dist
 from trainings import MOMENTUM, STEPS, TRAININGS, parameters, statistics
 
-from autoddp.knobs import Configuration
-from autoddp.wire import BlockDone, Measure, Message, Ready
+from autoddp.knobs import AS_WRITTEN, Configuration
+from autoddp.wire import BlockDone, Measure, Message, Ready, WorkerConfig
 from autoddp.worker import applying, tuning
-from autoddp.worker.worker_config import Order
 
 WORLD = 2
 PATIENCE = 180.0  # seconds for a cell; it takes one, and many where threads wait spinning for busy cores
@@ -136,12 +135,12 @@ def _rank(rank: int, cell: Cell, folder: Path) -> dict[str, Any]:
     if cell.way == HEADROOM:
         MOMENTUM[0] = 0.0
     if cell.way == RECIPE:
-        applying.start_applying(Order(configuration=configuration.without_variables.plain()))
+        applying.start_applying(WorkerConfig(configuration=configuration.without_variables))
     elif cell.way in (TUNED, HEADROOM):
         (folder / "heartbeats").mkdir(exist_ok=True)
         link = Study(configuration, cell.way == HEADROOM, rank, folder)
-        order = Order(socket="none", scratch=str(folder), accumulates="accumulate_steps" in configuration)
-        tuning.start_tuning(order, link, os.environ.get("OMP_NUM_THREADS"))  # type: ignore[arg-type]
+        config = WorkerConfig(socket="none", scratch=str(folder), accumulates="accumulate_steps" in configuration)
+        tuning.start_tuning(config, link, os.environ.get("OMP_NUM_THREADS"))  # type: ignore[arg-type]
         found["link"] = None
     dist.init_process_group(
         "gloo", f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=timedelta(seconds=PATIENCE / 2)
@@ -161,16 +160,15 @@ class Study:
         self._configuration = configuration
         at_once = configuration.steps_per_update
         forever = {"warmup": 0, "steps": 100 * STEPS}
-        plain: dict[str, Any] = configuration.plain()
         compare = 1 if configuration.hook else 0
         self._orders = [
-            Measure(0, {}, 1, 2, reduce=not headroom),
-            Measure(1, {}, 1, 2),
-            Measure(2, plain, 1, 4 // at_once, at_once=at_once, compare=compare),
-            Measure(3, {}, 1, 2),
-            Measure(4, plain, at_once=at_once, **forever),
+            Measure(0, AS_WRITTEN, 1, 2, reduce=not headroom),
+            Measure(1, AS_WRITTEN, 1, 2),
+            Measure(2, configuration, 1, 4 // at_once, at_once=at_once, compare=compare),
+            Measure(3, AS_WRITTEN, 1, 2),
+            Measure(4, configuration, at_once=at_once, **forever),
         ]
-        self._written = [Measure(0, {}, 1, 2, reduce=not headroom), Measure(1, {}, **forever)]
+        self._written = [Measure(0, AS_WRITTEN, 1, 2, reduce=not headroom), Measure(1, AS_WRITTEN, **forever)]
 
     def hello(self) -> bool:
         return True

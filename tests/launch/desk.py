@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,7 @@ class Desk:
 
     def block(self, index: int = 0, rank: int = 0) -> None:
         order = Measure(index, {}, 1, 3)
-        self.says(rank, BlockDone(index, (0.05,) * 3, 0.05, 0.001, asdict(order)))
+        self.says(rank, BlockDone(index, (0.05,) * 3, 0.05, 0.001, order))
 
     def goodbye(self, rank: int, reason: str = "") -> None:
         self.says(rank, Goodbye(rank, reason))

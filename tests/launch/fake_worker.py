@@ -6,7 +6,6 @@ import contextlib
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 
@@ -18,7 +17,8 @@ Answer = Callable[[Measure], BlockDone | Goodbye | None]
 
 
 def facts(nodes: int = 1) -> JobFacts:
-    return JobFacts(2, nodes, "gloo", ("cpu",), "2.13.0", 24 << 20, "0123456789abcdef", {}, tuple(BY_NAME))
+    knobs = tuple(name for name in BY_NAME if name != "defer_reductions")  # its steps have one micro-batch each
+    return JobFacts(2, nodes, "gloo", ("cpu",), "2.13.0", 24 << 20, "0123456789abcdef", {}, knobs)
 
 
 def cost(order: Measure) -> BlockDone:
@@ -26,7 +26,7 @@ def cost(order: Measure) -> BlockDone:
     second = 0.05 if order.reduce else 0.03
     second *= {"bf16": 0.8, "fp16": 0.85, "powersgd": 0.7}.get(str(order.configuration.get("hook")), 1.0)
     second -= 0.001 * len(order.configuration)
-    return BlockDone(order.index, (second,) * order.steps, second * order.warmup, 0.001, asdict(order))
+    return BlockDone(order.index, (second,) * order.steps, second * order.warmup, 0.001, order)
 
 
 class FakeWorker:

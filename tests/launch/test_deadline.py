@@ -10,7 +10,6 @@ from desk import VARIABLES, Desk
 from autoddp.launch.deadline import Deadline
 from autoddp.launch.job_machine import State
 from autoddp.study import TuningOver
-from autoddp.wire import NO_LIMIT
 
 
 class Clock:
@@ -36,7 +35,7 @@ def test_without_a_budget_it_counts_from_the_first_step() -> None:
     clock = Clock()
     deadline = Deadline(clock=clock)
     clock.now = 1000.0
-    assert (deadline.left, deadline.why_over) == (NO_LIMIT, "")
+    assert (deadline.left, deadline.why_over) == (None, "")
     deadline.stepped()
     clock.now = 1299.0
     deadline.stepped()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from autoddp.codec import replace
 from autoddp.launch.hang_timeout import HangTimeout
 from autoddp.wire import Measure
 

@@ -218,7 +218,7 @@ class Threads:
                     continue
             self.job.finish("the recipe")
         except TuningOver:
-            assert self.job.over
+            assert self.job.machine.over
 
     def _signal(self) -> None:
         """At some block, or never."""
@@ -239,7 +239,7 @@ class Threads:
     def _main(self) -> None:
         more, number = True, 0
         while more:
-            was_over = self.job.over
+            was_over = self.job.machine.over
             variables = self.job.attempt_begins(number, self.folder)
             assert not (was_over and variables is not None)
             failure = "" if variables is None else self._attempt()
@@ -250,7 +250,7 @@ class Threads:
     def _attempt(self) -> str:
         if self.random.random() < 0.1:
             return "it could not begin"
-        was_over = self.job.over
+        was_over = self.job.machine.over
         worker = FakeWorker(self.path, self._answer, told=self.job.rank_ended)
         self.workers.append(worker)
         assert not (was_over and worker.welcome == Welcome(True))

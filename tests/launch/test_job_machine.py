@@ -210,7 +210,7 @@ def test_nothing_is_in_effect_after_a_start(desk: Desk) -> None:
     desk.ready()
     (order,) = leader.orders
     assert (order.turn, order.warmup) == (True, 2)
-    assert [entry["failure"] for entry in order.missed] == ["rank 1: RuntimeError"]
+    assert [entry.failure for entry in order.missed] == ["rank 1: RuntimeError"]
 
 
 def test_a_start_with_variables(desk: Desk) -> None:

@@ -19,11 +19,11 @@ from fake_worker import FakeWorker, MainThread, cost
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.launch import server as server_module
-from autoddp.launch.journal import Entry, Journal
+from autoddp.launch.journal import Journal
 from autoddp.launch.live_job import LiveJob
 from autoddp.launch.server import Closed, Said, StopAsked, WorkerServer
 from autoddp.study import Observer, Outcome, Study, StudySettings, TrialFailed, TuningOver
-from autoddp.wire import VERSION, BlockDone, Finish, Goodbye, Hello, Measure, Welcome, encode
+from autoddp.wire import LARGEST, VERSION, BlockDone, Entry, Finish, Goodbye, Hello, Measure, Welcome, encode
 
 PLAN = StudySettings(trials=6)
 
@@ -169,7 +169,7 @@ def test_a_block_that_a_follower_did_not_live_to_hear_of(
 def test_a_follower_learns_of_failures(job: LiveJob, workers: list[FakeWorker], tmp_path: Path) -> None:
     failed = Entry(Measure(0, {"hook": "fp16"}, 1, 2), None, "rank 0 killed by SIGABRT")
     workers.append(FakeWorker(str(tmp_path / "s"), rank=1, nodes=2))
-    workers[0].say(cost(Measure(1, {}, 1, 2, missed=(failed.plain(),))))
+    workers[0].say(cost(Measure(1, {}, 1, 2, missed=(failed,))))
     with pytest.raises(TrialFailed, match="rank 0 killed by SIGABRT"):
         job(Configuration({"hook": "fp16"}), 1, 2)
     assert job(AS_WRITTEN, 1, 2).seconds == (0.05, 0.05)
@@ -196,7 +196,7 @@ def test_a_worker_that_dies_fails_its_trial_only(tmp_path: Path, reason: str | N
     after = main.workers[1].heard[0]
     assert isinstance(after, Measure)
     assert (after.turn, after.warmup) == (True, 2)  # nothing is in effect in a new process
-    assert [entry["failure"] for entry in after.missed] == ["", said]
+    assert [entry.failure for entry in after.missed] == ["", said]
 
 
 def test_a_script_that_ends_is_asked_again_for_less(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_the_end_is_told(job: LiveJob, workers: list[FakeWorker], tmp_path: Path
     workers.append(FakeWorker(str(tmp_path / "s"), nodes=nodes))
     job.facts()
     job.finish("the recipe")
-    assert job.finished == Finish("the recipe")
+    assert job.machine.finished == Finish("the recipe")
     assert workers[0].left.wait(timeout=60)
     assert workers[0].heard == ([Finish("the recipe")] if nodes > 1 else [])  # other nodes write it too
     workers.append(FakeWorker(str(tmp_path / "s")))
@@ -222,17 +222,51 @@ def test_the_end_is_told(job: LiveJob, workers: list[FakeWorker], tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "data", [b"GET / HTTP/1.1", encode(Hello(VERSION + 1, 0, 0, 1, 0)), encode(Welcome(True)), b"\xff"]
+    "data",
+    [
+        b"GET / HTTP/1.1",
+        encode(Hello(VERSION + 1, 0, 0, 1, 0)),
+        encode(Hello(VERSION - 1, 0, 0, 1, 0)),
+        encode(Welcome(True)),
+        b"\xff",
+        b" " * LARGEST + encode(Hello(VERSION, 0, 0, 1, 0)),
+    ],
+    ids=["not json", "newer", "older", "another message", "not utf-8", "too long"],
 )
 def test_a_stranger_is_hung_up_on(tmp_path: Path, data: bytes) -> None:
     events: list[object] = []
     server = WorkerServer(str(tmp_path / "s"), 0, events.append)
     stranger = Client(str(tmp_path / "s"), family="AF_UNIX")
-    stranger.send_bytes(data)
-    with pytest.raises(EOFError):
+    with contextlib.suppress(BrokenPipeError):  # what is too long is not read to its end
+        stranger.send_bytes(data)
+    assert stranger.poll(30)
+    with pytest.raises((EOFError, ConnectionResetError)):
         stranger.recv_bytes()
     server.close()
     assert events == []
+
+
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+def test_the_user_learns_of_a_worker_of_another_version(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, version: int
+) -> None:
+    server = WorkerServer(str(tmp_path / "s"), 0, lambda event: None)
+    worker = Client(str(tmp_path / "s"), family="AF_UNIX")
+    with caplog.at_level("WARNING", logger=server_module.logger.name):
+        worker.send_bytes(encode(Hello(version, 3, 0, 1, 0)))
+        server.close()
+    assert f"rank 3 is sent away: it speaks version {version} of the tuning protocol" in caplog.text
+
+
+def test_a_rank_that_says_too_much_is_gone(tmp_path: Path) -> None:
+    events: list[Said | Closed | StopAsked] = []
+    server = WorkerServer(str(tmp_path / "s"), 0, events.append)
+    rank = Client(str(tmp_path / "s"), family="AF_UNIX")
+    rank.send_bytes(encode(Hello(VERSION, 0, 0, 1, 0)))
+    with contextlib.suppress(BrokenPipeError):
+        rank.send_bytes(encode(Goodbye(0, "x" * LARGEST)))
+    server.close()
+    assert [type(event) for event in events] == [Said, Closed]
 
 
 def test_all_that_was_said_is_an_event_before_the_server_has_closed(tmp_path: Path) -> None:

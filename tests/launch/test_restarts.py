@@ -43,7 +43,7 @@ def test_one_start_for_each_change(job: LiveJob, main: MainThread) -> None:
     assert [len(block.seconds) for block in blocks] == [3] * 5
     assert main.variables == [{}, VARIABLES, {}]
     configurations = [[order.configuration for order in orders(worker)] for worker in main.workers]
-    assert configurations == [[{}, {"bucket_cap_mb": 8.0}], [BOTH.plain()] * 2, [{}]]
+    assert configurations == [[AS_WRITTEN, asked[1]], [BOTH] * 2, [AS_WRITTEN]]
     assert [worker.heard[-1] for worker in main.workers[:2]] == [Finish("", again=True)] * 2
 
 
@@ -93,7 +93,7 @@ def test_a_start_that_fails_or_hangs_fails_its_configuration(
     why = "did not get going with GLOO_SOCKET_IFNAME=eth0,eth1" if hangs else "rank 1 ended with exit code 1"
     with pytest.raises(TrialFailed, match=why):
         job(BOTH, 1, 3)
-    assert job.attempt_must_end is hangs
+    assert job.machine.attempt_must_end is hangs
     main.told.set()
     assert job(AS_WRITTEN, 1, 3).seconds == (0.05,) * 3
     job.give_up("the test is over")

@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import signal
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,23 +14,25 @@ from launchers import AUTODDP, SCRIPTS, start, wait_for
 from test_tuned_hosts import rendezvous
 from test_tuned_scripts import summary
 
-from autoddp.launch.journal import Entry, Journal
+from autoddp.codec import encode
+from autoddp.knobs import Configuration
+from autoddp.launch.journal import Journal
 from autoddp.launch.options import parse
 from autoddp.launch.resuming import _entries, cut_off, job_now, study_begins
 from autoddp.launch.run_folder import RunFolder
 from autoddp.study import StudySettings
-from autoddp.wire import BlockDone, Measure
+from autoddp.wire import BlockDone, Entry, Measure
 
 PLAIN = str(SCRIPTS / "plain.py")
 
 
 def entry(index: int, cap: float = 1.0, left: float = 100.0) -> Entry:
-    asked = Measure(index, {"bucket_cap_mb": cap}, 1, 3, left=left)
+    asked = Measure(index, Configuration({"bucket_cap_mb": cap}), 1, 3, left=left)
     return Entry(asked, BlockDone(index, (0.01, 0.02, 0.03), 0.01, 0.001))
 
 
 def written(path: Path, entries: list[Entry]) -> Path:
-    path.write_text("".join(json.dumps(asdict(one)) + "\n" for one in entries))
+    path.write_text("".join(encode(one) + "\n" for one in entries))
     return path
 
 
@@ -44,11 +45,11 @@ def test_a_line_cut_short_loses_that_line(tmp_path: Path, cut: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["", "{}\n", "[]\n", "null\n", '{"asked": 3}\n', "\x00\x00", json.dumps(asdict(entry(5))) + "\n"]
+    "damage", ["", "{}\n", "[]\n", "null\n", '{"asked": 3}\n', "\x00\x00", encode(entry(5)) + "\n"]
 )
 def test_what_is_no_entry_ends_it(tmp_path: Path, damage: str) -> None:
     place = written(tmp_path / "journal", [entry(0), entry(1)])
-    place.write_text(place.read_text() + damage + json.dumps(asdict(entry(2))) + "\n")
+    place.write_text(place.read_text() + damage + encode(entry(2)) + "\n")
     assert [one.asked.index for one in _entries(place)] == ([0, 1, 2] if not damage else [0, 1])
     assert _entries(tmp_path / "absent") == []
 

@@ -582,6 +582,8 @@ FIELDS = [
     ("folders", 3),
     ("folders", [3]),
     ("folders", None),
+    ("path", "/tmp/a\0b"),
+    ("owner_host", "a\0b"),
 ]
 
 
@@ -603,11 +605,12 @@ def test_a_mark_with_a_wrong_field(host: Host, name: str, value: Any) -> None:
     assert read_mark(launcher.run) is None
 
 
-def test_a_mark_of_no_kind(host: Host) -> None:
+@pytest.mark.parametrize("name", ["kind", "owner", "run", "path", "inode", "made", "locked", "folders", "ended"])
+def test_a_mark_without_a_field(host: Host, name: str) -> None:
     launcher = host.killed()
-    plain = json.loads((launcher.run / "owner.json").read_text())
-    del plain["kind"]
-    assert Mark.parse(json.dumps(plain).encode()) is None
+    file = launcher.run / "owner.json"
+    file.write_text(json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != name}))
+    assert read_mark(launcher.run) is None
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder", "second name", "too large"])

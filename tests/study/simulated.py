@@ -98,7 +98,7 @@ class SimulatedJob:
         compare: int = 0,
     ) -> BlockDone:
         at_once = configuration.steps_per_update
-        order = Measure(len(self.asked), configuration.plain(), warmup, steps, reduce, turn, compare, at_once)
+        order = Measure(len(self.asked), configuration, warmup, steps, reduce, turn, compare, at_once)
         self.asked.append(order)
         assert turn or configuration == self._now, "what is measured without a turn must be in effect"
         self._now = configuration

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 from simulated import SimulatedJob, facts
 
+from autoddp.codec import replace
 from autoddp.knobs import Configuration, Rung
 from autoddp.study import Observer, Semifinal, Study, StudySettings, TrialFailed
 from autoddp.study.budget import StepBudget

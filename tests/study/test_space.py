@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from simulated import every, facts
 
+from autoddp.codec import replace
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung
 from autoddp.study.space import Sampler, Space
 

@@ -28,7 +28,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration
-from autoddp.wire import BlockDone, Finish, Measure, Message, Ready
+from autoddp.wire import BlockDone, Finish, Measure, Message, Ready, WorkerConfig
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.applying import start_applying
 from autoddp.worker.ddp import parameters_digest
@@ -37,7 +37,6 @@ from autoddp.worker.graphs.reduce_overhead import ReduceOverhead
 from autoddp.worker.hooks import hook_for
 from autoddp.worker.implicit_no_sync import Deferral
 from autoddp.worker.tuning import start_tuning
-from autoddp.worker.worker_config import Order
 
 WIDTH, BLOCKS, STEPS = 256, 3, 8
 BUILT_LATER = 3  # steps after a turn, in the script that builds models meanwhile
@@ -196,13 +195,13 @@ class Launcher:
             return Finish(recipe="")
         configuration = Configuration(OF_SCRIPT[self.script].get(self._present, {}))
         at_once = configuration.steps_per_update
-        return Measure(0, configuration.plain(), 1, STEPS // at_once - 1, at_once=at_once)
+        return Measure(0, configuration, 1, STEPS // at_once - 1, at_once=at_once)
 
 
 def trial(script: str) -> None:
     launcher = Launcher(script, list(OF_SCRIPT[script]))
-    order = Order(socket="none", accumulates=True, cuda_graphs=True, recompiles=True)
-    start_tuning(order, launcher, os.environ.get("OMP_NUM_THREADS"))
+    config = WorkerConfig(socket="none", accumulates=True, cuda_graphs=True, recompiles=True)
+    start_tuning(config, launcher, os.environ.get("OMP_NUM_THREADS"))
     launcher.training = Training(script)
     while True:
         launcher.training.step()
@@ -213,7 +212,7 @@ def job(script: str, name: str) -> None:
     if configuration.get("hook") == "powersgd":
         configuration = configuration.with_values(powersgd_start_step=0)  # as a trial measures it
     digest = parameters_digest(Net())
-    start_applying(Order(configuration=configuration.without_variables.plain(), parameters_digest=digest))
+    start_applying(WorkerConfig(configuration=configuration.without_variables, parameters_digest=digest))
     training = Training(script)
     training.since_turn = 0
     for _ in range(STEPS):

@@ -22,11 +22,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from autoddp.knobs import Configuration
 from autoddp.recipe import with_model
+from autoddp.wire import WorkerConfig
 from autoddp.worker import applying
 from autoddp.worker.applying import start_applying
 from autoddp.worker.ddp import parameters_digest
-from autoddp.worker.worker_config import Order
 
 WORLD = 2
 STEPS = 6
@@ -92,10 +93,10 @@ class Network(nn.Sequential):
         super().__init__(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, 4))
 
 
-def order_of(case: Case, folder: Path, name: str) -> Order:
+def order_of(case: Case, folder: Path, name: str) -> WorkerConfig:
     digests = case.digests or "+".join(parameters_digest(Network(24 + n)) for n in range(case.models))
-    return Order(
-        configuration=case.recipe or {},
+    return WorkerConfig(
+        configuration=Configuration(case.recipe),
         parameters_digest=digests,
         inputs=case.inputs,
         recipe="proj.train.autoddp.toml",

@@ -8,8 +8,9 @@ import torch
 from hook_checks import CAP, SHAPES, Gradients, Targets, full_rank, low_rank, mean_of
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.knobs import Configuration
-from autoddp.worker.gradient_monitor import Watch, WatchPlan
+from autoddp.knobs import Configuration, Rung
+from autoddp.wire import WatchPlan
+from autoddp.worker.gradient_monitor import Watch
 from autoddp.worker.hooks import hook_for
 
 WORLD = 3
@@ -51,8 +52,8 @@ def overflowing(rank: int, step: int) -> Gradients:
 
 
 def checks(rank: int) -> dict[str, Any]:
-    near = {"rung": "near", "limit": 0.02, "first": 3, "every": 100, "steps": 1}
-    lossy = {"rung": "lossy", "limit": 0.8, "first": 3, "every": 6, "steps": 3}
+    near = {"rung": Rung.NEAR, "limit": 0.02, "first": 3, "every": 100, "steps": 1}
+    lossy = {"rung": Rung.LOSSY, "limit": 0.8, "first": 3, "every": 6, "steps": 3}
     powersgd = {"hook": "powersgd", "powersgd_rank": 2}
     return {
         "overflow": watched(rank, {"hook": "fp16"}, overflowing, **near),

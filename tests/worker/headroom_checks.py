@@ -118,7 +118,7 @@ class StudyDirector:
         self._orders.put(Finish(recipe=""))
 
     def _measure(self, configuration: Configuration, warmup: int, steps: int, **more: Any) -> BlockDone:
-        self._orders.put(Measure(0, configuration.plain(), warmup, steps, **more))
+        self._orders.put(Measure(0, configuration, warmup, steps, **more))
         return self._done.get()
 
     def next(self, done: BlockDone | None) -> Message:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from launchers import environment
 
-from autoddp.worker.worker_config import LAUNCHER, naming_errors
+from autoddp.wire.worker_config import LAUNCHER, naming_errors
 
 FAILING = "def main():\n    raise KeyError('x')\nmain()"
 ENDINGS = {

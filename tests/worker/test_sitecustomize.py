@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from launchers import environment
 
-from autoddp.worker.worker_config import APPLY, Order
+from autoddp.knobs import Configuration
+from autoddp.wire import WorkerConfig
+from autoddp.wire.worker_config import APPLY
 
 PROGRAM = """
 import json, os, sys
@@ -29,8 +31,8 @@ print(json.dumps({
 }))
 """
 ORDERS = {
-    "tuning": Order(socket="/nowhere/s", scratch="/nowhere/scratch"),
-    "recipe": Order(configuration={"bucket_cap_mb": 50.0}, parameters_digest="0123456789abcdef"),
+    "tuning": WorkerConfig(socket="/nowhere/s", scratch="/nowhere/scratch"),
+    "recipe": WorkerConfig(configuration=Configuration({"bucket_cap_mb": 50.0}), parameters_digest="0123456789abcdef"),
 }
 SITES = {
     "none": None,

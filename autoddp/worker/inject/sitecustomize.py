@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class FirstSightOfTorch:
     """A finder that waits for the first import of torch, finds no module itself, and is gone after it."""
 
-    def __init__(self, order: str) -> None:
-        self.order = order
+    def __init__(self, config: str) -> None:
+        self.config = config
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
         """Called by the import system. It looks torch up afresh, past the finder that arming puts in front."""
@@ -28,17 +28,17 @@ class FirstSightOfTorch:
         from importlib.util import find_spec
 
         sys.meta_path.remove(self)
-        arm(self.order)
+        arm(self.config)
         return find_spec(name)
 
 
-def arm(order: str) -> None:
+def arm(config: str) -> None:
     """Hand over to the package; a failure is a warning."""
     try:
         _package()
         from autoddp.worker.bootstrap import arm
 
-        arm(order)
+        arm(config)
     except Exception as error:
         print(f"autoddp: warning: the script runs as written, the worker could not start: {error!r}", file=sys.stderr)
 
@@ -84,7 +84,7 @@ def isolate(plan: str) -> None:
         _package()
         from autoddp.worker.isolated import start
 
-        start(plan)
+        start(plan, is_rank="AUTODDP_WORKER_TUNES" in os.environ)
     except Exception as error:
         print(f"autoddp: error: the isolation of this tuning attempt could not start: {error!r}", file=sys.stderr)
         sys.stderr.flush()

@@ -1,28 +1,45 @@
-"""What the launcher tells a worker process, in environment variables that the process removes at once."""
+"""What the launcher tells a worker process, in an environment variable that the process removes at once."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+from autoddp import codec
+from autoddp.codec import Struct, field
+from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 
 TUNE, APPLY = "AUTODDP_WORKER_TUNES", "AUTODDP_WORKER_APPLIES"
-"""The order's variable, by what it orders. `inject/sitecustomize.py` spells these names again: it imports nothing."""
+"""The variable, by what the worker is for. `inject/sitecustomize.py` spells these names again: it imports nothing."""
 USERS_PYTHONPATH = "AUTODDP_USERS_PYTHONPATH"
 """PYTHONPATH as the user had it, to be put back; absent if there was none."""
-INJECT = Path(__file__).parent / "inject"
+INJECT = Path(__file__).parents[1] / "worker" / "inject"
+"""The folder of `sitecustomize.py`, which Python imports at its start if this folder is in PYTHONPATH."""
 LAUNCHER = "AUTODDP_NAMES_ERRORS_FOR"
 """The launcher's process id: the ranks, its children, leave the cause of their end for elastic's summary."""
 
 
-@dataclass(frozen=True)
-class Order:
-    """Either `tune` (socket and scratch are given) or apply `configuration` (they are not).
+class WatchPlan(Struct, frozen=True, forbid_unknown_fields=True):
+    """When the real job compares what its hook makes of the gradients with their exact mean.
 
-    environment = {**os.environ, **Order(...).environment(os.environ)}
+    Counted in reductions: a step has one for each of its micro-batches that reduces.
+    """
+
+    rung: Rung
+    limit: float
+    """The largest gradient error, see `knobs.LIMITS`."""
+    first: int
+    """The reduction at which to look first."""
+    every: int
+    steps: int
+    """Reductions compared at each look."""
+
+
+class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Either the worker tunes (`socket` and `scratch` are given), or it applies `configuration` (they are not).
+
+    environment = {**os.environ, **WorkerConfig(...).environment(os.environ)}
     """
 
     socket: str = ""
@@ -40,11 +57,11 @@ class Order:
     cuda_graphs: bool = False
     """Whether the models may be replayed as CUDA graphs."""
     recompiles: bool = False
-    """Whether what torch.compile has made may be compiled again, cut in other places."""
-    configuration: dict[str, Any] = field(default_factory=dict)
+    """Whether models that torch.compile has compiled may be compiled again, split in other places."""
+    configuration: Configuration = AS_WRITTEN
     parameters_digest: str = ""
     """Of the models the configuration was measured on; another model runs as written."""
-    inputs: list[str] = field(default_factory=list)
+    inputs: tuple[str, ...] = ()
     """Of their forward passes, see `recipe.inputs`; empty: not compared."""
     recipe: str = "the recipe"
     """What messages call it."""
@@ -58,17 +75,17 @@ class Order:
     """Leave the reduction out: a world of one."""
     guards: bool = True
     """Whether the ranks' parameters are compared now and then, see `worker.guard`."""
-    watch: dict[str, Any] = field(default_factory=dict)
-    """How a near or lossy hook is watched, as `worker.gradient_monitor.WatchPlan` has it; empty: not at all."""
+    watch: WatchPlan | None = None
+    """How a hook of the near or lossy rung is watched; None: not at all."""
 
     def environment(self, present: Mapping[str, str]) -> dict[str, str]:
-        """The variables that bring this order into every Python process started with them."""
-        return {TUNE if self.socket else APPLY: json.dumps(asdict(self)), **_injection(present)}
+        """The variables that bring this into every Python process started with them."""
+        return {TUNE if self.socket else APPLY: codec.encode(self), **_injection(present)}
 
     @classmethod
-    def parse(cls, text: str) -> Order:
-        """The order back from its variable."""
-        return cls(**json.loads(text))
+    def parse(cls, text: str) -> WorkerConfig:
+        """The inverse of `environment`, from the variable's value. ValueError for anything else."""
+        return codec.decode(text, cls)
 
 
 def naming_errors(present: Mapping[str, str]) -> dict[str, str]:
