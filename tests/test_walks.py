@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 from launchers import ROOT, environment, whole
 
-WALKS = {"command-line": "the command line", "allow": "`--allow`"}
+WALKS = {
+    "command-line": "the command line",
+    "allow": "`--allow`",
+    "knob": "a knob",
+    "recipe": "its value in the recipe",
+    "step": "a step's time",
+}
 """Walk → how the page calls it."""
 
 
@@ -23,7 +29,7 @@ def on_the_page(name: str) -> list[str]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("walk", ["command-line", whole("allow")])
+@pytest.mark.parametrize("walk", ["command-line", *map(whole, ("allow", "knob", "recipe", "step"))])
 def test_a_run_passes_the_files_that_the_page_names(walk: str) -> None:
     program = [sys.executable, str(Path(__file__).with_name("walks.py")), walk]
     done = subprocess.run(program, env=environment(), capture_output=True, text=True, check=True)

@@ -6,8 +6,8 @@ import contextlib
 import math
 import os
 
-from autoddp.knobs import Configuration, Rung
-from autoddp.knobs.hook import DEFAULT_START_STEP
+from autoddp.knobs import Configuration
+from autoddp.knobs.hook import DEFAULT_START_STEP, POWERSGD_RANK, POWERSGD_START_STEP
 from autoddp.launch.local_fingerprint import not_here
 from autoddp.launch.mode import Mode, Note
 from autoddp.launch.network import VARIABLES, Network
@@ -17,8 +17,7 @@ from autoddp.recipe import Recipe
 from autoddp.wire import WatchPlan, WorkerConfig, naming_errors
 
 _COST = 0.005  # share of the job's time that measuring the gradient error may take
-_STEPS = {Rung.NEAR: 1, Rung.LOSSY: 4}
-"""Reductions compared each time: what error feedback pays back shows over several only."""
+_STEPS_WITH_FEEDBACK = 4  # reductions compared each time, else one: what error feedback sends later shows over several
 _SOON = 50  # reductions after the hook begins: the first look is not later, so that an early error is found early
 
 
@@ -76,12 +75,16 @@ def watch_plan(options: Options, recipe: Recipe, configuration: Configuration) -
     None where the hook is exact, or under `--watch off`.
     """
     rung = configuration.gradient_rung
-    if options.watch == 0 or rung not in _STEPS:
+    limit = options.study.limits.get(rung)
+    if options.watch == 0 or limit is None:
         return None
+    compared = _STEPS_WITH_FEEDBACK if rung.has_error_feedback else 1
     # A reduction that is compared costs one exact reduction more: at most what the baseline's step takes.
     entry = next((e for e in recipe.ladder if e.rung is rung), None)
     ratio = recipe.evidence.baseline_ms_per_step / entry.ms_per_step if entry else 1.0
-    every = options.watch or math.ceil(_STEPS[rung] * max(1.0, ratio) / _COST)
-    start = configuration.get("powersgd_start_step", DEFAULT_START_STEP) if rung is Rung.LOSSY else 0
-    first = int(str(start)) + min(every, _SOON)
-    return WatchPlan(rung, options.study.limits[rung], first, every, _STEPS[rung])
+    every = options.watch or math.ceil(compared * max(1.0, ratio) / _COST)
+    exact_first = 0
+    if POWERSGD_RANK.of(configuration):
+        begins = POWERSGD_START_STEP.of(configuration)
+        exact_first = DEFAULT_START_STEP if begins is None else begins
+    return WatchPlan(rung, limit, exact_first + min(every, _SOON), every, compared)

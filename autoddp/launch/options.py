@@ -174,7 +174,7 @@ class Options:
     def __post_init__(self) -> None:
         asked: dict[str, Any] = {"trials": self.trials, "allow": self.allow, "accumulate_up_to": self.accumulate_up_to}
         given = {name: value for name, value in asked.items() if value is not None}
-        limits = {Rung.NEAR: self.near_limit, Rung.LOSSY: self.lossy_limit}
+        limits = {**LIMITS, Rung.NEAR: self.near_limit, Rung.LOSSY: self.lossy_limit}
         object.__setattr__(self, "study", StudySettings(seed=self.seed, limits=limits, **given))
 
     @property

@@ -6,7 +6,21 @@ import contextlib
 import os
 from multiprocessing.connection import Client, Connection
 
-from autoddp.wire import LARGEST, VERSION, Goodbye, Hello, Message, Welcome, decode, encode
+from autoddp.wire import (
+    LARGEST,
+    VERSION,
+    BlockDone,
+    Finish,
+    Goodbye,
+    Hello,
+    JobFacts,
+    Message,
+    Ready,
+    Welcome,
+    decode,
+    encode,
+)
+from autoddp.worker.worker_exit import leave
 
 
 class Link:
@@ -65,3 +79,33 @@ class Link:
         with contextlib.suppress(OSError):  # the launcher has ended first
             if self.hello():
                 self.send(Goodbye(self.rank, reason))
+
+
+class LauncherDirector:
+    """Gets orders from the study in the launcher. Local rank 0 of every other node reports to its own launcher."""
+
+    def __init__(self, link: Link, facts: JobFacts) -> None:
+        self._link = link
+        self._facts = facts
+        self._reports = link.local_rank == 0 and link.rank != 0
+        if self._reports:
+            link.send(Ready(facts))
+
+    def next(self, done: BlockDone | None) -> Message:
+        """See `runner.Director`. Where the launcher has ended, all ranks leave."""
+        try:
+            self._link.send(Ready(self._facts) if done is None else done)
+            return self._link.receive()
+        except (EOFError, OSError):
+            return Finish(recipe="")
+
+    def heard(self, done: BlockDone) -> None:
+        """See `runner.Director`."""
+        if self._reports:
+            self._link.send(done)
+
+    def finish(self, order: Finish) -> None:
+        """See `runner.Director`."""
+        if self._reports:
+            self._link.send(order)
+        leave()

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.knobs import ObservedSteps
-from autoddp.wire import BlockDone, Finish, JobFacts, Message, Ready, WorkerConfig
+from autoddp.wire import WorkerConfig
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.clock import StepClock
@@ -21,7 +21,7 @@ from autoddp.worker.gradient_access import add_handler, parameters_of
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.implicit_no_sync import Deferral
 from autoddp.worker.inputs import InputsSeen, compares
-from autoddp.worker.launcher_client import Link
+from autoddp.worker.launcher_client import LauncherDirector, Link
 from autoddp.worker.live_ddp import LiveDdp, effects_of
 from autoddp.worker.rank_store import Ranks
 from autoddp.worker.runner import TrialRunner
@@ -156,7 +156,7 @@ class _TuningJob(DdpEvents):
             compiled,
         )
         facts = gather_facts(wrapped, ranks, self._threads, binding, watched, self._config)
-        director = _LauncherDirector(self._link, facts)
+        director = LauncherDirector(self._link, facts)
         self.compiling.begin()
         self._measured = set(facts.parameters_digest.split("+"))
         effects = effects_of(
@@ -178,33 +178,3 @@ class _TuningJob(DdpEvents):
 def _fail(why: str) -> None:
     """End the trial that is being measured, with a reason."""
     raise RuntimeError(f"several steps cannot be one: {why}")
-
-
-class _LauncherDirector:
-    """The study in the launcher, over the socket; local rank 0 of any other node passes on to its own launcher."""
-
-    def __init__(self, link: Link, facts: JobFacts) -> None:
-        self._link = link
-        self._facts = facts
-        self._reports = link.local_rank == 0 and link.rank != 0
-        if self._reports:
-            link.send(Ready(facts))
-
-    def next(self, done: BlockDone | None) -> Message:
-        """See `runner.Director`. Where the launcher has ended, all ranks leave."""
-        try:
-            self._link.send(Ready(self._facts) if done is None else done)
-            return self._link.receive()
-        except (EOFError, OSError):
-            return Finish(recipe="")
-
-    def heard(self, done: BlockDone) -> None:
-        """See `runner.Director`."""
-        if self._reports:
-            self._link.send(done)
-
-    def finish(self, order: Finish) -> None:
-        """See `runner.Director`."""
-        if self._reports:
-            self._link.send(order)
-        leave()

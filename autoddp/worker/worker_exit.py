@@ -7,9 +7,10 @@ import multiprocessing
 import os
 import sys
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autoddp.worker.launcher_client import Link
+if TYPE_CHECKING:  # which ends the process by `leave`
+    from autoddp.worker.launcher_client import Link
 
 PATIENCE = 8.0  # seconds for the device; twice that is within what the launcher gives to ranks that leave
 
