@@ -1,10 +1,12 @@
 """Fixtures for all tests."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
 from lab import Lab, unavailable
+from launchers import FROM_NOTHING
 
 LONG_FIRST = ("faults", "equality", "traces", "launch", "recipes", "worker", "cli", "isolation")
 """Folders of tests by how long their longest file takes; the others' files take seconds."""
@@ -21,6 +23,12 @@ def lab() -> Iterator[Callable[..., Lab]]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="also what is marked whole: the long matrices, not sampled")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A fork is not quite a start: `make test-whole` has the real ones."""
+    if config.getoption("--whole"):
+        os.environ[FROM_NOTHING] = "1"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -23,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,7 @@ def _become(words: list[str], cwd: str, env: dict[str, str], host: int | None) -
     os.chdir(cwd)
     os.environ.clear()  # nothing of C's environment lies any more where /proc reads it
     os.environ.update(env)
+    tempfile.tempdir = None  # the server's may be another one
     sys.orig_argv = [sys.executable, *words]
     _show_in_proc(sys.orig_argv, [f"{name}={value}" for name, value in env.items()])
     kind, rest = (words[0], words[1:]) if words[0] in ("-m", "-c") else ("", words)

@@ -36,6 +36,8 @@ SEVERAL = str(SCRIPTS / "several.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 AUTODDP = (sys.executable, "-m", "autoddp")
 SIDES = {"torchrun": TORCHRUN, "autoddp": (*AUTODDP, "--trials", "0")}
+FROM_NOTHING = "TESTS_START_FROM_NOTHING"
+"""Variable that conftest.py sets under --whole: every launcher is a Python of its own."""
 PATIENCE = 150  # seconds; a launch takes 2 to 10, many times that on a machine that is busy elsewhere
 
 # A shell starts what follows a `&` with SIGINT ignored, and that is inherited: a launcher would never see Ctrl-C.
@@ -128,7 +130,7 @@ def start(
     """Start one launcher in its folder; `popen` may be a lab host's (functools.partial(lab.fork, 0)).
 
     Without one, a launcher in Python is a fork of a process that has imported torch; `subprocess.Popen` starts it from
-    nothing, where a test is about processes.
+    nothing, where a test is about processes. Under --whole all of them start from nothing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     mark = f"mark-{uuid.uuid4().hex}"
@@ -142,7 +144,7 @@ def start(
 
 
 def _fork(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any] | forks.Fork:
-    if argv[0] == sys.executable:
+    if argv[0] == sys.executable and FROM_NOTHING not in os.environ:
         return forks.popen(argv[1:], **options)
     return subprocess.Popen(argv, **options)
 

@@ -125,6 +125,8 @@ class _Log:
     """Without holes: bytes that had been written before the cut."""
     lost: int = 0
     """Without holes: bytes that were written after the last copy and before the cut."""
+    skipped: tuple[int, bytes] = (0, b"")
+    """Without holes: bytes that the last copy leaves out shortly before its end, and the line there that says so."""
     zeros: bool = False
     """Without holes: whether the copy may begin with zeros, in place of what an earlier cut lost."""
 
@@ -166,7 +168,7 @@ class _Log:
     def _forget(self, inode: int) -> None:
         """Begin anew with another file; its inode is 0 where it is not known yet."""
         self.inode, self.hole, self.cut, self.begin, self.before, self.lost = inode, HEAD, False, 0, 0, 0
-        self.zeros = False
+        self.zeros, self.skipped = False, (0, b"")
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
@@ -191,12 +193,20 @@ class _Log:
         if not self.cut:
             _copy(file, 0, HEAD, self._beside(".head"))
             size = os.fstat(file).st_size
+        self.skipped = (0, b"")
         # a copy that fails half-way, as on a full disk, must not replace the last one
         copied = _copy(file, max(self.begin, size - _COPIED), size, self._beside(".next"))
         for _ in range(_CATCHING_UP):
             size = os.fstat(file).st_size
             if size - copied > _MEANWHILE:
-                break  # its writer is as fast as the copy: to lose a part is better than to fill the disk
+                # Its writer is as fast as the copy: to lose a part is better than to fill the disk. The end is kept,
+                # since a rank that fails says there why.
+                skipped = size - _MEANWHILE - copied
+                with open(self._beside(".next"), "ab") as copy:
+                    copy.write(_line(skipped))
+                self.skipped = (skipped, _line(skipped))
+                copied = _copy(file, size - _MEANWHILE, size, self._beside(".next"), os.O_APPEND)
+                break
             copied = _copy(file, copied, size, self._beside(".next"), os.O_APPEND)
         os.replace(self._beside(".next"), self._beside(".tail"))
         end = os.fstat(file).st_size
@@ -216,6 +226,9 @@ class _Log:
             copied = (copied.lstrip(b"\0") if self.zeros else copied)[len(newest) - TAIL :]
             tail = copied + (_line(lost) if lost else b"") + newest
             left_out -= len(copied) + lost
+            skipped, mark = self.skipped
+            if mark and mark in copied:  # the line there says of these bytes that they are left out
+                left_out -= skipped - len(mark)
         with open(self._beside(".head"), "ab") as whole:
             whole.truncate(HEAD)
             whole.write(_line(left_out - len(newest)) + tail)

@@ -132,6 +132,34 @@ def test_a_writer_that_appends(log: Path, tmp_path: Path, holes: bool) -> None:
     assert len(text) >= HEAD + (TAIL if holes else 12 * MIB)
 
 
+def test_the_end_survives_a_writer_that_outruns_the_copy(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file system has no holes. The last lines of a log say why a rank has failed."""
+    size, late, copy = LIMIT + MIB, 5 * MIB, rank_logs._copy
+
+    def while_it_is_written(file: int, begin: int, end: int, path: Path, *how: int) -> int:
+        copied = copy(file, begin, end, path, *how)
+        if path.name.endswith(".next") and log.stat().st_size == size:
+            with open(log, "ab") as writer:
+                writer.write(content(size, size + late))
+        return copied
+
+    monkeypatch.setattr(rank_logs, "_fallocate", None)
+    monkeypatch.setattr(rank_logs, "_copy", while_it_is_written)
+    log.write_bytes(content(0, size))
+    keeper = LogKeeper(tmp_path)
+    keeper.look()
+    keeper.settle()
+    text = log.read_bytes()
+    assert text.startswith(content(0, HEAD))
+    assert text.endswith(content(size + late - MIB, size + late))
+    kept = len(re.sub(LINE, b"", text))
+    left_out = [float(number) for number in re.findall(rb"autoddp: ([0-9.]+) MiB left out", text)]
+    assert len(left_out) == 2
+    assert sum(left_out) == pytest.approx((size + late - kept) / MIB, abs=0.2)
+
+
 @pytest.mark.parametrize("size", [0, 1, HEAD - 1, HEAD, HEAD + 1, HEAD + TAIL + 1, LIMIT - 1, LIMIT])
 def test_a_log_within_the_limit_stays_as_it_is(log: Path, tmp_path: Path, holes: bool, size: int) -> None:
     log.write_bytes(content(0, size) if size < 100 else b"x" * size)
