@@ -406,13 +406,13 @@ class JobMachine:
 
     def _order_for(self, asked: Measure) -> Measure:
         """What is asked, cut to a short script; after a start nothing is in effect that was turned on before."""
-        again = self._fresh_start and not asked.turn
+        again = self._fresh_start and not asked.apply
         before = self._journal.entries[self._known_to_all : asked.index] if self._fresh_start else []
         self._fresh_start = False
         return replace(
             asked,
             steps=asked.steps if self._most_steps is None else min(asked.steps, self._most_steps),
-            turn=asked.turn or again,
+            apply=asked.apply or again,
             warmup=max(asked.warmup, 2) if again else asked.warmup,
             missed=tuple(before),
             left=self._deadline.left,

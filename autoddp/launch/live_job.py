@@ -147,12 +147,12 @@ class LiveJob:
         steps: int,
         *,
         reduce: bool = True,
-        turn: bool = True,
+        apply: bool = True,
         compare: int = 0,
     ) -> BlockDone:
         """See `study.Measure`."""
         index, self._next = self._next, self._next + 1
-        asked = Measure(index, configuration, warmup, steps, reduce, turn, compare, configuration.steps_per_update)
+        asked = Measure(index, configuration, warmup, steps, reduce, apply, compare, configuration.steps_per_update)
         reply: Future[BlockDone] = Future()
         done = self._ask(MeasureAsked(asked, configuration.start_variables, reply), reply)
         self.inputs = merged(self.inputs, done.inputs)

@@ -39,10 +39,10 @@ class Cost:
             self.wall_seconds[phase] += time.perf_counter() - began
 
     def block(
-        self, configuration: Configuration, warmup: int, steps: int, *, reduce: bool = True, turn: bool = True
+        self, configuration: Configuration, warmup: int, steps: int, *, reduce: bool = True, apply: bool = True
     ) -> Block:
         """Measure one block of `steps` steps. The time of a failed measurement is counted too."""
-        done = self._measured(configuration, warmup, steps, reduce, turn)
+        done = self._measured(configuration, warmup, steps, reduce, apply)
         return Block(done.seconds, done.slowest)
 
     def compare(self, configuration: Configuration, steps: int) -> GradientError | None:
@@ -51,11 +51,11 @@ class Cost:
         return self._measured(configuration, 0, 0, True, False, steps).error
 
     def _measured(
-        self, configuration: Configuration, warmup: int, steps: int, reduce: bool, turn: bool, compare: int = 0
+        self, configuration: Configuration, warmup: int, steps: int, reduce: bool, apply: bool, compare: int = 0
     ) -> BlockDone:
         began = time.perf_counter()
         try:
-            done = self._measure(configuration, warmup, steps, reduce=reduce, turn=turn, compare=compare)
+            done = self._measure(configuration, warmup, steps, reduce=reduce, apply=apply, compare=compare)
         finally:
             self.wall_seconds[self.phase] += time.perf_counter() - began
         at_once = configuration.steps_per_update
@@ -64,7 +64,7 @@ class Cost:
         self.steps["warm-up"] += warmup * at_once
         self.wall_seconds["measured"] += sum(done.seconds) * at_once
         self.wall_seconds["warm-up"] += done.warmup_seconds
-        self.wall_seconds["turns"] += done.turn_seconds
+        self.wall_seconds["turns"] += done.apply_seconds
         left = math.inf if done.left is None else done.left
-        self.left = left - sum(done.seconds) * at_once - done.warmup_seconds - done.turn_seconds
+        self.left = left - sum(done.seconds) * at_once - done.warmup_seconds - done.apply_seconds
         return done

@@ -26,7 +26,7 @@ class Measure(Protocol):
         steps: int,
         *,
         reduce: bool = True,
-        turn: bool = True,
+        apply: bool = True,
         compare: int = 0,
     ) -> BlockDone:
         """Apply `configuration`, let `warmup` steps pass, and time `steps` steps (fewer if the script is that short).
@@ -34,7 +34,7 @@ class Measure(Protocol):
         Where the configuration accumulates N steps of the script, `warmup` and `steps` count such groups of N steps,
         and the seconds returned are those of one step of the script.
 
-        `reduce=False` switches DDP's reduction off. `turn=False` keeps the configuration that is in effect. On
+        `reduce=False` switches DDP's reduction off. `apply=False` keeps the configuration that is in effect. On
         `compare` further steps the hook of the configuration is compared with the exact mean.
 
         Raises TrialFailed or TuningOver. A script that ends meanwhile is started again, without an error.

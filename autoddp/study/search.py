@@ -108,9 +108,9 @@ class Study:
         off: list[Block] = []
         while len(on) < budget.headroom_rounds or self._is_open(headroom(on, off), len(on), budget):
             cost.phase = "headroom"
-            off.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), reduce=False, turn=False))
+            off.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), reduce=False, apply=False))
             cost.phase = "baseline"
-            on.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), turn=False))
+            on.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), apply=False))
         baseline = TrialRecord(0, AS_WRITTEN, "measured", tuple(on))
         return baseline, headroom(on, off), Block(tuple(second for block in off for second in block.slowest))
 

@@ -178,7 +178,7 @@ class Trials:
             if StepBudget(first.median).slow:
                 return self._add(configuration, "measured", [first], "", error)
             settling = budget.settling(first.median)
-            second = self._cost.block(configuration, settling, budget.block(first.median, at_once), turn=False)
+            second = self._cost.block(configuration, settling, budget.block(first.median, at_once), apply=False)
         except TrialFailed as failure:
             return self._add(configuration, "failed", [], str(failure))
         return self._add(configuration, "measured", [first, second], "", error)

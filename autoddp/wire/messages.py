@@ -66,7 +66,7 @@ class Measure(Message, frozen=True):
     steps: int
     reduce: bool = True
     """False: with DDP's reduction switched off, for the headroom."""
-    turn: bool = True
+    apply: bool = True
     """False: the configuration is in effect already and need not be applied."""
     compare: int = 0
     """Steps after the timed ones, on which the gradients also travel whole: how far is the hook from the exact mean?"""
@@ -84,7 +84,7 @@ class BlockDone(Message, frozen=True):
     index: int
     seconds: tuple[float, ...]
     warmup_seconds: float
-    turn_seconds: float
+    apply_seconds: float
     """Seconds in which rank 0 applied the configuration and switched the reduction on or off, between two steps.
 
     What follows from it later is no part of it: the first steps under the configuration are warm-up.

@@ -122,7 +122,7 @@ class _Applied(DdpEvents):
     def _refused(self, wrapped: Wrapped, all_differ: bool) -> None:
         """Back to as written, in a forward pass: the object, and what concerns the process if no model fits."""
         wrapped.takes = False
-        if wrapped.is_turned:
+        if wrapped.is_changed:
             wrapped.rebuild(AS_WRITTEN, None)
         self._deferral.end()
         self._accumulation.stop()

@@ -39,9 +39,9 @@ class Binding(Effect):
 
     def apply(self, configuration: Configuration) -> None:
         """See `Effect`."""
-        self.turn(NUMA_BINDING.name in configuration)
+        self.bind(NUMA_BINDING.name in configuration)
 
-    def turn(self, on: bool) -> None:
+    def bind(self, on: bool) -> None:
         """Move the threads that have the main thread's CPU mask to the near CPUs, or back. New threads inherit it.
 
         Threads with another mask were placed on purpose: NCCL puts its network threads near the GPU.

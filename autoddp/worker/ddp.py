@@ -132,7 +132,7 @@ class Wrapped:
             ddp.logger = cast("Any", _LoggerWithoutSamples(ddp.logger))
 
     @property
-    def is_turned(self) -> bool:
+    def is_changed(self) -> bool:
         """Whether a configuration was applied to the object."""
         return bool(self._present[0])
 

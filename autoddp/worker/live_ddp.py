@@ -77,7 +77,7 @@ class LiveDdp:
         for wrapped in patch.alive():
             wrapped.leave_out_samples()
 
-    def turn(self, configuration: Configuration) -> None:
+    def apply(self, configuration: Configuration) -> None:
         """Apply `configuration`, which is in effect from the next forward pass on."""
         for device in self._devices:
             give_back_spare_memory(device)

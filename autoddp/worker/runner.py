@@ -26,7 +26,7 @@ class LiveModel(Protocol):
     Not promised: that parameters stay equal on all ranks while `reduce(False)` holds.
     """
 
-    def turn(self, configuration: Configuration) -> None:
+    def apply(self, configuration: Configuration) -> None:
         """Bring `configuration` into effect from the next forward on; every rank calls it at the same step boundary."""
 
     def reduce(self, on: bool) -> None:
@@ -118,11 +118,11 @@ class TrialRunner:
         self._order, self._at_once = order, order.at_once
         self._again, self._compiled_at_start = _TIMED_AGAIN, self._model.compilations
         began = time.perf_counter()
-        if order.turn:
-            self._model.turn(order.configuration)
+        if order.apply:
+            self._model.apply(order.configuration)
         self._model.reduce(order.reduce)
         self._warm_from = time.perf_counter()
-        self._turn_seconds = self._warm_from - began
+        self._apply_seconds = self._warm_from - began
         self._lap = lambda: None
         self._expect(order.warmup, self._time)
 
@@ -176,7 +176,7 @@ class TrialRunner:
             order.index,
             means,
             self._warm_seconds,
-            self._turn_seconds,
+            self._apply_seconds,
             order,
             error,
             compiled,

@@ -31,9 +31,9 @@ class Threads(Effect):
 
     def apply(self, configuration: Configuration) -> None:
         """See `Effect`. In the launched job the variable sets the number, so its configuration has no such knob."""
-        self.turn(THREADS.of(configuration))
+        self.set_count(THREADS.of(configuration))
 
-    def turn(self, count: int | None) -> None:
+    def set_count(self, count: int | None) -> None:
         """Use `count` threads in the next operators and in new child processes; None restores the original number.
 
         The original number is the one before the first call, which the script itself may have set.

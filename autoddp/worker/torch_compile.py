@@ -38,7 +38,7 @@ class ReplaySwitch:
     def __init__(self) -> None:
         self._before: bool | None = None
 
-    def turn(self, on: bool) -> None:
+    def set(self, on: bool) -> None:
         """Switch replays on, or back to the script's setting. A call that changes nothing imports nothing."""
         if on == (self._before is not None):
             return

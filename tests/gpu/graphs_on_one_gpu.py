@@ -93,7 +93,7 @@ def train(mode: str, autocast: bool) -> dict[str, Any]:
             compiling.replays.stop_watching()
             compiling.begin()
             before = torch.cuda.memory_reserved()
-            graphs.turn("" if compiled else mode)
+            graphs.set_mode("" if compiled else mode)
             compiling.apply(REPLAYED if mode == "compiled replayed" else AS_WRITTEN)
             memory = torch.cuda.memory_reserved() - before
     compiling.replays.on = False  # the next training's patch stands around this one's

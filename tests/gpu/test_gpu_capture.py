@@ -75,7 +75,7 @@ def test_it_captures_while_the_script_holds_its_loss_and_pins_memory(nccl, figur
     job = Job()
     job.watch()
     held = torch.cuda.memory_allocated()
-    job.graphs.turn(mode)
+    job.graphs.set_mode(mode)
     losses = job.steps(40)
     assert job.graphs.replayed == 40 * (1 if mode == "model" else 4)
     figure("MiB", f"{(torch.cuda.memory_allocated() - held) / 2**20:.1f}")
@@ -88,7 +88,7 @@ def test_a_capture_that_fails_leaves_no_trace(nccl, figure):
     job.watch()
     stream, reserved = torch.cuda.current_stream(), torch.cuda.memory_reserved()
     with pytest.raises(RuntimeError) as raised:
-        job.graphs.turn("blocks")
+        job.graphs.set_mode("blocks")
     figure("said", str(raised.value).splitlines()[0][:80])
     assert torch.cuda.current_stream() == stream
     losses = job.steps(10)
@@ -104,7 +104,7 @@ def test_the_modules_random_numbers_go_on_after_a_failure(nccl, gpu):
     job = Job(fails=True)
     job.watch()
     with pytest.raises(RuntimeError):
-        job.graphs.turn("model")
+        job.graphs.set_mode("model")
     before = torch.cuda.get_rng_state(gpu)
     torch.rand(4, device=gpu)
     assert not torch.equal(torch.cuda.get_rng_state(gpu), before)

@@ -26,7 +26,7 @@ def test_a_turn_gives_spare_memory_back_only_where_the_device_is_nearly_full(ncc
     spare = torch.empty(2**28, dtype=torch.uint8, device=gpu)
     del spare
     kept = torch.cuda.memory_reserved(gpu)
-    live.turn(AS_WRITTEN)
+    live.apply(AS_WRITTEN)
     assert torch.cuda.memory_reserved(gpu) == kept >= 2**28  # there is room: taking memory anew would cost time
 
     free, total = torch.cuda.mem_get_info(gpu)
@@ -34,7 +34,7 @@ def test_a_turn_gives_spare_memory_back_only_where_the_device_is_nearly_full(ncc
     held = torch.cuda.memory_allocated(gpu) - spare.numel()
     del spare
     before = torch.cuda.mem_get_info(gpu)[0]
-    live.turn(AS_WRITTEN)
+    live.apply(AS_WRITTEN)
     after = torch.cuda.mem_get_info(gpu)[0]
     figure("free before and after", f"{before / total:.1%} and {after / total:.1%}")
     assert before < _NEARLY_FULL * total < after

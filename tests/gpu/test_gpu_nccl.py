@@ -137,10 +137,10 @@ def test_binding_leaves_threads_of_nccl_where_they_are(nccl, gpu, figure, monkey
     bound = Binding(gpu)
     assert bound.why_not == ""
     try:
-        bound.turn(True)
+        bound.bind(True)
         meanwhile = masks()
     finally:
-        bound.turn(False)
+        bound.bind(False)
     after = masks()
     stayed = [thread for thread, mask in before.items() if mask != main]
     figure("threads", len(before))
@@ -161,7 +161,7 @@ def test_threads_of_nccl_do_not_forbid_binding(nccl, gpu, figure):
     if "NUMA node" in binding.why_not:
         pytest.skip(f"needs a machine with several NUMA nodes: {binding.why_not}")
     before = os.sched_getaffinity(0)
-    binding.turn(True)
+    binding.bind(True)
     assert os.sched_getaffinity(0) < before
-    binding.turn(False)
+    binding.bind(False)
     assert os.sched_getaffinity(0) == before

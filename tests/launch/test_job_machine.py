@@ -203,13 +203,13 @@ def test_nothing_is_in_effect_after_a_start(desk: Desk) -> None:
     desk.asks()
     desk.goodbye(1, "RuntimeError")
     desk.goodbye(0)
-    desk.asks(turn=False)
+    desk.asks(apply=False)
     assert desk.ended("rank 1 ended with exit code 1").result(0) is True
     desk.begins()
     leader = desk.hello(0)
     desk.ready()
     (order,) = leader.orders
-    assert (order.turn, order.warmup) == (True, 2)
+    assert (order.apply, order.warmup) == (True, 2)
     assert [entry.failure for entry in order.missed] == ["rank 1: RuntimeError"]
 
 

@@ -117,7 +117,7 @@ def test_a_second_study_continues_where_the_first_stopped(
     asked = [order for order in workers[1].heard if isinstance(order, Measure)]
     assert [order.index for order in asked] == list(range(before, len(undisturbed[1])))
     # The new model has nothing in effect yet, so the first order turns and warms up whatever the study asked.
-    assert (asked[0].turn, asked[0].warmup >= 1) == (True, True)
+    assert (asked[0].apply, asked[0].warmup >= 1) == (True, True)
     assert [order.configuration for order in asked] == [o.configuration for o in undisturbed[1][before:]]
 
 
@@ -191,11 +191,11 @@ def test_a_worker_that_dies_fails_its_trial_only(tmp_path: Path, reason: str | N
     assert job(AS_WRITTEN, 1, 2).seconds == (0.05, 0.05)
     with pytest.raises(TrialFailed, match=f"^{said}$"):
         job(Configuration({"hook": "fp16"}), 1, 2)
-    assert job(AS_WRITTEN, 0, 4, turn=False).seconds == (0.05,) * 4
+    assert job(AS_WRITTEN, 0, 4, apply=False).seconds == (0.05,) * 4
     main.end()
     after = main.workers[1].heard[0]
     assert isinstance(after, Measure)
-    assert (after.turn, after.warmup) == (True, 2)  # nothing is in effect in a new process
+    assert (after.apply, after.warmup) == (True, 2)  # nothing is in effect in a new process
     assert [entry.failure for entry in after.missed] == ["", said]
 
 

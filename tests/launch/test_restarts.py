@@ -49,10 +49,10 @@ def test_one_start_for_each_change(job: LiveJob, main: MainThread) -> None:
 
 def test_nothing_is_in_effect_after_a_start(job: LiveJob, main: MainThread) -> None:
     job(AS_WRITTEN, 1, 3)
-    job(BOTH, 0, 3, turn=False)
+    job(BOTH, 0, 3, apply=False)
     main.end()
     first = orders(main.workers[1])[0]
-    assert first.turn
+    assert first.apply
     assert first.warmup == 2
 
 

@@ -94,13 +94,13 @@ class SimulatedJob:
         steps: int,
         *,
         reduce: bool = True,
-        turn: bool = True,
+        apply: bool = True,
         compare: int = 0,
     ) -> BlockDone:
         at_once = configuration.steps_per_update
-        order = Measure(len(self.asked), configuration, warmup, steps, reduce, turn, compare, at_once)
+        order = Measure(len(self.asked), configuration, warmup, steps, reduce, apply, compare, at_once)
         self.asked.append(order)
-        assert turn or configuration == self._now, "what is measured without a turn must be in effect"
+        assert apply or configuration == self._now, "what is measured without a turn must be in effect"
         self._now = configuration
         self._spoil(order.index, configuration)
         true = self.cost(configuration) if reduce else self._alone(configuration)

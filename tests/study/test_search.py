@@ -197,7 +197,7 @@ def test_finals_measure_all_in_turn_in_changing_order() -> None:
     orders = [[Configuration(asked.configuration) for asked in finals[i : i + width]] for i in range(0, 36, width)]
     assert all(set(order) == contenders for order in orders)
     assert len({tuple(order) for order in orders}) > 3
-    assert all(asked.turn and asked.reduce and asked.warmup > 0 for asked in finals)
+    assert all(asked.apply and asked.reduce and asked.warmup > 0 for asked in finals)
     assert all(len(standing.rounds) == rounds for standing in outcome.finalists)
 
 

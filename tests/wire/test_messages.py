@@ -49,7 +49,7 @@ CONFIGURATION = Configuration({"bucket_cap_mb_list": [2, 0.5], "hook": "bf16"})
 FAILED = Entry(Measure(2, AS_WRITTEN, 1, 2), None, "rank 1 killed by SIGABRT")
 MEASURED = Entry(Measure(3, CONFIGURATION, 1, 2), BlockDone(3, (0.1, 0.2), 0.25, 0.001))
 OVERFLOWS = GradientError(4, float("inf"), 0.5, float("inf"), "0.weight", 2.5, False)
-ASKED = Measure(7, CONFIGURATION, 3, 40, reduce=False, turn=False, left=-0.5, missed=(FAILED, MEASURED))
+ASKED = Measure(7, CONFIGURATION, 3, 40, reduce=False, apply=False, left=-0.5, missed=(FAILED, MEASURED))
 MESSAGES: list[Message] = [
     Hello(VERSION, rank=3, local_rank=1, pid=4711, restart=2),
     Welcome(True),

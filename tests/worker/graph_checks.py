@@ -93,7 +93,7 @@ class Run:
             self.random = torch.get_rng_state()
             for parameter in self.ddp.parameters():  # the reducer has held these nodes since it was built
                 node_of(parameter).metadata.update(ON_THE_DEFAULT_STREAM)
-            self.graphs.turn(self.mode)
+            self.graphs.set_mode(self.mode)
 
     def left_a_trace(self) -> bool:
         """Whether the capture has moved a buffer or the random numbers. To be asked at once."""
@@ -304,7 +304,7 @@ def turning(rank: int) -> dict[str, Any]:
             trace = run.left_a_trace()
         if number > WATCHED:
             served.append(run.graphs.replayed)
-            run.graphs.turn(next(modes))
+            run.graphs.set_mode(next(modes))
     stands = [name for name, m in run.ddp.module.named_modules() if "forward" in vars(m)]
     return {"values": list(run.ddp.module.state_dict().values()), "served": served, "stands": stands, "trace": trace}
 
@@ -327,7 +327,7 @@ def failing(rank: int) -> dict[str, Any]:
             run.backward(x)
             run.step()
         try:
-            run.graphs.turn("model")
+            run.graphs.set_mode("model")
         except RuntimeError as why:
             said.append(str(why))
         run.backward(next(batches(rank)))

@@ -31,7 +31,7 @@ threading.Thread(target=stop.wait).start()
 binding = Binding(torch.device("cpu"))
 seen = [now()]
 for on in (True, False):
-    binding.turn(on)
+    binding.bind(on)
     seen.append(now())
 stop.set()
 print(json.dumps({"why": binding.why_not, "seen": [[list(x) for x in {tuple(y) for y in s}] for s in seen]}))
@@ -122,9 +122,9 @@ def test_threads_that_somebody_else_has_placed_stay_there(monkeypatch):
         ready.wait()
         bound = binding.Binding(torch.device("cpu"))
         assert bound.why_not == ""
-        bound.turn(True)
+        bound.bind(True)
         assert masks() == {"main": first, "near": first, "far": second}
-        bound.turn(False)
+        bound.bind(False)
         assert masks() == {"main": both, "near": first, "far": second}
     finally:
         for thread in os.listdir("/proc/self/task"):

@@ -103,7 +103,7 @@ def test_spare_memory_is_given_back_where_the_device_is_nearly_full(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append(cuda.current))
     models = [model_with(SimpleNamespace(device=SECOND))]
     patch: Any = SimpleNamespace(alive=lambda: models)
-    LiveDdp(patch, None, (), None).turn(AS_WRITTEN)  # type: ignore[arg-type]
+    LiveDdp(patch, None, (), None).apply(AS_WRITTEN)  # type: ignore[arg-type]
     assert given == [1] * given_back
 
 

@@ -75,9 +75,9 @@ class Graphs(Effect):
     def apply(self, configuration: Configuration) -> None:
         """See `Effect`. What torch.compile replays is not captured here."""
         mode = CUDA_GRAPHS.of(configuration) or ""
-        self.turn(mode if mode in MODES else "")
+        self.set_mode(mode if mode in MODES else "")
 
-    def turn(self, mode: str) -> None:
+    def set_mode(self, mode: str) -> None:
         """ "model", "blocks", or "" for none; at a step boundary. Captured graphs are kept while none other is wanted.
 
         Raises RuntimeError, and leaves the models as written, where a graph cannot be captured.

@@ -59,11 +59,11 @@ class ReduceOverhead(DdpEvents):
     def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """DDP is about to call its module."""
         self._arguments = args, kwargs
-        self._switch.turn(self.on and ddp.gradient_as_bucket_view)
+        self._switch.set(self.on and ddp.gradient_as_bucket_view)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
         """What the script gets for what the module has returned."""
-        self._switch.turn(False)
+        self._switch.set(False)
         (args, kwargs), self._arguments = self._arguments, ((), {})
         if ddp in self._seen and torch.is_grad_enabled():
             self._seen[ddp].note(args, kwargs, what, order=0)
@@ -90,11 +90,11 @@ class ReduceOverhead(DdpEvents):
         def call(*tensors: torch.Tensor) -> Any:
             args, kwargs = sample.signature.arguments(tensors)
             with inside_forward(ddp):
-                self._switch.turn(self.on)
+                self._switch.set(self.on)
                 try:
                     return ddp.module(*args, **kwargs)
                 finally:
-                    self._switch.turn(False)
+                    self._switch.set(False)
 
         # Under just what the script has: torch.compile compiles again for another autocast.
         with under_autocast(sample, torch.is_autocast_cache_enabled()), torch.enable_grad():

@@ -77,7 +77,7 @@ def train(
     sequence = iter(turns)
     for step in range(STEPS):
         if live is not None and step % 2:
-            live.turn(next(sequence))
+            live.apply(next(sequence))
         step_of(ddp, optimizer, rank, step, to_none)
     return vector(ddp)
 
@@ -96,10 +96,10 @@ def trained(rank: int, patch: Patch, live: LiveDdp, untouched: torch.Tensor) -> 
     found: dict[str, Any] = {}
     for to_none in (True, False):
         end = train(DDP(Net(), None, None, 0), rank, live, cycle(EXACT), to_none)
-        live.turn(AS_WRITTEN)
+        live.apply(AS_WRITTEN)
         found[f"exact {to_none}"] = float((end - untouched).abs().max()), ranks_differ_by(end)
     end = train(DDP(Net()), rank, live, cycle(LOSSY))
-    live.turn(AS_WRITTEN)
+    live.apply(AS_WRITTEN)
     found["lossy"] = float((end - untouched).abs().max()), ranks_differ_by(end)
     gc.collect()
     found["alive afterwards"] = len(patch.alive())
@@ -112,7 +112,7 @@ def in_effect(rank: int, live: LiveDdp) -> list[tuple[int, bool, bool]]:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     found = []
     for configuration in (AS_WRITTEN, EXACT[0], EXACT[4], AS_WRITTEN):
-        live.turn(configuration)
+        live.apply(configuration)
         for step in range(5):
             step_of(ddp, optimizer, rank, step)
         buckets = len(ddp.reducer._get_zeros_like_grad_buckets())
@@ -127,12 +127,12 @@ def sampled(rank: int, live: LiveDdp | None) -> list[bool]:
     found = []
     for turn in (AS_WRITTEN, EXACT[0]):
         if live is not None:
-            live.turn(turn)
+            live.apply(turn)
         for step in range(4):
             step_of(ddp, optimizer, rank, step)
         found.append(ddp._get_ddp_logging_data().get("iteration", 0) > 0)
     if live is not None:
-        live.turn(AS_WRITTEN)
+        live.apply(AS_WRITTEN)
     return found
 
 
@@ -151,13 +151,13 @@ def carried_over(rank: int, live: LiveDdp) -> dict[str, Any]:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     parameters = list(map(id, ddp.parameters()))
     for turn, configuration in enumerate([EXACT[0], Configuration({"hook": "fp16"}), EXACT[1], AS_WRITTEN]):
-        live.turn(configuration)
+        live.apply(configuration)
         step_of(ddp, optimizer, rank, turn)
     ddp.eval()
     ddp.require_backward_grad_sync = False
-    live.turn(EXACT[0])
+    live.apply(EXACT[0])
     found = {"training": ddp.training, "sync": ddp.require_backward_grad_sync, "note": ddp.note, **calls}
-    live.turn(AS_WRITTEN)
+    live.apply(AS_WRITTEN)
     return {**found, "same parameters": list(map(id, ddp.parameters())) == parameters, "type": type(ddp) is DDP}
 
 
@@ -167,11 +167,11 @@ def reducers_alive(rank: int, live: LiveDdp) -> int:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     references = []
     for turn in range(40):
-        live.turn(EXACT[turn % len(EXACT)])
+        live.apply(EXACT[turn % len(EXACT)])
         step_of(ddp, optimizer, rank, turn)
         references.append(weakref.ref(ddp.reducer))
     alive = sum(reference() is not None for reference in references)
-    live.turn(AS_WRITTEN)
+    live.apply(AS_WRITTEN)
     return alive
 
 
@@ -227,7 +227,7 @@ def kept_apart(rank: int, live: LiveDdp, broadcast_buffers: bool) -> dict[str, l
 def threads(live: LiveDdp) -> list[int]:
     counts = [torch.get_num_threads()]
     for configuration in ({"threads": 3}, {"threads": 2, "bucket_cap_mb": 1}, {}):
-        live.turn(Configuration(configuration))
+        live.apply(Configuration(configuration))
         counts.append(torch.get_num_threads())
     return counts
 
