@@ -1,6 +1,20 @@
 """`python launch.py …`: the same command as `autoddp …`, from a checkout that is not installed."""
 
-from autoddp.cli.main import main
+import sys
+from importlib.util import find_spec
+
+NEEDS = ("torch", "optuna", "wrapt", "rich", "tomlkit", "msgspec", "pynvml", "psutil")
+"""What autoddp imports beside Python's own modules; `pip install -e .` would bring them."""
 
 if __name__ == "__main__":
+    missing = [name for name in NEEDS if find_spec(name) is None]
+    if missing:
+        print(
+            f"autoddp: error: launch.py: {sys.executable} has no {', '.join(missing)}: "
+            "install what autoddp needs by `pip install -e .` in its checkout",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    from autoddp.cli.main import main
+
     main()

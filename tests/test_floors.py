@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,3 +207,18 @@ def test_private_names_of_others() -> None:
         (file, name) for file, source in SOURCES.items() if file != PRIVATE_ALLOWED_IN for name in private_names(source)
     }
     assert found == PRIVATE_TO_OTHERS
+
+
+def test_launch_py_asks_for_every_dependency() -> None:
+    """A checkout that is not installed says in one line what is missing."""
+    tree = ast.parse((ROOT / "launch.py").read_text(encoding="utf-8"))
+    (needs,) = (
+        ast.literal_eval(one.value)
+        for one in tree.body
+        if isinstance(one, ast.Assign) and getattr(one.targets[0], "id", "") == "NEEDS"
+    )
+    assert set(needs) == set(HOMES) - {"tomli"}  # of Python 3.10 alone
+    bare = subprocess.run([sys.executable, "-S", "launch.py", "train.py"], cwd=ROOT, capture_output=True, text=True)
+    assert bare.returncode == 2
+    assert bare.stderr.count("\n") == 1
+    assert "has no torch, optuna" in bare.stderr
