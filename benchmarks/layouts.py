@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.codec import convert
 from autoddp.knobs import Configuration, Rung
+from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB
 from autoddp.study.space import Space
 from autoddp.wire import JobFacts
 
@@ -57,7 +58,8 @@ def main() -> None:
     space = Space(Rung.EXACT, facts_of(json.loads(args.summary.read_text())["job"]))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     network = build_network(args.width, args.depth)
-    settings = [space.configuration({"buckets": label}) for label in space.choices["buckets"]]
+    buckets = BUCKET_CAP_MB.name  # the dimension of caps and of lists
+    settings = [space.configuration({buckets: setting}) for setting in space.choices[buckets]]
     found = {bucket_part(setting): layout(network, args.width, setting) for setting in settings}
     print(json.dumps(found), flush=True)
     os._exit(0)  # see jobs/mlp.py
