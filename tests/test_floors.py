@@ -28,7 +28,7 @@ FLOORS = (
     ("worker", "study"),
     ("launch", "report"),
     ("cli",),
-    ("__main__",),
+    ("__main__", "inject"),
 )
 FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
 
@@ -76,7 +76,7 @@ PRIVATE_TO_OTHERS = {
     ("launch/keeper.py", "_exit"),
     ("launch/supervisor.py", "_exit"),
     ("launch/signals.py", "_exit"),
-    ("worker/inject/sitecustomize.py", "_exit"),
+    ("inject/sitecustomize.py", "_exit"),
     # Where a request goes that is sent through a proxy, and how: neither has a public name.
     ("isolation/elsewhere/requests.py", "_tunnel_host"),
     ("isolation/elsewhere/requests.py", "_method"),

@@ -9,10 +9,10 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from autoddp.errors import AutoddpError
 from autoddp.launch.elastic import environment_with, load_torchrun, run_real_job
@@ -28,7 +28,7 @@ from autoddp.log import tell
 if TYPE_CHECKING:
     from autoddp.launch.agreement import Agreement
 
-COMMANDS = ("bench", "probe", "recipe")
+COMMANDS = ("bench", "probe", "recipe", "wrap")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ def main() -> None:
     """Ends the process. A user's error is one line on stderr and exit code 2; a failed job ends as under torchrun."""
     _open_standard_streams()
     words = sys.argv[1:]
+    if "AUTODDP_WRAP" in os.environ:  # autoddp within the command of `autoddp wrap`
+        import_module("autoddp.cli.wrap").leave()
     try:
         if words and words[0] in COMMANDS and not os.path.exists(words[0]):
             sys.exit(import_module(f"autoddp.cli.{words[0]}").run(words[1:]))
@@ -53,19 +55,30 @@ def main() -> None:
 
             print(f"autoddp {__version__}")
             sys.exit(0)
+    except AutoddpError as error:
+        _refused(error)
+    run(lambda: parse(words))
+
+
+def run(command_line: Callable[[], Options]) -> None:
+    """A training job. Returns when it has ended well; ends the process for a user's error."""
+    try:
         with _no_garbage_collection():
             load_torchrun()
-        job = prepare(words)
+        job = prepare(command_line())
     except AutoddpError as error:
-        tell(f"error: {error}")
-        sys.exit(error.exit_code)
+        _refused(error)
     if job is not None:
         launch(job)
 
 
-def prepare(words: Sequence[str]) -> Job | None:
+def _refused(error: AutoddpError) -> NoReturn:
+    tell(f"error: {error}")
+    sys.exit(error.exit_code)
+
+
+def prepare(options: Options) -> Job | None:
     """Everything up to the real job; None when there is none to run. AutoddpError for what the user has to mend."""
-    options = parse(words)
     if options.no_orphans:  # before anything is started; torch is imported, and has no threads yet
         from autoddp.launch.supervisor import run_below_a_supervisor
 

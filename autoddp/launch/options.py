@@ -49,7 +49,7 @@ _USES = """\
 
 Runs a DistributedDataParallel script as torchrun does, but first finds the settings that make it fastest here:
 it measures them on the running, unmodified script. `autoddp --trials 0` is torchrun.
-Other commands: autoddp probe, bench, recipe; each has a --help of its own."""
+Other commands: autoddp probe, bench, recipe, wrap; each has a --help of its own."""
 
 
 class _Kind(NamedTuple):
@@ -287,22 +287,63 @@ def help_text() -> str:
 
 def parse(argv: Sequence[str]) -> Options:
     """Understand a command line; UsageError, one line, for one that cannot be."""
-    own, torchrun = own_parser(), torchrun_parser()
+    own, torchrun = own_parser(), _strict_torchrun_parser()
+    ours, theirs, says = _divide(argv, own, torchrun)
+    return _options(ours, *_torchruns(theirs, torchrun), tuple(says))
+
+
+def parse_apart(ours: Sequence[str], torchrun: Sequence[str] | argparse.Namespace) -> Options:
+    """Understand torchrun's words, or what its parser has made of them, with autoddp's own options beside them.
+
+    No word of `torchrun` is autoddp's. UsageError as for `parse`.
+    """
+    if not isinstance(torchrun, argparse.Namespace):
+        return _options(ours, *_torchruns(torchrun, _strict_torchrun_parser()))
+    understood = argparse.Namespace(**vars(torchrun))
+    for action in torchrun_parser()._actions:  # a program that fills in the namespace may leave its numbers as text
+        value = getattr(understood, action.dest, None)
+        if action.type is int and isinstance(value, str):
+            setattr(understood, action.dest, int(value))
+    return _options(ours, understood, True)
+
+
+def leading_own(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of autoddp at the beginning, and the words from the first other one on; UsageError for a bad one."""
+    end, places = len(argv), _without_own(argv, lenient=True)[2]
+    ours, rest = list(argv[: min(places, default=end)]), list(argv[min(places, default=end) :])
+    if rest and rest[0] != "--" and rest[0].startswith("-"):
+        raise UsageError(f"{rest[0]}: no option of autoddp{did_you_mean(rest[0], option_names(own_parser()))}")
+    _options(_without_own(ours)[0], argparse.Namespace(), True)
+    return ours, rest[1:] if rest[:1] == ["--"] else rest
+
+
+def _strict_torchrun_parser() -> argparse.ArgumentParser:
+    torchrun = torchrun_parser()
     torchrun.error = _refuse  # type: ignore[method-assign]
     torchrun.format_help = help_text  # type: ignore[method-assign]
-    ours, theirs, says = _divide(argv, own, torchrun)
-    given = vars(own.parse_args(ours))
-    if "allow" in given:
-        given["allow"] = Rung(given["allow"])
+    return torchrun
+
+
+def _torchruns(words: Sequence[str], torchrun: argparse.ArgumentParser) -> tuple[argparse.Namespace, bool]:
+    """What torchrun's parser makes of these words, and whether they, or a variable, give a number of ranks."""
     usual_ranks = torchrun.get_default("nproc_per_node")
     if "PET_NPROC_PER_NODE" not in os.environ:
         torchrun.set_defaults(nproc_per_node=None)
-    understood = torchrun.parse_args(theirs)
+    understood = torchrun.parse_args(words)
     ranks_given = understood.nproc_per_node is not None
     if not ranks_given:
         understood.nproc_per_node = usual_ranks
+    return understood, ranks_given
+
+
+def _options(
+    ours: Sequence[str], torchrun: argparse.Namespace, ranks_given: bool, says: tuple[str, ...] = ()
+) -> Options:
+    given = vars(own_parser().parse_args(ours))
+    if "allow" in given:
+        given["allow"] = Rung(given["allow"])
     folders = usual_folders()
-    rest = {"torchrun": understood, "ranks_given": ranks_given, "says": tuple(says), "folders": folders}
+    rest = {"torchrun": torchrun, "ranks_given": ranks_given, "says": says, "folders": folders}
     return Options(**{"output": folders.output, **given, **rest})
 
 

@@ -31,6 +31,7 @@ COMMANDS = [
     "odd_gradients.py noise",
 ]
 NOT_TRAINING = {
+    "bars.py",
     "common.py",
     "several.py",
     "reporter.py",

@@ -14,7 +14,7 @@ from autoddp.isolation.guard.install import replace_everywhere
 from autoddp.isolation.guard.native import Native
 from autoddp.isolation.plan import VARIABLE, IsolationPlan
 
-INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "worker", "inject")
+INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "inject")
 """The folder whose sitecustomize starts the guard in Python processes of the script."""
 
 _SHELLS = frozenset("sh bash dash zsh ksh ash".split())

@@ -5,6 +5,8 @@ is one. Whatever goes wrong here must not stop the script: it is said in one lin
 
 In the real job the worker is armed at the first sight of torch, and until then this file imports nothing: wrapt alone
 costs five times a bare start of Python (asyncio, importlib.metadata). A process that never imports torch pays nothing.
+
+It also runs in the processes of a command that `autoddp wrap` has started. There it only waits for torchrun.
 """
 
 import os
@@ -12,23 +14,26 @@ import sys
 
 TYPE_CHECKING = False  # typing's own would import typing
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from importlib.machinery import ModuleSpec
 
 
-class FirstSightOfTorch:
-    """A finder that waits for the first import of torch, finds no module itself, and is gone after it."""
+class FirstSight:
+    """A finder that waits for the first import of a module, finds none itself, and is gone after it."""
 
-    def __init__(self, config: str) -> None:
-        self.config = config
+    def __init__(self, module: str, then: "Callable[[str], None]", value: str) -> None:
+        self.module = module
+        self.then = then
+        self.value = value
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        """Called by the import system. It looks torch up afresh, past the finder that arming puts in front."""
-        if name != "torch":
+        """Called by the import system. It looks the module up afresh, past a finder that `then` puts in front."""
+        if name != self.module:
             return None
         from importlib.util import find_spec
 
         sys.meta_path.remove(self)
-        arm(self.config)
+        self.then(self.value)
         return find_spec(name)
 
 
@@ -48,13 +53,24 @@ def _package() -> None:
     if "autoddp" not in sys.modules:
         from importlib.util import module_from_spec, spec_from_file_location
 
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         spec = spec_from_file_location("autoddp", os.path.join(root, "__init__.py"), submodule_search_locations=[root])
         assert spec is not None
         assert spec.loader is not None
         module = module_from_spec(spec)
         sys.modules["autoddp"] = module
         spec.loader.exec_module(module)
+
+
+def replace_torchrun(options: str) -> None:
+    """Make torch.distributed.run, which is about to be imported, autoddp with these options."""
+    try:
+        _package()
+        from autoddp.cli.wrap import replace_torchrun
+
+        replace_torchrun(options)
+    except Exception as error:
+        print(f"autoddp: warning: torchrun stays torchrun in {sys.executable}: {error!r}", file=sys.stderr)
 
 
 def _put_back_pythonpath() -> None:
@@ -129,5 +145,8 @@ if apply is not None:
     if "torch" in sys.modules:  # a .pth file may import it
         arm(apply)
     else:
-        sys.meta_path.insert(0, FirstSightOfTorch(apply))
+        sys.meta_path.insert(0, FirstSight("torch", arm, apply))
+options = os.environ.get("AUTODDP_WRAP")
+if options is not None:  # it stays, with PYTHONPATH, until one of the processes imports torchrun
+    sys.meta_path.insert(0, FirstSight("torch.distributed.run", replace_torchrun, options))
 _give_way()  # last: it may raise, and it is to find the environment as the user had it

@@ -1,0 +1,148 @@
+"""`autoddp wrap [autoddp's options] COMMAND …`: run a command in which each torchrun is autoddp.
+
+    autoddp wrap --trials 20 accelerate launch --num_processes 8 train.py
+    eval "$(autoddp wrap --trials 20)"          # the same for all that this shell starts from now on
+
+For programs that call torchrun themselves. `accelerate launch`, `fabric run` and `tune run` call its function `run` or
+`main` in their own process; scripts start `torchrun` or `python -m torch.distributed.run`. All of these import the
+module `torch.distributed.run`, which is replaced there.
+
+Two variables bring this into each Python process that the command starts: AUTODDP_WRAP has autoddp's options, and
+PYTHONPATH begins with the folder of a `sitecustomize`. Where torchrun is found both are taken away again, so that the
+job's processes have the environment that torchrun would give them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import CodeType, ModuleType
+from typing import Any
+
+from autoddp.errors import UsageError
+from autoddp.launch.options import Options, leading_own, own_parser, parse_apart
+from autoddp.log import tell
+from autoddp.wire.worker_config import INJECT
+
+VARIABLE = "AUTODDP_WRAP"
+"""`inject/sitecustomize.py` spells this name again: it imports nothing."""
+_TORCHRUN = "torch.distributed.run"
+_HELP = """\
+usage: autoddp wrap [options of autoddp] COMMAND [its arguments]
+       eval "$(autoddp wrap [options of autoddp])"
+
+Run a command that starts torchrun itself, for example `accelerate launch`. Each torchrun in it becomes autoddp with the
+options given here, and says so in one line. Without a command: print the lines by which a shell does the same for all
+that it starts. A Python that ignores PYTHONPATH (-E, -I) keeps its torchrun.
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of `autoddp wrap` with these arguments; with a command it does not return."""
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(_HELP + "\n" + own_parser().format_help().partition("\n\n")[2], end="")
+        return 0
+    ours, command = leading_own(arguments)
+    leave()  # where one `autoddp wrap` stands inside another one, the inner one counts
+    theirs = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(INJECT), *([] if theirs is None else [theirs])])
+    variables = {VARIABLE: shlex.join(ours), "PYTHONPATH": path}
+    if not command:
+        for name, value in variables.items():
+            print(f"export {name}={shlex.quote(value)}")
+        return 0
+    program = shutil.which(command[0])
+    if program is None:
+        raise UsageError(f"wrap {command[0]}: no such command; check its name, and PATH")
+    try:
+        os.execve(program, command, {**os.environ, **variables})
+    except OSError as error:
+        raise UsageError(f"wrap {command[0]}: cannot be started ({error.strerror})") from None
+
+
+def leave() -> None:
+    """Take the two variables away, where they are set."""
+    if os.environ.pop(VARIABLE, None) is None:
+        return
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    rest = [entry for entry in path if entry != str(INJECT)]
+    if rest:  # an empty one is what was set before
+        os.environ["PYTHONPATH"] = os.pathsep.join(rest)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+
+
+def replace_torchrun(options: str) -> None:
+    """Called by `inject/sitecustomize.py` at the first import of `torch.distributed.run`, which becomes autoddp."""
+    if VARIABLE in os.environ:  # autoddp itself imports torchrun too, but has taken the variable away before
+        sys.meta_path.insert(0, _Replacing(options))
+
+
+class _Replacing:
+    """A finder that gives torchrun's module a loader of ours."""
+
+    def __init__(self, options: str) -> None:
+        self._options = options
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Called by the import system."""
+        if name != _TORCHRUN:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None:
+            spec.loader = _Loader(spec.loader, self._options)  # type: ignore[assignment]  # it has all that an import asks for
+        return spec
+
+
+class _Loader:
+    """Loads a module by another loader, then replaces `main` and `run` in it."""
+
+    def __init__(self, loader: Any, options: str) -> None:
+        self._loader = loader
+        self._options = options
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Called by an import."""
+        self._loader.exec_module(module)
+        real = {name: getattr(module, name) for name in ("main", "run")}
+
+        def put_back() -> None:
+            vars(module).update(real)
+
+        def our_main(args: Sequence[str] | None = None) -> None:
+            put_back()
+            run_in_place_of_torchrun(self._options, sys.argv[1:] if args is None else args)
+
+        def our_run(args: argparse.Namespace) -> None:
+            put_back()
+            run_in_place_of_torchrun(self._options, args)
+
+        vars(module).update(main=our_main, run=our_run)
+
+    def get_code(self, name: str) -> CodeType:
+        """Called by `python -m`."""
+        program = f"import {__name__}, sys\n{__name__}.run_in_place_of_torchrun({self._options!r}, sys.argv[1:])"
+        return compile(program, name, "exec")
+
+
+def run_in_place_of_torchrun(options: str, torchrun: Sequence[str] | argparse.Namespace) -> None:
+    """autoddp with these options, and with what torchrun was called with. It ends as torchrun would."""
+    from autoddp.cli.main import run
+
+    leave()
+
+    def command_line() -> Options:
+        tell(f"runs in place of torchrun: autoddp wrap {options}".rstrip())
+        return parse_apart(shlex.split(options), torchrun)
+
+    run(command_line)

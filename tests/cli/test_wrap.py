@@ -1,0 +1,169 @@
+"""`autoddp wrap`: a command in which each torchrun is autoddp."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launchers import AUTODDP, REPORTER, ROOT, SCRIPTS, environment, side_by_side, start, whole
+
+from autoddp.launch.options import leading_own, parse_apart
+
+BIN = Path(sys.executable).parent
+WRAP = (*AUTODDP, "wrap", "--trials", "0")
+TWO = ["--nproc-per-node", "2"]
+SAID = "runs in place of torchrun"
+# A program that calls torchrun's functions itself, as accelerate and lightning do, and goes on afterwards.
+CALLS_RUN = """
+import sys, torch.distributed.run as torchrun
+arguments = torchrun.get_args_parser().parse_args(sys.argv[1:])
+arguments.nproc_per_node, arguments.master_port = "2", str(arguments.master_port or {port})
+torchrun.run(arguments)
+print("went on")
+"""
+CALLS_MAIN = "import sys; from torch.distributed.run import main; main(sys.argv[1:]); print('went on')"
+
+
+def popen(argv, **options):
+    """From nothing: a process that has torch already would not notice that it is imported."""
+    options["env"]["PATH"] = f"{BIN}:{options['env']['PATH']}"
+    return subprocess.Popen(argv, **options)
+
+
+def wrapped(folder: Path, *command: str, options: tuple[str, ...] = WRAP, **env: str):
+    """A finished launch of `autoddp wrap … COMMAND`."""
+    return start(options, folder, command, env, popen=popen).wait()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["torchrun", *TWO, REPORTER, "--trials", "7"],
+        whole([sys.executable, "-u", "-m", "torch.distributed.run", *TWO, REPORTER, "--trials", "7"]),
+        ["bash", "-c", f'{sys.executable} -m torch.distributed.run "$@"', "--", *TWO, REPORTER, "--trials", "7"],
+        [sys.executable, "-c", CALLS_RUN.replace("{port}", "29544"), REPORTER, "--trials", "7"],
+        whole([sys.executable, "-c", CALLS_MAIN, *TWO, REPORTER, "--trials", "7"]),
+    ],
+    ids=["torchrun", "module", "bash", "run", "main"],
+)
+def test_the_job_is_torchruns(command: list[str], tmp_path: Path) -> None:
+    """The script's words are its own, and its processes find nothing of autoddp in their environment."""
+    launch = wrapped(tmp_path / "job", *command)
+    assert launch.returncode == 0, launch.stderr
+    assert launch.stderr.count(SAID) == 1
+    assert "taken as autoddp's own" not in launch.stderr
+    reports = launch.reports()
+    assert list(reports) == ["report0.0.json", "report1.0.json"]
+    for report in reports.values():
+        assert report["argv"][1:] == ["--trials", "7"]
+        assert not [name for name in report["environ"] if name.startswith("AUTODDP")]
+        assert report["environ"]["PYTHONPATH"] == environment()["PYTHONPATH"]
+    if "-c" in command and "bash" not in command:
+        assert "went on" in launch.stdout
+
+
+def test_environment_and_exit_code_are_torchruns(tmp_path: Path) -> None:
+    """Side by side with torchrun itself: a job that fails."""
+    words = [*TWO, REPORTER, "--exit", "7"]
+    plain = side_by_side(tmp_path, words)["torchrun"]
+    launch = wrapped(tmp_path / "wrapped", "torchrun", *words)
+    assert launch.returncode == plain.returncode
+    ours, theirs = launch.reports(), plain.reports()
+    assert ours.keys() == theirs.keys()
+    for name, report in theirs.items():
+        assert ours[name]["environ"].keys() - {"PATH"} == report["environ"].keys() - {"PATH"}
+        assert ours[name]["argv"] == report["argv"]
+
+
+def test_accelerate_launch_is_tuned(tmp_path: Path) -> None:
+    """The real `accelerate launch`: it fills in torchrun's options and calls torchrun's `run` in its own process."""
+    pytest.importorskip("accelerate", reason="needs the Python package accelerate (pip install 'autoddp[compat]')")
+    accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    more = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "{port}"]
+    options = (*AUTODDP, "wrap", "--trials", "2", "--allow", "exact")
+    launch = wrapped(tmp_path / "job", *accelerate, *more, str(SCRIPTS / "plain.py"), options=options)
+    assert launch.returncode == 0, launch.stderr
+    assert launch.stderr.count(SAID) == 1
+    assert "trial  2/2" in launch.stderr or "trial 2/2" in launch.stderr, launch.stderr
+    assert list((tmp_path / "job").glob("*.autoddp.toml"))
+
+
+def test_a_command_without_torchrun_runs_as_it_is(tmp_path: Path) -> None:
+    launch = wrapped(tmp_path / "job", sys.executable, "-c", "import torch, sys; print('hello'); sys.exit(5)")
+    assert (launch.returncode, launch.stdout, launch.stderr) == (5, "hello\n", "")
+
+
+def test_autoddp_within_it_keeps_its_own_options(tmp_path: Path) -> None:
+    launch = wrapped(tmp_path / "job", *AUTODDP, "--trials", "3", "--dry-run", *TWO, str(SCRIPTS / "plain.py"))
+    assert launch.returncode == 0, launch.stderr
+    assert "would tune: 3 trials" in launch.stdout
+    assert SAID not in launch.stderr
+
+
+def test_the_lines_for_a_shell_do_the_same(tmp_path: Path) -> None:
+    program = f'eval "$({sys.executable} -m autoddp wrap --trials 0 --output "two words")"; exec torchrun "$@"'
+    launch = start(("bash", "-c", program, "--"), tmp_path / "job", [*TWO, REPORTER], popen=popen).wait()
+    assert launch.returncode == 0, launch.stderr
+    assert launch.stderr.count(SAID) == 1
+    assert len(launch.reports()) == 2
+
+
+def test_a_python_without_autoddps_dependencies_keeps_its_torchrun(tmp_path: Path) -> None:
+    """A broken installation is a warning, and the job runs."""
+    for name in ("msgspec", "wrapt"):
+        (tmp_path / "broken" / name).mkdir(parents=True)
+        (tmp_path / "broken" / name / "__init__.py").write_text("raise ImportError('not here')")
+    printed = subprocess.run([*WRAP], capture_output=True, text=True, env=environment(), check=True).stdout
+    program = f'{printed}export PYTHONPATH="$PYTHONPATH:{tmp_path / "broken"}"; exec torchrun "$@"'
+    env = {"PYTHONPATH": str(ROOT)}
+    launch = start(("bash", "-c", program, "--"), tmp_path / "job", [*TWO, REPORTER], env, popen=popen).wait()
+    assert launch.returncode == 0, launch.stderr
+    assert "torchrun stays torchrun" in launch.stderr
+    assert SAID not in launch.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--trails", "3", "x"], "--trails: no option of autoddp (did you mean '--trials'?)"),
+        (["--trials", "x", "y"], "must be a whole number of 0 or more"),
+        (["--trials"], "needs a value"),
+        (["--nproc-per-node", "2", "x"], "--nproc-per-node: no option of autoddp"),
+        (["no-such-command"], "no such command"),
+        (["./folder"], "no such command"),
+    ],
+)
+def test_errors_are_one_line(words: list[str], says: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    done = subprocess.run([*AUTODDP, "wrap", *words], capture_output=True, text=True, env=environment(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_stands_before_the_command() -> None:
+    assert leading_own(["--trials", "3", "--tune-only", "accelerate", "--trials", "4"]) == (
+        ["--trials", "3", "--tune-only"],
+        ["accelerate", "--trials", "4"],
+    )
+    assert leading_own(["--allow=near", "--", "--odd"]) == (["--allow=near"], ["--odd"])
+    assert leading_own([]) == ([], [])
+
+
+def test_no_word_of_torchrun_is_taken() -> None:
+    options = parse_apart(["--trials", "3"], ["--nnodes", "1", "train.py", "--trials", "9", "--recipe", "x.toml"])
+    assert options.study.trials == 3
+    assert options.recipe is None
+    assert options.torchrun.training_script_args == ["--trials", "9", "--recipe", "x.toml"]
+    assert not options.ranks_given
+
+
+def test_the_help_lists_autoddps_options() -> None:
+    done = subprocess.run([*AUTODDP, "wrap", "--help"], capture_output=True, text=True, env=environment(), check=True)
+    assert "--trials N" in done.stdout
+    assert "--nproc-per-node" not in done.stdout
+    assert json.dumps(os.fspath(ROOT)) not in done.stdout
