@@ -44,7 +44,7 @@ def test_is_tuning(monkeypatch: pytest.MonkeyPatch, value: str | None, tuning: b
         ("import autoddp.cli.recipe", "autoddp", "torch optuna rich"),
         ("import autoddp.cli.bench", "autoddp", "torch optuna rich wrapt tomlkit"),
         ("import autoddp.bench", "autoddp", "torch numpy optuna rich"),
-        ("import autoddp.study.space", "optuna", "torch rich"),
+        ("import autoddp.study.trials", "optuna", "torch rich"),
     ],
 )
 def test_imports_are_light(statement: str, wanted: str, unwanted: str) -> None:

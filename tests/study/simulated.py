@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from autoddp.knobs import BY_NAME, Configuration, GradientError, Rung
-from autoddp.study.space import Space
+from autoddp.study.trials import Space
 from autoddp.wire import BlockDone, JobFacts, Measure
 
 MIB = 24.0

@@ -9,7 +9,7 @@ from autoddp.bench import fit
 from autoddp.knobs import Configuration, Rung
 from autoddp.knobs.ddp_arguments import caps
 from autoddp.study.first_guess import first_cap
-from autoddp.study.space import Space
+from autoddp.study.trials import Space
 
 GRADIENT_BYTES = int(MIB * 2**20)
 
