@@ -14,7 +14,7 @@ FINDS_UNUSED = "find_unused_parameters is set, and DDP keeps what a pass has use
 _JOINS = "the script uses join()"
 
 
-def _why_no_deferral(look: FirstLook) -> str:
+def _why_no_implicit_no_sync(look: FirstLook) -> str:
     counts = {count for one in look.steps for count in one.forwards}
     if len(look.arguments) > 1 or any(one.steps_by_closure for one in look.steps):
         return "backward passes do not belong to one step of one model (several DDP models, or a closure)"
@@ -45,7 +45,7 @@ DEFER_REDUCTIONS = Knob[int](
     check=whole_number_between(2, _MOST),
     reach=Reach.PROCESS,
     candidates=lambda job: [round(job.micro_batches)],
-    why_not=_why_no_deferral,
+    why_not=_why_no_implicit_no_sync,
     replaces=_REPLACES,
     could_part_ranks=True,
 )

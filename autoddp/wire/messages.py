@@ -1,4 +1,4 @@
-"""The messages between the workers of a tuning job and their node's launcher.
+"""The messages between the workers of a tuning job and their node's launcher, and the worker's end of the socket.
 
 A trial is a call: `Measure` goes to rank 0, `BlockDone` comes back.
 
@@ -13,8 +13,11 @@ ours or a stranger on the socket.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
+import os
+from multiprocessing.connection import Client, Connection
 from typing import Any
 
 from autoddp import codec
@@ -152,3 +155,61 @@ def decode(data: bytes) -> Message:
     except ValueError as error:
         raise ValueError(f"not a message of this protocol: {error}") from error
     return message
+
+
+class LauncherClient:
+    """The worker's end of the socket: one connection per worker process, made when there is something to say.
+
+    `OSError` or `EOFError` where the launcher has ended.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._pid = os.getpid()
+        self._said_goodbye = False
+        self._connection: Connection | None = None
+        self._welcome = False
+
+    @property
+    def rank(self) -> int:
+        """This process among all of the job."""
+        return int(os.environ["RANK"])
+
+    @property
+    def local_rank(self) -> int:
+        """This process among those of its node."""
+        return int(os.environ["LOCAL_RANK"])
+
+    def hello(self) -> bool:
+        """Introduce this process, once. Whether the launcher wants tuning to go on."""
+        if self._connection is None:
+            restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+            try:
+                self._connection = Client(self._path, family="AF_UNIX")
+                self.send(Hello(VERSION, self.rank, self.local_rank, os.getpid(), restart))
+                answer = self.receive()
+            except (EOFError, OSError):
+                return False
+            self._welcome = isinstance(answer, Welcome) and answer.go
+        return self._welcome
+
+    def send(self, message: Message) -> None:
+        """Send one message."""
+        assert self._connection is not None, "hello comes first"
+        self._connection.send_bytes(encode(message))
+
+    def receive(self) -> Message:
+        """Wait for one message."""
+        assert self._connection is not None, "hello comes first"
+        return decode(self._connection.recv_bytes(LARGEST))
+
+    def goodbye(self, reason: str) -> None:
+        """Say once why this process leaves. Forked children say nothing, nor does one that ends well before `hello`."""
+        if self._said_goodbye or os.getpid() != self._pid or "RANK" not in os.environ:
+            return
+        if self._connection is None and not reason:
+            return
+        self._said_goodbye = True
+        with contextlib.suppress(OSError):  # the launcher has ended first
+            if self.hello():
+                self.send(Goodbye(self.rank, reason))

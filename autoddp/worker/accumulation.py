@@ -21,12 +21,12 @@ from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
 from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, must_reduce, version_of
 from autoddp.worker.effect import Effect
 from autoddp.worker.gradient_access import GradientHandler, are_reduced, held_by, ids_of, parameters_of
-from autoddp.worker.implicit_no_sync import Deferral
+from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.sync_switch import ReductionSwitch, StillThere
 
 
 class Accumulation(Effect, DdpEvents, GradientHandler):
-    """Add it as a handler of gradients after `deferral`, tell it of each forward pass, and set `steps`.
+    """Add it as a handler of gradients after `implicit_no_sync`, tell it of each forward pass, and set `steps`.
 
     `gives_up(why)` is called when the script turns out to do what cannot be done with several steps in one. `why_not()`
     is asked after a backward pass, before its gradients are kept for a later step: why they must not be.
@@ -36,11 +36,11 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self,
         switch: ReductionSwitch,
         wrapped: Callable[[], Sequence[Wrapped]],
-        deferral: Deferral,
+        implicit_no_sync: ImplicitNoSync,
         gives_up: Callable[[str], None],
         why_not: Callable[[], str] = lambda: "",
     ) -> None:
-        self._switch, self._wrapped, self._deferral = switch, wrapped, deferral
+        self._switch, self._wrapped, self._implicit_no_sync = switch, wrapped, implicit_no_sync
         self._gives_up, self._why_not = gives_up, why_not
         self._steps = 1
         self._unchanged = StillThere(ACCUMULATE_STEPS.name)
@@ -87,7 +87,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         """Each step of the script is one again; all ranks call it at the same place."""
         if self._steps > 1:
             self.steps = 1
-            self._deferral.owe()
+            self._implicit_no_sync.owe()
 
     def built(self, wrapped: Wrapped) -> None:
         """The script has built a DDP model. After its first steps, each of its steps is one again.
@@ -137,7 +137,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
             return self._give_up("the optimizer runs backward itself (a closure)")
         if not all(of_it):
             self._give_up("no one optimizer steps all that DDP reduces")
-            return self._deferral.owe()
+            return self._implicit_no_sync.owe()
         self._holding = self._keeps()
         if not self._holding:
             return self._average()

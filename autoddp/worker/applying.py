@@ -26,7 +26,7 @@ from autoddp.worker.gradient_access import add_handler
 from autoddp.worker.gradient_monitor import Watch
 from autoddp.worker.graphs import Graphs, GraphsInTheJob
 from autoddp.worker.guard import Guard, guarded
-from autoddp.worker.implicit_no_sync import Deferral
+from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.live_ddp import effects_of
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
@@ -54,8 +54,8 @@ class _Applied(DdpEvents):
         self._digests = set(expected.digests)
         self._patch, self._switch = patch, switch
         self._fitting = Fitting(expected, switch, self._refused, _warn)
-        self._deferral = Deferral(switch, patch.alive)
-        self._accumulation = Accumulation(switch, patch.alive, self._deferral, _give_up, self._fitting.why_not)
+        self._implicit_no_sync = ImplicitNoSync(switch, patch.alive)
+        self._accumulation = Accumulation(switch, patch.alive, self._implicit_no_sync, _give_up, self._fitting.why_not)
         self._compiling = Compiling(patch.alive)
         self._graphs = Graphs(self._with_graphs)
         self._graphs_in_the_job: GraphsInTheJob | None = None
@@ -70,8 +70,12 @@ class _Applied(DdpEvents):
             self._guard = Guard(guarded(configuration), self._switch)
             self._parts.append(self._guard)
         if DEFER_REDUCTIONS.name in configuration or ACCUMULATE_STEPS.name in configuration:
-            self._parts += [FirstSteps(patch.alive, self._deferral, _warn), self._deferral, self._accumulation]
-            add_handler(self._deferral)
+            self._parts += [
+                FirstSteps(patch.alive, self._implicit_no_sync, _warn),
+                self._implicit_no_sync,
+                self._accumulation,
+            ]
+            add_handler(self._implicit_no_sync)
         if ACCUMULATE_STEPS.name in configuration:
             add_handler(self._accumulation)
         mode = CUDA_GRAPHS.of(configuration)
@@ -103,7 +107,7 @@ class _Applied(DdpEvents):
         if NUMA_BINDING.name in self._configuration and binding.why_not:
             _warn(f"the recipe's {NUMA_BINDING.name} is left out: {binding.why_not}")
         self._effects = effects_of(
-            self._patch, binding, threads, self._deferral, self._accumulation, self._compiling, self._graphs
+            self._patch, binding, threads, self._implicit_no_sync, self._accumulation, self._compiling, self._graphs
         )
         for effect in self._effects:
             if not effect.after_watching:
@@ -124,7 +128,7 @@ class _Applied(DdpEvents):
         wrapped.takes = False
         if wrapped.is_changed:
             wrapped.rebuild(AS_WRITTEN, None)
-        self._deferral.end()
+        self._implicit_no_sync.end()
         self._accumulation.stop()
         if self._guard is not None:
             self._guard.forget(wrapped)

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import wrapt
 
-from autoddp.wire import WorkerConfig
+from autoddp.wire import LauncherClient, WorkerConfig
 
 
 def arm(text: str) -> None:
@@ -25,18 +25,19 @@ def arm(text: str) -> None:
 
 def _arm_for_tuning(config: WorkerConfig) -> None:
     from autoddp.worker.heartbeat import start_heartbeat
-    from autoddp.worker.launcher_client import Link
     from autoddp.worker.worker_exit import leave, watch_the_end
 
-    link = Link(config.socket)
+    launcher = LauncherClient(config.socket)
     # Elastic starts a group again when a host comes or goes; what happened may have ended the tuning.
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not link.hello():
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not launcher.hello():
         leave()
-    watch_the_end(link)
+    watch_the_end(launcher)
     if "RANK" in os.environ:
         start_heartbeat(os.path.join(config.scratch, "heartbeats"))
     given = os.environ.get("OMP_NUM_THREADS")
-    _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.tuning").start_tuning(config, link, given))
+    _when_torch_is_imported(
+        lambda: importlib.import_module("autoddp.worker.tuning").start_tuning(config, launcher, given)
+    )
 
 
 def _when_torch_is_imported(then: Callable[[], None]) -> None:

@@ -24,13 +24,13 @@ from autoddp.topology.probe import probe
 from autoddp.wire import JobFacts, Ready, WorkerConfig
 from autoddp.worker.binding import Binding
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Wrapped, backend_of
-from autoddp.worker.rank_store import Ranks
+from autoddp.worker.rank_store import RankStore
 from autoddp.worker.threads import Threads, most_at_start, usable_cpus
 
 
 def gather_facts(
     wrapped: Sequence[Wrapped],
-    ranks: Ranks,
+    ranks: RankStore,
     threads: Threads,
     binding: Binding,
     observed: ObservedSteps,
@@ -55,7 +55,7 @@ def gather_facts(
     return told.facts
 
 
-def _facts(wrapped: Sequence[Wrapped], ranks: Ranks, of_all: list[list[Any]], config: WorkerConfig) -> JobFacts:
+def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]], config: WorkerConfig) -> JobFacts:
     names, observed, pinned, counts, unbound, links, networks, starts = zip(*of_all, strict=True)
     backend = backend_of(_ddp(wrapped[0]))
     steps = [convert(one, ObservedSteps) for one in observed]

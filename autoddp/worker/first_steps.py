@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs.micro_batches import CHANGES_GRADIENTS, DEFER_REDUCTIONS, FINDS_UNUSED
 from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, version_of
 from autoddp.worker.gradient_access import parameters_of
-from autoddp.worker.implicit_no_sync import Deferral
+from autoddp.worker.implicit_no_sync import ImplicitNoSync
 
 _READS = 20  # of gradients, by an optimizer or before it: ten steps or more
 
@@ -100,12 +100,12 @@ class ByHand:
 
 
 class FirstSteps(DdpEvents):
-    """Ends `deferral` and warns where the real job is not one whose reductions may be put off."""
+    """Ends `implicit_no_sync` and warns where the real job is not one whose reductions may be put off."""
 
     def __init__(
-        self, wrapped: Callable[[], Sequence[Wrapped]], deferral: Deferral, warn: Callable[[str], None]
+        self, wrapped: Callable[[], Sequence[Wrapped]], implicit_no_sync: ImplicitNoSync, warn: Callable[[str], None]
     ) -> None:
-        self._wrapped, self._deferral, self._warn = wrapped, deferral, warn
+        self._wrapped, self._implicit_no_sync, self._warn = wrapped, implicit_no_sync, warn
         self._by_hand: ByHand | None = None
         self._left = _READS
         self._built = 0
@@ -123,16 +123,16 @@ class FirstSteps(DdpEvents):
 
     def forward_begins(self, ddp: DDP) -> None:
         """Begin to watch, if reductions are put off."""
-        if self._by_hand is None and self._left and self._deferral.every > 1:
+        if self._by_hand is None and self._left and self._implicit_no_sync.every > 1:
             self._by_hand = ByHand(parameters_of(self._wrapped()))
-            self._deferral.reads = self._reads
+            self._implicit_no_sync.reads = self._reads
 
     def _reads(self) -> None:
         assert self._by_hand is not None
         self._by_hand.reads()
         self._left -= 1
         if self._by_hand.found:
-            if self._deferral.pending:
+            if self._implicit_no_sync.pending:
                 raise RuntimeError(
                     f"autoddp: {CHANGES_GRADIENTS}, which the recipe's {DEFER_REDUCTIONS.name} has left unreduced: the "
                     "job stops; launch it without the recipe (--trials 0), or tune again (--trials 20)"
@@ -142,13 +142,13 @@ class FirstSteps(DdpEvents):
             self._stop()
 
     def _end(self, why: str) -> None:
-        if self._deferral.every > 1:
-            self._deferral.end()
+        if self._implicit_no_sync.every > 1:
+            self._implicit_no_sync.end()
             self._warn(f"the recipe's {DEFER_REDUCTIONS.name} is left out: {why}")
         self._stop()
 
     def _stop(self) -> None:
         self._left = 0
-        self._deferral.reads = lambda: None
+        self._implicit_no_sync.reads = lambda: None
         if self._by_hand is not None:
             self._by_hand.stop()

@@ -25,7 +25,7 @@ from autoddp.worker.sync_switch import ReductionSwitch, StillThere
 _CHUNK = 25 * 2**20  # bytes that are flattened at once
 
 
-class Deferral(Effect, DdpEvents, GradientHandler):
+class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
     """A handler of gradients and of DDP's events. Set `every`, micro-batches per step; 1 puts nothing off."""
 
     def __init__(self, switch: ReductionSwitch, wrapped: Callable[[], Sequence[Wrapped]]) -> None:

@@ -23,7 +23,7 @@ from autoddp.worker.device import devices_of, give_back_spare_memory, synchroniz
 from autoddp.worker.effect import Effect
 from autoddp.worker.fidelity import Comparison
 from autoddp.worker.graphs import Graphs
-from autoddp.worker.implicit_no_sync import Deferral
+from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
 
@@ -49,7 +49,7 @@ def effects_of(
     patch: Patch,
     binding: Binding,
     threads: Threads,
-    deferral: Deferral,
+    implicit_no_sync: ImplicitNoSync,
     accumulation: Accumulation,
     compiling: Compiling,
     graphs: Graphs,
@@ -58,7 +58,7 @@ def effects_of(
 
     Compiling and graphs come last: compiled models are cut where DDP's buckets end, and CUDA graphs capture the result.
     """
-    return (binding, threads, deferral, accumulation, DdpObjects(patch), compiling, graphs)
+    return (binding, threads, implicit_no_sync, accumulation, DdpObjects(patch), compiling, graphs)
 
 
 class LiveDdp:

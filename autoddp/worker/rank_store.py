@@ -18,7 +18,7 @@ from autoddp.wire import Message, decode, encode
 _PATIENCE = timedelta(hours=2)  # long, because one rank may evaluate alone for long; the launcher detects hangs
 
 
-class Ranks:
+class RankStore:
     """Rank 0 gathers and broadcasts values. Every rank must call the same methods in the same order.
 
     Each call costs one or two round trips to the store. Calls are made outside of timed blocks.

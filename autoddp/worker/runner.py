@@ -1,6 +1,6 @@
 """The trial runner: between two steps of the running model it takes an order, applies it, warms up and times steps.
 
-It does not depend on the launcher: a `Director` gives the orders on rank 0 and gets the results.
+A `Director` gives the orders on rank 0 and gets the results: the launcher's study, or a test.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Protocol
 
 from autoddp.knobs import Configuration, GradientError
 from autoddp.recipe import merged
-from autoddp.wire import BlockDone, Finish, Measure, Message
+from autoddp.wire import BlockDone, Finish, JobFacts, LauncherClient, Measure, Message, Ready
 from autoddp.worker.device import finish_queued_work
-from autoddp.worker.rank_store import Ranks
+from autoddp.worker.rank_store import RankStore
 from autoddp.worker.stopwatch import Stopwatch
-from autoddp.worker.worker_exit import PATIENCE
+from autoddp.worker.worker_exit import PATIENCE, leave
 
 _TIMED_AGAIN = 4  # times that steps are timed again at most: a script whose shapes change may never stop compiling
 
@@ -62,13 +62,43 @@ class Director(Protocol):
         """The study is over. Called on every rank."""
 
 
+class LauncherDirector:
+    """Gets orders from the study in the launcher. Local rank 0 of every other node reports to its own launcher."""
+
+    def __init__(self, launcher: LauncherClient, facts: JobFacts) -> None:
+        self._launcher = launcher
+        self._facts = facts
+        self._reports = launcher.local_rank == 0 and launcher.rank != 0
+        if self._reports:
+            launcher.send(Ready(facts))
+
+    def next(self, done: BlockDone | None) -> Message:
+        """See `Director`. Where the launcher has ended, all ranks leave."""
+        try:
+            self._launcher.send(Ready(self._facts) if done is None else done)
+            return self._launcher.receive()
+        except (EOFError, OSError):
+            return Finish(recipe="")
+
+    def heard(self, done: BlockDone) -> None:
+        """See `Director`."""
+        if self._reports:
+            self._launcher.send(done)
+
+    def finish(self, order: Finish) -> None:
+        """See `Director`."""
+        if self._reports:
+            self._launcher.send(order)
+        leave()
+
+
 class TrialRunner:
     """Call `begin()` at a step boundary, then `on_step()` at every one after it."""
 
     def __init__(
         self,
         model: LiveModel,
-        ranks: Ranks,
+        ranks: RankStore,
         director: Director,
         stopwatch: Stopwatch,
         compiles: bool = False,

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.knobs import ObservedSteps
-from autoddp.wire import WorkerConfig
+from autoddp.wire import LauncherClient, WorkerConfig
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.clock import StepClock
@@ -19,12 +19,11 @@ from autoddp.worker.describe_job import gather_facts
 from autoddp.worker.first_steps import ByHand, ReadyOrder
 from autoddp.worker.gradient_access import add_handler, parameters_of
 from autoddp.worker.graphs import Graphs
-from autoddp.worker.implicit_no_sync import Deferral
+from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.inputs import InputsSeen, compares
-from autoddp.worker.launcher_client import LauncherDirector, Link
 from autoddp.worker.live_ddp import LiveDdp, effects_of
-from autoddp.worker.rank_store import Ranks
-from autoddp.worker.runner import TrialRunner
+from autoddp.worker.rank_store import RankStore
+from autoddp.worker.runner import LauncherDirector, TrialRunner
 from autoddp.worker.stopwatch import stopwatch_for
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
@@ -34,33 +33,33 @@ _WATCHED_STEPS = 4  # before anything is measured: the first may differ, and thr
 _STEPS_WITHOUT_DDP = 20  # of an optimizer: a script that trains with DDP has built its model by then
 
 
-def start_tuning(config: WorkerConfig, link: Link, threads_given: str | None) -> None:
+def start_tuning(config: WorkerConfig, launcher: LauncherClient, threads_given: str | None) -> None:
     """Patch DDP and wait for the script to build one. `threads_given`: OMP_NUM_THREADS as the process was started."""
     patch, switch = Patch(), ReductionSwitch()
-    job = _TuningJob(config, link, patch, switch, Threads(threads_given, config.threads_pinned))
+    job = _TuningJob(config, launcher, patch, switch, Threads(threads_given, config.threads_pinned))
     patch.events = job
     patch.install()
     switch.install()
-    add_handler(job.deferral)
+    add_handler(job.implicit_no_sync)
     if config.accumulates:
         add_handler(job.accumulation)
-    leave_at_the_end_of_training(link)
+    leave_at_the_end_of_training(launcher)
 
 
 class _TuningJob(DdpEvents):
     """From the first DDP object to the last trial."""
 
     def __init__(
-        self, config: WorkerConfig, link: Link, patch: Patch, switch: ReductionSwitch, threads: Threads
+        self, config: WorkerConfig, launcher: LauncherClient, patch: Patch, switch: ReductionSwitch, threads: Threads
     ) -> None:
         self._config = config
         self._threads = threads
-        self._link = link
+        self._launcher = launcher
         self._wrapped_any = False
         self._patch = patch
         self._switch = switch
-        self.deferral = Deferral(switch, patch.alive)
-        self.accumulation = Accumulation(switch, patch.alive, self.deferral, _fail)
+        self.implicit_no_sync = ImplicitNoSync(switch, patch.alive)
+        self.accumulation = Accumulation(switch, patch.alive, self.implicit_no_sync, _fail)
         self._graphs = Graphs(patch.alive)
         self.compiling = Compiling(patch.alive)
         self._inputs = InputsSeen()
@@ -77,13 +76,13 @@ class _TuningJob(DdpEvents):
         if self._wrapped_any:
             return
         self._wrapped_any = True
-        if not self._link.hello():
+        if not self._launcher.hello():
             leave()
 
     def forward_begins(self, ddp: DDP) -> None:
         """Count forward passes that reduce as the script is written, then see whether this one's reduction may wait."""
         self._clock.forward_begins(reduces=self._switch.as_written(ddp))
-        self.deferral.forward_begins(ddp)
+        self.implicit_no_sync.forward_begins(ddp)
         self.accumulation.forward_begins(ddp)
         self._graphs.forward_begins(ddp, self._switch.reduces(ddp))
 
@@ -97,7 +96,7 @@ class _TuningJob(DdpEvents):
 
     def returned(self, ddp: DDP, what: Any) -> Any:
         """See `DdpEvents`."""
-        what = self.deferral.returned(ddp, what)
+        what = self.implicit_no_sync.returned(ddp, what)
         return self.compiling.replays.returned(ddp, what) if self._config.cuda_graphs else what
 
     def takes(self, module: nn.Module) -> bool:
@@ -115,7 +114,7 @@ class _TuningJob(DdpEvents):
         if self._ready_order is None:
             self._ready_order = ReadyOrder(self._all_parameters())
             self._by_hand = ByHand(self._all_parameters())
-            self.deferral.reads = self._by_hand.reads
+            self.implicit_no_sync.reads = self._by_hand.reads
             if self._config.cuda_graphs:
                 self._graphs.watch()
                 self.compiling.replays.watch()
@@ -127,7 +126,7 @@ class _TuningJob(DdpEvents):
         if len(self._forwards) > _WATCHED_STEPS:
             self._ready_order.stop()
             self._by_hand.stop()
-            self.deferral.reads = lambda: None
+            self.implicit_no_sync.reads = lambda: None
             self._graphs.stop_watching()
             self.compiling.replays.stop_watching()
             self._begin()
@@ -137,7 +136,7 @@ class _TuningJob(DdpEvents):
 
     def _begin(self) -> None:
         assert self._ready_order is not None
-        ranks = Ranks()
+        ranks = RankStore()
         wrapped = self._patch.alive()
         one_forward_each = all(count == len(wrapped) for count in self._forwards[1:])
         is_static = self._ready_order.is_static and one_forward_each
@@ -147,7 +146,7 @@ class _TuningJob(DdpEvents):
         watched = ObservedSteps(
             is_static,
             tuple(self._forwards[1:]),
-            self.deferral.steps_by_closure,
+            self.implicit_no_sync.steps_by_closure,
             self.accumulation.clears,
             self.accumulation.one_optimizer,
             self.compiling.replays.why_not if compiled else self._graphs.why_not,
@@ -156,11 +155,11 @@ class _TuningJob(DdpEvents):
             compiled,
         )
         facts = gather_facts(wrapped, ranks, self._threads, binding, watched, self._config)
-        director = LauncherDirector(self._link, facts)
+        director = LauncherDirector(self._launcher, facts)
         self.compiling.begin()
         self._measured = set(facts.parameters_digest.split("+"))
         effects = effects_of(
-            self._patch, binding, self._threads, self.deferral, self.accumulation, self.compiling, self._graphs
+            self._patch, binding, self._threads, self.implicit_no_sync, self.accumulation, self.compiling, self._graphs
         )
         model = LiveDdp(self._patch, self._switch, effects, self.compiling)
         digests = facts.parameters_digest.split("+")

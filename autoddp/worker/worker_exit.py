@@ -7,27 +7,26 @@ import multiprocessing
 import os
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:  # which ends the process by `leave`
-    from autoddp.worker.launcher_client import Link
+from autoddp.wire import LauncherClient
 
 PATIENCE = 8.0  # seconds for the device; twice that is within what the launcher gives to ranks that leave
 
 
-def watch_the_end(link: Link) -> None:
+def watch_the_end(launcher: LauncherClient) -> None:
     """Tell the launcher when the script ends, and with which exception."""
     before = sys.excepthook
 
     def said(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        link.goodbye(next(iter(f"{kind.__name__}: {error}".splitlines())))
+        launcher.goodbye(next(iter(f"{kind.__name__}: {error}".splitlines())))
         before(kind, error, trace)
 
     sys.excepthook = said
-    atexit.register(link.goodbye, "")
+    atexit.register(launcher.goodbye, "")
 
 
-def leave_at_the_end_of_training(link: Link) -> None:
+def leave_at_the_end_of_training(launcher: LauncherClient) -> None:
     """A script that destroys its process group trains no more, so this process leaves then.
 
     Staying is a risk: where the DDP object outlives the group, its destructor can deadlock with gloo's thread over the
@@ -37,7 +36,7 @@ def leave_at_the_end_of_training(link: Link) -> None:
 
     def destroy_process_group(group: Any = None) -> None:
         if group is None or group is distributed.GroupMember.WORLD:
-            link.goodbye("")
+            launcher.goodbye("")
             leave()
         before(group)
 

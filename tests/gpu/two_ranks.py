@@ -17,7 +17,7 @@ from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import DdpEvents, Patch, Wrapped
 from autoddp.worker.gradient_access import add_handler
-from autoddp.worker.implicit_no_sync import Deferral
+from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.live_ddp import LiveDdp
 from autoddp.worker.sync_switch import ReductionSwitch
 
@@ -33,17 +33,17 @@ def checks(device_type: str, rank: int) -> dict[str, Any]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     patch, switch = Patch(), ReductionSwitch()
-    deferral = Deferral(switch, patch.alive)
-    patch.events = Events(deferral)
+    implicit_no_sync = ImplicitNoSync(switch, patch.alive)
+    patch.events = Events(implicit_no_sync)
     patch.install()
     switch.install()
-    clock = Clock()  # before the deferral, as in a tuning job
-    add_handler(deferral)
+    clock = Clock()  # before the implicit_no_sync, as in a tuning job
+    add_handler(implicit_no_sync)
     live = LiveDdp(patch, switch, (), Compiling(patch.alive))
     as_written = fused(rank, device, no_sync)
-    deferral.every = 2
+    implicit_no_sync.every = 2
     deferred = fused(rank, device, lambda ddp, last: contextlib.nullcontext())
-    deferral.every = 1
+    implicit_no_sync.every = 1
     return {
         "fused as written": as_written,
         "fused deferred": deferred,
@@ -53,14 +53,14 @@ def checks(device_type: str, rank: int) -> dict[str, Any]:
 
 
 class Events(DdpEvents):
-    def __init__(self, deferral: Deferral) -> None:
-        self._deferral = deferral
+    def __init__(self, implicit_no_sync: ImplicitNoSync) -> None:
+        self._implicit_no_sync = implicit_no_sync
 
     def forward_begins(self, ddp: DDP) -> None:
-        self._deferral.forward_begins(ddp)
+        self._implicit_no_sync.forward_begins(ddp)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
-        return self._deferral.returned(ddp, what)
+        return self._implicit_no_sync.returned(ddp, what)
 
 
 class Clock:

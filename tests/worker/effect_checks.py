@@ -35,7 +35,7 @@ from autoddp.worker.ddp import parameters_digest
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.graphs.reduce_overhead import ReduceOverhead
 from autoddp.worker.hooks import hook_for
-from autoddp.worker.implicit_no_sync import Deferral
+from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.tuning import start_tuning
 
 WIDTH, BLOCKS, STEPS = 256, 3, 8
@@ -60,7 +60,10 @@ PLAIN: dict[str, dict[str, Any]] = {
 OF_SCRIPT: dict[str, dict[str, dict[str, Any]]] = {
     "plain": PLAIN,
     "started": {"variables": {"threads": 2, "interfaces": "lo"}},
-    "micro-batches": {"deferral": {"defer_reductions": 2}, "both": {"defer_reductions": 2, "bucket_cap_mb": 0.5}},
+    "micro-batches": {
+        "implicit_no_sync": {"defer_reductions": 2},
+        "both": {"defer_reductions": 2, "bucket_cap_mb": 0.5},
+    },
     "compiled": {
         "whole": {"optimize_ddp": False, "bucket_cap_mb": 8.0},
         "pieces": {"optimize_ddp": True, "bucket_cap_mb": 1.0},
@@ -122,17 +125,19 @@ class Training:
 def in_effect(training: Training) -> dict[str, Any]:
     """All that a configuration may change in this process, in JSON types."""
     found = {
-        type(one): one for one in gc.get_objects() if type(one) in (Deferral, Accumulation, Graphs, ReduceOverhead)
+        type(one): one
+        for one in gc.get_objects()
+        if type(one) in (ImplicitNoSync, Accumulation, Graphs, ReduceOverhead)
     }
-    deferral, accumulation, graphs, replays = (
-        found.get(Deferral),
+    implicit_no_sync, accumulation, graphs, replays = (
+        found.get(ImplicitNoSync),
         found.get(Accumulation),
         found.get(Graphs),
         found.get(ReduceOverhead),
     )
     return {
         "models": [of_model(ddp) for ddp in training.models],
-        "deferral": deferral.every if deferral else 1,
+        "implicit_no_sync": implicit_no_sync.every if implicit_no_sync else 1,
         "accumulation": accumulation.steps if accumulation else 1,
         "graphs": graphs._mode if graphs else "",
         "stand-ins": sum("forward" in vars(module) for ddp in training.models for module in ddp.module.modules()),

@@ -77,7 +77,7 @@ CASES = {
     "accumulation refused": Case(TWO, inputs=OTHERS),
     "accumulation refused, clips": Case(TWO, inputs=OTHERS, clips=True),
     "accumulation and hook refused": Case({**TWO, **BF16}, inputs=OTHERS, clips=True),
-    "deferral refused": Case({"defer_reductions": 2}, inputs=OTHERS, micro_batches=2),
+    "implicit_no_sync refused": Case({"defer_reductions": 2}, inputs=OTHERS, micro_batches=2),
     "caps fit": Case(CAPS),
     "caps refused": Case(CAPS, inputs=OTHERS),
     "static refused": Case({"static_graph": True}, inputs=OTHERS),

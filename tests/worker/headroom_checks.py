@@ -41,7 +41,7 @@ from autoddp.worker.ddp import Patch
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.exact import exact_mean
 from autoddp.worker.live_ddp import LiveDdp
-from autoddp.worker.rank_store import Ranks
+from autoddp.worker.rank_store import RankStore
 from autoddp.worker.runner import TrialRunner
 from autoddp.worker.stopwatch import WallStopwatch
 from autoddp.worker.sync_switch import ReductionSwitch
@@ -143,7 +143,7 @@ def hook_of(seconds: float, entered: list[float]) -> Callable[..., Any]:
     return planted
 
 
-def one_run(planted: Planted, sleeps: bool, seed: int, patch: Patch, switch: ReductionSwitch, ranks: Ranks) -> Any:
+def one_run(planted: Planted, sleeps: bool, seed: int, patch: Patch, switch: ReductionSwitch, ranks: RankStore) -> Any:
     rank = ranks.rank
     model = DDP(nn.Linear(FEATURES, FEATURES))
     entered: list[float] = []
@@ -186,7 +186,7 @@ def main() -> None:
     patch, switch = Patch(), ReductionSwitch()
     patch.install()
     switch.install()
-    ranks = Ranks()
+    ranks = RankStore()
     for name in sys.argv[4:]:
         found = [one_run(PLANTED[name], sleeps, seed, patch, switch, ranks) for seed in range(runs)]
         if ranks.rank == 0:

@@ -24,7 +24,7 @@ from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch
 from autoddp.worker.gradient_access import add_handler
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.hooks import hook_for
-from autoddp.worker.implicit_no_sync import Deferral
+from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.live_ddp import LiveDdp, effects_of
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
@@ -237,11 +237,11 @@ def checks(rank: int) -> dict[str, Any]:
     patch, switch = Patch(), ReductionSwitch()
     patch.install()
     switch.install()
-    deferral = Deferral(switch, patch.alive)
-    add_handler(deferral)
+    implicit_no_sync = ImplicitNoSync(switch, patch.alive)
+    add_handler(implicit_no_sync)
     counts, binding = Threads(os.environ.get("OMP_NUM_THREADS"), pinned=""), Binding(torch.device("cpu"))
-    accumulation, compiling = Accumulation(switch, patch.alive, deferral, print), Compiling(patch.alive)
-    effects = effects_of(patch, binding, counts, deferral, accumulation, compiling, Graphs(patch.alive))
+    accumulation, compiling = Accumulation(switch, patch.alive, implicit_no_sync, print), Compiling(patch.alive)
+    effects = effects_of(patch, binding, counts, implicit_no_sync, accumulation, compiling, Graphs(patch.alive))
     live = LiveDdp(patch, switch, effects, compiling)
     return {
         "moved": float((untouched - vector(DDP(Net()))).abs().max()),

@@ -19,7 +19,7 @@ REFUSED = {
     "accumulation refused": "plain",
     "accumulation refused, clips": "plain, clips",
     "accumulation and hook refused": "plain, clips",
-    "deferral refused": "plain, micro-batches",
+    "implicit_no_sync refused": "plain, micro-batches",
     "caps refused": "plain",
     "static refused": "plain",
     "other parameters": "plain",

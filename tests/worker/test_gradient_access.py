@@ -14,7 +14,7 @@ from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import Wrapped
 from autoddp.worker.gradient_access import GradientHandler, add_handler, remove_handler
-from autoddp.worker.implicit_no_sync import Deferral
+from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.sync_switch import ReductionSwitch
 
 AT_ONCE, UPDATES = 3, 4
@@ -82,9 +82,9 @@ def trained(at_once: int, accumulates: bool, before_step: Callable[[Script], Non
     script = Script()
     script.scaled = scaled
     switch, wrapped = ReductionSwitch(), [Wrapped(script.model, {})]
-    deferral = Deferral(switch, lambda: wrapped)
-    accumulation = Accumulation(switch, lambda: wrapped, deferral, pytest.fail)
-    handlers: tuple[GradientHandler, ...] = (deferral, accumulation)
+    implicit_no_sync = ImplicitNoSync(switch, lambda: wrapped)
+    accumulation = Accumulation(switch, lambda: wrapped, implicit_no_sync, pytest.fail)
+    handlers: tuple[GradientHandler, ...] = (implicit_no_sync, accumulation)
     for handler in handlers:
         add_handler(handler)
     accumulation.steps = at_once if accumulates else 1

@@ -17,7 +17,7 @@ from autoddp.worker.ddp import _why_untouchable
 from autoddp.worker.gradient_access import add_handler, remove_handler
 from autoddp.worker.hooks import hook_for
 from autoddp.worker.hooks.powersgd import _beside_the_backward_pass, _stream
-from autoddp.worker.implicit_no_sync import Deferral
+from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.sync_switch import ReductionSwitch
 
 SECOND = torch.device("cuda", 1)
@@ -82,13 +82,13 @@ def test_gradients_are_whole_before_a_scaler_judges_them(monkeypatch: pytest.Mon
         return judge(this, optimizer)
 
     monkeypatch.setattr(scaler, "_check_inf_per_device", judged)
-    deferral = Deferral(ReductionSwitch(), list)
-    add_handler(deferral)
-    deferral.reads = lambda: order.append("whole")
+    implicit_no_sync = ImplicitNoSync(ReductionSwitch(), list)
+    add_handler(implicit_no_sync)
+    implicit_no_sync.reads = lambda: order.append("whole")
     layer = torch.nn.Linear(2, 2)
     fused = torch.optim.SGD(layer.parameters(), lr=0.1, fused=True)
     this = scaler("cpu", init_scale=2.0)
     this.scale(layer(torch.ones(1, 2)).sum()).backward()
     this.step(fused)
-    remove_handler(deferral)
+    remove_handler(implicit_no_sync)
     assert order[:2] == ["whole", "judged"]

@@ -15,7 +15,7 @@ from torch.distributed import HashStore
 from autoddp.wire import Finish
 from autoddp.worker import runner
 from autoddp.worker.device import finish_queued_work
-from autoddp.worker.rank_store import Ranks
+from autoddp.worker.rank_store import RankStore
 from autoddp.worker.runner import TrialRunner
 from autoddp.worker.worker_exit import leave
 
@@ -68,12 +68,12 @@ def test_the_study_is_over_after_the_device_has_finished_everywhere(monkeypatch:
 def test_no_rank_parts_before_the_last_has_come() -> None:
     store, parted = HashStore(), []
 
-    def rank(number: int) -> Ranks:
-        ranks = Ranks.__new__(Ranks)  # its constructor goes by the environment of a rank
+    def rank(number: int) -> RankStore:
+        ranks = RankStore.__new__(RankStore)  # its constructor goes by the environment of a rank
         ranks.rank, ranks.world_size, ranks._store, ranks._turn = number, 3, store, 0
         return ranks
 
-    def part(ranks: Ranks) -> None:
+    def part(ranks: RankStore) -> None:
         ranks.part()
         parted.append(ranks.rank)
 

@@ -21,13 +21,13 @@ from autoddp.worker.bench.conduct import conduct
 from autoddp.worker.bench.hook_cost import HookCosts
 from autoddp.worker.bench.lockstep import Lockstep
 from autoddp.worker.bench.round_trip import round_trip
-from autoddp.worker.rank_store import Ranks
+from autoddp.worker.rank_store import RankStore
 
 
 def main() -> None:
     """Measure, and write the result; an error that the user has to correct is written as {"error": …}."""
     place, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
-    ranks = Ranks()
+    ranks = RankStore()
     settings = Settings(**ranks.share(settings))
     local = int(os.environ["LOCAL_RANK"])
     has_gpu = torch.cuda.is_available() and local < torch.cuda.device_count()
@@ -57,7 +57,7 @@ def _world(of_all: list[list[Any]], backend: str) -> dict[str, Any]:
     return {"backend": backend, "devices": devices, "nodes": list(nodes.values())}
 
 
-def _measure(ranks: Ranks, world: Mapping[str, Any], settings: Settings, local: int) -> dict[str, Any]:
+def _measure(ranks: RankStore, world: Mapping[str, Any], settings: Settings, local: int) -> dict[str, Any]:
     """Run all measurements together with the other ranks; the result in JSON types, on every rank."""
     device = torch.device("cpu")
     if world["backend"] == "nccl":
@@ -81,7 +81,7 @@ def _measure(ranks: Ranks, world: Mapping[str, Any], settings: Settings, local: 
     return plain
 
 
-def _facts(ranks: Ranks, world: Mapping[str, Any]) -> LinkFacts:
+def _facts(ranks: RankStore, world: Mapping[str, Any]) -> LinkFacts:
     return LinkFacts(
         world_size=ranks.world_size,
         nodes=ranks.nodes,

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from autoddp.bench.burst import Burst
 from autoddp.worker.device import synchronize
-from autoddp.worker.rank_store import Ranks
+from autoddp.worker.rank_store import RankStore
 
 _PATIENCE = timedelta(seconds=30)  # a setting under which nothing arrives must fail soon
 _SECONDS = 1.0  # length of all bursts together: the ranks of the script wait while they run
@@ -30,7 +30,7 @@ _FEWEST, _MOST = 2, 20  # bursts: an interval needs two, and more than twenty ha
 def main() -> None:
     """Run the bursts; each node's first rank writes {"seconds": one value for each burst}, the same on all nodes."""
     place, burst = Path(sys.argv[1]), Burst(**json.loads(sys.argv[2]))
-    ranks = Ranks()
+    ranks = RankStore()
     local = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local) if burst.backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autoddp.worker.rank_store import Ranks
+from autoddp.worker.rank_store import RankStore
 
 Act = Callable[..., "list[float]"]
 
@@ -20,7 +20,7 @@ class Lockstep:
         lockstep.follow()
     """
 
-    def __init__(self, ranks: Ranks, acts: Mapping[str, Act]) -> None:
+    def __init__(self, ranks: RankStore, acts: Mapping[str, Act]) -> None:
         self._ranks = ranks
         self._acts = acts
 

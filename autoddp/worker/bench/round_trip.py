@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from autoddp.timing import median
 from autoddp.topology import interfaces
 from autoddp.topology.naming import named, preferred
-from autoddp.worker.rank_store import Ranks
+from autoddp.worker.rank_store import RankStore
 
 SIZE = 256  # bytes
 _COUNT = 2000  # messages: on a fast network they take a tenth of a second, and they give a steady median
@@ -22,7 +22,7 @@ _FIRST = 10  # the first tenth of the messages does not count, because the conne
 _PATIENCE = 10.0  # seconds to connect
 
 
-def round_trip(ranks: Ranks, nodes: Sequence[Sequence[int]]) -> float | None:
+def round_trip(ranks: RankStore, nodes: Sequence[Sequence[int]]) -> float | None:
     """Seconds of a round trip between the first ranks of the first two nodes; all ranks must call this together.
 
     All ranks get the same value: None on one node, and where no plain TCP connection can be made.
