@@ -116,18 +116,21 @@ class _Loader:
         self._loader.exec_module(module)
         real = {name: getattr(module, name) for name in ("main", "run")}
 
-        def put_back() -> None:
-            vars(module).update(real)
+        def autoddp(torchrun: Sequence[str] | argparse.Namespace) -> None:
+            vars(module).update(real)  # autoddp launches the job by them
+            try:
+                run_in_place_of_torchrun(self._options, torchrun)
+            finally:
+                vars(module).update(ours)  # the program may start another job
 
-        def our_main(args: Sequence[str] | None = None) -> None:
-            put_back()
-            run_in_place_of_torchrun(self._options, sys.argv[1:] if args is None else args)
+        def main(args: Sequence[str] | None = None) -> None:
+            autoddp(sys.argv[1:] if args is None else args)
 
-        def our_run(args: argparse.Namespace) -> None:
-            put_back()
-            run_in_place_of_torchrun(self._options, args)
+        def run(args: argparse.Namespace) -> None:
+            autoddp(args)
 
-        vars(module).update(main=our_main, run=our_run)
+        ours = {"main": main, "run": run}
+        vars(module).update(ours)
 
     def get_code(self, name: str) -> CodeType:
         """Called by `python -m`."""
@@ -139,10 +142,13 @@ def run_in_place_of_torchrun(options: str, torchrun: Sequence[str] | argparse.Na
     """autoddp with these options, and with what torchrun was called with. It ends as torchrun would."""
     from autoddp.cli.main import run
 
-    leave()
-
     def command_line() -> Options:
         tell(f"runs in place of torchrun: autoddp wrap {options}".rstrip())
         return parse_apart(shlex.split(options), torchrun)
 
-    run(command_line)
+    before = {name: os.environ[name] for name in (VARIABLE, "PYTHONPATH") if name in os.environ}
+    leave()
+    try:
+        run(command_line)
+    finally:
+        os.environ.update(before)

@@ -24,6 +24,11 @@ arguments = torchrun.get_args_parser().parse_args(sys.argv[1:])
 arguments.nproc_per_node, arguments.master_port = "2", str(arguments.master_port or {port})
 torchrun.run(arguments)
 print("went on")
+import os, subprocess
+if os.environ.pop("AGAIN", ""):
+    arguments.training_script_args = ["again"]
+    torchrun.run(arguments)
+    subprocess.run(["torchrun", "--nproc-per-node", "1", *sys.argv[1:]], check=True)
 """
 CALLS_MAIN = "import sys; from torch.distributed.run import main; main(sys.argv[1:]); print('went on')"
 
@@ -66,6 +71,14 @@ def test_the_job_is_torchruns(command: list[str], tmp_path: Path) -> None:
         assert "went on" in launch.stdout
 
 
+def test_a_program_may_start_several_jobs(tmp_path: Path) -> None:
+    """Two by torchrun's function, and one by its command."""
+    command = [sys.executable, "-c", CALLS_RUN.replace("{port}", "29545"), REPORTER]
+    launch = wrapped(tmp_path / "job", *command, AGAIN="1")
+    assert launch.returncode == 0, launch.stderr
+    assert launch.stderr.count(SAID) == 3
+
+
 def test_environment_and_exit_code_are_torchruns(tmp_path: Path) -> None:
     """Side by side with torchrun itself: a job that fails."""
     words = [*TWO, REPORTER, "--exit", "7"]
@@ -85,7 +98,8 @@ def test_accelerate_launch_is_tuned(tmp_path: Path) -> None:
     accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     more = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "{port}"]
     options = (*AUTODDP, "wrap", "--trials", "2", "--allow", "exact")
-    launch = wrapped(tmp_path / "job", *accelerate, *more, str(SCRIPTS / "plain.py"), options=options)
+    job = [*accelerate, *more, str(SCRIPTS / "plain.py")]
+    launch = wrapped(tmp_path / "job", *job, options=options, TUNED_TIMES_LONGER="20")
     assert launch.returncode == 0, launch.stderr
     assert launch.stderr.count(SAID) == 1
     assert "trial  2/2" in launch.stderr or "trial 2/2" in launch.stderr, launch.stderr
