@@ -1,0 +1,1 @@
+"""Training scripts as users write them, with the libraries they use: each is tuned and launched, beside torchrun."""
