@@ -3,6 +3,7 @@
 # make test-whole  the same with the long matrices whole, of which `make test` runs a sample (half an hour)
 # make fuzz    a long run of the fuzz tests, 100,000 inputs
 # make traces  158 ways of writing files and seven frameworks, each at every level of isolation (25 minutes)
+# make compat  the frameworks' and other scripts, unmodified, beside torchrun: docs/compatibility.md (half an hour)
 # make faults  faults of every kind at every moment of a tuning job, on one host and on two, as root (two hours)
 # make endurance  200 starts with an exception, 100 killed launchers, 30 broken outputs, 50 tunings in a row (an hour)
 # tests/gpu/run.sh   what only a CUDA device can show, on a bare machine: a table, one process a check
@@ -22,7 +23,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 HAS = $(BIN)/python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("$(1)") is None)'
 
-.PHONY: demo test test-whole fuzz traces faults endurance clean
+.PHONY: demo test test-whole fuzz traces compat faults endurance clean
 .DEFAULT_GOAL := test
 
 # demo/ ignores itself, so that no run of the demo shows up in git.
@@ -59,6 +60,11 @@ fuzz: .venv/.ready
 traces: .venv/.ready
 	@$(PIP) -e '.[test,compat]'
 	$(BIN)/python tests/traces/run_all.py --json traces.json
+
+# timm would bring a torchvision of its own, and that another torch: setup has installed the one that matches.
+compat: .venv/.ready
+	@$(PIP) -e '.[test,compat]'
+	$(BIN)/python tests/compat/run_all.py --json compat.json --page docs/compatibility.md
 
 faults: .venv/.ready
 	$(BIN)/python tests/faults/matrix.py --at-once 2 --results faults.jsonl

@@ -37,7 +37,7 @@ class Case:
     words: tuple[str, ...]
     """The script's own words."""
     launch: str
-    """`-m`, `--no-python`, or nothing: by its path."""
+    """`-m`, `--no-python` (the program is NAME.sh, beside the script), or nothing: by its path."""
     ranks: int
 
     @property
@@ -52,8 +52,8 @@ class Case:
     @property
     def command(self) -> list[str]:
         """What follows the launcher's own options."""
-        launched = {"-m": f"compat.scripts.{self.name}"}.get(self.launch, str(self.script))
-        return [*filter(None, [self.launch]), launched, *self.words]
+        launched = {"-m": f"compat.scripts.{self.name}", "--no-python": str(self.script.with_suffix(".sh"))}
+        return [*filter(None, [self.launch]), launched.get(self.launch, str(self.script)), *self.words]
 
     def missing(self) -> str:
         """Why it cannot run here, or nothing."""
@@ -76,7 +76,7 @@ def read(path: Path) -> Case:
             raise ValueError(f"{path.name}: {name} must be a {kind.__name__}")
     for wrong, what in (
         (not re.fullmatch(r".+[^.]\.", title), "the docstring's first line must be the title, and end with a period"),
-        (not re.fullmatch(r"[A-Z].+\.", header["NOTE"]), "NOTE must be a sentence"),
+        (not re.fullmatch(r".+\.", header["NOTE"]), "NOTE must be a sentence"),
         (header["LAUNCH"] not in ("", "-m", "--no-python"), "LAUNCH must be -m or --no-python"),
         (header["EXPECTED"] != TUNED and not header["EXPECTED"].startswith(AS_WRITTEN), "EXPECTED: see case.py"),
         (header["EXPECTED"] == AS_WRITTEN, "EXPECTED must say why it is run as written"),

@@ -76,14 +76,15 @@ def render(rows: Sequence[Row], when: str, versions: str) -> str:
 def parse(page: str) -> tuple[list[Row], str, str]:
     """What `render` was given. ValueError for a page that it has not made."""
     made = re.search(r"on (.+), with (.+), on two CPU ranks", page)
-    found = [Row(m["name"], m["title"], *_cells(m["rest"])) for m in map(_ROW.fullmatch, page.splitlines()) if m]
+    lines = [match for match in map(_ROW.fullmatch, page.splitlines()) if match]
+    found = [Row(line["name"], _text(line["title"]), *_cells(line["rest"])) for line in lines]
     if made is None or not found or render(found, made[1], made[2]) != page:
         raise ValueError(f"the page was not made by {COMMAND}")
     return found, made[1], made[2]
 
 
 def _cells(line: str) -> list[str]:
-    cells = [cell.replace("\\|", "|") for cell in re.split(r"(?<!\\) \| ", line)]
+    cells = [_text(cell) for cell in re.split(r"(?<!\\) \| ", line)]
     if len(cells) != 4:
         raise ValueError(f"not four cells: {line}")
     return cells
@@ -92,3 +93,7 @@ def _cells(line: str) -> list[str]:
 def _cell(text: str) -> str:
     """On one line, and without an end of the cell."""
     return " ".join(text.split()).replace("|", "\\|")
+
+
+def _text(cell: str) -> str:
+    return cell.replace("\\|", "|")

@@ -23,7 +23,7 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 10)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     metric = MulticlassAccuracy(num_classes=10, dist_sync_on_step=True)
-    for epoch in range(3):
+    for epoch in range(4):
         sampler.set_epoch(epoch)
         for inputs, targets in loader:
             optimizer.zero_grad()
