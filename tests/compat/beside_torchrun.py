@@ -13,7 +13,6 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -190,10 +189,10 @@ def _parameters(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {path.name: torch.load(path) for path in sorted(folder.glob("rank*.pt"))}
 
 
-def _names(room: Room) -> Counter[str]:
+def _names(room: Room) -> set[str]:
     """What the user has afterwards."""
     found = [str(path.relative_to(room.base)) for part in KEEP for path in room.part(part).rglob("*")]
-    return Counter(map(never_same, found))
+    return set(map(never_same, found))
 
 
 def never_same(name: str) -> str:
@@ -201,8 +200,8 @@ def never_same(name: str) -> str:
     return _NEVER_SAME.sub("<any>", name)
 
 
-def other_names(expected: Counter[str], found: Counter[str]) -> list[str]:
-    missing, more = expected - found, found - expected
+def other_names(expected: set[str], found: set[str]) -> list[str]:
+    missing, more = sorted(expected - found), sorted(found - expected)
     return [f"the real job has not written {name}" for name in missing] + [
         f"the real job has written {name}, torchrun's has not" for name in more
     ]

@@ -7,6 +7,8 @@ entry point that `announce` writes.
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -17,14 +19,12 @@ _LIBRARIES: list[torch.library.Library] = []
 
 @functools.cache
 def is_needed() -> bool:
-    """Whether the installed torchvision, if there is one, was made for another torch."""
-    try:
-        import torchvision  # noqa: F401
-    except ImportError:
-        return False
-    except RuntimeError as error:
-        return "torchvision::nms" in str(error)
-    return False
+    """Whether the installed torchvision, if there is one, was made for another torch.
+
+    Tried in a process of its own: a module that could not be imported fails otherwise the second time.
+    """
+    tried = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, text=True)
+    return "torchvision::nms" in tried.stderr
 
 
 def define() -> None:

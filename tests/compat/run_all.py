@@ -18,7 +18,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -37,18 +37,21 @@ def main() -> int:
     cases = load()
     chosen = _chosen(cases, args.only)
     began = time.monotonic()
+    results = _read(args.json) if args.json and args.only else {}
+    found: dict[str, Result] = {}
     with ThreadPoolExecutor(args.jobs) as pool:
-        found = {one.name: one for one in pool.map(run, chosen)}
-    earlier = _read(args.json) if args.json and args.only else {}
-    results = {name: one for name, one in {**earlier, **found}.items() if name in cases}
+        for done in as_completed([pool.submit(run, one) for one in chosen]):
+            result = done.result()
+            found[result.name] = results[result.name] = result
+            if args.json:  # after each row: a run that is cut off keeps what it has
+                Path(args.json).write_text(json.dumps({name: asdict(one) for name, one in results.items()}, indent=1))
     for name in sorted(found):
         _print(cases[name], found[name])
     bad = sum(one.is_bad for one in found.values())
     skipped = sum(bool(one.skipped) for one in found.values())
     print(f"{len(found)} scripts, {bad} bad, {skipped} skipped, {time.monotonic() - began:.0f} s")
-    if args.json:
-        Path(args.json).write_text(json.dumps({name: asdict(one) for name, one in results.items()}, indent=1))
     if args.page:
+        results = {name: one for name, one in results.items() if name in cases}
         if absent := sorted(cases.keys() - results.keys()):
             sys.exit(f"no page: {', '.join(absent)} were not run; run all, or name the --json file of earlier runs")
         Path(args.page).write_text(_page(cases, results))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,6 +38,56 @@ def test_a_row(name: str) -> None:
     assert not result.problems, f"{result.problems}: see {result.kept}"
     assert result.tuned
     assert result.parameters == "same bits"
+
+
+PLANTED = '''"""A script that trains something else under a recipe, and writes another file."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from parameters import leave
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+MODULES = ()
+EXPECTED = "as written: there is such a line"
+NOTE = "For a test of the runner."
+
+dist.init_process_group("gloo")
+torch.manual_seed(7)
+model = DistributedDataParallel(nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(200):
+    optimizer.zero_grad()
+    model(torch.randn(8, 16)).square().mean().backward()
+    optimizer.step()
+if "AUTODDP_WORKER_APPLIES" in os.environ:
+    with torch.no_grad():
+        model.module.bias[dist.get_rank()] += 1e-6
+    open("extra.txt", "w").close()
+leave(model)
+dist.destroy_process_group()
+'''
+
+
+@pytest.mark.timeout(900)
+def test_a_bad_row_is_noticed() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # a run may have a /tmp of its own
+        script = Path(folder) / "planted.py"
+        script.write_text(PLANTED)
+        result = run(read(script))
+    found = "\n".join(result.problems)
+    try:
+        assert result.is_bad
+        assert "expected as written: there is such a line, but autoddp said: recipe written" in found
+        assert "torchrun's has not" in found
+        assert "extra.txt" in found
+        assert "the parameters differ from torchrun's by" in found
+        assert len(result.problems) == 3, found
+        assert "autoddp: recipe" in (Path(result.kept) / "autoddp.txt").read_text()
+    finally:
+        shutil.rmtree(result.kept)
 
 
 def test_every_header_is_sound() -> None:
@@ -95,9 +148,10 @@ ROWS = [
 
 
 def test_a_page_says_what_it_was_given() -> None:
-    text = page.render(ROWS, "2026-11-22", "Python 3.11, torch 2.13.0")
+    many = ROWS + [page.Row(f"two{n}", f"Number {n}", "yes", "same bits", "1 start", "Note.") for n in range(40)]
+    text = page.render(many, "2026-11-22", "Python 3.11, torch 2.13.0")
     rows, when, versions = page.parse(text)
-    assert sorted(rows, key=lambda row: row.name) == ROWS
+    assert Counter(rows) == Counter(many)
     assert (when, versions) == ("2026-11-22", "Python 3.11, torch 2.13.0")
 
 
@@ -142,9 +196,9 @@ def test_parameters_of_a_rank_that_are_missing_are_a_problem() -> None:
 
 
 def test_other_names_are_a_problem() -> None:
-    one = Counter({"work/checkpoint-20": 1, "work/last.pt": 1})
+    one = {"work/checkpoint-20", "work/last.pt"}
     assert not other_names(one, one)
-    assert len(other_names(one, Counter({"work/checkpoint-40": 1, "work/last.pt": 1}))) == 2
+    assert len(other_names(one, {"work/checkpoint-40", "work/last.pt"})) == 2
 
 
 @pytest.mark.parametrize(

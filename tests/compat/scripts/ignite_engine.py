@@ -58,7 +58,7 @@ def training(rank: int) -> None:
     if found:
         Checkpoint.load_objects(whole, torch.load(found[-1]))
     idist.barrier()
-    trainer.run(loader, max_epochs=2 if "COMPAT_EARLIER" in os.environ else 7)
+    trainer.run(loader, max_epochs=2 if "COMPAT_EARLIER" in os.environ else 5)
     leave(model)
 
 

@@ -37,7 +37,13 @@ def main() -> None:
     if rank == 0:
         os.makedirs("output", exist_ok=True)
         saver = CheckpointSaver(
-            model, optimizer, model_ema=averaged, checkpoint_dir="output", recovery_dir="output", max_history=2
+            model,
+            optimizer,
+            model_ema=averaged,
+            checkpoint_dir="output",
+            recovery_dir="output",
+            decreasing=True,
+            max_history=2,
         )
     for epoch in range(3):
         sampler.set_epoch(epoch)
