@@ -8,7 +8,7 @@ import pytest
 from lab import Lab, unavailable
 from launchers import FROM_NOTHING
 
-LONG_FIRST = ("faults", "equality", "traces", "launch", "recipes", "worker", "cli", "isolation")
+LONG_FIRST = ("faults", "equality", "traces", "compat", "launch", "recipes", "worker", "cli", "isolation")
 """Folders of tests by how long their longest file takes; the others' files take seconds."""
 
 

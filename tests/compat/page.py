@@ -29,14 +29,14 @@ autoddp. The command runs each script three times in the same folder of files:
    written, and one line says why.
 
 The exit codes of 1 and 3 must be equal, and so must the names of the files that the script writes and the final
-parameters and buffers of each rank. If no gain was certain, a recipe leaves the script's own settings as they are.
-In this case the fastest exact settings of the recipe's ladder are put into the recipe before run 3, so that the
-comparison always includes other settings than the script's own. A script that resumes finds the checkpoints of an
-earlier job in its folder.
+parameters and buffers of each rank. If no gain was certain, a recipe leaves the script's own settings as they are. In
+this case the fastest exact settings of the recipe's ladder are put into the recipe before run 3, so that the comparison
+includes other settings than the script's own. (These jobs are small, so little can be won on two cores.) A script that
+resumes finds the checkpoints of an earlier job in its folder.
 
 How to read the table:
 
-- *tuned*: "yes" with the settings of run 3, or the reason why the script was launched as it is written.
+- *tuned*: "yes" and the settings of run 3, or the reason why the script was launched as it is written.
 - *parameters*: "same bits" if all final parameters are equal bit by bit. A distance is relative, over all parameters;
   it is allowed only for settings that change the order of additions (`defer_reductions`, `threads`).
 - *what tuning cost*: starts of the script, seconds from the command to its end, and configurations measured. The

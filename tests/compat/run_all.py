@@ -92,8 +92,10 @@ def _print(case: Case, one: Result) -> None:
 def _row(case: Case, one: Result) -> page.Row:
     if one.skipped:
         return page.Row(case.name, case.title, f"not run here: {one.skipped}", "not compared", "nothing", case.note)
-    by_hand = " (no gain was certain)" if one.by_hand else ""
-    tuned = f"yes; {one.settings or 'your settings stay'}{by_hand}" if one.tuned else f"no: {_for_page(one.why)}"
+    settings = (
+        f"no gain was certain; run 3 with {one.settings}" if one.by_hand else one.settings or "your settings stay"
+    )
+    tuned = f"yes: {settings}" if one.tuned else f"no: {_for_page(one.why)}"
     starts = f"{one.starts} start{'s' if one.starts != 1 else ''}"
     cost = f"{starts}, {one.seconds:.0f} s, {one.trials} trials" if one.tuned else f"{starts}, {one.seconds:.0f} s"
     if one.is_bad:
