@@ -153,7 +153,7 @@ def _run(case: Case, room: Room, aside: Path, result: Result, outputs: dict[str,
         result.why = _why(launched.output, case.why_as_written)
     if result.tuned is bool(case.why_as_written) or (case.why_as_written and not result.why):
         result.problems.append(
-            f"expected {case.expected}, but {_said(tuning.output if result.tuned else launched.output)}"
+            f"expected {case.expected}, but autoddp said: {_said(tuning.output if result.tuned else launched.output)}"
         )
     result.problems += other_names(names, _names(room))
     compare(expected, _parameters(final), knobs, result)
