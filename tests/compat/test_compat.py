@@ -42,7 +42,7 @@ def test_a_row(name: str) -> None:
 
 PLANTED = '''"""A script that trains something else under a recipe, and writes another file."""
 
-import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -62,7 +62,7 @@ for _ in range(200):
     optimizer.zero_grad()
     model(torch.randn(8, 16)).square().mean().backward()
     optimizer.step()
-if "AUTODDP_WORKER_APPLIES" in os.environ:
+if "autoddp" in sys.modules:
     with torch.no_grad():
         model.module.bias[dist.get_rank()] += 1e-6
     open("extra.txt", "w").close()
