@@ -33,7 +33,14 @@ FLOORS = (
 FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
 
 HOMES = {
-    "torch": ("worker/", "launch/elastic.py", "launch/local_fingerprint.py", "launch/mode.py", "cli/main.py"),
+    "torch": (
+        "worker/",
+        "launch/elastic.py",
+        "launch/loopback.py",
+        "launch/local_fingerprint.py",
+        "launch/mode.py",
+        "cli/main.py",
+    ),
     "optuna": ("study/trials.py",),
     "wrapt": ("worker/bootstrap.py", "worker/isolated.py", "isolation/hooks.py"),
     "rich": ("tables.py", "report/terminal.py", "report/node_text.py"),

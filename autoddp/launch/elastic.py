@@ -18,6 +18,7 @@ from typing import Any
 
 from autoddp.errors import UsageError, first_line
 from autoddp.launch.gathering import Arrivals, Endpoint
+from autoddp.launch.network import on_one_host
 from autoddp.launch.signals import ENDING
 from autoddp.log import tell
 
@@ -196,7 +197,10 @@ def run_own_job(torchrun: argparse.Namespace, name: str, more: dict[str, str]) -
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     arguments = _other_rendezvous(torchrun, name)
-    with _quiet_elastic(None), _signal_handlers_kept(), environment_with(for_own_workers(os.environ) | more):
+    variables = for_own_workers(os.environ) | more
+    if node_range(torchrun)[1] == 1:
+        variables |= on_one_host(os.environ)
+    with _quiet_elastic(None), _signal_handlers_kept(), environment_with(variables):
         try:
             with _rendezvous_errors(arguments):
                 return _run_without_restarts(arguments)
@@ -266,11 +270,15 @@ def _other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Names
     """The same hosts under another run id. A static rendezvous becomes a dynamic one at the same endpoint.
 
     Only in a dynamic one a restart on one node restarts the others. And the workers of a static job keep their keys in
-    the endpoint's store, where the next job's workers would find them.
+    the endpoint's store, where the next job's workers would find them. One host alone gets a rendezvous that no other
+    host can reach.
     """
     arguments = copy.copy(torchrun)
     if node_range(torchrun)[1] == 1:
-        arguments.rdzv_backend, arguments.rdzv_endpoint = "c10d", "localhost:0"
+        from autoddp.launch import loopback
+
+        loopback.register()
+        arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_conf = loopback.BACKEND, loopback.ADDRESS, ""
         arguments.rdzv_id = f"{uuid.uuid4()}.{name}"
         return arguments
     if torchrun.rdzv_backend == "static":
@@ -296,6 +304,11 @@ def _beside_the_meeting_point(torchrun: argparse.Namespace, name: str) -> argpar
         settings["is_host"] = "0"
     arguments.rdzv_conf = ",".join(f"{key}={value}" for key, value in settings.items())
     return arguments
+
+
+def torchrun_module(torchrun: argparse.Namespace) -> str:
+    """The module to start as torchrun with the words of `meeting_words`."""
+    return "torch.distributed.run" if node_range(torchrun)[1] > 1 else "autoddp.launch.loopback"
 
 
 def meeting_words(torchrun: argparse.Namespace, name: str) -> list[str]:

@@ -17,12 +17,14 @@ from autoddp.isolation.trackers import TRACKERS_OFF, why_not
 from autoddp.knobs.computing import THREADS
 from autoddp.launch import nccl_logs
 from autoddp.launch.deadline import Deadline, command_given
+from autoddp.launch.elastic import node_range
 from autoddp.launch.env_screening import Screening
 from autoddp.launch.hosts import Hosts, Next
 from autoddp.launch.isolating import Isolation, choose_isolation
 from autoddp.launch.journal import Journal
 from autoddp.launch.keeper import Attempt, Keeper
 from autoddp.launch.live_job import LiveJob
+from autoddp.launch.network import on_one_host
 from autoddp.launch.options import Options
 from autoddp.launch.presence import HostsGone
 from autoddp.launch.rank_logs import LogKeeper
@@ -157,6 +159,7 @@ class Tuning:
         self._keeper = preparation.keeper
         self._isolation = preparation.isolation  # of the next attempt
         self._job = job_now(self.options)  # the user may change the files of the script while it is being tuned
+        self._own_network = on_one_host(os.environ) if node_range(self.options.torchrun)[1] == 1 else {}
 
     def run(self) -> Tuned:
         """Run the study on the live script.
@@ -171,7 +174,8 @@ class Tuning:
             return tuned
         began = time.perf_counter()
         job = LiveJob(self._folder.socket, Journal(self._folder.journal), Deadline(self.options.budget, self.began))
-        screening = Screening(self.options.torchrun, self._folder.path / "screening", dict(os.environ))
+        environment = {**os.environ, **self._own_network}
+        screening = Screening(self.options.torchrun, self._folder.path / "screening", environment)
         arguments = (job, screening, tuned, began)
         thread = threading.Thread(target=self._study, args=arguments, name="autoddp-study", daemon=True)
         thread.start()
@@ -329,6 +333,7 @@ class Tuning:
         return {
             "AUTODDP_TUNING": "1",
             **TRACKERS_OFF,
+            **self._own_network,
             **self._isolation.variables(place, written, os.environ),
             **config.environment(os.environ),
         }
