@@ -20,8 +20,8 @@ SOURCES = {str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for 
 
 FLOORS = (
     ("version",),  # below the ground: what the package's own __init__ says of itself
-    ("__init__", "codec", "errors", "files", "log", "tables", "units"),
-    ("topology", "timing", "isolation"),
+    ("__init__", "codec", "errors", "files", "log", "units"),
+    ("tables", "topology", "timing", "isolation"),
     ("knobs",),
     ("recipe", "bench", "settings"),
     ("wire",),

@@ -134,7 +134,7 @@ def store(output: Path, result: BenchResult) -> Path:
     """Write a result, whole or not at all, and return its path. An older one of the same world is replaced. OSError."""
     place = folder(output) / f"{result.facts.key}.json"
     place.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(place, encode(result.plain(), indent=1))
+    write_whole(place, encode(result.plain(), indent=1), private=True)
     return place
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from autoddp.errors import UsageError, first_line
+from autoddp.files import append
 from autoddp.launch.gathering import Arrivals, Endpoint
 from autoddp.launch.network import on_one_host
 from autoddp.launch.signals import ENDING
@@ -333,6 +334,8 @@ def _quiet_elastic(log: Path | None) -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.distributed.run")]
     loggers += [logging.getLogger(n) for n in list(logging.root.manager.loggerDict) if n.startswith(loggers[0].name)]
     before = [(logger, list(logger.handlers), logger.propagate) for logger in loggers]
+    if log:
+        append(log, "")
     handler = logging.FileHandler(log) if log else logging.NullHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
     for logger in loggers:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from autoddp.errors import UsageError
+from autoddp.files import write_private
 from autoddp.isolation import Level
 from autoddp.isolation.trackers import TRACKERS_OFF, why_not
 from autoddp.knobs.computing import THREADS
@@ -286,11 +287,14 @@ class Tuning:
         if self._isolation.level is not Level.GUARD:
             return own
         own.mkdir(mode=0o700)
-        (own.parent / "token").write_text(place.parent.name, encoding="utf-8")
+        token = own.parent / "token"
+        write_private(token, place.parent.name)
         first = Path(self.hosts.of_the_first(f"attempt{number}/written", str(own), self.reporter.say) or own)
         with contextlib.suppress(OSError):
             # A folder of that name that is not the first host's says another word, or nothing.
-            if (first.parent / "token").read_text(encoding="utf-8") == first.parent.parent.name:
+            theirs = first.parent / "token"
+            is_ours = os.lstat(theirs).st_uid == os.lstat(token).st_uid  # another user may guess the names
+            if is_ours and theirs.read_text(encoding="utf-8") == first.parent.parent.name:
                 return first
         return own
 
