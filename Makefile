@@ -1,7 +1,7 @@
 # make demo    tune and train handwritten digits on this machine, from nothing, in the folder demo/
 # make test    the linters, the type checker and every test
 # make test-whole  the same with the long matrices whole, of which `make test` runs a sample (half an hour)
-# make fuzz    a long run of the fuzz tests, 100,000 inputs
+# make fuzz    a long run of the fuzz tests: 100,000 inputs for each reader in tests/security, and for tests/topology
 # make traces  158 ways of writing files and seven frameworks, each at every level of isolation (25 minutes)
 # make compat  the frameworks' and other scripts, unmodified, beside torchrun: docs/compatibility.md (half an hour)
 # make faults  faults of every kind at every moment of a tuning job, on one host and on two, as root (two hours)
@@ -51,10 +51,11 @@ test-whole: .venv/.ready
 	@$(call HAS,torchvision) || { echo "setup: installing $(TORCHVISION) for the ViT recipe"; $(PIP) --no-deps '$(TORCHVISION)'; }
 	@touch $@
 
-# The readers of other machines' files against damaged ones: so many for each property (26 of them).
+# The readers of what others have written against damaged inputs: so many for each property of tests/topology (26 of
+# them), and 25 times as many for each reader in tests/security (12).
 FUZZ_EXAMPLES ?= 4000
 fuzz: .venv/.ready
-	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -n 2 --timeout 0 tests/topology -k 'any_text or matrix'
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -n 2 --timeout 0 tests/topology tests/security -k 'any_text or matrix or fuzz'
 
 # As root, with Debian's strace; the frameworks are the extra `compat`.
 traces: .venv/.ready

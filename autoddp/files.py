@@ -1,25 +1,34 @@
-"""Floor 0. Atomic writes: a reader always finds a whole file, whatever happens while it is written."""
+"""Floor 0. Atomic writes, where a reader always finds a whole file, and private files, for this user alone.
+
+What belongs to a run is private, because it may repeat anything that the script has said. A recipe is a file as any
+editor writes it: its mode is what the umask gives, and one that replaces another keeps its mode.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
+import stat
 from pathlib import Path
 
+_PRIVATE, _USUAL = 0o600, 0o666
 
-def write_whole(path: Path, content: str | bytes) -> None:
+
+def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> None:
     """Write `content` (text as UTF-8) to `path` in one atomic step: a reader finds the old file or the whole new one.
 
-    The new file has the mode that the umask gives, whatever mode the old one had. If `path` is a link, the link itself
-    is replaced. Raises OSError if the disk is full or the folder takes no files; `path` is then unchanged, and no other
-    file is left beside it.
+    A `private` file has mode 0600. Another has the mode of the file that it replaces, or else what the umask gives. If
+    `path` is a link, the link itself is replaced. Raises OSError if the disk is full or the folder takes no files;
+    `path` is then unchanged, and no other file is left beside it.
     """
     # The scratch file has a random name, because other processes and hosts may write the same file into a shared
     # folder. mkstemp is not used, because it lets only the owner read the file, whatever the umask.
     scratch = path.with_name(f".autoddp-{secrets.token_hex(8)}.tmp")
     try:
-        with open(scratch, "xb") as file:
+        with open(scratch, "xb", opener=_private if private else None) as file:
+            if not private:
+                _keep_mode(file.fileno(), path)
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())  # otherwise the file may be empty after a power cut
@@ -28,3 +37,27 @@ def write_whole(path: Path, content: str | bytes) -> None:
         with contextlib.suppress(OSError):
             scratch.unlink()
         raise
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write `text` to a file that only this user can read; a file that is there is emptied first. OSError."""
+    with open(path, "w", encoding="utf-8", opener=_private) as file:
+        file.write(text)
+
+
+def append(path: Path, text: str) -> None:
+    """Add `text` to the end of a file, which is made as one that only this user can read. OSError."""
+    with open(path, "a", encoding="utf-8", errors="backslashreplace", opener=_private) as file:
+        file.write(text)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, _PRIVATE)
+
+
+def _keep_mode(file: int, path: Path) -> None:
+    """Give the file the permissions of the regular file at `path`, if there is one."""
+    with contextlib.suppress(OSError):  # there is none, or the file system has no permissions
+        old = os.lstat(path)
+        if stat.S_ISREG(old.st_mode):
+            os.fchmod(file, stat.S_IMODE(old.st_mode) & _USUAL)

@@ -62,6 +62,17 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
+def printable_lines(text: str) -> str:
+    """The same for a text of several lines: its line breaks stay."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def show(text: str) -> None:
+    """Print what the user has asked for to stdout, as `printable_lines`; its encoding need not have all characters."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(printable_lines(text).encode(encoding, "backslashreplace").decode(encoding))
+
+
 def get_logger(name: str) -> logging.Logger:
     """The logger `name`, a child of the `autoddp` logger; `name` is the module's `__name__`."""
     logger = logging.getLogger(_NAME)
@@ -71,11 +82,18 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
+class _Formatter(logging.Formatter):
+    """Names and texts of others are part of what is logged, and the log goes to a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
+
+
 def _handler() -> logging.Handler:
     level = os.environ.get("AUTODDP_LOG", "").upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         return logging.NullHandler()
     handler = logging.StreamHandler(UnfailingStderr())
-    handler.setFormatter(logging.Formatter("[autoddp %(asctime)s %(levelname)s %(name)s] %(message)s"))
+    handler.setFormatter(_Formatter("[autoddp %(asctime)s %(levelname)s %(name)s] %(message)s"))
     logging.getLogger(_NAME).setLevel(level)
     return handler

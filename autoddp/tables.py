@@ -1,14 +1,18 @@
-"""Floor 0. Tables as plain text for stdout: columns are aligned by blanks, without borders."""
+"""Floor 1. Tables as plain text for stdout: columns are aligned by blanks, without borders."""
 
 from __future__ import annotations
 
 import io
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from autoddp.log import printable, printable_lines
 
 _WITHOUT_LIMIT = 100_000  # columns; far more than any row has
 
@@ -31,15 +35,33 @@ def grid(rows: Sequence[Sequence[str]], numbers: bool = False) -> Table:
     for place in range(len(rows[0])):
         table.add_column(justify="right" if numbers and place else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))  # in a plain string, rich would interpret `[0]` as markup
+        table.add_row(*(Text(printable(cell)) for cell in row))  # in a plain string, `[0]` would be markup
     return table
+
+
+class Harmless:
+    """What rich would print of another renderable, without control characters: rich itself lets escapes pass.
+
+    To be printed on a console with `LITERAL`.
+    """
+
+    def __init__(self, inner: RenderableType) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._inner, options):
+            yield segment if segment.control else Segment(printable_lines(segment.text), segment.style)
+
+
+LITERAL: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
+"""For rich's Console: a plain string is shown as it is, and `[red]` in it is no colour."""
 
 
 def text_of(parts: Iterable[RenderableType], width: int) -> str:
     """`parts` rendered by rich as plain text, in lines of at most `width` columns without trailing blanks."""
     # rich's own `capture` also writes to stdout, which fails if that is full or closed.
     text = io.StringIO()
-    console = Console(file=text, width=width, color_system=None, highlight=False)
+    console = Console(file=text, width=width, color_system=None, **LITERAL)
     for part in parts:
-        console.print(part)
+        console.print(Harmless(part))
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))

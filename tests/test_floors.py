@@ -20,8 +20,8 @@ SOURCES = {str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for 
 
 FLOORS = (
     ("version",),  # below the ground: what the package's own __init__ says of itself
-    ("__init__", "codec", "errors", "files", "log", "tables", "units"),
-    ("topology", "timing", "isolation"),
+    ("__init__", "codec", "errors", "files", "log", "units"),
+    ("tables", "topology", "timing", "isolation"),
     ("knobs",),
     ("recipe", "bench", "settings"),
     ("wire",),
@@ -33,7 +33,14 @@ FLOORS = (
 FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
 
 HOMES = {
-    "torch": ("worker/", "launch/elastic.py", "launch/local_fingerprint.py", "launch/mode.py", "cli/main.py"),
+    "torch": (
+        "worker/",
+        "launch/elastic.py",
+        "launch/loopback.py",
+        "launch/local_fingerprint.py",
+        "launch/mode.py",
+        "cli/main.py",
+    ),
     "optuna": ("study/trials.py",),
     "wrapt": ("worker/bootstrap.py", "worker/isolated.py", "isolation/hooks.py"),
     "rich": ("tables.py", "report/terminal.py", "report/node_text.py"),

@@ -16,6 +16,7 @@ from autoddp.bench.conventions import algbw, busbw
 from autoddp.bench.model import LinkModel
 from autoddp.codec import convert, decode, encode, plain
 from autoddp.files import write_whole
+from autoddp.topology.naming import GLOO, LOOPBACK
 
 SCHEMA = 2
 
@@ -84,13 +85,15 @@ class LinkFacts:
 def backend_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that choose interfaces, protocols and algorithms.
 
-    Left out: what only logs, and TORCH_NCCL_*, of which torch elastic sets some in the workers only.
+    Left out: what only logs; TORCH_NCCL_*, of which torch elastic sets some in the workers only; and the loopback
+    interface, which our own jobs on one host are given.
 
     >>> backend_variables({"GLOO_SOCKET_IFNAME": "eth0", "NCCL_DEBUG": "INFO", "HOME": "/root"})
     {'GLOO_SOCKET_IFNAME': 'eth0'}
     """
     steering = (name for name in sorted(environment) if name.startswith(("GLOO_", "NCCL_")))
-    return {name: environment[name] for name in steering if not name.startswith("NCCL_DEBUG")}
+    chosen = {name: environment[name] for name in steering if not name.startswith("NCCL_DEBUG")}
+    return {name: value for name, value in chosen.items() if (name, value) != (GLOO, LOOPBACK)}
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ def store(output: Path, result: BenchResult) -> Path:
     """Write a result, whole or not at all, and return its path. An older one of the same world is replaced. OSError."""
     place = folder(output) / f"{result.facts.key}.json"
     place.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(place, encode(result.plain(), indent=1))
+    write_whole(place, encode(result.plain(), indent=1), private=True)
     return place
 
 

@@ -9,7 +9,7 @@ from autoddp.bench import store
 from autoddp.bench.expectation import judge
 from autoddp.errors import UsageError
 from autoddp.launch.bench_job import BenchRequest, parse, run_bench
-from autoddp.log import tell
+from autoddp.log import show, tell
 from autoddp.topology import verdicts
 from autoddp.topology.probe import probe
 
@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> int:
     else:
         from autoddp.report.bench_tables import tables
 
-        print("\n\n".join([tables(result), *verdict]))
+        show("\n\n".join([tables(result), *verdict]))
     return 0
 
 

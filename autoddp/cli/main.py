@@ -22,8 +22,9 @@ from autoddp.launch.mode import Mode, choose
 from autoddp.launch.network import Network
 from autoddp.launch.options import Options, parse
 from autoddp.launch.script import require_script
+from autoddp.launch.secret_words import without_secrets
 from autoddp.launch.signals import signals_end_tuning
-from autoddp.log import tell
+from autoddp.log import printable, show, tell
 
 if TYPE_CHECKING:
     from autoddp.launch.agreement import Agreement
@@ -131,11 +132,12 @@ def _agreement(options: Options, mode: Mode) -> Agreement | None:
 def _show(options: Options, mode: Mode) -> None:
     if mode.tune:
         study = options.study
-        print(f"would tune: {study.trials} trials, up to rung {study.allowed}, then write {options.recipe_path}")
+        what = f"{study.trials} trials, up to rung {study.allowed}, then write {options.recipe_path}"
+        show(printable(f"would tune: {what}"))
     variables = " ".join(f"{name}={value!r}" for name, value in mode.variables.items())
-    words = [options.script, *options.torchrun.training_script_args]
-    print(f"would launch: {variables + ' ' if variables else ''}{' '.join(words)}")
-    print(f"configuration: {'the best one found' if mode.tune else mode.configuration}")
+    words = [options.script, *without_secrets(options.torchrun.training_script_args)]
+    show(printable(f"would launch: {variables + ' ' if variables else ''}{' '.join(words)}"))
+    show(printable(f"configuration: {'the best one found' if mode.tune else mode.configuration}"))
 
 
 def _open_standard_streams() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from autoddp.errors import AutoddpError, UsageError
+from autoddp.log import printable, show
 from autoddp.recipe import Evidence, Fits, LadderEntry, Recipe, compare, load
 from autoddp.timing import Speedup
 from autoddp.units import data_size, gradient_error, milliseconds
@@ -37,7 +38,10 @@ def run(arguments: list[str]) -> int:
     (recipe,) = recipes
     answer: dict[str, Any] = options.data(recipe)
     text: Callable[[str, Recipe], str] = options.text
-    print(json.dumps({"ok": True, "file": options.file, **answer}) if options.json else text(options.file, recipe))
+    if options.json:
+        print(json.dumps({"ok": True, "file": options.file, **answer}))
+    else:
+        show(text(printable(options.file), recipe))
     return 0
 
 
@@ -79,9 +83,9 @@ def _diff(files: Sequence[str], one: Recipe, other: Recipe, as_json: bool) -> in
         print(json.dumps({"ok": True, "files": list(files), "same": not found, "differences": differences}))
     elif found:
         rows = [(key, *("-" if value is None else _cell(value) for value in values)) for key, values in found.items()]
-        print(_aligned([("", *files), *rows]))
+        show(_aligned([("", *files), *rows]))
     else:
-        print(f"{files[0]} and {files[1]} say the same")
+        show(" and ".join(map(printable, files)) + " say the same")
     return 1 if found else 0
 
 

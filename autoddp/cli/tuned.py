@@ -7,7 +7,7 @@ from dataclasses import asdict, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from autoddp.errors import AutoddpError, NotTuned
+from autoddp.errors import AutoddpError, NotTuned, RecipeError
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import POWERSGD_RANK, POWERSGD_START_STEP, start_step
 from autoddp.launch.elastic import node_range
@@ -16,6 +16,7 @@ from autoddp.launch.nccl_logs import transports
 from autoddp.launch.network import Network
 from autoddp.launch.options import Options
 from autoddp.launch.run_folder import RunFolder
+from autoddp.launch.secret_words import without_secrets
 from autoddp.launch.tune import Tuned
 from autoddp.launch.usual_folders import elsewhere
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse, save
@@ -59,7 +60,12 @@ class Results:
     def mode(self, mode: Mode, tuned: Tuned) -> Mode:
         """The mode to launch in. Whatever went wrong, the job can still run as written."""
         options, folder = self._options, self._folder
-        place = place_for(options, parse(tuned.recipe, options.recipe_path), say) if tuned.recipe else None
+        place = None
+        if tuned.recipe:
+            try:
+                place = place_for(options, parse(tuned.recipe, options.recipe_path), say)
+            except RecipeError as error:  # it came from another host, or from a process of the script
+                tuned.why = f"the recipe that was found is not sound: {error}"
         if tuned.outcome is not None:
             self._write_summary(tuned.outcome, tuned.wall_seconds, place or options.recipe_path)
         if place is None:
@@ -114,7 +120,7 @@ class Results:
             say(line)
         options, torchrun = self._options, self._options.torchrun
         words = ["--nproc-per-node", str(torchrun.nproc_per_node), *(["-m"] if torchrun.module else []), options.script]
-        same_job = [*words, *torchrun.training_script_args] if node_range(torchrun)[1] == 1 else []
+        same_job = [*words, *without_secrets(torchrun.training_script_args)] if node_range(torchrun)[1] == 1 else []
         say(try_next(outcome, str(place), same_job))
 
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from autoddp.errors import UsageError, first_line
+from autoddp.files import append
 from autoddp.launch.gathering import Arrivals, Endpoint
+from autoddp.launch.network import on_one_host
 from autoddp.launch.signals import ENDING
 from autoddp.log import tell
 
@@ -196,7 +198,10 @@ def run_own_job(torchrun: argparse.Namespace, name: str, more: dict[str, str]) -
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     arguments = _other_rendezvous(torchrun, name)
-    with _quiet_elastic(None), _signal_handlers_kept(), environment_with(for_own_workers(os.environ) | more):
+    variables = for_own_workers(os.environ) | more
+    if node_range(torchrun)[1] == 1:
+        variables |= on_one_host(os.environ)
+    with _quiet_elastic(None), _signal_handlers_kept(), environment_with(variables):
         try:
             with _rendezvous_errors(arguments):
                 return _run_without_restarts(arguments)
@@ -266,11 +271,15 @@ def _other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Names
     """The same hosts under another run id. A static rendezvous becomes a dynamic one at the same endpoint.
 
     Only in a dynamic one a restart on one node restarts the others. And the workers of a static job keep their keys in
-    the endpoint's store, where the next job's workers would find them.
+    the endpoint's store, where the next job's workers would find them. One host alone gets a rendezvous that no other
+    host can reach.
     """
     arguments = copy.copy(torchrun)
     if node_range(torchrun)[1] == 1:
-        arguments.rdzv_backend, arguments.rdzv_endpoint = "c10d", "localhost:0"
+        from autoddp.launch import loopback
+
+        loopback.register()
+        arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_conf = loopback.BACKEND, loopback.ADDRESS, ""
         arguments.rdzv_id = f"{uuid.uuid4()}.{name}"
         return arguments
     if torchrun.rdzv_backend == "static":
@@ -298,6 +307,11 @@ def _beside_the_meeting_point(torchrun: argparse.Namespace, name: str) -> argpar
     return arguments
 
 
+def torchrun_module(torchrun: argparse.Namespace) -> str:
+    """The module to start as torchrun with the words of `meeting_words`."""
+    return "torch.distributed.run" if node_range(torchrun)[1] > 1 else "autoddp.launch.loopback"
+
+
 def meeting_words(torchrun: argparse.Namespace, name: str) -> list[str]:
     """torchrun's options, as words of a command, by which further processes meet on the same hosts; no restarts."""
     arguments = _beside_the_meeting_point(torchrun, name)
@@ -320,6 +334,8 @@ def _quiet_elastic(log: Path | None) -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.distributed.run")]
     loggers += [logging.getLogger(n) for n in list(logging.root.manager.loggerDict) if n.startswith(loggers[0].name)]
     before = [(logger, list(logger.handlers), logger.propagate) for logger in loggers]
+    if log:
+        append(log, "")
     handler = logging.FileHandler(log) if log else logging.NullHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
     for logger in loggers:

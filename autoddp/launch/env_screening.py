@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from autoddp.bench.burst import Burst
+from autoddp.files import append
 from autoddp.knobs import Configuration, Value
-from autoddp.launch.elastic import for_own_workers, meeting_words
+from autoddp.launch.elastic import for_own_workers, meeting_words, torchrun_module
 from autoddp.log import get_logger
 from autoddp.timing import median
 from autoddp.wire import JobFacts
@@ -67,12 +68,12 @@ class Screening:
     def _seconds(self, burst: Burst, variables: Mapping[str, str]) -> list[float]:
         """One value for each burst; empty for a job that failed or hung."""
         self._number += 1
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         place = self.folder / f"{self._number}.json"
         environment = {**self.environment, **variables, **for_own_workers(self.environment)}
         words = [*meeting_words(self.torchrun, f"screening{self._number}"), "--redirects", "3"]
         words += ["--log-dir", str(self.folder), "-m", _MODULE, str(place), json.dumps(asdict(burst))]
-        self._run([sys.executable, "-m", "torch.distributed.run", *words], environment)
+        self._run([sys.executable, "-m", torchrun_module(self.torchrun), *words], environment)
         try:
             plain: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -81,6 +82,7 @@ class Screening:
         return list(plain["seconds"])
 
     def _run(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        append(self.folder / "launcher.log", "")
         with self._starting, open(self.folder / "launcher.log", "ab") as log:
             if self._stopped:
                 return

@@ -1,9 +1,17 @@
-"""A port that answers with a secret and then reads and drops data: launchers try each other's addresses with it."""
+"""A port that answers those who know its secret, and then reads and drops data.
+
+Launchers try each other's addresses with it.
+
+Both sides show that they know the secret without sending it: the client sends a random number and a keyed digest of it,
+and the listener sends another keyed digest of the same number. It closes the connections of all others.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import hmac
 import os
 import secrets
 import socket
@@ -17,45 +25,107 @@ _AT_ONCE = 500  # connections tried at the same time; a process may often have 1
 _BUFFER = 512 * 1024  # bytes that the kernel may hold: on a slow link it sends them after the time is over
 _SERVING = 10 * _PATIENCE  # seconds for the next data of a peer that has answered: it may serve many at once
 _READ_AT_ONCE, _SENT_AT_ONCE = 2**20, 2**18  # bytes: large, so that the link and not Python limits the rate
-_SECRET_BYTES = 16  # 128 bits: nobody answers with it by chance
+_NONCE, _DIGEST = 16, 32  # bytes
+_SECRET_BYTES = 16  # 128 bits: nobody guesses it
+_STRANGERS = 4096  # connections that have not shown the secret yet, at once: all hosts come together; more are closed
+_PORTS_TRIED = 20  # before it listens on all interfaces: another program may have a port on one of the addresses
+_STRANGER = "another machine answers there"
 _ACCOUNT_BYTES = 8  # for the number of bytes that have arrived, which the listener sends at the end
 
 
 class Listener:
-    """`with Listener() as listener:` on a free port of all addresses; a thread per connection, all daemons."""
+    """`with Listener(addresses) as listener:` on one free port of these addresses; a thread for each connection.
 
-    def __init__(self) -> None:
+    It listens on all interfaces where an address is not one of this host's, because the others may still reach this
+    host by it (a router may translate it), and where none is given.
+    """
+
+    def __init__(self, addresses: Sequence[str] = ()) -> None:
         self.secret = secrets.token_hex(_SECRET_BYTES)
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        self._server = socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
-        self.port: int = self._server.getsockname()[1]
+        self._servers = _on_one_port(addresses) or [_everywhere()]
+        self.port: int = self._servers[0].getsockname()[1]
+        self._strangers = threading.Semaphore(_STRANGERS)
 
     def __enter__(self) -> Listener:
-        threading.Thread(target=self._accept, name="autoddp-network", daemon=True).start()
+        for server in self._servers:
+            threading.Thread(target=self._accept, args=(server,), name="autoddp-network", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)  # close alone would leave a thread in accept
-        self._server.close()
+        for server in self._servers:
+            with contextlib.suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)  # close alone would leave a thread in accept
+            server.close()
 
-    def _accept(self) -> None:
+    def _accept(self, server: socket.socket) -> None:
         while True:
             try:
-                connection, _ = self._server.accept()
+                connection, _ = server.accept()
+            except ConnectionAbortedError:
+                continue
             except OSError:
                 return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            if self._strangers.acquire(blocking=False):
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            else:
+                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
+            try:
+                answer = self._answer(connection)
+            finally:
+                self._strangers.release()
+            if not answer:
+                return
             connection.settimeout(_SERVING)
-            connection.sendall(self.secret.encode())
+            connection.sendall(answer)
             count, buffer = 0, bytearray(_READ_AT_ONCE)
             while read := connection.recv_into(buffer):
                 count += read
             connection.sendall(count.to_bytes(_ACCOUNT_BYTES, "big"))
+
+    def _answer(self, connection: socket.socket) -> bytes:
+        """What this listener answers; empty for a stranger. OSError for one that says too little in time."""
+        until, said = time.monotonic() + _PATIENCE, b""
+        while len(said) < _NONCE + _DIGEST:
+            connection.settimeout(max(0.001, until - time.monotonic()))
+            read = connection.recv(_NONCE + _DIGEST - len(said))
+            if not read or time.monotonic() > until:
+                return b""
+            said += read
+        nonce = said[:_NONCE]
+        is_known = hmac.compare_digest(said, nonce + _shown(self.secret, b"client", nonce))
+        return _shown(self.secret, b"listener", nonce) if is_known else b""
+
+
+def _shown(secret: str, who: bytes, nonce: bytes) -> bytes:
+    """What `who` sends to show that it knows the secret."""
+    return hmac.digest(secret.encode(), who + nonce, "sha256")
+
+
+def _on_one_port(addresses: Sequence[str]) -> list[socket.socket]:
+    """A listening socket for each address, all on one port; empty where that cannot be."""
+    for _ in range(_PORTS_TRIED):
+        servers: list[socket.socket] = []
+        try:
+            for address in dict.fromkeys(addresses):
+                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                port = servers[0].getsockname()[1] if servers else 0
+                servers.append(socket.create_server((address, port), family=family))
+            return servers
+        except OSError as error:
+            for server in servers:
+                server.close()
+            if error.errno != errno.EADDRINUSE:
+                return []
+    return []
+
+
+def _everywhere() -> socket.socket:
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
 
 
 @dataclass(frozen=True)
@@ -65,6 +135,11 @@ class Door:
     address: str
     port: int
     secret: str
+
+    def greeting(self) -> tuple[bytes, bytes]:
+        """What a client says first, and what the right listener answers."""
+        nonce = secrets.token_bytes(_NONCE)
+        return nonce + _shown(self.secret, b"client", nonce), _shown(self.secret, b"listener", nonce)
 
 
 def tried(doors: Sequence[Door]) -> list[str]:
@@ -89,11 +164,15 @@ async def _tried(door: Door, free: asyncio.Semaphore) -> str:
 
 async def _answer(door: Door) -> str:
     reader, writer = await asyncio.open_connection(door.address, door.port)
+    greeting, right = door.greeting()
     try:
-        said = await reader.readexactly(2 * _SECRET_BYTES)
+        writer.write(greeting)
+        said = await reader.readexactly(len(right))
+    except (EOFError, ConnectionError):
+        return _STRANGER  # a listener closes the connection of who does not know its secret
     finally:
         writer.close()
-    return "" if said == door.secret.encode() else "another machine answers there"
+    return "" if hmac.compare_digest(said, right) else _STRANGER
 
 
 def why_not_connected(error: BaseException) -> str:
@@ -111,7 +190,9 @@ def send_rate(door: Door, lasting: float) -> float:
             socket.create_connection((door.address, door.port), timeout=_PATIENCE) as connection,
             connection.makefile("rb") as answers,
         ):
-            if answers.read(2 * _SECRET_BYTES) != door.secret.encode():
+            greeting, right = door.greeting()
+            connection.sendall(greeting)
+            if not hmac.compare_digest(answers.read(len(right)), right):
                 return 0.0  # another machine has this address here
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
             block, sent, began = bytes(_SENT_AT_ONCE), 0, time.perf_counter()

@@ -7,9 +7,9 @@
 
 Without a choice the libraries take the address of the host's name, or the first interface by name. On a host with a
 docker bridge, a management network or a Debian-style name on 127.0.1.1 the job then hangs or becomes very slow. So
-every launcher listens on a port, and every other one tries to connect to each of its addresses; a secret shows whether
-the right machine answers, because private addresses are not unique. The next node measures, for a quarter of a second,
-how fast each address takes data.
+every launcher listens on a port, and every other one tries to connect to each of its addresses; a secret, which they
+have exchanged where they meet, shows whether the right machine answers, because private addresses are not unique. The
+next node measures, for a quarter of a second, how fast each address takes data.
 
 A choice of the user's is kept: where GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME is set on a node, nothing is measured for
 that node, and its address is that of the named interface, provided that the others can reach it.
@@ -29,11 +29,10 @@ from autoddp.codec import Struct, convert
 from autoddp.launch.interface_probe import Door, Listener, send_rate, tried
 from autoddp.launch.network import VARIABLES, Network
 from autoddp.topology import interfaces
-from autoddp.topology.naming import GLOO, NCCL, absent, named, preferred
+from autoddp.topology.naming import GLOO, LOOPBACK, NCCL, absent, named, preferred
 from autoddp.topology.rdma import rdma_settings
 from autoddp.topology.sysfs_rdma import sysfs_rdma
 
-_LOOPBACK = "lo"
 _CLEARLY = 1.2  # times as fast before a faster interface is taken instead of the one with the host name's address
 _MEASURED = 0.25  # seconds of sending to one interface, twice
 _TRIES = 2  # the faster one counts, because one lost packet stalls a short transfer for long
@@ -90,11 +89,11 @@ def places_here(local_addr: str | None, has_gpus: bool, environment: Mapping[str
     environment = os.environ if environment is None else environment
     nics = [nic for nic in interfaces() if nic.addresses]
     addresses = {nic.name: nic.addresses[0] for nic in nics}
-    if any(name == _LOOPBACK for _, name in socket.if_nameindex()):
-        addresses[_LOOPBACK] = "127.0.0.1"
+    if any(name == LOOPBACK for _, name in socket.if_nameindex()):
+        addresses[LOOPBACK] = "127.0.0.1"
     choice = named(environment, addresses)
     if NCCL in choice:  # NCCL ignores the loopback unless its whole name is given
-        choice[NCCL] = [n for n in choice[NCCL] if n != _LOOPBACK or environment[NCCL].lstrip("=") == _LOOPBACK]
+        choice[NCCL] = [n for n in choice[NCCL] if n != LOOPBACK or environment[NCCL].lstrip("=") == LOOPBACK]
     asked = {name for names in choice.values() for name in names}
     down = [nic.name for nic in nics if nic.up is False]
     try:
@@ -122,7 +121,7 @@ def with_rdma(network: Network, taken: Collection[str]) -> Network:
 
 def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places) -> Found:
     """The same exchange on all nodes. `labels` has each node's name for people, such as "node 1 (host1)"."""
-    with Listener() as listener:
+    with Listener(places.to_try) as listener:
         mine = _Listening(listener.port, listener.secret, places)
         all_ = [convert(one, _Listening) for one in exchange("network/address", mine)]
         doors = [(o, one.door(a)) for o, one in enumerate(all_) if o != node for a in one.places.to_try]
@@ -215,7 +214,7 @@ class _Node:
 
 def _is_loopback(name: str, address: str) -> bool:
     """Whether only this machine can connect to it."""
-    return name == _LOOPBACK or ipaddress.ip_address(address).is_loopback
+    return name == LOOPBACK or ipaddress.ip_address(address).is_loopback
 
 
 def _is_taken(places: Places, usable: Mapping[str, str]) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autoddp.codec import encode, replace
+from autoddp.files import append
 from autoddp.log import get_logger
 from autoddp.wire import Entry, Measure
 
@@ -45,8 +46,7 @@ class Journal:
         if not self._is_whole:
             return
         try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(encode(entry) + "\n")
+            append(self._path, encode(entry) + "\n")
         except OSError as error:
             # On a full disk the file ends here, and the study goes on.
             self._is_whole = False

@@ -30,6 +30,7 @@ from autoddp.knobs.micro_batches import larger_batch
 from autoddp.launch.elastic import node_range, processes_per_node
 from autoddp.launch.local_fingerprint import known_here, not_here, visible_gpus
 from autoddp.launch.options import Options
+from autoddp.launch.secret_words import without_secrets
 from autoddp.log import printable
 from autoddp.recipe import Fits, LadderEntry, Recipe, best_allowed, differences, load, require_fit, require_replaceable
 from autoddp.topology import NumaNode, cpus, numa_nodes
@@ -385,8 +386,8 @@ def _from(folder: str, script: str) -> str:
 
 
 def arguments_digest(options: Options) -> str:
-    """16 hex digits over the script's arguments. A digest, since an argument may be a secret and a recipe is shared."""
-    words = json.dumps(list(options.torchrun.training_script_args))
+    """16 hex digits over the script's arguments, without what looks like a secret, because a recipe is shared."""
+    words = json.dumps(without_secrets(options.torchrun.training_script_args))
     return hashlib.sha256(words.encode(errors="surrogatepass")).hexdigest()[:16]
 
 

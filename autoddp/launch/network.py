@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autoddp.topology.naming import GLOO, NCCL
+from autoddp.topology.naming import GLOO, LOOPBACK, NCCL
 
 _LIKE = 0.1  # of the fastest rate; only half of it gains, but rates are rough here, and a benchmark decides later
 VARIABLES = (GLOO, NCCL)
+
+
+def on_one_host(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables for our own jobs on one host, so that no other host can connect to their ranks.
+
+    What Gloo sends to its own host goes over the loopback interface in any case. What the user has set stays.
+    """
+    return {} if environment.get(GLOO) or sys.platform != "linux" else {GLOO: LOOPBACK}
 
 
 @dataclass(frozen=True)

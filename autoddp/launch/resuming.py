@@ -18,11 +18,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from autoddp.codec import decode, plain
+from autoddp.files import write_private
 from autoddp.launch.mode import arguments_digest
 from autoddp.launch.options import Options
 from autoddp.launch.owner import marked_in
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.script import ScriptSource, script_path
+from autoddp.launch.secret_words import is_secret, without_secrets
 from autoddp.settings import StudySettings
 from autoddp.version import __version__
 from autoddp.wire import Entry, JobFacts
@@ -45,7 +47,7 @@ _OF_LIBRARIES = (
 def study_begins(folder: RunFolder, job: Job, settings: StudySettings, facts: JobFacts) -> None:
     """Note of what job the journal's measurements are."""
     with contextlib.suppress(OSError):  # then this study is not resumed
-        (folder.path / _STUDY).write_text(_of(job, settings, facts), encoding="utf-8")
+        write_private(folder.path / _STUDY, _of(job, settings, facts))
 
 
 def study_is_over(folder: RunFolder) -> None:
@@ -83,9 +85,10 @@ def _of(job: Job, settings: StudySettings, facts: JobFacts) -> str:
 def job_now(options: Options) -> Job:
     """What is being tuned. To be called before the script is started: the user may change files while it is tuned.
 
-    Arguments, variables and files are kept as digests, since they may hold secrets.
+    Arguments, variables and files are kept as digests. What looks like a secret is no part of them: it changes nothing
+    that is measured.
     """
-    arguments = options.torchrun.training_script_args
+    arguments = without_secrets(options.torchrun.training_script_args)
     source = ScriptSource(options.torchrun)
     return {
         "autoddp": __version__,
@@ -126,7 +129,9 @@ def _files_named(arguments: Sequence[str]) -> Iterator[str]:
 def _variables(source: ScriptSource) -> dict[str, str]:
     """Of the environment, what the script may read, and what torch and the libraries below it read."""
     return {
-        name: value for name, value in os.environ.items() if name.startswith(_OF_LIBRARIES) or source.mentions(name)
+        name: without_secrets([value])[0]
+        for name, value in os.environ.items()
+        if (name.startswith(_OF_LIBRARIES) or source.mentions(name)) and not is_secret(name)
     }
 
 

@@ -88,7 +88,8 @@ class RunFolder:
         `scratch` and `written` in it, and `caches` beside it, are removed then too.
         """
         folder = self.path / f"attempt{number}"
-        (folder / "heartbeats").mkdir(parents=True)
+        for new in (folder, folder / "heartbeats"):
+            new.mkdir(mode=0o700)
         return folder
 
     def private(self, place: Path) -> Path:

@@ -1,4 +1,8 @@
-"""The launcher's end of the workers' socket in one attempt: it accepts connections and turns messages into events."""
+"""The launcher's end of the workers' socket in one attempt: it accepts connections and turns messages into events.
+
+The socket is in a folder that only this user can enter, and the kernel says of each peer which user it is. Whatever
+else comes than messages of the protocol, or half of one, ends that connection and nothing more.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,11 @@ from autoddp.wire import LARGEST, VERSION, Hello, Message, StopTuning, Welcome, 
 
 logger = get_logger(__name__)
 
-_SENDING = 10  # seconds in which a worker must take a message: a stopped worker must not block the launcher
+_PASSING = 10  # seconds in which a worker must take a message: a stopped worker must not block the launcher
+_REST = 30  # seconds without a byte in which a worker must go on with a message that it has begun
+_FIRST = 2**20  # bytes: StopTuning may name some paths
+_AT_ONCE = 1024  # connections: far more than a host has ranks; further ones are closed
+_BREATH = 0.05  # seconds before the next try where a connection could not be taken: all descriptors may be in use
 _CLOSING = 1.0  # seconds that connections have to close by themselves once the attempt has ended
 
 
@@ -84,8 +92,7 @@ class WorkerServer:
         self._path = path
         self._attempt = attempt
         self._put = put
-        self._connections: list[Connection] = []
-        self._serving: list[threading.Thread] = []
+        self._serving: dict[threading.Thread, Connection] = {}
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(path)
         os.chmod(path, 0o600)
@@ -105,7 +112,7 @@ class WorkerServer:
         until = time.monotonic() + _CLOSING
         for thread in self._serving:
             thread.join(max(0.0, until - time.monotonic()))
-        for connection in self._connections:
+        for connection in self._serving.values():
             _shut_down(connection)
         for thread in self._serving:
             thread.join()
@@ -117,25 +124,39 @@ class WorkerServer:
                 return
             try:
                 accepted, _ = self._socket.accept()
+                self._take(accepted)
             except OSError as error:
                 logger.debug("a connection that could not be taken: %s", error)
-                continue
-            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SENDING, 0))
-            connection = Connection(accepted.detach())
-            self._connections.append(connection)
-            thread = threading.Thread(target=self._serve, args=(connection,), name="autoddp-serve", daemon=True)
-            self._serving.append(thread)
-            thread.start()
+                time.sleep(_BREATH)
+
+    def _take(self, accepted: socket.socket) -> None:
+        self._forget_those_that_ended()
+        if len(self._serving) >= _AT_ONCE or not _is_this_user(accepted):
+            logger.debug("a stranger on the socket, or too many connections")
+            accepted.close()
+            return
+        for direction, limit in ((socket.SO_SNDTIMEO, _PASSING), (socket.SO_RCVTIMEO, _REST)):
+            accepted.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", limit, 0))
+        connection = Connection(accepted.detach())
+        thread = threading.Thread(target=self._serve, args=(connection,), name="autoddp-serve", daemon=True)
+        self._serving[thread] = connection
+        thread.start()
+
+    def _forget_those_that_ended(self) -> None:
+        """A connection closes when nobody knows it any more."""
+        self._serving = {thread: one for thread, one in self._serving.items() if thread.is_alive()}
 
     def _serve(self, connection: Connection) -> None:
         try:
-            first = decode(connection.recv_bytes(LARGEST))
+            if not connection.poll(_REST):
+                raise ValueError("it says nothing")
+            first = decode(connection.recv_bytes(_FIRST))
             if isinstance(first, StopTuning):
                 self._put(StopAsked(first))
                 connection.send_bytes(encode(Welcome(False)))
                 return
             if not isinstance(first, Hello):
-                raise ValueError(f"expected Hello, got {first}")
+                raise ValueError(f"expected Hello, got {type(first).__name__}")
             if first.version != VERSION:
                 logger.warning(
                     "rank %d is sent away: it speaks version %d of the tuning protocol, and this launcher version %d; "
@@ -150,11 +171,20 @@ class WorkerServer:
         self._put(Said(self._attempt, worker, first))
         try:
             while True:
+                connection.poll(None)
                 self._put(Said(self._attempt, worker, decode(connection.recv_bytes(LARGEST))))
         except (ValueError, EOFError, OSError) as error:
             logger.debug("rank %d has gone: %r", first.rank, error)
             _shut_down(connection)
             self._put(Closed(self._attempt, worker))
+
+
+def _is_this_user(accepted: socket.socket) -> bool:
+    """Whether the peer runs as this user. True where the system does not tell: the folder keeps others out as well."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    _, uid, _ = struct.unpack("3i", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return bool(uid == os.geteuid())
 
 
 def _shut_down(connection: Connection) -> None:

@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Protocol
 
 from autoddp.errors import UsageError
+from autoddp.files import write_private
 from autoddp.isolation import Level
 from autoddp.isolation.trackers import TRACKERS_OFF, why_not
 from autoddp.knobs.computing import THREADS
 from autoddp.launch import nccl_logs
 from autoddp.launch.deadline import Deadline, command_given
+from autoddp.launch.elastic import node_range
 from autoddp.launch.env_screening import Screening
 from autoddp.launch.hosts import Hosts, Next
 from autoddp.launch.isolating import Isolation, choose_isolation
 from autoddp.launch.journal import Journal
 from autoddp.launch.keeper import Attempt, Keeper
 from autoddp.launch.live_job import LiveJob
+from autoddp.launch.network import on_one_host
 from autoddp.launch.options import Options
 from autoddp.launch.presence import HostsGone
 from autoddp.launch.rank_logs import LogKeeper
@@ -157,6 +160,7 @@ class Tuning:
         self._keeper = preparation.keeper
         self._isolation = preparation.isolation  # of the next attempt
         self._job = job_now(self.options)  # the user may change the files of the script while it is being tuned
+        self._own_network = on_one_host(os.environ) if node_range(self.options.torchrun)[1] == 1 else {}
 
     def run(self) -> Tuned:
         """Run the study on the live script.
@@ -171,7 +175,8 @@ class Tuning:
             return tuned
         began = time.perf_counter()
         job = LiveJob(self._folder.socket, Journal(self._folder.journal), Deadline(self.options.budget, self.began))
-        screening = Screening(self.options.torchrun, self._folder.path / "screening", dict(os.environ))
+        environment = {**os.environ, **self._own_network}
+        screening = Screening(self.options.torchrun, self._folder.path / "screening", environment)
         arguments = (job, screening, tuned, began)
         thread = threading.Thread(target=self._study, args=arguments, name="autoddp-study", daemon=True)
         thread.start()
@@ -282,11 +287,14 @@ class Tuning:
         if self._isolation.level is not Level.GUARD:
             return own
         own.mkdir(mode=0o700)
-        (own.parent / "token").write_text(place.parent.name, encoding="utf-8")
+        token = own.parent / "token"
+        write_private(token, place.parent.name)
         first = Path(self.hosts.of_the_first(f"attempt{number}/written", str(own), self.reporter.say) or own)
         with contextlib.suppress(OSError):
             # A folder of that name that is not the first host's says another word, or nothing.
-            if (first.parent / "token").read_text(encoding="utf-8") == first.parent.parent.name:
+            theirs = first.parent / "token"
+            is_ours = os.lstat(theirs).st_uid == os.lstat(token).st_uid  # another user may guess the names
+            if is_ours and theirs.read_text(encoding="utf-8") == first.parent.parent.name:
                 return first
         return own
 
@@ -329,6 +337,7 @@ class Tuning:
         return {
             "AUTODDP_TUNING": "1",
             **TRACKERS_OFF,
+            **self._own_network,
             **self._isolation.variables(place, written, os.environ),
             **config.environment(os.environ),
         }

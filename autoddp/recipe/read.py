@@ -36,7 +36,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_LARGEST = 2**20  # bytes; a recipe has some 2,000
+_LARGEST = 2**18  # bytes; a recipe has some 2,000
+_DOTS = 64  # between two of `,=[]{}` in a line: Python's parser takes time by the square of a dotted key's parts
 
 
 def load(path: str | os.PathLike[str]) -> Recipe:
@@ -59,6 +60,10 @@ def parse(text: str, file: str | os.PathLike[str]) -> Recipe:
 
 
 def _values(text: str, name: str) -> dict[str, Any]:
+    if len(text) > _LARGEST:
+        raise RecipeError(f"{name}: too long for a recipe; tune again with --trials 20")
+    if any(part.count(".") > _DOTS for part in re.split(r"[,=\[\]{}\n]", text)):
+        raise RecursionError
     try:
         values: dict[str, Any] = tomllib.loads(text)
     except ValueError as problem:  # TOMLDecodeError is one, and so is a number with too many digits
@@ -93,7 +98,7 @@ def _content(path: Path, name: str) -> bytes:
     with open(path, "rb", opener=lambda file, flags: os.open(file, flags | os.O_NONBLOCK)) as file:
         content = file.read(_LARGEST + 1)
     if len(content) > _LARGEST:
-        raise RecipeError(f"{name}: larger than {_LARGEST >> 20} MiB, so not a recipe; tune again with --trials 20")
+        raise RecipeError(f"{name}: larger than {_LARGEST >> 10} KiB, so not a recipe; tune again with --trials 20")
     return content
 
 

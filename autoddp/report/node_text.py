@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from autoddp.tables import grid, text_of
+from autoddp.log import printable, show
+from autoddp.tables import LITERAL, Harmless, grid, text_of
 from autoddp.topology import Gpu, GpuPair, Nic, Node, NumaNode, RdmaPort, Verdict, switches
 from autoddp.units import data_size
 
@@ -24,12 +25,12 @@ _COLOURS = {"NV": "green", "PIX": "cyan", "PXB": "blue", "PHB": "yellow", "NODE"
 def show_node(node: Node, verdicts: Sequence[Verdict]) -> None:
     """Prints what `autoddp probe` shows of a node: in colour on a terminal, else plain and 160 columns wide."""
     parts = [_tree(node), *_matrix(node), *_facts(node), *_verdicts(verdicts), *_unknown(node)]
-    console = Console(highlight=False)
+    console = Console(**LITERAL)
     if not console.is_terminal:
-        print(text_of(parts, _PLAIN_WIDTH))
+        show(text_of(parts, _PLAIN_WIDTH))
         return
     for part in parts:
-        console.print(part)
+        console.print(Harmless(part))
 
 
 def link_word(pair: GpuPair) -> str:
@@ -183,10 +184,10 @@ def _unknown(node: Node) -> list[RenderableType]:
 def show_outputs(read: Mapping[str, Mapping[str, Any]]) -> None:
     """Another machine's outputs, on stdout: each under its name, with one line for each fact that is known."""
     for name, facts in read.items():
-        print(f"{name.replace('_', ' ')}:")
+        show(f"{name.replace('_', ' ')}:")
         for fact, value in facts.items():
             for line in _lines(fact.replace("_", " "), value):
-                print(f"  {line}")
+                show(f"  {printable(line)}")
 
 
 def _lines(label: str, value: Any) -> list[str]:

@@ -43,7 +43,7 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
 
 def write_summary(path: Path, content: dict[str, Any]) -> None:
     """Whole or not at all. OSError."""
-    write_whole(path, encode(content, indent=1))
+    write_whole(path, encode(content, indent=1), private=True)
 
 
 def _trial(record: TrialRecord) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from autoddp.files import append
 from autoddp.knobs import Configuration, Rung
-from autoddp.log import UnfailingStderr, printable
+from autoddp.log import UnfailingStderr, printable, printable_lines
 from autoddp.study import Observer, Outcome, Screened, TrialRecord
-from autoddp.tables import text_of
+from autoddp.tables import LITERAL, Harmless, text_of
 from autoddp.timing import Headroom
 from autoddp.units import data_size, duration, gradient_error, milliseconds
 from autoddp.wire import JobFacts
@@ -30,8 +31,8 @@ _PLAIN_WIDTH = 200  # columns of a log file, where a folded line is harder to re
 def _console() -> Console:
     # rich answers a broken pipe by ending the program.
     stderr = cast("IO[str]", UnfailingStderr())
-    console = Console(file=stderr, highlight=False)
-    return console if console.is_terminal else Console(file=stderr, highlight=False, width=_PLAIN_WIDTH)
+    console = Console(file=stderr, **LITERAL)
+    return console if console.is_terminal else Console(file=stderr, width=_PLAIN_WIDTH, **LITERAL)
 
 
 def say(text: str, style: str = "") -> None:
@@ -148,7 +149,7 @@ class Terminal(Observer):
         if outcome.ladder:
             plain = text_of([_ladder(outcome, self._allows, boxed=False)], _PLAIN_WIDTH)
             if self._console.is_terminal:
-                self._console.print(_ladder(outcome, self._allows, boxed=True))
+                self._console.print(Harmless(_ladder(outcome, self._allows, boxed=True)))
             else:
                 self._console.print(Text(plain), soft_wrap=True)
             self._note(plain)
@@ -165,13 +166,14 @@ class Terminal(Observer):
         self._line(f"{verb} {outcome.decision.configuration}: {outcome.decision.why}")
 
     def _line(self, text: str) -> None:
-        self._console.print(Text(f"autoddp: {text}"), soft_wrap=True)
-        self._note(text)
+        line = printable(text)
+        self._console.print(Text(f"autoddp: {line}"), soft_wrap=True)
+        self._note(line)
 
     def _note(self, text: str) -> None:
-        """A line for the log only."""
-        with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as file:
-            file.write(f"{text}\n")
+        """Lines for the log only, which is read on a terminal too."""
+        with contextlib.suppress(OSError):
+            append(self._log, f"{printable_lines(text)}\n")
 
 
 class _Bar:

@@ -18,13 +18,16 @@ import functools
 import operator
 import os
 from multiprocessing.connection import Client, Connection
-from typing import Any
+from typing import Annotated, Any
 
 from autoddp import codec
-from autoddp.codec import Struct
+from autoddp.codec import Meta, Struct
 from autoddp.knobs import Configuration, GradientError
 from autoddp.wire.job_facts import JobFacts
 
+_Count = Annotated[int, Meta(ge=0)]
+_Process = Annotated[int, Meta(gt=0)]
+"""The id of one process: the launcher may send it a signal, and 0 and negative numbers would mean many."""
 VERSION = 3
 """Of all messages. `Hello` has the same fields in every version, so that it can always be told which one is spoken."""
 LARGEST = 64 * 2**20
@@ -40,10 +43,10 @@ class Hello(Message, frozen=True):
 
     version: int
     """`VERSION` of the worker; the launcher talks to no other than its own."""
-    rank: int
-    local_rank: int
-    pid: int
-    restart: int
+    rank: _Count
+    local_rank: _Count
+    pid: _Process
+    restart: _Count
     """How often elastic has restarted the group: TORCHELASTIC_RESTART_COUNT."""
 
 

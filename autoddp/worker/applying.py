@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, REDUCE_OVERHEAD, THREADS
 from autoddp.knobs.hook import HOOK
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
+from autoddp.log import tell
 from autoddp.wire import WorkerConfig
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
@@ -184,4 +184,4 @@ def _warn(text: str) -> None:
 
 def _say(text: str) -> None:
     if os.environ.get("RANK", "0") == "0":
-        print(f"autoddp: {text}", file=sys.stderr, flush=True)
+        tell(text)

@@ -6,11 +6,11 @@ The gain is measured on the job's own steps, alternately with and without the re
 from __future__ import annotations
 
 import os
-import sys
 
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW, STATIC_GRAPH
+from autoddp.log import tell
 from autoddp.timing import median, speedup
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import DdpEvents, Patch, Wrapped
@@ -101,4 +101,4 @@ class _Bypass(DdpEvents):
         times = f"{median(self._with) * 1e3:.3g} → {median(self._without) * 1e3:.3g} ms"
         what = f"a step is {gain} as fast, {times}" if gain.sure else f"{times} a step, no sure difference"
         if os.environ.get("RANK", "0") == "0":
-            print(f"autoddp: without DDP's reduction, of one rank, {what}", file=sys.stderr, flush=True)
+            tell(f"without DDP's reduction, of one rank, {what}")

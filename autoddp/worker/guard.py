@@ -13,7 +13,6 @@ in evaluation, and between ranks on unlike devices, whose arithmetic may differ 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import BY_NAME, Configuration
+from autoddp.log import tell
 from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, store_of
 from autoddp.worker.gradient_access import GradientHandler, add_handler, held_by, ids_of
 from autoddp.worker.sync_switch import ReductionSwitch
@@ -32,7 +32,7 @@ _EARLY = (0, 2, 10, 100)  # steps; 0 is before the first
 _EVERY = 1000  # a look reads each parameter once, as a small part of one step does: within 0.1 % of the time
 _WAITING = 8  # checksums that a rank keeps until rank 0 has written its own
 _OFF = (
-    "autoddp: warning: this version of torch does not tell by which store the ranks have met, so their parameters are "
+    "warning: this version of torch does not tell by which store the ranks have met, so their parameters are "
     "not compared in this job"
 )
 _HEARD_FOR = 8  # forward passes after a look in which a rank asks whether another one has found a difference
@@ -120,7 +120,7 @@ class Guard(DdpEvents, GradientHandler):
             one.is_off = True
             if rank == 0 and not self._has_said_that_it_is_off:
                 self._has_said_that_it_is_off = True
-                print(_OFF, file=sys.stderr, flush=True)
+                tell(_OFF)
             return
         if asks:
             one.hears = max(0, one.hears - 1)
@@ -152,12 +152,12 @@ class Guard(DdpEvents, GradientHandler):
             one.is_off = True  # they differ before anything was trained: the script has made them so
             return
         why = (
-            f"autoddp: rank {rank} has other parameters than rank 0 after {step} steps under the recipe's "
+            f"rank {rank} has other parameters than rank 0 after {step} steps under the recipe's "
             f"{self._knobs}: the job stops; launch it without the recipe (--trials 0), or tune again (--trials 20)"
         )
-        print(why, file=sys.stderr, flush=True)
+        tell(why)
         store.set(
-            said, f"{one.passes + 1} {why}"
+            said, f"{one.passes + 1} autoddp: {why}"
         )  # a backward pass lies before the next one, so all ranks see this by then
 
 

@@ -55,17 +55,17 @@ def test_the_result_is_kept(ended: Launch) -> None:
     assert sorted(path.name for path in ended.folder.iterdir()) == [".autoddp", "link.svg"]
 
 
-@pytest.mark.parametrize("interface", [whole(""), "lo"])
-def test_tuning_uses_what_was_measured_in_the_same_world(ended: Launch, tmp_path: Path, interface: str) -> None:
+@pytest.mark.parametrize("device", [whole(""), "TCP"])
+def test_tuning_uses_what_was_measured_in_the_same_world(ended: Launch, tmp_path: Path, device: str) -> None:
     words = [*TWO, "--trials", "1", "--tune-only", "--output", str(ended.folder / ".autoddp"), SCRIPTS / "plain.py"]
-    variables = {"TUNED_TIMES_LONGER": "12", **({"GLOO_SOCKET_IFNAME": interface} if interface else {})}
+    variables = {"TUNED_TIMES_LONGER": "12", **({"GLOO_DEVICE_TRANSPORT": device} if device else {})}
     launch = start(AUTODDP, tmp_path / "out", list(map(str, words)), variables).wait()
     assert launch.returncode == 0, launch.stderr[-3000:]
     newest = max((ended.folder / ".autoddp").glob("*/summary.json"), key=lambda path: path.stat().st_mtime)
     link = json.loads(newest.read_text())["job"]["link"]
     (sweep,) = json.loads(ended.stdout)["sweeps"]
-    assert link == (None if interface else sweep["model"])
-    assert ("what autoddp bench measured" in launch.stderr) is not bool(interface)
+    assert link == (None if device else sweep["model"])
+    assert ("what autoddp bench measured" in launch.stderr) is not bool(device)
 
 
 def test_nothing_is_left_running(ended: Launch) -> None:

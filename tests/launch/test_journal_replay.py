@@ -290,7 +290,7 @@ def test_all_that_was_said_is_an_event_before_the_server_has_closed(tmp_path: Pa
 
 
 def test_a_worker_that_reads_nothing_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_SENDING", 1)
+    monkeypatch.setattr(server_module, "_PASSING", 1)
     events: queue.Queue[Said | Closed | StopAsked] = queue.Queue()
     server = WorkerServer(str(tmp_path / "s"), 0, events.put)
     stopped = Client(str(tmp_path / "s"), family="AF_UNIX")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from launchers import AUTODDP, ROOT, SCRIPTS, TORCHRUN, start
 
-from autoddp.launch import interface_selection
+from autoddp.launch import interface_probe, interface_selection
 from autoddp.launch.interface_probe import Door, Listener, send_rate, tried
 from autoddp.launch.interface_selection import Places
 from autoddp.recipe import load
@@ -89,6 +91,38 @@ def test_a_stranger_with_the_same_address_is_not_a_peer():
         assert send_rate(right, 0.25) > 1e6
         assert send_rate(wrong, 0.25) == 0.0
     assert tried([right]) == ["connection refused"]
+
+
+def test_a_listener_says_nothing_to_a_stranger():
+    """Neither the secret nor anything else; it hears no more than a greeting, and goes on with those who know it."""
+    with Listener(["127.0.0.1"]) as listener:
+        for words in (b"", b"x", b"x" * 48, b"x" * 2**20):
+            with socket.create_connection(("127.0.0.1", listener.port), timeout=20) as stranger:
+                with contextlib.suppress(OSError):
+                    stranger.sendall(words)
+                    stranger.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(ConnectionResetError):
+                    assert stranger.recv(1) == b""
+        assert tried([Door("127.0.0.1", listener.port, listener.secret)]) == [""]
+
+
+def test_a_listener_gives_up_a_silent_stranger(monkeypatch):
+    monkeypatch.setattr(interface_probe, "_PATIENCE", 0.3)
+    monkeypatch.setattr(interface_probe, "_STRANGERS", 2)
+    with Listener(["127.0.0.1"]) as listener:
+        silent = [socket.create_connection(("127.0.0.1", listener.port), timeout=20) for _ in range(9)]
+        for each in silent:
+            with each:
+                assert each.recv(1) == b""
+        assert tried([Door("127.0.0.1", listener.port, listener.secret)]) == [""]
+
+
+def test_a_listener_is_on_the_given_addresses_alone():
+    with Listener(["127.0.0.1", "127.0.0.2", "::1"]) as listener:
+        assert tried([Door(address, listener.port, listener.secret) for address in ("127.0.0.2", "::1")]) == ["", ""]
+        assert tried([Door("127.0.0.3", listener.port, listener.secret)]) == ["connection refused"]
+    with Listener(["127.0.0.1", "192.0.2.77"]) as listener:  # the second one is no address of this host
+        assert tried([Door("127.0.0.3", listener.port, listener.secret)]) == [""]
 
 
 class Board(dict):

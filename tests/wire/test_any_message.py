@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -38,6 +38,9 @@ def values_of(kind: Any) -> Any:
     if kind in LEAVES:
         return LEAVES[kind]
     parts = get_args(kind)
+    if get_origin(kind) is Annotated:
+        assert parts[0] is int, kind
+        return some.integers(min_value=next(m.ge if m.gt is None else m.gt + 1 for m in parts[1:]))
     if get_origin(kind) is tuple:
         # An entry holds a measurement, and that may hold entries: three of them, and not without end.
         return some.deferred(lambda: some.lists(values_of(parts[0]), max_size=1 if parts[0] is Entry else 3).map(tuple))
@@ -46,7 +49,11 @@ def values_of(kind: Any) -> Any:
     if get_origin(kind) in (Union, types.UnionType):
         return some.one_of(*map(values_of, parts))
     assert issubclass(kind, Struct) or dataclasses.is_dataclass(kind), kind
-    return some.deferred(lambda: some.builds(kind, **{n: values_of(hint) for n, hint in get_type_hints(kind).items()}))
+    return some.deferred(lambda: some.builds(kind, **{n: values_of(hint) for n, hint in fields_of(kind).items()}))
+
+
+def fields_of(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 @pytest.mark.parametrize("kind", Message.__subclasses__(), ids=lambda kind: kind.__name__)

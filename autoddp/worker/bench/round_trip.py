@@ -5,7 +5,9 @@ An all-reduce of a few bytes takes several round trips, and additional time in w
 
 from __future__ import annotations
 
+import hmac
 import os
+import secrets
 import socket
 import time
 from collections.abc import Sequence
@@ -20,6 +22,8 @@ _COUNT = 2000  # messages: on a fast network they take a tenth of a second, and 
 _MOST_SECONDS = 3.0  # limit for all messages, on a slow network
 _FIRST = 10  # the first tenth of the messages does not count, because the connection is still warming up
 _PATIENCE = 10.0  # seconds to connect
+_GREETING = 1.0  # seconds in which a client must have said the secret
+_SECRET = 16  # bytes
 
 
 def round_trip(ranks: RankStore, nodes: Sequence[Sequence[int]]) -> float | None:
@@ -34,12 +38,13 @@ def round_trip(ranks: RankStore, nodes: Sequence[Sequence[int]]) -> float | None
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
         with socket.create_server(("", 0), family=family, dualstack_ipv6=dual) as server:
-            ranks.share([_address(), server.getsockname()[1]])
-            _serve(server)
+            secret = secrets.token_hex(_SECRET)
+            ranks.share([_address(), server.getsockname()[1], secret])
+            serve(server, secret)
     else:
-        address, port = ranks.share(None)
+        address, port, secret = ranks.share(None)
         if ranks.rank == nodes[1][0]:
-            mine = _measure(address, port)
+            mine = measure(address, port, secret)
     found = ranks.gather([mine])
     told: float | None = ranks.share(found[nodes[1][0]][0] if found else None)
     return told
@@ -52,27 +57,47 @@ def _address() -> str:
     return addresses[chosen[0]] if chosen else os.environ["MASTER_ADDR"]
 
 
-def _serve(server: socket.socket) -> None:
-    """Accept one client and send everything that it sends back to it."""
-    server.settimeout(_PATIENCE)
-    try:
-        connection, _ = server.accept()
-    except TimeoutError:
-        return
-    with connection:
-        connection.settimeout(_PATIENCE)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while part := connection.recv(65536):
-            connection.sendall(part)
+def serve(server: socket.socket, secret: str) -> None:
+    """Accept the client that knows the secret, and send everything that it sends back to it; strangers are closed."""
+    until = time.monotonic() + _PATIENCE
+    while (left := until - time.monotonic()) > 0:
+        server.settimeout(left)
+        try:
+            connection, _ = server.accept()
+            with connection:
+                if _knows(connection, secret):
+                    return _echo(connection)
+        except OSError:
+            continue  # nobody came in time, or the connection broke
 
 
-def _measure(address: str, port: int) -> float | None:
+def _knows(connection: socket.socket, secret: str) -> bool:
+    """Whether the client says the secret soon."""
+    until, said = time.monotonic() + _GREETING, b""
+    while len(said) < len(secret) and (left := until - time.monotonic()) > 0:
+        connection.settimeout(left)
+        part = connection.recv(len(secret) - len(said))
+        if not part:
+            break
+        said += part
+    return hmac.compare_digest(said, secret.encode())
+
+
+def _echo(connection: socket.socket) -> None:
+    connection.settimeout(_PATIENCE)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while part := connection.recv(65536):
+        connection.sendall(part)
+
+
+def measure(address: str, port: int, secret: str) -> float | None:
     """Median seconds of a round trip without the first messages; None if there is no connection."""
     message = bytes(SIZE)
     found: list[float] = []
     try:
         with socket.create_connection((address, port), _PATIENCE) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(secret.encode())
             deadline = time.perf_counter() + _MOST_SECONDS
             while len(found) < _COUNT and time.perf_counter() < deadline:
                 began = time.perf_counter()
