@@ -130,7 +130,9 @@ class Goodbye(Message, frozen=True):
 
 
 class StopTuning(Message, frozen=True):
-    """A process of the script is about to do what would outlast the tuning run: `reason` names it for the user.
+    """A process of the script is about to do what would outlast the tuning run, or what cannot be measured.
+
+    `reason` names it for the user.
 
     It may be the first and only message on a connection: the process need not be a rank. The answer is a `Welcome`.
     """

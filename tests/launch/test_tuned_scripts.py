@@ -96,6 +96,15 @@ def test_without_ddp_the_script_runs_as_written_and_the_reason_is_said(script, t
     assert script == "exits_at_once.py" or (launch.folder / "rank0.pt").exists()
 
 
+def test_uneven_inputs_under_join_end_tuning_and_that_is_said(tmp_path):
+    """A rank without inputs takes no orders: the others must not wait for it until they count as hung."""
+    launch = run(AUTODDP, tmp_path / "run", "uneven.py", "--trials", "2")
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert "not tuned, launching as written: inside join() a rank has no more inputs" in launch.stderr
+    assert not list(launch.folder.glob("*.toml"))
+    assert (launch.folder / "rank1.pt").exists()
+
+
 WORKS_ON_ITS_OWN_FILE = """
 import os
 with open("counted", "a") as file:
