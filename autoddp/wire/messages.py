@@ -25,7 +25,7 @@ from autoddp.codec import Struct
 from autoddp.knobs import Configuration, GradientError
 from autoddp.wire.job_facts import JobFacts
 
-VERSION = 3
+VERSION = 4
 """Of all messages. `Hello` has the same fields in every version, so that it can always be told which one is spoken."""
 LARGEST = 64 * 2**20
 """Bytes; neither end reads a longer message. The longest has a journal in `Measure.missed`: less than 1 MiB."""
@@ -36,7 +36,7 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="is", t
 
 
 class Hello(Message, frozen=True):
-    """A worker process has started and builds its first DDP model."""
+    """A worker process builds its first DDP model, or ends with an exception before it has built one; see `Goodbye`."""
 
     version: int
     """`VERSION` of the worker; the launcher talks to no other than its own."""
@@ -127,6 +127,8 @@ class Goodbye(Message, frozen=True):
 
     rank: int
     reason: str
+    built_ddp: bool = True
+    """Whether the worker has built a DDP model."""
 
 
 class StopTuning(Message, frozen=True):
@@ -209,9 +211,10 @@ class LauncherClient:
         """Say once why this process leaves. Forked children say nothing, nor does one that ends well before `hello`."""
         if self._said_goodbye or os.getpid() != self._pid or "RANK" not in os.environ:
             return
-        if self._connection is None and not reason:
+        built_ddp = self._connection is not None
+        if not built_ddp and not reason:
             return
         self._said_goodbye = True
         with contextlib.suppress(OSError):  # the launcher has ended first
             if self.hello():
-                self.send(Goodbye(self.rank, reason))
+                self.send(Goodbye(self.rank, reason, built_ddp))
