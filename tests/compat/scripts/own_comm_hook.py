@@ -30,7 +30,6 @@ def main() -> None:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(inputs), inputs[:, :9].argmax(1))
         loss.backward()
-        assert all(parameter.grad.abs().max() <= 0.1 for parameter in model.parameters())
         optimizer.step()
         if rank == 0 and step % 50 == 49:
             print(f"{step + 1} {loss.item():.4f}")
