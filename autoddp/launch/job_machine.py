@@ -246,8 +246,7 @@ class JobMachine:
         """What all hosts were told at the end of the study."""
         self.overlay_failed = ""
         """Why the script cannot run under the overlay, once that has shown."""
-        self.built_ddp = False
-        """Whether a rank of this node has built a DDP model, in whatever attempt: only then does it connect."""
+        self._builders = 0
         self.waited = 0.0
         """Seconds for which the study has waited for another start of the script, or for the host that leads."""
         self._journal = journal
@@ -279,6 +278,11 @@ class JobMachine:
     def over(self) -> bool:
         """Whether no attempt is of use any more."""
         return self.state is State.OVER
+
+    @property
+    def built_ddp(self) -> bool:
+        """Whether a rank of this node has built a DDP model, in whatever attempt."""
+        return self._builders > 0
 
     @property
     def leads(self) -> bool:
@@ -449,10 +453,11 @@ class JobMachine:
         event.reply.set_result(self._starts.begin())
 
     def _hello(self, number: int, worker: Worker) -> None:
-        attempt, self.built_ddp = self._attempt, True
+        attempt = self._attempt
         go = number == attempt.number and self.state in (State.STARTING, State.READY, State.MEASURING)
         if go:
             attempt.workers.append(worker)
+            self._builders += 1
         with contextlib.suppress(OSError):  # gone already
             worker.send(Welcome(go))
 
@@ -473,6 +478,7 @@ class JobMachine:
                 self._end("the study was finished by another node's launcher")
             case Goodbye():
                 worker.said_goodbye = True
+                self._builders -= not message.built_ddp
                 if message.reason:
                     self._failed(f"rank {message.rank}: {message.reason}")
                 elif self.state in (State.STARTING, State.READY):

@@ -37,7 +37,7 @@ from autoddp.launch.waiting import Waiting
 from autoddp.log import get_logger, tell
 from autoddp.recipe import require_replaceable
 from autoddp.settings import StudySettings
-from autoddp.study import Observer, Outcome, Study, TrialFailed, TuningOver
+from autoddp.study import FailsWithoutReduction, Observer, Outcome, Study, TrialFailed, TuningOver
 from autoddp.units import data_size
 from autoddp.wire import JobFacts, WorkerConfig
 
@@ -229,7 +229,8 @@ class Tuning:
         except TuningOver as over:
             tuned.why = str(over)
         except TrialFailed as failed:
-            tuned.why = f"the script fails as written: {failed}"
+            when = "in steps without DDP's reduction" if isinstance(failed, FailsWithoutReduction) else "as written"
+            tuned.why = f"the script fails {when}: {failed}"
             job.give_up(tuned.why)
         except Exception as error:
             logger.exception("the study failed")

@@ -4,7 +4,7 @@ Only this package imports Optuna. It knows nothing of processes and sockets: its
 """
 
 from autoddp.settings import StudySettings
-from autoddp.study.measure import Measure, TrialFailed, TuningOver
+from autoddp.study.measure import FailsWithoutReduction, Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import Decision, Outcome, Screened, Standing, TrialRecord
 from autoddp.study.search import Study
@@ -12,6 +12,7 @@ from autoddp.study.semifinals import Semifinal
 
 __all__ = [
     "Decision",
+    "FailsWithoutReduction",
     "Measure",
     "Observer",
     "Outcome",

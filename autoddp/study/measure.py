@@ -12,6 +12,10 @@ class TrialFailed(Exception):
     """The configuration cannot run here; the text says why. The job has been started again, and the study goes on."""
 
 
+class FailsWithoutReduction(TrialFailed):
+    """The script as written cannot make steps without DDP's reduction, so nobody knows what could be won."""
+
+
 class TuningOver(Exception):
     """The job cannot be measured any more; the text says why."""
 

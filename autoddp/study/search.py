@@ -19,7 +19,7 @@ from autoddp.settings import StudySettings
 from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, StepBudget
 from autoddp.study.cost import Cost
 from autoddp.study.env_trials import RESERVED, EnvTrials, Screen, screened
-from autoddp.study.measure import Measure, TrialFailed, TuningOver
+from autoddp.study.measure import FailsWithoutReduction, Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import WORTHWHILE, Decision, Outcome, Screened, Standing, TrialRecord
 from autoddp.study.semifinals import Semifinal, contenders, run_semifinal
@@ -108,7 +108,10 @@ class Study:
         off: list[Block] = []
         while len(on) < budget.headroom_rounds or self._is_open(headroom(on, off), len(on), budget):
             cost.phase = "headroom"
-            off.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), reduce=False, apply=False))
+            try:
+                off.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), reduce=False, apply=False))
+            except TrialFailed as failed:
+                raise FailsWithoutReduction(str(failed)) from None
             cost.phase = "baseline"
             on.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), apply=False))
         baseline = TrialRecord(0, AS_WRITTEN, "measured", tuple(on))

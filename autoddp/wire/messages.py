@@ -28,7 +28,7 @@ from autoddp.wire.job_facts import JobFacts
 _Count = Annotated[int, Meta(ge=0)]
 _Process = Annotated[int, Meta(gt=0)]
 """The id of one process: the launcher may send it a signal, and 0 and negative numbers would mean many."""
-VERSION = 3
+VERSION = 4
 """Of all messages. `Hello` has the same fields in every version, so that it can always be told which one is spoken."""
 LARGEST = 64 * 2**20
 """Bytes; neither end reads a longer message. The longest has a journal in `Measure.missed`: less than 1 MiB."""
@@ -39,7 +39,7 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="is", t
 
 
 class Hello(Message, frozen=True):
-    """A worker process has started and builds its first DDP model."""
+    """A worker process builds its first DDP model, or ends with an exception before it has built one; see `Goodbye`."""
 
     version: int
     """`VERSION` of the worker; the launcher talks to no other than its own."""
@@ -130,10 +130,14 @@ class Goodbye(Message, frozen=True):
 
     rank: int
     reason: str
+    built_ddp: bool = True
+    """Whether the worker has built a DDP model."""
 
 
 class StopTuning(Message, frozen=True):
-    """A process of the script is about to do what would outlast the tuning run: `reason` names it for the user.
+    """A process of the script is about to do what would outlast the tuning run, or what cannot be measured.
+
+    `reason` names it for the user.
 
     It may be the first and only message on a connection: the process need not be a rank. The answer is a `Welcome`.
     """
@@ -210,9 +214,10 @@ class LauncherClient:
         """Say once why this process leaves. Forked children say nothing, nor does one that ends well before `hello`."""
         if self._said_goodbye or os.getpid() != self._pid or "RANK" not in os.environ:
             return
-        if self._connection is None and not reason:
+        built_ddp = self._connection is not None
+        if not built_ddp and not reason:
             return
         self._said_goodbye = True
         with contextlib.suppress(OSError):  # the launcher has ended first
             if self.hello():
-                self.send(Goodbye(self.rank, reason))
+                self.send(Goodbye(self.rank, reason, built_ddp))

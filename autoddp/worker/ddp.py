@@ -399,6 +399,28 @@ def is_joining(ddp: DDP) -> bool:
     return bool(ddp._join_config.enable)
 
 
+def watch_uneven_inputs(found: Callable[[], None]) -> None:
+    """Call `found` in a rank that is at the end of its inputs inside `join()` while other ranks have more.
+
+    From then on this rank has no steps; it only shadows the collectives of the others until they have ended.
+    """
+    join_hook: Callable[..., Any] = DDP.join_hook
+
+    @functools.wraps(join_hook)
+    def watched(ddp: DDP, **kwargs: Any) -> Any:
+        hook = join_hook(ddp, **kwargs)
+        shadow = hook.main_hook  # torch calls it once for each step that the other ranks still make
+
+        def main_hook() -> None:
+            found()
+            shadow()
+
+        hook.main_hook = main_hook
+        return hook
+
+    DDP.join_hook = watched  # type: ignore[method-assign, assignment]
+
+
 def must_reduce(ddp: DDP) -> bool:
     """Whether the next backward pass must reduce: with a static graph, DDP learns the order in the first one."""
     return bool(ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued)

@@ -14,13 +14,14 @@ from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import DdpEvents, Patch, Wrapped, is_joining, parameters_digest
+from autoddp.worker.ddp import DdpEvents, Patch, Wrapped, is_joining, parameters_digest, watch_uneven_inputs
 from autoddp.worker.describe_job import gather_facts
 from autoddp.worker.first_steps import ByHand, ReadyOrder
 from autoddp.worker.gradient_access import add_handler, parameters_of
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.inputs import InputsSeen, compares
+from autoddp.worker.isolated import stopper
 from autoddp.worker.live_ddp import LiveDdp, effects_of
 from autoddp.worker.rank_store import RankStore
 from autoddp.worker.runner import LauncherDirector, TrialRunner
@@ -30,6 +31,7 @@ from autoddp.worker.threads import Threads
 from autoddp.worker.worker_exit import leave, leave_at_the_end_of_training
 
 _WATCHED_STEPS = 4  # before anything is measured: the first may differ, and three more show whether all steps are alike
+_UNEVEN = "inside join() a rank has no more inputs while others have: from then on its steps cannot be measured"
 _STEPS_WITHOUT_DDP = 20  # of an optimizer: a script that trains with DDP has built its model by then
 
 
@@ -40,6 +42,8 @@ def start_tuning(config: WorkerConfig, launcher: LauncherClient, threads_given: 
     patch.events = job
     patch.install()
     switch.install()
+    # A rank without inputs takes no orders, so the others would wait for it until they count as hung.
+    watch_uneven_inputs(lambda: stopper(config.socket)(_UNEVEN))
     add_handler(job.implicit_no_sync)
     if config.accumulates:
         add_handler(job.accumulation)

@@ -14,7 +14,7 @@ from desk import VARIABLES, Desk, Rank
 from autoddp.launch.job_machine import State
 from autoddp.launch.server import Closed, Said
 from autoddp.study import TrialFailed, TuningOver
-from autoddp.wire import Finish, Welcome
+from autoddp.wire import Finish, Goodbye, Welcome
 
 EVENTS: dict[str, Callable[[Desk], Any]] = {
     "another rank says hello": lambda desk: desk.hello(2),
@@ -369,6 +369,19 @@ def test_a_script_without_ddp(desk: Desk) -> None:
     assert desk.ended().result(0) is False
     with pytest.raises(TuningOver, match=r"^the script built no DistributedDataParallel model$"):
         facts.result(0)
+
+
+def test_a_rank_that_fails_before_it_has_built_a_model_has_built_none(desk: Desk) -> None:
+    desk.begins()
+    desk.hello(0)
+    desk.hello(1)
+    assert desk.machine.built_ddp
+    desk.says(0, Goodbye(0, "OSError: Address already in use", built_ddp=False))
+    assert desk.machine.built_ddp
+    desk.says(1, Goodbye(1, "OSError: Address already in use", built_ddp=False))
+    assert not desk.machine.built_ddp
+    desk.ended("rank 0 ended with exit code 1")
+    assert not desk.machine.built_ddp
 
 
 def test_a_follower_copies_what_the_leader_measures(tmp_path: Path) -> None:

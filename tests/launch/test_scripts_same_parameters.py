@@ -29,6 +29,7 @@ COMMANDS = [
     "compiled.py --where around",
     "no_optimizer.py",
     "odd_gradients.py noise",
+    "uneven.py",
 ]
 NOT_TRAINING = {
     "bars.py",

@@ -5,6 +5,7 @@ Only exact settings are allowed here, so the launched job's parameters may diffe
 
 import json
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,15 @@ def test_without_ddp_the_script_runs_as_written_and_the_reason_is_said(script, t
     assert script == "exits_at_once.py" or (launch.folder / "rank0.pt").exists()
 
 
+def test_uneven_inputs_under_join_end_tuning_and_that_is_said(tmp_path):
+    """A rank without inputs takes no orders: the others must not wait for it until they count as hung."""
+    launch = run(AUTODDP, tmp_path / "run", "uneven.py", "--trials", "2")
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert "not tuned, launching as written: inside join() a rank has no more inputs" in launch.stderr
+    assert not list(launch.folder.glob("*.toml"))
+    assert (launch.folder / "rank1.pt").exists()
+
+
 WORKS_ON_ITS_OWN_FILE = """
 import os
 with open("counted", "a") as file:
@@ -113,6 +123,27 @@ def test_a_script_without_ddp_is_not_run_several_times_over_its_own_files(tmp_pa
     assert "the script built no DistributedDataParallel model" in launch.stderr
     assert launch.stderr.count("autoddp: launching 1 rank, as torchrun does: ") == 1
     assert (launch.folder / "counted").read_text() == "1 False\n"
+
+
+TAKES_A_PORT = """
+import os, socket, time
+server = socket.create_server(("127.0.0.1", int(os.environ["OWN_PORT"])))
+time.sleep(60 * (int(os.environ["WORLD_SIZE"]) - 1))
+print("alone with its port, of", os.environ["WORLD_SIZE"])
+"""
+
+
+def test_a_script_without_ddp_that_fails_as_several_ranks_runs_as_one(tmp_path):
+    """As under torchrun. The failure says nothing about DDP: the script has built no model before."""
+    script = tmp_path / "server.py"
+    script.write_text(TAKES_A_PORT)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launch = start(AUTODDP, tmp_path / "run", [str(script), "--trials", "2"], {"OWN_PORT": str(port)}).wait()
+    assert "OSError" in launch.stderr
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert launch.stdout == "alone with its port, of 1\n"
 
 
 def test_a_world_of_one_is_not_tuned(tmp_path):

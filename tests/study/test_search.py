@@ -8,7 +8,16 @@ import pytest
 from simulated import MIB, NOT_EVERYWHERE, SimulatedJob, error_of, facts
 
 from autoddp.knobs import AS_WRITTEN, BY_NAME, GRADIENT_RUNGS, Configuration, GradientError, Rung
-from autoddp.study import Observer, Outcome, Study, StudySettings, TrialFailed, TrialRecord, TuningOver
+from autoddp.study import (
+    FailsWithoutReduction,
+    Observer,
+    Outcome,
+    Study,
+    StudySettings,
+    TrialFailed,
+    TrialRecord,
+    TuningOver,
+)
 from autoddp.study.env_trials import ROUNDS
 
 LINKS = {  # MiB per second, seconds of latency
@@ -168,6 +177,20 @@ def test_without_a_baseline_there_is_no_outcome(error: type[Exception]) -> None:
 
     with pytest.raises(error, match="as written"):
         run(job_on("slow", spoil=spoil))
+
+
+@pytest.mark.parametrize(("fails_at", "without"), [(0, False), (1, True), (2, False), (3, True)])
+def test_whether_it_failed_without_reduction_is_known(fails_at: int, without: bool) -> None:
+    """Steps with and without reduction alternate; the script as written is not to blame for the latter."""
+
+    def spoil(index: int, _configuration: Configuration) -> None:
+        _fail(index == fails_at)
+
+    job = job_on("slow", spoil=spoil)
+    with pytest.raises(TrialFailed, match=r"^out of memory$") as raised:
+        run(job)
+    assert isinstance(raised.value, FailsWithoutReduction) is without
+    assert job.asked[-1].reduce is not without
 
 
 def test_over_is_over_in_a_trial_too() -> None:
