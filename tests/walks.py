@@ -272,7 +272,7 @@ WALKS = {
         Part(
             _stages(
                 _is_a_time,
-                ["study/search.py", "launch/server.py", "launch/live_job.py"],
+                ["study/search.py", "launch/live_job.py"],
                 ("wire/messages.py", "decode"),
                 ("launch/job_machine.py", "handle"),
                 ("launch/live_job.py", "__call__"),

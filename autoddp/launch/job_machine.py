@@ -56,11 +56,15 @@ time but three: in BETWEEN, STARTING and READY the launcher's main thread sees t
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from autoddp.codec import replace
@@ -68,10 +72,22 @@ from autoddp.launch.deadline import Deadline
 from autoddp.launch.hang_timeout import HangTimeout
 from autoddp.launch.journal import Journal
 from autoddp.launch.restarts import Starts
-from autoddp.launch.server import Closed, Said, StopAsked, Worker
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.timing import median
-from autoddp.wire import BlockDone, Entry, Finish, Goodbye, Hello, JobFacts, Measure, Ready, Welcome
+from autoddp.wire import (
+    BlockDone,
+    Entry,
+    Finish,
+    Goodbye,
+    Hello,
+    JobFacts,
+    Measure,
+    Message,
+    Ready,
+    StopTuning,
+    Welcome,
+    encode,
+)
 
 _FEWEST_STEPS = 2  # of a measurement, however often the script ends before one is done: one step would be a guess
 _FUTILE_ATTEMPTS = 3  # one after another without a measurement; each may ask for half as many steps as the one before
@@ -95,6 +111,64 @@ class State(Enum):
 
 
 _RUNNING = (State.STARTING, State.READY, State.MEASURING, State.LOST)
+
+
+@dataclass(eq=False)
+class Worker:
+    """One connected worker process of this node. Only the state machine of the job writes it."""
+
+    connection: Connection
+    hello: Hello
+    said_goodbye: bool = False
+    end: str = ""
+    """How the process ended, where that is known: "killed by SIGABRT"."""
+
+    def send(self, message: Message) -> None:
+        """OSError if the worker is gone, or does not take the message in time; the connection then closes."""
+        try:
+            self.connection.send_bytes(encode(message))
+        except OSError:
+            self.hang_up()
+            raise
+
+    def hang_up(self) -> None:
+        """Shut the connection down. What the worker has said before still arrives, then `Closed`."""
+        shut_down(self.connection)
+
+    def kill(self) -> None:
+        """SIGKILL to the process, if it is still there."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.hello.pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Said:
+    """A worker of attempt number `attempt` has said `message`; the first one is Hello, which a Welcome answers."""
+
+    attempt: int
+    worker: Worker
+    message: Message
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The connection of a worker has closed; the last event of this worker."""
+
+    attempt: int
+    worker: Worker
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """A process of the script, which need not be a rank, is about to do what it must not do while tuning."""
+
+    message: StopTuning
+
+
+def shut_down(connection: Connection) -> None:
+    """End both directions. The descriptor stays open as long as the object lives, so that its number is not reused."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from autoddp.launch.hang_timeout import HangTimeout
 from autoddp.launch.job_machine import (
     AttemptBegins,
     AttemptEnded,
+    Closed,
     EndedElsewhere,
     Event,
     FactsAsked,
@@ -22,11 +23,13 @@ from autoddp.launch.job_machine import (
     JobMachine,
     MeasureAsked,
     RankEnded,
+    Said,
     State,
+    StopAsked,
     Tick,
+    Worker,
 )
 from autoddp.launch.journal import Journal
-from autoddp.launch.server import Closed, Said, StopAsked, Worker
 from autoddp.wire import VERSION, BlockDone, Finish, Goodbye, Hello, Measure, Message, Ready, StopTuning, Welcome
 
 VARIABLES = {"GLOO_SOCKET_IFNAME": "eth0,eth1"}

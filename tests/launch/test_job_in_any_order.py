@@ -17,10 +17,9 @@ from desk import VARIABLES, Desk, Rank
 from fake_worker import FakeWorker, cost
 
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.launch.job_machine import State
+from autoddp.launch.job_machine import Closed, Said, State
 from autoddp.launch.journal import Journal
 from autoddp.launch.live_job import LiveJob
-from autoddp.launch.server import Closed, Said
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.wire import BlockDone, Goodbye, Measure, Welcome
 

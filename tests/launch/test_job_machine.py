@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from desk import VARIABLES, Desk, Rank
 
-from autoddp.launch.job_machine import State
-from autoddp.launch.server import Closed, Said
+from autoddp.launch.job_machine import Closed, Said, State
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.wire import Finish, Goodbye, Welcome
 

@@ -18,10 +18,10 @@ import pytest
 from fake_worker import FakeWorker, MainThread, cost
 
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.launch import server as server_module
+from autoddp.launch import live_job as server_module
+from autoddp.launch.job_machine import Closed, Said, StopAsked
 from autoddp.launch.journal import Journal
-from autoddp.launch.live_job import LiveJob
-from autoddp.launch.server import Closed, Said, StopAsked, WorkerServer
+from autoddp.launch.live_job import LiveJob, WorkerServer
 from autoddp.study import Observer, Outcome, Study, StudySettings, TrialFailed, TuningOver
 from autoddp.wire import LARGEST, VERSION, BlockDone, Entry, Finish, Goodbye, Hello, Measure, Welcome, encode
 

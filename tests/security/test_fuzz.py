@@ -47,6 +47,7 @@ from autoddp.wire import (
 TESTS = Path(__file__).resolve().parents[1]
 EACH = 25 * int(os.environ["FUZZ_EXAMPLES"]) if "FUZZ_EXAMPLES" in os.environ else 300
 PER_MEGABYTE = 1.0  # seconds of this process's CPU
+TRIES = 3
 SMALLEST = 0.3  # seconds: the collector may run
 LEAST_MEMORY, MEMORY = 2**26, 64  # bytes, and times the input
 
@@ -220,18 +221,21 @@ def damaged(name: str, number: int) -> bytes:
 
 def outcome(reader: Reader, data: bytes) -> bool:
     """Whether it was read. Any other error than the reader's own is raised."""
-    began = time.process_time()
-    try:
-        answer = reader.read(data)
-    except reader.refuses as refusal:
-        answer, said = None, str(refusal) if isinstance(refusal, AutoddpError) else ""
-    else:
-        said = ""
-        assert isinstance(answer, reader.answers)
-    assert not said or said.isprintable(), said
-    took = time.process_time() - began
-    assert took <= SMALLEST + PER_MEGABYTE * len(data) / M, f"{took:.2f} s for {len(data)} bytes"
-    return bool(answer)
+    took = []
+    while len(took) < TRIES:  # the first time may import a module, or collect the garbage of other tests
+        began = time.process_time()
+        try:
+            answer = reader.read(data)
+        except reader.refuses as refusal:
+            answer, said = None, str(refusal) if isinstance(refusal, AutoddpError) else ""
+        else:
+            said = ""
+            assert isinstance(answer, reader.answers)
+        took.append(time.process_time() - began)
+        assert not said or said.isprintable(), said
+        if took[-1] <= SMALLEST + PER_MEGABYTE * len(data) / M:
+            return bool(answer)
+    raise AssertionError(f"{min(took):.2f} s for {len(data)} bytes")
 
 
 @pytest.fixture(autouse=True)

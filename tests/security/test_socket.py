@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from other_user import as_another_user, needs_root
 
-from autoddp.launch import server as module
-from autoddp.launch.server import Closed, Said, StopAsked, WorkerServer
+from autoddp.launch import live_job as module
+from autoddp.launch.job_machine import Closed, Said, StopAsked
+from autoddp.launch.live_job import WorkerServer
 from autoddp.wire import LARGEST, VERSION, Goodbye, Hello, StopTuning, decode, encode
 
 HELLO = encode(Hello(VERSION, 0, 0, 1, 0))
