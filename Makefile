@@ -3,7 +3,7 @@
 # make test-whole  the same with the long matrices whole, of which `make test` runs a sample (half an hour)
 # make fuzz    a long run of the fuzz tests: 100,000 inputs for each reader in tests/security, and for tests/topology
 # make traces  158 ways of writing files and seven frameworks, each at every level of isolation (25 minutes)
-# make compat  the frameworks' and other scripts, unmodified, beside torchrun: docs/compatibility.md (half an hour)
+# make compat  46 scripts of frameworks and of plain torch, unmodified, beside torchrun: docs/compatibility.md (half an hour)
 # make faults  faults of every kind at every moment of a tuning job, on one host and on two, as root (two hours)
 # make endurance  200 starts with an exception, 100 killed launchers, 30 broken outputs, 50 tunings in a row (an hour)
 # tests/gpu/run.sh   what only a CUDA device can show, on a bare machine: a table, one process a check
@@ -63,8 +63,11 @@ traces: .venv/.ready
 	$(BIN)/python tests/traces/run_all.py --json traces.json
 
 # timm would bring a torchvision of its own, and that another torch: setup has installed the one that matches.
+# DeepSpeed has no wheel and compiles one operator, with the torch that is here.
 compat: .venv/.ready
 	@$(PIP) -e '.[test,compat]'
+	@$(call HAS,deepspeed) || { echo "setup: compiling deepspeed"; $(PIP) setuptools wheel ninja py-cpuinfo hjson einops \
+	  && DS_BUILD_OPS=0 DS_BUILD_SHM_COMM=1 $(PIP) --no-build-isolation deepspeed; }
 	$(BIN)/python tests/compat/run_all.py --json compat.json --page docs/compatibility.md
 
 faults: .venv/.ready

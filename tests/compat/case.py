@@ -58,7 +58,7 @@ class Case:
     def missing(self) -> str:
         """Why it cannot run here, or nothing."""
         absent = [module for module in self.modules if importlib.util.find_spec(module) is None]
-        return f"needs {', '.join(absent)} (pip install 'autoddp[compat]')" if absent else ""
+        return f"needs {', '.join(absent)} (make compat installs it)" if absent else ""
 
 
 def load() -> dict[str, Case]:
