@@ -94,7 +94,6 @@ def test_environment_and_exit_code_are_torchruns(tmp_path: Path) -> None:
 
 def test_accelerate_launch_is_tuned(tmp_path: Path) -> None:
     """The real `accelerate launch`: it fills in torchrun's options and calls torchrun's `run` in its own process."""
-    pytest.importorskip("accelerate", reason="needs the Python package accelerate (pip install 'autoddp[compat]')")
     accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     more = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "{port}"]
     options = (*AUTODDP, "wrap", "--trials", "2", "--allow", "exact")
