@@ -36,7 +36,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_LARGEST = 2**18  # bytes; a recipe has some 2,000
+_LARGEST = 2**16  # bytes; a recipe has some 2,000
 _DOTS = 64  # between two of `,=[]{}` in a line: Python's parser takes time by the square of a dotted key's parts
 
 

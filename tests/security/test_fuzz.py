@@ -118,7 +118,7 @@ def journal_entries(data: bytes) -> list[Entry]:
 
 
 M = 2**20
-R = 2**18
+R = 2**16
 """The largest recipe that is read."""
 NESTED = [b"[" * M, b'{"a":' * (M // 5), b"9" * M, b'"' + b"\\u0000" * (M // 6), b"[" + b"[]," * (M // 3)]
 READERS = {
