@@ -45,7 +45,10 @@ def build_network(width: int, depth: int) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-def bf16_hook(group: dist.ProcessGroup, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def bf16_hook(
+    group: dist.ProcessGroup,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP asks for this very annotation
+) -> torch.futures.Future[torch.Tensor]:
     """torch's bf16_compress_hook in our own words, since that one refuses gloo by its name."""
     buffer = bucket.buffer()
     narrow = buffer.div_(group.size()).to(torch.bfloat16)
