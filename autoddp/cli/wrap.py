@@ -89,15 +89,20 @@ class _Replacing:
 
     def __init__(self, options: str) -> None:
         self._options = options
+        self._asks = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Called by the import system."""
-        if name != _TORCHRUN:
+        """Called by the import system, and by programs that only look whether there is such a module."""
+        if name != _TORCHRUN or self._asks or VARIABLE not in os.environ:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
+        self._asks = True
+        try:
+            spec = find_spec(name)
+        finally:
+            self._asks = False
         if spec is not None:
-            spec.loader = _Loader(spec.loader, self._options)  # type: ignore[assignment]  # it has all that an import asks for
+            loader: Any = _Loader(spec.loader, self._options)  # it has all that the import system asks for
+            spec.loader = loader
         return spec
 
 
@@ -144,7 +149,11 @@ def run_in_place_of_torchrun(options: str, torchrun: Sequence[str] | argparse.Na
 
     def command_line() -> Options:
         tell(f"runs in place of torchrun: autoddp wrap {options}".rstrip())
-        return parse_apart(shlex.split(options), torchrun)
+        try:
+            words = shlex.split(options)
+        except ValueError as error:
+            raise UsageError(f"{VARIABLE}={options}: {error}; set it by autoddp wrap") from None
+        return parse_apart(words, torchrun)
 
     before = {name: os.environ[name] for name in (VARIABLE, "PYTHONPATH") if name in os.environ}
     leave()

@@ -30,7 +30,14 @@ if os.environ.pop("AGAIN", ""):
     torchrun.run(arguments)
     subprocess.run(["torchrun", "--nproc-per-node", "1", *sys.argv[1:]], check=True)
 """
-CALLS_MAIN = "import sys; from torch.distributed.run import main; main(sys.argv[1:]); print('went on')"
+# One that first looks whether there is a torchrun.
+CALLS_MAIN = """
+import importlib.util, sys
+assert importlib.util.find_spec("torch.distributed.run")
+from torch.distributed.run import main
+main(sys.argv[1:])
+print("went on")
+"""
 
 
 def popen(argv, **options):
@@ -51,7 +58,7 @@ def wrapped(folder: Path, *command: str, options: tuple[str, ...] = WRAP, **env:
         whole([sys.executable, "-u", "-m", "torch.distributed.run", *TWO, REPORTER, "--trials", "7"]),
         ["bash", "-c", f'{sys.executable} -m torch.distributed.run "$@"', "--", *TWO, REPORTER, "--trials", "7"],
         [sys.executable, "-c", CALLS_RUN.replace("{port}", "29544"), REPORTER, "--trials", "7"],
-        whole([sys.executable, "-c", CALLS_MAIN, *TWO, REPORTER, "--trials", "7"]),
+        [sys.executable, "-c", CALLS_MAIN, *TWO, REPORTER, "--trials", "7"],
     ],
     ids=["torchrun", "module", "bash", "run", "main"],
 )
@@ -156,6 +163,16 @@ def test_errors_are_one_line(words: list[str], says: str, tmp_path: Path) -> Non
     assert done.returncode == 2
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("options", "says"), [('--output "x', "No closing quotation"), ("--trails 3", "--trails")])
+def test_a_variable_set_by_hand_may_be_wrong(options: str, says: str, tmp_path: Path) -> None:
+    printed = subprocess.run([*WRAP], capture_output=True, text=True, env=environment(), check=True).stdout
+    program = f"{printed}export AUTODDP_WRAP='{options}'; exec torchrun \"$@\""
+    launch = start(("bash", "-c", program, "--"), tmp_path / "job", [*TWO, REPORTER], popen=popen).wait()
+    assert launch.returncode == 2
+    assert says in launch.stderr
+    assert "Traceback" not in launch.stderr
 
 
 def test_what_stands_before_the_command() -> None:
