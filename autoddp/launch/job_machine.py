@@ -3,7 +3,8 @@
     machine = JobMachine(Journal(path))
     machine.handle(AttemptBegins(0, heartbeats, reply))   # one call at a time; whoever asked waits at `reply`
 
-There is no thread, no queue and no wait here; `live_job` adds those. An attempt is one start of the script.
+There is no thread and no queue here; `live_job` adds those. Beside the journal, the only effects outside are those of
+`Worker`: a message, a closed connection, a killed process. An attempt is one start of the script.
 
 State               | Event                                        | Next state | What is done
 --------------------|----------------------------------------------|------------|---------------------------------------
