@@ -20,8 +20,10 @@ for step in range(60):
         with open(f"{folder}/rank{rank}.tmp", "w") as file:
             file.write("x" * 1000)
         os.replace(f"{folder}/rank{rank}.tmp", f"{folder}/rank{rank}")
-    except FileNotFoundError:
-        pass  # a rank that is two steps ahead has removed the folder
+    except (FileNotFoundError, FileExistsError):
+        # A rank that is two steps ahead has removed the folder. Without the guard os.makedirs(exist_ok=True) fails here
+        # too: it finds the folder, and no folder any more when it looks whether it is one.
+        pass
     with open("shared.tmp" + str(rank), "w") as file:
         json.dump({"step": step}, file)
     os.replace("shared.tmp" + str(rank), "model.pt")
