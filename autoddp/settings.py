@@ -20,6 +20,8 @@ class StudySettings:
     """Largest number of the script's steps that may become one. More than 1 changes the batch size, so 1 is default."""
     seed: int = 0
     """The seed of the search, from 0 to 2**32 - 1."""
+    diagnose_budget: float | None = None
+    """Seconds of steps for finding out why the job is slow; None: a quarter of what the trials may take; 0: none."""
     limits: Mapping[Rung, float] = field(default_factory=lambda: dict(LIMITS))
     """Rung → the largest relative gradient error with which a configuration may be launched."""
 

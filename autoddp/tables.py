@@ -25,8 +25,13 @@ def aligned(rows: Sequence[Sequence[str]], numbers: bool = False) -> str:
     On a terminal, text that is too long for its column continues on the next line of that column. Elsewhere each row is
     one line, however long, so that programs can parse it.
     """
+    return text_of([grid(rows, numbers)], width_of_stdout())
+
+
+def width_of_stdout() -> int:
+    """Columns of the terminal; as good as endless where stdout is none, so that each row stays one line."""
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return text_of([grid(rows, numbers)], Console().width if on_terminal else _WITHOUT_LIMIT)
+    return Console().width if on_terminal else _WITHOUT_LIMIT
 
 
 def grid(rows: Sequence[Sequence[str]], numbers: bool = False) -> Table:

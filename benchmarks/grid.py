@@ -130,6 +130,9 @@ class Printed:
 
     warn = say
 
+    def progress(self, cause: str, number: int, of: int) -> None:
+        """An experiment begins."""
+
     def recipe(self, _outcome: object, _inputs: tuple[str, ...]) -> str:
         """Any text: without one, tuning has failed."""
         return "done"

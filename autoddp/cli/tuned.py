@@ -41,8 +41,11 @@ class Results:
         self._options = options
         self._folder = folder
         self._network = network
-        say(f"tuning {options.script}: {options.study.trials} trials; logs in {folder.path}")
+        what = "diagnosing" if options.diagnose_only else "tuning"
+        trials = "" if options.diagnose_only else f": {options.study.trials} trials"
+        say(f"{what} {options.script}{trials}; logs in {folder.path}")
         self.observer = Terminal(options.study.allows, folder.log, not options.tune_only)
+        self.progress = self.observer.progress
 
     def __enter__(self) -> Results:
         return self

@@ -29,6 +29,8 @@ class ObservedSteps:
     """The script trains inside `join()`."""
     compiled: bool = False
     """torch.compile compiles a model, a part of one, or a function around it."""
+    uses_all: bool = False
+    """Every gradient became ready in each step."""
 
     @property
     def micro_batches(self) -> float:

@@ -47,10 +47,12 @@ from autoddp.launch.journal import Journal
 from autoddp.log import get_logger
 from autoddp.recipe import merged
 from autoddp.wire import (
+    AS_IT_IS,
     LARGEST,
     VERSION,
     BlockDone,
     Entry,
+    Experiment,
     Hello,
     JobFacts,
     Measure,
@@ -180,10 +182,24 @@ class LiveJob:
         reduce: bool = True,
         apply: bool = True,
         compare: int = 0,
+        anatomy: bool = False,
+        experiment: Experiment = AS_IT_IS,
     ) -> BlockDone:
         """See `study.Measure`."""
         index, self._next = self._next, self._next + 1
-        asked = Measure(index, configuration, warmup, steps, reduce, apply, compare, configuration.steps_per_update)
+        at_once = configuration.steps_per_update
+        asked = Measure(
+            index,
+            configuration,
+            warmup,
+            steps,
+            reduce,
+            apply,
+            compare,
+            at_once,
+            anatomy=anatomy,
+            experiment=experiment,
+        )
         reply: Future[BlockDone] = Future()
         done = self._ask(MeasureAsked(asked, configuration.start_variables, reply), reply)
         self.inputs = merged(self.inputs, done.inputs)

@@ -89,13 +89,18 @@ class Mode:
     def digest(self, options: Options) -> str:
         """Equal on two nodes if they are about to do the same. Not for a launch as torchrun's."""
         watched = f"{options.watch} {options.near_limit} {options.lossy_limit}"  # what ranks do must be the same on all
+        if options.diagnose_only:
+            return f"diagnose {options.diagnose_budget}"
         if self.recipe is not None:
             return f"launch {self.configuration!r} {sorted(self.variables.items())} {watched}"
         study = options.study
-        return f"tune {study.trials} {study.allowed} {options.cuda_graphs} {options.recompile} {watched}"
+        more = f"{study.diagnose_budget}"
+        return f"tune {study.trials} {study.allowed} {more} {options.cuda_graphs} {options.recompile} {watched}"
 
     def reads(self, options: Options) -> str:
         """The same in a few words, for people."""
+        if options.diagnose_only:
+            return "diagnosing"
         found = f"no recipe, tuning with {options.study.trials} trials"
         watched = "" if options.watch is None else f", --watch {options.watch or 'off'}"
         return f"{found if self.recipe is None else f'a recipe with {self.configuration}'}{watched}"
@@ -114,6 +119,20 @@ def choose(options: Options) -> Mode:
     if options.tune_only:
         raise NotTuned(f"{why}: nothing was tuned; copy it into a file")
     return replace(mode, tune=False, says=f"{why}: launching as torchrun would, without tuning")
+
+
+def choose_to_diagnose(options: Options) -> Mode:
+    """The mode of `autoddp diagnose`. AutoddpError for what makes no sense. Sets the number of ranks, as `choose`."""
+    for given, name in ((options.trials, "--trials"), (options.recipe, "--recipe")):
+        if given is not None:
+            raise UsageError(f"diagnose: {name} is for tuning and launching: leave it out")
+    if options.diagnose_budget == 0:
+        raise UsageError("diagnose: --diagnose-budget 0: nothing would be done; allow some time, e.g. 60s")
+    ranks = "" if options.ranks_given else set_ranks(options.torchrun)
+    _, most, _ = _size(options)
+    if _is_read_once(options.torchrun):
+        raise NotTuned(f"{options.script} is no regular file, so it can be read only once: copy it into a file")
+    return Mode(tune=True, several_nodes=most > 1, ranks=ranks)
 
 
 def _is_read_once(torchrun: argparse.Namespace) -> bool:

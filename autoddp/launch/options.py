@@ -79,6 +79,7 @@ def _whole(low: int) -> _Kind:
 
 _SEED = _within(int, lambda seed: 0 <= seed <= _LARGEST_SEED, f"a whole number from 0 to {_LARGEST_SEED}")
 _DURATION = _within(seconds, lambda found: 0 < found <= _LARGEST, "a duration")
+_DURATION_OR_NONE = _within(seconds, lambda found: 0 <= found <= _LARGEST, "a duration, or 0 for none")
 _SHARE = _within(float, lambda share: 0 < share < float("inf"), "a share above 0")
 _INTERVAL = _Kind(lambda text: 0 if text == "off" else _whole(1).convert(text), "a whole number of 1 or more, or off")
 _RUNG = _Kind(str, "exact, near or lossy")
@@ -142,6 +143,10 @@ class Options:
         "limit of the time from the command to the launch (5m from the first step)", "TIME", _DURATION, "5m"
     )
     """Seconds. None: not given; see `launch.deadline`."""
+    diagnose_budget: float | None = _option(
+        "time for finding out why a step is slow (a quarter of measuring; 0: none)", "TIME", _DURATION_OR_NONE, "30s"
+    )
+    """Seconds. None: not given."""
     near_limit: float = _option(f"largest gradient error of near ({_NEAR:g})", "X", _SHARE, "0.02", _NEAR)
     """`knobs.fidelity` says where the default comes from, as for `lossy_limit`."""
     lossy_limit: float = _option(
@@ -169,13 +174,16 @@ class Options:
     no_orphans: bool = _switch("end all that the job has started as soon as the launcher has gone")
     """See `launch.supervisor`."""
     dry_run: bool = _switch("print what would be run")
+    diagnose_only: bool = False
+    """`autoddp diagnose`: nothing is tuned, and nothing is launched."""
     force: bool = _switch("launch a recipe made for another machine or other inputs")
 
     def __post_init__(self) -> None:
         asked: dict[str, Any] = {"trials": self.trials, "allow": self.allow, "accumulate_up_to": self.accumulate_up_to}
         given = {name: value for name, value in asked.items() if value is not None}
         limits = {**LIMITS, Rung.NEAR: self.near_limit, Rung.LOSSY: self.lossy_limit}
-        object.__setattr__(self, "study", StudySettings(seed=self.seed, limits=limits, **given))
+        settings = StudySettings(seed=self.seed, diagnose_budget=self.diagnose_budget, limits=limits, **given)
+        object.__setattr__(self, "study", settings)
 
     @property
     def script(self) -> str:
@@ -290,6 +298,16 @@ def parse(argv: Sequence[str]) -> Options:
     own, torchrun = own_parser(), _strict_torchrun_parser()
     ours, theirs, says = _divide(argv, own, torchrun)
     return _options(ours, *_torchruns(theirs, torchrun), tuple(says))
+
+
+def parse_with_switch(argv: Sequence[str], switch: str) -> tuple[Options, bool]:
+    """As `parse`, and whether `switch` stands before the script: it is no option of a training job."""
+    others = [(place, word) for place, word in enumerate(argv) if word != switch]
+    at, _ = _find_script([word for _, word in others], _strict_torchrun_parser())
+    script_at = others[at][0]
+    return parse([word for place, word in enumerate(argv) if word != switch or place > script_at]), switch in argv[
+        :script_at
+    ]
 
 
 def parse_apart(ours: Sequence[str], torchrun: Sequence[str] | argparse.Namespace) -> Options:

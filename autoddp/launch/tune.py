@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -11,6 +12,7 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from autoddp.diagnose import Diagnosis, Examination, MeasureAnatomy, Surroundings
 from autoddp.errors import UsageError
 from autoddp.files import write_private
 from autoddp.isolation import Level
@@ -38,11 +40,13 @@ from autoddp.log import get_logger, tell
 from autoddp.recipe import require_replaceable
 from autoddp.settings import StudySettings
 from autoddp.study import FailsWithoutReduction, Observer, Outcome, Study, TrialFailed, TuningOver
+from autoddp.timing import Difference
 from autoddp.units import data_size
 from autoddp.wire import JobFacts, WorkerConfig
 
 logger = get_logger(__name__)
 
+_DIAGNOSING = 90.0  # seconds of steps for a diagnosis that is all that is asked for
 _LOOKS = 1.0  # seconds between two looks at how much the script has written
 _EFFORT = 20  # a look may take one part in so many of the time: many files take long to count
 
@@ -52,6 +56,8 @@ class Tuned:
     """What came of tuning. `recipe` is the text that every node writes; "" when there is none, and `why` says why."""
 
     recipe: str = ""
+    diagnosis: Diagnosis | None = None
+    """Why the job is slow, where that was all that was asked for."""
     outcome: Outcome | None = None
     """The study, here or followed along with the node that led it."""
     why: str = ""
@@ -79,7 +85,8 @@ def prepared(options: Options) -> Iterator[Preparation]:
     UsageError where there is no place for the recipe or for the run's folder.
     """
     temporary_folder()
-    _require_place_for_recipe(options)
+    if not options.diagnose_only:
+        _require_place_for_recipe(options)
     folder = _run_folder(options)
     for line in folder.says:
         tell(line)
@@ -131,6 +138,9 @@ class Reporter(Protocol):
     @property
     def observer(self) -> Observer:
         """Hears of each trial."""
+
+    def progress(self, cause: str, number: int, of: int) -> None:
+        """Experiment `number` of a diagnosis begins."""
 
     def say(self, text: str) -> None:
         """Show a line."""
@@ -219,8 +229,19 @@ class Tuning:
         try:
             facts, settings = job.facts(), self.options.study
             tuned.wall_seconds["start-up"] = time.perf_counter() - began
+            if self.options.diagnose_only:
+                tuned.diagnosis = self._examined(job, facts)
+                job.finish("")
+                return
             self._go_on_with_one_that_was_cut_off(job, settings, facts)
-            study = Study(job, facts, settings, self.reporter.observer, lambda tried: screening(facts, tried))
+            study = Study(
+                job,
+                facts,
+                settings,
+                self.reporter.observer,
+                lambda tried: screening(facts, tried),
+                lambda measure, budget, reduction: self._examination(measure, facts, budget, reduction).run(),
+            )
             tuned.outcome = study.run()
             tuned.wall_seconds["start-up"] += job.machine.waited
             recipe = self.reporter.recipe(tuned.outcome, job.inputs)
@@ -236,6 +257,17 @@ class Tuning:
             logger.exception("the study failed")
             tuned.why = f"the study itself failed: {error!r}"
             job.give_up(tuned.why)
+
+    def _examined(self, job: LiveJob, facts: JobFacts) -> Diagnosis:
+        """Why the job is slow, by experiments alone."""
+        self.reporter.observer.ready(facts)
+        budget = self.options.diagnose_budget or _DIAGNOSING
+        return self._examination(functools.partial(job, anatomy=True), facts, budget).run()
+
+    def _examination(
+        self, measure: MeasureAnatomy, facts: JobFacts, budget: float, reduction: Difference | None = None
+    ) -> Examination:
+        return Examination(measure, Surroundings(facts), budget, TrialFailed, self.reporter.progress, reduction)
 
     def _go_on_with_one_that_was_cut_off(self, job: LiveJob, settings: StudySettings, facts: JobFacts) -> None:
         if job.machine.leads and not self.options.fresh:  # the host that leads tells the others what they have missed

@@ -26,6 +26,7 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
             "interval": outcome.headroom_interval,
             "without_reduction": outcome.headroom_block.seconds,
         },
+        "diagnosis": outcome.diagnosis and outcome.diagnosis.plain(),
         "trials": [_trial(record) for record in outcome.trials],
         "screened": [plain(one) | {"promising": one.promising} for one in outcome.screened],
         "finals": {

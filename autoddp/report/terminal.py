@@ -16,9 +16,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from autoddp.diagnose import Diagnosis
 from autoddp.files import append
 from autoddp.knobs import Configuration, Rung
 from autoddp.log import UnfailingStderr, printable, printable_lines
+from autoddp.report.diagnosis_text import parts
 from autoddp.study import Observer, Outcome, Screened, TrialRecord
 from autoddp.tables import LITERAL, Harmless, text_of
 from autoddp.timing import Headroom
@@ -91,6 +93,26 @@ class Terminal(Observer):
             f"as written {milliseconds(self._baseline)} ms per step; without any reduction {milliseconds(best)} ms: "
             f"headroom {headroom}"
         )
+
+    def progress(self, cause: str, number: int, of: int) -> None:
+        """Experiment `number` of a diagnosis begins."""
+        self._waiting.close()
+        if not self._console.is_terminal:
+            self._line(f"diagnosis {number}/{of}: {cause}")
+        self._bar.draw("diagnosis", number - 1, of, cause)
+
+    def diagnosed(self, diagnosis: Diagnosis) -> None:
+        """The verdict; then a usual step of each rank, and what was found."""
+        self._bar.stop()
+        for line in diagnosis.verdict:
+            self._line(line)
+        plain = text_of(parts(diagnosis, boxed=False), _PLAIN_WIDTH)
+        if self._console.is_terminal:
+            for part in parts(diagnosis, boxed=True):
+                self._console.print(Harmless(part))
+        else:
+            self._console.print(Text(plain), soft_wrap=True)
+        self._note(plain)
 
     def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:
         """A trial has ended. The best trial shown is the best allowed one, so the study's own `best` is not used."""

@@ -7,11 +7,12 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 from autoddp.knobs import Configuration, GradientError
 from autoddp.study.measure import Measure
 from autoddp.timing import Block
-from autoddp.wire import BlockDone
+from autoddp.wire import BlockDone, Experiment
 
 
 class Cost:
@@ -45,17 +46,31 @@ class Cost:
         done = self._measured(configuration, warmup, steps, reduce, apply)
         return Block(done.seconds, done.slowest)
 
+    def recorded(
+        self,
+        configuration: Configuration,
+        warmup: int,
+        steps: int,
+        *,
+        reduce: bool,
+        apply: bool,
+        experiment: Experiment,
+    ) -> BlockDone:
+        """Measure one block and record its stages, for a diagnosis."""
+        self.phase = "diagnosis"
+        return self._measured(configuration, warmup, steps, reduce, apply, anatomy=True, experiment=experiment)
+
     def compare(self, configuration: Configuration, steps: int) -> GradientError | None:
         """Measure how far the hook of `configuration`, which must be in effect, is from the exact mean."""
         self.steps["compared"] += steps
-        return self._measured(configuration, 0, 0, True, False, steps).error
+        return self._measured(configuration, 0, 0, True, False, compare=steps).error
 
     def _measured(
-        self, configuration: Configuration, warmup: int, steps: int, reduce: bool, apply: bool, compare: int = 0
+        self, configuration: Configuration, warmup: int, steps: int, reduce: bool, apply: bool, **more: Any
     ) -> BlockDone:
         began = time.perf_counter()
         try:
-            done = self._measure(configuration, warmup, steps, reduce=reduce, apply=apply, compare=compare)
+            done = self._measure(configuration, warmup, steps, reduce=reduce, apply=apply, **more)
         finally:
             self.wall_seconds[self.phase] += time.perf_counter() - began
         at_once = configuration.steps_per_update

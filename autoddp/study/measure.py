@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from autoddp.knobs import Configuration
-from autoddp.wire import BlockDone
+from autoddp.timing import Difference
+from autoddp.wire import AS_IT_IS, BlockDone, Experiment
 
 
 class TrialFailed(Exception):
@@ -20,6 +22,24 @@ class TuningOver(Exception):
     """The job cannot be measured any more; the text says why."""
 
 
+class Diagnosis(Protocol):
+    """Why the job is slow, see `diagnose.Diagnosis`."""
+
+    @property
+    def spent(self) -> float:
+        """Seconds of steps that it took."""
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+
+
+class Diagnose(Protocol):
+    """Finds out why the job is slow."""
+
+    def __call__(self, measure: Callable[..., BlockDone], budget: float, reduction: Difference) -> Diagnosis:
+        """Ask `measure` for blocks of at most `budget` seconds. `reduction`: what steps without reduction save."""
+
+
 class Measure(Protocol):
     """Times steps of the running model."""
 
@@ -32,6 +52,8 @@ class Measure(Protocol):
         reduce: bool = True,
         apply: bool = True,
         compare: int = 0,
+        anatomy: bool = False,
+        experiment: Experiment = AS_IT_IS,
     ) -> BlockDone:
         """Apply `configuration`, let `warmup` steps pass, and time `steps` steps (fewer if the script is that short).
 
@@ -40,6 +62,8 @@ class Measure(Protocol):
 
         `reduce=False` switches DDP's reduction off. `apply=False` keeps the configuration that is in effect. On
         `compare` further steps the hook of the configuration is compared with the exact mean.
+
+        With `anatomy` the stages of each step are recorded on each rank. `experiment` is undone before the next block.
 
         Raises TrialFailed or TuningOver. A script that ends meanwhile is started again, without an error.
         """

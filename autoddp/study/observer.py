@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from autoddp.knobs import Rung
 from autoddp.study.outcome import Outcome, Screened, TrialRecord
@@ -21,6 +22,9 @@ class Observer:
 
     def baseline(self, record: TrialRecord, headroom: Headroom) -> None:
         """The baseline and the headroom have been measured."""
+
+    def diagnosed(self, diagnosis: Any) -> None:
+        """It is known why the job is slow, as far as there was time to find out: a `diagnose.Diagnosis`."""
 
     def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:
         """A trial has ended. `planned` is the number of all trials, `best` is the fastest of them so far."""

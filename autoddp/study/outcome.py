@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from autoddp.knobs import Configuration, GradientError, Rung, Value
+from autoddp.study.measure import Diagnosis
 from autoddp.study.semifinals import Semifinal
 from autoddp.timing import Block, Speedup, median
 from autoddp.wire import JobFacts
@@ -128,6 +129,8 @@ class Outcome:
     """Semifinals of the rungs in which the trials could not tell several configurations apart."""
     compilations: int = 0
     """Number of compilations by torch.compile on rank 0."""
+    diagnosis: Diagnosis | None = None
+    """Why the job is slow; None where that was not asked for, or not found out."""
     headroom_interval: tuple[float, float] = (0.0, 1.0)
     """99 % interval of the headroom."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,14 +20,16 @@ from autoddp.settings import StudySettings
 from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, StepBudget
 from autoddp.study.cost import Cost
 from autoddp.study.env_trials import RESERVED, EnvTrials, Screen, screened
-from autoddp.study.measure import FailsWithoutReduction, Measure, TrialFailed, TuningOver
+from autoddp.study.measure import Diagnose, Diagnosis, FailsWithoutReduction, Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import WORTHWHILE, Decision, Outcome, Screened, Standing, TrialRecord
 from autoddp.study.semifinals import Semifinal, contenders, run_semifinal
 from autoddp.study.trials import Trials
-from autoddp.timing import Block, Headroom, headroom, median, speedup
+from autoddp.timing import Block, Headroom, difference, headroom, median, speedup
 from autoddp.wire import JobFacts
 
+_SHARE_FOR_DIAGNOSIS = 0.25  # of the time that the trials may take
+_FEWEST_FOR_DIAGNOSIS = 8  # steps: with fewer nothing can be said
 _AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials that a study must have: at least half stay for knobs without a start
 
 
@@ -40,12 +43,14 @@ class Study:
         asked: StudySettings,
         observer: Observer,
         screen: Screen = lambda settings: [],
+        diagnose: Diagnose | None = None,
     ) -> None:
         self._cost = Cost(measure)
         self._facts = facts
         self._asked = asked
         self._observer = observer
         self._screen = screen
+        self._diagnose = diagnose
         self._random = random.Random(asked.seed)
         self._semifinals: list[Semifinal] = []
 
@@ -58,6 +63,7 @@ class Study:
         baseline, won, off = self._headroom()
         self._observer.baseline(baseline, won)
         self._budget = StepBudget(baseline.seconds)
+        diagnosis = self._diagnosed(baseline, off)
         self._trials = Trials(self._cost, self._facts, self._asked, self._observer, baseline)
         fixed = self._trials.find_computing()
         judged: list[Screened] = []
@@ -80,6 +86,7 @@ class Study:
             headroom=won.share,
             headroom_interval=(won.low, won.high),
             headroom_block=off,
+            diagnosis=diagnosis,
             trials=tuple(self._trials.records),
             baseline_rounds=tuple(rounds),
             finalists=tuple(finalists),
@@ -116,6 +123,23 @@ class Study:
             on.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), apply=False))
         baseline = TrialRecord(0, AS_WRITTEN, "measured", tuple(on))
         return baseline, headroom(on, off), Block(tuple(second for block in off for second in block.slowest))
+
+    def _diagnosed(self, baseline: TrialRecord, off: Block) -> Diagnosis | None:
+        """Why the job is slow. None where there is no time for it, or where finding out has failed."""
+        asked = self._asked.diagnose_budget
+        usual = _SHARE_FOR_DIAGNOSIS * self._asked.trials * self._budget.trial()
+        budget = min(usual if asked is None else asked, self._cost.left * _SHARE_FOR_DIAGNOSIS)
+        if self._diagnose is None or budget < _FEWEST_FOR_DIAGNOSIS * baseline.seconds:
+            return None
+        before = [statistics.fmean(block.seconds) for block in baseline.blocks]
+        each = len(off.seconds) // len(before)
+        after = [statistics.fmean(off.seconds[n * each : (n + 1) * each]) for n in range(len(before))]
+        try:
+            found = self._diagnose(self._cost.recorded, budget, difference(before, after))
+        except TrialFailed:  # the job was started again, and is as it was
+            return None
+        self._observer.diagnosed(found)
+        return found
 
     def _is_open(self, found: Headroom, rounds: int, budget: StepBudget) -> bool:
         """Whether more rounds are needed: likely there is nothing to win, but the interval allows for a gain."""

@@ -1,7 +1,23 @@
 """Floor 1. Samples of step times and the statistics on them; does not import torch."""
 
+from autoddp.timing.anatomy import STAGES, RankAnatomy, RankSteps, anatomy
+from autoddp.timing.difference import Difference, difference
 from autoddp.timing.headroom import Headroom, headroom
 from autoddp.timing.samples import Block, median, median_interval
 from autoddp.timing.speedup import Speedup, speedup
 
-__all__ = ["Block", "Headroom", "Speedup", "headroom", "median", "median_interval", "speedup"]
+__all__ = [
+    "STAGES",
+    "Block",
+    "Difference",
+    "Headroom",
+    "RankAnatomy",
+    "RankSteps",
+    "Speedup",
+    "anatomy",
+    "difference",
+    "headroom",
+    "median",
+    "median_interval",
+    "speedup",
+]

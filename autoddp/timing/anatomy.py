@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from autoddp.codec import Struct
-from autoddp.timing.samples import median
 
 STAGES = ("data", "copy", "buffers", "forward", "backward", "exposed", "optimizer", "other")
 """The stages of a step. Their seconds add up to the step's.
@@ -33,6 +33,20 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of each of `STAGES` in each step; empty where stages were not asked for."""
     samples: tuple[int, ...] = ()
     """Samples of the batches that the loader gave in each step; 0 where it is not torch's."""
+    elements: tuple[int, ...] = ()
+    """Numbers in the tensors of these batches."""
+    begun: tuple[int, ...] = ()
+    """Iterators that the script asked its loaders for in each step: where an epoch begins."""
+    collecting: tuple[float, ...] = ()
+    """Seconds of each step that Python's garbage collector took."""
+    waited_for_cpu: float = 0.0
+    """Seconds of all steps together for which threads of the rank could have run and had no core."""
+    threads: int = 0
+    """Of torch's operators."""
+    prefetched: int = 0
+    """Batches that may wait in the queues of the script's loaders."""
+    kept: int = 0
+    """Batches that an experiment gave in place of the loaders' own."""
 
 
 @dataclass(frozen=True)
@@ -58,28 +72,20 @@ class RankAnatomy:
         return self.step - self.stages["exposed"]
 
 
-def anatomy(ranks: Sequence[RankSteps]) -> list[RankAnatomy]:
-    """A usual step of each rank. Ranks leave an all-reduce together, so the shortest `exposed` of a step is transfer.
+def anatomy(ranks: Sequence[RankSteps], steps: Sequence[int] | None = None) -> list[RankAnatomy]:
+    """A usual step of each rank: the means over `steps` of the block, or over all of them.
 
-    Steps in which the script has saved or evaluated are left out: those longer than three medians.
+    Ranks leave an all-reduce together, so the shortest `exposed` of a step is the time of transfer. An empty list where
+    no stages were recorded.
     """
     if not ranks or not ranks[0].stages:
         return []
-    usual = [min(of_step) for of_step in zip(*(one.seconds for one in ranks), strict=True)]
-    limit = _INTERRUPTED * median(usual)
-    kept = [number for number, seconds in enumerate(usual) if seconds <= limit]
+    chosen = range(len(ranks[0].stages)) if steps is None else steps
     exposed = STAGES.index("exposed")
-    transfer = {number: min(one.stages[number][exposed] for one in ranks) for number in kept}
+    transfer = {number: min(one.stages[number][exposed] for one in ranks) for number in chosen}
     found = []
     for one in ranks:
-        stages = {name: _mean([one.stages[n][place] for n in kept]) for place, name in enumerate(STAGES)}
-        waiting = _mean([one.stages[n][exposed] - transfer[n] for n in kept])
-        found.append(RankAnatomy(one.rank, one.host, _mean([one.seconds[n] for n in kept]), stages, waiting))
+        stages = {name: fmean(one.stages[n][place] for n in chosen) for place, name in enumerate(STAGES)}
+        waiting = fmean(one.stages[n][exposed] - transfer[n] for n in chosen)
+        found.append(RankAnatomy(one.rank, one.host, fmean(one.seconds[n] for n in chosen), stages, waiting))
     return found
-
-
-_INTERRUPTED = 3.0
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -44,6 +44,10 @@ def speedup(before: Sequence[float], after: Sequence[float]) -> Speedup:
     logs = [math.log(b / a) for b, a in zip(before, after, strict=True)]
     middle = statistics.fmean(logs)
     spread = max(statistics.stdev(logs), _FLOOR)
-    degrees = min(len(logs) - 1, len(_T99))
-    half = _T99[degrees - 1] * spread / math.sqrt(len(logs))
+    half = t99(len(logs)) * spread / math.sqrt(len(logs))
     return Speedup(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
+
+
+def t99(count: int) -> float:
+    """Student's t for a 99 % interval of the mean of `count` values, two or more."""
+    return _T99[min(count - 1, len(_T99)) - 1]

@@ -1,5 +1,6 @@
 """Floor 4. All that launcher and worker say to each other: what a worker is for, and the messages of the tuning job."""
 
+from autoddp.wire.experiment import AS_IT_IS, Delay, Experiment
 from autoddp.wire.job_facts import JobFacts
 from autoddp.wire.messages import (
     LARGEST,
@@ -21,11 +22,14 @@ from autoddp.wire.messages import (
 from autoddp.wire.worker_config import TUNE, WatchPlan, WorkerConfig, naming_errors
 
 __all__ = [
+    "AS_IT_IS",
     "LARGEST",
     "TUNE",
     "VERSION",
     "BlockDone",
+    "Delay",
     "Entry",
+    "Experiment",
     "Finish",
     "Goodbye",
     "Hello",

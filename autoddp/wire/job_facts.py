@@ -48,3 +48,11 @@ class JobFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """CPU threads per rank worth trying; as written is not among them."""
     link: LinkModel | None = None
     """What the link carries, as `autoddp bench` measured it in a world like this one; None if it did not."""
+    uses_all: bool = False
+    """Whether every gradient became ready in each of the first steps, on every rank."""
+    buffer_bytes: int = 0
+    """Of the buffers that DDP broadcasts before a forward pass; 0 if it does not."""
+    cores: int = 1
+    """That one rank's process may use; of the host that has the fewest for each of its ranks."""
+    ranks_per_host: int = 1
+    """On that host."""

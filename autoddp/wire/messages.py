@@ -23,12 +23,14 @@ from typing import Annotated, Any
 from autoddp import codec
 from autoddp.codec import Meta, Struct
 from autoddp.knobs import Configuration, GradientError
+from autoddp.timing.anatomy import RankSteps
+from autoddp.wire.experiment import AS_IT_IS, Experiment
 from autoddp.wire.job_facts import JobFacts
 
 _Count = Annotated[int, Meta(ge=0)]
 _Process = Annotated[int, Meta(gt=0)]
 """The id of one process: the launcher may send it a signal, and 0 and negative numbers would mean many."""
-VERSION = 4
+VERSION = 5
 """Of all messages. `Hello` has the same fields in every version, so that it can always be told which one is spoken."""
 LARGEST = 64 * 2**20
 """Bytes; neither end reads a longer message. The longest has a journal in `Measure.missed`: less than 1 MiB."""
@@ -80,6 +82,10 @@ class Measure(Message, frozen=True):
     """Steps of the script that the configuration makes one: that many are counted, and timed, as one."""
     left: float | None = None
     """Seconds that tuning may still take, by the clock of the launcher that asks; None: the limit is not known yet."""
+    anatomy: bool = False
+    """Whether the stages of each timed step are recorded on each rank."""
+    experiment: Experiment = AS_IT_IS
+    """What else is different in this block."""
     missed: tuple[Entry, ...] = ()
     """After another start: journal entries before this one that other nodes may lack; see `launch.journal`."""
 
@@ -107,6 +113,8 @@ class BlockDone(Message, frozen=True):
     """Seconds of each measured step on the rank that was slowest in it: where ranks run free, means hide a slow one."""
     inputs: tuple[str, ...] = ()
     """What the models have been called with since the start, on all ranks, see `recipe.inputs`."""
+    ranks: tuple[RankSteps, ...] = ()
+    """The steps of each rank by itself, where `Measure.anatomy` asked for them."""
 
 
 class Entry(Struct, frozen=True, forbid_unknown_fields=True):

@@ -50,6 +50,8 @@ class Wrapped:
         self._reduced = {id(p) for p in ddp._module_parameters if p.requires_grad}
         self.script_hook: tuple[Any, Any] | None = None
         self._samples = True
+        self.experimental: dict[str, Any] = {}
+        """Arguments of DDP's constructor that an experiment sets until it ends; none of them is ever launched."""
         self._present: tuple[Configuration, int | None, Around | None] = (AS_WRITTEN, None, None)
 
     @property
@@ -62,6 +64,14 @@ class Wrapped:
         """The parameters that DDP reduces, in its order: those that required gradients when the object was built."""
         ddp = self.ddp
         return [p for p in ddp._module_parameters if id(p) in self._reduced] if ddp is not None else []
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the buffers that DDP broadcasts before each forward pass; 0 if it does not."""
+        ddp = self.ddp
+        if ddp is None or not ddp.will_sync_module_buffers():
+            return 0
+        return sum(buffer.numel() * buffer.element_size() for buffer in ddp.modules_buffers)
 
     @property
     def reduces_all(self) -> bool:
@@ -101,7 +111,7 @@ class Wrapped:
         ddp = self.ddp
         if ddp is None:
             return
-        arguments = {**self.arguments, **_as_arguments(configuration), "init_sync": False}
+        arguments = {**self.arguments, **_as_arguments(configuration), **self.experimental, "init_sync": False}
         with self._as_it_was_built(ddp):
             _construct_again(ddp, arguments)
         if not self._samples:
@@ -452,6 +462,14 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
 def version_of(tensor: torch.Tensor) -> int:
     """How often `tensor` was written to in place. torch has no public name for it."""
     return int(tensor._version)
+
+
+def after_backward_computed(call: Callable[[], None]) -> None:
+    """Call `call` when the current backward pass has computed all gradients; DDP waits for its reductions after that.
+
+    It must be called before the last gradient is ready, because DDP queues its waiting then.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def after_this_backward(call: Callable[[], None]) -> None:

@@ -38,13 +38,14 @@ def gather_facts(
 ) -> JobFacts:
     """The same facts on every rank; all ranks call this together."""
     device = wrapped[0].parameters[0].device
-    shares = thread_counts(usable_cpus(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")), threads.as_written)
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    shares = thread_counts(usable_cpus(), local, threads.as_written)
     most = most_at_start()
     counts = [count for count in shares if count <= most]
     looks = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank of a node looks at the machine for all of them
     machine = fingerprint() if looks else Fingerprint()
     free = [threads.pinned(), counts, binding.why_not]
-    mine = [_device_name(device), plain(observed), *free, machine.links, machine.network]
+    mine = [_device_name(device), plain(observed), *free, machine.links, machine.network, (usable_cpus(), local)]
     starts = _start_settings(backend_of(_ddp(wrapped[0])), device, ranks.nodes, config.interfaces) if looks else None
     of_all = ranks.gather([*mine, starts])
     facts = _facts(wrapped, ranks, of_all, config) if ranks.rank == 0 else None
@@ -56,7 +57,7 @@ def gather_facts(
 
 
 def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]], config: WorkerConfig) -> JobFacts:
-    names, observed, pinned, counts, unbound, links, networks, starts = zip(*of_all, strict=True)
+    names, observed, pinned, counts, unbound, links, networks, cores, starts = zip(*of_all, strict=True)
     backend = backend_of(_ddp(wrapped[0]))
     steps = [convert(one, ObservedSteps) for one in observed]
     asked: dict[AnyKnob, bool] = {ACCUMULATE_STEPS: config.accumulates, OPTIMIZE_DDP: config.recompiles}
@@ -78,6 +79,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
     knobs = knobs_of(look)
     settings = starts[0] if all(other in (None, starts[0]) for other in starts) else ()
     gradient_bytes = sum(p.numel() * p.element_size() for w in wrapped for p in w.parameters)
+    fewest = min(cores, key=lambda one: one[0] / one[1])
     return JobFacts(
         world_size=ranks.world_size,
         nodes=ranks.nodes,
@@ -99,6 +101,10 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
         cuda_graphs=look.graph_modes if CUDA_GRAPHS.name in knobs else (),
         compiles=look.compiled,
         thread_counts=tuple(counts[0]) if THREADS.name in knobs else (),
+        uses_all=all(one.uses_all for one in steps),
+        buffer_bytes=sum(w.buffer_bytes for w in wrapped),
+        cores=fewest[0],
+        ranks_per_host=fewest[1],
     )
 
 

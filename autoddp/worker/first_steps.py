@@ -60,6 +60,12 @@ class ReadyOrder:
         full = self._steps[1:]
         return len(full) >= 3 and len(set(full)) == 1 and sorted(full[0]) == list(range(self._count))
 
+    @property
+    def uses_all(self) -> bool:
+        """Whether every gradient became ready in each full step, however often and in whatever order."""
+        full = self._steps[1:]
+        return len(full) >= 3 and all(set(step) == set(range(self._count)) for step in full)
+
 
 class ByHand:
     """Finds out whether the script changes gradients itself between a backward pass and the optimizer's step.

@@ -15,12 +15,15 @@ from collections.abc import Sequence
 import torch
 
 from autoddp.knobs import Configuration, GradientError
+from autoddp.timing.anatomy import RankSteps
+from autoddp.wire import Experiment
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import Patch
 from autoddp.worker.device import devices_of, give_back_spare_memory, synchronize
 from autoddp.worker.effect import Effect
+from autoddp.worker.experiments import Experiments
 from autoddp.worker.fidelity import Comparison
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
@@ -67,11 +70,19 @@ class LiveDdp:
     In a trial PowerSGD compresses from its first step, because its exact first steps would measure the baseline.
     """
 
-    def __init__(self, patch: Patch, switch: ReductionSwitch, effects: Sequence[Effect], compiling: Compiling) -> None:
+    def __init__(
+        self,
+        patch: Patch,
+        switch: ReductionSwitch,
+        effects: Sequence[Effect],
+        compiling: Compiling,
+        experiments: Experiments,
+    ) -> None:
         self._patch = patch
         self._switch = switch
         self._effects = effects
         self._compiling = compiling
+        self._experiments = experiments
         self._comparison = Comparison()
         patch.start_step, patch.around, patch.samples = 0, self._comparison.around, False
         for wrapped in patch.alive():
@@ -96,6 +107,22 @@ class LiveDdp:
             for wrapped in self._patch.alive():
                 wrapped.broadcast_state()
                 wrapped.forget_what_was_used()
+
+    def experiment(self, experiment: Experiment) -> None:
+        """See `LiveModel`."""
+        self._experiments.apply(experiment)
+
+    def record(self) -> None:
+        """See `LiveModel`."""
+        self._experiments.record(self._devices[0])
+
+    def step_recorded(self) -> None:
+        """See `LiveModel`."""
+        self._experiments.stages.lap()
+
+    def recorded(self) -> RankSteps:
+        """See `LiveModel`."""
+        return self._experiments.recorded()
 
     def compare(self, on: bool) -> None:
         """See `LiveModel`. Costs nothing if no hook of ours is in effect, because there is nothing to compare."""

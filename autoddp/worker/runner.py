@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from autoddp.codec import convert, plain, replace
 from autoddp.knobs import Configuration, GradientError
 from autoddp.recipe import merged
-from autoddp.wire import BlockDone, Finish, JobFacts, LauncherClient, Measure, Message, Ready
+from autoddp.timing.anatomy import RankSteps
+from autoddp.wire import BlockDone, Experiment, Finish, JobFacts, LauncherClient, Measure, Message, Ready
 from autoddp.worker.device import finish_queued_work
 from autoddp.worker.rank_store import RankStore
 from autoddp.worker.stopwatch import Stopwatch
@@ -34,6 +36,18 @@ class LiveModel(Protocol):
 
     def compare(self, on: bool) -> None:
         """From the next step on, reduce gradients by the hook and also exactly; or by the hook alone again."""
+
+    def experiment(self, experiment: Experiment) -> None:
+        """Bring `experiment` into effect from the next step on, and undo the one before it."""
+
+    def record(self) -> None:
+        """Record the stages of the steps from here on."""
+
+    def step_recorded(self) -> None:
+        """A step has ended."""
+
+    def recorded(self) -> RankSteps:
+        """Record no more; what was recorded, with the seconds of each step left out."""
 
     def step_compared(self) -> None:
         """A step has ended while gradients are compared."""
@@ -117,6 +131,7 @@ class TrialRunner:
         self._lap: Callable[[], None] = lambda: None
         self._order: Measure | None = None
         self._laps: list[float] = []
+        self._recorded: RankSteps | None = None
 
     def begin(self) -> None:
         """Take the first order; every rank at the same step boundary."""
@@ -145,9 +160,10 @@ class TrialRunner:
         self._start(order)
 
     def _start(self, order: Measure) -> None:
-        self._order, self._at_once = order, order.at_once
+        self._order, self._at_once, self._recorded = order, order.at_once, None
         self._again, self._compiled_at_start = _TIMED_AGAIN, self._model.compilations
         began = time.perf_counter()
+        self._model.experiment(order.experiment)
         if order.apply:
             self._model.apply(order.configuration)
         self._model.reduce(order.reduce)
@@ -168,13 +184,22 @@ class TrialRunner:
             self._model.synchronize()
         self._warm_seconds = time.perf_counter() - self._warm_from
         self._compiled_before = self._model.compilations
+        if self._order.anatomy:
+            self._model.record()
         self._stopwatch.start()
-        self._lap = self._stopwatch.lap
+        self._lap = self._end_of_timed_step
         self._expect(self._order.steps, self._timed)
+
+    def _end_of_timed_step(self) -> None:
+        self._stopwatch.lap()
+        self._model.step_recorded()
 
     def _timed(self) -> None:
         """The timed steps are over. If a rank has compiled in them, they count as warm-up and are timed again."""
+        assert self._order is not None
         self._laps = self._stopwatch.stop()
+        if self._order.anatomy:
+            self._recorded = replace(self._model.recorded(), seconds=tuple(self._laps))
         if self._compiles and self._again:
             self._again -= 1
             if self._compiled_meanwhile():
@@ -196,9 +221,9 @@ class TrialRunner:
         assert self._order is not None
         self._model.compare(False)
         error = self._model.gradient_error() if self._order.compare else None
-        gathered = self._ranks.gather([self._laps, list(self._inputs())])
         order = self._order
-        steps = zip(*(of_rank for of_rank, _ in gathered), strict=True)
+        gathered = self._ranks.gather([self._laps, list(self._inputs()), plain(self._recorded)])
+        steps = zip(*(of_rank for of_rank, _, _ in gathered), strict=True)
         laps = [[float(lap) / order.at_once for lap in of_ranks] for of_ranks in steps]
         means = tuple(sum(of_step) / len(of_step) for of_step in laps)
         compiled = self._model.compilations - self._compiled_at_start
@@ -211,7 +236,8 @@ class TrialRunner:
             error,
             compiled,
             slowest=tuple(map(max, laps)),
-            inputs=merged(*(inputs for _, inputs in gathered)),
+            inputs=merged(*(inputs for _, inputs, _ in gathered)),
+            ranks=tuple(convert(recorded, RankSteps) for _, _, recorded in gathered if recorded is not None),
         )
         told = self._ranks.broadcast(done if self._ranks.rank == 0 else None)
         assert isinstance(told, BlockDone)

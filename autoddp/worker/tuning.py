@@ -16,6 +16,7 @@ from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import DdpEvents, Patch, Wrapped, is_joining, parameters_digest, watch_uneven_inputs
 from autoddp.worker.describe_job import gather_facts
+from autoddp.worker.experiments import Experiments
 from autoddp.worker.first_steps import ByHand, ReadyOrder
 from autoddp.worker.gradient_access import add_handler, parameters_of
 from autoddp.worker.graphs import Graphs
@@ -45,6 +46,7 @@ def start_tuning(config: WorkerConfig, launcher: LauncherClient, threads_given: 
     # A rank without inputs takes no orders, so the others would wait for it until they count as hung.
     watch_uneven_inputs(lambda: stopper(config.socket)(_UNEVEN))
     add_handler(job.implicit_no_sync)
+    add_handler(job.experiments.stages)
     if config.accumulates:
         add_handler(job.accumulation)
     leave_at_the_end_of_training(launcher)
@@ -66,6 +68,8 @@ class _TuningJob(DdpEvents):
         self.accumulation = Accumulation(switch, patch.alive, self.implicit_no_sync, _fail)
         self._graphs = Graphs(patch.alive)
         self.compiling = Compiling(patch.alive)
+        self.experiments = Experiments(patch)
+        self._stages = self.experiments.stages
         self._inputs = InputsSeen()
         self._measured: set[str] = set()
         self._forwards: list[int] = []
@@ -80,6 +84,7 @@ class _TuningJob(DdpEvents):
         if self._wrapped_any:
             return
         self._wrapped_any = True
+        self.experiments.install()
         if not self._launcher.hello():
             leave()
 
@@ -89,6 +94,7 @@ class _TuningJob(DdpEvents):
         self.implicit_no_sync.forward_begins(ddp)
         self.accumulation.forward_begins(ddp)
         self._graphs.forward_begins(ddp, self._switch.reduces(ddp))
+        self._stages.forward_begins(ddp)
 
     def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note what the module is about to be called with."""
@@ -97,9 +103,11 @@ class _TuningJob(DdpEvents):
             self._inputs.called(ddp, wrapped.digest, args, kwargs)
         if self._config.cuda_graphs:
             self.compiling.replays.called(ddp, args, kwargs)
+        self._stages.called(ddp)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
         """See `DdpEvents`."""
+        self._stages.returned(ddp, what)
         what = self.implicit_no_sync.returned(ddp, what)
         return self.compiling.replays.returned(ddp, what) if self._config.cuda_graphs else what
 
@@ -157,6 +165,7 @@ class _TuningJob(DdpEvents):
             self._by_hand.found,
             any(is_joining(w.ddp) for w in wrapped if w.ddp is not None),
             compiled,
+            self._ready_order.uses_all,
         )
         facts = gather_facts(wrapped, ranks, self._threads, binding, watched, self._config)
         director = LauncherDirector(self._launcher, facts)
@@ -165,7 +174,7 @@ class _TuningJob(DdpEvents):
         effects = effects_of(
             self._patch, binding, self._threads, self.implicit_no_sync, self.accumulation, self.compiling, self._graphs
         )
-        model = LiveDdp(self._patch, self._switch, effects, self.compiling)
+        model = LiveDdp(self._patch, self._switch, effects, self.compiling, self.experiments)
         digests = facts.parameters_digest.split("+")
         self._runner = TrialRunner(
             model,

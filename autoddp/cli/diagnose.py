@@ -1,0 +1,81 @@
+"""`autoddp diagnose [options] train.py`: why the job is slow, by experiments on the running script."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+
+from autoddp.cli.tuned import Results
+from autoddp.diagnose import NOTHING, Diagnosis
+from autoddp.errors import NotTuned
+from autoddp.launch.agreement import agree
+from autoddp.launch.elastic import environment_with, load_torchrun
+from autoddp.launch.hosts import Hosts
+from autoddp.launch.mode import choose_to_diagnose
+from autoddp.launch.network import Network
+from autoddp.launch.options import Options, help_text, parse_with_switch
+from autoddp.launch.script import require_script
+from autoddp.launch.signals import signals_end_tuning
+from autoddp.launch.tune import Tuning, prepared
+from autoddp.log import show, tell
+from autoddp.report.diagnosis_text import for_stdout
+from autoddp.tables import text_of, width_of_stdout
+
+_HELP = """\
+usage: autoddp diagnose [--json] [options of autoddp and torchrun] train.py [its arguments]
+
+Find out why a training job is slow. The unmodified script runs as in tuning, so your files stay as they are. Causes are
+suspected by the times of each rank's stages, then proved by experiments: kept batches in place of the loader, steps
+without reduction, a delay on one rank. Nothing is tuned, and no job is launched afterwards.
+
+  --json                  print one JSON document instead of tables
+  --diagnose-budget TIME  time for measuring (90s of steps)
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of `autoddp diagnose` with these arguments; AutoddpError for what the user has to mend.
+
+    On several hosts give the same command on each; each prints the same.
+    """
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(f"{_HELP}\n{help_text().partition(chr(10) * 2)[2]}", end="")
+        return 0
+    load_torchrun()
+    options, as_json = parse_with_switch(arguments, "--json")
+    options = replace(options, diagnose_only=True, tune_only=True)
+    require_script(options.torchrun)
+    for line in options.says:
+        tell(line)
+    try:
+        found = _diagnosis(options)
+    except NotTuned as error:
+        if as_json:  # a program that reads the answer finds the reason in it
+            print(json.dumps(NOTHING | {"not_measured": [str(error)]}))
+        raise
+    if as_json:
+        print(json.dumps(found.plain()))
+    else:
+        show(text_of(for_stdout(found), width_of_stdout()))
+    return 0
+
+
+def _diagnosis(options: Options) -> Diagnosis:
+    mode = choose_to_diagnose(options)
+    for line in filter(None, (mode.ranks, mode.says)):
+        tell(line)
+    with contextlib.ExitStack() as until_done:
+        until_done.enter_context(signals_end_tuning())
+        preparation = until_done.enter_context(prepared(options))
+        agreement = None
+        if mode.several_nodes:
+            agreement = agree(options.torchrun, mode.digest(options), mode.reads(options), mode.variables)
+        network = agreement.network if agreement is not None else Network()
+        hosts = agreement.hosts if agreement is not None else Hosts()
+        with environment_with(network.variables), Results(options, preparation.folder, network) as results:
+            tuned = Tuning(options, preparation, hosts, results, network.together).run()
+    if tuned.diagnosis is None:
+        why = tuned.why or "the leading node gave up"
+        raise NotTuned(f"nothing was diagnosed: {why}; see {preparation.folder.path}")
+    return tuned.diagnosis

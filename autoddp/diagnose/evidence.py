@@ -1,0 +1,146 @@
+"""The steps of one block as tables of seconds by rank and step, and what follows from them by arithmetic alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from autoddp.timing import STAGES, RankAnatomy, RankSteps, anatomy, median
+
+Table = list[list[float]]
+"""Seconds: one list for each rank, with one number for each step."""
+
+_INTERRUPTED = 1.5
+"""Times the usual step: a longer one has an event in it, if the excess lies outside of the loader."""
+_SHORTEST = 0.003  # seconds that an event takes at least: less is noise of the machine
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One block of steps with their stages."""
+
+    ranks: Sequence[RankSteps]
+
+    def stage(self, *names: str) -> Table:
+        """Seconds of these stages together."""
+        places = [STAGES.index(name) for name in names]
+        return [[sum(step[place] for place in places) for step in one.stages] for one in self.ranks]
+
+    @cached_property
+    def steps(self) -> list[float]:
+        """Seconds of each step: the mean over the ranks, which end a step together where they reduce."""
+        return [statistics.fmean(of_step) for of_step in zip(*(one.seconds for one in self.ranks), strict=True)]
+
+    @property
+    def count(self) -> int:
+        """Number of steps."""
+        return len(self.steps)
+
+    @cached_property
+    def own(self) -> Table:
+        """What each rank needs by itself: without the stages in which ranks wait for each other."""
+        together = self.stage("exposed", "buffers")
+        return [
+            [seconds - shared for seconds, shared in zip(one.seconds, of_rank, strict=True)]
+            for one, of_rank in zip(self.ranks, together, strict=True)
+        ]
+
+    @cached_property
+    def transfer(self) -> list[float]:
+        """Seconds of each step in which gradients travel and nothing is computed."""
+        return [min(of_step) for of_step in zip(*self.stage("exposed"), strict=True)]
+
+    @cached_property
+    def buffers(self) -> list[float]:
+        """Seconds of each step in which buffers travel."""
+        return [min(of_step) for of_step in zip(*self.stage("buffers"), strict=True)]
+
+    @cached_property
+    def events(self) -> list[int]:
+        """Steps with an event, such as saving: far longer than usual, and not because of the loader."""
+        without_data = [max(rank[n] for rank in self._without_data) for n in range(self.count)]
+        limit = max(_INTERRUPTED * median(without_data), median(without_data) + _SHORTEST)
+        return [n for n, seconds in enumerate(without_data) if seconds > limit]
+
+    @cached_property
+    def _without_data(self) -> Table:
+        data = self.stage("data")
+        return [[a - b for a, b in zip(own, wait, strict=True)] for own, wait in zip(self.own, data, strict=True)]
+
+    @cached_property
+    def epochs(self) -> list[int]:
+        """Steps in which some rank has begun a new epoch."""
+        return [n for n in range(self.count) if any(one.begun[n] for one in self.ranks if one.begun)]
+
+    @cached_property
+    def usual(self) -> list[int]:
+        """Steps without an event and without the begin of an epoch; all of them, if there are no others."""
+        special = {*self.events, *self.epochs}
+        return [n for n in range(self.count) if n not in special] or list(range(self.count))
+
+    @cached_property
+    def seconds(self) -> float:
+        """Mean seconds of a usual step."""
+        return self.mean(self.steps)
+
+    def mean(self, values: Sequence[float]) -> float:
+        """Over the usual steps."""
+        return statistics.fmean(values[n] for n in self.usual)
+
+    def means(self, table: Table) -> list[float]:
+        """Of each rank, over the usual steps."""
+        return [self.mean(values) for values in table]
+
+    def gain(self, changed: Callable[[int, int], float], steps: Sequence[int] | None = None) -> float:
+        """Mean seconds that a step would be shorter if rank r needed `changed(r, n)` seconds by itself in step n.
+
+        Each step waits for its slowest rank, so what a rank does while others are slower costs nothing.
+        """
+        own, ranks = self.own, range(len(self.ranks))
+        chosen = self.usual if steps is None else steps
+        return statistics.fmean(max(own[r][n] for r in ranks) - max(changed(r, n) for r in ranks) for n in chosen)
+
+    def others(self, table: Table, rank: int, step: int) -> float:
+        """The middle of what the other ranks have in that step; of two ranks, what the other one has."""
+        return median([values[step] for r, values in enumerate(table) if r != rank] or [table[rank][step]])
+
+    @property
+    def anatomy(self) -> list[RankAnatomy]:
+        """A usual step of each rank."""
+        return anatomy(self.ranks, self.usual)
+
+    @property
+    def samples(self) -> float | None:
+        """Samples of all ranks in a step; None where no loader of torch's gave any."""
+        found = [statistics.fmean(one.samples) for one in self.ranks if one.samples]
+        return sum(found) if len(found) == len(self.ranks) and all(found) else None
+
+    @property
+    def sees_loader(self) -> bool:
+        """Whether a loader of torch's gave the batches."""
+        return self.samples is not None
+
+
+def joined(blocks: Sequence[Evidence]) -> Evidence:
+    """Several blocks of the same job as one."""
+    ranks = []
+    for same in zip(*(block.ranks for block in blocks), strict=True):
+        first = same[0]
+        ranks.append(
+            RankSteps(
+                rank=first.rank,
+                host=first.host,
+                seconds=tuple(s for one in same for s in one.seconds),
+                stages=tuple(s for one in same for s in one.stages),
+                samples=tuple(s for one in same for s in one.samples),
+                elements=tuple(s for one in same for s in one.elements),
+                begun=tuple(s for one in same for s in one.begun),
+                collecting=tuple(s for one in same for s in one.collecting),
+                waited_for_cpu=sum(one.waited_for_cpu for one in same),
+                threads=first.threads,
+                prefetched=max(one.prefetched for one in same),
+            )
+        )
+    return Evidence(ranks)

@@ -1,0 +1,362 @@
+"""The course of a diagnosis: record some steps, suspect causes, prove them by paired rounds, and draw the waterfall.
+
+    Examination(measure, surroundings, budget=30.0).run()
+
+What is asked of the job depends only on what was measured, so every host of a job asks the same.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from autoddp.diagnose import words
+from autoddp.diagnose.evidence import Evidence, joined
+from autoddp.diagnose.findings import WORTHWHILE, Diagnosis, Finding, Level
+from autoddp.diagnose.suspicions import (
+    Condition,
+    Events,
+    Mend,
+    Probe,
+    Surroundings,
+    Suspicion,
+    priced_by_events,
+    suspicions,
+)
+from autoddp.knobs import Configuration
+from autoddp.timing import Difference, difference
+from autoddp.wire import BlockDone, Experiment
+
+_FIRST_SHARE = 0.3
+"""Of the time for diagnosing, in which steps are only recorded. Causes are suspected by these steps."""
+_FEWEST_FIRST, _MOST_FIRST = 6, 150
+"""Steps of the first record: enough to see what happens every tenth step, where steps are short."""
+_MOST_RECORDS = 4  # as long as the first one: events that have been seen too seldom are waited for
+_ROUNDS = 6  # pairs of blocks: Student's t for 99 % reaches 1.6 times their spread to either side
+_ROUNDS_OF_SLOW = 4  # 2.9 times, where steps are so long that the link decides their time
+_SLOW = 0.3  # seconds
+_BLOCK = 0.25  # seconds of a block, at least
+_FEWEST, _MOST = 4, 40  # steps of a block
+_WARMUP = 2  # steps after a change; DDP sorts its buckets anew in the first one after a rebuild
+_KEPT = 20  # batches that are kept for experiments
+_FEWEST_KEPT = 6
+_CRITICAL = 0.5  # seconds that a step grows by for each second of delay, from which all ranks wait for the delayed one
+
+
+class MeasureAnatomy(Protocol):
+    """Times steps of the running model and records their stages. TrialFailed and TuningOver as for `study.Measure`."""
+
+    def __call__(
+        self,
+        configuration: Configuration,
+        warmup: int,
+        steps: int,
+        *,
+        reduce: bool,
+        apply: bool,
+        experiment: Experiment,
+    ) -> BlockDone:
+        """As `study.Measure`, with `anatomy`."""
+
+
+@dataclass(frozen=True)
+class _Proof:
+    """What an experiment has given for a suspicion; `price` is None where there was none."""
+
+    price: Difference | None
+    text: str
+
+
+class CannotRun(Exception):
+    """An experiment is not possible in this job; the text says why."""
+
+
+class Examination:
+    """Of one running job.
+
+    `budget`: seconds of steps that it may take. `fails`: the exception of a failed block. `tell` hears of each
+    experiment.
+    `reduction`: what steps without reduction save, where that has been measured before.
+    """
+
+    def __init__(
+        self,
+        measure: MeasureAnatomy,
+        surroundings: Surroundings,
+        budget: float,
+        fails: type[Exception],
+        tell: Callable[[str, int, int], None] = lambda cause, number, of: None,
+        reduction: Difference | None = None,
+    ) -> None:
+        self._measure = measure
+        self._around = surroundings
+        self._budget = budget
+        self._fails = fails
+        self._tell = tell
+        self._reduction = reduction
+        self._present: Condition | None = None
+        self._spent = 0.0
+        self._step = math.nan
+        self._queued = 0
+        self._has_kept = False
+        self._alone: list[Evidence] = []
+
+    def run(self) -> Diagnosis:
+        """Examine the job. Raises what `measure` raises for the script as written."""
+        self._step = statistics.fmean(self._block(Condition(), 2, warmup=1).steps)
+        evidence = self._record()
+        findings: list[Finding] = []
+        levels = {}
+        for number, suspicion in enumerate(found := suspicions(evidence, self._around), 1):
+            self._tell(suspicion.cause, number, len(found))
+            proof = self._prove(suspicion, evidence)
+            finding = self._finding(suspicion, proof)
+            if finding is not None:
+                findings.append(finding)
+                if isinstance(suspicion.proof, Mend) and finding.status == "proved":
+                    levels[suspicion.cause] = suspicion.proof.mended
+        findings = _told_apart(findings, WORTHWHILE * self._seconds(evidence))
+        waterfall = self._waterfall(findings, levels, evidence)
+        scaling = words.scaling(evidence, self._alone)
+        return Diagnosis(
+            seconds=self._seconds(evidence),
+            anatomy=evidence.anatomy,
+            findings=findings,
+            waterfall=waterfall,
+            scaling=scaling,
+            not_measured=words.not_measured(evidence, self._around.job, findings),
+            verdict=words.verdict(self._seconds(evidence), findings, waterfall, scaling),
+            spent=self._spent,
+        )
+
+    @staticmethod
+    def _seconds(evidence: Evidence) -> float:
+        return statistics.fmean(evidence.steps)
+
+    # Blocks
+
+    def _block(self, condition: Condition, steps: int, warmup: int | None = None) -> Evidence:
+        """Measure under `condition`. Steps after a change of it are not counted."""
+        changes = condition != self._present
+        if warmup is None:
+            warmup = self._warmup(condition) if changes else 0
+        before, self._present = self._present, None  # not known, if it fails
+        same = before is not None and before.configuration == condition.configuration
+        done = self._measure(
+            condition.configuration,
+            warmup,
+            steps,
+            reduce=condition.reduce,
+            apply=not same,
+            experiment=condition.experiment,
+        )
+        self._present = condition
+        self._spent += sum(done.seconds) + done.warmup_seconds + done.apply_seconds
+        evidence = Evidence(done.ranks)
+        self._queued = max(self._queued, *(one.prefetched for one in done.ranks))
+        if condition.experiment.kept_batches and not any(one.kept for one in done.ranks):
+            self._has_kept = False  # the script was started again
+            raise CannotRun("the script ended while batches were kept")
+        return evidence
+
+    def _warmup(self, condition: Condition) -> int:
+        """After kept batches, those that have waited in the loader's queues meanwhile must be used up."""
+        before = self._present
+        used_kept = before is not None and before.experiment.kept_batches and not condition.experiment.kept_batches
+        return _WARMUP + (self._queued if used_kept else 0)
+
+    @property
+    def _steps(self) -> int:
+        """Of a block."""
+        if self._step >= _SLOW:
+            return 3
+        return max(_FEWEST, min(_MOST, math.ceil(_BLOCK / self._step)))
+
+    @property
+    def _rounds(self) -> int:
+        return _ROUNDS_OF_SLOW if self._step >= _SLOW else _ROUNDS
+
+    def _affords(self, steps: int) -> bool:
+        return self._spent + steps * self._step <= self._budget
+
+    def _record(self) -> Evidence:
+        """Steps as written. More are recorded where something happens in a few of them only."""
+        count = int(_FIRST_SHARE * self._budget / self._step)
+        count = max(_FEWEST_FIRST, min(_MOST_FIRST, count))
+        blocks = [self._block(Condition(), count)]
+        while len(blocks) < _MOST_RECORDS and self._affords(2 * count):
+            evidence = joined(blocks)
+            rare = [s for s in suspicions(evidence, self._around) if isinstance(s.proof, Events)]
+            if all(priced_by_events(evidence, s.proof) for s in rare if isinstance(s.proof, Events)):
+                break
+            blocks.append(self._block(Condition(), count))
+        return joined(blocks)
+
+    # Proofs
+
+    def _prove(self, suspicion: Suspicion, evidence: Evidence) -> _Proof:
+        try:
+            match suspicion.proof:
+                case Events() as events:
+                    price = priced_by_events(evidence, events)
+                    return _Proof(price, "" if price else "too few of these steps were seen to give an interval")
+                case Mend(mended, against):
+                    return self._mended(mended, against)
+                case Probe() as probe:
+                    return self._probed(probe, suspicion)
+        except self._fails as failed:
+            return _Proof(None, f"the script fails in that experiment: {failed}")
+        except CannotRun as impossible:
+            return _Proof(None, str(impossible))
+        return _Proof(None, suspicion.why_not or "no experiment is known for it")
+
+    def _mended(self, mended: Condition, against: Condition) -> _Proof:
+        """The script as written, or as `against`, in turns with the script mended: A B B A A B …"""
+        if mended == Condition(reduce=False) and self._reduction is not None:
+            return _Proof(self._reduction, "")
+        if mended.experiment.kept_batches:
+            self._keep()
+        blocks = self._in_turns(against, mended)
+        before = [_step_of(block, against) for block in blocks[0]]
+        after = [_step_of(block, mended) for block in blocks[1]]
+        if not mended.reduce:
+            self._alone = blocks[1]
+        return _Proof(difference(before, after), "")
+
+    def _in_turns(self, *conditions: Condition) -> list[list[Evidence]]:
+        """The same number of blocks of each. Every second round goes backwards, so that a drift hits all alike."""
+        steps, rounds = self._steps, self._rounds
+        if not self._affords(rounds * len(conditions) * (steps + _WARMUP)):
+            rounds = _ROUNDS_OF_SLOW
+        if not self._affords(rounds * len(conditions) * (steps + _WARMUP)):
+            raise CannotRun("the time for diagnosing was over (--diagnose-budget)")
+        found: list[list[Evidence]] = [[] for _ in conditions]
+        for number in range(rounds):
+            order = list(enumerate(conditions))
+            for place, condition in order if number % 2 == 0 else reversed(order):
+                found[place].append(self._block(condition, steps))
+        return found
+
+    def _keep(self) -> None:
+        """Let all ranks keep batches."""
+        if self._has_kept:
+            return
+        count = max(_FEWEST_KEPT, min(_KEPT, int(0.2 * self._budget / self._step)))
+        if not self._affords(count):
+            raise CannotRun("the time for diagnosing was over (--diagnose-budget)")
+        self._block(Condition(experiment=Experiment(keep=True)), 1, warmup=count)
+        self._has_kept = True
+
+    def _probed(self, probe: Probe, suspicion: Suspicion) -> _Proof:
+        """A delay on the rank that all are said to wait for: if they do, each step grows by as much."""
+        delay = probe.delay
+        as_written, delayed = self._in_turns(Condition(), Condition(experiment=Experiment(delay=delay)))
+        grows = difference([_mean(block) for block in delayed], [_mean(block) for block in as_written])
+        slope = grows.times(1 / delay.seconds)
+        if slope.low < _CRITICAL:
+            text = (
+                f"a delay of {delay.seconds * 1e3:.3g} ms there made a step {grows.seconds * 1e3:.3g} ms longer: "
+                "the other ranks do not wait for it"
+            )
+            return _Proof(Difference(0.0, 0.0, 0.0) if slope.high < _CRITICAL else None, text)
+        price = [_gain_of(block, suspicion) for block in as_written]
+        text = (
+            f"proved by a delay of {delay.seconds * 1e3:.3g} ms there, which made each step of all ranks "
+            f"{grows.seconds * 1e3:.3g} ms longer"
+        )
+        return _Proof(difference(price, [0.0] * len(price)), text)
+
+    def _finding(self, suspicion: Suspicion, proof: _Proof) -> Finding | None:
+        """None where the experiment says that it is no cause, or a small one."""
+        price = proof.price
+        fix = words.fix(suspicion, self._around, self._cores)
+        if price is None:
+            if suspicion.guess >= self._step and suspicion.cause == "find_unused_parameters":
+                return None  # how much is not even known
+            text = f"{suspicion.seen}; not proved: {proof.text}"
+            return Finding(suspicion.cause, suspicion.ranks, suspicion.guess, None, None, "suspected", text, fix)
+        if not price.sure or price.seconds < WORTHWHILE * self._step:
+            return None
+        text = suspicion.seen + (f"; {proof.text}" if proof.text else "")
+        return Finding(suspicion.cause, suspicion.ranks, price.seconds, price.low, price.high, "proved", text, fix)
+
+    @property
+    def _cores(self) -> int:
+        return max(1, self._around.job.cores // self._around.job.ranks_per_host)
+
+    # The waterfall
+
+    def _waterfall(self, findings: Sequence[Finding], mends: dict[str, Condition], evidence: Evidence) -> list[Level]:
+        """The step with each cause mended, and all those before it. Events are left out by not counting their steps."""
+        levels = [Level("as written", self._seconds(evidence))]
+        conditions, causes = [Condition()], []
+        events = [one for one in findings if one.status == "proved" and one.cause not in mends]
+        for finding in findings:
+            if finding.cause in mends:
+                conditions.append(conditions[-1].with_(mends[finding.cause]))
+                causes.append(finding.cause)
+        if len(causes) == 1:
+            gain = next(one.seconds for one in findings if one.cause == causes[0])
+            levels.append(Level(causes[0], levels[-1].seconds - gain))
+        elif causes:
+            try:
+                blocks = self._in_turns(*conditions)
+            except (self._fails, CannotRun):
+                return levels
+            means = [statistics.fmean(_step_of(b, c) for b in of) for of, c in zip(blocks, conditions, strict=True)]
+            for cause, seconds in zip(causes, means[1:], strict=True):
+                # By the ratio to the same rounds' step as written: the machine may have changed since the record.
+                levels.append(Level(cause, levels[0].seconds * seconds / means[0]))
+        for one in events:
+            if one.cause in words.IN_SOME_STEPS:
+                levels.append(Level(one.cause, max(0.0, levels[-1].seconds - one.seconds)))
+        return levels
+
+
+def _mean(block: Evidence) -> float:
+    return block.seconds
+
+
+def _step_of(block: Evidence, condition: Condition) -> float:
+    """Seconds of a usual step, without what giving kept batches took. Of ranks that run free, the slowest counts."""
+    kept = condition.experiment.kept_batches
+    data = block.stage("data")
+    saved = block.gain(lambda r, n: block.own[r][n] - (data[r][n] if r in kept else 0.0)) if kept else 0.0
+    if not condition.reduce:
+        seconds = block.mean([max(one.seconds[n] for one in block.ranks) for n in range(block.count)])
+        return seconds - saved
+    return block.seconds - saved
+
+
+def _gain_of(block: Evidence, suspicion: Suspicion) -> float:
+    """What a usual step of this block would gain if the suspected rank needed no more than the others."""
+    names = ("other",) if suspicion.cause == "rank0_work" else ("copy", "forward", "backward", "optimizer")
+    table, (rank,) = block.stage(*names), suspicion.ranks
+
+    def like_others(r: int, n: int) -> float:
+        more = max(0.0, table[r][n] - block.others(table, r, n)) if r == rank else 0.0
+        return block.own[r][n] - more
+
+    return block.gain(like_others)
+
+
+def _told_apart(findings: Sequence[Finding], least: float) -> list[Finding]:
+    """Findings in order of price. What a cause of its own explains is not counted as communication once more."""
+    special = [one for one in findings if one.cause in ("no_overlap", "slow_link", "small_batch")]
+    found = []
+    for one in findings:
+        if one.cause == "exposed_communication" and special:
+            rest = one.seconds - max(other.seconds for other in special)
+            if rest < least or one.low is None or one.high is None:
+                continue
+            share = rest / one.seconds
+            text = f"{one.text}; that is what {special[0].cause} leaves of it"
+            found.append(
+                Finding(one.cause, one.ranks, rest, one.low * share, one.high * share, one.status, text, one.fix)
+            )
+        else:
+            found.append(one)
+    return sorted(found, key=lambda one: -one.seconds)

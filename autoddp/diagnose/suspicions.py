@@ -1,0 +1,374 @@
+"""What the anatomy of some steps makes suspicious, each with the experiment that could prove it.
+
+One function for each cause. Each returns what it suspects; its guess says how much a step would gain, by arithmetic.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from autoddp.codec import replace
+from autoddp.diagnose.evidence import Evidence, Table
+from autoddp.diagnose.findings import WORTHWHILE
+from autoddp.knobs import AS_WRITTEN, Configuration
+from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, SMALLEST_MIB
+from autoddp.timing import Difference, difference, median
+from autoddp.units import MIB, data_size
+from autoddp.wire import AS_IT_IS, Delay, Experiment, JobFacts
+
+_DEFAULT_CAP = 25.0  # MiB, of DDP's buckets where the script sets none
+_CUT = 8  # parts into which the gradients are cut where one bucket holds them all
+_TINY = 1.0  # MiB of gradients: to send fewer, a link needs hardly more than its latency
+_SAME_RANK = 0.8  # share of the steps in which one rank must be the slowest to be called the straggler
+_UNEVEN = 0.05  # spread of the batches' sizes, as a share of their mean, from which they count as uneven
+_NO_CORE = 0.05  # share of a step for which a rank's threads wait for a core, from which there are too many threads
+_STARVED = 0.5  # share of the promised rate below which a link is called slow
+_FEWEST_EVENTS = 3  # of a kind: fewer give no interval that says anything
+_COMPUTING = ("copy", "forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How the job runs in one block: what an experiment compares."""
+
+    configuration: Configuration = AS_WRITTEN
+    experiment: Experiment = AS_IT_IS
+    reduce: bool = True
+
+    def with_(self, other: Condition) -> Condition:
+        """Both together."""
+        mine, theirs = self.experiment, other.experiment
+        together = replace(
+            mine,
+            kept_batches=tuple(sorted({*mine.kept_batches, *theirs.kept_batches})),
+            by_size=mine.by_size or theirs.by_size,
+            ddp_arguments={**mine.ddp_arguments, **theirs.ddp_arguments},
+            threads=theirs.threads or mine.threads,
+        )
+        configuration = Configuration({**self.configuration, **other.configuration})
+        return Condition(configuration, together, self.reduce and other.reduce)
+
+
+@dataclass(frozen=True)
+class Mend:
+    """The cause can be taken away for a block."""
+
+    mended: Condition
+    against: Condition = Condition()
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The cause cannot be taken away. A delay in its place shows whether all ranks wait for it."""
+
+    delay: Delay
+
+
+@dataclass(frozen=True)
+class Events:
+    """The cause is at work in some steps only: they are compared with their neighbours."""
+
+    is_event: Callable[[Evidence, int], bool]
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """A cause that may be at work."""
+
+    cause: str
+    ranks: tuple[int, ...]
+    guess: float
+    """Seconds that a step might gain."""
+    seen: str
+    """What was seen, as a sentence without a period."""
+    proof: Mend | Probe | Events | None
+    why_not: str = ""
+    """Why there is no proof for it."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What is known of the job and its hosts beside its steps."""
+
+    job: JobFacts
+    promised: float = 0.0
+    """Bytes per second that the network between the hosts should carry; 0 where it is not known."""
+
+    @property
+    def gradient_mib(self) -> float:
+        """Of all gradients, in one reduction each."""
+        return self.job.gradient_bytes / MIB
+
+    def passes(self, argument: str) -> bool:
+        """Whether the script sets this argument of DDP to True."""
+        return self.job.ddp_arguments.get(argument) == "True"
+
+
+def suspicions(evidence: Evidence, around: Surroundings) -> list[Suspicion]:
+    """All that is suspected, the largest guess first; nothing below `WORTHWHILE` of a step."""
+    found = [one for rule in _RULES for one in rule(evidence, around)]
+    least = WORTHWHILE * statistics.fmean(evidence.steps)
+    return sorted((one for one in found if one.guess >= least), key=lambda one: -one.guess)
+
+
+def _share(seconds: float, evidence: Evidence) -> str:
+    return f"{seconds * 1e3:.3g} ms, {seconds / statistics.fmean(evidence.steps):.0%} of a step"
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _data_loader(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    data = evidence.stage("data")
+    means = evidence.means(data)
+    ranks = tuple(r for r, mean in enumerate(means) if mean >= max(WORTHWHILE * evidence.seconds, max(means) / 3))
+    if not ranks:
+        return
+    guess = evidence.gain(lambda r, n: evidence.own[r][n] - (data[r][n] if r in ranks else 0.0))
+    who = "every rank waits" if len(ranks) == len(means) else f"{_ranks(ranks)} alone waits"
+    seen = f"{who} for the data loader: {_share(max(means), evidence)}"
+    yield Suspicion("data_loader", ranks, guess, seen, Mend(Condition(experiment=Experiment(kept_batches=ranks))))
+
+
+def _computing(evidence: Evidence) -> Table:
+    return evidence.stage(*_COMPUTING)
+
+
+def _straggler(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    table = _computing(evidence)
+    if len(table) < 2:
+        return
+    slowest = [max(range(len(table)), key=lambda r: table[r][n]) for n in evidence.usual]
+    rank = statistics.mode(slowest)
+    if slowest.count(rank) < _SAME_RANK * len(slowest):
+        return
+    own = evidence.own
+
+    def like_others(r: int, n: int) -> float:
+        more = table[r][n] - evidence.others(table, r, n)
+        return own[r][n] - max(0.0, more) if r == rank else own[r][n]
+
+    guess = evidence.gain(like_others)
+    each = {name: evidence.means(evidence.stage(name)) for name in _COMPUTING}
+    stage = max(each, key=lambda name: each[name][rank] - median([m for r, m in enumerate(each[name]) if r != rank]))
+    usual = median([m for r, m in enumerate(each[stage]) if r != rank])
+    host = evidence.ranks[rank].host
+    seen = (
+        f"rank {rank} on {host} takes {each[stage][rank] * 1e3:.3g} ms for its {stage}, the others "
+        f"{usual * 1e3:.3g} ms, and they wait for it"
+    )
+    yield Suspicion(
+        "straggler", (rank,), guess, seen, Probe(Delay(rank, "forward", max(guess, 0.1 * evidence.seconds)))
+    )
+
+
+def _uneven_batches(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    sizes = [[one.elements[n] for n in evidence.usual] for one in evidence.ranks if one.elements]
+    if len(sizes) < 2 or not all(map(sum, sizes)):
+        return
+    spread = max(statistics.pstdev(of_rank) / statistics.fmean(of_rank) for of_rank in sizes)
+    if spread < _UNEVEN:
+        return
+    table = _computing(evidence)
+    means = evidence.means(table)
+    own = evidence.own
+
+    def even(
+        r: int, n: int
+    ) -> float:  # as long as the mean over the ranks in this step, beside what r always needs more
+        usual = statistics.fmean(table[q][n] - means[q] for q in range(len(table)))
+        return own[r][n] - (table[r][n] - means[r]) + usual
+
+    everyone = tuple(range(len(table)))
+    kept = Condition(experiment=Experiment(kept_batches=everyone))
+    by_size = Condition(experiment=Experiment(kept_batches=everyone, by_size=True))
+    seen = f"batches differ in size by {spread:.0%}, and in each step the ranks wait for the one with the largest"
+    yield Suspicion("uneven_batches", everyone, evidence.gain(even), seen, Mend(by_size, kept))
+
+
+def _communication(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    exposed = evidence.mean(evidence.transfer)
+    if len(evidence.ranks) < 2:
+        return
+    everyone = tuple(range(len(evidence.ranks)))
+    size = data_size(around.job.gradient_bytes)
+    seen = f"after the backward pass all ranks wait for their {size} of gradients: {_share(exposed, evidence)}"
+    yield Suspicion("exposed_communication", everyone, exposed, seen, Mend(Condition(reduce=False)))
+    own = statistics.fmean(max(rank[n] for rank in evidence.own) for n in evidence.usual)
+    if around.gradient_mib <= _TINY and exposed > own / 2:
+        seen = (
+            f"a step computes for {own * 1e3:.3g} ms and then waits {exposed * 1e3:.3g} ms for only {size} of "
+            "gradients: that is the network's latency, not its rate"
+        )
+        why = "a larger batch is another training, so it was not tried"
+        yield Suspicion("small_batch", everyone, exposed, seen, None, why)
+    cap = around.job.ddp_arguments.get(BUCKET_CAP_MB.name)
+    present = float(cap) if cap and cap.replace(".", "", 1).isdigit() else _DEFAULT_CAP
+    smaller = max(SMALLEST_MIB, around.gradient_mib / _CUT)
+    if present > 2 * smaller and around.gradient_mib > 2 * smaller and BUCKET_CAP_MB.name in around.job.knobs:
+        seen = (
+            f"the buckets take up to {present:g} MiB, and all gradients have {around.gradient_mib:.3g} MiB: "
+            "most of them begin to travel when the backward pass is over"
+        )
+        cut = Condition(Configuration({BUCKET_CAP_MB.name: smaller}))
+        yield Suspicion("no_overlap", everyone, exposed, seen, Mend(cut))
+    if around.promised:
+        ranks = len(evidence.ranks)
+        travels = 2 * (ranks - 1) / ranks * around.job.gradient_bytes
+        rate = travels / max(exposed, 1e-9)
+        if rate < _STARVED * around.promised and around.gradient_mib > _TINY:
+            seen = (
+                f"gradients travel at {data_size(int(rate))}/s or less, where the network should carry "
+                f"{data_size(int(around.promised))}/s"
+            )
+            yield Suspicion("slow_link", everyone, exposed * (1 - rate / around.promised), seen, None)
+
+
+def _find_unused_parameters(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    if not around.passes("find_unused_parameters"):
+        return
+    everyone = tuple(range(len(evidence.ranks)))
+    # DDP walks the whole graph after each forward pass, and never sorts its buckets: how long that takes is not known.
+    guess = evidence.seconds
+    if around.job.uses_all:
+        seen = (
+            "DDP looks for unused parameters in each step, and every parameter was used in all steps that were watched"
+        )
+        off = Condition(experiment=Experiment(ddp_arguments={"find_unused_parameters": False}))
+        yield Suspicion("find_unused_parameters", everyone, guess, seen, Mend(off))
+
+
+def _buffer_broadcast(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    seconds = evidence.mean(evidence.buffers)
+    if not around.job.buffer_bytes:
+        return
+    everyone = tuple(range(len(evidence.ranks)))
+    size = data_size(around.job.buffer_bytes)
+    seen = f"before each forward pass rank 0 sends {size} of buffers to all ranks: {_share(seconds, evidence)}"
+    off = Condition(experiment=Experiment(ddp_arguments={"broadcast_buffers": False}))
+    yield Suspicion("buffer_broadcast", everyone, seconds, seen, Mend(off))
+
+
+def _threads(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    share = max(1, around.job.cores // around.job.ranks_per_host)
+    most = max(one.threads for one in evidence.ranks)
+    if most * around.job.ranks_per_host <= around.job.cores or most <= share:
+        return
+    waited = max(one.waited_for_cpu for one in evidence.ranks) / evidence.count
+    if waited < _NO_CORE * evidence.seconds:
+        return
+    seen = (
+        f"{around.job.ranks_per_host} ranks with {most} threads each share {around.job.cores} cores: threads wait "
+        f"{waited * 1e3:.3g} ms of each step for a core"
+    )
+    fewer = Condition(experiment=Experiment(threads=share))
+    everyone = tuple(range(len(evidence.ranks)))
+    yield Suspicion("threads_oversubscribed", everyone, min(waited, evidence.seconds), seen, Mend(fewer))
+
+
+def _work_of_one(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    """One rank logs, evaluates or saves between two steps: in every step, or in some."""
+    other = evidence.stage("other")
+    if len(other) < 2:
+        return
+    every = range(evidence.count)
+    more = [[other[r][n] - evidence.others(other, r, n) for n in every] for r in range(len(other))]
+    rank = max(range(len(other)), key=lambda r: sum(more[r]))
+    own = evidence.own
+    usual = evidence.gain(lambda r, n: own[r][n] - max(0.0, more[r][n]) if r == rank else own[r][n])
+    if usual >= WORTHWHILE * evidence.seconds:
+        mean = evidence.mean(more[rank])
+        seen = f"rank {rank} does {_share(mean, evidence)} of other work between two steps, and all others wait for it"
+        probe = Probe(Delay(rank, "other", max(usual, 0.1 * evidence.seconds)))
+        yield Suspicion("rank0_work", (rank,), usual, seen, probe)
+
+    def is_event(of: Evidence, n: int) -> bool:
+        there = of.stage("other")
+        return n in of.events and there[rank][n] - of.others(there, rank, n) > (of.steps[n] - of.seconds) / 2
+
+    yield from _events("rank0_work", (rank,), evidence, is_event, f"rank {rank} does other work between two steps")
+
+
+def _epoch_start(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    everyone = tuple(range(len(evidence.ranks)))
+
+    def is_event(of: Evidence, n: int) -> bool:
+        data = of.stage("data")
+        return n in of.epochs and max(rank[n] for rank in data) > (of.steps[n] - of.seconds) / 2
+
+    yield from _events("epoch_start", everyone, evidence, is_event, "a new epoch begins, and its first batch is late")
+
+
+def _periodic_stall(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    everyone = tuple(range(len(evidence.ranks)))
+
+    def is_event(of: Evidence, n: int) -> bool:
+        other = of.stage("other")
+        alone = max(other[r][n] - of.others(other, r, n) for r in everyone) if len(everyone) > 1 else 0.0
+        return n in of.events and alone <= (of.steps[n] - of.seconds) / 2
+
+    what = "the script does something else, such as saving, in some steps"
+    events = [n for n in range(evidence.count) if is_event(evidence, n)]
+    if events:
+        collected = sum(max(one.collecting[n] for one in evidence.ranks) for n in events)
+        if collected > sum(evidence.steps[n] - evidence.seconds for n in events) / 2:
+            what = "Python's garbage collector runs in some steps"
+    yield from _events("periodic_stall", everyone, evidence, is_event, what)
+
+
+def _events(
+    cause: str,
+    ranks: tuple[int, ...],
+    evidence: Evidence,
+    is_event: Callable[[Evidence, int], bool],
+    what: str,
+) -> Iterator[Suspicion]:
+    events = [n for n in range(evidence.count) if is_event(evidence, n)]
+    if not events:
+        return
+    seconds = sum(evidence.steps[n] - evidence.seconds for n in events) / evidence.count
+    each = statistics.fmean(evidence.steps[n] - evidence.seconds for n in events)
+    seen = f"{what}: {len(events)} of {evidence.count} steps take {each * 1e3:.3g} ms longer than the others"
+    yield Suspicion(cause, ranks, seconds, seen, Events(is_event))
+
+
+def _host_device_copy(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    copies = evidence.stage("copy")
+    guess = evidence.gain(lambda r, n: evidence.own[r][n] - copies[r][n])
+    everyone = tuple(range(len(evidence.ranks)))
+    seen = f"batches are copied to the device while nothing else runs there: {_share(guess, evidence)}"
+    why = "pinned memory was not tried"
+    yield Suspicion("host_device_copy", everyone, guess, seen, None, why)
+
+
+_RULES = (
+    _data_loader,
+    _straggler,
+    _uneven_batches,
+    _communication,
+    _find_unused_parameters,
+    _buffer_broadcast,
+    _threads,
+    _work_of_one,
+    _epoch_start,
+    _periodic_stall,
+    _host_device_copy,
+)
+
+
+def priced_by_events(evidence: Evidence, events: Events) -> Difference | None:
+    """What events cost in each step, against the usual steps around each of them; None for too few."""
+    usual = set(evidence.usual)
+    before, after = [], []
+    for n in range(evidence.count):
+        if not events.is_event(evidence, n):
+            continue
+        around = sorted(usual, key=lambda other: abs(other - n))[:4]
+        before.append(evidence.steps[n])
+        after.append(statistics.fmean(evidence.steps[other] for other in around))
+    if len(before) < _FEWEST_EVENTS:
+        return None
+    return difference(before, after).times(len(before) / evidence.count)

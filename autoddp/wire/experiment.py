@@ -1,0 +1,37 @@
+"""An experiment: what a running job is made to do differently for one block of steps, to learn what a cause costs."""
+
+from __future__ import annotations
+
+from autoddp.codec import Struct, field
+
+
+class Delay(Struct, frozen=True, forbid_unknown_fields=True):
+    """One rank sleeps once in each step, at the beginning of one stage."""
+
+    rank: int
+    stage: str
+    """A name of `timing.anatomy.STAGES`."""
+    seconds: float
+
+
+class Experiment(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is different from the script as written. Without any of it the job runs as written.
+
+    It is undone before the next block that does not ask for it. Nothing of it is ever part of a recipe.
+    """
+
+    keep: bool = False
+    """Copies are made of the batches that loaders give, for a later block."""
+    kept_batches: tuple[int, ...] = ()
+    """Ranks whose loaders give these copies, again and again, in place of new batches."""
+    by_size: bool = False
+    """Kept batches are given in the order of their size, so that all ranks have batches of similar size."""
+    ddp_arguments: dict[str, bool] = field(default_factory=dict)
+    """Arguments of DDP's constructor, for objects that autoddp may change."""
+    threads: int = 0
+    """Number of threads of torch's operators on each rank; 0: as written."""
+    delay: Delay | None = None
+
+
+AS_IT_IS = Experiment()
+"""No experiment."""

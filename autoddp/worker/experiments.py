@@ -1,0 +1,82 @@
+"""Experiments on the running script, each undone before the next block, and the stages of its steps while they run."""
+
+from __future__ import annotations
+
+import socket
+
+import torch
+
+from autoddp.timing.anatomy import RankSteps
+from autoddp.wire import AS_IT_IS, Experiment
+from autoddp.worker.ddp import Patch
+from autoddp.worker.loader import Loaders
+from autoddp.worker.stages import Stages
+
+
+class Experiments:
+    """Of one process of the tuning job.
+
+    experiments.apply(Experiment(kept_batches=(0, 1)))
+    …
+    experiments.apply(AS_IT_IS)
+    """
+
+    def __init__(self, patch: Patch) -> None:
+        self._patch = patch
+        self._threads_before = 0
+        self._present = AS_IT_IS
+        self.stages = Stages()
+        self._loaders = Loaders(self.stages)
+
+    def install(self) -> None:
+        """Patch the loaders: in the first model's constructor, when all loaders' class is there."""
+        self._loaders.install()
+
+    def apply(self, experiment: Experiment) -> None:
+        """Bring `experiment` into effect; every rank calls this at the same step boundary."""
+        if experiment == self._present:
+            return
+        before, self._present = self._present, experiment
+        kept = self.stages.rank in experiment.kept_batches
+        self._loaders.give_kept(kept, experiment.by_size)
+        self._loaders.keep = experiment.keep
+        self._loaders.watch = experiment.delay is not None
+        self.stages.delay = experiment.delay
+        self._set_threads(experiment.threads)
+        if experiment.ddp_arguments != before.ddp_arguments:
+            for wrapped in self._patch.alive():
+                if wrapped.takes and not wrapped.why_untouchable():
+                    wrapped.experimental = dict(experiment.ddp_arguments)
+                    wrapped.rebuild_as_it_is()
+
+    def _set_threads(self, threads: int) -> None:
+        if threads:
+            self._threads_before = self._threads_before or torch.get_num_threads()
+            torch.set_num_threads(threads)
+        elif self._threads_before:
+            torch.set_num_threads(self._threads_before)
+            self._threads_before = 0
+
+    def record(self, device: torch.device) -> None:
+        """Record the stages of the steps from here on."""
+        self._loaders.watch = True
+        self.stages.start(device)
+
+    def recorded(self) -> RankSteps:
+        """What was recorded, without the seconds of the steps."""
+        found = self.stages.stop()
+        self._loaders.watch = self._present.delay is not None
+        return RankSteps(
+            rank=self.stages.rank,
+            host=socket.gethostname(),
+            seconds=(),
+            stages=found.stages,
+            samples=found.samples,
+            elements=found.elements,
+            begun=found.begun,
+            collecting=found.collecting,
+            waited_for_cpu=found.waited_for_cpu,
+            threads=torch.get_num_threads(),
+            prefetched=self._loaders.prefetched,
+            kept=self._loaders.given,
+        )

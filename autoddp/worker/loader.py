@@ -1,0 +1,190 @@
+"""Stands in front of torch's DataLoader: times how long the script waits for a batch, and gives it kept batches.
+
+The iterator's class is patched in place, so the patch reaches iterators that exist already. This is the only file that
+uses private names of the DataLoader. Loaders that are not torch's are not seen.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from autoddp.units import MIB
+from autoddp.worker.ddp import tensors_in
+
+KEPT = 20
+"""Batches of each loader that are kept, as far as `_MOST_BYTES` allows."""
+_MOST_BYTES = 256 * MIB
+
+
+class LoaderEvents:
+    """Handles what the script asks of its loaders. The methods do nothing here."""
+
+    def wait_begins(self) -> None:
+        """The script asks for a batch, or for a new iterator."""
+
+    def wait_ends(self) -> None:
+        """The script has it."""
+
+    def gave(self, samples: int, elements: int) -> None:
+        """A batch of so many samples, with so many numbers in its tensors, is about to be given to the script."""
+
+    def iterator_made(self) -> None:
+        """The script has asked for a new iterator: it begins an epoch."""
+
+
+@dataclass
+class _Kept:
+    """Copies of batches of one loader."""
+
+    data_set: Callable[[], Any]
+    """Gives the data set; None once it has gone."""
+    kind: object
+    batches: list[Any] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    bytes: int = 0
+    full: bool = False
+
+    def add(self, batch: Any, elements: int, size: int) -> None:
+        """Keep a copy of `batch`, if there is room."""
+        self.bytes += size
+        self.full = bool(self.batches) and self.bytes > _MOST_BYTES
+        if self.full:
+            return
+        try:
+            self.batches.append(_copied(batch))
+        except Exception:  # a batch with an object of the script's own may refuse to be copied
+            self.full = True
+            return
+        self.sizes.append(elements)
+        self.full = len(self.batches) >= KEPT
+
+    def endless(self, by_size: bool) -> Iterator[Any]:
+        """Copies of the kept batches, again and again."""
+        order = list(range(len(self.batches)))
+        if by_size:
+            order.sort(key=lambda place: self.sizes[place])
+        return (_copied(self.batches[place]) for place in itertools.cycle(order))
+
+
+class Loaders:
+    """All of the script's loaders. `install()` patches torch's classes, which costs next to nothing until it is used.
+
+    A loader is known by its data set, because most scripts make a new iterator for each epoch, and some a new loader.
+    If a script makes a new data set each time, a loader of the same kind is taken for the one that has gone.
+    """
+
+    def __init__(self, events: LoaderEvents) -> None:
+        self._events = events
+        self._kept: list[_Kept] = []
+        self._given: dict[int, Iterator[Any]] | None = None
+        self._by_size = False
+        self._busy = False
+        self.thread = threading.get_ident()
+        """The thread that trains. Some scripts read their loader in another one, which is never waited for here."""
+        self.watch = False
+        """Whether the events are wanted."""
+        self.keep = False
+        """Whether batches that the script is given are kept."""
+        self.given = 0
+        """Kept batches given since `give_kept`."""
+        self.prefetched = 0
+        """Batches that may wait in the loader's queues, at most."""
+
+    def install(self) -> None:
+        """Patch the classes in place."""
+        _BaseDataLoaderIter.__next__ = self._wrapped(_BaseDataLoaderIter.__next__, self._next)  # type: ignore[method-assign]
+        DataLoader.__iter__ = self._wrapped(DataLoader.__iter__, self._iter)  # type: ignore[method-assign]
+
+    def give_kept(self, on: bool, by_size: bool = False) -> None:
+        """From the next batch on, give copies of kept batches; or what the loader gives, which goes on where it was."""
+        self._given, self._by_size, self.given = {} if on else None, by_size, 0
+
+    def forget(self) -> None:
+        """Free the kept batches."""
+        self._kept.clear()
+
+    def _wrapped(self, function: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def patched(of: Any, *args: Any, **kwargs: Any) -> Any:
+            idle = not (self.watch or self.keep) and self._given is None
+            # A loader may be read inside another one's, as a wrapper does: only the outer one is the script's.
+            if idle or self._busy or threading.get_ident() != self.thread:
+                return function(of, *args, **kwargs)
+            self._busy = True
+            self._events.wait_begins()
+            try:
+                return wrapper(function, of, *args, **kwargs)
+            finally:
+                self._events.wait_ends()
+                self._busy = False
+
+        return patched
+
+    def _iter(self, iterate: Callable[..., Any], loader: Any) -> Any:
+        self._events.iterator_made()
+        return iterate(loader)
+
+    def _next(self, following: Callable[..., Any], iterator: Any) -> Any:
+        kept = self._kept_of(iterator)
+        if self._given is not None and kept.batches:
+            given = self._given.setdefault(id(kept), kept.endless(self._by_size))
+            batch = next(given)
+            self.given += 1
+        else:
+            batch = following(iterator)
+        samples, elements, size = _measures(batch)
+        if self._given is None and self.keep and not kept.full:
+            kept.add(batch, elements, size)
+        waiting = getattr(iterator, "_prefetch_factor", 0) or 0
+        self.prefetched = max(self.prefetched, getattr(iterator, "_num_workers", 0) * waiting)
+        self._events.gave(samples, elements)
+        return batch
+
+    def _kept_of(self, iterator: Any) -> _Kept:
+        data_set, kind = iterator._dataset, _kind_of(iterator)
+        found = next((kept for kept in self._kept if kept.data_set() is data_set), None)
+        if found is None:
+            gone = (kept for kept in self._kept if kept.data_set() is None and kept.kind == kind)
+            found = next(gone, None)
+            if found is None:
+                found = _Kept(_reference(data_set), kind)
+                self._kept.append(found)
+            found.data_set = _reference(data_set)
+        return found
+
+
+def _kind_of(iterator: Any) -> object:
+    """What two loaders of the same data have in common."""
+    batch = getattr(iterator._index_sampler, "batch_size", None)
+    return type(iterator._dataset), getattr(iterator._collate_fn, "__qualname__", ""), batch
+
+
+def _reference(data_set: Any) -> Callable[[], Any]:
+    """A weak one where that is possible: a list, say, has none, and stays alive until the kept batches are freed."""
+    try:
+        return weakref.ref(data_set)
+    except TypeError:
+        return lambda: data_set
+
+
+def _copied(batch: Any) -> Any:
+    """A batch that shares no memory with `batch`; pinned where that is."""
+    known = {id(t): t.clone().pin_memory() if t.is_pinned() else t.clone() for t in tensors_in(batch)}
+    return copy.deepcopy(batch, known)
+
+
+def _measures(batch: Any) -> tuple[int, int, int]:
+    """Samples (the first dimension of the first tensor), numbers, and bytes of a batch."""
+    tensors = tensors_in(batch)
+    samples = next((int(t.shape[0]) for t in tensors if t.dim()), len(tensors))
+    return samples, sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors)

@@ -1,0 +1,303 @@
+"""The stages of the script's steps: stamps at places where autoddp stands in the running script anyway.
+
+    stages.start()
+    …                       # some steps, stages.lap() at the end of each
+    recorded = stages.stop()
+    recorded.stages         # for each step the seconds of each of `timing.anatomy.STAGES`
+
+At any moment the step is in exactly one stage, so the stages add up to the step. On a CUDA device a stamp is an event
+on the device that the model is on, and nothing waits for the device before `stop`.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.optimizer import Optimizer
+
+from autoddp.timing.anatomy import STAGES
+from autoddp.timing.timeline import Span
+from autoddp.wire.experiment import Delay
+from autoddp.worker.ddp import after_backward_computed, after_this_backward, tensors_in
+from autoddp.worker.device import synchronize
+from autoddp.worker.gradient_access import GradientHandler
+from autoddp.worker.loader import LoaderEvents
+
+_END_OF_STEP = "end of step"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What was recorded of some steps. All times in seconds."""
+
+    stages: tuple[tuple[float, ...], ...]
+    """For each step, of each of `STAGES`."""
+    spans: tuple[Span, ...]
+    """The stages in their order, since the recording began."""
+    ends: tuple[float, ...]
+    """Of the steps, since the recording began."""
+    samples: tuple[int, ...]
+    elements: tuple[int, ...]
+    begun: tuple[int, ...]
+    """Iterators that the script has asked its loaders for, in each step."""
+    collecting: tuple[float, ...]
+    """In each step, spent by Python's garbage collector."""
+    waited_for_cpu: float
+    """In all steps together, for which threads of this process could have run and had no core."""
+
+
+class Stages(GradientHandler, LoaderEvents):
+    """Call the methods for DDP's events; loaders and optimizers tell of theirs themselves."""
+
+    def __init__(self) -> None:
+        self.on = False
+        """Whether stamps are taken. Until then each of them costs one function call."""
+        self.delay: Delay | None = None
+        """Makes this rank sleep in one stage of each step, whether stamps are taken or not."""
+        self.stamps = 0
+        """Taken since `start`."""
+        self.rank = int(os.environ.get("RANK", "0"))
+        self._device = torch.device("cpu")
+        self._stage = "other"
+        self._in_optimizer = False
+        self._forward: object = None
+        self._delayed = False
+        self._marks: list[tuple[str, Any]] = []
+        self._counts: list[list[float]] = []
+        self._collecting_since = 0.0
+        self._copies = _Copies(self._copy_begins, self.enter)
+
+    # Recording
+
+    def start(self, device: torch.device) -> None:
+        """Take stamps from now on, at a step boundary. `device`: that the model is on."""
+        self._device = device
+        self._in_optimizer, self._stage, self.stamps = False, "other", 0
+        self._counts = [[0.0] * 4]
+        synchronize(device)
+        self._marks = [("other", self._mark())]
+        self._waited_for_cpu = _waited_for_cpu()
+        gc.callbacks.append(self._collects)
+        if device.type == "cuda":
+            self._copies.watch()
+        self.on = True
+
+    def lap(self) -> None:
+        """A step has ended."""
+        self._delayed = False
+        if self.on:
+            self._marks.append((_END_OF_STEP, self._mark()))
+            self._counts.append([0.0] * 4)
+
+    def stop(self) -> Recorded:
+        """Take no more stamps. What was recorded of the steps that have ended."""
+        self.on = False
+        self._copies.stop()
+        gc.callbacks.remove(self._collects)
+        waited = _waited_for_cpu() - self._waited_for_cpu
+        synchronize(self._device)
+        marks, self._marks = self._marks, []
+        return _recorded(marks, self._seconds([mark for _, mark in marks]), self._counts[:-1], waited)
+
+    def enter(self, stage: str) -> None:
+        """From now on the step is in that stage."""
+        if self.on:
+            self.stamps += 1
+            self._stage = stage
+            self._marks.append((stage, self._mark()))
+        if self.delay is not None:
+            self._sleep(stage)
+
+    def _sleep(self, stage: str) -> None:
+        delay = self.delay
+        assert delay is not None
+        if delay.rank == self.rank and delay.stage == stage and not self._delayed:
+            self._delayed = True
+            time.sleep(delay.seconds)
+
+    @property
+    def _awake(self) -> bool:
+        return self.on or self.delay is not None
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _seconds(self, marks: Sequence[Any]) -> list[float]:
+        """Of each mark since the first one."""
+        if self._device.type != "cuda":
+            return [mark - marks[0] for mark in marks]
+        return [marks[0].elapsed_time(mark) / 1e3 for mark in marks]
+
+    def _collects(self, phase: str, _info: Any) -> None:
+        now = time.perf_counter()
+        if phase == "start":
+            self._collecting_since = now
+        elif self._counts:
+            self._counts[-1][3] += now - self._collecting_since
+
+    @property
+    def _between(self) -> str:
+        """The stage outside of all others. An optimizer may run the forward and backward pass itself."""
+        return "optimizer" if self._in_optimizer else "other"
+
+    # DDP's events
+
+    def forward_begins(self, ddp: DDP) -> None:
+        """A forward pass begins; the buffers are about to be broadcast. Only passes of training are stages."""
+        if self._awake and ddp.training and torch.is_grad_enabled():
+            self.enter("buffers")
+
+    def called(self, ddp: DDP) -> None:
+        """The module is about to be called."""
+        if self._awake and ddp.training and torch.is_grad_enabled():
+            self.enter("forward")
+
+    def returned(self, ddp: DDP, what: Any) -> None:
+        """The module has returned `what`: its gradient is the first sign of the backward pass."""
+        if not (self._awake and ddp.training and torch.is_grad_enabled()):
+            return
+        self._forward = forward = object()
+        for tensor in tensors_in(what):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _gradient: self._backward_begins(forward))
+
+    def _backward_begins(self, forward: object) -> None:
+        if not self._awake or self._forward is not forward:
+            return
+        self._forward = None  # several outputs, one backward pass
+        self.enter("backward")
+        after_backward_computed(lambda: self.enter("exposed"))
+        after_this_backward(lambda: self.enter(self._between))
+
+    def _copy_begins(self) -> str:
+        before = self._stage
+        self.enter("copy")
+        return before
+
+    # Those of optimizers
+
+    def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        """See `GradientHandler`."""
+        if self._awake:
+            self._in_optimizer = True
+            self.enter("optimizer")
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """See `GradientHandler`."""
+        if self._awake:
+            self._in_optimizer = False
+            self.enter("other")
+
+    # Those of loaders
+
+    def wait_begins(self) -> None:
+        """See `LoaderEvents`."""
+        if self._awake:
+            self.enter("data")
+
+    def wait_ends(self) -> None:
+        """See `LoaderEvents`."""
+        if self._awake:
+            self.enter(self._between)
+
+    def gave(self, samples: int, elements: int) -> None:
+        """See `LoaderEvents`."""
+        if self.on:
+            self._counts[-1][0] += samples
+            self._counts[-1][1] += elements
+
+    def iterator_made(self) -> None:
+        """See `LoaderEvents`."""
+        if self.on:
+            self._counts[-1][2] += 1
+
+
+class _Copies:
+    """Sees tensors that go from the host to a device, by the two methods that scripts use for it.
+
+    `begin()` gives what `end` is called with. The methods are patched only while somebody looks.
+    """
+
+    _NAMES = ("to", "cuda")
+
+    def __init__(self, begin: Callable[[], str], end: Callable[[str], None]) -> None:
+        self._begin, self._end = begin, end
+        self._before: dict[str, Any] = {}
+
+    def watch(self) -> None:
+        """Patch them."""
+        for name in self._NAMES:
+            self._before[name] = getattr(torch.Tensor, name)
+            setattr(torch.Tensor, name, self._wrapped(self._before[name]))
+
+    def stop(self) -> None:
+        """Take the patch off; without effect if there is none."""
+        for name, before in self._before.items():
+            setattr(torch.Tensor, name, before)
+        self._before = {}
+
+    def _wrapped(self, copy: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(copy)
+        def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if tensor.device.type != "cpu":
+                return copy(tensor, *args, **kwargs)
+            before = self._begin()
+            try:
+                return copy(tensor, *args, **kwargs)
+            finally:
+                self._end(before)
+
+        return patched
+
+
+def _recorded(
+    marks: Sequence[tuple[str, Any]], seconds: Sequence[float], counts: Sequence[Sequence[float]], waited: float
+) -> Recorded:
+    spans: list[Span] = []
+    ends: list[float] = []
+    steps: list[dict[str, float]] = [dict.fromkeys(STAGES, 0.0)]
+    stage = marks[0][0]
+    for (began, ended), (following, _) in zip(pairwise(seconds), marks[1:], strict=True):
+        steps[-1][stage] += ended - began
+        spans.append(Span(stage, began, ended))
+        if following == _END_OF_STEP:
+            ends.append(ended)
+            steps.append(dict.fromkeys(STAGES, 0.0))
+        else:
+            stage = following
+    samples, elements, begun, collecting = zip(*counts, strict=True) if counts else ((), (), (), ())
+    return Recorded(
+        stages=tuple(tuple(of_step.values()) for of_step in steps[: len(ends)]),
+        spans=tuple(span for span in spans if span.end > span.begin and span.end <= (ends or [0.0])[-1]),
+        ends=tuple(ends),
+        samples=tuple(map(int, samples)),
+        elements=tuple(map(int, elements)),
+        begun=tuple(map(int, begun)),
+        collecting=tuple(collecting),
+        waited_for_cpu=waited,
+    )
+
+
+def _waited_for_cpu() -> float:
+    """Seconds for which threads of this process could have run and had no core, since they began; 0 if not known."""
+    found = 0
+    for task in Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            found += int(task.read_text().split()[1])
+        except (OSError, IndexError, ValueError):  # the thread has ended
+            continue
+    return found / 1e9
