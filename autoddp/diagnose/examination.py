@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autoddp.diagnose import words
@@ -39,7 +39,7 @@ _ROUNDS = 6  # pairs of blocks: Student's t for 99 % reaches 1.6 times their spr
 _ROUNDS_OF_SLOW = 4  # 2.9 times, where steps are so long that the link decides their time
 _SLOW = 0.3  # seconds
 _BLOCK = 0.25  # seconds of a block, at least
-_FEWEST, _MOST = 4, 40  # steps of a block
+_FEWEST, _MOST = 3, 40  # steps of a block
 _WARMUP = 2  # steps after a change; DDP sorts its buckets anew in the first one after a rebuild
 _KEPT = 20  # batches that are kept for experiments
 _FEWEST_KEPT = 6
@@ -77,8 +77,8 @@ class CannotRun(Exception):
 class Examination:
     """Of one running job.
 
-    `budget`: seconds of steps that it may take. `fails`: the exception of a failed block. `tell` hears of each
-    experiment.
+    `budget`: seconds of steps that it may take. `fails`: the exception of a block that cannot run.
+    `ends`: that of a job that is over; what was found until then is told. `tell` hears of each experiment.
     `reduction`: what steps without reduction save, where that has been measured before.
     """
 
@@ -88,6 +88,7 @@ class Examination:
         surroundings: Surroundings,
         budget: float,
         fails: type[Exception],
+        ends: type[Exception],
         tell: Callable[[str, int, int], None] = lambda cause, number, of: None,
         reduction: Difference | None = None,
     ) -> None:
@@ -95,6 +96,8 @@ class Examination:
         self._around = surroundings
         self._budget = budget
         self._fails = fails
+        self._ends = ends
+        self._over = ""
         self._tell = tell
         self._reduction = reduction
         self._present: Condition | None = None
@@ -112,7 +115,7 @@ class Examination:
         levels = {}
         for number, suspicion in enumerate(found := suspicions(evidence, self._around), 1):
             self._tell(suspicion.cause, number, len(found))
-            proof = self._prove(suspicion, evidence)
+            proof = self._prove(suspicion, evidence) if not self._over else _Proof(None, self._over)
             finding = self._finding(suspicion, proof)
             if finding is not None:
                 findings.append(finding)
@@ -203,36 +206,47 @@ class Examination:
                 case Events() as events:
                     price = priced_by_events(evidence, events)
                     return _Proof(price, "" if price else "too few of these steps were seen to give an interval")
-                case Mend(mended, against):
-                    return self._mended(mended, against)
+                case Mend() as mend:
+                    return self._mended(mend)
                 case Probe() as probe:
                     return self._probed(probe, suspicion)
         except self._fails as failed:
             return _Proof(None, f"the script fails in that experiment: {failed}")
         except CannotRun as impossible:
             return _Proof(None, str(impossible))
+        except self._ends as over:
+            self._over = f"the script ended before: {over}"
+            return _Proof(None, self._over)
         return _Proof(None, suspicion.why_not or "no experiment is known for it")
 
-    def _mended(self, mended: Condition, against: Condition) -> _Proof:
+    def _mended(self, mend: Mend) -> _Proof:
         """The script as written, or as `against`, in turns with the script mended: A B B A A B …"""
+        mended, against = mend.mended, mend.against
         if mended == Condition(reduce=False) and self._reduction is not None:
-            return _Proof(self._reduction, "")
+            return _Proof(self._reduction.times(mend.share), "")
         if mended.experiment.kept_batches:
             self._keep()
         blocks = self._in_turns(against, mended)
         before = [_step_of(block, against) for block in blocks[0]]
         after = [_step_of(block, mended) for block in blocks[1]]
-        if not mended.reduce:
-            self._alone = blocks[1]
-        return _Proof(difference(before, after), "")
+        price = difference(before, after)
+        if mended == Condition(reduce=False):
+            self._alone, self._reduction = blocks[1], price
+        return _Proof(price.times(mend.share), "")
 
     def _in_turns(self, *conditions: Condition) -> list[list[Evidence]]:
         """The same number of blocks of each. Every second round goes backwards, so that a drift hits all alike."""
-        steps, rounds = self._steps, self._rounds
-        if not self._affords(rounds * len(conditions) * (steps + _WARMUP)):
-            rounds = _ROUNDS_OF_SLOW
-        if not self._affords(rounds * len(conditions) * (steps + _WARMUP)):
+        # Blocks of one condition that follow each other need no warm-up.
+        changes = len(conditions) - 1
+
+        def cost(rounds: int, steps: int) -> int:
+            return rounds * (len(conditions) * steps + changes * _WARMUP)
+
+        plans = [(self._rounds, self._steps), (_ROUNDS_OF_SLOW, self._steps), (_ROUNDS_OF_SLOW, _FEWEST)]
+        affordable = [plan for plan in plans if self._affords(cost(*plan))]
+        if not affordable:
             raise CannotRun("the time for diagnosing was over (--diagnose-budget)")
+        rounds, steps = affordable[0]
         found: list[list[Evidence]] = [[] for _ in conditions]
         for number in range(rounds):
             order = list(enumerate(conditions))
@@ -301,10 +315,10 @@ class Examination:
         if len(causes) == 1:
             gain = next(one.seconds for one in findings if one.cause == causes[0])
             levels.append(Level(causes[0], levels[-1].seconds - gain))
-        elif causes:
+        elif causes and not self._over:
             try:
                 blocks = self._in_turns(*conditions)
-            except (self._fails, CannotRun):
+            except (self._fails, self._ends, CannotRun):
                 return levels
             means = [statistics.fmean(_step_of(b, c) for b in of) for of, c in zip(blocks, conditions, strict=True)]
             for cause, seconds in zip(causes, means[1:], strict=True):
@@ -345,18 +359,19 @@ def _gain_of(block: Evidence, suspicion: Suspicion) -> float:
 
 def _told_apart(findings: Sequence[Finding], least: float) -> list[Finding]:
     """Findings in order of price. What a cause of its own explains is not counted as communication once more."""
-    special = [one for one in findings if one.cause in ("no_overlap", "slow_link", "small_batch")]
-    found = []
-    for one in findings:
-        if one.cause == "exposed_communication" and special:
-            rest = one.seconds - max(other.seconds for other in special)
-            if rest < least or one.low is None or one.high is None:
-                continue
-            share = rest / one.seconds
-            text = f"{one.text}; that is what {special[0].cause} leaves of it"
-            found.append(
-                Finding(one.cause, one.ranks, rest, one.low * share, one.high * share, one.status, text, one.fix)
-            )
-        else:
-            found.append(one)
+    exposed = next((one for one in findings if one.cause == "exposed_communication"), None)
+    special = [one for one in findings if one.cause in ("no_overlap", "slow_link")]
+    found = [one for one in findings if one is not exposed]
+    tiny = next((one for one in findings if one.cause == "small_batch"), None)
+    if exposed is not None and tiny is not None:  # all of it is latency, which the batch is too small for
+        found[found.index(tiny)] = replace(tiny, seconds=max(tiny.seconds, exposed.seconds))
+    elif exposed is not None and special:
+        rest = exposed.seconds - max(other.seconds for other in special)
+        if rest >= least and exposed.low is not None and exposed.high is not None:
+            share = rest / exposed.seconds
+            text = f"{exposed.text}; this is what {special[0].cause} leaves of it"
+            low, high = exposed.low * share, exposed.high * share
+            found.append(replace(exposed, seconds=rest, low=low, high=high, text=text))
+    elif exposed is not None:
+        found.append(exposed)
     return sorted(found, key=lambda one: -one.seconds)

@@ -5,6 +5,7 @@ One function for each cause. Each returns what it suspects; its guess says how m
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ class Mend:
 
     mended: Condition
     against: Condition = Condition()
+    share: float = 1.0
+    """The part of what is gained in the experiment that the cause is to blame for."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,14 @@ class Surroundings:
     """What is known of the job and its hosts beside its steps."""
 
     job: JobFacts
-    promised: float = 0.0
-    """Bytes per second that the network between the hosts should carry; 0 where it is not known."""
+
+    @property
+    def promised(self) -> float:
+        """Bytes per second that the slowest host's network says it carries; 0 where it does not say."""
+        rates = [re.search(r"(?:(\d+) x )?([\d.]+) Gbit/s", text) for text in self.job.networks]
+        if not rates or not all(rates):
+            return 0.0
+        return min(int(found[1] or 1) * float(found[2]) * 1e9 / 8 for found in rates if found)
 
     @property
     def gradient_mib(self) -> float:
@@ -221,10 +230,12 @@ def _communication(evidence: Evidence, around: Surroundings) -> Iterator[Suspici
         rate = travels / max(exposed, 1e-9)
         if rate < _STARVED * around.promised and around.gradient_mib > _TINY:
             seen = (
-                f"gradients travel at {data_size(int(rate))}/s or less, where the network should carry "
-                f"{data_size(int(around.promised))}/s"
+                f"while all ranks wait, gradients travel at {data_size(int(rate))}/s, and the network's interfaces say "
+                f"that they carry {data_size(int(around.promised))}/s ({', '.join(around.job.networks)})"
             )
-            yield Suspicion("slow_link", everyone, exposed * (1 - rate / around.promised), seen, None)
+            share = 1 - rate / around.promised
+            off = Mend(Condition(reduce=False), share=share)
+            yield Suspicion("slow_link", everyone, exposed * share, seen, off)
 
 
 def _find_unused_parameters(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:

@@ -122,6 +122,11 @@ def verdict(seconds: float, findings: Sequence[Finding], waterfall: Sequence[Lev
     """At most three lines, the most important one first."""
     proved = [one for one in findings if one.status == "proved"]
     lines = []
+    if findings and findings[0].status == "suspected":
+        first = findings[0]
+        lines.append(
+            f"suspected: {first.cause}, up to {milliseconds(first.seconds)} of {milliseconds(seconds)} ms per step"
+        )
     if proved:
         first = proved[0]
         lines.append(
@@ -129,12 +134,12 @@ def verdict(seconds: float, findings: Sequence[Finding], waterfall: Sequence[Lev
             f"({first.seconds / seconds:.0%}): {first.fix}"
         )
         others = [f"{one.cause} ({milliseconds(one.seconds)} ms)" for one in proved[1:]]
-        if others:
+        if others and len(lines) < 2:
             end = f"; all mended: {milliseconds(waterfall[-1].seconds)} ms per step" if len(waterfall) > 2 else ""
             lines.append(f"also proved: {', '.join(others)}{end}")
+    elif not findings:
+        lines.append(f"nothing found that costs 3 % of a step of {milliseconds(seconds)} ms")
     else:
-        suspected = [one.cause for one in findings]
-        more = f"; suspected: {', '.join(suspected)}" if suspected else ""
-        lines.append(f"nothing found that costs 3 % of a step of {milliseconds(seconds)} ms{more}")
+        lines.append("nothing proved that costs 3 % of a step")
     lines.append(scaled.text)
     return lines

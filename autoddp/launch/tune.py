@@ -47,6 +47,7 @@ from autoddp.wire import JobFacts, WorkerConfig
 logger = get_logger(__name__)
 
 _DIAGNOSING = 90.0  # seconds of steps for a diagnosis that is all that is asked for
+_LONGEST_DIAGNOSIS = 900.0  # seconds from the command, all starts of the script included
 _LOOKS = 1.0  # seconds between two looks at how much the script has written
 _EFFORT = 20  # a look may take one part in so many of the time: many files take long to count
 
@@ -184,7 +185,8 @@ class Tuning:
             self._agree_on_the_recipe(tuned, built_ddp=tuned.built_ddp)
             return tuned
         began = time.perf_counter()
-        job = LiveJob(self._folder.socket, Journal(self._folder.journal), Deadline(self.options.budget, self.began))
+        limit = self.options.budget or (_LONGEST_DIAGNOSIS if self.options.diagnose_only else None)
+        job = LiveJob(self._folder.socket, Journal(self._folder.journal), Deadline(limit, self.began))
         environment = {**os.environ, **self._own_network}
         screening = Screening(self.options.torchrun, self._folder.path / "screening", environment)
         arguments = (job, screening, tuned, began)
@@ -231,7 +233,8 @@ class Tuning:
             tuned.wall_seconds["start-up"] = time.perf_counter() - began
             if self.options.diagnose_only:
                 tuned.diagnosis = self._examined(job, facts)
-                job.finish("")
+                with contextlib.suppress(TuningOver):  # the script may have ended; the diagnosis stands
+                    job.finish("")
                 return
             self._go_on_with_one_that_was_cut_off(job, settings, facts)
             study = Study(
@@ -267,7 +270,8 @@ class Tuning:
     def _examination(
         self, measure: MeasureAnatomy, facts: JobFacts, budget: float, reduction: Difference | None = None
     ) -> Examination:
-        return Examination(measure, Surroundings(facts), budget, TrialFailed, self.reporter.progress, reduction)
+        around, tell = Surroundings(facts), self.reporter.progress
+        return Examination(measure, around, budget, TrialFailed, TuningOver, tell, reduction)
 
     def _go_on_with_one_that_was_cut_off(self, job: LiveJob, settings: StudySettings, facts: JobFacts) -> None:
         if job.machine.leads and not self.options.fresh:  # the host that leads tells the others what they have missed
