@@ -7,6 +7,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs import AS_WRITTEN
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.device import _NEARLY_FULL
+from autoddp.worker.experiments import Experiments
 from autoddp.worker.live_ddp import LiveDdp
 from autoddp.worker.sync_switch import ReductionSwitch
 
@@ -17,7 +18,7 @@ def test_a_turn_gives_spare_memory_back_only_where_the_device_is_nearly_full(ncc
     """What the script's tensors hold stays; NCCL could not have what torch's allocator keeps."""
     patch.install()
     ddp = DDP(torch.nn.Linear(64, 64).to(gpu), device_ids=[0])
-    live = LiveDdp(patch, ReductionSwitch(), (), Compiling(patch.alive))
+    live = LiveDdp(patch, ReductionSwitch(), (), Compiling(patch.alive), Experiments(patch))
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(gpu)
     if free < 2 * _NEARLY_FULL * total:

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import DdpEvents, Patch, Wrapped
+from autoddp.worker.experiments import Experiments
 from autoddp.worker.gradient_access import add_handler
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.live_ddp import LiveDdp
@@ -39,7 +40,7 @@ def checks(device_type: str, rank: int) -> dict[str, Any]:
     switch.install()
     clock = Clock()  # before the implicit_no_sync, as in a tuning job
     add_handler(implicit_no_sync)
-    live = LiveDdp(patch, switch, (), Compiling(patch.alive))
+    live = LiveDdp(patch, switch, (), Compiling(patch.alive), Experiments(patch))
     as_written = fused(rank, device, no_sync)
     implicit_no_sync.every = 2
     deferred = fused(rank, device, lambda ddp, last: contextlib.nullcontext())

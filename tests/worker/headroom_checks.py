@@ -38,6 +38,7 @@ from autoddp.study import Observer, Study, StudySettings
 from autoddp.wire import BlockDone, Finish, Measure, Message
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import Patch
+from autoddp.worker.experiments import Experiments
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.exact import exact_mean
 from autoddp.worker.live_ddp import LiveDdp
@@ -152,7 +153,9 @@ def one_run(planted: Planted, sleeps: bool, seed: int, patch: Patch, switch: Red
     optimizer, luck = torch.optim.SGD(model.parameters(), lr=0.01), random.Random(1000 * seed + rank)
     director = StudyDirector(rank)
     stopwatch: Any = WallStopwatch() if sleeps else PlantedStopwatch(planted, rank, seed, switch)
-    runner = TrialRunner(LiveDdp(patch, switch, (), Compiling(patch.alive)), ranks, director, stopwatch)
+    runner = TrialRunner(
+        LiveDdp(patch, switch, (), Compiling(patch.alive), Experiments(patch)), ranks, director, stopwatch
+    )
     inputs = torch.ones(8, FEATURES)
     try:
         for step in itertools.count():

@@ -21,6 +21,7 @@ from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch
+from autoddp.worker.experiments import Experiments
 from autoddp.worker.gradient_access import add_handler
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.hooks import hook_for
@@ -242,7 +243,7 @@ def checks(rank: int) -> dict[str, Any]:
     counts, binding = Threads(os.environ.get("OMP_NUM_THREADS"), pinned=""), Binding(torch.device("cpu"))
     accumulation, compiling = Accumulation(switch, patch.alive, implicit_no_sync, print), Compiling(patch.alive)
     effects = effects_of(patch, binding, counts, implicit_no_sync, accumulation, compiling, Graphs(patch.alive))
-    live = LiveDdp(patch, switch, effects, compiling)
+    live = LiveDdp(patch, switch, effects, compiling, Experiments(patch))
     return {
         "moved": float((untouched - vector(DDP(Net()))).abs().max()),
         "trained": trained(rank, patch, live, untouched),

@@ -63,7 +63,7 @@ def test_a_turn_waits_for_the_devices_of_all_models(cuda: FakeCuda) -> None:
     cpu, second = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(device=SECOND)
     models = [model_with(cpu), model_with(second, second)]
     patch: Any = SimpleNamespace(alive=lambda: models)
-    LiveDdp(patch, None, (), None).synchronize()  # type: ignore[arg-type]
+    LiveDdp(patch, None, (), None, None).synchronize()  # type: ignore[arg-type]
     assert cuda.waited == [1]
     assert cuda.contexts == {1}
 
@@ -103,7 +103,7 @@ def test_spare_memory_is_given_back_where_the_device_is_nearly_full(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append(cuda.current))
     models = [model_with(SimpleNamespace(device=SECOND))]
     patch: Any = SimpleNamespace(alive=lambda: models)
-    LiveDdp(patch, None, (), None).apply(AS_WRITTEN)  # type: ignore[arg-type]
+    LiveDdp(patch, None, (), None, None).apply(AS_WRITTEN)  # type: ignore[arg-type]
     assert given == [1] * given_back
 
 

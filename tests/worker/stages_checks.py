@@ -1,0 +1,194 @@
+"""Real DDP on two gloo ranks with sleeps planted in each stage: what `worker.stages` and the experiments make of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset
+
+from autoddp.timing import STAGES
+from autoddp.wire import AS_IT_IS, Delay, Experiment
+from autoddp.worker.ddp import DdpEvents, Patch
+from autoddp.worker.experiments import Experiments
+from autoddp.worker.gradient_access import GradientHandler, add_handler
+
+SLEEP = 0.03  # seconds, in each stage of each step
+STEPS = 6
+
+
+class _Numbers(Dataset[tuple[torch.Tensor, int]]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+        time.sleep(SLEEP / 2)  # batches of two
+        return torch.full((4,), float(place)), place
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(_context: Any, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(SLEEP)
+        return x.clone()
+
+    @staticmethod
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(SLEEP)
+        return gradient
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 1)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(_Backward.apply(self.first(x)))
+
+
+class _Slow(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        time.sleep(SLEEP)
+        super().step(closure)
+
+
+class _Script(DdpEvents, GradientHandler):
+    """A training script, its DDP model, and the events that the tuning job would pass on."""
+
+    def __init__(self, rank: int) -> None:
+        torch.manual_seed(0)
+        self.rank, self.patch = rank, Patch()
+        self.patch.events = self
+        self.patch.install()
+        self.experiments = Experiments(self.patch)
+        self.experiments.stages.rank = rank
+        add_handler(self.experiments.stages)
+        self.experiments.install()
+        self.model = DDP(_Model())
+        self.model.register_comm_hook(None, self._reduce)
+        self.optimizer = _Slow(self.model.parameters(), lr=1e-4)
+        self.places: list[int] = []
+        self.batches = self._endless()
+        self.edits = False
+
+    def _reduce(self, _state, bucket):  # type: ignore[no-untyped-def]  # DDP checks annotations by identity
+        """Rank 1 is late by one sleep, then the gradients travel for another one."""
+        work = torch.distributed.all_reduce(bucket.buffer().div_(2), async_op=True).get_future()
+
+        def then(done: Any) -> torch.Tensor:
+            time.sleep(SLEEP)
+            return done.value()[0]
+
+        return work.then(then)
+
+    def _endless(self) -> Any:
+        while True:
+            yield from DataLoader(_Numbers(), batch_size=2)
+
+    def forward_begins(self, ddp: DDP) -> None:
+        self.experiments.stages.forward_begins(ddp)
+
+    def called(self, ddp: DDP, args: Any, kwargs: Any) -> None:
+        self.experiments.stages.called(ddp)
+
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        self.experiments.stages.returned(ddp, what)
+        return what
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            x, places = next(self.batches)
+            self.places += places.tolist()
+            if self.edits:
+                x.zero_()
+            if self.rank == 1:
+                time.sleep(SLEEP)  # other work
+            self.optimizer.zero_grad()
+            self.model(x).sum().backward()
+            self.optimizer.step()
+            self.experiments.stages.lap()
+
+    def recorded(self, count: int) -> dict[str, Any]:
+        self.experiments.record(torch.device("cpu"))
+        began = time.perf_counter()
+        self.steps(count)
+        seconds = time.perf_counter() - began
+        found = self.experiments.recorded()
+        means = [sum(step[place] for step in found.stages) / count for place in range(len(STAGES))]
+        return {
+            "seconds": seconds,
+            **dict(zip(STAGES, means, strict=True)),
+            "kept": found.kept,
+            "samples": found.samples,
+        }
+
+
+def checks(rank: int) -> dict[str, Any]:
+    script = _Script(rank)
+    script.steps(2)
+    found: dict[str, Any] = {"as written": script.recorded(STEPS)}
+    found["stamps of a step"] = script.experiments.stages.stamps / STEPS
+    found["cost of a stamp"] = _cost_of_a_stamp(script)
+    script.experiments.apply(Experiment(keep=True))
+    script.steps(4)
+    kept = script.places[-8:]
+    script.experiments.apply(Experiment(kept_batches=(0, 1)))
+    before = len(script.places)
+    script.edits = True
+    found["kept"] = script.recorded(STEPS)
+    script.edits = False
+    found["kept is given"] = script.places[before:] == (kept * 3)[: 2 * STEPS]
+    script.experiments.apply(AS_IT_IS)
+    script.steps(1)
+    found["goes on"] = script.places[-2:] == [(kept[-1] + 1) % 64, (kept[-1] + 2) % 64]
+    script.experiments.apply(Experiment(kept_batches=(1,)))
+    found["kept on rank 1"] = script.recorded(STEPS)
+    script.experiments.apply(Experiment(delay=Delay(0, "optimizer", SLEEP)))
+    found["delayed"] = script.recorded(STEPS)
+    script.experiments.apply(Experiment(ddp_arguments={"broadcast_buffers": False}, threads=1))
+    found["not broadcast"] = script.recorded(STEPS)
+    found["broadcasts, changed"] = script.model.will_sync_module_buffers()
+    script.experiments.apply(AS_IT_IS)
+    found["undone"] = script.recorded(STEPS)
+    found["broadcasts"] = script.model.will_sync_module_buffers()
+    return found
+
+
+def parameters_under_experiments(rank: int) -> dict[str, Any]:
+    """The same steps, with what changes no arithmetic: the parameters must have the same bits."""
+    script = _Script(rank)
+    quiet = [Experiment(delay=Delay(1, "forward", 0.01)), Experiment(keep=True)]
+    changed = torch.get_num_threads()
+    for experiment in quiet:
+        script.experiments.apply(experiment)
+        script.recorded(2)
+    script.experiments.apply(Experiment(threads=1, ddp_arguments={"find_unused_parameters": True}))
+    script.recorded(2)
+    script.experiments.apply(AS_IT_IS)
+    script.steps(2)
+    return {
+        "parameters": [p.detach() for p in script.model.parameters()],
+        "threads": torch.get_num_threads() == changed,
+    }
+
+
+def parameters_as_written(rank: int) -> dict[str, Any]:
+    script = _Script(rank)
+    script.steps(8)
+    return {"parameters": [p.detach() for p in script.model.parameters()]}
+
+
+def _cost_of_a_stamp(script: _Script) -> float:
+    stages, count = script.experiments.stages, 20_000
+    stages.start(torch.device("cpu"))
+    began = time.perf_counter()
+    for _ in range(count):
+        stages.enter("other")
+    seconds = (time.perf_counter() - began) / count
+    stages.stop()
+    return seconds

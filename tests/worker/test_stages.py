@@ -1,0 +1,88 @@
+"""The stages of real steps, and experiments on them, each undone: two gloo ranks with sleeps planted in each stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from on_ranks import on_ranks
+from stages_checks import SLEEP, STEPS, checks, parameters_as_written, parameters_under_experiments
+
+LATE = 0.6 * SLEEP
+"""What a machine that is busy may add to a sleep. Sleeps never end early, so there is no such margin below."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return on_ranks(2, checks, tmp_path_factory.mktemp("stages"))
+
+
+@pytest.mark.parametrize("stage", ["data", "forward", "backward", "optimizer"])
+def test_each_sleep_is_found_in_its_stage(found: list[dict[str, Any]], stage: str) -> None:
+    for rank in found:
+        assert rank["as written"][stage] >= SLEEP
+
+
+def test_stages_add_up_to_the_step(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        for name in ("as written", "kept", "delayed", "not broadcast", "undone"):
+            step = rank[name]["seconds"] / STEPS
+            parts = sum(rank[name][stage] for stage in ("data", "copy", "buffers", "forward", "backward"))
+            parts += sum(rank[name][stage] for stage in ("exposed", "optimizer", "other"))
+            assert parts == pytest.approx(step, rel=0.05)
+
+
+def test_who_is_late_does_other_work_and_who_waits_is_exposed(found: list[dict[str, Any]]) -> None:
+    first, second = (rank["as written"] for rank in found)
+    assert second["other"] >= SLEEP > first["other"]
+    # Rank 0 broadcasts the buffers without waiting; it waits for its gradients' sum.
+    assert first["exposed"] >= second["exposed"] >= SLEEP
+
+
+def test_samples_are_counted(found: list[dict[str, Any]]) -> None:
+    assert all(rank["as written"]["samples"] == (2,) * STEPS for rank in found)
+
+
+def test_stamps_cost_next_to_nothing(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert rank["stamps of a step"] < 20
+        assert rank["stamps of a step"] * rank["cost of a stamp"] < 0.005 * rank["as written"]["seconds"] / STEPS
+
+
+def test_kept_batches_take_the_place_of_the_loader(found: list[dict[str, Any]]) -> None:
+    """The script edits each batch in place while they are given: each is given again as it was."""
+    for rank in found:
+        assert rank["kept"]["kept"] == STEPS
+        assert rank["kept"]["data"] < SLEEP / 2
+        assert rank["kept is given"], "other batches than those that were kept, or edited ones"
+    alone = [rank["kept on rank 1"] for rank in found]
+    assert alone[0]["data"] >= SLEEP > 2 * alone[1]["data"]
+    assert [one["kept"] for one in alone] == [0, STEPS]
+
+
+def test_the_loader_goes_on_where_it_was(found: list[dict[str, Any]]) -> None:
+    assert all(rank["goes on"] for rank in found)
+    assert all(rank["undone"]["kept"] == 0 and rank["undone"]["data"] >= SLEEP for rank in found)
+
+
+def test_a_delay_hits_one_rank_and_one_stage(found: list[dict[str, Any]]) -> None:
+    first, second = (rank["delayed"] for rank in found)
+    assert first["optimizer"] >= 2 * SLEEP > second["optimizer"]
+    assert all(rank["undone"]["optimizer"] < 2 * SLEEP for rank in found)
+
+
+def test_arguments_of_ddp_are_undone(found: list[dict[str, Any]]) -> None:
+    assert [rank["broadcasts, changed"] for rank in found] == [False, False]
+    assert [rank["broadcasts"] for rank in found] == [True, True]
+
+
+def test_what_changes_no_arithmetic_leaves_the_same_bits(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    tried = on_ranks(2, parameters_under_experiments, tmp_path / "a")
+    written = on_ranks(2, parameters_as_written, tmp_path / "b")
+    for one, other in zip(tried, written, strict=True):
+        assert one["threads"]
+        assert all(torch.equal(a, b) for a, b in zip(one["parameters"], other["parameters"], strict=True))
