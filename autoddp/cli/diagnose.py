@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import replace
+from pathlib import Path
 
 from autoddp.cli.tuned import Results
-from autoddp.diagnose import NOTHING, Diagnosis
+from autoddp.diagnose import NOTHING
 from autoddp.errors import NotTuned
 from autoddp.launch.agreement import agree
 from autoddp.launch.elastic import environment_with, load_torchrun
 from autoddp.launch.hosts import Hosts
-from autoddp.launch.mode import choose_to_diagnose
+from autoddp.launch.job_machine import NO_DDP, TOO_SHORT
+from autoddp.launch.mode import Mode, choose_to_diagnose
 from autoddp.launch.network import Network
 from autoddp.launch.options import Options, help_text, parse_with_switch
 from autoddp.launch.script import require_script
 from autoddp.launch.signals import signals_end_tuning
-from autoddp.launch.tune import Tuning, prepared
+from autoddp.launch.tune import Tuned, Tuning, prepared
 from autoddp.log import show, tell
 from autoddp.report.diagnosis_text import for_stdout
 from autoddp.tables import text_of, width_of_stdout
@@ -48,23 +50,27 @@ def run(arguments: list[str]) -> int:
     require_script(options.torchrun)
     for line in options.says:
         tell(line)
-    try:
-        found = _diagnosis(options)
-    except NotTuned as error:
-        if as_json:  # a program that reads the answer finds the reason in it
-            print(json.dumps(NOTHING | {"not_measured": [str(error)]}))
-        raise
-    if as_json:
-        print(json.dumps(found.plain()))
-    else:
-        show(text_of(for_stdout(found), width_of_stdout()))
-    return 0
-
-
-def _diagnosis(options: Options) -> Diagnosis:
     mode = choose_to_diagnose(options)
     for line in filter(None, (mode.ranks, mode.says)):
         tell(line)
+    tuned, folder = _examined(options, mode)
+    if tuned.diagnosis is None:
+        why = tuned.why or "the leading node gave up"
+        if as_json:  # a program that reads the answer finds the reason in it
+            print(json.dumps(NOTHING | {"not_measured": [f"everything: {why}"]}))
+        if why not in (NO_DDP, TOO_SHORT):
+            raise NotTuned(f"nothing was diagnosed: {why}; see {folder}")
+        if not as_json:
+            show(f"nothing to measure: {why}")
+    elif as_json:
+        print(json.dumps(tuned.diagnosis.plain()))
+    else:
+        show(text_of(for_stdout(tuned.diagnosis), width_of_stdout()))
+    return 0
+
+
+def _examined(options: Options, mode: Mode) -> tuple[Tuned, Path]:
+    """What came of it, and the folder with its logs."""
     with contextlib.ExitStack() as until_done:
         until_done.enter_context(signals_end_tuning())
         preparation = until_done.enter_context(prepared(options))
@@ -75,7 +81,4 @@ def _diagnosis(options: Options) -> Diagnosis:
         hosts = agreement.hosts if agreement is not None else Hosts()
         with environment_with(network.variables), Results(options, preparation.folder, network) as results:
             tuned = Tuning(options, preparation, hosts, results, network.together).run()
-    if tuned.diagnosis is None:
-        why = tuned.why or "the leading node gave up"
-        raise NotTuned(f"nothing was diagnosed: {why}; see {preparation.folder.path}")
-    return tuned.diagnosis
+    return tuned, preparation.folder.path

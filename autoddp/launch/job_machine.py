@@ -90,6 +90,9 @@ from autoddp.wire import (
     encode,
 )
 
+NO_DDP = "the script built no DistributedDataParallel model"
+TOO_SHORT = "the script ends before a single measurement can be made"
+"""Why there is nothing to measure in a script that is in order."""
 _FEWEST_STEPS = 2  # of a measurement, however often the script ends before one is done: one step would be a guess
 _FUTILE_ATTEMPTS = 3  # one after another without a measurement; each may ask for half as many steps as the one before
 _MOST_FAULTS = 12  # attempts that may fail in a trial before tuning is given up
@@ -743,13 +746,13 @@ class JobMachine:
             too_many = f"{_MOST_FAULTS} attempts have failed; the last: {attempt.failure}"
             return too_many if self._faults > _MOST_FAULTS else ""
         if not attempt.workers:
-            return "the script built no DistributedDataParallel model"
+            return NO_DDP
         if self._starts.stale:
             return ""
         futile = len(self._journal.entries) == attempt.entries_before
         self._futile_attempts = self._futile_attempts + 1 if futile else 0
         if self._futile_attempts >= _FUTILE_ATTEMPTS:
-            return "the script ends before a single measurement can be made"
+            return TOO_SHORT
         return ""
 
     def _end(self, why: str) -> None:

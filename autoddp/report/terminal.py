@@ -77,7 +77,8 @@ class Terminal(Observer):
     def ready(self, facts: JobFacts) -> None:
         """The job has started: says what is being tuned, and notes which knobs are left as they are."""
         self._waiting.close()
-        where = f"{facts.world_size} ranks on {facts.nodes} node{'s' if facts.nodes > 1 else ''}"
+        ranks = f"{facts.world_size} rank{'s' if facts.world_size > 1 else ''}"
+        where = f"{ranks} on {facts.nodes} node{'s' if facts.nodes > 1 else ''}"
         self._line(f"{where}, {facts.backend}, {data_size(facts.gradient_bytes)} of gradients per step")
         if facts.link:
             self._note("what autoddp bench measured of this link gives the first guesses")

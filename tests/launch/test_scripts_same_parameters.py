@@ -30,6 +30,7 @@ COMMANDS = [
     "no_optimizer.py",
     "odd_gradients.py noise",
     "uneven.py",
+    "slow_loader.py --slow none --epochs 1",
 ]
 NOT_TRAINING = {
     "bars.py",

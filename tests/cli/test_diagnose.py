@@ -1,0 +1,99 @@
+"""`autoddp diagnose` as a user calls it: real ranks, real scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launchers import AUTODDP, SCRIPTS, start
+
+from autoddp.diagnose import CAUSES
+
+STAGES = ("data", "copy", "buffers", "forward", "backward", "exposed", "optimizer", "other")
+
+
+def diagnose(folder: Path, *words: str) -> Any:
+    return start((*AUTODDP, "diagnose"), folder, list(words), {}).wait()
+
+
+def test_a_loader_that_is_slow_on_one_rank(tmp_path: Path) -> None:
+    (tmp_path / "precious.pt").write_text("weeks of training")
+    words = [
+        "--json",
+        "--nproc-per-node",
+        "2",
+        "--diagnose-budget",
+        "12s",
+        str(SCRIPTS / "slow_loader.py"),
+        "--slow",
+        "1",
+    ]
+    done = diagnose(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    first = found["findings"][0]
+    assert (first["cause"], first["ranks"], first["status"]) == ("data_loader", [1], "proved"), found["findings"]
+    assert 12 <= first["ms"] <= 28
+    assert first["low"] <= first["ms"] <= first["high"]
+    assert "DataLoader(num_workers=" in first["fix"]
+    assert {one["cause"] for one in found["findings"]} <= set(CAUSES)
+    assert [one["ms"] for one in found["findings"]] == sorted((one["ms"] for one in found["findings"]), reverse=True)
+    for rank in found["ranks"]:
+        assert sum(rank[f"{stage}_ms"] for stage in STAGES) == pytest.approx(rank["step_ms"], rel=0.05)
+    assert found["ranks"][1]["data_ms"] >= 20 > found["ranks"][0]["data_ms"]
+    assert found["ranks"][0]["waiting_ms"] > found["ranks"][1]["waiting_ms"]
+    assert found["waterfall"][0]["cause"] == "as written"
+    assert (tmp_path / "precious.pt").read_text() == "weeks of training"
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".toml"] == [], "a recipe was written"
+
+
+@pytest.mark.parametrize("json_too", [True, False])
+def test_a_script_without_ddp(tmp_path: Path, json_too: bool) -> None:
+    option = ["--json"] if json_too else []
+    done = diagnose(tmp_path, *option, "--nproc-per-node", "2", str(SCRIPTS / "no_ddp.py"))
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    why = "the script built no DistributedDataParallel model"
+    if json_too:
+        found = json.loads(done.stdout)
+        assert (found["step_ms"], found["findings"], found["not_measured"]) == (None, [], [f"everything: {why}"])
+    else:
+        assert done.stdout == f"nothing to measure: {why}\n"
+
+
+def test_a_script_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("raise RuntimeError('planted')\n")
+    done = diagnose(tmp_path, "--json", "--nproc-per-node", "2", "fails.py")
+    assert done.returncode == 1
+    assert "nothing was diagnosed: " in done.stderr.strip().splitlines()[-1]
+    assert json.loads(done.stdout)["not_measured"][0].startswith("everything: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "no script given"),
+        (["--json"], "no script given"),
+        (["missing.py"], "missing.py"),
+        (["--trials", "3", "plain.py"], "--trials is for tuning"),
+        (["--diagnose-budget", "0", "plain.py"], "nothing would be done"),
+        (["--diagnose-budget", "soon", "plain.py"], "must be a duration, or 0 for none"),
+        (["--jsno", "plain.py"], "unknown option --jsno"),
+    ],
+)
+def test_bad_words_are_one_line(tmp_path: Path, words: list[str], says: str) -> None:
+    (tmp_path / "plain.py").write_text("")
+    done = diagnose(tmp_path, *words)
+    assert done.returncode == 2
+    assert says in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_word_of_the_script_stays_its_own(tmp_path: Path) -> None:
+    """--json behind the script's name belongs to the script."""
+    (tmp_path / "says.py").write_text("import sys, pathlib\npathlib.Path('said').write_text(' '.join(sys.argv[1:]))\n")
+    done = diagnose(tmp_path, "--nproc-per-node", "1", "--isolation", "off", "says.py", "--json", "x")
+    assert not done.stdout.startswith("{")
+    assert (tmp_path / "said").read_text() == "--json x"

@@ -1,0 +1,156 @@
+"""A job in arithmetic with planted causes, as an `Examination` measures it: seconds of each stage on each rank.
+
+job = SlowJob(data=[0.02, 0.0])
+Examination(job, Surroundings(job.facts), 60.0, Failed, Over).run()
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulated import facts
+
+from autoddp.knobs import Configuration
+from autoddp.timing import STAGES, RankSteps
+from autoddp.wire import BlockDone, Experiment, JobFacts
+
+MS = 1e-3
+
+
+class Failed(Exception):
+    """A block cannot run."""
+
+
+class Over(Exception):
+    """The job has ended."""
+
+
+@dataclass
+class SlowJob:
+    """Milliseconds, one number for each rank, or one for all. `sizes(rank, step)`: elements of a batch."""
+
+    forward: Any = 5.0
+    backward: Any = 10.0
+    data: Any = 0.0
+    other: Any = 0.5
+    optimizer: Any = 1.0
+    transfer: float = 0.1
+    buffers: float = 0.0
+    ranks: int = 2
+    noise: float = 0.01
+    sizes: Callable[[int, int], int] = lambda rank, step: 1000
+    """Computing takes longer in proportion to a batch's elements over 1000."""
+    event: Callable[[int, int], dict[str, float]] = lambda rank, step: {}
+    """Milliseconds that a stage takes longer in that step."""
+    epochs: Callable[[int], bool] = lambda step: False
+    unused: float = 0.0
+    """Of the search for unused parameters, in each backward pass."""
+    overlaps: float = 1.0
+    """The part of `transfer` that is left where buckets are cut."""
+    oversubscribed: float = 1.0
+    """Times that computing takes longer with too many threads."""
+    threads: int = 1
+    fails: Callable[[Experiment], bool] = lambda experiment: False
+    ends_after: float = math.inf
+    more: dict[str, Any] = field(default_factory=dict)
+    """Of the job's facts."""
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(0)
+        self._step = 0
+        self._kept: list[int] = []
+        self._served = [0] * self.ranks
+        self.asked: list[Experiment] = []
+
+    @property
+    def facts(self) -> JobFacts:
+        usual = {"world_size": self.ranks, "uses_all": True, "cores": 8, "ranks_per_host": self.ranks}
+        mine = facts()
+        known = {name: getattr(mine, name) for name in mine.__struct_fields__}
+        return JobFacts(**(known | usual | self.more))
+
+    def __call__(
+        self,
+        configuration: Configuration,
+        warmup: int,
+        steps: int,
+        *,
+        reduce: bool,
+        apply: bool,
+        experiment: Experiment,
+    ) -> BlockDone:
+        self.asked.append(experiment)
+        if self.fails(experiment):
+            raise Failed("it cannot")
+        for _ in range(warmup):
+            self._one(configuration, reduce, experiment)
+        each = [self._one(configuration, reduce, experiment) for _ in range(steps)]
+        found = []
+        for rank in range(self.ranks):
+            mine = [of_step[rank] for of_step in each]
+            found.append(
+                RankSteps(
+                    rank=rank,
+                    host=f"host{rank}",
+                    seconds=tuple(sum(stages.values()) for stages, _, _ in mine),
+                    stages=tuple(tuple(stages[name] for name in STAGES) for stages, _, _ in mine),
+                    samples=(8,) * steps,
+                    elements=tuple(size for _, size, _ in mine),
+                    begun=tuple(int(begun) for _, _, begun in mine),
+                    collecting=(0.0,) * steps,
+                    waited_for_cpu=steps * 5 * MS if self.oversubscribed > 1 and not experiment.threads else 0.0,
+                    threads=experiment.threads or self.threads,
+                    prefetched=0,
+                    kept=steps if rank in experiment.kept_batches else 0,
+                )
+            )
+        seconds = tuple(sum(one.seconds[n] for one in found) / self.ranks for n in range(steps))
+        return BlockDone(0, seconds, 0.0, 0.0, ranks=tuple(found))
+
+    def _of(self, values: Any, rank: int) -> float:
+        value = values[rank] if isinstance(values, list) else values
+        return float(value) * math.exp(self._random.gauss(0, self.noise))
+
+    def _one(
+        self, configuration: Configuration, reduce: bool, experiment: Experiment
+    ) -> list[tuple[dict[str, float], int, bool]]:
+        step, self._step = self._step, self._step + 1
+        if self._step > self.ends_after:
+            raise Over("the script has ended")
+        begun = self.epochs(step)
+        found = []
+        for rank in range(self.ranks):
+            served = rank in experiment.kept_batches
+            size = self.sizes(rank, step)
+            if served and experiment.by_size:
+                size = sorted(self.sizes(rank, n) for n in range(20))[step % 20]
+            work = size / 1000 * (self.oversubscribed if not experiment.threads else 1.0)
+            stages = dict.fromkeys(STAGES, 0.0)
+            stages["data"] = 0.01 if served else self._of(self.data, rank)
+            stages["forward"] = self._of(self.forward, rank) * work
+            stages["backward"] = self._of(self.backward, rank) * work
+            if self.unused and experiment.ddp_arguments.get("find_unused_parameters") is not False:
+                stages["backward"] += self.unused
+            stages["optimizer"] = self._of(self.optimizer, rank)
+            stages["other"] = self._of(self.other, rank)
+            for stage, more in self.event(rank, step).items():
+                if not (served and stage == "data"):
+                    stages[stage] += more
+            if experiment.delay is not None and experiment.delay.rank == rank:
+                stages[experiment.delay.stage] += experiment.delay.seconds / MS
+            found.append(stages)
+        if reduce:
+            latest = max(sum(stages.values()) for stages in found)
+            travels = self.transfer * (self.overlaps if "bucket_cap_mb" in configuration else 1.0)
+            broadcast = self.buffers if experiment.ddp_arguments.get("broadcast_buffers") is not False else 0.0
+            for stages in found:
+                stages["exposed"] = latest - sum(stages.values()) + self._of(travels, 0)
+                stages["buffers"] = broadcast
+        return [
+            ({name: ms * MS for name, ms in stages.items()}, self.sizes(rank, step), begun)
+            for rank, stages in enumerate(found)
+        ]

@@ -1,0 +1,154 @@
+"""Causes planted in a job of arithmetic: the right one comes first, on the right ranks, at the right price."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "study"))
+
+from slow_job import Failed, Over, SlowJob
+
+from autoddp.diagnose import CAUSES, Diagnosis, Examination, Surroundings
+
+
+def examined(job: SlowJob, budget: float = 60.0) -> Diagnosis:
+    return Examination(job, Surroundings(job.facts), budget, Failed, Over).run()
+
+
+def uneven(rank: int, step: int) -> int:
+    return 500 + (step * 7919 + rank * 104729) % 1000
+
+
+MANY = {"ddp_arguments": {"find_unused_parameters": "True"}}
+PLANTED: dict[str, tuple[dict[str, Any], str, tuple[int, ...], float]] = {
+    "all loaders": ({"data": 10.0}, "data_loader", (0, 1), 10.0),
+    "a loader": ({"data": [0.1, 10.0]}, "data_loader", (1,), 9.9),
+    "a small loader": ({"data": 1.0}, "data_loader", (0, 1), 1.0),
+    "straggler": ({"forward": [5.0, 15.0]}, "straggler", (1,), 10.0),
+    "straggler of four": ({"backward": [10, 10, 14, 10], "ranks": 4}, "straggler", (2,), 4.0),
+    "uneven": ({"sizes": uneven}, "uneven_batches", (0, 1), 2.6),
+    "communication": ({"transfer": 12.0}, "exposed_communication", (0, 1), 12.0),
+    "no overlap": (
+        {"transfer": 12.0, "overlaps": 0.2, "more": {"ddp_arguments": {"bucket_cap_mb": "2000"}}},
+        "no_overlap",
+        (0, 1),
+        9.6,
+    ),
+    "slow link": (
+        {"transfer": 100.0, "more": {"networks": ("TCP 10 Gbit/s",), "nodes": 2}},
+        "slow_link",
+        (0, 1),
+        80.0,
+    ),
+    "unused": ({"unused": 3.0, "more": MANY}, "find_unused_parameters", (0, 1), 3.0),
+    "buffers": ({"buffers": 6.0, "more": {"buffer_bytes": 2**20}}, "buffer_broadcast", (0, 1), 6.0),
+    "threads": ({"oversubscribed": 2.0, "threads": 8}, "threads_oversubscribed", (0, 1), 15.0),
+    "logging": ({"other": [6.5, 0.5]}, "rank0_work", (0,), 6.0),
+    "saving": ({"event": lambda r, n: {"other": 60.0} if r == 0 and n % 10 == 3 else {}}, "rank0_work", (0,), 6.0),
+    "epochs": (
+        {"event": lambda r, n: {"data": 80.0} if n % 16 == 0 else {}, "epochs": lambda n: n % 16 == 0},
+        "epoch_start",
+        (0, 1),
+        5.0,
+    ),
+    "collector": ({"event": lambda r, n: {"other": 40.0} if n % 12 == 5 else {}}, "periodic_stall", (0, 1), 3.3),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_cause_comes_first(name: str) -> None:
+    planted, cause, ranks, price = PLANTED[name]
+    found = examined(SlowJob(**planted))
+    assert found.findings, "nothing found"
+    first = found.findings[0]
+    assert (first.cause, first.ranks, first.status) == (cause, ranks, "proved")
+    assert first.seconds * 1e3 == pytest.approx(price, rel=0.15)
+    assert first.low is not None
+    assert first.high is not None
+    assert 0 < first.low <= first.seconds <= first.high
+    assert first.fix
+    assert first.text
+    assert cause in " ".join(found.verdict[:1])
+
+
+def test_small_batches_are_suspected_and_not_priced() -> None:
+    job = SlowJob(forward=0.3, backward=0.5, optimizer=0.1, other=0.1, transfer=3.0, more={"gradient_bytes": 4096})
+    first, *others = examined(job).findings
+    assert (first.cause, first.status, first.low) == ("small_batch", "suspected", None)
+    assert not others
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_a_clean_job_has_no_finding(noise: float) -> None:
+    found = examined(SlowJob(noise=noise))
+    assert not found.findings
+    assert "nothing found" in found.verdict[0]
+
+
+def test_what_is_found_is_part_of_the_contract() -> None:
+    plain = examined(SlowJob(data=10.0)).plain()
+    assert {one["cause"] for one in plain["findings"]} <= set(CAUSES)
+    assert plain["waterfall"][0] == {"cause": "as written", "step_ms": plain["step_ms"]}
+    assert plain["waterfall"][1]["step_ms"] == pytest.approx(plain["step_ms"] - 10.0, rel=0.1)
+    for rank in plain["ranks"]:
+        parts = ("data", "copy", "buffers", "forward", "backward", "exposed", "optimizer", "other")
+        assert sum(rank[f"{part}_ms"] for part in parts) == pytest.approx(rank["step_ms"], rel=0.05)
+        assert 0 <= rank["waiting_ms"] <= rank["exposed_ms"]
+
+
+def test_two_causes_and_the_waterfall() -> None:
+    found = examined(SlowJob(data=10.0, transfer=6.0))
+    assert [one.cause for one in found.findings] == ["data_loader", "exposed_communication"]
+    assert [one.cause for one in found.waterfall] == ["as written", "data_loader", "exposed_communication"]
+    steps = [one.seconds * 1e3 for one in found.waterfall]
+    assert steps == pytest.approx([32.5, 22.5, 16.5], rel=0.05)
+    assert len(found.verdict) <= 3
+
+
+def test_an_experiment_that_fails_costs_only_its_proof() -> None:
+    found = examined(SlowJob(data=10.0, transfer=6.0, fails=lambda experiment: bool(experiment.kept_batches)))
+    by_cause = {one.cause: one for one in found.findings}
+    assert by_cause["data_loader"].status == "suspected"
+    assert "it cannot" in by_cause["data_loader"].text
+    assert by_cause["exposed_communication"].status == "proved"
+
+
+def test_a_script_that_ends_leaves_what_was_seen() -> None:
+    found = examined(SlowJob(data=10.0, transfer=6.0, ends_after=170))
+    assert {one.status for one in found.findings} == {"suspected"}
+    assert all("the script ended" in one.text for one in found.findings)
+
+
+def test_a_small_budget_leaves_suspicions() -> None:
+    found = examined(SlowJob(data=10.0), budget=0.3)
+    assert [one.cause for one in found.findings] == ["data_loader"]
+    assert "--diagnose-budget" in found.findings[0].text
+    assert found.spent <= 0.5
+
+
+def test_the_budget_is_kept() -> None:
+    for budget in (0.5, 1.0, 2.0, 5.0, 20.0):
+        job = SlowJob(data=10.0, transfer=6.0, other=[6.0, 0.5])
+        assert examined(job, budget).spent <= budget + 0.4
+
+
+def test_scaling() -> None:
+    found = examined(SlowJob(transfer=30.0)).scaling
+    assert found.efficiency == pytest.approx(16.5 / 46.5, rel=0.05)
+    assert "one would do as well" in found.text
+    assert found.samples_per_second == pytest.approx(16 / 0.0465, rel=0.05)
+    alone = examined(SlowJob(ranks=1, data=5.0))
+    assert alone.scaling.text.startswith("one rank")
+    assert [one.cause for one in alone.findings] == ["data_loader"]
+
+
+def test_every_block_after_an_experiment_undoes_it() -> None:
+    job = SlowJob(data=10.0, forward=[5.0, 9.0])
+    examined(job)
+    kinds = {bool(one.kept_batches) for one in job.asked}
+    assert kinds == {True, False}
+    assert any(one.delay for one in job.asked)
