@@ -49,6 +49,10 @@ class Experiments:
                     wrapped.experimental = dict(experiment.ddp_arguments)
                     wrapped.rebuild_as_it_is()
 
+    def forget(self) -> None:
+        """Free the kept batches."""
+        self._loaders.forget()
+
     def _set_threads(self, threads: int) -> None:
         if threads:
             self._threads_before = self._threads_before or torch.get_num_threads()

@@ -16,7 +16,7 @@ import torch
 
 from autoddp.knobs import Configuration, GradientError
 from autoddp.timing.anatomy import RankSteps
-from autoddp.wire import Experiment
+from autoddp.wire import AS_IT_IS, Experiment
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.compiling import Compiling
@@ -108,9 +108,11 @@ class LiveDdp:
                 wrapped.broadcast_state()
                 wrapped.forget_what_was_used()
 
-    def experiment(self, experiment: Experiment) -> None:
+    def experiment(self, experiment: Experiment | None) -> None:
         """See `LiveModel`."""
-        self._experiments.apply(experiment)
+        self._experiments.apply(experiment or AS_IT_IS)
+        if experiment is None:
+            self._experiments.forget()
 
     def record(self) -> None:
         """See `LiveModel`."""

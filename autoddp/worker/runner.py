@@ -37,8 +37,8 @@ class LiveModel(Protocol):
     def compare(self, on: bool) -> None:
         """From the next step on, reduce gradients by the hook and also exactly; or by the hook alone again."""
 
-    def experiment(self, experiment: Experiment) -> None:
-        """Bring `experiment` into effect from the next step on, and undo the one before it."""
+    def experiment(self, experiment: Experiment | None) -> None:
+        """Bring `experiment` into effect from the next step on, and undo the one before it. None: no more of them."""
 
     def record(self) -> None:
         """Record the stages of the steps from here on."""
@@ -163,7 +163,7 @@ class TrialRunner:
         self._order, self._at_once, self._recorded = order, order.at_once, None
         self._again, self._compiled_at_start = _TIMED_AGAIN, self._model.compilations
         began = time.perf_counter()
-        self._model.experiment(order.experiment)
+        self._model.experiment(order.experiment if order.anatomy else None)
         if order.apply:
             self._model.apply(order.configuration)
         self._model.reduce(order.reduce)

@@ -155,6 +155,10 @@ def checks(rank: int) -> dict[str, Any]:
     found["broadcasts, changed"] = script.model.will_sync_module_buffers()
     script.experiments.apply(AS_IT_IS)
     found["undone"] = script.recorded(STEPS)
+    script.experiments.forget()
+    script.experiments.apply(Experiment(kept_batches=(0, 1)))
+    found["forgotten"] = script.recorded(1)["kept"]
+    script.experiments.apply(AS_IT_IS)
     found["broadcasts"] = script.model.will_sync_module_buffers()
     return found
 

@@ -67,6 +67,10 @@ def test_the_loader_goes_on_where_it_was(found: list[dict[str, Any]]) -> None:
     assert all(rank["undone"]["kept"] == 0 and rank["undone"]["data"] >= SLEEP for rank in found)
 
 
+def test_kept_batches_are_freed(found: list[dict[str, Any]]) -> None:
+    assert [rank["forgotten"] for rank in found] == [0, 0]
+
+
 def test_a_delay_hits_one_rank_and_one_stage(found: list[dict[str, Any]]) -> None:
     first, second = (rank["delayed"] for rank in found)
     assert first["optimizer"] >= 2 * SLEEP > second["optimizer"]
