@@ -61,7 +61,7 @@ class Experiments:
             torch.set_num_threads(self._threads_before)
             self._threads_before = 0
 
-    def record(self, device: torch.device) -> None:
+    def record_stages(self, device: torch.device) -> None:
         """Record the stages of the steps from here on."""
         self._loaders.watch = True
         self.stages.start(device)

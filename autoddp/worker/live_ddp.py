@@ -114,9 +114,9 @@ class LiveDdp:
         if experiment is None:
             self._experiments.forget()
 
-    def record(self) -> None:
+    def record_stages(self) -> None:
         """See `LiveModel`."""
-        self._experiments.record(self._devices[0])
+        self._experiments.record_stages(self._devices[0])
 
     def step_recorded(self) -> None:
         """See `LiveModel`."""

@@ -40,7 +40,7 @@ class LiveModel(Protocol):
     def experiment(self, experiment: Experiment | None) -> None:
         """Bring `experiment` into effect from the next step on, and undo the one before it. None: no more of them."""
 
-    def record(self) -> None:
+    def record_stages(self) -> None:
         """Record the stages of the steps from here on."""
 
     def step_recorded(self) -> None:
@@ -185,7 +185,7 @@ class TrialRunner:
         self._warm_seconds = time.perf_counter() - self._warm_from
         self._compiled_before = self._model.compilations
         if self._order.anatomy:
-            self._model.record()
+            self._model.record_stages()
         self._stopwatch.start()
         self._lap = self._end_of_timed_step
         self._expect(self._order.steps, self._timed)

@@ -10,9 +10,6 @@ import torch
 from on_ranks import on_ranks
 from stages_checks import SLEEP, STEPS, checks, parameters_as_written, parameters_under_experiments
 
-LATE = 0.6 * SLEEP
-"""What a machine that is busy may add to a sleep. Sleeps never end early, so there is no such margin below."""
-
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
@@ -36,9 +33,10 @@ def test_stages_add_up_to_the_step(found: list[dict[str, Any]]) -> None:
 
 def test_who_is_late_does_other_work_and_who_waits_is_exposed(found: list[dict[str, Any]]) -> None:
     first, second = (rank["as written"] for rank in found)
-    assert second["other"] >= SLEEP > first["other"]
-    # Rank 0 broadcasts the buffers without waiting; it waits for its gradients' sum.
-    assert first["exposed"] >= second["exposed"] >= SLEEP
+    assert second["other"] >= 3 * SLEEP > first["other"]
+    # Rank 0 broadcasts the buffers without waiting; it waits for the gradients of rank 1.
+    assert first["exposed"] > second["exposed"]
+    assert first["exposed"] > SLEEP
 
 
 def test_samples_are_counted(found: list[dict[str, Any]]) -> None:
