@@ -34,9 +34,9 @@ def test_stages_add_up_to_the_step(found: list[dict[str, Any]]) -> None:
 def test_who_is_late_does_other_work_and_who_waits_is_exposed(found: list[dict[str, Any]]) -> None:
     first, second = (rank["as written"] for rank in found)
     assert second["other"] >= 3 * SLEEP > first["other"]
-    # Rank 0 broadcasts the buffers without waiting; it waits for the gradients of rank 1.
-    assert first["exposed"] > second["exposed"]
-    assert first["exposed"] > SLEEP
+    # The model has buffers, so the ranks meet at their broadcast already: gloo's waits for all of them.
+    waits = [rank["buffers"] + rank["exposed"] for rank in (first, second)]
+    assert waits[0] > max(SLEEP, waits[1])
 
 
 def test_samples_are_counted(found: list[dict[str, Any]]) -> None:
