@@ -22,13 +22,14 @@ EXAMPLES = {
     "autoddp.timing.speedup": 1,
     "autoddp.bench.conventions": 4,
     "autoddp.bench.result": 1,
+    "autoddp.trace.chrome_format": 1,
     "autoddp.topology.matrix": 2,
     "autoddp.topology.naming": 1,
     "autoddp.topology.nccl_log": 4,
     "autoddp.topology.nvml": 1,
     "autoddp.topology.text": 3,
 }
-FLOORS = ("errors", "units", "log", "knobs", "timing", "recipe", "bench", "wire", "topology")
+FLOORS = ("errors", "units", "log", "knobs", "timing", "recipe", "bench", "wire", "topology", "trace")
 
 
 def modules() -> list[str]:

@@ -23,7 +23,7 @@ FLOORS = (
     ("__init__", "codec", "errors", "files", "log", "units"),
     ("tables", "topology", "timing", "isolation"),
     ("knobs",),
-    ("recipe", "bench", "settings"),
+    ("recipe", "bench", "settings", "trace"),
     ("wire",),
     ("worker", "study", "diagnose"),
     ("launch", "report"),

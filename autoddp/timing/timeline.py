@@ -50,3 +50,5 @@ class Timeline(Struct, frozen=True, forbid_unknown_fields=True):
     buckets: tuple[Bucket, ...] = ()
     parameter_bytes: tuple[int, ...] = ()
     """Of the gradients, by `Gradient.parameter`."""
+    no_buckets: str = ""
+    """Why no buckets were recorded; "" where they were."""
