@@ -7,9 +7,9 @@ are spread over several threads.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from autoddp.timing.timeline import Bucket, Timeline
@@ -64,8 +64,8 @@ def trace_of(timelines: Sequence[Timeline]) -> dict[str, Any]:
 
 
 def _earliest(one: Timeline) -> float:
-    moments = [span.begin for span in one.spans] + [g.ready for g in one.gradients] + [b.launched for b in one.buckets]
-    return one.began + min([0.0, *moments])
+    begins = [span.begin for span in one.spans], [g.ready for g in one.gradients], [b.launched for b in one.buckets]
+    return one.began + min([0.0, *one.steps, *itertools.chain(*begins)])
 
 
 class _Process:
@@ -132,7 +132,7 @@ class _Process:
         begins = [min((span.begin for span in one.spans), default=0.0), *one.steps]
         steps = [
             _Slice(f"step {number}", self._ns(begin), self._ns(end))
-            for number, (begin, end) in enumerate(pairwise(begins))
+            for number, (begin, end) in enumerate(itertools.pairwise(begins))
             if end >= begin
         ]
         stages = [_Slice(span.name, self._ns(span.begin), self._ns(span.end)) for span in one.spans]
