@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from autoddp.wire import Message, decode, encode
+from autoddp.worker.clocks import ClockOffset, Now, answer, ask, clock_name
 
 _PATIENCE = timedelta(hours=2)  # long, because one rank may evaluate alone for long; the launcher detects hangs
 
@@ -61,6 +63,19 @@ class RankStore:
             return value
         return json.loads(self._store.get(key))
 
+    def clock_offset(self, now: Now = time.perf_counter, name: str | None = None) -> ClockOffset:
+        """How far the clock `now` is from that of rank 0. Ranks with the same `name` of their clock read one clock."""
+        own = clock_name() if name is None else name
+        names = self.gather([own])
+        names_of_all = self.share([one for (one,) in names])
+        key = f"{self._turn}/clock"
+        if self.rank == 0:
+            for rank in range(1, self.world_size):
+                if not _is_one_clock(names_of_all, rank):
+                    answer(self._store, f"{key}/{rank}", now)
+            return ClockOffset()
+        return ClockOffset() if _is_one_clock(names_of_all, self.rank) else ask(self._store, f"{key}/{self.rank}", now)
+
     def part(self) -> None:
         """Wait until all ranks have called this. It is the last call, made when their devices have finished.
 
@@ -70,3 +85,7 @@ class RankStore:
         self.gather([])
         self.share(None)
         self.gather([])
+
+
+def _is_one_clock(names: Sequence[str], rank: int) -> bool:
+    return bool(names[0]) and names[rank] == names[0]
