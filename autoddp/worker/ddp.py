@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Reach
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.worker.hooks import Hook, hook_for
+from autoddp.worker.hooks.exact import exact_mean
 
 _construct = DDP.__init__
 _register = DDP.register_comm_hook
@@ -94,6 +95,12 @@ class Wrapped:
         inside = self.ddp.module.modules() if self.ddp is not None else ()
         return any(isinstance(m, torch._dynamo.OptimizedModule) or m._compiled_call_impl for m in inside)
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether some gradients are sparse tensors."""
+        inside = self.ddp.module.modules() if self.ddp is not None else ()
+        return any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in inside)
+
     def why_untouchable(self) -> str:
         """Why this object must stay as the script wrote it; "" if it may be changed."""
         ddp = self.ddp
@@ -130,6 +137,17 @@ class Wrapped:
         if found is not None:
             state, hook = found
             _register(ddp, state, around(hook, ddp.process_group) if around else hook)
+
+    def register_exact_hook(self, around: Around) -> bool:
+        """Register `around` DDP's own mean, on a reducer without a hook; False, and nothing is done, if it has one.
+
+        The reducer and its buckets stay. A reducer never loses its hook: `rebuild_as_it_is` makes one without it.
+        """
+        ddp = self.ddp
+        if ddp is None or ddp._comm_hooks:
+            return False
+        _register(ddp, ddp.process_group, around(exact_mean, ddp.process_group))
+        return True
 
     def leave_out_samples(self) -> None:
         """Keep DDP's logger from reading the times of passes from now on.

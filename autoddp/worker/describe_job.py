@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.bench import LinkFacts, LinkModel, load_cached
@@ -70,7 +69,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
         arguments=[w.arguments for w in wrapped],
         untouchable=next((why for w in wrapped if (why := w.why_untouchable())), ""),
         script_hook=any(w.script_hook is not None for w in wrapped),
-        sparse=any(_is_sparse(w.ddp.module) for w in wrapped if w.ddp is not None),
+        sparse=any(w.is_sparse for w in wrapped),
         options=frozenset(knob.option for knob, is_asked in asked.items() if is_asked),
         threads_pinned=next(filter(None, pinned), ""),
         thread_counts=counts,
@@ -130,10 +129,6 @@ def _link(facts: JobFacts, measured: Path) -> LinkModel | None:
     here = LinkFacts(facts.world_size, facts.nodes, facts.backend, devices, facts.torch, variables)
     result = load_cached(measured, here)
     return next((s.model for s in result.sweeps if s.ranks == facts.world_size), None) if result else None
-
-
-def _is_sparse(module: nn.Module) -> bool:
-    return any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse for m in module.modules())
 
 
 def _ddp(wrapped: Wrapped) -> DDP:

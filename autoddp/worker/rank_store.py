@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from autoddp.wire import Message, decode, encode
 from autoddp.worker.clocks import ClockOffset, Now, answer, ask, clock_name
 
+_PART = 4 * 2**20  # bytes of a value: torch's store closes the connection at 8 MiB
 _PATIENCE = timedelta(hours=2)  # long, because one rank may evaluate alone for long; the launcher detects hangs
 
 
@@ -40,9 +41,9 @@ class RankStore:
         """The values of all ranks (JSON types), by rank, on rank 0; an empty list on the other ranks."""
         self._turn += 1
         if self.rank != 0:
-            self._store.set(f"{self._turn}/{self.rank}", json.dumps(list(values)))
+            self._put(f"{self._turn}/{self.rank}", json.dumps(list(values)))
             return []
-        others = [self._store.get(f"{self._turn}/{rank}") for rank in range(1, self.world_size)]
+        others = [self._get(f"{self._turn}/{rank}") for rank in range(1, self.world_size)]
         return [list(values), *(json.loads(text) for text in others)]
 
     def broadcast(self, message: Message | None) -> Message:
@@ -50,18 +51,30 @@ class RankStore:
         self._turn += 1
         key = f"{self._turn}/0"
         if message is not None:
-            self._store.set(key, encode(message).decode())
+            self._put(key, encode(message).decode())
             return message
-        return decode(self._store.get(key))
+        return decode(self._get(key))
 
     def share(self, value: Any) -> Any:
         """Return rank 0's value (JSON types) on every rank; the values that the others pass are ignored."""
         self._turn += 1
         key = f"{self._turn}/0"
         if self.rank == 0:
-            self._store.set(key, json.dumps(value))
+            self._put(key, json.dumps(value))
             return value
-        return json.loads(self._store.get(key))
+        return json.loads(self._get(key))
+
+    def _put(self, key: str, text: str) -> None:
+        """Put a text of any length there; it is ASCII, as all JSON of Python's module."""
+        first, *others = [text[begin : begin + _PART] for begin in range(0, max(1, len(text)), _PART)]
+        for number, part in enumerate(others):
+            self._store.set(f"{key}/{number}", part)
+        self._store.set(key, f"{len(others)} {first}")  # last, because the others are read after this one
+
+    def _get(self, key: str) -> bytes:
+        """Wait for a text of `_put`."""
+        count, _, first = self._store.get(key).partition(b" ")
+        return bytes(first) + b"".join(self._store.get(f"{key}/{number}") for number in range(int(count)))
 
     def clock_offset(self, now: Now = time.perf_counter, name: str | None = None) -> ClockOffset:
         """How far the clock `now` is from that of rank 0. Ranks with the same `name` of their clock read one clock."""

@@ -9,7 +9,10 @@ from autoddp.worker.hooks.bucket import GradBucket
 
 
 def exact_mean(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Start the all-reduce of `bucket`, in place, and return the future of its mean, as a hook must return it."""
-    work = dist.all_reduce(bucket.buffer().div_(group.size()), group=group, async_op=True)
+    """Start the all-reduce of `bucket`, in place, and return the future of its mean, as a hook must return it.
+
+    DDP multiplies by the inverse, which for three ranks gives other last bits than a division.
+    """
+    work = dist.all_reduce(bucket.buffer().mul_(1 / group.size()), group=group, async_op=True)
     done: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
     return done

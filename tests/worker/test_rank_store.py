@@ -1,0 +1,58 @@
+"""Values of any size travel between ranks, whatever torch's store takes at once."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from launchers import free_port
+from torch.distributed import TCPStore
+
+from autoddp.worker import rank_store
+from autoddp.worker.rank_store import RankStore
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> list[RankStore]:
+    """Two ranks of this process, on a store that lives as long as they do."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", port := free_port())
+    host: Any = TCPStore("127.0.0.1", int(port), None, True, wait_for_workers=False)
+    found = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        found.append(RankStore())
+    found[0].__dict__["host"] = host
+    return found
+
+
+def both(ranks: list[RankStore], what: Any) -> list[Any]:
+    """What `what` returns on each rank, called at the same time."""
+    found: list[Any] = [None, None]
+
+    def call(rank: RankStore) -> None:
+        found[rank.rank] = what(rank)
+
+    threads = [threading.Thread(target=call, args=[rank]) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize("length", [0, 1, 9 * 2**20])
+def test_a_value_of_any_size(ranks: list[RankStore], length: int) -> None:
+    """torch's store closes the connection where a value has more than 8 MiB."""
+    text = "é" * (length // 6) + "x" * (length % 6)  # six bytes of JSON each
+    assert both(ranks, lambda rank: rank.share(text if rank.rank == 0 else None)) == [text, text]
+    assert both(ranks, lambda rank: rank.gather([rank.rank, text])) == [[[0, text], [1, text]], []]
+
+
+@pytest.mark.parametrize("length", [7, 8, 9, 15, 16, 17, 31])
+def test_parts_are_put_together(ranks: list[RankStore], monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    monkeypatch.setattr(rank_store, "_PART", 8)
+    value = "0123456789" * 4
+    assert both(ranks, lambda rank: rank.share(value[:length])) == [value[:length]] * 2

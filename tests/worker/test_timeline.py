@@ -1,0 +1,128 @@
+"""A recording of some steps is complete and right, changes no number, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from on_ranks import on_ranks
+from timeline_checks import CASES, PARAMETERS, RECORDED, SLOW, checks, checks_of_three
+
+from autoddp import codec
+from autoddp.timing.timeline import Timeline
+from autoddp.trace import check, order_of, trace_of
+
+NOT_TIMED = {
+    "script's hook": "the script registers a communication hook of its own",
+    "sparse": "gradients are sparse",
+    "join": "the script trains inside join()",
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return on_ranks(2, checks, tmp_path_factory.mktemp("ranks"))
+
+
+def timelines(ranks: list[dict[str, Any]], case: str) -> list[Timeline]:
+    found = [codec.convert(of_rank[case]["recorded"]["timeline"], Timeline) for of_rank in ranks]
+    return [codec.replace(one, rank=rank) for rank, one in enumerate(found)]  # no launcher has told them theirs
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != "slow"])
+def test_no_number_changes(ranks: list[dict[str, Any]], case: str) -> None:
+    """The parameters and buffers after each step, to the last bit."""
+    for of_rank in ranks:
+        assert of_rank[case]["recorded"]["digests"] == of_rank[case]["without"]["digests"]
+
+
+def test_nor_where_a_mean_is_rounded(tmp_path: Any) -> None:
+    """Until the recording ends: DDP's new reducer first has other buckets, in which gloo adds in another order."""
+    for of_rank in on_ranks(3, checks_of_three, tmp_path):
+        without, recorded = (of_rank[name]["digests"][: RECORDED.stop] for name in ("without", "recorded"))
+        assert without == recorded
+        assert len(set(without)) == RECORDED.stop
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_left_over(ranks: list[dict[str, Any]], case: str) -> None:
+    for of_rank in ranks:
+        found, without = of_rank[case]["recorded"], of_rank[case]["without"] or of_rank["plain"]["without"]
+        assert found["left over"] == []
+        assert found["hooks"] == without["hooks"]
+        if case != "slow":
+            assert found["attributes"] == without["attributes"]
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name not in ("cut off", "unused", "sparse")])
+def test_each_gradient_is_seen_in_each_step(ranks: list[dict[str, Any]], case: str) -> None:
+    times = CASES[case].get("micro_batches", 1)
+    parameters = PARAMETERS * CASES[case].get("models", 1)
+    for one in timelines(ranks, case):
+        assert (len(one.steps), len(one.parameter_bytes)) == (len(RECORDED), parameters)
+        for begin, end in pairwise((0.0, *one.steps)):
+            seen = [g.parameter for g in one.gradients if begin < g.ready <= end]
+            assert sorted(seen) == sorted(list(range(parameters)) * times)
+        assert [span.end for span in one.spans] == list(one.steps)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name not in NOT_TIMED and name != "cut off"])
+def test_each_bucket_is_seen_in_each_step(ranks: list[dict[str, Any]], case: str) -> None:
+    for one in timelines(ranks, case):
+        assert one.no_buckets == ""
+        for begin, end in pairwise((0.0, *one.steps)):
+            buckets = [b for b in one.buckets if begin < b.launched <= b.ended <= end]
+            assert sum(b.bytes for b in buckets) == sum(one.parameter_bytes)
+            if case != "two models":
+                assert [b.index for b in buckets] == list(range(len(buckets)))
+        assert len(one.buckets) % len(RECORDED) == 0
+    assert len(timelines(ranks, "plain")[0].buckets) == LAUNCHES * len(RECORDED)
+
+
+LAUNCHES = 4
+"""Of a step of the plain case: a layer of 16 KiB is more than a bucket should have."""
+
+
+def test_a_bucket_is_launched_when_its_gradients_are_ready(ranks: list[dict[str, Any]]) -> None:
+    """Of one bucket that holds all, in the first step."""
+    for one in timelines(ranks, "one bucket"):
+        last = max(g.ready for g in one.gradients if g.ready <= one.steps[0])
+        assert last <= one.buckets[0].launched <= last + 0.1
+
+
+@pytest.mark.parametrize(("case", "why"), NOT_TIMED.items())
+def test_why_buckets_are_not_recorded_is_told(ranks: list[dict[str, Any]], case: str, why: str) -> None:
+    for one in timelines(ranks, case):
+        assert (one.no_buckets, one.buckets) == (why, ())
+        assert one.gradients
+
+
+def test_reductions_end_when_the_last_rank_has_come(ranks: list[dict[str, Any]]) -> None:
+    early, late = timelines(ranks, "slow")
+    waits = [b.ended - b.launched for b in early.buckets if b.index == 0]
+    assert len(waits) == len(RECORDED)
+    assert all(seconds > 0.9 * SLOW for seconds in waits)
+    assert all(b.ended - b.launched < 0.9 * SLOW for b in late.buckets if b.index == 0)
+    assert order_of([early, late]).contradictions == 0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_trace_of_it_keeps_the_format(ranks: list[dict[str, Any]], case: str) -> None:
+    found = timelines(ranks, case)
+    assert check(trace_of(found)) == []
+    if case not in NOT_TIMED:
+        assert order_of(found).reductions == len(found[0].buckets)
+        assert order_of(found).contradictions == 0
+
+
+def test_a_recording_that_is_cut_off_has_the_steps_until_then(ranks: list[dict[str, Any]]) -> None:
+    for one in timelines(ranks, "cut off"):
+        assert len(one.steps) == 1
+        assert len(one.gradients) == PARAMETERS
+        assert len(one.buckets) == LAUNCHES
+
+
+def test_only_an_object_that_had_no_hook_gets_a_new_reducer(ranks: list[dict[str, Any]]) -> None:
+    anew = {case: ranks[0][case]["recorded"]["anew"] for case in CASES}
+    assert {case for case in CASES if not anew[case]} == {*NOT_TIMED, "bf16", "powersgd"}

@@ -1,0 +1,168 @@
+"""What each rank of test_timeline.py does: real DDP trainings, each with some steps recorded and without."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp import codec
+from autoddp.knobs import Configuration
+from autoddp.timing.timeline import Span
+from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch
+from autoddp.worker.timeline import Recording
+
+WIDTH, LAYERS = 64, 4
+PARAMETERS = 2 * LAYERS
+RECORDED = range(4, 7)
+STEPS = 10
+SLOW = 0.06  # seconds
+
+
+class Net(nn.Module):
+    """The parameters of `unused` have no gradients; `norm` has buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+        self.norm = nn.BatchNorm1d(WIDTH, affine=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.norm(layer(x).tanh())
+        return x
+
+
+class Unused(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Linear(WIDTH, WIDTH)
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, WIDTH, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.embedding(x.abs().sum(dim=1).long() % 10)
+
+
+def train(
+    rank: int,
+    patch: Patch,
+    recording: Recording | None,
+    *,
+    model: Callable[[], nn.Module] = Net,
+    script_hook: bool = False,
+    knobs: dict[str, Any] | None = None,
+    micro_batches: int = 1,
+    models: int = 1,
+    set_to_none: bool = True,
+    joins: bool = False,
+    cut_off: bool = False,
+    slow: bool = False,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """One training; with `recording`, the steps of `RECORDED` are recorded."""
+    torch.manual_seed(0)
+    patch.wrapped = []
+    patch.configuration = Configuration(knobs or {})
+    ddps = [DDP(model(), bucket_cap_mb=arguments.pop("bucket_cap_mb", 0.01), **arguments) for _ in range(models)]
+    if script_hook:
+        ddps[0].register_comm_hook(ddps[0].process_group, allreduce_hook)
+    optimizer = torch.optim.SGD([p for ddp in ddps for p in ddp.parameters()], lr=0.1, momentum=0.9)
+    torch.manual_seed(1 + rank)
+    found: dict[str, Any] = {"digests": []}
+    stamps: list[float] = []
+    with contextlib.ExitStack() as stack:
+        if joins:
+            stack.enter_context(ddps[0].join())
+        for step in range(STEPS):
+            if recording and step == RECORDED.start - 1:
+                recording.prepare()
+            if recording and step == RECORDED.start:
+                recording.begin(torch.device("cpu"))
+                stamps = [time.perf_counter()]
+            for ddp in ddps:
+                for part in range(micro_batches):
+                    with ddp.no_sync() if part < micro_batches - 1 else contextlib.nullcontext():
+                        loss = ddp(torch.randn(8, WIDTH)).square().mean()
+                        if slow and rank == 1:
+                            time.sleep(SLOW)
+                        loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=set_to_none)
+            found["digests"].append(digest(ddps))
+            if recording and step in RECORDED:
+                recording.step()
+                stamps.append(time.perf_counter())
+            if recording and step == (RECORDED.start if cut_off else RECORDED[-1]):
+                found["anew"] = recording.end()
+                ends = [stamp - stamps[0] for stamp in stamps]
+                spans = [Span("forward", begin, end) for begin, end in pairwise(ends)]
+                found["timeline"] = codec.plain(recording.taken(ends[1:], spans))
+    found["left over"] = [p for ddp in ddps for p in ddp.parameters() if p._post_accumulate_grad_hooks]
+    found["hooks"] = [len(ddp._comm_hooks) for ddp in ddps]
+    found["attributes"] = [sorted(vars(ddp)) for ddp in ddps]
+    return found
+
+
+def digest(ddps: list[DDP]) -> str:
+    data = b"".join(value.numpy().tobytes() for ddp in ddps for value in ddp.state_dict().values())
+    return hashlib.sha256(data).hexdigest()
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "one bucket": {"bucket_cap_mb": 25},
+    "view": {"gradient_as_bucket_view": True},
+    "view that stays": {"gradient_as_bucket_view": True, "set_to_none": False},
+    "unused": {"find_unused_parameters": True, "model": Unused},
+    "static graph": {"static_graph": True},
+    "no_sync": {"micro_batches": 2},
+    "two models": {"models": 2},
+    "bf16": {"knobs": {"hook": "bf16"}},
+    "powersgd": {"knobs": {"hook": "powersgd", "powersgd_rank": 2}},
+    "script's hook": {"script_hook": True},
+    "sparse": {"model": Sparse},
+    "join": {"joins": True},
+    "cut off": {"cut_off": True},
+    "slow": {"slow": True},
+}
+if "batched_grad_copy" in AVAILABLE_ARGUMENTS:
+    CASES["copied at once"] = {"batched_grad_copy": True}
+
+
+def checks(rank: int) -> dict[str, Any]:
+    patch = Patch()
+    recording = Recording(patch.alive)
+    patch.around = recording.around
+    patch.install()
+    return {
+        name: {
+            "without": train(rank, patch, None, **case) if name != "slow" else {},
+            "recorded": train(rank, patch, recording, **case),
+        }
+        for name, case in CASES.items()
+    }
+
+
+def checks_of_three(rank: int) -> dict[str, Any]:
+    """A mean over three is rounded."""
+    patch = Patch()
+    recording = Recording(patch.alive)
+    patch.around = recording.around
+    patch.install()
+    found = {"without": train(rank, patch, None), "recorded": train(rank, patch, recording)}
+    dist.barrier()
+    return found
