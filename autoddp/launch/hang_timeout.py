@@ -38,7 +38,7 @@ class HangTimeout:
         """Seconds without a sign of life that this order may take."""
         if not self.step_seconds:
             return _FIRST
-        counted = order.warmup + order.steps + 2 * order.compare
+        counted = order.warmup + order.steps + 2 * order.compare + 4 * order.timeline
         return max(_COMPILING if self.compiles else _LEAST, _TIMES * counted * order.at_once * self.step_seconds)
 
     def is_over(self, began: float, seconds: float) -> bool:

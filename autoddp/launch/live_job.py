@@ -184,6 +184,7 @@ class LiveJob:
         compare: int = 0,
         anatomy: bool = False,
         experiment: Experiment = AS_IT_IS,
+        timeline: int = 0,
     ) -> BlockDone:
         """See `study.Measure`."""
         index, self._next = self._next, self._next + 1
@@ -199,6 +200,7 @@ class LiveJob:
             at_once,
             anatomy=anatomy,
             experiment=experiment,
+            timeline=timeline,
         )
         reply: Future[BlockDone] = Future()
         done = self._ask(MeasureAsked(asked, configuration.start_variables, reply), reply)

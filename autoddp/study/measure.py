@@ -54,6 +54,7 @@ class Measure(Protocol):
         compare: int = 0,
         anatomy: bool = False,
         experiment: Experiment = AS_IT_IS,
+        timeline: int = 0,
     ) -> BlockDone:
         """Apply `configuration`, let `warmup` steps pass, and time `steps` steps (fewer if the script is that short).
 
@@ -64,6 +65,7 @@ class Measure(Protocol):
         `compare` further steps the hook of the configuration is compared with the exact mean.
 
         With `anatomy` the stages of each step are recorded on each rank. `experiment` is undone before the next block.
+        On `timeline` further steps, which come last, each rank records a timeline; the script makes three more for it.
 
         Raises TrialFailed or TuningOver. A script that ends meanwhile is started again, without an error.
         """

@@ -24,6 +24,7 @@ from autoddp import codec
 from autoddp.codec import Meta, Struct
 from autoddp.knobs import Configuration, GradientError
 from autoddp.timing.anatomy import RankSteps
+from autoddp.timing.timeline import Timeline
 from autoddp.wire.experiment import AS_IT_IS, Experiment
 from autoddp.wire.job_facts import JobFacts
 
@@ -33,7 +34,7 @@ _Process = Annotated[int, Meta(gt=0)]
 VERSION = 5
 """Of all messages. `Hello` has the same fields in every version, so that it can always be told which one is spoken."""
 LARGEST = 64 * 2**20
-"""Bytes; neither end reads a longer message. The longest has a journal in `Measure.missed`: less than 1 MiB."""
+"""Bytes; neither end reads a longer message. The longest has a journal in `Measure.missed`: some MiB."""
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="is", tag=True):
@@ -86,6 +87,8 @@ class Measure(Message, frozen=True):
     """Whether the stages of each timed step are recorded on each rank."""
     experiment: Experiment = AS_IT_IS
     """What else is different in this block."""
+    timeline: int = 0
+    """Steps at the end of the block, after all others, of which each rank records a `Timeline`."""
     missed: tuple[Entry, ...] = ()
     """After another start: journal entries before this one that other nodes may lack; see `launch.journal`."""
 
@@ -115,6 +118,8 @@ class BlockDone(Message, frozen=True):
     """What the models have been called with since the start, on all ranks, see `recipe.inputs`."""
     ranks: tuple[RankSteps, ...] = ()
     """The steps of each rank by itself, where `Measure.anatomy` asked for them."""
+    timelines: tuple[Timeline, ...] = ()
+    """Of each rank, where `Measure.timeline` asked for them; they may have fewer steps than were asked for."""
 
 
 class Entry(Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ from autoddp.timing.anatomy import RankSteps
 from autoddp.wire import AS_IT_IS, Experiment
 from autoddp.worker.ddp import Patch
 from autoddp.worker.loader import Loaders
-from autoddp.worker.stages import Stages
+from autoddp.worker.stages import Recorded, Stages
 
 
 class Experiments:
@@ -66,10 +66,15 @@ class Experiments:
         self._loaders.watch = True
         self.stages.start(device)
 
-    def recorded(self) -> RankSteps:
-        """What was recorded, without the seconds of the steps."""
+    def stop(self) -> Recorded:
+        """Record no more. What was recorded."""
         found = self.stages.stop()
         self._loaders.watch = self._present.delay is not None
+        return found
+
+    def recorded(self) -> RankSteps:
+        """What was recorded, without the seconds of the steps."""
+        found = self.stop()
         return RankSteps(
             rank=self.stages.rank,
             host=socket.gethostname(),

@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 
 from autoddp.knobs import Configuration, GradientError
 from autoddp.timing.anatomy import RankSteps
+from autoddp.timing.timeline import Timeline
 from autoddp.wire import AS_IT_IS, Experiment
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
@@ -26,9 +28,11 @@ from autoddp.worker.effect import Effect
 from autoddp.worker.experiments import Experiments
 from autoddp.worker.fidelity import Comparison
 from autoddp.worker.graphs import Graphs
+from autoddp.worker.hooks import Hook
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
+from autoddp.worker.timeline import Recording
 
 
 class DdpObjects(Effect):
@@ -84,7 +88,8 @@ class LiveDdp:
         self._compiling = compiling
         self._experiments = experiments
         self._comparison = Comparison()
-        patch.start_step, patch.around, patch.samples = 0, self._comparison.around, False
+        self._recording = Recording(patch.alive)
+        patch.start_step, patch.around, patch.samples = 0, self._around, False
         for wrapped in patch.alive():
             wrapped.leave_out_samples()
 
@@ -125,6 +130,29 @@ class LiveDdp:
     def recorded(self) -> RankSteps:
         """See `LiveModel`."""
         return self._experiments.recorded()
+
+    def prepare_timeline(self) -> None:
+        """See `LiveModel`."""
+        self._recording.prepare()
+
+    def begin_timeline(self) -> None:
+        """See `LiveModel`."""
+        self.record_stages()
+        self._recording.begin(self._devices[0], self._experiments.stages.zero)
+
+    def step_of_timeline(self) -> None:
+        """See `LiveModel`."""
+        self.step_recorded()
+        self._recording.step()
+
+    def end_timeline(self) -> Timeline:
+        """See `LiveModel`."""
+        found = self._experiments.stop()
+        self._recording.end()
+        return self._recording.taken(found.ends, found.spans)
+
+    def _around(self, hook: Hook, group: dist.ProcessGroup) -> Hook:
+        return self._recording.around(self._comparison.around(hook, group), group)
 
     def compare(self, on: bool) -> None:
         """See `LiveModel`. Costs nothing if no hook of ours is in effect, because there is nothing to compare."""

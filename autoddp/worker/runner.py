@@ -9,16 +9,23 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from autoddp.codec import convert, plain, replace
+from autoddp.codec import convert, encode, plain, replace
 from autoddp.knobs import Configuration, GradientError
 from autoddp.recipe import merged
 from autoddp.timing.anatomy import RankSteps
+from autoddp.timing.timeline import Timeline
 from autoddp.wire import BlockDone, Experiment, Finish, JobFacts, LauncherClient, Measure, Message, Ready
+from autoddp.worker.clocks import ClockOffset, mean_of
 from autoddp.worker.device import finish_queued_work
 from autoddp.worker.rank_store import RankStore
 from autoddp.worker.stopwatch import Stopwatch
 from autoddp.worker.worker_exit import PATIENCE, leave
 
+_BEFORE_TIMELINE = 1  # steps with all hooks on before any is recorded: the first call of each takes longer
+_AFTER_TIMELINE = (
+    2  # after it: a new reducer rebuilds its buckets in its second step, and the next block may have no warm-up
+)
+_TIMELINES = 4 * 2**20  # bytes of all ranks' timelines in a journal entry, unless that of rank 0 alone takes more
 _TIMED_AGAIN = 4  # times that steps are timed again at most: a script whose shapes change may never stop compiling
 
 
@@ -48,6 +55,18 @@ class LiveModel(Protocol):
 
     def recorded(self) -> RankSteps:
         """Record no more; what was recorded, with the seconds of each step left out."""
+
+    def prepare_timeline(self) -> None:
+        """Get ready to record a timeline; `begin_timeline` comes after a step or more."""
+
+    def begin_timeline(self) -> None:
+        """Record a timeline of the steps from here on."""
+
+    def step_of_timeline(self) -> None:
+        """A step has ended while a timeline is recorded."""
+
+    def end_timeline(self) -> Timeline:
+        """Record no more; what was recorded, with `began` on this rank's own clock."""
 
     def step_compared(self) -> None:
         """A step has ended while gradients are compared."""
@@ -132,6 +151,8 @@ class TrialRunner:
         self._order: Measure | None = None
         self._laps: list[float] = []
         self._recorded: RankSteps | None = None
+        self._timeline: Timeline | None = None
+        self._clock_before = ClockOffset()
 
     def begin(self) -> None:
         """Take the first order; every rank at the same step boundary."""
@@ -160,7 +181,8 @@ class TrialRunner:
         self._start(order)
 
     def _start(self, order: Measure) -> None:
-        self._order, self._at_once, self._recorded = order, order.at_once, None
+        self._order, self._at_once = order, order.at_once
+        self._recorded, self._timeline = None, None
         self._again, self._compiled_at_start = _TIMED_AGAIN, self._model.compilations
         began = time.perf_counter()
         self._model.experiment(order.experiment if order.anatomy else None)
@@ -215,15 +237,39 @@ class TrialRunner:
         assert self._order is not None
         self._model.compare(self._order.compare > 0)
         self._lap = self._model.step_compared
-        self._expect(self._order.compare, self._report)
+        self._expect(self._order.compare, self._prepare_timeline)
+
+    def _prepare_timeline(self) -> None:
+        """The compared steps are over."""
+        assert self._order is not None
+        self._model.compare(False)
+        self._lap = lambda: None
+        if not self._order.timeline:
+            self._report()
+            return
+        self._clock_before = self._ranks.clock_offset()
+        self._model.prepare_timeline()
+        self._expect(_BEFORE_TIMELINE, self._record_timeline)
+
+    def _record_timeline(self) -> None:
+        assert self._order is not None
+        self._model.begin_timeline()
+        self._lap = self._model.step_of_timeline
+        self._expect(self._order.timeline, self._timeline_recorded)
+
+    def _timeline_recorded(self) -> None:
+        found = self._model.end_timeline()
+        clock = mean_of(self._clock_before, self._ranks.clock_offset())
+        self._timeline = replace(found, began=found.began + clock.seconds, error=clock.error)
+        self._lap = lambda: None
+        self._expect(_AFTER_TIMELINE, self._report)
 
     def _report(self) -> None:
         assert self._order is not None
-        self._model.compare(False)
         error = self._model.gradient_error() if self._order.compare else None
         order = self._order
-        gathered = self._ranks.gather([self._laps, list(self._inputs()), plain(self._recorded)])
-        steps = zip(*(of_rank for of_rank, _, _ in gathered), strict=True)
+        gathered = self._ranks.gather([self._laps, list(self._inputs()), plain(self._recorded), plain(self._timeline)])
+        steps = zip(*(of_rank for of_rank, *_ in gathered), strict=True)
         laps = [[float(lap) / order.at_once for lap in of_ranks] for of_ranks in steps]
         means = tuple(sum(of_step) / len(of_step) for of_step in laps)
         compiled = self._model.compilations - self._compiled_at_start
@@ -236,11 +282,21 @@ class TrialRunner:
             error,
             compiled,
             slowest=tuple(map(max, laps)),
-            inputs=merged(*(inputs for _, inputs, _ in gathered)),
-            ranks=tuple(convert(recorded, RankSteps) for _, _, recorded in gathered if recorded is not None),
+            inputs=merged(*(inputs for _, inputs, *_ in gathered)),
+            ranks=tuple(convert(recorded, RankSteps) for _, _, recorded, _ in gathered if recorded is not None),
+            timelines=_fitting([convert(one, Timeline) for *_, one in gathered if one is not None]),
         )
         told = self._ranks.broadcast(done if self._ranks.rank == 0 else None)
         assert isinstance(told, BlockDone)
         if self._ranks.rank != 0:
             self._director.heard(told)
         self._obey(told)
+
+
+def _fitting(timelines: Sequence[Timeline]) -> tuple[Timeline, ...]:
+    """The same, the last ones without their gradients where messages and the journal would become too long."""
+    found, room = [], _TIMELINES
+    for number, one in enumerate(timelines):
+        room -= len(encode(one))
+        found.append(one if room >= 0 or number == 0 else replace(one, gradients=()))
+    return tuple(found)

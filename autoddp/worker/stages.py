@@ -92,6 +92,11 @@ class Stages(GradientHandler, LoaderEvents):
             self._copies.watch()
         self.on = True
 
+    @property
+    def zero(self) -> Any:
+        """The mark at which the recording began, from which its times count."""
+        return self._marks[0][1]
+
     def lap(self) -> None:
         """A step has ended."""
         self._delayed = False

@@ -6,12 +6,15 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from launchers import free_port
 from on_ranks import on_ranks
-from timeline_checks import CASES, PARAMETERS, RECORDED, SLOW, checks, checks_of_three
+from timeline_checks import AHEAD, CASES, PARAMETERS, RECORDED, SLOW, blocks, checks, checks_of_three
 
 from autoddp import codec
 from autoddp.timing.timeline import Timeline
 from autoddp.trace import check, order_of, trace_of
+from autoddp.wire import BlockDone
+from autoddp.worker import runner
 
 NOT_TIMED = {
     "script's hook": "the script registers a communication hook of its own",
@@ -126,3 +129,58 @@ def test_a_recording_that_is_cut_off_has_the_steps_until_then(ranks: list[dict[s
 def test_only_an_object_that_had_no_hook_gets_a_new_reducer(ranks: list[dict[str, Any]]) -> None:
     anew = {case: ranks[0][case]["recorded"]["anew"] for case in CASES}
     assert {case for case in CASES if not anew[case]} == {*NOT_TIMED, "bf16", "powersgd"}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each rank got of the runner: blocks, steps of the script in each, what was left over."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MASTER_ADDR", "127.0.0.1")
+        patched.setenv("MASTER_PORT", free_port())
+        found = on_ranks(2, blocks, tmp_path_factory.mktemp("blocks"))
+    return [[codec.decode(told, tuple[BlockDone, ...]), *more] for told, *more in found]
+
+
+def test_a_block_ends_with_the_steps_that_are_recorded(measured: list[Any]) -> None:
+    """All ranks hear of all timelines; before them comes one more step, and after them two."""
+    (done, steps, left, _), (heard, *_) = measured
+    assert [[len(one.steps) for one in block.timelines] for block in done] == [[3, 3], [2, 2], [], [1, 1]]
+    assert [block.timelines for block in heard] == [block.timelines for block in done]
+    assert steps == [1 + 2 + 2 + 1 + 3 + 2, 2 + 1 + 1 + 1 + 2 + 2, 2, 1 + 1 + 1 + 1 + 2]
+    assert left == [0, 0]
+    assert [len(block.seconds) for block in done] == [2, 1, 2, 1]
+    assert done[1].error is not None
+
+
+def test_stages_gradients_and_buckets_have_one_clock(measured: list[Any]) -> None:
+    for one in measured[0][0][0].timelines:
+        assert one.spans[0].begin == 0.0
+        assert one.spans[-1].end == one.steps[-1]
+        assert all(before.end == after.begin for before, after in pairwise(one.spans))
+        assert {"data", "forward", "backward", "exposed", "optimizer", "other"} <= {span.name for span in one.spans}
+        within = [span for span in one.spans if span.name in ("backward", "exposed")]
+        assert len(one.gradients) == PARAMETERS * len(one.steps)
+        for moment in [g.ready for g in one.gradients] + [b.launched for b in one.buckets]:
+            assert any(span.begin <= moment <= span.end for span in within), (moment, one.spans)
+
+
+def test_ranks_are_put_on_the_clock_of_rank_0(measured: list[Any]) -> None:
+    """The clock of rank 1 is made to seem ahead, so its timeline seems to begin earlier by as much."""
+    first, second = measured[0][0][0].timelines
+    assert (first.rank, second.rank, first.error) == (0, 1, 0.0)
+    assert 0 < second.error < 0.05
+    assert second.began - first.began == pytest.approx(-AHEAD, abs=0.1)
+
+
+def test_without_reduction_there_are_gradients_and_no_buckets(measured: list[Any]) -> None:
+    for one in measured[0][0][3].timelines:
+        assert (one.buckets, one.no_buckets) == ((), "no gradients were reduced")
+        assert len(one.gradients) == PARAMETERS
+
+
+def test_timelines_that_are_too_long_lose_gradients(ranks: list[dict[str, Any]], monkeypatch: Any) -> None:
+    first, second = timelines(ranks, "plain")
+    monkeypatch.setattr(runner, "_TIMELINES", len(codec.encode(first)) - 1)
+    kept, shorter = runner._fitting([first, second])
+    assert kept == first
+    assert shorter == codec.replace(second, gradients=())

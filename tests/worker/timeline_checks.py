@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import os
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -12,13 +14,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import TCPStore
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
 
 from autoddp import codec
-from autoddp.knobs import Configuration
+from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.timing.timeline import Span
-from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch
+from autoddp.wire import BlockDone, Finish, Measure, Message
+from autoddp.worker.compiling import Compiling
+from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, DdpEvents, Patch
+from autoddp.worker.experiments import Experiments
+from autoddp.worker.gradient_access import add_handler
+from autoddp.worker.live_ddp import DdpObjects, LiveDdp
+from autoddp.worker.rank_store import RankStore
+from autoddp.worker.runner import TrialRunner
+from autoddp.worker.stages import Stages
+from autoddp.worker.stopwatch import WallStopwatch
+from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.timeline import Recording
 
 WIDTH, LAYERS = 64, 4
@@ -26,6 +40,7 @@ PARAMETERS = 2 * LAYERS
 RECORDED = range(4, 7)
 STEPS = 10
 SLOW = 0.06  # seconds
+AHEAD = 1000.0  # seconds, of the clock of rank 1 in a runner's blocks
 
 
 class Net(nn.Module):
@@ -155,6 +170,81 @@ def checks(rank: int) -> dict[str, Any]:
         }
         for name, case in CASES.items()
     }
+
+
+class Orders:
+    """A study that measures the blocks of `asked` one after the other."""
+
+    def __init__(self, *asked: Measure) -> None:
+        self._asked = iter([*asked, Finish("")])
+        self.blocks: list[BlockDone] = []
+
+    def next(self, done: BlockDone | None) -> Message:
+        if done is not None:
+            self.blocks.append(done)
+        return next(self._asked)
+
+    def heard(self, done: BlockDone) -> None:
+        self.blocks.append(done)
+
+    def finish(self, order: Finish) -> None:
+        raise StopIteration
+
+
+def blocks(rank: int) -> list[Any]:
+    """The blocks that the runner measures on a training whose rank 1 is slow and has a wrong clock."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+    port = int(os.environ["MASTER_PORT"])
+    host: Any = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False) if rank == 0 else None
+    store = RankStore()
+    if rank == 1:
+        store.clock_offset = functools.partial(store.clock_offset, lambda: time.perf_counter() + AHEAD, "")
+    patch, switch, counted = Patch(), ReductionSwitch(), []
+    experiments = Experiments(patch)
+    patch.events = Events(experiments.stages)
+    patch.install()
+    switch.install()
+    add_handler(experiments.stages)
+    bf16 = Configuration({"hook": "bf16"})
+    orders = Orders(
+        Measure(0, AS_WRITTEN, 2, 2, timeline=3),
+        Measure(1, bf16, 2, 1, compare=1, timeline=2),
+        Measure(2, bf16, 0, 2, apply=False),
+        Measure(3, AS_WRITTEN, 1, 1, reduce=False, anatomy=True, timeline=1),
+    )
+    ddp = DDP(Net(), bucket_cap_mb=0.01)
+    experiments.install()
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    model = LiveDdp(patch, switch, (DdpObjects(patch),), Compiling(patch.alive), experiments)
+    runner = TrialRunner(model, store, orders, WallStopwatch())
+    loader = DataLoader(TensorDataset(torch.randn(400, WIDTH)), batch_size=8)
+    try:
+        for step, (batch,) in enumerate(loader):
+            optimizer.zero_grad()
+            time.sleep(0.01 * rank)
+            ddp(batch).square().mean().backward()
+            optimizer.step()
+            counted.append(len(orders.blocks))
+            runner.begin() if step == 0 else runner.on_step()
+    except StopIteration:
+        left = [len(ddp._comm_hooks), len([p for p in ddp.parameters() if p._post_accumulate_grad_hooks])]
+        return [codec.encode(orders.blocks), [counted.count(block) for block in range(4)], left, host is None]
+    raise AssertionError("there were more orders than steps")
+
+
+class Events(DdpEvents):
+    def __init__(self, stages: Stages) -> None:
+        self._stages = stages
+
+    def forward_begins(self, ddp: DDP) -> None:
+        self._stages.forward_begins(ddp)
+
+    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._stages.called(ddp)
+
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        self._stages.returned(ddp, what)
+        return what
 
 
 def checks_of_three(rank: int) -> dict[str, Any]:
