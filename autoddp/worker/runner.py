@@ -22,9 +22,7 @@ from autoddp.worker.stopwatch import Stopwatch
 from autoddp.worker.worker_exit import PATIENCE, leave
 
 _BEFORE_TIMELINE = 1  # steps with all hooks on before any is recorded: the first call of each takes longer
-_AFTER_TIMELINE = (
-    2  # after it: a new reducer rebuilds its buckets in its second step, and the next block may have no warm-up
-)
+_AFTER_TIMELINE = 2  # a new reducer rebuilds its buckets in its second step, and the next block may have no warm-up
 _TIMELINES = 4 * 2**20  # bytes of all ranks' timelines in a journal entry, unless that of rank 0 alone takes more
 _TIMED_AGAIN = 4  # times that steps are timed again at most: a script whose shapes change may never stop compiling
 

@@ -35,7 +35,7 @@ def timelines(ranks: list[dict[str, Any]], case: str) -> list[Timeline]:
 
 @pytest.mark.parametrize("case", [name for name in CASES if name != "slow"])
 def test_no_number_changes(ranks: list[dict[str, Any]], case: str) -> None:
-    """The parameters and buffers after each step, to the last bit."""
+    """The parameters, buffers and gradients after each step, to the last bit."""
     for of_rank in ranks:
         assert of_rank[case]["recorded"]["digests"] == of_rank[case]["without"]["digests"]
 

@@ -116,8 +116,8 @@ def train(
                             time.sleep(SLOW)
                         loss.backward()
             optimizer.step()
-            optimizer.zero_grad(set_to_none=set_to_none)
             found["digests"].append(digest(ddps))
+            optimizer.zero_grad(set_to_none=set_to_none)
             if recording and step in RECORDED:
                 recording.step()
                 stamps.append(time.perf_counter())
@@ -133,8 +133,10 @@ def train(
 
 
 def digest(ddps: list[DDP]) -> str:
-    data = b"".join(value.numpy().tobytes() for ddp in ddps for value in ddp.state_dict().values())
-    return hashlib.sha256(data).hexdigest()
+    """Of parameters, buffers and gradients."""
+    values = [value for ddp in ddps for value in ddp.state_dict().values()]
+    values += [p.grad.to_dense() for ddp in ddps for p in ddp.parameters() if p.grad is not None]
+    return hashlib.sha256(b"".join(value.numpy().tobytes() for value in values)).hexdigest()
 
 
 CASES: dict[str, dict[str, Any]] = {
