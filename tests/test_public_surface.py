@@ -42,6 +42,8 @@ def test_is_tuning(monkeypatch: pytest.MonkeyPatch, value: str | None, tuning: b
         ("import autoddp.isolation.elsewhere", "wrapt", "torch numpy optuna rich"),
         ("import autoddp.cli.main", "autoddp", "torch optuna rich wrapt tomlkit"),
         ("import autoddp.cli.recipe", "autoddp", "torch optuna rich"),
+        ("import autoddp.cli.report", "autoddp", "torch optuna rich wrapt tomlkit jinja2"),
+        ("import autoddp.report, autoddp.cli.tuned", "rich", "jinja2"),
         ("import autoddp.cli.bench", "autoddp", "torch optuna rich wrapt tomlkit"),
         ("import autoddp.bench", "autoddp", "torch numpy optuna rich"),
         ("import autoddp.study.trials", "optuna", "torch rich"),

@@ -6,8 +6,9 @@ import platform
 from dataclasses import asdict, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
-from autoddp.errors import AutoddpError, NotTuned, RecipeError
+from autoddp.errors import AutoddpError, NotTuned, RecipeError, first_line
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import POWERSGD_RANK, POWERSGD_START_STEP, start_step
 from autoddp.launch.elastic import node_range
@@ -19,11 +20,17 @@ from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.secret_words import without_secrets
 from autoddp.launch.tune import Tuned
 from autoddp.launch.usual_folders import elsewhere
+from autoddp.log import get_logger
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse, save
 from autoddp.report import Terminal, say, summary, try_next, warn, what_was_won, write_summary
+from autoddp.report.node_text import node_text
 from autoddp.study import Outcome
+from autoddp.topology import Node, verdicts
+from autoddp.topology.probe import probe
 from autoddp.units import data_size
 from autoddp.version import __version__
+
+logger = get_logger(__name__)
 
 
 class Results:
@@ -70,7 +77,7 @@ class Results:
             except RecipeError as error:  # it came from another host, or from a process of the script
                 tuned.why = f"the recipe that was found is not sound: {error}"
         if tuned.outcome is not None:
-            self._write_summary(tuned.outcome, tuned.wall_seconds, place or options.recipe_path)
+            self._write_summary(tuned.outcome, tuned, place or options.recipe_path)
         if place is None:
             why = f"{tuned.why or 'the leading node gave up'}; see {folder.path}"
             if options.tune_only:
@@ -86,15 +93,35 @@ class Results:
             self._close(tuned.outcome, place)
         return replace(mode, recipe=parse(tuned.recipe, place), path=place)
 
-    def _write_summary(self, outcome: Outcome, wall_seconds: dict[str, float], place: Path) -> None:
-        content = summary(outcome, wall_seconds, str(place))
-        found = transports(self._folder.path)
+    def _write_summary(self, outcome: Outcome, tuned: Tuned, place: Path) -> None:
+        node = _this_node()
+        found = transports(self._folder.path, node)
+        content = summary(outcome, tuned.wall_seconds, str(place)) | {
+            "script": self._options.script,
+            "run": self._folder.path.name,
+            "network": asdict(self._network),
+            "transports": found,
+            "topology": node_text(node, verdicts(node)) if node.host else "",
+            "recipe_text": tuned.recipe,
+        }
         try:
-            write_summary(self._folder.summary, {**content, "network": asdict(self._network), "transports": found})
+            write_summary(self._folder.summary, content)
         except OSError as error:  # a full disk must not cost the launch
             say(f"warning: {self._folder.summary} could not be written: {error.strerror}")
         for finding in found.get("findings", ()):
             say(finding)
+        self._write_report(content)
+
+    def _write_report(self, content: dict[str, Any]) -> None:
+        try:
+            from autoddp.report.page import write_page  # takes jinja2, which only this needs
+
+            write_page(self._folder.report, content)
+        except Exception as error:  # whatever it is, it must not cost the launch: the summary has the same content
+            logger.exception("no report was written")
+            say(f"warning: {self._folder.report} could not be written: {first_line(error)}")
+        else:
+            say(f"report: {self._folder.report}")
 
     def _write(self, text: str, place: Path) -> Path:
         """Save the recipe; its place, also where it could not be saved."""
@@ -125,6 +152,14 @@ class Results:
         words = ["--nproc-per-node", str(torchrun.nproc_per_node), *(["-m"] if torchrun.module else []), options.script]
         same_job = [*words, *without_secrets(torchrun.training_script_args)] if node_range(torchrun)[1] == 1 else []
         say(try_next(outcome, str(place), same_job))
+
+
+def _this_node() -> Node:
+    try:
+        return probe()
+    except Exception:  # what a summary says of the host is not worth the launch
+        logger.exception("the topology of this host could not be learned")
+        return Node("")
 
 
 def _saved(recipe: str, place: Path, previous: Path) -> tuple[Path, Path | None]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoddp.errors import NothingReadable
+from autoddp.topology import Node
 
 _MOST = 64 * 2**20  # bytes that are read of all logs: a large node's logs name the transports in the first lines
 _AS_FOUND, _WITH_SETTINGS = "nccl", "nccl-under-other-settings"
@@ -26,23 +27,21 @@ def variables(folder: Path, settings: Collection[str] = ()) -> dict[str, str]:
     return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": str(folder / f"{name}.%h.%p.log")}
 
 
-def transports(run: Path) -> dict[str, Any]:
+def transports(run: Path, node: Node) -> dict[str, Any]:
     """For a run's summary: the predicted transport of each way, those that NCCL used, and the findings.
 
-    Empty where NCCL wrote nothing.
+    `node`: this host. Empty where NCCL wrote nothing.
     """
     text = _text(sorted(run.glob(f"attempt*/{_AS_FOUND}.*.log")))
     if not text:
         return {}
     from autoddp.topology.nccl_log import read_nccl_log
-    from autoddp.topology.probe import probe
     from autoddp.topology.transports import findings, used, ways
 
     try:
         log = read_nccl_log(text)
     except NothingReadable:
         return {}
-    node = probe()
     return {
         "ways": [way.plain() for way in ways(node, log)],
         "used": used(log),

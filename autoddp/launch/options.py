@@ -49,7 +49,7 @@ _USES = """\
 
 Runs a DistributedDataParallel script as torchrun does, but first finds the settings that make it fastest here:
 it measures them on the running, unmodified script. `autoddp --trials 0` is torchrun.
-Other commands: autoddp probe, bench, recipe, wrap; each has a --help of its own."""
+Other commands: autoddp probe, bench, recipe, report, wrap; each has a --help of its own."""
 
 
 class _Kind(NamedTuple):

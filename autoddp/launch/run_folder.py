@@ -1,8 +1,8 @@
 """The folder of one tuning run, `.autoddp/<date>-<host>-<pid>/`, and the removal of what earlier runs left.
 
-A run folder has logs, the journal, scratch and summary.json. Left by earlier runs are private folders and scratch of
-killed launchers, and the oldest run folders. The mark in a folder (see `owner`) tells whether it is one of these, never
-its name. In doubt the folder stays.
+A run folder has logs, the journal, scratch, summary.json and report.html. Left by earlier runs are private folders and
+scratch of killed launchers, and the oldest run folders. The mark in a folder (see `owner`) tells whether it is one of
+these, never its name. In doubt the folder stays.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ class RunFolder:
         """What the study has said, with details that are not shown."""
         self.summary = self.path / "summary.json"
         """The study's results, for programs."""
+        self.report = self.path / "report.html"
+        """The same for people."""
         self.previous_recipe = self.path / PREVIOUS
         """Where a recipe is kept that is about to be replaced."""
 

@@ -24,13 +24,21 @@ _COLOURS = {"NV": "green", "PIX": "cyan", "PXB": "blue", "PHB": "yellow", "NODE"
 
 def show_node(node: Node, verdicts: Sequence[Verdict]) -> None:
     """Prints what `autoddp probe` shows of a node: in colour on a terminal, else plain and 160 columns wide."""
-    parts = [_tree(node), *_matrix(node), *_facts(node), *_verdicts(verdicts), *_unknown(node)]
     console = Console(**LITERAL)
     if not console.is_terminal:
-        show(text_of(parts, _PLAIN_WIDTH))
+        show(node_text(node, verdicts))
         return
-    for part in parts:
+    for part in _parts(node, verdicts):
         console.print(Harmless(part))
+
+
+def node_text(node: Node, verdicts: Sequence[Verdict]) -> str:
+    """The same as plain text, 160 columns wide."""
+    return text_of(_parts(node, verdicts), _PLAIN_WIDTH)
+
+
+def _parts(node: Node, verdicts: Sequence[Verdict]) -> list[RenderableType]:
+    return [_tree(node), *_matrix(node), *_facts(node), *_verdicts(verdicts), *_unknown(node)]
 
 
 def link_word(pair: GpuPair) -> str:

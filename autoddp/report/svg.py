@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
+from autoddp.log import printable
+
 
 def document(width: int, height: int, title: str, parts: Iterable[str]) -> str:
     """A whole file of `width` times `height` pixels on white; it needs no other file, and no script."""
@@ -22,7 +24,7 @@ def element(name: str, inside: str = "", /, **attributes: str | float) -> str:
 
 def text(x: float, y: float, words: str, anchor: str = "middle", **more: str | float) -> str:
     """Words at a place."""
-    return element("text", escape(words), **{"x": x, "y": y, "text-anchor": anchor, **more})
+    return element("text", escape(printable(words)), **{"x": x, "y": y, "text-anchor": anchor, **more})
 
 
 def line(x1: float, y1: float, x2: float, y2: float, stroke: str, **more: str | float) -> str:
@@ -32,7 +34,7 @@ def line(x1: float, y1: float, x2: float, y2: float, stroke: str, **more: str | 
 
 def title_of(words: str) -> str:
     """What a browser shows while the pointer is on the element that holds it."""
-    return element("title", escape(words))
+    return element("title", escape(printable(words)))
 
 
 def _shown(value: str | float) -> str:

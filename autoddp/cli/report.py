@@ -1,0 +1,93 @@
+"""`autoddp report [RUN]`: report.html of a run, written anew from its summary.json."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autoddp.codec import decode
+from autoddp.errors import NothingReadable, UsageError, first_line
+from autoddp.launch.usual_folders import usual_folders
+from autoddp.log import printable, show
+
+_SUMMARY, _REPORT = "summary.json", "report.html"
+_MOST = 64 * 2**20  # bytes; a summary of a hundred trials has a quarter of a million
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of `autoddp report` with these arguments.
+
+        run([])                                             # the newest run in .autoddp
+        run([".autoddp/20251121-200000-host-4711"])         # this run
+        run(["summary.json", "--output", "train.html"])
+
+    Prints where the page is. AutoddpError where there is no summary, or the page cannot be written.
+    """
+    options = _parser().parse_args(arguments)
+    place = _summary_of(Path(options.run)) if options.run else _newest()
+    page = Path(options.output) if options.output else place.with_name(_REPORT)
+    content = _read(place)
+    from autoddp.report.page import write_page
+
+    try:
+        write_page(page, content)
+    except ValueError as problem:
+        raise NothingReadable(f"report: {printable(str(place))}: {first_line(problem)}") from None
+    except OSError as problem:
+        why = problem.strerror or str(problem)
+        raise UsageError(
+            f"report: {printable(str(page))}: cannot be written: {why}; name a file with --output"
+        ) from None
+    show(str(page))
+    return 0
+
+
+def _newest() -> Path:
+    """The names of run folders begin with the time."""
+    output = usual_folders().output
+    found = sorted(output.glob(f"*/{_SUMMARY}"), key=lambda place: place.parent.name)
+    if not found:
+        raise UsageError(f"report: no run in {output} has a {_SUMMARY}; name a run's folder, or tune: autoddp train.py")
+    return found[-1]
+
+
+def _summary_of(place: Path) -> Path:
+    return place / _SUMMARY if place.is_dir() else place
+
+
+def _read(place: Path) -> dict[str, Any]:
+    name = printable(str(place))
+    try:
+        if place.exists() and not place.is_file():
+            raise UsageError(f"report: {name}: no regular file; name a run's folder or its {_SUMMARY}")
+        if place.stat().st_size > _MOST:
+            raise NothingReadable(f"report: {name}: larger than {_MOST >> 20} MiB, so not the summary of a run")
+        text = place.read_bytes()
+    except OSError as problem:
+        why = os.strerror(problem.errno or 0)
+        raise UsageError(f"report: {name}: {why}; name a run's folder or its {_SUMMARY}") from None
+    try:
+        return decode(text, dict)
+    except ValueError as problem:
+        raise NothingReadable(f"report: {name}: not the summary of a run: {first_line(problem)}") from None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"report: {message}; see {self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="autoddp report",
+        allow_abbrev=False,
+        description="Write a run's report.html anew from its summary.json: one file for a browser, which needs no "
+        "server, no script and nothing from outside.",
+    )
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="a run's folder or its summary.json (the newest in .autoddp)"
+    )
+    parser.add_argument("--output", metavar="FILE", help="the page (report.html beside the summary)")
+    return parser

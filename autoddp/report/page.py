@@ -1,0 +1,192 @@
+"""report.html: one file that a browser shows without a server, a script or anything from outside.
+
+    write_page(Path("report.html"), json.loads(summary_text))
+
+It has what a run's summary.json has, in plain words and pictures. What the summary lacks is left out and named in the
+list of what was not measured. Texts of others (names, configurations, errors) are shown as they are, without effect:
+jinja2 escapes them, control characters and those that turn the direction of writing are shown as Python escapes, and a
+content security policy in the page forbids scripts and requests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from autoddp.errors import UsageError
+from autoddp.files import write_whole
+from autoddp.knobs import BY_NAME, Rung
+from autoddp.log import printable, printable_lines
+from autoddp.report import page_pictures as pictures
+from autoddp.report.page_content import PageContent, Standing, Values, page_content
+from autoddp.timing import median
+from autoddp.units import data_size, duration, gradient_error, milliseconds
+from autoddp.version import __version__
+
+_MARK = b'<meta name="generator" content="autoddp'
+_BEGINNING = 4096  # bytes in which a page shows that it is autoddp's
+_MANY_TRIALS = 25  # a longer table is folded
+
+
+def write_page(path: Path, summary: Mapping[str, Any]) -> None:
+    """Whole or not at all, for this user alone. OSError; ValueError if `summary` is no summary; UsageError if another
+    file is at `path`, which may be a report of somebody else's."""
+    text = page(summary)
+    path = Path(os.path.realpath(path))  # a linked report stays a link
+    _require_replaceable(path)
+    write_whole(path, text, private=True)
+
+
+def page(summary: Mapping[str, Any]) -> str:
+    """The page's HTML. ValueError if `summary` is not a summary of this schema."""
+    return _page_of(page_content(summary))
+
+
+def _require_replaceable(path: Path) -> None:
+    if not os.path.lexists(path):
+        return
+    name = printable(str(path))
+    if not path.is_file():
+        raise UsageError(f"{name}: no regular file, so no report is written there; name another file with --output")
+    with path.open("rb") as file:
+        begins = file.read(_BEGINNING)
+    if begins and _MARK not in begins:
+        raise UsageError(f"{name}: not a report of autoddp, so it is not replaced; name another file with --output")
+
+
+def _page_of(content: PageContent) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "ms": lambda seconds: f"{milliseconds(seconds)} ms",
+        "of_ms": lambda ms: f"{milliseconds(abs(ms) / 1e3)}",
+        "percent": _percent,
+        "settings": _settings,
+        "cause": pictures.cause_name,
+        "size": data_size,
+        "duration": duration,
+        "times": lambda ratio: f"×{ratio:.2f}",
+    }
+    shown = environment.get_template("page.html").render(
+        content=content,
+        version=__version__,
+        stages=pictures.STAGES,
+        rungs=pictures.RUNGS,
+        as_written=_as_written(content),
+        before_trials=_before_trials(content),
+        launched=_launched(content),
+        knobs={name: knob.says for name, knob in BY_NAME.items()},
+        changes={rung.value: rung.changes for rung in Rung},
+        error_of=_error,
+        prediction_error=_prediction_error(content),
+        many_trials=_MANY_TRIALS,
+        not_measured=list(_not_measured(content)),
+        **_pictures(content),
+    )
+    return f"{shown}\n"
+
+
+def _printable(value: Any) -> Any:
+    """Texts of others: without control characters. A macro's result, which is HTML, has passed here already."""
+    return printable_lines(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _pictures(content: PageContent) -> dict[str, Any]:
+    """By name; what cannot be drawn is empty or None."""
+    found = content.diagnosis
+    ranks = found.ranks if found else ()
+    steps = found.waterfall if found else ()
+    last = steps[-1].step_ms if len(steps) > 1 else None
+    return {
+        "bars": pictures.stage_bars(ranks, found.mended if found else (), last) if ranks else [],
+        "waterfall": pictures.waterfall(steps) if len(steps) > 1 else [],
+        "heat": pictures.heat_map(ranks) if ranks else [],
+        "stages_of": pictures.stages_of,
+        "ranks_text": pictures.ranks_text,
+        "step": pictures.one_step(content.timelines),
+        "ladder": list(zip(content.ladder, pictures.ladder(content.ladder), strict=True)),
+        "trials_picture": pictures.trials(content.trials, _before_trials(content)) if content.trials else "",
+    }
+
+
+def _as_written(content: PageContent) -> float | None:
+    """Seconds of a step as written: from the final rounds if there were any, as on the ladder, else before."""
+    rounds = [median(steps) for steps in content.finals.baseline_rounds if steps] if content.finals else []
+    return median(rounds) if rounds else _before_trials(content)
+
+
+def _before_trials(content: PageContent) -> float | None:
+    """Seconds of a step as written at the beginning, with which trials are compared."""
+    return content.baseline.seconds if content.baseline else None
+
+
+def _launched(content: PageContent) -> Standing | None:
+    """The rung that is launched; None if the script's settings stay."""
+    chosen = content.decision.configuration if content.decision else {}
+    return next((one for one in content.ladder if chosen and one.configuration == chosen), None)
+
+
+def _settings(values: Values) -> str:
+    return " ".join(f"{name}={json.dumps(value)}" for name, value in values.items()) or "as written"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %" if share >= 0.0995 else f"{share * 100:.1f} %"
+
+
+def _error(one: Standing) -> str:
+    error = one.error
+    return gradient_error(error.relative, error.of_sum) if error is not None and error.relative is not None else "0"
+
+
+def _prediction_error(content: PageContent) -> float | None:
+    errors = [
+        abs(one.predicted - one.seconds) / one.seconds
+        for one in content.trials
+        if one.seconds and one.predicted is not None
+    ]
+    return median(errors) if errors else None
+
+
+def _not_measured(content: PageContent) -> Iterator[str]:
+    """A sentence for each part that the page lacks."""
+    found = content.diagnosis
+    if found is None:
+        yield "Why a step takes its time: no diagnosis was made in this run, so no stage and no cause has a price."
+    else:
+        yield from found.not_measured
+        if not found.ranks:
+            yield "The stages of a step on each rank."
+        if len(found.waterfall) < 2:
+            yield "A step after mending causes: none was proved, or none could be tried."
+        elif not found.mended:
+            yield "The stages of a step with all causes mended: only its length is known."
+        if found.samples_per_second is None:
+            yield "Samples per second: the batches do not come from a loader of torch's."
+    if not any(one.steps for one in content.timelines):
+        yield "One step of all ranks: no step was recorded."
+    if content.headroom is None:
+        yield "The headroom: no steps without reduction were run."
+    if not content.trials:
+        yield "Other settings: no trial was run."
+    elif all(one.predicted is None for one in content.trials):
+        yield "Predictions of the trials: none was made."
+    if not content.ladder:
+        yield "The ladder: no configuration reached the final rounds."
+    if not content.topology:
+        yield "The topology of this host."
+    if not content.what_if:
+        yield "This job on other machines: nothing was predicted."
+    if not content.recipe_text:
+        yield "The recipe: it is not part of this summary."
