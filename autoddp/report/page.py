@@ -13,18 +13,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from autoddp import timing
 from autoddp.errors import UsageError
 from autoddp.files import write_whole
 from autoddp.knobs import BY_NAME, Rung
 from autoddp.log import printable, printable_lines
 from autoddp.report import page_pictures as pictures
-from autoddp.report.page_content import PageContent, Standing, Values, page_content
-from autoddp.timing import median
+from autoddp.report.page_content import Headroom, PageContent, Standing, Values, page_content
 from autoddp.units import data_size, duration, gradient_error, milliseconds
 from autoddp.version import __version__
 
@@ -60,6 +61,30 @@ def _require_replaceable(path: Path) -> None:
 
 
 def _page_of(content: PageContent) -> str:
+    shown = (
+        _environment()
+        .get_template("page.html")
+        .render(
+            content=content,
+            version=__version__,
+            stages=pictures.STAGES,
+            rungs=pictures.RUNGS,
+            as_written=_as_written(content),
+            before_trials=_before_trials(content),
+            launched=_launched(content),
+            knobs={name: knob.says for name, knob in BY_NAME.items()},
+            changes={rung.value: rung.changes for rung in Rung},
+            prediction_error=_prediction_error(content),
+            many_trials=_MANY_TRIALS,
+            not_measured=list(_not_measured(content)),
+            **_pictures(content),
+        )
+    )
+    return f"{shown}\n"
+
+
+@cache
+def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,
@@ -70,31 +95,18 @@ def _page_of(content: PageContent) -> str:
     )
     environment.filters |= {
         "ms": lambda seconds: f"{milliseconds(seconds)} ms",
-        "of_ms": lambda ms: f"{milliseconds(abs(ms) / 1e3)}",
+        "of_ms": lambda ms: milliseconds(abs(ms) / 1e3),
         "percent": _percent,
+        "headroom": _headroom,
         "settings": _settings,
+        "error": _error,
         "cause": pictures.cause_name,
+        "stages_of": pictures.stages_of,
         "size": data_size,
         "duration": duration,
         "times": lambda ratio: f"×{ratio:.2f}",
     }
-    shown = environment.get_template("page.html").render(
-        content=content,
-        version=__version__,
-        stages=pictures.STAGES,
-        rungs=pictures.RUNGS,
-        as_written=_as_written(content),
-        before_trials=_before_trials(content),
-        launched=_launched(content),
-        knobs={name: knob.says for name, knob in BY_NAME.items()},
-        changes={rung.value: rung.changes for rung in Rung},
-        error_of=_error,
-        prediction_error=_prediction_error(content),
-        many_trials=_MANY_TRIALS,
-        not_measured=list(_not_measured(content)),
-        **_pictures(content),
-    )
-    return f"{shown}\n"
+    return environment
 
 
 def _printable(value: Any) -> Any:
@@ -112,7 +124,6 @@ def _pictures(content: PageContent) -> dict[str, Any]:
         "bars": pictures.stage_bars(ranks, found.mended if found else (), last) if ranks else [],
         "waterfall": pictures.waterfall(steps) if len(steps) > 1 else [],
         "heat": pictures.heat_map(ranks) if ranks else [],
-        "stages_of": pictures.stages_of,
         "ranks_text": pictures.ranks_text,
         "step": pictures.one_step(content.timelines),
         "ladder": list(zip(content.ladder, pictures.ladder(content.ladder), strict=True)),
@@ -122,8 +133,8 @@ def _pictures(content: PageContent) -> dict[str, Any]:
 
 def _as_written(content: PageContent) -> float | None:
     """Seconds of a step as written: from the final rounds if there were any, as on the ladder, else before."""
-    rounds = [median(steps) for steps in content.finals.baseline_rounds if steps] if content.finals else []
-    return median(rounds) if rounds else _before_trials(content)
+    rounds = [timing.median(steps) for steps in content.finals.baseline_rounds if steps] if content.finals else []
+    return timing.median(rounds) if rounds else _before_trials(content)
 
 
 def _before_trials(content: PageContent) -> float | None:
@@ -141,6 +152,12 @@ def _settings(values: Values) -> str:
     return " ".join(f"{name}={json.dumps(value)}" for name, value in values.items()) or "as written"
 
 
+def _headroom(found: Headroom) -> str:
+    """As on the terminal."""
+    low, high = found.interval or (found.share, found.share)
+    return str(timing.Headroom(found.share, low, high)).replace("%", " %")
+
+
 def _percent(share: float) -> str:
     return f"{share * 100:.0f} %" if share >= 0.0995 else f"{share * 100:.1f} %"
 
@@ -156,7 +173,7 @@ def _prediction_error(content: PageContent) -> float | None:
         for one in content.trials
         if one.seconds and one.predicted is not None
     ]
-    return median(errors) if errors else None
+    return timing.median(errors) if errors else None
 
 
 def _not_measured(content: PageContent) -> Iterator[str]:

@@ -12,13 +12,14 @@ from typing import Annotated, Any
 from autoddp.codec import Meta, Struct, convert, field
 from autoddp.codec import plain as as_plain
 from autoddp.report.summary import SCHEMA
+from autoddp.timing import Speedup
 from autoddp.timing.timeline import Timeline
 
 _MOST = 1e12  # keeps sums and quotients finite
 Amount = Annotated[float, Meta(ge=0, le=_MOST)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Factor = Annotated[float, Meta(ge=1 / _MOST, le=_MOST)]
-Any_number = Annotated[float, Meta(ge=-_MOST, le=_MOST)]
+Number = Annotated[float, Meta(ge=-_MOST, le=_MOST)]
 Values = dict[str, Any]
 """A configuration. A newer autoddp may have other knobs, so it is not a `Configuration`."""
 
@@ -64,6 +65,9 @@ class Gain(Struct, frozen=True):
     ratio: Factor
     low: Factor
     high: Factor
+
+    def __str__(self) -> str:
+        return str(Speedup(self.ratio, self.low, self.high))
 
 
 class Error(Struct, frozen=True):
@@ -129,9 +133,9 @@ class Finding(Struct, frozen=True):
 
     cause: str
     ranks: tuple[Count, ...] = ()
-    ms: Any_number | None = None
-    low: Any_number | None = None
-    high: Any_number | None = None
+    ms: Number | None = None
+    low: Number | None = None
+    high: Number | None = None
     status: str = "suspected"
     text: str = ""
     fix: str = ""
@@ -210,7 +214,10 @@ def page_content(summary: Any) -> PageContent:
     schema = summary.get("schema")
     if schema != SCHEMA:
         raise ValueError(f"a summary of schema {SCHEMA} was expected; upgrade autoddp, or make the run again")
-    return convert(_without_nothing(as_plain(summary)), PageContent)
+    try:
+        return convert(_without_nothing(as_plain(summary)), PageContent)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
 
 
 def _without_nothing(value: Any) -> Any:

@@ -260,7 +260,7 @@ def _round_step(longest: float) -> float:
 def ladder(entries: Sequence[Standing]) -> list[Row]:
     """The speed-up of each rung with its interval, on a logarithmic scale with a line at ×1."""
     ends = [math.log(end) for one in entries for end in (one.speedup.low, one.speedup.high, one.speedup.ratio)]
-    low, high = min(0.0, *ends), max(0.0, *ends)
+    low, high = min([0.0, *ends]), max([0.0, *ends])
     room = max((high - low) * 0.05, 0.05)
     low, span = low - room, high - low + 2 * room
     rows = []
@@ -273,10 +273,9 @@ def ladder(entries: Sequence[Standing]) -> list[Row]:
             element("line", x1=zero, x2=zero, y1=0, y2=26, **{"class": "one"}),
             element("line", x1=left, x2=right, y1=13, y2=13, **{"class": f"interval {kind}"}),
             *(element("line", x1=x, x2=x, y1=8, y2=18, **{"class": f"interval {kind}"}) for x in (left, right)),
-            element("circle", title_of(f"{one.rung}: ×{gain.ratio:.3g}"), cx=dot, cy=13, r=5, **{"class": kind}),
+            element("circle", title_of(f"{one.rung}: {gain}"), cx=dot, cy=13, r=5, **{"class": kind}),
         ]
-        value = f"×{gain.ratio:.3g} ({gain.low:.3g} to {gain.high:.3g})"
-        rows.append(Row(one.rung, _svg(26, "speed-up", parts), value))
+        rows.append(Row(one.rung, _svg(26, "speed-up", parts), str(gain)))
     return rows
 
 

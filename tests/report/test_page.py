@@ -1,0 +1,394 @@
+"""report.html: its numbers are the summary's, what the summary lacks is named, and texts of others do nothing."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import random
+import re
+import stat
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from page_samples import HOSTILE, diagnosis, hostile, stages, summary
+
+from autoddp.errors import UsageError
+from autoddp.report.page import page, write_page
+from autoddp.report.page_content import page_content
+from autoddp.report.page_pictures import heat_map, one_step, stages_of, trials
+from autoddp.timing import median
+
+TEMPLATES = Path(__file__).resolve().parents[2] / "autoddp" / "report" / "templates"
+SVG = re.compile(r"<svg.*?</svg>", re.DOTALL)
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+class Parsed(HTMLParser):
+    """A page's elements with their attributes, and its text without style and with the pictures' titles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._style = False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._style = tag == "style"
+        self.elements.append((tag, dict(attrs)))
+        self.text += " "
+
+    def handle_endtag(self, tag: str) -> None:
+        self._style = False
+        self.text += " "
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self._style else data
+
+    @property
+    def tags(self) -> list[str]:
+        return [tag for tag, _ in self.elements]
+
+
+def said(text: str) -> str:
+    """The page's text, with one blank between words."""
+    return " ".join(Parsed(text).text.split())
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for part in value.values():
+            yield from leaves(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from leaves(part)
+    else:
+        yield value
+
+
+def written(value: float) -> set[str]:
+    """A number as the page may write it: as it is, as seconds or ms in ms, in percent, as a ratio."""
+    found = {f"{value:g}", f"{value:.3g}", f"{value:.2f}", f"{value:.4g}"}
+    for ms in (value, value * 1e3):
+        found.add(f"{ms:.0f}" if ms >= 99.95 else f"{ms:.1f}" if ms >= 9.995 else f"{ms:.2f}")
+        found |= {f"{ms:.1f}" if ms < 9.95 else f"{ms:.0f}"}
+    return found | {f"{value * 100:.0f}", f"{value * 100:.1f}", f"{value * 100:.2g}"}
+
+
+def test_every_number_is_the_summarys() -> None:
+    content = summary()
+    found = content["diagnosis"]
+    read = page_content(content)
+    assert read.diagnosis is not None
+    known: set[str] = set()
+    for leaf in leaves({**content, "timelines": []}):
+        if isinstance(leaf, str):
+            known |= set(re.findall(r"\d+(?:\.\d+)?", leaf))
+        elif isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
+            known |= written(leaf)
+    derived = [
+        *(ms for one in read.diagnosis.ranks for ms in stages_of(one).values()),
+        *(sum(each) / 2 for each in zip(*(stages_of(one).values() for one in read.diagnosis.ranks), strict=True)),
+        sum(row["step_ms"] for row in found["ranks"]) / 2,
+        *(a["step_ms"] - b["step_ms"] for a, b in zip(found["waterfall"], found["waterfall"][1:], strict=False)),
+        *(one["ms"] / found["step_ms"] for one in found["findings"] if one["ms"]),
+        median([median(block) for block in content["finals"]["baseline_rounds"]]),
+        *(content["baseline"]["seconds"] / one["seconds"] for one in content["trials"] if one["seconds"]),
+        median([abs(one["predicted"] / one["seconds"] - 1) for one in content["trials"] if one["seconds"]]),
+    ]
+    for number in derived:
+        known |= written(number)
+    fixed = {"99", "3", "1", "61", "24.0", "16", "0", "32", "8", "1.2"}  # of captions, of knobs' own words, and sizes
+    text = said(page(content))
+    step = text[text.index("Step ") : text.index("The ladder: ")]
+    numbers = set(re.findall(r"\d+(?:\.\d+)?", text.replace(step, "").replace("0.1.0", "")))
+    assert numbers - known - fixed == set()
+    assert len(numbers) > 100
+
+
+def test_what_matters_is_there() -> None:
+    content = summary()
+    text = said(page(content))
+    assert text.index("One rank computes 9.31 ms longer") < text.index("Why a step takes its time")
+    assert "straggler 9.31 ms per step, 17 % 8.83 to 9.93 ms proved rank 1 Rank 1 computes longer." in text
+    assert "data loader 6.13 ms per step, 11 % 5.74 to 6.56 ms proved all ranks" in text
+    assert "small batch suspected Computing takes less" in text
+    assert "nvidia-smi -q -d CLOCK" in text
+    steps = [f"{one['step_ms']:.1f}" for one in content["diagnosis"]["waterfall"]]
+    assert f"{steps[0]} → {steps[2]} ms" in text
+    assert f"without straggler a step a step takes {steps[1]} ms saved: 9.21 ms {steps[1]} ms 9.21 ms less" in text
+    assert "rank 1 on node0, backward: 27.1 ms" in text
+    for one in content["ladder"]:
+        gain = one["speedup"]
+        assert f"×{gain['ratio']:.3g} ({gain['low']:.3g} to {gain['high']:.3g})" in text
+    for one in content["trials"]:
+        ms = "" if one["seconds"] is None else f"{one['seconds'] * 1e3:.1f}"
+        assert f"{one['number']} {one['rung']} " in text
+        assert ms in text
+    assert "failed: RuntimeError: no memory" in text
+    assert "4 hosts, 25 Gbit/s 51.2 71 %" in text
+    assert "NUMA 0: CPUs 0-1" in text
+    assert 'hook = "bf16"' in text
+    assert "host_device_copy: the job runs on CPUs." in text
+
+
+LACKS = [
+    ("diagnosis", "Why a step takes its time", "no diagnosis was made"),
+    ("diagnosis.ranks", "Every rank and stage", "The stages of a step on each rank."),
+    ("diagnosis.waterfall", "Mending one cause after another", "A step after mending causes: "),
+    ("diagnosis.samples_per_second", "samples per second", "Samples per second: "),
+    ("timelines", "One step of all ranks", "no step was recorded"),
+    ("headroom", "headroom: ", "The headroom: "),
+    ("trials", "Every trial", "no trial was run"),
+    ("ladder", "The ladder: what", "no configuration reached the final rounds"),
+    ("topology", "autoddp probe", "The topology of this host."),
+    ("what_if", "What if", "nothing was predicted"),
+    ("recipe_text", "Its text", "it is not part of this summary"),
+]
+
+
+@pytest.mark.parametrize(("key", "shown", "sentence"), LACKS)
+@pytest.mark.parametrize("nothing", ["absent", "null"])
+def test_what_is_missing_is_left_out_and_named(key: str, shown: str, sentence: str, nothing: str) -> None:
+    content = summary()
+    whole = said(page(content))
+    assert shown in whole
+    assert sentence not in whole
+    *above, last = key.split(".")
+    place = content
+    for name in above:
+        place = place[name]
+    if nothing == "absent":
+        del place[last]
+    else:
+        place[last] = None
+    text, lacking = said(page(content)).split(" Not measured ")
+    assert shown not in text
+    assert sentence in lacking
+
+
+def test_next_to_nothing_is_a_page() -> None:
+    text = said(page({"schema": 1, "trials": []}))
+    assert text.count("Not measured") == 1
+    assert "no trial was run" in text
+
+
+def test_predictions_of_no_trial_are_named() -> None:
+    content = summary()
+    for trial in content["trials"]:
+        trial.pop("predicted", None)
+    text = said(page(content))
+    assert "Predictions of the trials: none was made." in text
+    assert "predicted before" not in text
+
+
+def test_the_script_as_written_is_said_to_stay_or_what_is_launched() -> None:
+    content = summary()
+    launched = next(one for one in content["ladder"] if one["configuration"] == content["decision"]["configuration"])
+    text = said(page(content))
+    assert f"a step takes {launched['seconds'] * 1e3:.1f} ms in place of " in text
+    assert f"{launched['rung']} (launched)" in text
+    content["decision"]["configuration"] = {}
+    text = said(page(content))
+    assert "The script's own settings stay." in text
+    assert "(launched)" not in text
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ([], "neither trials nor a diagnosis"),
+        ({"schema": 1}, "neither trials nor a diagnosis"),
+        ({"schema": 2, "trials": []}, "a summary of schema 1 was expected"),
+        ({"trials": []}, "a summary of schema 1 was expected"),
+        ({"schema": 1, "trials": [{"number": "x"}]}, r"Expected `int`, got `str` - at `\$.trials"),
+        ({"schema": 1, "trials": [], "diagnosis": {"step_ms": -1.0}}, "Expected `float` >= 0.0"),
+        ({"schema": 1, "trials": [], "diagnosis": {"step_ms": math.nan}}, "missing required field `step_ms`"),
+    ],
+)
+def test_what_is_no_summary_is_refused(content: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        page(content)
+
+
+def test_texts_of_others_do_nothing() -> None:
+    harmless, harmful = summary(), hostile()
+    text = page(harmful)
+    assert not CONTROL.search(text)
+    expected, found = Parsed(page(harmless)), Parsed(text)
+    assert set(found.tags) == set(expected.tags)
+    assert "script" not in found.tags
+    assert "img" not in found.tags
+    names = {name for _, attributes in found.elements for name in attributes}
+    assert names == {name for _, attributes in expected.elements for name in attributes}
+    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in HOSTILE)
+    assert found.text.count(shown) > 40
+    assert "49" not in shown
+
+
+def test_nothing_comes_from_outside() -> None:
+    text = page(summary())
+    assert "default-src 'none'; style-src 'unsafe-inline'" in text
+    for tag, attributes in Parsed(text).elements:
+        assert tag not in ("script", "link", "img", "iframe", "object", "embed", "base", "form", "use", "image", "a")
+        assert not {"src", "href", "action", "data", "srcset", "xlink:href", "style"} & attributes.keys(), tag
+        assert not any(name.startswith("on") for name in attributes)
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "http:" not in text
+    assert "https:" not in text
+
+
+def test_only_pictures_pass_unescaped() -> None:
+    unsafe = [path.name for path in sorted(TEMPLATES.iterdir()) if re.search(r"\bsafe\b|autoescape", path.read_text())]
+    assert unsafe == ["pictures.html"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8, 9, 64])
+def test_any_number_of_ranks(ranks: int) -> None:
+    content = summary(ranks)
+    text = page(content)
+    assert "nan" not in re.sub("[a-z]nan|nan[a-z]", "", "".join(SVG.findall(text)))
+    map_of = heat_map(page_content(content).diagnosis.ranks)  # type: ignore[union-attr]
+    heights = [int(found) for row in map_of for found in re.findall(r'<svg[^>]* height="(\d+)"', row.svg)]
+    assert len(map_of) == 10
+    assert sum(heights) < 250
+    step = one_step(page_content(content).timelines)
+    assert step is not None
+    assert step.aligned
+    assert len(step.rows) == ranks + 1
+    assert (
+        sum(
+            int(found)
+            for row in step.rows
+            for found in re.findall(r'height="(\d+)" role|<svg[^>]* height="(\d+)"', row.svg)
+            for found in found
+            if found
+        )
+        < 32 * 25 + 64 * 16
+    )
+    assert len(text) < 600_000
+
+
+def test_the_late_rank_stands_out() -> None:
+    content = page_content(summary(8))
+    assert content.diagnosis is not None
+    hot = {row.name: row.svg.count('class="hot"') for row in heat_map(content.diagnosis.ranks)}
+    assert hot == {**dict.fromkeys(hot, 0), "backward": 1}
+    (cell,) = re.findall(
+        r'<rect[^>]*class="hot"[^>]*><title>(.*?)</title>',
+        "".join(row.svg for row in heat_map(content.diagnosis.ranks)),
+    )
+    assert cell.startswith("rank 7 on node0, backward: ")
+
+
+def test_a_hundred_trials() -> None:
+    content = summary(trials=100)
+    text = page(content)
+    assert said(text).count("failed: RuntimeError") == 1
+    assert "100 trials as a table" in said(text)
+    drawn = ElementTree.fromstring(trials(page_content(content).trials, 0.03))
+    assert len(drawn.findall("rect")) == 99
+    assert len(text) < 600_000
+
+
+def test_where_the_clocks_are_wrong_each_rank_begins_at_its_own_zero() -> None:
+    content = summary(2)
+    content["timelines"][1]["began"] = 7.0
+    step = one_step(page_content(content).timelines)
+    assert step is not None
+    assert not step.aligned
+    assert "could not be aligned" in said(page(content))
+
+
+def test_buckets_that_travel_at_once_stand_below_each_other() -> None:
+    content = summary(2)
+    step = one_step(page_content(content).timelines)
+    assert step is not None
+    assert step.buckets == 4
+    drawn = ElementTree.fromstring(step.rows[0].svg)
+    tops = [one.get("y") for one in drawn.findall("rect") if one.get("class") == "bucket"]
+    assert len(tops) == 4
+    assert len(set(tops)) == 2
+
+
+def test_a_number_that_is_damaged_is_drawn_inside_the_picture_or_refused() -> None:
+    """Any one leaf of a summary is replaced: by 0, by what is far too large, by another type."""
+    chance, drawn = random.Random(1), 0
+    wanted = [0, 0.0, -1, -0.5, 1e-9, 1e9, 1e300, 2**70, math.inf, math.nan, None, "", "x", [], {}, True]
+    for _ in range(300):
+        content = copy.deepcopy(summary())
+        place: Any = content
+        while True:
+            keys = list(place) if isinstance(place, dict) else range(len(place))
+            key = chance.choice(list(keys))
+            if not isinstance(place[key], (dict, list)) or not place[key]:
+                break
+            place = place[key]
+        place[key] = chance.choice(wanted)
+        try:
+            text = page(content)
+        except ValueError:
+            continue
+        drawn += 1
+        for picture in SVG.findall(text):
+            for element in ElementTree.fromstring(picture).iter():
+                for name in ("x", "width", "x1", "x2", "cx"):
+                    share = element.get(name, "0%")
+                    assert not share.endswith("%") or 0 <= float(share[:-1]) <= 100, (key, place[key])
+                for name in ("y", "height", "y1", "y2"):
+                    assert float(element.get(name, "0")) >= 0, (key, place[key])
+    assert 100 < drawn < 300
+
+
+def test_one_finding_may_cost_and_a_cause_may_make_it_worse() -> None:
+    content = summary()
+    content["diagnosis"]["findings"][0] |= {"ms": -1.5, "low": -2.5, "high": 0.5}
+    content["diagnosis"]["waterfall"][2]["step_ms"] = content["diagnosis"]["waterfall"][1]["step_ms"] + 3.0
+    text = said(page(content))
+    assert "−1.50 ms per step −2.50 to 0.50 ms" in text
+    assert "3.00 ms more" in text
+
+
+def test_waiting_is_a_part_of_what_is_exposed() -> None:
+    content = page_content({"schema": 1, "trials": [], "diagnosis": diagnosis(2)})
+    assert content.diagnosis is not None
+    for one, row in zip(content.diagnosis.ranks, (stages(0, 2), stages(1, 2)), strict=True):
+        parts = stages_of(one)
+        assert sum(parts.values()) == pytest.approx(row["step_ms"])
+        assert parts["transfer"] + parts["waiting"] == pytest.approx(row["exposed_ms"])
+
+
+def test_the_file_is_private_and_replaces_only_a_report(tmp_path: Path) -> None:
+    place = tmp_path / "report.html"
+    write_page(place, summary())
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600
+    first = place.read_text()
+    write_page(place, summary(8))
+    assert place.read_text() != first
+    for content in ("<html>mine</html>", json.dumps(summary())):
+        place.write_text(content)
+        with pytest.raises(UsageError, match=r"not a report of autoddp, so it is not replaced"):
+            write_page(place, summary())
+        assert place.read_text() == content
+    place.unlink()
+    place.mkdir()
+    with pytest.raises(UsageError, match="no regular file"):
+        write_page(place, summary())
+    assert sorted(os.listdir(tmp_path)) == ["report.html"]
+
+
+def test_a_linked_report_stays_a_link(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.html", tmp_path / "link.html"
+    real.touch()
+    link.symlink_to(real)
+    write_page(link, summary())
+    assert link.is_symlink()
+    assert real.read_text().startswith("<!DOCTYPE html>")
