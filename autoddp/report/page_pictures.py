@@ -330,7 +330,7 @@ def _words(place: float, longest: float, y: float, words: str) -> str:
 
 
 def _percent(value: float, of: float) -> str:
-    return f"{min(max(value / of if of else 0.0, 0.0), 1.0) * 100:.2f}%"
+    return f"{value / of * 100 if of else 0.0:.2f}%"
 
 
 def _ms(ms: float) -> str:

@@ -118,24 +118,24 @@ def timelines(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def hostile() -> dict[str, Any]:
-    """Every text that a run may take from others says `HOSTILE`."""
+def saying(words: str) -> dict[str, Any]:
+    """Every text that a run may take from others is `words`."""
     content = summary()
-    content |= dict.fromkeys(("script", "run", "recipe", "topology", "recipe_text"), HOSTILE)
-    content["network"]["says"] = content["transports"]["findings"][0] = content["what_if"][0]["label"] = HOSTILE
-    content["decision"]["why"] = HOSTILE
-    content["job"] |= {"backend": HOSTILE, "torch": HOSTILE, "left_out": {HOSTILE: HOSTILE}}
-    content["job"] |= {key: [HOSTILE] for key in ("devices", "links", "networks")}
+    content |= dict.fromkeys(("script", "run", "recipe", "topology", "recipe_text"), words)
+    content["network"]["says"] = content["transports"]["findings"][0] = content["what_if"][0]["label"] = words
+    content["decision"]["why"] = words
+    content["job"] |= {"backend": words, "torch": words, "left_out": {words: words}}
+    content["job"] |= {key: [words] for key in ("devices", "links", "networks")}
     for one in (*content["trials"], *content["ladder"]):
-        one |= {"rung": HOSTILE, "configuration": {HOSTILE: HOSTILE}, "reason": HOSTILE, "state": HOSTILE}
-    content["decision"]["configuration"] = {HOSTILE: HOSTILE}
+        one |= {"rung": words, "configuration": {words: words}, "reason": words, "state": words}
+    content["decision"]["configuration"] = {words: words}
     found = content["diagnosis"]
-    found |= {"verdict": [HOSTILE] * 3, "not_measured": [HOSTILE], "scaling": {"text": HOSTILE}}
+    found |= {"verdict": [words] * 3, "not_measured": [words], "scaling": {"text": words}}
     for one in found["findings"]:
-        one |= dict.fromkeys(("cause", "status", "text", "fix"), HOSTILE)
+        one |= dict.fromkeys(("cause", "status", "text", "fix"), words)
     for one in found["waterfall"]:
-        one["cause"] = HOSTILE
+        one["cause"] = words
     for row, timeline in zip(found["ranks"], content["timelines"], strict=True):
-        row["host"] = timeline["host"] = HOSTILE
-        timeline["spans"] = [{**span, "name": HOSTILE} for span in timeline["spans"]]
+        row["host"] = timeline["host"] = words
+        timeline["spans"] = [{**span, "name": words} for span in timeline["spans"]]
     return content

@@ -16,7 +16,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from page_samples import HOSTILE, diagnosis, hostile, stages, summary
+from page_samples import HOSTILE, diagnosis, saying, stages, summary
 
 from autoddp.errors import UsageError
 from autoddp.report.page import page, write_page
@@ -219,7 +219,7 @@ def test_what_is_no_summary_is_refused(content: Any, why: str) -> None:
 
 
 def test_texts_of_others_do_nothing() -> None:
-    harmless, harmful = summary(), hostile()
+    harmless, harmful = summary(), saying(HOSTILE)
     text = page(harmful)
     assert not CONTROL.search(text)
     expected, found = Parsed(page(harmless)), Parsed(text)
