@@ -38,9 +38,8 @@ def write_page(path: Path, summary: Mapping[str, Any]) -> None:
     """Whole or not at all, for this user alone. OSError; ValueError if `summary` is no summary; UsageError if another
     file is at `path`, which may be a report of somebody else's."""
     text = page(summary)
-    path = Path(os.path.realpath(path))  # a linked report stays a link
     _require_replaceable(path)
-    write_whole(path, text, private=True)
+    write_whole(Path(os.path.realpath(path)), text, private=True)  # a linked report stays a link
 
 
 def page(summary: Mapping[str, Any]) -> str:

@@ -102,6 +102,8 @@ CASES = {
     ),
     "recipe command": ("recipe check not.toml", "not.toml: not TOML: "),
     "recipe command's word": ("recipe chekc not.toml", "recipe: "),
+    "report without a run": ("report", "report: no run in .autoddp has a summary.json; name a run's folder, or tune"),
+    "report of another file": ("report not.toml", "report: not.toml: not the summary of a run: Expecting value"),
 }
 
 

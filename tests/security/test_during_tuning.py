@@ -110,7 +110,7 @@ def test_nobody_gets_in(lab, open_folder):
     assert stat.S_IMODE(recipe.stat().st_mode) == 0o666 & ~_umask()
     assert load(recipe).configuration is not None
     assert stat.S_IMODE(run.stat().st_mode) == 0o700
-    private = ("journal.jsonl", "tuning.log", "summary.json", "owner.json", "elastic.log")
+    private = ("journal.jsonl", "tuning.log", "summary.json", "report.html", "owner.json", "elastic.log")
     modes = {path.name: stat.S_IMODE(found.st_mode) for path, found in walked(run) if path.name in private}
     assert modes == dict.fromkeys(private, 0o600)
     for path, found in walked(folder):

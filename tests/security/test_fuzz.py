@@ -26,6 +26,7 @@ from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.launch.owner import Mark
 from autoddp.launch.resuming import _entries
 from autoddp.recipe import Recipe, parse
+from autoddp.report.page import page
 from autoddp.topology.tool_outputs import SOURCES
 from autoddp.wire import (
     VERSION,
@@ -117,6 +118,31 @@ def journal_entries(data: bytes) -> list[Entry]:
     return list(_entries(file))
 
 
+RANK = {"rank": 0, "host": "a", "data_ms": 1.5, "exposed_ms": 9.1, "waiting_ms": 3.2, "step_ms": 20.0}
+FINDING = {"cause": "data_loader", "ranks": [0, 1], "ms": 1.5, "low": 1.2, "high": 1.7, "status": "proved", "fix": "x"}
+SPAN = {"name": "forward", "begin": 0.001, "end": 0.004}
+BUCKET = {"index": 0, "bytes": 1048576, "launched": 0.002, "ended": 0.003}
+TIMELINE = {"host": "a", "began": 0.1, "error": 1e-4, "steps": [0.01, 0.02], "spans": [SPAN], "buckets": [BUCKET]}
+TRIAL = {"number": 1, "rung": "near", "configuration": {"hook": "bf16"}, "seconds": 0.02, "predicted": 0.03}
+SUMMARY = {
+    "schema": 1,
+    "script": "train.py",
+    "baseline": TRIAL,
+    "trials": [TRIAL, TRIAL],
+    "ladder": [{**TRIAL, "speedup": {"ratio": 1.5, "low": 1.2, "high": 1.9}, "error": {"relative": 0.01}}],
+    "decision": {"configuration": {"hook": "bf16"}, "why": "it is faster"},
+    "diagnosis": {
+        "step_ms": 20.0,
+        "ranks": [RANK, {**RANK, "rank": 1}],
+        "findings": [FINDING],
+        "waterfall": [{"cause": "as written", "step_ms": 20.0}, {"cause": "straggler", "step_ms": 15.5}],
+    },
+    "timelines": [{"rank": 0, **TIMELINE}, {"rank": 1, **TIMELINE}],
+    "topology": "host",
+}
+"""Of a run, with all that a page draws."""
+
+
 M = 2**20
 R = 2**16
 """The largest recipe that is read."""
@@ -164,6 +190,13 @@ READERS = {
         (ValueError,),
         (WorkerConfig,),
         NESTED,
+    ),
+    "summary": Reader(
+        lambda data: page(codec.decode(data, dict)),
+        lambda: [codec.encode(SUMMARY).encode()],
+        (ValueError,),
+        (str,),
+        [*NESTED, b'{"schema": 1, "trials": [], "script": "' + b"<" * M + b'"}'],
     ),
     "mark": Reader(Mark.parse, lambda: [mark()], (), (Mark, type(None)), NESTED),
     **{
