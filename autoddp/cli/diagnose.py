@@ -81,4 +81,5 @@ def _examined(options: Options, mode: Mode) -> tuple[Tuned, Path]:
         hosts = agreement.hosts if agreement is not None else Hosts()
         with environment_with(network.variables), Results(options, preparation.folder, network) as results:
             tuned = Tuning(options, preparation, hosts, results, network.together).run()
+        results.keep_diagnosis(tuned)
     return tuned, preparation.folder.path

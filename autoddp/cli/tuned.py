@@ -22,7 +22,7 @@ from autoddp.launch.tune import Tuned
 from autoddp.launch.usual_folders import elsewhere
 from autoddp.log import get_logger
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse, save
-from autoddp.report import Terminal, say, summary, try_next, warn, what_was_won, write_summary
+from autoddp.report import Terminal, say, summary, summary_of_diagnosis, try_next, warn, what_was_won, write_summary
 from autoddp.report.node_text import node_text
 from autoddp.study import Outcome
 from autoddp.topology import Node, verdicts
@@ -77,7 +77,8 @@ class Results:
             except RecipeError as error:  # it came from another host, or from a process of the script
                 tuned.why = f"the recipe that was found is not sound: {error}"
         if tuned.outcome is not None:
-            self._write_summary(tuned.outcome, tuned, place or options.recipe_path)
+            found = summary(tuned.outcome, tuned.wall_seconds, str(place or options.recipe_path))
+            self._write_summary(found | {"recipe_text": tuned.recipe})
         if place is None:
             why = f"{tuned.why or 'the leading node gave up'}; see {folder.path}"
             if options.tune_only:
@@ -93,16 +94,20 @@ class Results:
             self._close(tuned.outcome, place)
         return replace(mode, recipe=parse(tuned.recipe, place), path=place)
 
-    def _write_summary(self, outcome: Outcome, tuned: Tuned, place: Path) -> None:
+    def keep_diagnosis(self, tuned: Tuned) -> None:
+        """Write a diagnosis that was all that was asked for to the run's folder, in place of a study's results."""
+        if tuned.diagnosis is not None:
+            self._write_summary(summary_of_diagnosis(tuned.diagnosis, tuned.wall_seconds))
+
+    def _write_summary(self, results: dict[str, Any]) -> None:
         node = _this_node()
         found = transports(self._folder.path, node)
-        content = summary(outcome, tuned.wall_seconds, str(place)) | {
+        content = results | {
             "script": self._options.script,
             "run": self._folder.path.name,
             "network": asdict(self._network),
             "transports": found,
             "topology": node_text(node, verdicts(node)) if node.host else "",
-            "recipe_text": tuned.recipe,
         }
         try:
             write_summary(self._folder.summary, content)

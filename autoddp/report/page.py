@@ -99,7 +99,6 @@ def _environment() -> Environment:
         "headroom": _headroom,
         "settings": _settings,
         "error": _error,
-        "cause": pictures.cause_name,
         "stages_of": pictures.stages_of,
         "size": data_size,
         "duration": duration,
@@ -192,17 +191,22 @@ def _not_measured(content: PageContent) -> Iterator[str]:
             yield "Samples per second: the batches do not come from a loader of torch's."
     if not any(one.steps for one in content.timelines):
         yield "One step of all ranks: no step was recorded."
-    if content.headroom is None:
-        yield "The headroom: no steps without reduction were run."
     if not content.trials:
         yield "Other settings: no trial was run."
-    elif all(one.predicted is None for one in content.trials):
-        yield "Predictions of the trials: none was made."
-    if not content.ladder:
-        yield "The ladder: no configuration reached the final rounds."
+    if content.baseline is not None:  # of a study
+        yield from _not_studied(content)
     if not content.topology:
         yield "The topology of this host."
     if not content.what_if:
         yield "This job on other machines: nothing was predicted."
+
+
+def _not_studied(content: PageContent) -> Iterator[str]:
+    if content.headroom is None:
+        yield "The headroom: no steps without reduction were run."
+    if content.trials and all(one.predicted is None for one in content.trials):
+        yield "Predictions of the trials: none was made."
+    if not content.ladder:
+        yield "The ladder: no configuration reached the final rounds."
     if not content.recipe_text:
         yield "The recipe: it is not part of this summary."

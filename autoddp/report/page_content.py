@@ -113,19 +113,22 @@ class Transports(Struct, frozen=True):
 
 
 class RankStages(Struct, frozen=True):
-    """Milliseconds of a usual step of one rank, by stage; `waiting_ms` is a part of `exposed_ms`."""
+    """Milliseconds of a usual step of one rank, by stage; `waiting_ms` is a part of `exposed_ms`.
+
+    `other_ms` is what the others leave of a step, so rounding may take it below 0.
+    """
 
     rank: Count
     host: str = ""
-    data_ms: Amount = 0.0
-    copy_ms: Amount = 0.0
-    buffers_ms: Amount = 0.0
-    forward_ms: Amount = 0.0
-    backward_ms: Amount = 0.0
-    exposed_ms: Amount = 0.0
-    waiting_ms: Amount = 0.0
-    optimizer_ms: Amount = 0.0
-    other_ms: Amount = 0.0
+    data_ms: Number = 0.0
+    copy_ms: Number = 0.0
+    buffers_ms: Number = 0.0
+    forward_ms: Number = 0.0
+    backward_ms: Number = 0.0
+    exposed_ms: Number = 0.0
+    waiting_ms: Number = 0.0
+    optimizer_ms: Number = 0.0
+    other_ms: Number = 0.0
 
 
 class Finding(Struct, frozen=True):

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 
 from autoddp.report.page_content import Mended, RankStages, Standing, Trial
 from autoddp.report.svg import element, title_of
-from autoddp.timing import median
 from autoddp.timing.timeline import Bucket, Timeline
 from autoddp.units import data_size, milliseconds
 
@@ -47,10 +47,9 @@ class Row:
 
 
 def stages_of(one: RankStages) -> dict[str, float]:
-    """Milliseconds of each of `STAGES`."""
-    waiting = min(one.waiting_ms, one.exposed_ms)
-    apart = {"transfer": one.exposed_ms - waiting, "waiting": waiting}
-    return {name: apart[name] if name in apart else getattr(one, f"{name}_ms") for name in STAGES}
+    """Milliseconds of each of `STAGES`, none of them below 0."""
+    apart = {"transfer": one.exposed_ms - one.waiting_ms, "waiting": min(one.waiting_ms, one.exposed_ms)}
+    return {name: max(apart[name] if name in apart else getattr(one, f"{name}_ms"), 0.0) for name in STAGES}
 
 
 def usual_stages(ranks: Sequence[RankStages]) -> dict[str, float]:
@@ -91,19 +90,10 @@ def waterfall(steps: Sequence[Mended]) -> list[Row]:
             what = "saved" if saved >= 0 else "lost"
             left, right = sorted((step.step_ms, before.step_ms))
             parts.append(_box(left, right, longest, 0, 22, what, f"{what}: {_ms(abs(saved))}"))
-            name = f"{'and' if len(rows) > 1 else 'without'} {cause_name(step.cause)}"
+            name = f"and {step.cause}" if len(rows) > 1 else f"{step.cause} mended"
             below = f"{_ms(abs(saved))} {'less' if saved >= 0 else 'more'}"
         rows.append(Row(name, _svg(22, "a step", parts), _ms(step.step_ms), below))
     return rows
-
-
-def cause_name(cause: str) -> str:
-    """A cause in words.
-
-    >>> cause_name("data_loader")
-    'data loader'
-    """
-    return cause.replace("_", " ")
 
 
 def ranks_text(ranks: Sequence[int], all_of: int | None) -> str:
@@ -133,7 +123,7 @@ def heat_map(ranks: Sequence[RankStages]) -> list[Row]:
     rows = []
     for name in STAGES:
         column = [stages[name] for stages in each]
-        usual = median(column)
+        usual = median_low(column)
         parts: list[str] = []
         for place, (one, ms) in enumerate(zip(ranks, column, strict=True)):
             stands_out = name != "waiting" and ms - usual > _NOTABLE * step  # the one that is late does not wait

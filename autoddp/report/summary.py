@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autoddp.codec import encode, plain
+from autoddp.diagnose import Diagnosis
 from autoddp.files import write_whole
 from autoddp.study import Outcome, Semifinal, Standing, TrialRecord
 from autoddp.timing import Block
@@ -40,6 +41,11 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
         "compilations": outcome.compilations,
         "wall_seconds": {**outcome.wall_seconds, **wall_seconds},
     }
+
+
+def summary_of_diagnosis(diagnosis: Diagnosis, wall_seconds: dict[str, float]) -> dict[str, Any]:
+    """The same where nothing was studied but why the job is slow."""
+    return {"schema": SCHEMA, "diagnosis": diagnosis.plain(), "wall_seconds": wall_seconds}
 
 
 def write_summary(path: Path, content: dict[str, Any]) -> None:
