@@ -1,0 +1,56 @@
+"""A real run leaves its page, and no fault of the page costs the launch."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+from pathlib import Path
+
+from launchers import AUTODDP, ROOT, SCRIPTS, Launch, start
+
+LONG = {"TUNED_TIMES_LONGER": "12"}
+BROKEN = """
+import pathlib
+pathlib.Path(__file__).with_name("imported").touch()
+raise ImportError("this jinja2 is broken")
+"""
+
+
+def launched(folder: Path, *options: str, env: dict[str, str] | None = None) -> Launch:
+    words = ["--nproc-per-node", "2", *options, str(SCRIPTS / "plain.py")]
+    launch = start(AUTODDP, folder, words, {**LONG, **(env or {})}, subprocess.Popen).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert (folder / "rank0.pt").exists()
+    return launch
+
+
+def test_a_run_leaves_its_page(tmp_path: Path) -> None:
+    launch = launched(tmp_path / "run", "--trials", "2", "--allow", "exact")
+    (page,) = launch.folder.glob(".autoddp/*/report.html")
+    summary = json.loads(page.with_name("summary.json").read_text())
+    assert f"autoddp: report: {page}\n" in launch.stderr
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    text = page.read_text()
+    assert "tests/scripts/plain.py" in text
+    assert "2 ranks on 1 host (cpu), gloo" in text
+    assert f"run {page.parent.name}" in text
+    assert summary["recipe_text"].startswith("# A recipe of autoddp")
+    assert "NUMA" in summary["topology"]
+
+
+def test_a_page_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
+    """Nor does a launch with the recipe import what makes pages."""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "jinja2.py").write_text(BROKEN)
+    paths = {"PYTHONPATH": f"{broken}:{ROOT}"}
+    launch = launched(tmp_path / "run", "--trials", "2", "--allow", "exact", env=paths)
+    (warning,) = [line for line in launch.stderr.splitlines() if "report.html" in line]
+    assert warning.startswith("autoddp: warning: ")
+    assert warning.endswith("report.html could not be written: this jinja2 is broken")
+    assert len(list(launch.folder.glob(".autoddp/*/summary.json"))) == 1
+    (broken / "imported").unlink()
+    launched(tmp_path / "run", env=paths)
+    assert "autoddp: recipe scripts.plain.autoddp.toml: launching " in launch.stderr
+    assert not (broken / "imported").exists()
