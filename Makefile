@@ -52,7 +52,7 @@ test-whole: .venv/.ready
 	@touch $@
 
 # The readers of what others have written against damaged inputs: so many for each property of tests/topology (26 of
-# them), and 25 times as many for each reader in tests/security (12).
+# them), and 25 times as many for each reader in tests/security (13).
 FUZZ_EXAMPLES ?= 4000
 fuzz: .venv/.ready
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -n 2 --timeout 0 tests/topology tests/security -k 'any_text or matrix or fuzz'
