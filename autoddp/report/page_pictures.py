@@ -81,18 +81,17 @@ def _stacked(stages: dict[str, float], longest: float) -> str:
 def waterfall(steps: Sequence[Mended]) -> list[Row]:
     """A bar for each cause: the step that is left after mending it too, then what that gave."""
     longest = max(step.step_ms for step in steps)
-    rows: list[Row] = []
+    rows = []
     for before, step in zip((None, *steps), steps, strict=False):
         parts = [_box(0, step.step_ms, longest, 0, 22, "left", f"a step takes {_ms(step.step_ms)}")]
-        name, below = step.cause, ""
+        below = ""
         if before is not None:
             saved = before.step_ms - step.step_ms
             what = "saved" if saved >= 0 else "lost"
             left, right = sorted((step.step_ms, before.step_ms))
             parts.append(_box(left, right, longest, 0, 22, what, f"{what}: {_ms(abs(saved))}"))
-            name = f"and {step.cause}" if len(rows) > 1 else f"{step.cause} mended"
             below = f"{_ms(abs(saved))} {'less' if saved >= 0 else 'more'}"
-        rows.append(Row(name, _svg(22, "a step", parts), _ms(step.step_ms), below))
+        rows.append(Row(step.cause, _svg(22, "a step", parts), _ms(step.step_ms), below))
     return rows
 
 

@@ -123,7 +123,7 @@ def test_what_matters_is_there() -> None:
     assert "nvidia-smi -q -d CLOCK" in text
     steps = [f"{one['step_ms']:.1f}" for one in content["diagnosis"]["waterfall"]]
     assert f"{steps[0]} → {steps[2]} ms" in text
-    assert f"straggler mended a step a step takes {steps[1]} ms saved: 9.21 ms {steps[1]} ms 9.21 ms less" in text
+    assert f"straggler a step a step takes {steps[1]} ms saved: 9.21 ms {steps[1]} ms 9.21 ms less" in text
     assert "rank 1 on node0, backward: 27.1 ms" in text
     for one in content["ladder"]:
         gain = one["speedup"]
