@@ -37,6 +37,7 @@ _FEWEST_FIRST, _MOST_FIRST = 6, 150
 _MOST_RECORDS = 4  # as long as the first one: events that have been seen too seldom are waited for
 _ROUNDS = 6  # pairs of blocks: Student's t for 99 % reaches 1.6 times their spread to either side
 _ROUNDS_OF_SLOW = 4  # 2.9 times, where steps are so long that the link decides their time
+_MOST_ROUNDS = 24  # where fewer neither prove nor refute anything
 _SLOW = 0.3  # seconds
 _BLOCK = 0.25  # seconds of a block, at least
 _FEWEST, _MOST = 3, 40  # steps of a block
@@ -226,27 +227,45 @@ class Examination:
             return _Proof(self._reduction.times(mend.share), "")
         if mended.experiment.kept_batches:
             self._keep()
-        blocks = self._in_turns(against, mended)
-        before = [_step_of(block, against) for block in blocks[0]]
-        after = [_step_of(block, mended) for block in blocks[1]]
-        price = difference(before, after)
+        before: list[float] = []
+        after: list[float] = []
+        blocks: list[Evidence] = []
+        while True:
+            first, second = self._in_turns(against, mended)
+            before += [_step_of(block, against) for block in first]
+            after += [_step_of(block, mended) for block in second]
+            blocks += second
+            price = difference(before, after)
+            if not self._is_open(price) or len(before) >= _MOST_ROUNDS or not self._can_turn(against, mended):
+                break
         if mended == Condition(reduce=False):
-            self._alone, self._reduction = blocks[1], price
+            self._alone, self._reduction = blocks, price
         return _Proof(price.times(mend.share), "")
 
-    def _in_turns(self, *conditions: Condition) -> list[list[Evidence]]:
-        """The same number of blocks of each. Every second round goes backwards, so that a drift hits all alike."""
-        # Blocks of one condition that follow each other need no warm-up.
-        changes = len(conditions) - 1
+    def _is_open(self, price: Difference) -> bool:
+        """Whether nothing is proved, and nothing refuted."""
+        return price.low <= 0 < WORTHWHILE * self._step < price.high
+
+    def _can_turn(self, *conditions: Condition) -> bool:
+        """Whether there is time for some more rounds."""
+        return bool(self._plans(*conditions))
+
+    def _plans(self, *conditions: Condition) -> list[tuple[int, int]]:
+        """Rounds and steps of their blocks for which there is time, the most first."""
+        changes = len(conditions) - 1  # blocks of one condition that follow each other need no warm-up
 
         def cost(rounds: int, steps: int) -> int:
             return rounds * (len(conditions) * steps + changes * _WARMUP)
 
         plans = [(self._rounds, self._steps), (_ROUNDS_OF_SLOW, self._steps), (_ROUNDS_OF_SLOW, _FEWEST)]
-        affordable = [plan for plan in plans if self._affords(cost(*plan))]
-        if not affordable:
+        return [plan for plan in plans if self._affords(cost(*plan))]
+
+    def _in_turns(self, *conditions: Condition) -> list[list[Evidence]]:
+        """The same number of blocks of each. Every second round goes backwards, so that a drift hits all alike."""
+        plans = self._plans(*conditions)
+        if not plans:
             raise CannotRun("the time for diagnosing was over (--diagnose-budget)")
-        rounds, steps = affordable[0]
+        rounds, steps = plans[0]
         found: list[list[Evidence]] = [[] for _ in conditions]
         for number in range(rounds):
             order = list(enumerate(conditions))
@@ -292,6 +311,10 @@ class Examination:
                 return None  # how much is not even known
             text = f"{suspicion.seen}; not proved: {proof.text}"
             return Finding(suspicion.cause, suspicion.ranks, suspicion.guess, None, None, "suspected", text, fix)
+        if not price.sure and self._is_open(price) and price.seconds >= WORTHWHILE * self._step:
+            low, high = (f"{end * 1e3:.3g}" for end in (price.low, price.high))
+            text = f"{suspicion.seen}; not proved: the rounds differed too much ({low} to {high} ms)"
+            return Finding(suspicion.cause, suspicion.ranks, price.seconds, None, None, "suspected", text, fix)
         if not price.sure or price.seconds < WORTHWHILE * self._step:
             return None
         text = suspicion.seen + (f"; {proof.text}" if proof.text else "")

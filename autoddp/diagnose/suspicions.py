@@ -9,6 +9,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from autoddp.codec import replace
 from autoddp.diagnose.evidence import Evidence, Table
@@ -27,6 +28,7 @@ _UNEVEN = 0.05  # spread of the batches' sizes, as a share of their mean, from w
 _NO_CORE = 0.05  # share of a step for which a rank's threads wait for a core, from which there are too many threads
 _STARVED = 0.5  # share of the promised rate below which a link is called slow
 _FEWEST_EVENTS = 3  # of a kind: fewer give no interval that says anything
+_IRREGULAR = 0.6  # spread of the distances between events, as a share of their mean; 1 where they come at random
 _COMPUTING = ("copy", "forward", "backward", "optimizer")
 
 
@@ -315,11 +317,15 @@ def _epoch_start(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion
 
 def _periodic_stall(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
     everyone = tuple(range(len(evidence.ranks)))
+    usual_other = evidence.means(evidence.stage("other"))
 
     def is_event(of: Evidence, n: int) -> bool:
         other = of.stage("other")
         alone = max(other[r][n] - of.others(other, r, n) for r in everyone) if len(everyone) > 1 else 0.0
-        return n in of.events and alone <= (of.steps[n] - of.seconds) / 2
+        longer = of.steps[n] - of.seconds
+        # What hits the other stages alone is the machine's doing, not the script's.
+        scripts = max(other[r][n] - usual_other[r] + of.ranks[r].collecting[n] for r in everyone)
+        return n in of.events and alone <= longer / 2 < scripts
 
     what = "the script does something else, such as saving, in some steps"
     events = [n for n in range(evidence.count) if is_event(evidence, n)]
@@ -338,12 +344,18 @@ def _events(
     what: str,
 ) -> Iterator[Suspicion]:
     events = [n for n in range(evidence.count) if is_event(evidence, n)]
-    if not events:
+    if not events or not _regular(events):
         return
     seconds = sum(evidence.steps[n] - evidence.seconds for n in events) / evidence.count
     each = statistics.fmean(evidence.steps[n] - evidence.seconds for n in events)
     seen = f"{what}: {len(events)} of {evidence.count} steps take {each * 1e3:.3g} ms longer than the others"
     yield Suspicion(cause, ranks, seconds, seen, Events(is_event))
+
+
+def _regular(events: Sequence[int]) -> bool:
+    """Whether steps come at similar distances, as what a script does comes. What the machine does comes at random."""
+    gaps = [after - before for before, after in pairwise(events)]
+    return len(gaps) < 2 or statistics.pstdev(gaps) <= _IRREGULAR * statistics.fmean(gaps)
 
 
 def _host_device_copy(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
