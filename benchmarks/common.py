@@ -71,17 +71,24 @@ class Local:
         place.mkdir(parents=True, exist_ok=True)
         return place
 
-    def start(self, words: Sequence[str], log: Any) -> list[subprocess.Popen[Any]]:
-        """Start the command on every host."""
+    def start(self, words: Sequence[str], log: Any, printed: Any = None) -> list[subprocess.Popen[Any]]:
+        """Start the command on every host. What the first host prints goes to the file `printed`, if there is one."""
         own = environment(self.threads)
-        return [subprocess.Popen(words, cwd=self.home(0), env=own, stdout=log, stderr=subprocess.STDOUT)]
+        return [subprocess.Popen(words, cwd=self.home(0), env=own, stdout=printed or log, stderr=log)]
 
-    def run(self, words: Sequence[str], timeout: float = TIMEOUT) -> float:
+    def printed(self, words: Sequence[str], timeout: float = TIMEOUT) -> str:
+        """What the command prints on the first host; RuntimeError as in `run`."""
+        with (self.folder / "printed").open("w+") as file:
+            self.run(words, timeout, file)
+            file.seek(0)
+            return file.read()
+
+    def run(self, words: Sequence[str], timeout: float = TIMEOUT, printed: Any = None) -> float:
         """Wall seconds of the command; RuntimeError with the end of its output if it fails."""
         path = self.folder / f"run{next(self._numbers)}.log"
         with path.open("w") as log:
             began = time.perf_counter()
-            processes = self.start(words, log)
+            processes = self.start(words, log, printed)
             try:
                 codes = _wait(processes, timeout)
                 seconds = time.perf_counter() - began
@@ -97,11 +104,16 @@ class Local:
 
         If `at_once` steps become one, it is the median of the mean of each such group.
         """
-        path = self.folder / f"times{next(self._numbers)}.json"
-        self.run([*words, "--times", str(path)])
-        ranks = json.loads(path.read_text())
+        ranks = self.ranks_seconds(words)
         groups = [range(at, at + at_once) for at in range(warmup, len(ranks[0]) - at_once + 1, at_once)]
         return sum(median([sum(rank[i] for i in group) / at_once for group in groups]) for rank in ranks) / len(ranks)
+
+    def ranks_seconds(self, words: Sequence[str]) -> list[list[float]]:
+        """Seconds of each step on each rank, of a job that has the option --times."""
+        path = self.folder / f"times{next(self._numbers)}.json"
+        self.run([*words, "--times", str(path)])
+        found: list[list[float]] = json.loads(path.read_text())
+        return found
 
     def summary(self) -> dict[str, Any]:
         """The newest summary.json of a tuning run."""
@@ -117,17 +129,18 @@ class Hosts(Local):
         super().__init__(folder)
         self.lab = lab
 
-    def start(self, words: Sequence[str], log: Any) -> list[subprocess.Popen[Any]]:
+    def start(self, words: Sequence[str], log: Any, printed: Any = None) -> list[subprocess.Popen[Any]]:
         """See `Local.start`."""
         endpoint = f"{self.lab.address(0)}:{next(_ports)}"
         meet = ["--nnodes", str(len(self.lab)), "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
         meet += ["--rdzv-endpoint", endpoint, "--rdzv-id", "benchmark"]
         processes = []
         for host in range(len(self.lab)):
-            at = 4 if words[3:4] == ["bench"] else 3  # a command stands before its options
+            at = 4 if words[3] in ("bench", "diagnose") else 3  # a command stands before its options
             own = [*words[:at], *meet, "--local-addr", self.lab.address(host), *words[at:]]
-            options = {"env": environment(self.threads), "cwd": self.home(host)}
-            processes.append(self.lab.popen(host, own, stdout=log, stderr=subprocess.STDOUT, **options))
+            options = {"env": environment(self.threads), "cwd": self.home(host), "stderr": log}
+            output = printed if printed and host == 0 else log
+            processes.append(self.lab.popen(host, own, stdout=output, **options))
         return processes
 
 

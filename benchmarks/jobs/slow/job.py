@@ -1,0 +1,133 @@
+"""What the jobs of this folder share: options, a network that computes for a given time, the times of the steps.
+
+    args = job.options(__doc__)
+    with job.started(args) as clock:
+        for batch in loader:
+            ...
+            clock.step()
+
+Each job is slow for the reason that its file is named after. `--size` says how slow, and `--mended` runs it with the
+edit that takes the reason away, and with nothing else changed. The job knows nothing of any launcher.
+
+The cores of a test machine are few, so much of the computing sleeps: what is real is the reason for being slow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+SHARED = Path(tempfile.gettempdir(), "autoddp-slow-jobs")
+"""Where jobs keep the files that they read."""
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """The options of every job; the caller may add its own."""
+    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--steps", type=int, default=100)
+    found.add_argument("--size", choices=("small", "large"), default="large", help="how slow it is (large)")
+    found.add_argument("--mended", action="store_true", help="without the reason for being slow")
+    found.add_argument("--data", type=Path, default=SHARED, metavar="FOLDER", help="the job's files are made here")
+    found.add_argument("--times", metavar="FILE", help="rank 0 writes the seconds of every rank's steps here")
+    return found
+
+
+def options(doc: str | None) -> argparse.Namespace:
+    """The options of a job that has none of its own."""
+    return parser(doc).parse_args()
+
+
+class _AllSteps(Exception):
+    """The job has done its steps."""
+
+
+class Clock:
+    """Seconds from the end of a step to the end of the next one: all that the script does in between counts."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+        self._last = time.perf_counter()
+        self.seconds: list[float] = []
+
+    def step(self) -> None:
+        """Call it at the end of each step; the job ends with the last one."""
+        now = time.perf_counter()
+        self.seconds.append(now - self._last)
+        self._last = now
+        self._left -= 1
+        if self._left <= 0:
+            raise _AllSteps
+
+
+@contextlib.contextmanager
+def started(args: argparse.Namespace) -> Iterator[Clock]:
+    """A process group and a clock; at the end the times are written and the process ends."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    clock = Clock(args.steps)
+    with contextlib.suppress(_AllSteps):
+        yield clock
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, clock.seconds)
+    if args.times and dist.get_rank() == 0:
+        Path(args.times).write_text(json.dumps(everyone), encoding="utf-8")
+    dist.barrier()
+    # Not through the interpreter's own end: a thread of torch 2.13's gloo that waits for the GIL may abort there.
+    os._exit(0)
+
+
+def once(folder: Path, make: Any) -> Path:
+    """`folder`, filled by `make(folder)` unless an earlier run has done it. Rank 0 makes it while the others wait."""
+    if dist.get_rank() == 0 and not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        half = Path(tempfile.mkdtemp(dir=folder.parent))
+        make(half)
+        half.rename(folder)
+    dist.barrier()
+    return folder
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, forward: float, backward: float) -> Tensor:
+        ctx.seconds = backward
+        time.sleep(forward)
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        time.sleep(ctx.seconds)
+        return gradients[0], None, None
+
+
+class Computing(nn.Module):
+    """Stands for a layer that computes for so many seconds in its two passes, without taking a core."""
+
+    def __init__(self, forward: float, backward: float) -> None:
+        super().__init__()
+        self.times = (forward, backward)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The inputs as they are."""
+        found: Tensor = _Sleep.apply(inputs, *self.times)  # type: ignore[no-untyped-call]
+        return found
+
+
+def network(inputs: int, milliseconds: float = 40.0, width: int = 128, depth: int = 4) -> nn.Module:
+    """`depth` layers whose passes take these milliseconds in all, two thirds of them in the backward pass."""
+    each = milliseconds / 1e3 / depth / 3
+    layers: list[nn.Module] = [nn.Linear(inputs, width)]
+    for _ in range(depth):
+        layers += [nn.ReLU(), nn.Linear(width, width), Computing(each, 2 * each)]
+    return nn.Sequential(*layers, nn.Linear(width, 10))
