@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-MILLIONS = {"small": 2, "large": 12}  # numbers in the buffers
+TABLES = {"small": 2, "large": 12}  # of 1 MB
 
 
 class Remembering(nn.Module):
     """Keeps positions and masks as buffers, as transformers do."""
 
-    def __init__(self, network: nn.Module, millions: int) -> None:
+    def __init__(self, network: nn.Module, tables: int) -> None:
         super().__init__()
         self.network = network
-        for number in range(millions):
-            self.register_buffer(f"table{number}", torch.full((1000, 1000), float(number)))
+        for number in range(tables):
+            self.register_buffer(f"table{number}", torch.full((500, 500), float(number)))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """What the network gives."""
@@ -34,7 +34,7 @@ def main() -> None:
     """Train."""
     args = job.options(__doc__)
     with job.started(args) as clock:
-        model = DDP(Remembering(job.network(256), MILLIONS[args.size]), broadcast_buffers=not args.mended)
+        model = DDP(Remembering(job.network(256), TABLES[args.size]), broadcast_buffers=not args.mended)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         inputs, targets = torch.randn(8, 256), torch.arange(8)
         while True:
