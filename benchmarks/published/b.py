@@ -23,7 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from common import ROOT, Local, gain, median, options, paired, table, torchrun, write_json
 
-JOB = str(ROOT / "benchmarks" / "published" / "jobs" / "vision.py")
+JOB = [str(ROOT / "benchmarks" / "published" / "jobs" / "vision.py")]
+if not torch.cuda.is_available():
+    JOB.insert(0, str(ROOT / "tests" / "run_with_torchvision.py"))
 ONE_BUCKET = ["--bucket-cap-mb", "2000"]
 WARMUP = 12  # PowerSGD begins with the 10th step
 
@@ -53,7 +55,7 @@ def measure(here: Local, args: Namespace) -> dict[str, list[float]]:
     steps = ["--steps", str(WARMUP + args.steps)]
 
     def seconds(ranks: int, *more: str) -> float:
-        words = [*torchrun("--nproc-per-node", str(ranks)), JOB, *small, *more, *steps]
+        words = [*torchrun("--nproc-per-node", str(ranks)), *JOB, *small, *more, *steps]
         return here.step_seconds(words, WARMUP)
 
     sides = {"one, without DDP": lambda: seconds(1, "--alone"), "one, DDP": lambda: seconds(1, *ONE_BUCKET)}

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 STEPS = 16  # of an epoch
 BATCH = 4
-ENTRIES = {"small": 5_000, "large": 80_000}  # of the index
+ENTRIES = {"small": 5_000, "large": 200_000}  # of the index
 
 
 def make_index(folder: Path, entries: int) -> None:

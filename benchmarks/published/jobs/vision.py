@@ -1,13 +1,12 @@
 """The published job of experiment B: ViT-L/32 on images that the data set makes, with the settings given by hand.
 
     torchrun --nproc-per-node 8 vision.py --bucket-cap-mb 2000 --times times.json
-    torchrun --nproc-per-node 2 vision.py --model tiny --batch 8 --workers 1     # on a CPU
+    torchrun --nproc-per-node 2 tests/run_with_torchvision.py vision.py --model tiny --batch 8 --workers 1  # on a CPU
 
 SGD, `zero_grad` before the backward pass, 8 loader workers, pinned memory, copies that do not block.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import time
@@ -21,10 +20,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-
-with contextlib.suppress(ImportError):
-    import torchvision_on_cpu  # noqa: F401
-
 from torchvision.models import VisionTransformer, vit_b_32, vit_l_32
 
 COUNT = 100_000
