@@ -1,0 +1,66 @@
+"""Experiment D: six patterns that people look for in a trace, each planted, found by `autoddp diagnose`, and mended.
+
+    python benchmarks/published/d.py --json d.json       # as root: about half an hour
+
+A pattern is planted by a job of jobs/slow/, which is then run with the fix that the diagnosis names: the gain stands
+beside the predicted one. Small kernels and long copies to the device need a GPU, and are not shown here.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from common import options, say, table, verdict, write_json
+from diagnose import Case, Row, cannot, measured, number
+
+PATTERNS: list[tuple[str, Case]] = [
+    ("idle gaps: a rank does other work", Case("rank0_work", options=("--kind", "log"), ranks=(0,))),
+    ("no overlap: one large bucket", Case("no_overlap", place="lab")),
+    ("no overlap: find_unused_parameters", Case("find_unused_parameters", place="lab")),
+    ("straggler: more work on one rank", Case("straggler", options=("--kind", "work"), ranks=(1,))),
+    ("straggler: uneven batches", Case("uneven_batches")),
+    ("loader stall: decoding in the loop", Case("data_loader", options=("--kind", "jpeg", "--on", "1"), ranks=(1,))),
+]
+NOT_HERE = ("small kernels", "long copies to the device")
+
+
+def show(rows: list[tuple[str, Row]]) -> None:
+    """The table, and the fixes."""
+    cells = []
+    for pattern, row in rows:
+        price, real = number(row.ms, row.low, row.high), number(row.real, row.real_low, row.real_high)
+        found = "error" if row.error else row.first
+        cells.append((pattern, found, verdict(row.right and row.right_ranks), number(row.step_ms), price, real))
+    table(("pattern", "found", "right, ranks too", "step ms", "predicted gain ms", "gain of the fix ms"), cells)
+    for pattern, row in rows:
+        for finding in (row.diagnosis or {"findings": []})["findings"][:1]:
+            print(f"{pattern}: {finding['text']}\n    fix: {finding['fix']}")
+    print(f"not shown without a GPU: {', '.join(NOT_HERE)}")
+
+
+def main() -> None:
+    """Plant, find, mend."""
+    parser = options(__doc__)
+    parser.add_argument("--rounds", type=int, default=4, help="of whole jobs, as written and mended (4)")
+    args = parser.parse_args()
+    args.runs, args.gains_only = 1, False
+    if args.quick:
+        args.rounds = 2
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="published-d-") as folder:
+        for place, (pattern, case) in enumerate(PATTERNS):
+            if cannot(case.place):
+                say(f"left out: {pattern}: {cannot(case.place)}")
+                continue
+            rows += [(pattern, row) for row in measured(case, "large", Path(folder, str(place)), args)]
+    show(rows)
+    write_json(args.json, {"patterns": {pattern: asdict(row) for pattern, row in rows}})
+
+
+if __name__ == "__main__":
+    main()
