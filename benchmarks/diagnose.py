@@ -149,7 +149,7 @@ class SlowDisk(Local):
         """Make the disk, and remove it in the end."""
         image = self.folder.parent / f"{self.folder.name}.image"
         with image.open("wb") as file:
-            file.truncate(600_000_000)
+            file.truncate(4_000_000_000)  # sparse; a diagnosis uses a fifth of what is free
         _shell("mkfs.ext4", "-q", "-F", str(image))
         device = _shell("losetup", "--show", "-f", str(image))
         try:
