@@ -159,14 +159,15 @@ def of_model(ddp: DDP) -> dict[str, Any]:
 
 
 def of_hook(hook: Callable[..., Any], state: Any) -> dict[str, Any]:
-    """A comparison, or a watch, may stand around it."""
-    inside = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True)).get("hook")
+    """A recording, a comparison and a watch may stand around it."""
+    while inside := dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True)).get("hook"):
+        hook = inside.cell_contents
     values = {
         name: str(value)
         for name, value in vars(state).items()
         if isinstance(value, (bool, int, torch.dtype, type(None)))
     }
-    return {"hook": (inside.cell_contents if inside else hook).__name__, "state": type(state).__name__, **values}
+    return {"hook": hook.__name__, "state": type(state).__name__, **values}
 
 
 class Launcher:
