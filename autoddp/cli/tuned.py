@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,8 +26,10 @@ from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, pa
 from autoddp.report import Terminal, say, summary, summary_of_diagnosis, try_next, warn, what_was_won, write_summary
 from autoddp.report.node_text import node_text
 from autoddp.study import Outcome
+from autoddp.timing.timeline import Timeline
 from autoddp.topology import Node, verdicts
 from autoddp.topology.probe import probe
+from autoddp.trace import write_trace
 from autoddp.units import data_size
 from autoddp.version import __version__
 
@@ -97,7 +100,8 @@ class Results:
     def keep_diagnosis(self, tuned: Tuned) -> None:
         """Write a diagnosis that was all that was asked for to the run's folder, in place of a study's results."""
         if tuned.diagnosis is not None:
-            self._write_summary(summary_of_diagnosis(tuned.diagnosis, tuned.wall_seconds))
+            found = summary_of_diagnosis(tuned.diagnosis, tuned.wall_seconds)
+            self._write_summary(found | ({"timelines": tuned.timelines} if tuned.timelines else {}))
 
     def _write_summary(self, results: dict[str, Any]) -> None:
         node = _this_node()
@@ -116,6 +120,19 @@ class Results:
         for finding in found.get("findings", ()):
             say(finding)
         self._write_report(content)
+        if self._options.trace or self._options.diagnose_only:
+            self._write_trace(content.get("timelines", ()))
+
+    def _write_trace(self, timelines: Sequence[Timeline]) -> None:
+        if not timelines:
+            say("no trace was written: no steps were recorded")
+            return
+        try:
+            for line in write_trace(self._folder.trace, timelines):
+                say(line)
+        except Exception as error:  # as with the report
+            logger.exception("no trace was written")
+            say(f"warning: {self._folder.trace} could not be written: {first_line(error)}")
 
     def _write_report(self, content: dict[str, Any]) -> None:
         try:

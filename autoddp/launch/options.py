@@ -156,6 +156,7 @@ class Options:
         "reductions between two looks at the gradient error in the job", "N|off", _INTERVAL, "1000"
     )
     """0: the error is not measured. None: as often as half a percent of the job's time allows."""
+    trace: bool = _switch("write trace.json: some steps of all ranks, for ui.perfetto.dev or chrome://tracing")
     tune_only: bool = _switch("write the recipe and stop")
     seed: int = _option("seed of the search (0)", "N", _SEED, "0", StudySettings.seed)
     output: Path = _option("folder for logs and summary.json (.autoddp/)", "DIR", _PATH, default=OUTPUT)

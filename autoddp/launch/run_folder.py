@@ -81,6 +81,8 @@ class RunFolder:
         """The study's results, for programs."""
         self.report = self.path / "report.html"
         """The same for people."""
+        self.trace = self.path / "trace.json"
+        """Some steps of all ranks, for Perfetto or Chrome."""
         self.previous_recipe = self.path / PREVIOUS
         """Where a recipe is kept that is about to be replaced."""
 

@@ -17,6 +17,7 @@ from autoddp.errors import UsageError
 from autoddp.files import write_private
 from autoddp.isolation import Level
 from autoddp.isolation.trackers import TRACKERS_OFF, why_not
+from autoddp.knobs import AS_WRITTEN
 from autoddp.knobs.computing import THREADS
 from autoddp.launch import nccl_logs
 from autoddp.launch.deadline import Deadline, command_given
@@ -41,11 +42,14 @@ from autoddp.recipe import require_replaceable
 from autoddp.settings import StudySettings
 from autoddp.study import FailsWithoutReduction, Observer, Outcome, Study, TrialFailed, TuningOver
 from autoddp.timing import Difference
+from autoddp.timing.timeline import Timeline
 from autoddp.units import data_size
 from autoddp.wire import JobFacts, WorkerConfig
 
 logger = get_logger(__name__)
 
+_TRACED = 5  # steps of a trace
+_BEFORE_TRACE = 8  # steps before it: experiments have left batches waiting in the loaders' queues
 _DIAGNOSING = 90.0  # seconds of steps for a diagnosis that is all that is asked for
 _LONGEST_DIAGNOSIS = 900.0  # seconds from the command, all starts of the script included
 _LOOKS = 1.0  # seconds between two looks at how much the script has written
@@ -59,6 +63,8 @@ class Tuned:
     recipe: str = ""
     diagnosis: Diagnosis | None = None
     """Why the job is slow, where that was all that was asked for."""
+    timelines: tuple[Timeline, ...] = ()
+    """Some steps of each rank, recorded after that diagnosis."""
     outcome: Outcome | None = None
     """The study, here or followed along with the node that led it."""
     why: str = ""
@@ -233,7 +239,9 @@ class Tuning:
             tuned.wall_seconds["start-up"] = time.perf_counter() - began
             if self.options.diagnose_only:
                 tuned.diagnosis = self._examined(job, facts)
-                with contextlib.suppress(TuningOver):  # the script may have ended; the diagnosis stands
+                with contextlib.suppress(TuningOver, TrialFailed):  # the script may have ended; the diagnosis stands
+                    tuned.timelines = job(AS_WRITTEN, _BEFORE_TRACE, 0, timeline=_TRACED).timelines
+                with contextlib.suppress(TuningOver):
                     job.finish("")
                 return
             self._go_on_with_one_that_was_cut_off(job, settings, facts)
