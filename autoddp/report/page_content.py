@@ -13,7 +13,6 @@ from autoddp.codec import Meta, Struct, convert, field
 from autoddp.codec import plain as as_plain
 from autoddp.report.summary import SCHEMA
 from autoddp.timing import Speedup
-from autoddp.timing.timeline import Timeline
 
 _MOST = 1e12  # keeps sums and quotients finite
 Amount = Annotated[float, Meta(ge=0, le=_MOST)]
@@ -175,6 +174,37 @@ class Diagnosis(Struct, frozen=True):
     scaling: Scaling | None = None
     not_measured: tuple[str, ...] = ()
     verdict: tuple[str, ...] = ()
+
+
+class Span(Struct, frozen=True):
+    """See `timing.timeline.Span`."""
+
+    name: str
+    begin: Number
+    end: Number
+
+
+class Bucket(Struct, frozen=True):
+    """See `timing.timeline.Bucket`."""
+
+    index: Count
+    bytes: Count
+    launched: Number
+    ended: Number
+
+
+class Timeline(Struct, frozen=True):
+    """See `timing.timeline.Timeline`; what the page does not show is not read."""
+
+    rank: Count
+    began: Number
+    error: Amount
+    steps: tuple[Number, ...]
+    host: str = ""
+    spans: tuple[Span, ...] = ()
+    buckets: tuple[Bucket, ...] = ()
+    no_buckets: str = ""
+    """Why no buckets were recorded; "" where they were."""
 
 
 class WhatIf(Struct, frozen=True):

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from autoddp.report.page_content import Mended, RankStages, Standing, Trial
+from autoddp.report.page_content import Bucket, Mended, RankStages, Standing, Timeline, Trial
 from autoddp.report.svg import element, title_of
-from autoddp.timing.timeline import Bucket, Timeline
 from autoddp.units import data_size, milliseconds
 
 STAGES = {
@@ -159,6 +158,9 @@ class OneStep:
     aligned: bool
     """False where the clocks cannot be right: then each rank begins at its own 0."""
     buckets: int
+    """Of the rank with the most."""
+    no_buckets: str
+    """Why there are none, where it is known."""
 
 
 def one_step(timelines: Sequence[Timeline]) -> OneStep | None:
@@ -179,7 +181,9 @@ def one_step(timelines: Sequence[Timeline]) -> OneStep | None:
     rows = [lane.row(thin) for lane in lanes]
     axis = Row("ms", _svg(16, "milliseconds", _ticks(window)), kind="axis thin" if thin else "axis")
     error = max(one.error for one in known) * 1e3
-    return OneStep([*rows, axis], number + 1, error, aligned, max(len(lane.buckets) for lane in lanes))
+    return OneStep(
+        [*rows, axis], number + 1, error, aligned, max(len(lane.buckets) for lane in lanes), known[0].no_buckets
+    )
 
 
 def _begin(one: Timeline, number: int) -> float:

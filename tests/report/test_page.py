@@ -299,6 +299,15 @@ def test_a_hundred_trials() -> None:
     assert len(text) < 600_000
 
 
+def test_buckets_that_were_not_recorded_are_named() -> None:
+    content = summary()
+    for timeline in content["timelines"]:
+        timeline |= {"buckets": [], "no_buckets": "the script has a hook of its own", "a newer field": 7}
+    text = said(page(content))
+    assert "Its buckets were not recorded: the script has a hook of its own." in text
+    assert "in grey, its buckets" not in text
+
+
 def test_where_the_clocks_are_wrong_each_rank_begins_at_its_own_zero() -> None:
     content = summary(2)
     content["timelines"][1]["began"] = 7.0
