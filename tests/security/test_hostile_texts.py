@@ -81,6 +81,7 @@ def test_a_node_as_text_and_as_a_picture(capsys: pytest.CaptureFixture[str]) -> 
     assert is_harmless(told)
     assert "[red]r[/red]" in told
     assert "<script>" not in svg(node)
+    assert is_harmless(svg(node))
 
 
 def test_a_recipe_of_a_hostile_name_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
