@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from autoddp.timing import STAGES, RankAnatomy, RankSteps, anatomy, median
@@ -14,6 +14,7 @@ Table = list[list[float]]
 
 _INTERRUPTED = 1.5
 """Times the usual step: a longer one has an event in it, if the excess lies outside of the loader."""
+_FEW = 8  # ranks
 _SHORTEST = 0.003  # seconds that an event takes at least: less is noise of the machine
 
 
@@ -22,11 +23,15 @@ class Evidence:
     """One block of steps with their stages."""
 
     ranks: Sequence[RankSteps]
+    _tables: dict[tuple[str, ...], Table] = field(default_factory=dict, repr=False)
+    _medians: dict[tuple[str, ...], list[float]] = field(default_factory=dict, repr=False)
 
     def stage(self, *names: str) -> Table:
         """Seconds of these stages together."""
-        places = [STAGES.index(name) for name in names]
-        return [[sum(step[place] for place in places) for step in one.stages] for one in self.ranks]
+        if names not in self._tables:
+            places = [STAGES.index(name) for name in names]
+            self._tables[names] = [[sum(step[place] for place in places) for step in one.stages] for one in self.ranks]
+        return self._tables[names]
 
     @cached_property
     def steps(self) -> list[float]:
@@ -102,9 +107,14 @@ class Evidence:
         chosen = self.usual if steps is None else steps
         return statistics.fmean(max(own[r][n] for r in ranks) - max(changed(r, n) for r in ranks) for n in chosen)
 
-    def others(self, table: Table, rank: int, step: int) -> float:
-        """The middle of what the other ranks have in that step; of two ranks, what the other one has."""
-        return median([values[step] for r, values in enumerate(table) if r != rank] or [table[rank][step]])
+    def others(self, names: tuple[str, ...], rank: int, step: int) -> float:
+        """The middle of what these stages take the other ranks in that step; of two ranks, what they take the other."""
+        table = self.stage(*names)
+        if len(table) <= _FEW:
+            return median([values[step] for r, values in enumerate(table) if r != rank] or [table[rank][step]])
+        if names not in self._medians:  # one rank among many hardly moves the middle
+            self._medians[names] = [median(of_step) for of_step in zip(*table, strict=True)]
+        return self._medians[names][step]
 
     @property
     def anatomy(self) -> list[RankAnatomy]:

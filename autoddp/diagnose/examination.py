@@ -34,6 +34,7 @@ _FIRST_SHARE = 0.3
 """Of the time for diagnosing, in which steps are only recorded. Causes are suspected by these steps."""
 _FEWEST_FIRST, _MOST_FIRST = 6, 150
 """Steps of the first record: enough to see what happens every tenth step, where steps are short."""
+_MOST_RECORDED = 20_000  # steps of all ranks together in one block: they travel in one message
 _MOST_RECORDS = 4  # as long as the first one: events that have been seen too seldom are waited for
 _ROUNDS = 6  # pairs of blocks: Student's t for 99 % reaches 1.6 times their spread to either side
 _ROUNDS_OF_SLOW = 4  # 2.9 times, where steps are so long that the link decides their time
@@ -177,7 +178,8 @@ class Examination:
         """Of a block."""
         if self._step >= _SLOW:
             return 3
-        return max(_FEWEST, min(_MOST, math.ceil(_BLOCK / self._step)))
+        most = min(_MOST, _MOST_RECORDED // self._around.job.world_size)
+        return max(_FEWEST, min(most, math.ceil(_BLOCK / self._step)))
 
     @property
     def _rounds(self) -> int:
@@ -189,7 +191,8 @@ class Examination:
     def _record(self) -> Evidence:
         """Steps as written. More are recorded where something happens in a few of them only."""
         count = int(_FIRST_SHARE * self._budget / self._step)
-        count = max(_FEWEST_FIRST, min(_MOST_FIRST, count))
+        most = min(_MOST_FIRST, _MOST_RECORDED // self._around.job.world_size)
+        count = max(_FEWEST_FIRST, min(most, count))
         blocks = [self._block(Condition(), count)]
         while len(blocks) < _MOST_RECORDS and self._affords(2 * count):
             evidence = joined(blocks)
@@ -374,7 +377,7 @@ def _gain_of(block: Evidence, suspicion: Suspicion) -> float:
     table, (rank,) = block.stage(*names), suspicion.ranks
 
     def like_others(r: int, n: int) -> float:
-        more = max(0.0, table[r][n] - block.others(table, r, n)) if r == rank else 0.0
+        more = max(0.0, table[r][n] - block.others(names, r, n)) if r == rank else 0.0
         return block.own[r][n] - more
 
     return block.gain(like_others)

@@ -159,7 +159,7 @@ def _straggler(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
     own = evidence.own
 
     def like_others(r: int, n: int) -> float:
-        more = table[r][n] - evidence.others(table, r, n)
+        more = table[r][n] - evidence.others(_COMPUTING, r, n)
         return own[r][n] - max(0.0, more) if r == rank else own[r][n]
 
     guess = evidence.gain(like_others)
@@ -186,12 +186,12 @@ def _uneven_batches(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
     table = _computing(evidence)
     means = evidence.means(table)
     own = evidence.own
+    more = [statistics.fmean(of_step) - statistics.fmean(means) for of_step in zip(*table, strict=True)]
 
     def even(
         r: int, n: int
     ) -> float:  # as long as the mean over the ranks in this step, beside what r always needs more
-        usual = statistics.fmean(table[q][n] - means[q] for q in range(len(table)))
-        return own[r][n] - (table[r][n] - means[r]) + usual
+        return own[r][n] - (table[r][n] - means[r]) + more[n]
 
     everyone = tuple(range(len(table)))
     kept = Condition(experiment=Experiment(kept_batches=everyone))
@@ -288,7 +288,7 @@ def _work_of_one(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion
     if len(other) < 2:
         return
     every = range(evidence.count)
-    more = [[other[r][n] - evidence.others(other, r, n) for n in every] for r in range(len(other))]
+    more = [[other[r][n] - evidence.others(("other",), r, n) for n in every] for r in range(len(other))]
     rank = max(range(len(other)), key=lambda r: sum(more[r]))
     own = evidence.own
     usual = evidence.gain(lambda r, n: own[r][n] - max(0.0, more[r][n]) if r == rank else own[r][n])
@@ -300,7 +300,7 @@ def _work_of_one(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion
 
     def is_event(of: Evidence, n: int) -> bool:
         there = of.stage("other")
-        return n in of.events and there[rank][n] - of.others(there, rank, n) > (of.steps[n] - of.seconds) / 2
+        return n in of.events and there[rank][n] - of.others(("other",), rank, n) > (of.steps[n] - of.seconds) / 2
 
     yield from _events("rank0_work", (rank,), evidence, is_event, f"rank {rank} does other work between two steps")
 
@@ -321,7 +321,7 @@ def _periodic_stall(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
 
     def is_event(of: Evidence, n: int) -> bool:
         other = of.stage("other")
-        alone = max(other[r][n] - of.others(other, r, n) for r in everyone) if len(everyone) > 1 else 0.0
+        alone = max(other[r][n] - of.others(("other",), r, n) for r in everyone) if len(everyone) > 1 else 0.0
         longer = of.steps[n] - of.seconds
         # What hits the other stages alone is the machine's doing, not the script's.
         scripts = max(other[r][n] - usual_other[r] + of.ranks[r].collecting[n] for r in everyone)

@@ -34,6 +34,7 @@ from autoddp.worker.gradient_access import GradientHandler
 from autoddp.worker.loader import LoaderEvents
 
 _END_OF_STEP = "end of step"
+_DIGITS = 8  # of seconds: further ones only make messages longer
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,7 @@ def _recorded(
             stage = following
     samples, elements, begun, collecting = zip(*counts, strict=True) if counts else ((), (), (), ())
     return Recorded(
-        stages=tuple(tuple(of_step.values()) for of_step in steps[: len(ends)]),
+        stages=tuple(tuple(round(s, _DIGITS) for s in of_step.values()) for of_step in steps[: len(ends)]),
         spans=tuple(span for span in spans if span.end > span.begin and span.end <= (ends or [0.0])[-1]),
         ends=tuple(ends),
         samples=tuple(map(int, samples)),

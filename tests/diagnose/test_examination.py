@@ -152,3 +152,10 @@ def test_every_block_after_an_experiment_undoes_it() -> None:
     kinds = {bool(one.kept_batches) for one in job.asked}
     assert kinds == {True, False}
     assert any(one.delay for one in job.asked)
+
+
+def test_many_ranks() -> None:
+    job = SlowJob(ranks=64, forward=[5.0] * 40 + [11.0] + [5.0] * 23, noise=0.002)
+    first, *_ = examined(job, budget=10.0).findings
+    assert (first.cause, first.ranks) == ("straggler", (40,))
+    assert first.seconds * 1e3 == pytest.approx(6.0, rel=0.15)
