@@ -21,7 +21,7 @@ from selenium import webdriver
 
 from autoddp.report.page import page
 
-WIDTH, COLOURS = 1000, 96
+WIDTH, COLOURS = 1000, 192
 LAST = "The ladder: what other settings give"  # the first part that is not on the picture
 
 
@@ -43,7 +43,7 @@ def main(summary: str, picture: str) -> None:
         shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
         browser.quit()
     whole = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
-    whole.quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(picture, optimize=True)
+    whole.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=1).save(picture, optimize=True)
 
 
 if __name__ == "__main__":
