@@ -108,6 +108,8 @@ class Examination:
         self._queued = 0
         self._has_kept = False
         self._alone: list[Evidence] = []
+        self._all_mended: list[Evidence] = []
+        self._mended_blocks: list[tuple[Condition, list[Evidence]]] = []
 
     def run(self) -> Diagnosis:
         """Examine the job. Raises what `measure` raises for the script as written."""
@@ -131,6 +133,7 @@ class Examination:
             anatomy=evidence.anatomy,
             findings=findings,
             waterfall=waterfall,
+            mended=joined(self._all_mended).anatomy if self._all_mended else (),
             scaling=scaling,
             not_measured=words.not_measured(evidence, self._around.job, findings),
             verdict=words.verdict(self._seconds(evidence), findings, waterfall, scaling),
@@ -226,8 +229,9 @@ class Examination:
     def _mended(self, mend: Mend) -> _Proof:
         """The script as written, or as `against`, in turns with the script mended: A B B A A B …"""
         mended, against = mend.mended, mend.against
-        if mended == Condition(reduce=False) and self._reduction is not None:
-            return _Proof(self._reduction.times(mend.share), "")
+        known = self._reduction if mended == Condition(reduce=False) else None
+        if known is not None and not self._is_open(known):
+            return _Proof(known.times(mend.share), "")
         if mended.experiment.kept_batches:
             self._keep()
         before: list[float] = []
@@ -243,6 +247,7 @@ class Examination:
                 break
         if mended == Condition(reduce=False):
             self._alone, self._reduction = blocks, price
+        self._mended_blocks.append((mended, blocks))
         return _Proof(price.times(mend.share), "")
 
     def _is_open(self, price: Difference) -> bool:
@@ -339,6 +344,7 @@ class Examination:
                 conditions.append(conditions[-1].with_(mends[finding.cause]))
                 causes.append(finding.cause)
         if len(causes) == 1:
+            self._all_mended = next((blocks for mend, blocks in self._mended_blocks if mend == conditions[-1]), [])
             gain = next(one.seconds for one in findings if one.cause == causes[0])
             levels.append(Level(causes[0], levels[-1].seconds - gain))
         elif causes and not self._over:
@@ -346,6 +352,7 @@ class Examination:
                 blocks = self._in_turns(*conditions)
             except (self._fails, self._ends, CannotRun):
                 return levels
+            self._all_mended = blocks[-1]
             means = [statistics.fmean(_step_of(b, c) for b in of) for of, c in zip(blocks, conditions, strict=True)]
             for cause, seconds in zip(causes, means[1:], strict=True):
                 # By the ratio to the same rounds' step as written: the machine may have changed since the record.

@@ -101,6 +101,8 @@ class Diagnosis:
     """Sentences."""
     verdict: Sequence[str]
     """At most three lines."""
+    mended: Sequence[RankAnatomy] = ()
+    """A usual step of each rank with all causes mended that can be mended for a block; empty if there are none."""
     spent: float = 0.0
     """Seconds of steps that the diagnosis took."""
 
@@ -112,6 +114,7 @@ class Diagnosis:
             "ranks": [_rank(one) for one in self.anatomy],
             "findings": [one.plain() for one in self.findings],
             "waterfall": [{"cause": one.cause, "step_ms": _ms(one.seconds)} for one in self.waterfall],
+            "mended": [_rank(one) for one in self.mended],
             "scaling": {
                 "ranks": self.scaling.ranks,
                 "samples_per_second": self.scaling.samples_per_second,
@@ -131,6 +134,7 @@ NOTHING: dict[str, Any] = {
     "ranks": [],
     "findings": [],
     "waterfall": [],
+    "mended": [],
     "scaling": None,
     "not_measured": [],
     "verdict": [],

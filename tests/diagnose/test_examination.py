@@ -159,3 +159,10 @@ def test_many_ranks() -> None:
     first, *_ = examined(job, budget=10.0).findings
     assert (first.cause, first.ranks) == ("straggler", (40,))
     assert first.seconds * 1e3 == pytest.approx(6.0, rel=0.15)
+
+
+def test_a_step_with_all_mended() -> None:
+    for planted in ({"data": 10.0}, {"data": 10.0, "transfer": 6.0}):
+        (first, *_) = examined(SlowJob(**planted)).plain()["mended"]
+        assert first["data_ms"] < 1.0
+        assert first["step_ms"] == pytest.approx(16.6, rel=0.05)
