@@ -24,7 +24,7 @@ FLOORS = (
     ("tables", "topology", "timing", "isolation"),
     ("knobs",),
     ("recipe", "bench", "settings", "trace"),
-    ("wire",),
+    ("wire", "predict"),
     ("worker", "study", "diagnose"),
     ("launch", "report"),
     ("cli",),

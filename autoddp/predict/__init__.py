@@ -1,0 +1,27 @@
+"""Floor 4. Predicts the seconds of a step: under another configuration, and on other nodes or another link. No torch.
+
+    profile = profile_of(timelines, shapes, "gloo", nodes=2, ddp_arguments={}, computing=0.08)
+    known = Calibration(profile, as_written=0.21)
+    known.seconds(Configuration({"bucket_cap_mb": 50}))
+
+`plan` cuts gradients into buckets as DDP does, `network` moves them, `step` puts a step together, `calibration` adjusts
+the numbers to what was measured, `elsewhere` scales a job to another size.
+"""
+
+from autoddp.predict.calibration import Calibration
+from autoddp.predict.coefficients import Coefficients
+from autoddp.predict.plan import Cuts, Gradient, buckets
+from autoddp.predict.profile import Profile, profile_of
+from autoddp.predict.step import predictable, step_seconds
+
+__all__ = [
+    "Calibration",
+    "Coefficients",
+    "Cuts",
+    "Gradient",
+    "Profile",
+    "buckets",
+    "predictable",
+    "profile_of",
+    "step_seconds",
+]

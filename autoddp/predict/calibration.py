@@ -1,0 +1,152 @@
+"""Adjusts the model of a step to what a study has measured of it: the most likely numbers, given guesses and steps.
+
+    fitted = Calibration(profile)
+    fitted.measured(Configuration({"bucket_cap_mb": 50}), 0.123)
+    fitted.profile.coefficients
+
+Every number of the model has a guess and a spread around it. Least squares over the logarithms weighs what was measured
+against the guesses: one measured step of the script as written mostly tells what a byte costs, a step with many small
+buckets the latency, a step with a hook what the hook computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from autoddp.codec import replace
+from autoddp.knobs import AS_WRITTEN, Configuration
+from autoddp.predict.coefficients import Coefficients
+from autoddp.predict.plan import Cuts, buckets
+from autoddp.predict.profile import Profile
+from autoddp.predict.step import computing_key, predictable, step_seconds
+
+_SPREADS = {
+    "latency": 1.0,
+    "per_byte": 3.0,
+    "sharing": 0.1,
+    "stretch": 1.0,
+    "copying": 0.7,
+    "rounding": 0.7,
+    "low_rank": 0.7,
+}
+"""Number of `Coefficients` → spread of its logarithm around the guess; 1.0: three times as much is possible."""
+_MEASURED_LINK = {"latency": 0.5, "per_byte": 0.3}
+"""The same where `autoddp bench` has measured the link."""
+_COMPUTING_SPREAD = 0.1  # of how threads, binding and graphs change computing
+_NOISE, _NOISE_AS_WRITTEN = 0.04, 0.01  # relative spread of a measured trial, and of the many steps as written
+_OUTLIER = 2.0  # spreads from the model beyond which a measurement loses weight
+_ROUNDS_AT_FIRST, _ROUNDS = 12, 2  # of the fit; later fits begin at the last one's result
+_NUDGE = 0.02  # of a logarithm, for a derivative
+_LONGEST = 1.5  # of a logarithm: no round of the fit changes a number more
+_MOST = 10  # trials that a fit looks at, the newest; each costs a simulated step for each number
+_MOST_BUCKETS = 150  # of a trial that a fit looks at, for the same reason
+
+
+@dataclass(frozen=True)
+class _Seen:
+    configuration: Configuration
+    seconds: float
+    noise: float
+
+
+class Calibration:
+    """A profile whose coefficients follow what is measured."""
+
+    def __init__(self, profile: Profile, as_written: float, link_is_measured: bool = False) -> None:
+        self.profile = replace(profile, measured=as_written)
+        self._guess = profile.coefficients
+        self._spreads = {**_SPREADS, **(_MEASURED_LINK if link_is_measured else {})}
+        self._as_written = _Seen(AS_WRITTEN, as_written, _NOISE_AS_WRITTEN)
+        self._seen: list[_Seen] = []
+        self._values = {name: getattr(self._guess, name) for name in self._spreads}
+        self._fit(_ROUNDS_AT_FIRST)
+
+    def seconds(self, configuration: Configuration) -> float | None:
+        """The predicted seconds of a step; None where the model does not know the configuration."""
+        return step_seconds(self.profile, configuration)
+
+    def measured(self, configuration: Configuration, seconds: float) -> None:
+        """A step under this configuration takes `seconds`."""
+        if not predictable(configuration) or not 0 < seconds < math.inf:
+            return
+        cut = buckets(self.profile.gradients, self.profile.order, Cuts.of(self.profile.ddp_arguments, configuration))
+        if len(cut) <= _MOST_BUCKETS:
+            self._seen = [*self._seen, _Seen(configuration, seconds, _NOISE)][-_MOST:]
+            self._fit(_ROUNDS)
+
+    def _fit(self, rounds: int) -> None:
+        seen = [self._as_written, *self._seen]
+        keys = {key for one in seen if (key := computing_key(one.configuration))}
+        names = [*self._spreads, *sorted(keys)]
+        guesses = [math.log(getattr(self._guess, n)) if n in self._spreads else 0.0 for n in names]
+        spreads = [self._spreads.get(name, _COMPUTING_SPREAD) for name in names]
+        logs = [math.log(self._values.get(name, 1.0)) for name in names]
+
+        def residuals(values: Sequence[float]) -> list[float]:
+            found = self._coefficients(dict(zip(names, map(math.exp, values), strict=True)))
+            return [_residual(one, step_seconds(self.profile, one.configuration, found)) for one in seen]
+
+        for _ in range(rounds):
+            logs = _better(logs, guesses, spreads, residuals)
+        self._values = dict(zip(names, map(math.exp, logs), strict=True))
+        self.profile = replace(self.profile, coefficients=self._coefficients(self._values))
+
+    def _coefficients(self, values: dict[str, float]) -> Coefficients:
+        computing = {name: value for name, value in values.items() if name not in self._spreads}
+        return Coefficients(**{name: values[name] for name in self._spreads}, computing=computing)
+
+
+def _residual(seen: _Seen, predicted: float | None) -> float:
+    """How many spreads of its noise a measurement is above the model; less than that for one far away."""
+    found = math.log(seen.seconds / predicted) / seen.noise if predicted else 0.0
+    return found if abs(found) <= _OUTLIER else math.copysign(_OUTLIER * math.sqrt(abs(found) / _OUTLIER), found)
+
+
+def _better(
+    logs: Sequence[float],
+    guesses: Sequence[float],
+    spreads: Sequence[float],
+    residuals: Callable[[Sequence[float]], list[float]],
+) -> list[float]:
+    """One round of Gauss and Newton, halved until the sum of squares falls; unchanged if it does not."""
+
+    def cost(values: Sequence[float], found: Sequence[float]) -> float:
+        prior = ((v - guess) / spread for v, guess, spread in zip(values, guesses, spreads, strict=True))
+        return math.fsum(r * r for r in found) + math.fsum(p * p for p in prior)
+
+    now = residuals(logs)
+    slopes = []
+    for place in range(len(logs)):
+        nudged = [value + _NUDGE * (at == place) for at, value in enumerate(logs)]
+        slopes.append([(there - here) / _NUDGE for there, here in zip(residuals(nudged), now, strict=True)])
+    matrix = [[math.fsum(a * b for a, b in zip(one, other, strict=True)) for other in slopes] for one in slopes]
+    right = [-math.fsum(a * r for a, r in zip(one, now, strict=True)) for one in slopes]
+    for place, (value, guess, spread) in enumerate(zip(logs, guesses, spreads, strict=True)):
+        matrix[place][place] += 1 / spread**2
+        right[place] -= (value - guess) / spread**2
+    step = [max(-_LONGEST, min(_LONGEST, change)) for change in _solved(matrix, right)]
+    before = cost(logs, now)
+    for halvings in range(4):
+        tried = [value + change / 2**halvings for value, change in zip(logs, step, strict=True)]
+        if cost(tried, residuals(tried)) < before:
+            return tried
+    return list(logs)
+
+
+def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """The solution of linear equations whose matrix is symmetric and positive, by elimination."""
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    count = len(rows)
+    for place in range(count):
+        pivot = rows[place]
+        for row in rows[place + 1 :]:
+            factor = row[place] / pivot[place]
+            for at in range(place, count + 1):
+                row[at] -= factor * pivot[at]
+    found = [0.0] * count
+    for place in reversed(range(count)):
+        known = math.fsum(rows[place][at] * found[at] for at in range(place + 1, count))
+        found[place] = (rows[place][count] - known) / rows[place][place]
+    return found

@@ -1,0 +1,137 @@
+"""All-reduces on a link, in time: gloo moves two buckets at once, which share the link; NCCL moves one after another.
+
+    network = Network(Link(latency=2e-4, per_byte=8e-9), at_once=2)
+    first = network.launch(now=0.01, size=4_000_000)
+    network.until_done(first)                                # seconds at which it has ended
+
+A launch must not be earlier than the one before it, because ranks issue their collectives in one order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_EPSILON = 1e-12  # seconds; less is left over by rounding only
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a reduction of all ranks costs."""
+
+    latency: float
+    """Seconds that pass in each reduction, however small; several reductions at once have theirs at the same time."""
+    transfer: Callable[[float], float]
+    """Bytes of each rank → seconds on the link, which several reductions at once have to share."""
+    sharing: float = 1.0
+    """How many times longer the link takes in all if reductions share it."""
+
+
+@dataclass
+class _Flight:
+    number: int
+    latency: float
+    transfer: float
+    after: float
+    """Seconds in which the result is converted; another reduction has to wait for that, the link does not."""
+
+
+class Network:
+    """Reductions in the order of their launch, of which `at_once` are under way at the same time."""
+
+    def __init__(self, link: Link, at_once: int) -> None:
+        self._link = link
+        self._at_once = at_once
+        self.now = 0.0
+        self._waiting: deque[_Flight] = deque()
+        self._active: list[_Flight] = []
+        self._ended: list[float] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a reduction is under way."""
+        return bool(self._active)
+
+    def launch(self, now: float, size: float, after: float = 0.0) -> int:
+        """All ranks have issued a reduction of `size` bytes. Returns its number."""
+        self.advance(now)
+        self._ended.append(math.inf)
+        phases = (_less(seconds, 0.0) for seconds in (self._link.latency, self._link.transfer(size), after))
+        flight = _Flight(len(self._ended) - 1, *phases)
+        self._waiting.append(flight)
+        self._start()
+        return flight.number
+
+    @property
+    def next_change(self) -> float:
+        """Seconds at which a reduction ends or changes its phase next; infinite if none is under way."""
+        return self.now + self._until_change()
+
+    def advance(self, now: float) -> None:
+        """Let time pass up to `now`; an earlier time changes nothing."""
+        while self._active and self.next_change <= now:
+            self.change()
+        if self.now < now:
+            self._pass(now - self.now)
+            self.now = now
+
+    def change(self) -> None:
+        """Let time pass until the next change."""
+        passed = self._until_change()
+        self._pass(passed)
+        self.now += passed
+        for flight in [one for one in self._active if _is_done(one)]:
+            self._active.remove(flight)
+            self._ended[flight.number] = self.now
+        self._start()
+
+    def until_done(self, number: int) -> float:
+        """Let time pass until a reduction has ended, if it has not yet. Returns the seconds at which it ended."""
+        while math.isinf(self._ended[number]):
+            self.change()
+        return self._ended[number]
+
+    def _until_change(self) -> float:
+        rate = self._rate()
+        return min((_left(flight, rate) for flight in self._active), default=math.inf)
+
+    def _pass(self, seconds: float) -> None:
+        rate = self._rate()
+        for flight in self._active:
+            if flight.latency > 0:
+                flight.latency = _less(flight.latency, seconds)
+            elif flight.transfer > 0:
+                flight.transfer = _less(flight.transfer, seconds * rate)
+            else:
+                flight.after = _less(flight.after, seconds)
+
+    def _start(self) -> None:
+        while self._waiting and len(self._active) < self._at_once:
+            flight = self._waiting.popleft()
+            if _is_done(flight):
+                self._ended[flight.number] = self.now
+            else:
+                self._active.append(flight)
+
+    def _rate(self) -> float:
+        """The part of the link that each reduction has which transfers now."""
+        sharing = sum(1 for flight in self._active if flight.latency <= 0 and flight.transfer > 0)
+        return 1.0 if sharing < 2 else 1.0 / (sharing * self._link.sharing)
+
+
+def _left(flight: _Flight, rate: float) -> float:
+    """Seconds until the flight's present phase is over."""
+    if flight.latency > 0:
+        return flight.latency
+    return flight.transfer / rate if flight.transfer > 0 else flight.after
+
+
+def _less(value: float, passed: float) -> float:
+    left = value - passed
+    return left if left > _EPSILON else 0.0
+
+
+def _is_done(flight: _Flight) -> bool:
+    return flight.latency <= 0 and flight.transfer <= 0 and flight.after <= 0

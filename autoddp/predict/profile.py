@@ -1,0 +1,170 @@
+"""What a prediction needs to know of a job: the computing of a usual step, its gradients, and its link."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autoddp.bench import LinkModel
+from autoddp.bench.model import Segment
+from autoddp.codec import Struct, field
+from autoddp.predict.coefficients import Coefficients
+from autoddp.predict.plan import Gradient
+from autoddp.timing import median
+from autoddp.timing.timeline import Timeline
+
+_FIRST_LATENCY = {"nccl": 2e-5, "gloo": 1e-4}
+"""Backend → seconds of one of the 2 (n - 1) steps of a ring, until measurements tell."""
+_FIRST_BYTES_PER_SECOND = 1e9  # of a rank's link, until measurements tell
+AT_ONCE = {"gloo": 2}
+"""Backend → reductions that it moves at once; one for others."""
+
+
+class Profile(Struct, frozen=True, forbid_unknown_fields=True):
+    """A job as it was measured. Seconds are those of a step in which gradients travel in no time.
+
+    The ranks are put together to one: a gradient counts as ready when the last rank has it, because a reduction starts
+    when the last rank has launched it.
+    """
+
+    world_size: int
+    nodes: int
+    backend: str
+    ddp_arguments: dict[str, str]
+    """What the script passes to DDP, as text."""
+    gradients: tuple[Gradient, ...]
+    fixed: float
+    """Seconds of a step that do not depend on the batch: the optimizer, and what the script does between steps."""
+    before: float
+    """Seconds from then to the begin of the backward pass."""
+    backward: float
+    """Seconds of the backward pass."""
+    ready: tuple[float, ...]
+    """Seconds after the begin of the backward pass at which each gradient is ready."""
+    link: LinkModel
+    """What an all-reduce over all ranks costs, before `coefficients` rescale it."""
+    coefficients: Coefficients = field(default_factory=Coefficients)
+    measured: float | None = None
+    """Seconds per step of the script as written."""
+    typical_error: float | None = None
+    """Median relative error of the study's predictions."""
+    large_error: float | None = None
+    """Their 90th percentile."""
+
+    @property
+    def computing(self) -> float:
+        """Seconds of a step in which gradients travel in no time."""
+        return self.fixed + self.before + self.backward
+
+    @property
+    def order(self) -> list[int]:
+        """The places of the gradients, the first ready first. DDP has parameters in the order of the forward pass, so
+        of gradients that are ready at the same time the last comes first."""
+        return sorted(range(len(self.ready)), key=lambda place: (self.ready[place], -place))
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients."""
+        return sum(gradient.bytes for gradient in self.gradients)
+
+
+def first_link(backend: str, world_size: int) -> LinkModel:
+    """A guess of what a reduction costs, where `autoddp bench` has not measured the link."""
+    latency = _FIRST_LATENCY.get(backend, _FIRST_LATENCY["gloo"]) * 2 * (world_size - 1)
+    return LinkModel((Segment(0.0, latency, ring_share(world_size) / _FIRST_BYTES_PER_SECOND),))
+
+
+def ring_share(ranks: int) -> float:
+    """How many times its own bytes each rank sends in an all-reduce by a ring.
+
+    >>> ring_share(2), ring_share(4)
+    (1.0, 1.5)
+    """
+    return 2 * (ranks - 1) / ranks
+
+
+def profile_of(
+    timelines: Sequence[Timeline],
+    shapes: Sequence[Sequence[int]],
+    backend: str,
+    nodes: int,
+    ddp_arguments: Mapping[str, str],
+    computing: float,
+    link: LinkModel | None = None,
+) -> Profile | None:
+    """The profile of a job whose steps were recorded on each rank; None where the records do not tell enough.
+
+    `computing` is the seconds of a step without reductions, of the slowest rank in each: the recorded steps are scaled
+    to it, because computing may be slower while gradients travel. Steps in which a gradient did not become ready
+    exactly once are left out.
+    """
+    if not timelines or not shapes or any(len(one.parameter_bytes) != len(shapes) for one in timelines):
+        return None
+    steps = [found for found in zip(*(_steps(one) for one in timelines), strict=False) if all(found)]
+    virtual = [_last_of([one for one in ranks if one is not None]) for ranks in steps]
+    if not virtual:
+        return None
+    fixed, before, backward = (median(parts) for parts in zip(*(one[:3] for one in virtual), strict=True))
+    ready = [median(list(times)) for times in zip(*(one[3] for one in virtual), strict=True)]
+    scale = computing / (fixed + before + backward)
+    world_size = len(timelines)
+    return Profile(
+        world_size=world_size,
+        nodes=nodes,
+        backend=backend,
+        ddp_arguments=dict(ddp_arguments),
+        gradients=tuple(
+            Gradient(tuple(shape), size) for shape, size in zip(shapes, timelines[0].parameter_bytes, strict=True)
+        ),
+        fixed=fixed * scale,
+        before=before * scale,
+        backward=backward * scale,
+        ready=tuple(min(one, backward) * scale for one in ready),
+        link=link or first_link(backend, world_size),
+    )
+
+
+_Step = tuple[float, float, float, list[float]]
+"""Seconds of the parts of a step that do not depend on the batch, before backward, of backward; gradients' times."""
+_FIXED = ("optimizer", "other")
+
+
+def _steps(timeline: Timeline) -> list[_Step | None]:
+    """The steps of a rank; None for one that tells nothing."""
+    found: list[_Step | None] = []
+    begin = 0.0
+    for end in timeline.steps:
+        found.append(_step(timeline, begin, end))
+        begin = end
+    return found
+
+
+def _step(timeline: Timeline, begin: float, end: float) -> _Step | None:
+    spans = [span for span in timeline.spans if begin <= (span.begin + span.end) / 2 < end]
+    backwards = [span for span in spans if span.name == "backward"]
+    if len(backwards) != 1:
+        return None
+    (backward,) = backwards
+    ready: list[float | None] = [None] * len(timeline.parameter_bytes)
+    for gradient in timeline.gradients:
+        if begin <= gradient.ready < end:
+            if ready[gradient.parameter] is not None:
+                return None
+            ready[gradient.parameter] = max(0.0, gradient.ready - backward.begin)
+    times = [one for one in ready if one is not None]
+    if len(times) < len(ready):
+        return None
+    exposed = sum(span.end - span.begin for span in spans if span.name == "exposed")
+    fixed = sum(span.end - span.begin for span in spans if span.name in _FIXED)
+    seconds = backward.end - backward.begin
+    return fixed, max(0.0, end - begin - exposed - fixed - seconds), seconds, times
+
+
+def _last_of(ranks: Sequence[_Step]) -> _Step:
+    """One step in the place of those of all ranks, which have left the previous reduction together."""
+    slowest = max(ranks, key=lambda step: sum(step[:3]))
+    begin = slowest[0] + slowest[1]
+    ready = [
+        max(0.0, max(rank[0] + rank[1] + times for rank, times in zip(ranks, of_one, strict=True)) - begin)
+        for of_one in zip(*(rank[3] for rank in ranks), strict=True)
+    ]
+    return slowest[0], slowest[1], slowest[2], ready

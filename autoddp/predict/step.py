@@ -1,0 +1,251 @@
+"""The seconds of a step under a configuration: gradients become ready, buckets are launched, hooks compute.
+
+    step_seconds(profile, Configuration({"bucket_cap_mb": 50}))
+
+A step begins when the reductions of the step before it have ended, on all ranks at the same time. DDP launches its
+buckets in order. On a CPU a hook computes in the thread of the backward pass, which goes on only after that; on a GPU
+it computes beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autoddp.bench import LinkModel
+from autoddp.knobs import BY_NAME, TRIED_FIRST, Configuration, Reach
+from autoddp.knobs.computing import CUDA_GRAPHS, WHOLE_MODEL
+from autoddp.knobs.ddp_arguments import BATCHED_GRAD_COPY, GRADIENT_AS_BUCKET_VIEW
+from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_FACTORS, POWERSGD_RANK
+from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
+from autoddp.predict.coefficients import Coefficients
+from autoddp.predict.network import Link, Network
+from autoddp.predict.plan import Cuts, Gradient, buckets
+from autoddp.predict.profile import AT_ONCE, Profile
+
+_SIXTEEN_BITS = ("fp16", "bf16")
+_LOW_RANK = "powersgd"
+_BATCHED_SAVES = 0.5  # of the copies' seconds: batched_grad_copy makes one copy of many, in one direction
+_GPU_HOOKS = 0.02  # of the seconds on a CPU
+
+
+def predictable(configuration: Configuration) -> bool:
+    """Whether the model knows what the configuration does: all its knobs, and its hook."""
+    if DEFER_REDUCTIONS.name in configuration or any(BY_NAME[name].reach is Reach.START for name in configuration):
+        return False
+    return HOOK.of(configuration) in (None, _LOW_RANK, *_SIXTEEN_BITS)
+
+
+def computing_key(configuration: Configuration) -> str:
+    """The settings of a configuration that change computing itself, as text; "" if there are none."""
+    names = {knob.name for knob in TRIED_FIRST}
+    chosen = {name: value for name, value in configuration.plain().items() if name in names}
+    return str(Configuration(chosen)) if chosen else ""
+
+
+def step_seconds(
+    profile: Profile, configuration: Configuration, coefficients: Coefficients | None = None
+) -> float | None:
+    """Seconds of a step of the script; None where the model does not know the configuration."""
+    if not predictable(configuration):
+        return None
+    found = coefficients or profile.coefficients
+    slower = found.computing.get(computing_key(configuration), 1.0)
+    reducing = _reducing(profile, configuration, found, slower)
+    together = configuration.steps_per_update
+    return (reducing + (together - 1) * profile.computing * slower) / together
+
+
+def exposed_seconds(profile: Profile, configuration: Configuration) -> float | None:
+    """Seconds of a step in which nothing is computed and gradients travel."""
+    seconds = step_seconds(profile, configuration)
+    return None if seconds is None else max(0.0, seconds - profile.computing)
+
+
+def _reducing(profile: Profile, configuration: Configuration, found: Coefficients, slower: float) -> float:
+    link = _link(profile.link, found)
+    thread = _Thread(Network(link, AT_ONCE.get(profile.backend, 1)), found.stretch, profile.backend == "gloo")
+    thread.compute((profile.fixed + profile.before) * slower)
+    at_end = CUDA_GRAPHS.of(configuration) == WHOLE_MODEL  # one graph has all gradients ready at its end
+    done = 0.0
+    hook = _hook(profile, configuration, found)
+    cut = buckets(profile.gradients, profile.order, Cuts.of(profile.ddp_arguments, configuration))
+    latest = 0.0
+    copies = _copies(_with_the_scripts(profile, configuration)) * found.copying
+    for number, places in enumerate(cut):
+        # DDP launches buckets in order: one that is complete waits for those before it.
+        latest = max(latest, profile.backward if at_end else max(profile.ready[place] for place in places))
+        thread.compute(max(0.0, latest - done) * slower)
+        done = max(done, latest)
+        gradients = [profile.gradients[place] for place in places]
+        thread.work(sum(gradient.bytes for gradient in gradients) * copies / 2)
+        hook.launch(thread, gradients, number == len(cut) - 1)
+    thread.compute(max(0.0, profile.backward - done) * slower)
+    thread.wait_for_all()
+    thread.finish(profile.gradient_bytes * copies / 2)
+    return thread.now
+
+
+def _with_the_scripts(profile: Profile, configuration: Configuration) -> Configuration:
+    names = (GRADIENT_AS_BUCKET_VIEW.name, BATCHED_GRAD_COPY.name)
+    return configuration.with_values(**{n: True for n in names if profile.ddp_arguments.get(n) == "True"})
+
+
+def _copies(configuration: Configuration) -> float:
+    """The part of the copies between gradients and buckets that is made."""
+    if GRADIENT_AS_BUCKET_VIEW.of(configuration):
+        return 0.0
+    return _BATCHED_SAVES if BATCHED_GRAD_COPY.of(configuration) else 1.0
+
+
+def _link(model: LinkModel, found: Coefficients) -> Link:
+    latency = model.alpha
+
+    def transfer(size: float) -> float:
+        return max(0.0, model.seconds(size) - latency) * found.per_byte
+
+    return Link(latency * found.latency, transfer, found.sharing)
+
+
+class _Thread:
+    """The thread of the backward pass, and that of a hook, which are one on a CPU."""
+
+    def __init__(self, network: Network, stretch: float, is_cpu: bool) -> None:
+        self.network = network
+        self.now = 0.0
+        self._beside = 0.0
+        self._stretch = stretch
+        self._is_cpu = is_cpu
+
+    def compute(self, seconds: float) -> None:
+        """Compute; slower while a reduction is under way."""
+        left = seconds
+        while left > 0:
+            self.network.advance(self.now)
+            pace = 1.0 / (1.0 + self._stretch) if self.network.busy else 1.0
+            change = self.network.next_change
+            if self.now + left / pace <= change:
+                self.now += left / pace
+                return
+            left -= (change - self.now) * pace
+            self.now = change
+            self.network.change()
+
+    def work(self, seconds: float) -> None:
+        """Compute in the hook."""
+        if self._is_cpu:
+            self.compute(seconds)
+        else:
+            self._beside = max(self._beside, self.now) + seconds * _GPU_HOOKS
+
+    def launch(self, size: float, after: float = 0.0) -> int:
+        """Issue a reduction."""
+        if self._is_cpu:
+            return self.network.launch(self.now, size, after)
+        self._beside = max(self._beside, self.now)
+        return self.network.launch(self._beside, size, after * _GPU_HOOKS)
+
+    def wait(self, number: int) -> None:
+        """Wait for a reduction, in the hook."""
+        ended = self.network.until_done(number)
+        if self._is_cpu:
+            self.now = max(self.now, ended)
+        else:
+            self._beside = max(self._beside, self.now, ended)
+
+    def wait_for_all(self) -> None:
+        """Wait for the hook and for all reductions."""
+        self.now = max(self.now, self._beside)
+        while self.network.busy:
+            self.network.change()
+            self.now = max(self.now, self.network.now)
+
+    def finish(self, seconds: float) -> None:
+        """What DDP does when all reductions have ended."""
+        self.now += seconds if self._is_cpu else seconds * _GPU_HOOKS
+
+
+class _Hook:
+    """No hook: each bucket travels as it is."""
+
+    def launch(self, thread: _Thread, gradients: Sequence[Gradient], is_last: bool) -> None:
+        """A bucket is complete."""
+        thread.launch(sum(gradient.bytes for gradient in gradients))
+
+
+@dataclass
+class _SixteenBits(_Hook):
+    rounding: float
+
+    def launch(self, thread: _Thread, gradients: Sequence[Gradient], is_last: bool) -> None:
+        """Two bytes of each value travel; the result is converted back before the next reduction begins."""
+        seconds = self.rounding * sum(gradient.bytes for gradient in gradients)
+        thread.work(seconds)
+        thread.launch(2 * sum(gradient.elements for gradient in gradients), seconds)
+
+
+class _LowRank(_Hook):
+    """PowerSGD, in the order of `worker.hooks.powersgd`: each call finishes the first half of the bucket before."""
+
+    def __init__(self, configuration: Configuration, seconds: float) -> None:
+        self._rank = POWERSGD_RANK.of(configuration) or 1
+        self._batched = bool(POWERSGD_BATCHED.of(configuration))
+        self._width = 2 if POWERSGD_FACTORS.of(configuration) == "bf16" else 0
+        # A pass reads the gradients once, whatever the rank is, and computes a little more for each further rank.
+        self._seconds = seconds * (7 + self._rank) / 8
+        self._first: list[tuple[int, float, float]] = []
+        self._second: list[tuple[int, float]] = []
+
+    def launch(self, thread: _Thread, gradients: Sequence[Gradient], is_last: bool) -> None:
+        """The first factors travel; for the last bucket all that is left is done."""
+        first, second = low_rank_bytes(gradients, self._rank, self._batched, self._width)
+        seconds = self._seconds * sum(gradient.bytes for gradient in gradients)
+        thread.work(seconds)
+        self._first.append((thread.launch(first), second, seconds))
+        if len(self._first) > 1:
+            self._second_half(thread)
+        if is_last:
+            self._second_half(thread)
+            for number, product in self._second:
+                thread.wait(number)
+                thread.work(product)
+
+    def _second_half(self, thread: _Thread) -> None:
+        number, size, seconds = self._first.pop(0)
+        thread.wait(number)
+        thread.work(seconds)
+        self._second.append((thread.launch(size), seconds))
+
+
+def _hook(profile: Profile, configuration: Configuration, found: Coefficients) -> _Hook:
+    name = HOOK.of(configuration)
+    if name in _SIXTEEN_BITS:
+        return _SixteenBits(found.rounding)
+    return _LowRank(configuration, found.low_rank) if name == _LOW_RANK else _Hook()
+
+
+def low_rank_bytes(
+    gradients: Sequence[Gradient], rank: int, batched: bool = False, width: int = 0
+) -> tuple[float, float]:
+    """Bytes of the two reductions of PowerSGD for a bucket: p and what is not compressed, then q.
+
+    `width` is the bytes of a value that travels; 0 for that of the gradients.
+
+    >>> low_rank_bytes([Gradient((100, 50), 20000), Gradient((100,), 400)], rank=2)
+    (1200, 400)
+    """
+    sent = width or (gradients[0].width if gradients else 4)
+    elements = sum(gradient.elements for gradient in gradients)
+    rows = max(1, math.isqrt(elements))
+    shapes = [(rows, elements // rows), (elements % rows,)] if batched else [one.shape for one in gradients]
+    first = second = 0
+    for shape in shapes:
+        count = math.prod(shape)
+        height = shape[0] if len(shape) > 1 else 0
+        if height and (height + count // height) * rank < count:
+            first += height * rank
+            second += count // height * rank
+        else:
+            first += count
+    return first * sent, second * sent
