@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
 MIB = 2**20
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = r"(\d+(?:\.\d+)?)(us|µs|ms|s|m|h)"
 
 
 def seconds(text: str) -> float:
-    """Seconds from a text such as `90`, `90s`, `5m`, `1.5h` or `1h30m`. ValueError for other texts.
+    """Seconds from a text such as `90`, `90s`, `5m`, `1.5h`, `1h30m`, `20us` or `5ms`. ValueError for other texts.
 
-    >>> seconds("5m"), seconds("1h30m"), seconds("45")
-    (300.0, 5400.0, 45.0)
+    >>> seconds("5m"), seconds("1h30m"), seconds("45"), seconds("5ms")
+    (300.0, 5400.0, 45.0, 0.005)
     """
     plain = text.strip()
     if re.fullmatch(r"\d+(\.\d+)?", plain):
         return float(plain)
-    if not re.fullmatch(r"(\d+(\.\d+)?[smh])+", plain):
+    if not re.fullmatch(f"({_DURATION})+", plain):
         raise ValueError(f"{text!r} is not a duration: write 90s, 5m, 1.5h or 1h30m")
-    return sum(float(number) * _SECONDS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([smh])", plain))
+    return sum(float(number) * _SECONDS[unit] for number, unit in re.findall(_DURATION, plain))
+
+
+def byte_rate(text: str) -> float:
+    """Bytes per second from a link's rate such as `25Gbit`, `100 Mbit/s` or `3GB/s`; units are decimal. ValueError.
+
+    >>> byte_rate("8Gbit"), byte_rate("100 Mbit/s"), byte_rate("2.5GB/s")
+    (1000000000.0, 12500000.0, 2500000000.0)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(bit|bps|b|B)(?:/s)?", text.strip())
+    rate = float(found[1]) * 1000.0 ** " KMGT".index(found[2].upper() or " ") if found else 0.0
+    if not found or not 0 < rate < math.inf:
+        raise ValueError(f"{text!r} is not the rate of a link: write 25Gbit, 100Mbit or 3GB/s")
+    return rate if found[3] == "B" else rate / 8
 
 
 def byte_count(text: str) -> int:

@@ -29,7 +29,7 @@ from autoddp.log import printable, show, tell
 if TYPE_CHECKING:
     from autoddp.launch.agreement import Agreement
 
-COMMANDS = ("bench", "diagnose", "probe", "recipe", "report", "wrap")
+COMMANDS = ("bench", "diagnose", "predict", "probe", "recipe", "report", "wrap")
 
 
 @dataclass(frozen=True)

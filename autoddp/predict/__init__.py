@@ -10,6 +10,7 @@ the numbers to what was measured, `elsewhere` scales a job to another size.
 
 from autoddp.predict.calibration import Calibration
 from autoddp.predict.coefficients import Coefficients
+from autoddp.predict.elsewhere import Elsewhere, UnknownLink, moved
 from autoddp.predict.plan import Cuts, Gradient, buckets
 from autoddp.predict.profile import Profile, profile_of
 from autoddp.predict.step import predictable, step_seconds
@@ -18,9 +19,12 @@ __all__ = [
     "Calibration",
     "Coefficients",
     "Cuts",
+    "Elsewhere",
     "Gradient",
     "Profile",
+    "UnknownLink",
     "buckets",
+    "moved",
     "predictable",
     "profile_of",
     "step_seconds",

@@ -1,0 +1,286 @@
+"""`autoddp predict FILE [--nodes N …]`: the step that a tuned job would have on other nodes, or with other settings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from autoddp.codec import convert, decode, plain
+from autoddp.errors import UsageError, first_line
+from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration
+from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
+from autoddp.knobs.hook import HOOK, HOOKS, POWERSGD_RANK
+from autoddp.log import printable, show
+from autoddp.predict import Elsewhere, Profile, UnknownLink, moved, step_seconds
+from autoddp.recipe import load
+from autoddp.units import byte_rate, milliseconds, seconds
+
+T = TypeVar("T")
+
+_LARGEST = 256 * 2**20  # bytes; a summary of hundreds of ranks is a tenth of this
+_MOST_RANKS = 1_000_000
+_LONGEST_LATENCY = 60.0  # seconds
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a summary tells."""
+
+    profile: Profile
+    chosen: Configuration
+    measured: Mapping[Configuration, float]
+    """Configuration → seconds per step, where the study has measured it."""
+    hooks: frozenset[str]
+    """Names of the hooks that the study has measured."""
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of `autoddp predict` with these arguments; AutoddpError for what the user has to mend.
+
+    run([".autoddp/20261121-102633-6013", "--nodes", "4"])
+    run(["train.autoddp.toml", "--link", "25Gbit", "--hook", "bf16", "--json"])
+    """
+    options = _parser().parse_args(arguments)
+    place = _summary_of(options.file)
+    known = _read(place)
+    there = Elsewhere(options.nodes, options.nproc_per_node, options.link, options.latency, options.batch_times or 1.0)
+    try:
+        profile, notes = moved(known.profile, there)
+    except UnknownLink as unknown:
+        raise UsageError(f"predict: {unknown}; say its rate, as in --link 25Gbit") from None
+    asked = _asked(known.chosen, options)
+    rows = {"as written": AS_WRITTEN, "as tuned": known.chosen, "as asked": asked}
+    if not known.chosen:
+        del rows["as tuned"]
+    if asked is None:
+        del rows["as asked"]
+    elif (name := HOOK.of(asked)) and name not in known.hooks:
+        notes.append(f"the hook {name}: no trial has measured it, so what it computes is a guess")
+    same = profile == known.profile
+    found = [_row(name, one, profile, known if same else None) for name, one in rows.items() if one is not None]
+    answer = {
+        "summary": str(place),
+        "nodes": profile.nodes,
+        "ranks": profile.world_size,
+        "rows": found,
+        "extrapolated": notes,
+        "typical_error": profile.typical_error,
+        "large_error": profile.large_error,
+    }
+    if options.json:
+        print(json.dumps(plain(answer)))
+    else:
+        _show(answer)
+    return 0
+
+
+def _row(name: str, configuration: Configuration, profile: Profile, measured: _Known | None) -> dict[str, Any]:
+    """One configuration. `measured`: what was measured, where the job is not elsewhere."""
+    predicted = step_seconds(profile, configuration) if profile.world_size > 1 else profile.computing
+    was = measured.measured.get(configuration) if measured else None
+    return {
+        "name": name,
+        "configuration": configuration,
+        "step_ms": None if predicted is None else predicted * 1e3,
+        "computing_ms": profile.computing * 1e3,
+        "efficiency": None if predicted is None else min(1.0, profile.computing / predicted),
+        "measured_ms": None if was is None else was * 1e3,
+    }
+
+
+def _show(answer: Mapping[str, Any]) -> None:
+    from autoddp.tables import aligned  # here, because --json needs no rich
+
+    head = ("", "ms per step", "efficiency", "measured", "configuration")
+    rows = [
+        (
+            row["name"],
+            "unknown" if row["step_ms"] is None else milliseconds(row["step_ms"] / 1e3),
+            "" if row["efficiency"] is None else f"{row['efficiency']:.0%}",
+            "" if row["measured_ms"] is None else milliseconds(row["measured_ms"] / 1e3),
+            str(row["configuration"]),
+        )
+        for row in answer["rows"]
+    ]
+    computing = milliseconds(answer["rows"][0]["computing_ms"] / 1e3)
+    ranks = (
+        f"{answer['ranks']} rank{'s' * (answer['ranks'] != 1)} on {answer['nodes']} node{'s' * (answer['nodes'] != 1)}"
+    )
+    lines = [f"{ranks}, of which each computes {computing} ms per step", "", aligned([head, *rows]), ""]
+    lines += [f"extrapolated: {note}" for note in answer["extrapolated"]]
+    if answer["typical_error"] is not None:
+        errors = f"half of its predictions were within {answer['typical_error']:.1%}"
+        lines.append(f"in the study {errors}, nine of ten within {answer['large_error']:.1%}")
+    show("\n".join(lines))
+
+
+def _asked(chosen: Configuration, options: argparse.Namespace) -> Configuration | None:
+    """The configuration of --cap and --hook, on top of the chosen one; None without both."""
+    values = chosen.plain()
+    if options.cap is not None:
+        values.pop(BUCKET_CAP_MB_LIST.name, None)
+        values[BUCKET_CAP_MB.name] = options.cap
+    if options.hook is not None:
+        values = {name: value for name, value in values.items() if name not in chosen.hook and name != HOOK.name}
+        values = {n: v for n, v in values.items() if BY_NAME[n].needs is None}
+        values |= options.hook
+    if options.cap is None and options.hook is None:
+        return None
+    return Configuration(values)
+
+
+# What the file tells.
+
+
+def _summary_of(file: str) -> Path:
+    """The summary that a file or a run's folder stands for: of a recipe, that of its run."""
+    place = Path(file)
+    if place.is_dir():
+        return place / "summary.json"
+    if place.suffix != ".toml":
+        return place
+    run = load(place).evidence.run
+    if not run:
+        raise UsageError(f"predict: {printable(file)}: a recipe without its run; name the run's summary.json")
+    for folder in (place.parent / ".autoddp", Path(".autoddp")):
+        if (folder / run / "summary.json").is_file():
+            return folder / run / "summary.json"
+    raise UsageError(
+        f"predict: {printable(file)}: a recipe has too little, and its run's folder {printable(run)} is not in "
+        f".autoddp/ beside it; name the run's summary.json"
+    )
+
+
+def _read(place: Path) -> _Known:
+    name = printable(str(place))
+    try:
+        if place.stat().st_size > _LARGEST:
+            raise UsageError(f"predict: {name}: larger than {_LARGEST >> 20} MiB, so it is no summary of a run")
+        found = decode(place.read_bytes(), dict)
+    except OSError as problem:
+        raise UsageError(f"predict: {name}: {problem.strerror}; name the summary.json of a run") from None
+    except ValueError:
+        raise UsageError(f"predict: {name}: not JSON; name the summary.json of a run") from None
+    if "trials" not in found or "decision" not in found:
+        raise UsageError(f"predict: {name}: not the summary of a tuning run; name .autoddp/<run>/summary.json")
+    if not found.get("profile"):
+        raise UsageError(
+            f"predict: {name}: its run has recorded no usable steps; only jobs with one DDP model that "
+            "reduces once a step can be predicted"
+        )
+    try:
+        profile = convert(found["profile"], Profile)
+        _check(profile)
+        chosen = Configuration(found["decision"]["configuration"])
+        ran = [(Configuration(t["configuration"]), t["seconds"]) for t in found["trials"] if t["state"] == "measured"]
+        measured = {one: float(took) for one, took in ran}
+    except (ValueError, TypeError, KeyError) as problem:
+        raise UsageError(f"predict: {name}: broken: {printable(first_line(problem))}; tune again") from None
+    if profile.measured is not None:
+        measured[AS_WRITTEN] = profile.measured
+    return _Known(profile, chosen, measured, frozenset(h for one in measured if (h := HOOK.of(one))))
+
+
+def _check(profile: Profile) -> None:
+    """ValueError for a profile that cannot have been measured."""
+    numbers = [profile.fixed, profile.before, profile.backward, *profile.ready]
+    numbers += [gradient.bytes for gradient in profile.gradients]
+    if not all(0 <= one < math.inf for one in numbers) or profile.computing <= 0:
+        raise ValueError("profile: times and sizes must be positive")
+    if len(profile.ready) != len(profile.gradients) or not profile.gradients:
+        raise ValueError("profile: every gradient needs the time at which it is ready")
+    if not 1 <= profile.nodes <= profile.world_size <= _MOST_RANKS or not profile.link.segments:
+        raise ValueError("profile: nodes, ranks or link are missing")
+
+
+# The command line.
+
+
+class _Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose complaints are UsageErrors: one line, like every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"predict: {message}; see {self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="autoddp predict",
+        allow_abbrev=False,
+        description="The step that a tuned job would have elsewhere, from what its study has measured.",
+    )
+    parser.add_argument("file", metavar="FILE", help="a run's folder, its summary.json, or its recipe")
+    number = _of(_whole, "a whole number from 1 to 1000000")
+    parser.add_argument("--nodes", metavar="N", type=number, help="nodes")
+    parser.add_argument("--nproc-per-node", metavar="N", type=number, help="ranks on each node")
+    parser.add_argument("--link", metavar="RATE", type=_of(byte_rate), help="rate of each node's link, as 25Gbit")
+    parser.add_argument("--latency", metavar="TIME", type=_of(_latency), help="of a small message, one way, as 20us")
+    parser.add_argument("--cap", metavar="MIB", type=_of(_cap), help="bucket_cap_mb")
+    parser.add_argument("--hook", metavar="HOOK", type=_of(_hook), help="bf16, fp16, powersgd or powersgd:RANK")
+    parser.add_argument("--batch-times", metavar="X", type=_of(_times), help="a batch X times as large on each rank")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    return parser
+
+
+def _of(read: Callable[[str], T], rule: str = "") -> Callable[[str], T]:
+    """`type` of an option: argparse shows the text of an error only if it is its own."""
+
+    def typed(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as problem:
+            said = f"{text!r} is not {rule}" if rule else str(problem)
+            raise argparse.ArgumentTypeError(printable(said)) from None
+
+    return typed
+
+
+def _whole(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 8 else 0
+    if not 1 <= number <= _MOST_RANKS:
+        raise ValueError
+    return number
+
+
+def _latency(text: str) -> float:
+    found = seconds(text)
+    if not 0 <= found <= _LONGEST_LATENCY:
+        raise ValueError(f"{text!r} is no latency of a link: write 20us or 0.5ms")
+    return found
+
+
+def _times(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.001 <= number <= 1000:
+        raise ValueError(f"{text!r} is not a number from 0.001 to 1000")
+    return number
+
+
+def _cap(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    rule = BUCKET_CAP_MB.check(number)
+    if rule:
+        raise ValueError(f"{text!r}: {rule}")
+    return number
+
+
+def _hook(text: str) -> dict[str, Any]:
+    name, colon, rank = text.partition(":")
+    values: dict[str, Any] = {HOOK.name: name}
+    if POWERSGD_RANK.needs == (HOOK.name, name):
+        values[POWERSGD_RANK.name] = int(rank) if rank.isascii() and rank.isdigit() else 1 if not colon else rank
+    elif colon or name not in {hook.name for hook in HOOKS}:
+        names = ", ".join(hook.name for hook in HOOKS)
+        raise ValueError(f"{text!r} is none of {names} and powersgd:RANK")
+    return dict(Configuration(values).plain())

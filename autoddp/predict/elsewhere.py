@@ -1,0 +1,109 @@
+"""The same job elsewhere: on another number of nodes and ranks, over another link, with another batch.
+
+    there = Elsewhere(nodes=4, rate=bit_rate("25Gbit"))
+    profile, notes = moved(known, there)
+
+All ranks together are taken as one ring, which is what gloo and NCCL mostly use: in an all-reduce each of n ranks sends
+2 (n - 1)/n times the bytes, in 2 (n - 1) steps one after another. `notes` say what was not measured but extrapolated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoddp.bench import LinkModel
+from autoddp.bench.model import Segment
+from autoddp.codec import replace
+from autoddp.predict.profile import Profile, first_link, ring_share
+
+_PAYLOAD = 0.956  # of a link's rate: 1448 of the 1514 bytes of an Ethernet frame are gradients
+
+
+class UnknownLink(ValueError):
+    """The job would send its gradients over a link of which nothing is known."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What is different there; None where nothing is."""
+
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+    rate: float | None = None
+    """Bytes per second of each node's link, each way."""
+    latency: float | None = None
+    """Seconds that a small message takes to the next node."""
+    batch_times: float = 1.0
+    """How many times as large the batch of each rank is."""
+
+
+def moved(here: Profile, there: Elsewhere) -> tuple[Profile, list[str]]:
+    """The profile of the job elsewhere, and what is extrapolated. UnknownLink where the link there must be given."""
+    nodes = there.nodes or here.nodes
+    ranks = nodes * (there.ranks_per_node or max(1, here.world_size // here.nodes))
+    notes = []
+    if there.batch_times != 1:
+        notes.append(
+            f"a batch {there.batch_times:g} times as large: data, forward and backward take as many times longer"
+        )
+    if ranks != here.world_size:
+        notes.append(f"{ranks} ranks in place of {here.world_size}: a ring, and computing as long as it was")
+    if ranks > nodes and ranks // nodes != here.world_size // here.nodes:
+        notes.append("another number of ranks on a node: they may slow each other down, which is not in the prediction")
+    profile = replace(
+        here,
+        world_size=ranks,
+        nodes=nodes,
+        before=here.before * there.batch_times,
+        backward=here.backward * there.batch_times,
+        ready=tuple(one * there.batch_times for one in here.ready),
+        measured=None if notes or there.rate or there.latency else here.measured,
+    )
+    if ranks < 2:
+        return profile, notes
+    link = _scaled(here, ranks)
+    if there.rate is None and (here.world_size < 2 or (nodes > 1) != (here.nodes > 1)):
+        known = "one process" if here.world_size < 2 else "one node" if here.nodes == 1 else f"{here.nodes} nodes"
+        raise UnknownLink(f"it ran on {known}, so the link between {ranks} ranks on {_nodes(nodes)} is not known")
+    if there.rate is not None:
+        notes.append(f"a link of {there.rate * 8 / 1e9:g} Gbit/s: it carries gradients at {_PAYLOAD:.1%} of that")
+        link = _with_rate(link, ring_share(ranks) / (there.rate * _PAYLOAD))
+    if there.latency is not None:
+        notes.append(f"a latency of {there.latency * 1e6:g} µs in each of the {2 * (ranks - 1)} steps of the ring")
+        link = _with_latency(link, 2 * (ranks - 1) * there.latency)
+    fitted = replace(here.coefficients, latency=1.0, per_byte=1.0)  # they are in the link now
+    return replace(profile, link=link, coefficients=fitted), notes
+
+
+def _scaled(here: Profile, ranks: int) -> LinkModel:
+    """The link of `here`, as it was fitted, for a ring of another size."""
+    if here.world_size < 2:
+        return first_link(here.backend, ranks)
+    fitted, latency = here.coefficients, here.link.alpha
+    bytes_times = ring_share(ranks) / ring_share(here.world_size)
+    steps_times = (ranks - 1) / (here.world_size - 1)
+    return LinkModel(
+        tuple(
+            Segment(
+                one.from_bytes,
+                latency * fitted.latency * steps_times + (one.alpha_seconds - latency) * fitted.per_byte * bytes_times,
+                one.seconds_per_byte * fitted.per_byte * bytes_times,
+            )
+            for one in here.link.segments
+        )
+    )
+
+
+def _with_rate(link: LinkModel, per_byte: float) -> LinkModel:
+    return LinkModel((Segment(0.0, link.alpha, per_byte),))
+
+
+def _with_latency(link: LinkModel, latency: float) -> LinkModel:
+    change = latency - link.alpha
+    return LinkModel(
+        tuple(Segment(one.from_bytes, one.alpha_seconds + change, one.seconds_per_byte) for one in link.segments)
+    )
+
+
+def _nodes(count: int) -> str:
+    return "one node" if count == 1 else f"{count} nodes"
