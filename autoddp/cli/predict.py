@@ -48,6 +48,8 @@ def run(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     place = _summary_of(options.file)
     known = _read(place)
+    if (options.nodes or 1) * (options.nproc_per_node or 1) > _MOST_RANKS:
+        raise UsageError(f"predict: more than {_MOST_RANKS} ranks: give smaller --nodes or --nproc-per-node")
     there = Elsewhere(options.nodes, options.nproc_per_node, options.link, options.latency, options.batch_times or 1.0)
     try:
         profile, notes = moved(known.profile, there)
@@ -62,7 +64,10 @@ def run(arguments: list[str]) -> int:
     elif (name := HOOK.of(asked)) and name not in known.hooks:
         notes.append(f"the hook {name}: no trial has measured it, so what it computes is a guess")
     same = profile == known.profile
-    found = [_row(name, one, profile, known if same else None) for name, one in rows.items() if one is not None]
+    try:
+        found = [_row(name, one, profile, known if same else None) for name, one in rows.items() if one is not None]
+    except ValueError as problem:  # an argument of the script's that is none
+        raise _broken(place, problem) from None
     answer = {
         "summary": str(place),
         "nodes": profile.nodes,
@@ -180,16 +185,22 @@ def _read(place: Path) -> _Known:
         ran = [(Configuration(t["configuration"]), t["seconds"]) for t in found["trials"] if t["state"] == "measured"]
         measured = {one: float(took) for one, took in ran}
     except (ValueError, TypeError, KeyError) as problem:
-        raise UsageError(f"predict: {name}: broken: {printable(first_line(problem))}; tune again") from None
+        raise _broken(place, problem) from None
     if profile.measured is not None:
         measured[AS_WRITTEN] = profile.measured
     return _Known(profile, chosen, measured, frozenset(h for one in measured if (h := HOOK.of(one))))
+
+
+def _broken(place: Path, problem: Exception) -> UsageError:
+    return UsageError(f"predict: {printable(str(place))}: broken: {printable(first_line(problem))}; tune again")
 
 
 def _check(profile: Profile) -> None:
     """ValueError for a profile that cannot have been measured."""
     numbers = [profile.fixed, profile.before, profile.backward, *profile.ready]
     numbers += [gradient.bytes for gradient in profile.gradients]
+    for name, value in plain(profile.coefficients).items():
+        numbers += value.values() if name == "computing" else [value]
     if not all(0 <= one < math.inf for one in numbers) or profile.computing <= 0:
         raise ValueError("profile: times and sizes must be positive")
     if len(profile.ready) != len(profile.gradients) or not profile.gradients:

@@ -12,8 +12,8 @@ from autoddp.predict.calibration import Calibration
 from autoddp.predict.coefficients import Coefficients
 from autoddp.predict.elsewhere import Elsewhere, UnknownLink, moved
 from autoddp.predict.plan import Cuts, Gradient, buckets
-from autoddp.predict.profile import Profile, profile_of
-from autoddp.predict.step import predictable, step_seconds
+from autoddp.predict.profile import Profile, profile_of, spread
+from autoddp.predict.step import computing_key, predictable, step_seconds
 
 __all__ = [
     "Calibration",
@@ -24,8 +24,10 @@ __all__ = [
     "Profile",
     "UnknownLink",
     "buckets",
+    "computing_key",
     "moved",
     "predictable",
     "profile_of",
+    "spread",
     "step_seconds",
 ]

@@ -40,8 +40,7 @@ def predictable(configuration: Configuration) -> bool:
 def computing_key(configuration: Configuration) -> str:
     """The settings of a configuration that change computing itself, as text; "" if there are none."""
     names = {knob.name for knob in TRIED_FIRST}
-    chosen = {name: value for name, value in configuration.plain().items() if name in names}
-    return str(Configuration(chosen)) if chosen else ""
+    return " ".join(f"{name}={value}" for name, value in configuration.items() if name in names)
 
 
 def step_seconds(

@@ -39,6 +39,8 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
         "decision": {"configuration": outcome.decision.configuration, "why": outcome.decision.why},
         "steps": outcome.steps,
         "compilations": outcome.compilations,
+        "profile": outcome.profile,
+        "timelines": outcome.timelines,
         "wall_seconds": {**outcome.wall_seconds, **wall_seconds},
     }
 
@@ -63,6 +65,7 @@ def _trial(record: TrialRecord) -> dict[str, Any]:
         "seconds": record.seconds if record.blocks else None,
         "blocks": _blocks(record.blocks),
         "error": record.error,
+        "predicted": record.predicted,
     }
 
 

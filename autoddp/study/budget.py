@@ -31,6 +31,7 @@ _MORE_HEADROOM_ROUNDS = 3  # times as many rounds at most, where the headroom de
 # Steps of a block, at least: three, so that one step in which the script saved or evaluated does not move the median.
 _FEWEST, _FEWEST_OF_SLOW = 3, 2
 _FEWEST_IN_SEMIFINALS = 3  # steps to warm up, and to time, in a semifinal; they cost next to nothing there
+_RECORDED, _RECORDED_OF_SLOW = 6, 2
 _SHORTEST = 1e-6  # seconds; steps are taken for at least that long, to avoid a division by zero
 
 
@@ -85,6 +86,11 @@ class StepBudget:
         counted = _SEMIFINAL_SECONDS / (seconds * configuration.steps_per_update)
         warmup = max(_FEWEST_IN_SEMIFINALS, self.warmup_of(configuration))
         return warmup, max(_FEWEST_IN_SEMIFINALS, min(_MOST, math.ceil(counted)))
+
+    @property
+    def recorded(self) -> int:
+        """Number of steps whose gradients and buckets are recorded for predictions."""
+        return _RECORDED_OF_SLOW if self.slow else _RECORDED
 
     @property
     def headroom_rounds(self) -> int:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from autoddp.knobs import Configuration, GradientError, Rung, Value
+from autoddp.predict import Profile
 from autoddp.study.measure import Diagnosis
 from autoddp.study.semifinals import Semifinal
 from autoddp.timing import Block, Speedup, median
+from autoddp.timing.timeline import Timeline
 from autoddp.wire import JobFacts
 
 WORTHWHILE = 0.03
@@ -35,6 +37,8 @@ class TrialRecord:
     """Why the trial failed, was cut short or was refused."""
     error: GradientError | None = None
     """The error of the hook's gradients; None without a hook, or where an earlier trial of the same hook has it."""
+    predicted: float | None = None
+    """Seconds per step that were predicted before the trial was run; None where nothing could be."""
 
     @property
     def usable(self) -> bool:
@@ -44,8 +48,13 @@ class TrialRecord:
     @property
     def seconds(self) -> float:
         """Median seconds of a step over all blocks; infinite if the trial failed or was refused."""
+        return self.measured_seconds if self.usable else float("inf")
+
+    @property
+    def measured_seconds(self) -> float:
+        """The same for a trial that was refused too; infinite if nothing was measured."""
         steps = [second for block in self.blocks for second in block.seconds]
-        return median(steps) if steps and self.usable else float("inf")
+        return median(steps) if steps else float("inf")
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,10 @@ class Outcome:
     """Why the job is slow; None where that was not asked for, or not found out."""
     headroom_interval: tuple[float, float] = (0.0, 1.0)
     """99 % interval of the headroom."""
+    profile: Profile | None = None
+    """What was learned of a step, for predictions; None where too little could be recorded."""
+    timelines: tuple[Timeline, ...] = ()
+    """Some steps as written, of each rank; empty where none were recorded."""
 
     @property
     def drifted(self) -> bool:

@@ -14,18 +14,21 @@ from dataclasses import replace
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung, Value
 from autoddp.knobs.computing import OPTIMIZE_DDP, REDUCE_OVERHEAD
 from autoddp.knobs.micro_batches import larger_batch
+from autoddp.predict import profile_of, spread
 from autoddp.recipe import best_allowed
 from autoddp.recipe.decision import WORTH_A_CHANGE
 from autoddp.settings import StudySettings
 from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, StepBudget
 from autoddp.study.cost import Cost
 from autoddp.study.env_trials import RESERVED, EnvTrials, Screen, screened
+from autoddp.study.forecast import Forecast
 from autoddp.study.measure import Diagnose, Diagnosis, FailsWithoutReduction, Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import WORTHWHILE, Decision, Outcome, Screened, Standing, TrialRecord
 from autoddp.study.semifinals import Semifinal, contenders, run_semifinal
 from autoddp.study.trials import Trials
 from autoddp.timing import Block, Headroom, difference, headroom, median, speedup
+from autoddp.timing.timeline import Timeline
 from autoddp.wire import JobFacts
 
 _SHARE_FOR_DIAGNOSIS = 0.25  # of the time that the trials may take
@@ -65,7 +68,9 @@ class Study:
         self._observer.baseline(baseline, won)
         self._budget = StepBudget(baseline.seconds)
         diagnosis = self._diagnosed(baseline, off)
-        self._trials = Trials(self._cost, self._facts, self._asked, self._observer, baseline)
+        recorded = self._recorded(baseline) if won.high >= WORTHWHILE else ()
+        forecast = self._forecast(recorded, baseline, off)
+        self._trials = Trials(self._cost, self._facts, self._asked, self._observer, baseline, forecast)
         fixed = self._trials.find_computing()
         judged: list[Screened] = []
         settings: list[Mapping[str, Value]] = []
@@ -98,6 +103,8 @@ class Study:
             steps=dict(self._cost.steps),
             compilations=self._cost.compilations,
             wall_seconds=dict(self._cost.wall_seconds),
+            profile=forecast.profile,
+            timelines=recorded,
         )
         self._observer.finished(outcome)
         return outcome
@@ -142,6 +149,32 @@ class Study:
             return None
         self._observer.diagnosed(found)
         return found
+
+    def _recorded(self, baseline: TrialRecord) -> tuple[Timeline, ...]:
+        """Timelines of some steps as written, of each rank; empty where there is no time for it, or where it fails."""
+        if self._cost.left < self._asked.trials * self._budget.trial():
+            return ()
+        try:
+            ranks = self._cost.recorded_ranks(AS_WRITTEN, self._budget.recorded)
+            return spread(ranks, self._facts.gradient_shapes, self._facts.gradient_bytes)
+        except TrialFailed:  # the job was started again, and is as it was
+            return ()
+
+    def _forecast(self, recorded: Sequence[Timeline], baseline: TrialRecord, off: Block) -> Forecast:
+        """What predicts the trials. Jobs with several models, or several reductions a step, are not predicted."""
+        facts = self._facts
+        if "+" in facts.parameters_digest or facts.micro_batches != 1 or "the script registers" in str(facts.left_out):
+            return Forecast()
+        profile = profile_of(
+            recorded,
+            facts.gradient_shapes,
+            facts.backend,
+            facts.nodes,
+            facts.ddp_arguments,
+            min(off.median, baseline.seconds),
+            facts.link,
+        )
+        return Forecast(profile, baseline.seconds, facts.link is not None)
 
     def _is_open(self, found: Headroom, rounds: int, budget: StepBudget) -> bool:
         """Whether more rounds are needed: likely there is nothing to win, but the interval allows for a gain."""

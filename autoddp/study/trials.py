@@ -31,6 +31,7 @@ from autoddp.settings import StudySettings
 from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, StepBudget
 from autoddp.study.cost import Cost
 from autoddp.study.first_guess import first_cap
+from autoddp.study.forecast import Forecast
 from autoddp.study.measure import TrialFailed
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import WORTHWHILE, State, TrialRecord
@@ -45,6 +46,7 @@ _NOTHING: Setting = {}
 """A knob left as the script wrote it."""
 _HOPELESS = 1.15  # times the seconds of the rung's best: a trial above it after the first block is cut short
 _HOPELESS_AT_FIRST = 1.5  # the same where the first block is shorter than the second, and still warming up
+_PASSED_OVER = 8  # configurations in a row that are left out because they are predicted to be hopeless
 _SHARE_FOR_COMPUTING = 4  # at most one trial in four looks for settings that make computing itself faster
 _SHARE_FOR_ACCUMULATION = 4  # at most one trial in four tries how many steps to make one
 
@@ -163,7 +165,7 @@ class Space:
 
 
 class Sampler:
-    """Asks Optuna's TPE for configurations of one rung, after the guesses of its space.
+    """Asks Optuna's TPE for configurations of one rung, after the guesses of its space, the fastest by forecast first.
 
     sampler = Sampler(space, seed=0)
     configuration = sampler.ask()
@@ -172,12 +174,14 @@ class Sampler:
     The sequence is deterministic for a seed and the results.
     """
 
-    def __init__(self, space: Space, seed: int) -> None:
+    def __init__(self, space: Space, seed: int, forecast: Forecast | None = None) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = space
         tpe = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_UNGUIDED, n_ei_candidates=_CANDIDATES)
         self._study = optuna.create_study(direction="minimize", sampler=tpe)
-        for guess in space.guesses():
+        guesses = space.guesses()
+        for place in (forecast or Forecast()).order([space.configuration(guess) for guess in guesses]):
+            guess = guesses[place]
             places = {name: space.choices[name].index(setting) for name, setting in guess.items()}
             self._study.enqueue_trial(places, skip_if_exists=True)
         self._pending: optuna.trial.Trial | None = None
@@ -226,7 +230,13 @@ class Trials:
     """Runs and records trials. `records` has all trials so far, also those that failed or were refused."""
 
     def __init__(
-        self, cost: Cost, facts: JobFacts, asked: StudySettings, observer: Observer, baseline: TrialRecord
+        self,
+        cost: Cost,
+        facts: JobFacts,
+        asked: StudySettings,
+        observer: Observer,
+        baseline: TrialRecord,
+        forecast: Forecast,
     ) -> None:
         self._cost = cost
         self._facts = facts
@@ -234,6 +244,7 @@ class Trials:
         self._observer = observer
         self._baseline = baseline
         self._budget = StepBudget(baseline.seconds)
+        self._forecast = forecast
         self._excluded: frozenset[tuple[str, Value]] = frozenset()
         self.records: list[TrialRecord] = []
         self.no_time = False
@@ -268,7 +279,7 @@ class Trials:
         """
         self._cost.phase = "trials"
         spaces = [Space(rung, self._facts, fixed, self._first_cap(rung, computing)) for rung in GRADIENT_RUNGS]
-        samplers = {space.rung: Sampler(space, self._asked.seed) for space in spaces if not space.empty}
+        samplers = {space.rung: Sampler(space, self._asked.seed, self._forecast) for space in spaces if not space.empty}
         turns = deque(samplers)  # rungs alternate, so each has its share, however many trials there are
         while turns and len(self.records) < last and self._has_time():
             rung = turns.popleft()
@@ -334,7 +345,7 @@ class Trials:
 
     def _trial(self, sampler: Sampler) -> bool:
         """Run the next trial of a rung; False if the rung has nothing left that may be tried."""
-        configuration = sampler.ask(self._excluded)
+        configuration = self._promising(sampler)
         if configuration is None:
             return False
         record = self._measured(configuration)
@@ -344,6 +355,19 @@ class Trials:
             self._excluded |= {_to_blame(configuration.hook)}
         sampler.tell(record.seconds if record.usable else None)
         return True
+
+    def _promising(self, sampler: Sampler) -> Configuration | None:
+        """The next configuration that is not predicted to be hopeless; the sampler is told the prediction of others."""
+        configuration = sampler.ask(self._excluded)
+        for _ in range(_PASSED_OVER):
+            if configuration is None:
+                return None
+            best = min(self.seconds_of(configuration.rung).values(), default=float("inf"))
+            if not self._forecast.is_hopeless(configuration, best):
+                return configuration
+            sampler.tell(self._forecast.seconds(configuration))
+            configuration = sampler.ask(self._excluded)
+        return configuration
 
     def _measured(self, configuration: Configuration) -> TrialRecord:
         budget, best = self._budget, min(self.seconds_of(configuration.rung).values(), default=float("inf"))
@@ -388,8 +412,11 @@ class Trials:
         why: str = "",
         error: GradientError | None = None,
     ) -> TrialRecord:
-        record = TrialRecord(len(self.records) + 1, configuration, state, tuple(blocks), why, error)
+        predicted = self._forecast.seconds(configuration)
+        record = TrialRecord(len(self.records) + 1, configuration, state, tuple(blocks), why, error, predicted)
         self.records.append(record)
+        if record.blocks:
+            self._forecast.measured(configuration, record.measured_seconds, predicted)
         spent = self._cost.wall_seconds["trials"] + self._cost.wall_seconds["starts"]
         left = spent / record.number * max(0, self._asked.trials - record.number)
         best = min((t for t in self.records if t.usable), key=lambda t: t.seconds, default=None)

@@ -46,6 +46,8 @@ class JobFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether torch.compile has a model, so that any step may be one in which it compiles."""
     thread_counts: tuple[int, ...] = ()
     """CPU threads per rank worth trying; as written is not among them."""
+    gradient_shapes: tuple[tuple[int, ...], ...] = ()
+    """Of all gradients, in DDP's order."""
     link: LinkModel | None = None
     """What the link carries, as `autoddp bench` measured it in a world like this one; None if it did not."""
     uses_all: bool = False

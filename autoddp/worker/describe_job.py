@@ -99,6 +99,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
         start_settings=tuple(map(Configuration, settings)),
         cuda_graphs=look.graph_modes if CUDA_GRAPHS.name in knobs else (),
         compiles=look.compiled,
+        gradient_shapes=tuple(tuple(p.shape) for w in wrapped for p in w.parameters),
         thread_counts=tuple(counts[0]) if THREADS.name in knobs else (),
         uses_all=all(one.uses_all for one in steps),
         buffer_bytes=sum(w.buffer_bytes for w in wrapped),

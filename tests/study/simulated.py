@@ -17,6 +17,7 @@ from typing import Any
 
 from autoddp.knobs import BY_NAME, Configuration, GradientError, Rung
 from autoddp.study.trials import Space
+from autoddp.timing import STAGES, RankSteps
 from autoddp.wire import BlockDone, JobFacts, Measure
 
 MIB = 24.0
@@ -38,6 +39,7 @@ def facts(
         devices=("cpu",),
         torch="2.13.0",
         gradient_bytes=int(MIB * 2**20),
+        gradient_shapes=((512, 512),) * int(MIB),
         parameters_digest="0123456789abcdef",
         ddp_arguments={},
         knobs=(*knobs, *(name for name in ("cuda_graphs",) if more.get(name))),
@@ -96,6 +98,7 @@ class SimulatedJob:
         reduce: bool = True,
         apply: bool = True,
         compare: int = 0,
+        anatomy: bool = False,
     ) -> BlockDone:
         at_once = configuration.steps_per_update
         order = Measure(len(self.asked), configuration, warmup, steps, reduce, apply, compare, at_once)
@@ -109,7 +112,15 @@ class SimulatedJob:
         error = self._error(configuration) if compare and configuration.hook else None
         left = self.time - self.clock
         self.clock += (sum(seconds) + warmup * true) * at_once + compare * true + 0.001
-        return BlockDone(order.index, seconds, warmup * true * at_once, 0.001, error=error, left=left)
+        ranks = tuple(self._stages(rank, configuration, seconds) for rank in range(2)) if anatomy else ()
+        return BlockDone(order.index, seconds, warmup * true * at_once, 0.001, error=error, left=left, ranks=ranks)
+
+    def _stages(self, rank: int, configuration: Configuration, seconds: tuple[float, ...]) -> RankSteps:
+        """As the worker records them: what is not forward or backward is exposed."""
+        slower = self._computing(configuration)
+        known = {"forward": FORWARD * slower, "backward": BACKWARD * slower}
+        stages = [known | {"exposed": one - sum(known.values())} for one in seconds]
+        return RankSteps(rank, "host", seconds, tuple(tuple(of.get(name, 0.0) for name in STAGES) for of in stages))
 
     def _step(self, true: float) -> float:
         """One noisy step; every 25th step the script saves a checkpoint."""

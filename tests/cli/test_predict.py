@@ -1,0 +1,240 @@
+"""`autoddp predict` as a user types it: from the summary of a whole study of a simulated job, and from bad files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import forks
+import pytest
+from launchers import ROOT, environment
+
+from autoddp.cli.predict import run
+from autoddp.codec import encode
+from autoddp.errors import UsageError
+from autoddp.knobs import Configuration
+from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, save
+
+MIB, MIB_PER_SECOND, LATENCY = 24, 100.0, 0.001
+COMPUTING = 0.030
+PROFILE: dict[str, Any] = {  # 24 gradients of 1 MiB each, over a link of 100 MiB/s between two hosts
+    "world_size": 2,
+    "nodes": 2,
+    "backend": "gloo",
+    "ddp_arguments": {},
+    "gradients": [{"shape": [512, 512], "bytes": 2**20}] * MIB,
+    "fixed": 0.002,
+    "before": 0.008,
+    "backward": 0.020,
+    "ready": [0.020 * (MIB - place) / MIB for place in range(MIB)],
+    "link": {
+        "segments": [{"from_bytes": 0.0, "alpha_seconds": LATENCY, "seconds_per_byte": 1 / (MIB_PER_SECOND * 2**20)}],
+        "residuals": [],
+    },
+    "coefficients": {"stretch": 1e-9, "copying": 0.0, "rounding": 0.0, "low_rank": 0.0},
+    "measured": 0.253,
+    "typical_error": 0.03,
+    "large_error": 0.09,
+}
+SUMMARY: dict[str, Any] = {
+    "schema": 1,
+    "recipe": "train.autoddp.toml",
+    "profile": PROFILE,
+    "trials": [
+        {"configuration": {"bucket_cap_mb": 8.0}, "seconds": 0.26, "state": "measured"},
+        {"configuration": {"hook": "bf16", "bucket_cap_mb": 4.0}, "seconds": 0.13, "state": "measured"},
+    ],
+    "decision": {"configuration": {"hook": "bf16", "bucket_cap_mb": 4.0}, "why": "the best"},
+}
+RECIPE = Recipe(
+    made_by=MadeBy("0.1.0", "2.13.0", "3.11.7", "2026-11-20T21:00:00Z"),
+    fits=Fits(2, 2, "gloo", ("cpu",), "2.13.0", MIB * 2**20, "0123456789abcdef"),
+    configuration=Configuration({"bucket_cap_mb": 50}),
+    evidence=Evidence(31.21, 0.384, 20, 6, 1234, "the exact rung wins", run="20261122-1"),
+)
+
+
+@pytest.fixture
+def summary(tmp_path: Path) -> Path:
+    place = tmp_path / ".autoddp/20261122-1"
+    place.mkdir(parents=True)
+    (place / "summary.json").write_text(encode(SUMMARY))
+    return place / "summary.json"
+
+
+@pytest.fixture
+def answer(summary: Path, capsys: Any) -> Callable[..., dict[str, Any]]:
+    def ask(*words: str) -> dict[str, Any]:
+        assert run([str(summary), *words, "--json"]) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    return ask
+
+
+def step(found: dict[str, Any], name: str = "as written") -> float:
+    return next(row["step_ms"] / 1e3 for row in found["rows"] if row["name"] == name)
+
+
+def test_where_it_was_measured(answer: Callable[..., dict[str, Any]]) -> None:
+    found = answer()
+    assert found["extrapolated"] == []
+    assert (found["nodes"], found["ranks"]) == (2, 2)
+    assert [row["name"] for row in found["rows"]] == ["as written", "as tuned"]
+    assert [row["measured_ms"] for row in found["rows"]] == [253.0, 130.0]
+    # The first bucket has 1 MiB and arrives early; the other one has the rest, and is ready when all gradients are.
+    assert step(found) == pytest.approx(COMPUTING + LATENCY + (MIB - 1) / MIB_PER_SECOND)
+    assert found["rows"][0]["efficiency"] == pytest.approx(COMPUTING / step(found))
+
+
+def test_more_nodes_send_more_bytes(answer: Callable[..., dict[str, Any]]) -> None:
+    two, four = answer(), answer("--nodes", "4")
+    assert four["ranks"] == 4
+    assert step(two) == pytest.approx(COMPUTING + LATENCY + (MIB - 1) / MIB_PER_SECOND)
+    assert step(four) == pytest.approx(COMPUTING + 3 * LATENCY + 1.5 * (MIB - 1) / MIB_PER_SECOND)
+    assert four["extrapolated"] == ["4 ranks in place of 2: a ring, and computing as long as it was"]
+    assert all(row["measured_ms"] is None for row in four["rows"])
+
+
+def test_another_link(answer: Callable[..., dict[str, Any]]) -> None:
+    found = answer("--link", "1Gbit", "--latency", "100us")
+    assert step(found) == pytest.approx(COMPUTING + 0.0002 + (MIB - 1) * 2**20 / (0.956 * 125e6))
+    assert len(found["extrapolated"]) == 2
+    assert step(answer("--link", "100Gbit")) == pytest.approx(COMPUTING, rel=0.2)
+
+
+def test_another_batch(answer: Callable[..., dict[str, Any]]) -> None:
+    """Computing takes longer, the link does not; the optimizer does not either."""
+    found = answer("--batch-times", "100")
+    assert found["rows"][0]["computing_ms"] == pytest.approx(2.002e3 + 0.8e3)
+    assert found["rows"][0]["efficiency"] > 0.9
+
+
+def test_other_settings(answer: Callable[..., dict[str, Any]]) -> None:
+    found = answer("--cap", "24", "--hook", "powersgd:2")
+    (asked,) = [row for row in found["rows"] if row["name"] == "as asked"]
+    assert asked["configuration"] == {"bucket_cap_mb": 24.0, "hook": "powersgd", "powersgd_rank": 2}
+    assert asked["step_ms"] < 0.5 * found["rows"][0]["step_ms"]
+    assert found["extrapolated"] == ["the hook powersgd: no trial has measured it, so what it computes is a guess"]
+
+
+def test_one_rank_reduces_nothing(answer: Callable[..., dict[str, Any]]) -> None:
+    found = answer("--nodes", "1")
+    assert [row["step_ms"] for row in found["rows"]] == [pytest.approx(COMPUTING * 1e3)] * 2
+
+
+def test_a_link_that_nobody_knows(summary: Path) -> None:
+    with pytest.raises(UsageError, match=r"ran on 2 nodes, .*on one node is not known; say its rate"):
+        run([str(summary), "--nodes", "1", "--nproc-per-node", "2"])
+    assert run([str(summary), "--nodes", "1", "--nproc-per-node", "2", "--link", "10GB/s"]) == 0
+
+
+def test_a_table(summary: Path, capsys: Any) -> None:
+    assert run([str(summary.parent), "--nodes", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "3 ranks on 3 nodes, of which each computes 30.0 ms per step"
+    assert lines[2].split() == ["ms", "per", "step", "efficiency", "measured", "configuration"]
+    assert lines[-2:] == [
+        "extrapolated: 3 ranks in place of 2: a ring, and computing as long as it was",
+        "in the study half of its predictions were within 3.0%, nine of ten within 9.0%",
+    ]
+
+
+def test_a_recipe_leads_to_its_run(summary: Path, capsys: Any) -> None:
+    recipe = summary.parents[2] / "train.autoddp.toml"
+    save(RECIPE, recipe)
+    assert run([str(recipe), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["summary"] == str(summary)
+    summary.unlink()
+    with pytest.raises(UsageError, match="a recipe has too little, and its run's folder 20261122-1 is not in"):
+        run([str(recipe)])
+
+
+BROKEN = {
+    "not JSON": "{",
+    "a list": "[]",
+    "deep": "[" * 100_000,
+    "another object": "{}",
+    "no profile": encode(SUMMARY | {"profile": None}),
+    "a profile of text": encode(SUMMARY | {"profile": "text"}),
+    "an unknown field": encode(SUMMARY | {"profile": PROFILE | {"more": 1}}),
+    "a negative time": encode(SUMMARY | {"profile": PROFILE | {"before": -1.0}}),
+    "no times": encode(SUMMARY | {"profile": PROFILE | {"ready": []}}),
+    "no gradients": encode(SUMMARY | {"profile": PROFILE | {"ready": [], "gradients": []}}),
+    "no link": encode(SUMMARY | {"profile": PROFILE | {"link": {"segments": []}}}),
+    "no ranks": encode(SUMMARY | {"profile": PROFILE | {"world_size": 0}}),
+    "NaN": encode(SUMMARY | {"profile": PROFILE | {"backward": float("nan")}}),
+    "a coefficient of 0": encode(SUMMARY | {"profile": PROFILE | {"coefficients": {"per_byte": -1.0}}}),
+    "no decision": encode({name: value for name, value in SUMMARY.items() if name != "decision"}),
+    "trials are numbers": encode(SUMMARY | {"trials": [1]}),
+    "trials are text": encode(SUMMARY | {"trials": "text"}),
+    "a decision of text": encode(SUMMARY | {"decision": "text"}),
+    "an unknown knob": encode(SUMMARY | {"decision": {"configuration": {"buket_cap_mb": 3}}}),
+    "strange arguments": encode(SUMMARY | {"profile": PROFILE | {"ddp_arguments": {"bucket_cap_mb": "<object>"}}}),
+    "\x1b[31m": "",
+}
+
+
+@pytest.mark.parametrize("case", list(BROKEN))
+def test_a_broken_file_is_one_line(tmp_path: Path, case: str) -> None:
+    place = tmp_path / "summary.json"
+    place.write_text(BROKEN[case])
+    with pytest.raises(UsageError) as refused:
+        run([str(place)])
+    assert str(refused.value).isprintable()
+    assert str(refused.value).startswith("predict: ")
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--nodes", "0"],
+        ["--nodes", "-1"],
+        ["--nodes", "two"],
+        ["--nodes", "99999999"],
+        ["--nproc-per-node", "0"],
+        ["--nodes", "1000000", "--nproc-per-node", "1000000"],
+        ["--link", "0Gbit"],
+        ["--link", "-5Gbit"],
+        ["--link=-5Gbit"],
+        ["--link", "25"],
+        ["--link", "25 parsecs"],
+        ["--link", "9" * 400 + "Gbit"],
+        ["--latency", "-1us"],
+        ["--latency", "fast"],
+        ["--latency", "1000h"],
+        ["--cap", "0"],
+        ["--cap", "nan"],
+        ["--hook", "bf17"],
+        ["--hook", "bf16:2"],
+        ["--hook", "powersgd:"],
+        ["--hook", "powersgd:0"],
+        ["--batch-times", "0"],
+        ["--batch-times", "inf"],
+        ["--nodez", "3"],
+        ["another.json"],
+    ],
+    ids=" ".join,
+)
+def test_nonsense_is_one_line(summary: Path, words: list[str]) -> None:
+    with pytest.raises(UsageError) as refused:
+        run([str(summary), *words])
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("missing", ["nothing.json", "nothing.toml", "."])
+def test_there_is_no_such_file(tmp_path: Path, missing: str) -> None:
+    done = forks.run(["-m", "autoddp", "predict", missing], cwd=tmp_path, env=environment())
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("autoddp: error: ")
+
+
+def test_the_page_shows_what_it_prints() -> None:
+    assert "autoddp predict" in (ROOT / "docs/predict.md").read_text()
