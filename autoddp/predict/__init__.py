@@ -12,7 +12,7 @@ from autoddp.predict.calibration import Calibration
 from autoddp.predict.coefficients import Coefficients
 from autoddp.predict.elsewhere import Elsewhere, UnknownLink, moved
 from autoddp.predict.plan import Cuts, Gradient, buckets
-from autoddp.predict.profile import Profile, profile_of, spread
+from autoddp.predict.profile import Profile, profile_of
 from autoddp.predict.step import computing_key, predictable, step_seconds
 
 __all__ = [
@@ -28,6 +28,5 @@ __all__ = [
     "moved",
     "predictable",
     "profile_of",
-    "spread",
     "step_seconds",
 ]

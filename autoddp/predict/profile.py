@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from autoddp.bench import LinkModel
@@ -10,9 +9,8 @@ from autoddp.bench.model import Segment
 from autoddp.codec import Struct, field
 from autoddp.predict.coefficients import Coefficients
 from autoddp.predict.plan import Gradient
-from autoddp.timing import STAGES, RankSteps, median
-from autoddp.timing.timeline import Gradient as GradientReady
-from autoddp.timing.timeline import Span, Timeline
+from autoddp.timing import median
+from autoddp.timing.timeline import Timeline
 
 _FIRST_LATENCY = {"nccl": 2e-5, "gloo": 1e-4}
 """Backend → seconds of one of the 2 (n - 1) steps of a ring, until measurements tell."""
@@ -122,33 +120,6 @@ def profile_of(
         backward=backward * scale,
         ready=tuple(min(one, backward) * scale for one in ready),
         link=link or first_link(backend, world_size),
-    )
-
-
-def spread(ranks: Sequence[RankSteps], shapes: Sequence[Sequence[int]], gradient_bytes: int) -> tuple[Timeline, ...]:
-    """Timelines of steps of which only the stages are known: as if gradients became ready at an even pace, last first.
-
-    Empty where the stages are not known.
-    """
-    counts = [math.prod(shape) for shape in shapes]
-    if not ranks or not all(one.stages for one in ranks) or not sum(counts):
-        return ()
-    sizes = [gradient_bytes * count // sum(counts) for count in counts]
-    shares = [1 - sum(counts[:place]) / sum(counts) for place in range(len(counts))]
-    return tuple(_spread(one, sizes, shares) for one in ranks)
-
-
-def _spread(rank: RankSteps, sizes: Sequence[int], shares: Sequence[float]) -> Timeline:
-    spans, gradients, ends, now = [], [], [], 0.0
-    for of_step in rank.stages:
-        for name, seconds in zip(STAGES, of_step, strict=True):
-            if name == "backward":
-                gradients += [GradientReady(place, now + share * seconds) for place, share in enumerate(shares)]
-            spans.append(Span(name, now, now + seconds))
-            now += seconds
-        ends.append(now)
-    return Timeline(
-        rank.rank, rank.host, 0.0, 0.0, tuple(ends), tuple(spans), tuple(gradients), parameter_bytes=tuple(sizes)
     )
 
 

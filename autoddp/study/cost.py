@@ -11,7 +11,8 @@ from typing import Any
 
 from autoddp.knobs import Configuration, GradientError
 from autoddp.study.measure import Measure
-from autoddp.timing import Block, RankSteps
+from autoddp.timing import Block
+from autoddp.timing.timeline import Timeline
 from autoddp.wire import BlockDone, Experiment
 
 
@@ -60,9 +61,9 @@ class Cost:
         self.phase = "diagnosis"
         return self._measured(configuration, warmup, steps, reduce, apply, anatomy=True, experiment=experiment)
 
-    def recorded_ranks(self, configuration: Configuration, steps: int) -> tuple[RankSteps, ...]:
-        """The stages of some steps under the configuration in effect, of each rank."""
-        return self._measured(configuration, 1, steps, True, True, anatomy=True).ranks
+    def timelines(self, configuration: Configuration, steps: int) -> tuple[Timeline, ...]:
+        """Record some steps: when each gradient is ready and each bucket travels, on each rank."""
+        return self._measured(configuration, 1, 0, True, True, timeline=steps).timelines
 
     def compare(self, configuration: Configuration, steps: int) -> GradientError | None:
         """Measure how far the hook of `configuration`, which must be in effect, is from the exact mean."""

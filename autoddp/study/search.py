@@ -14,7 +14,7 @@ from dataclasses import replace
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung, Value
 from autoddp.knobs.computing import OPTIMIZE_DDP, REDUCE_OVERHEAD
 from autoddp.knobs.micro_batches import larger_batch
-from autoddp.predict import profile_of, spread
+from autoddp.predict import profile_of
 from autoddp.recipe import best_allowed
 from autoddp.recipe.decision import WORTH_A_CHANGE
 from autoddp.settings import StudySettings
@@ -155,8 +155,7 @@ class Study:
         if self._cost.left < self._asked.trials * self._budget.trial():
             return ()
         try:
-            ranks = self._cost.recorded_ranks(AS_WRITTEN, self._budget.recorded)
-            return spread(ranks, self._facts.gradient_shapes, self._facts.gradient_bytes)
+            return self._cost.timelines(AS_WRITTEN, self._budget.recorded)
         except TrialFailed:  # the job was started again, and is as it was
             return ()
 

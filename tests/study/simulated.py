@@ -17,7 +17,7 @@ from typing import Any
 
 from autoddp.knobs import BY_NAME, Configuration, GradientError, Rung
 from autoddp.study.trials import Space
-from autoddp.timing import STAGES, RankSteps
+from autoddp.timing.timeline import Gradient, Span, Timeline
 from autoddp.wire import BlockDone, JobFacts, Measure
 
 MIB = 24.0
@@ -98,7 +98,7 @@ class SimulatedJob:
         reduce: bool = True,
         apply: bool = True,
         compare: int = 0,
-        anatomy: bool = False,
+        timeline: int = 0,
     ) -> BlockDone:
         at_once = configuration.steps_per_update
         order = Measure(len(self.asked), configuration, warmup, steps, reduce, apply, compare, at_once)
@@ -112,15 +112,21 @@ class SimulatedJob:
         error = self._error(configuration) if compare and configuration.hook else None
         left = self.time - self.clock
         self.clock += (sum(seconds) + warmup * true) * at_once + compare * true + 0.001
-        ranks = tuple(self._stages(rank, configuration, seconds) for rank in range(2)) if anatomy else ()
-        return BlockDone(order.index, seconds, warmup * true * at_once, 0.001, error=error, left=left, ranks=ranks)
+        lines = tuple(self._timeline(rank, true, timeline) for rank in range(2)) if timeline else ()
+        return BlockDone(order.index, seconds, warmup * true * at_once, 0.001, error=error, left=left, timelines=lines)
 
-    def _stages(self, rank: int, configuration: Configuration, seconds: tuple[float, ...]) -> RankSteps:
-        """As the worker records them: what is not forward or backward is exposed."""
-        slower = self._computing(configuration)
-        known = {"forward": FORWARD * slower, "backward": BACKWARD * slower}
-        stages = [known | {"exposed": one - sum(known.values())} for one in seconds]
-        return RankSteps(rank, "host", seconds, tuple(tuple(of.get(name, 0.0) for name in STAGES) for of in stages))
+    def _timeline(self, rank: int, seconds: float, steps: int) -> Timeline:
+        """As the worker records it: gradients become ready evenly, the last first; what is not computing is exposed."""
+        spans, gradients = [], []
+        for begin in (number * seconds for number in range(steps)):
+            ends = (begin + FORWARD, begin + FORWARD + BACKWARD, begin + seconds)
+            for name, start, end in zip(("forward", "backward", "exposed"), (begin, *ends), ends, strict=False):
+                spans.append(Span(name, start, end))
+            count = int(MIB)
+            gradients += [Gradient(n, ends[0] + BACKWARD * (count - n) / count) for n in range(count)]
+        ends_of_steps = tuple((number + 1) * seconds for number in range(steps))
+        sizes = (2**20,) * int(MIB)
+        return Timeline(rank, "host", 0.0, 0.0, ends_of_steps, tuple(spans), tuple(gradients), parameter_bytes=sizes)
 
     def _step(self, true: float) -> float:
         """One noisy step; every 25th step the script saves a checkpoint."""
