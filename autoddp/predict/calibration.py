@@ -7,6 +7,10 @@
 Every number of the model has a guess and a spread around it. Least squares over the logarithms weighs what was measured
 against the guesses: one measured step of the script as written mostly tells what a byte costs, a step with many small
 buckets the latency, a step with a hook what the hook computes.
+
+What the model is then still off by is not all noise: a machine may become slower for a while, and a hook may cost what
+no number of the model stands for. So each prediction is corrected by what trials shortly before it, with the same hook
+or with the same buckets were off by (a Gaussian process over the logarithms).
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from dataclasses import dataclass
 
 from autoddp.codec import replace
 from autoddp.knobs import AS_WRITTEN, Configuration
+from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.predict.coefficients import Coefficients
 from autoddp.predict.plan import Cuts, buckets
 from autoddp.predict.profile import Profile
@@ -24,18 +29,22 @@ from autoddp.predict.step import computing_key, predictable, step_seconds
 
 _SPREADS = {
     "latency": 1.0,
-    "per_byte": 3.0,
-    "sharing": 0.1,
+    "per_byte": 0.3,
+    "sharing": 0.05,
     "stretch": 1.0,
     "copying": 0.7,
     "rounding": 0.7,
     "low_rank": 0.7,
+    "call": 0.7,
 }
 """Number of `Coefficients` → spread of its logarithm around the guess; 1.0: three times as much is possible."""
-_MEASURED_LINK = {"latency": 0.5, "per_byte": 0.3}
-"""The same where `autoddp bench` has measured the link."""
+_UNMEASURED_LINK = {"per_byte": 3.0}
+"""The same where neither `autoddp bench` nor a timeline has measured the link."""
 _COMPUTING_SPREAD = 0.1  # of how threads, binding and graphs change computing
-_NOISE, _NOISE_AS_WRITTEN = 0.04, 0.01  # relative spread of a measured trial, and of the many steps as written
+_NOISE, _NOISE_AS_WRITTEN = 0.05, 0.03  # relative spread of a measured trial, and of the many steps as written
+_DRIFT, _HOOK, _BUCKETS = 0.04, 0.05, 0.04
+"""Spreads of what the model is off by: of a moment, of all trials with one hook, of those with one way to cut, too."""
+_MOMENT = 4.0  # trials after which two moments have little in common
 _OUTLIER = 2.0  # spreads from the model beyond which a measurement loses weight
 _ROUNDS_AT_FIRST, _ROUNDS = 12, 2  # of the fit; later fits begin at the last one's result
 _NUDGE = 0.02  # of a logarithm, for a derivative
@@ -46,6 +55,7 @@ _MOST_BUCKETS = 150  # of a trial that a fit looks at, for the same reason
 
 @dataclass(frozen=True)
 class _Seen:
+    number: int
     configuration: Configuration
     seconds: float
     noise: float
@@ -54,26 +64,36 @@ class _Seen:
 class Calibration:
     """A profile whose coefficients follow what is measured."""
 
-    def __init__(self, profile: Profile, as_written: float, link_is_measured: bool = False) -> None:
+    def __init__(self, profile: Profile, as_written: float) -> None:
         self.profile = replace(profile, measured=as_written)
         self._guess = profile.coefficients
-        self._spreads = {**_SPREADS, **(_MEASURED_LINK if link_is_measured else {})}
-        self._as_written = _Seen(AS_WRITTEN, as_written, _NOISE_AS_WRITTEN)
+        self._spreads = {**_SPREADS, **({} if profile.link_is_measured else _UNMEASURED_LINK)}
+        self._as_written = _Seen(0, AS_WRITTEN, as_written, _NOISE_AS_WRITTEN)
         self._seen: list[_Seen] = []
+        self._number = 0
+        self._off: list[float] = []
         self._values = {name: getattr(self._guess, name) for name in self._spreads}
         self._fit(_ROUNDS_AT_FIRST)
 
     def seconds(self, configuration: Configuration) -> float | None:
         """The predicted seconds of a step; None where the model does not know the configuration."""
-        return step_seconds(self.profile, configuration)
+        modelled = step_seconds(self.profile, configuration)
+        return None if modelled is None else modelled * math.exp(self._correction(configuration))
+
+    def _correction(self, configuration: Configuration) -> float:
+        """The logarithm of how many times longer a step is likely to take than in the model."""
+        here = _Seen(self._number + 1, configuration, 0.0, 0.0)
+        weights = zip((self._as_written, *self._seen), self._off, strict=True)
+        return math.fsum(_in_common(here, one) * weight for one, weight in weights)
 
     def measured(self, configuration: Configuration, seconds: float) -> None:
         """A step under this configuration takes `seconds`."""
         if not predictable(configuration) or not 0 < seconds < math.inf:
             return
+        self._number += 1
         cut = buckets(self.profile.gradients, self.profile.order, Cuts.of(self.profile.ddp_arguments, configuration))
         if len(cut) <= _MOST_BUCKETS:
-            self._seen = [*self._seen, _Seen(configuration, seconds, _NOISE)][-_MOST:]
+            self._seen = [*self._seen, _Seen(self._number, configuration, seconds, _NOISE)][-_MOST:]
             self._fit(_ROUNDS)
 
     def _fit(self, rounds: int) -> None:
@@ -92,10 +112,28 @@ class Calibration:
             logs = _better(logs, guesses, spreads, residuals)
         self._values = dict(zip(names, map(math.exp, logs), strict=True))
         self.profile = replace(self.profile, coefficients=self._coefficients(self._values))
+        modelled = [step_seconds(self.profile, one.configuration) or one.seconds for one in seen]
+        off = [math.log(one.seconds / found) for one, found in zip(seen, modelled, strict=True)]
+        shared = [[_in_common(one, other) + (one is other) * one.noise**2 for other in seen] for one in seen]
+        self._off = _solved(shared, off)
 
     def _coefficients(self, values: dict[str, float]) -> Coefficients:
         computing = {name: value for name, value in values.items() if name not in self._spreads}
         return Coefficients(**{name: values[name] for name in self._spreads}, computing=computing)
+
+
+def _in_common(one: _Seen, other: _Seen) -> float:
+    """The covariance of what the model is off by, in two trials."""
+    found = _DRIFT**2 * math.exp(-abs(one.number - other.number) / _MOMENT)
+    if one.configuration.hook == other.configuration.hook:
+        found += _HOOK**2
+        if _buckets(one.configuration) == _buckets(other.configuration):
+            found += _BUCKETS**2
+    return found
+
+
+def _buckets(configuration: Configuration) -> object:
+    return BUCKET_CAP_MB.of(configuration), BUCKET_CAP_MB_LIST.of(configuration)
 
 
 def _residual(seen: _Seen, predicted: float | None) -> float:

@@ -20,7 +20,9 @@ class Coefficients(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds per byte of the copies between gradients and buckets, which gradient_as_bucket_view saves."""
     rounding: float = 4e-10
     """Seconds per byte of a gradient that a hook converts to 16 bits; the way back takes as long."""
-    low_rank: float = 8e-10
+    low_rank: float = 6e-10
     """Seconds per byte of a gradient for each of the three passes of PowerSGD over it, at rank 1."""
+    call: float = 1e-4
+    """Seconds of a hook for each bucket, however small; PowerSGD takes them for each shape, rank by rank."""
     computing: dict[str, float] = field(default_factory=dict)
     """Settings of computing, such as threads → how many times as long computing takes as in the script as written."""

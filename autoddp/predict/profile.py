@@ -42,6 +42,8 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds after the begin of the backward pass at which each gradient is ready."""
     link: LinkModel
     """What an all-reduce over all ranks costs, before `coefficients` rescale it."""
+    link_is_measured: bool = False
+    """Whether the link was measured by itself, or is a guess."""
     coefficients: Coefficients = field(default_factory=Coefficients)
     measured: float | None = None
     """Seconds per step of the script as written."""
@@ -67,10 +69,38 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
         return sum(gradient.bytes for gradient in self.gradients)
 
 
-def first_link(backend: str, world_size: int) -> LinkModel:
-    """A guess of what a reduction costs, where `autoddp bench` has not measured the link."""
+def first_link(backend: str, world_size: int, per_byte: float | None = None) -> LinkModel:
+    """What a reduction costs, where `autoddp bench` has not measured the link: `per_byte` seconds, or a guess."""
     latency = _FIRST_LATENCY.get(backend, _FIRST_LATENCY["gloo"]) * 2 * (world_size - 1)
-    return LinkModel((Segment(0.0, latency, ring_share(world_size) / _FIRST_BYTES_PER_SECOND),))
+    guess = ring_share(world_size) / _FIRST_BYTES_PER_SECOND
+    return LinkModel((Segment(0.0, latency, guess if per_byte is None else per_byte),))
+
+
+def seconds_per_byte(timelines: Sequence[Timeline]) -> float | None:
+    """Seconds that the link took for a byte in the recorded steps, a usual one of them; None where no bucket was timed.
+
+    The time in which buckets travel is taken from the rank on which it is shortest: it has launched them last, and has
+    waited for no other. So the ranks' clocks need not agree.
+    """
+    steps = [found for found in zip(*(_travelling(one) for one in timelines), strict=False) if all(found)]
+    found = [min(one for one in ranks if one is not None) for ranks in steps]
+    return median(found) if found else None
+
+
+def _travelling(timeline: Timeline) -> list[float | None]:
+    """Seconds per byte in each step: of all buckets together, because they may share the link."""
+    found: list[float | None] = []
+    begin = 0.0
+    for end in timeline.steps:
+        buckets = sorted((b.launched, b.ended, b.bytes) for b in timeline.buckets if begin <= b.launched < end)
+        seconds, until = 0.0, begin
+        for launched, ended, _ in buckets:
+            seconds += max(0.0, ended - max(launched, until))
+            until = max(until, ended)
+        sent = sum(size for _, _, size in buckets)
+        found.append(seconds / sent if sent and seconds else None)
+        begin = end
+    return found
 
 
 def ring_share(ranks: int) -> float:
@@ -107,6 +137,7 @@ def profile_of(
     ready = [median(list(times)) for times in zip(*(one[3] for one in virtual), strict=True)]
     scale = computing / (fixed + before + backward)
     world_size = len(timelines)
+    per_byte = seconds_per_byte(timelines)
     return Profile(
         world_size=world_size,
         nodes=nodes,
@@ -119,7 +150,8 @@ def profile_of(
         before=before * scale,
         backward=backward * scale,
         ready=tuple(min(one, backward) * scale for one in ready),
-        link=link or first_link(backend, world_size),
+        link=link or first_link(backend, world_size, per_byte),
+        link_is_measured=link is not None or per_byte is not None,
     )
 
 

@@ -104,7 +104,7 @@ def _link(model: LinkModel, found: Coefficients) -> Link:
     def transfer(size: float) -> float:
         return max(0.0, model.seconds(size) - latency) * found.per_byte
 
-    return Link(latency * found.latency, transfer, found.sharing)
+    return Link(latency * found.latency, transfer, max(1.0, found.sharing))
 
 
 class _Thread:
@@ -176,23 +176,25 @@ class _Hook:
 @dataclass
 class _SixteenBits(_Hook):
     rounding: float
+    call: float
 
     def launch(self, thread: _Thread, gradients: Sequence[Gradient], is_last: bool) -> None:
         """Two bytes of each value travel; the result is converted back before the next reduction begins."""
         seconds = self.rounding * sum(gradient.bytes for gradient in gradients)
-        thread.work(seconds)
+        thread.work(seconds + self.call)
         thread.launch(2 * sum(gradient.elements for gradient in gradients), seconds)
 
 
 class _LowRank(_Hook):
     """PowerSGD, in the order of `worker.hooks.powersgd`: each call finishes the first half of the bucket before."""
 
-    def __init__(self, configuration: Configuration, seconds: float) -> None:
+    def __init__(self, configuration: Configuration, seconds: float, call: float) -> None:
         self._rank = POWERSGD_RANK.of(configuration) or 1
         self._batched = bool(POWERSGD_BATCHED.of(configuration))
         self._width = 2 if POWERSGD_FACTORS.of(configuration) == "bf16" else 0
         # A pass reads the gradients once, whatever the rank is, and computes a little more for each further rank.
         self._seconds = seconds * (7 + self._rank) / 8
+        self._call = call * self._rank  # factors are made orthogonal row by row
         self._first: list[tuple[int, float, float]] = []
         self._second: list[tuple[int, float]] = []
 
@@ -201,7 +203,8 @@ class _LowRank(_Hook):
         first, second = low_rank_bytes(gradients, self._rank, self._batched, self._width)
         seconds = self._seconds * sum(gradient.bytes for gradient in gradients)
         thread.work(seconds)
-        self._first.append((thread.launch(first), second, seconds))
+        shapes = 1 if self._batched else len({one.shape for one in gradients if len(one.shape) > 1})
+        self._first.append((thread.launch(first), second, seconds + shapes * self._call))
         if len(self._first) > 1:
             self._second_half(thread)
         if is_last:
@@ -220,8 +223,8 @@ class _LowRank(_Hook):
 def _hook(profile: Profile, configuration: Configuration, found: Coefficients) -> _Hook:
     name = HOOK.of(configuration)
     if name in _SIXTEEN_BITS:
-        return _SixteenBits(found.rounding)
-    return _LowRank(configuration, found.low_rank) if name == _LOW_RANK else _Hook()
+        return _SixteenBits(found.rounding, found.call)
+    return _LowRank(configuration, found.low_rank, found.call) if name == _LOW_RANK else _Hook()
 
 
 def low_rank_bytes(

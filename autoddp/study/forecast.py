@@ -23,8 +23,8 @@ class Forecast:
     forecast.measured(configuration, 0.18, predicted)
     """
 
-    def __init__(self, profile: Profile | None = None, as_written: float = 0.0, link_is_measured: bool = False) -> None:
-        self._known = Calibration(profile, as_written, link_is_measured) if profile else None
+    def __init__(self, profile: Profile | None = None, as_written: float = 0.0) -> None:
+        self._known = Calibration(profile, as_written) if profile else None
         self._computing = {""}
         self._hooks = {Configuration()}
         self.errors: list[float] = []

@@ -173,7 +173,7 @@ class Study:
             min(off.median, baseline.seconds),
             facts.link,
         )
-        return Forecast(profile, baseline.seconds, facts.link is not None)
+        return Forecast(profile, baseline.seconds)
 
     def _is_open(self, found: Headroom, rounds: int, budget: StepBudget) -> bool:
         """Whether more rounds are needed: likely there is nothing to win, but the interval allows for a gain."""

@@ -1,0 +1,73 @@
+"""Forecasts in a study of a simulated job: what is predicted, in which order trials run, and what is left out."""
+
+from __future__ import annotations
+
+import pytest
+from simulated import SimulatedJob, facts
+
+from autoddp.knobs import GRADIENT_RUNGS, Configuration
+from autoddp.study import Observer, Outcome, Study, StudySettings
+from autoddp.study.forecast import Forecast
+from autoddp.timing import median
+
+
+class Unrecorded(SimulatedJob):
+    """Records no timelines."""
+
+    def _timeline(self, *_: object) -> None:  # type: ignore[override]
+        return None
+
+    def __call__(self, *args: object, timeline: int = 0, **more: object):  # type: ignore[no-untyped-def, override]
+        return super().__call__(*args, **more)  # type: ignore[arg-type]
+
+
+def study(job: SimulatedJob, trials: int, seed: int = 0) -> Outcome:
+    return Study(job, facts(), StudySettings(trials=trials, seed=seed), Observer()).run()
+
+
+@pytest.mark.parametrize(("link", "latency"), [(24.0, 0.002), (200.0, 0.0005), (1000.0, 0.001), (5000.0, 0.0002)])
+def test_trials_are_predicted(link: float, latency: float) -> None:
+    outcome = study(SimulatedJob(link, latency), 20)
+    found = [abs(t.predicted / t.seconds - 1) for t in outcome.trials if t.predicted and t.usable]
+    assert len(found) >= 15
+    assert median(found) <= 0.06
+    assert outcome.profile is not None
+    assert outcome.profile.typical_error == pytest.approx(median(found), abs=0.02)
+    assert [line.rank for line in outcome.timelines] == [0, 1]
+
+
+def test_what_was_not_recorded_is_not_predicted() -> None:
+    outcome = study(Unrecorded(200.0), 8)
+    assert outcome.profile is None
+    assert {trial.predicted for trial in outcome.trials} == {None}
+
+
+def regret(job: SimulatedJob, outcome: Outcome) -> float:
+    """How much slower the winners are than the best of their rungs, on average; without one the script as written."""
+    found = {standing.rung: standing.configuration for standing in outcome.ladder}
+    return sum(job.cost(found.get(rung, Configuration())) / job.best(rung) - 1 for rung in GRADIENT_RUNGS) / 3
+
+
+def test_few_trials_find_more_with_predictions() -> None:
+    links = [(24.0, 0.002), (200.0, 0.0005), (500.0, 0.0005), (1000.0, 0.001), (5000.0, 0.0002)]
+    means = []
+    for kind in (Unrecorded, SimulatedJob):
+        jobs = [kind(*link, seed=seed, noise=0.02) for link in links for seed in range(2)]
+        means.append(sum(regret(job, study(job, 6, seed)) for seed, job in enumerate(jobs)) / len(jobs))
+    without, predicted = means
+    assert predicted <= without
+    assert predicted <= 0.015
+
+
+def test_nothing_is_hopeless_before_anything_is_known() -> None:
+    assert not Forecast().is_hopeless(Configuration({"bucket_cap_mb": 1}), 1e-9)
+    outcome = study(SimulatedJob(200.0), 6)
+    assert outcome.profile is not None
+    young = Forecast(outcome.profile, outcome.baseline.seconds)
+    assert not young.is_hopeless(Configuration({"bucket_cap_mb": 1}), 1e-9)
+    for cap in (1, 2, 4, 8):
+        known = Configuration({"bucket_cap_mb": cap})
+        young.measured(known, young.seconds(known) or 1.0, young.seconds(known))
+    assert young.is_hopeless(Configuration({"bucket_cap_mb": 16}), 1e-9)
+    assert not young.is_hopeless(Configuration({"bucket_cap_mb": 16}), outcome.baseline.seconds)
+    assert not young.is_hopeless(Configuration({"bucket_cap_mb": 16, "hook": "bf16"}), 1e-9)  # a hook never measured
