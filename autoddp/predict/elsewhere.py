@@ -50,6 +50,8 @@ def moved(here: Profile, there: Elsewhere) -> tuple[Profile, list[str]]:
         notes.append(f"{ranks} ranks in place of {here.world_size}: a ring, and computing as long as it was")
     if ranks > nodes and ranks // nodes != here.world_size // here.nodes:
         notes.append("another number of ranks on a node: they may slow each other down, which is not in the prediction")
+    if not notes and there.rate is None and there.latency is None:
+        return here, []
     profile = replace(
         here,
         world_size=ranks,
@@ -57,7 +59,7 @@ def moved(here: Profile, there: Elsewhere) -> tuple[Profile, list[str]]:
         before=here.before * there.batch_times,
         backward=here.backward * there.batch_times,
         ready=tuple(one * there.batch_times for one in here.ready),
-        measured=None if notes or there.rate or there.latency else here.measured,
+        measured=None,
     )
     if ranks < 2:
         return profile, notes

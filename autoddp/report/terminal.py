@@ -185,6 +185,12 @@ class Terminal(Observer):
                 f"this machine was noisy: your settings took {began} ms per step at the beginning, then {ended} in the "
                 "final rounds"
             )
+        known = outcome.profile
+        if known is not None and known.typical_error is not None and known.large_error is not None:
+            half, nine_of_ten = f"{known.typical_error:.1%}", f"{known.large_error:.1%}"
+            self._note(
+                f"predicted before they were measured: half of the trials within {half}, 90 % within {nine_of_ten}"
+            )
         verb = "launching" if self._launches else "chosen:"
         self._line(f"{verb} {outcome.decision.configuration}: {outcome.decision.why}")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import forks
 import pytest
-from launchers import ROOT, environment
+from launchers import AUTODDP, ROOT, environment, start
 
 from autoddp.cli.predict import run
 from autoddp.codec import encode
@@ -151,6 +151,27 @@ def test_a_recipe_leads_to_its_run(summary: Path, capsys: Any) -> None:
     summary.unlink()
     with pytest.raises(UsageError, match="a recipe has too little, and its run's folder 20261122-1 is not in"):
         run([str(recipe)])
+
+
+def test_a_real_run(tmp_path: Path, capsys: Any) -> None:
+    """Two gloo ranks on this machine: every trial is predicted, and the run's folder is what `predict` reads."""
+    job = [ROOT / "benchmarks/jobs/mlp.py", "--width", "512", "--steps", "100000"]
+    words = ["--nproc-per-node", "2", "--trials", "4", "--tune-only", "--allow", "lossy", "--diagnose-budget", "0"]
+    ended = start(AUTODDP, tmp_path / "run", [*words, *map(str, job)]).wait()
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    (place,) = (tmp_path / "run").glob(".autoddp/*/summary.json")
+    found = json.loads(place.read_text())
+    tried = [trial for trial in found["trials"] if trial["seconds"]]
+    assert len(tried) >= 3
+    assert all(0.2 < trial["predicted"] / trial["seconds"] < 5 for trial in tried)
+    assert [line["rank"] for line in found["timelines"]] == [0, 1]
+    assert len(found["profile"]["gradients"]) == 12
+    assert found["profile"]["ready"][-1] < found["profile"]["ready"][0] <= found["profile"]["backward"]
+    assert run([str(place.parent), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows[0]["step_ms"] == pytest.approx(rows[0]["measured_ms"], rel=0.5)
+    recipe = next((tmp_path / "run").glob("*.autoddp.toml"))
+    assert run([str(recipe), "--nodes", "2", "--link", "10Gbit"]) == 0
 
 
 BROKEN = {
