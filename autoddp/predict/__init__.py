@@ -10,7 +10,7 @@ the numbers to what was measured, `elsewhere` scales a job to another size.
 
 from autoddp.predict.calibration import Calibration
 from autoddp.predict.coefficients import Coefficients
-from autoddp.predict.elsewhere import Elsewhere, UnknownLink, moved
+from autoddp.predict.elsewhere import Elsewhere, UnknownLink, moved, what_if
 from autoddp.predict.plan import Cuts, Gradient, buckets
 from autoddp.predict.profile import Profile, profile_of
 from autoddp.predict.step import computing_key, predictable, step_seconds
@@ -29,4 +29,5 @@ __all__ = [
     "predictable",
     "profile_of",
     "step_seconds",
+    "what_if",
 ]

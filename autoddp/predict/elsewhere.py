@@ -10,11 +10,14 @@ All ranks together are taken as one ring, which is what gloo and NCCL mostly use
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from autoddp.bench import LinkModel
 from autoddp.bench.model import Segment
 from autoddp.codec import replace
+from autoddp.knobs import Configuration
 from autoddp.predict.profile import Profile, first_link, ring_share
+from autoddp.predict.step import step_seconds
 
 _PAYLOAD = 0.956  # of a link's rate: 1448 of the 1514 bytes of an Ethernet frame are gradients
 
@@ -75,6 +78,23 @@ def moved(here: Profile, there: Elsewhere) -> tuple[Profile, list[str]]:
         link = _with_latency(link, 2 * (ranks - 1) * there.latency)
     fitted = replace(here.coefficients, latency=1.0, per_byte=1.0)  # they are in the link now
     return replace(profile, link=link, coefficients=fitted), notes
+
+
+def what_if(here: Profile, configuration: Configuration) -> list[dict[str, Any]]:
+    """A few other places for the report: what each is, ms per step under `configuration`, and the efficiency there."""
+    places = [("a batch twice as large", moved(here, Elsewhere(batch_times=2.0))[0])]
+    faster = replace(here.coefficients, per_byte=here.coefficients.per_byte / 2)
+    places.append(("a link twice as fast", replace(here, coefficients=faster)))
+    if here.nodes > 1:
+        places += [
+            (f"{times * here.nodes} nodes", moved(here, Elsewhere(nodes=times * here.nodes))[0]) for times in (2, 4)
+        ]
+    found = [(label, place.computing, step_seconds(place, configuration)) for label, place in places]
+    return [
+        {"label": label, "step_ms": seconds * 1e3, "efficiency": min(1.0, computing / seconds)}
+        for label, computing, seconds in found
+        if seconds
+    ]
 
 
 def _scaled(here: Profile, ranks: int) -> LinkModel:

@@ -12,6 +12,7 @@ last one for all that follow. A bucket ends with the gradient with which it reac
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -96,11 +97,16 @@ def _cut(gradients: Sequence[Gradient], order: Sequence[int], limits: Sequence[i
 
 
 def _number(text: str | None) -> float | None:
-    return None if text is None or text == "None" else float(text)
+    number = None if text is None or text == "None" else float(text)
+    if number is not None and not 0 < number < math.inf:
+        raise ValueError(f"{text}: no size of a bucket")
+    return number
 
 
 def _numbers(text: str | None) -> tuple[float, ...] | None:
     if text is None or text == "None":
         return None
     found = json.loads(text.replace("(", "[").replace(",)", "]").replace(")", "]"))
-    return tuple(float(entry) for entry in found)
+    if not isinstance(found, list):
+        raise ValueError(f"{text}: no list of sizes")
+    return tuple(_number(str(entry)) or 0.0 for entry in found)

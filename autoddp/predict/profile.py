@@ -135,6 +135,8 @@ def profile_of(
         return None
     fixed, before, backward = (median(parts) for parts in zip(*(one[:3] for one in virtual), strict=True))
     ready = [median(list(times)) for times in zip(*(one[3] for one in virtual), strict=True)]
+    if fixed + before + backward <= 0:
+        return None
     scale = computing / (fixed + before + backward)
     world_size = len(timelines)
     per_byte = seconds_per_byte(timelines)

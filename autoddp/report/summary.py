@@ -9,6 +9,7 @@ from typing import Any
 from autoddp.codec import encode, plain
 from autoddp.diagnose import Diagnosis
 from autoddp.files import write_whole
+from autoddp.predict import what_if
 from autoddp.study import Outcome, Semifinal, Standing, TrialRecord
 from autoddp.timing import Block
 
@@ -40,6 +41,7 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
         "steps": outcome.steps,
         "compilations": outcome.compilations,
         "profile": outcome.profile,
+        "what_if": what_if(outcome.profile, outcome.decision.configuration) if outcome.profile else [],
         "timelines": outcome.timelines,
         "wall_seconds": {**outcome.wall_seconds, **wall_seconds},
     }

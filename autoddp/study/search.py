@@ -173,7 +173,10 @@ class Study:
             min(off.median, baseline.seconds),
             facts.link,
         )
-        return Forecast(profile, baseline.seconds)
+        try:
+            return Forecast(profile, baseline.seconds)
+        except ValueError:  # an argument of DDP, as text, from which its buckets cannot be told
+            return Forecast()
 
     def _is_open(self, found: Headroom, rounds: int, budget: StepBudget) -> bool:
         """Whether more rounds are needed: likely there is nothing to win, but the interval allows for a gain."""

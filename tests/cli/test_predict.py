@@ -167,6 +167,7 @@ def test_a_real_run(tmp_path: Path, capsys: Any) -> None:
     assert [line["rank"] for line in found["timelines"]] == [0, 1]
     assert len(found["profile"]["gradients"]) == 12
     assert found["profile"]["ready"][-1] < found["profile"]["ready"][0] <= found["profile"]["backward"]
+    assert [one["label"] for one in found["what_if"]] == ["a batch twice as large", "a link twice as fast"]
     assert run([str(place.parent), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert rows[0]["step_ms"] == pytest.approx(rows[0]["measured_ms"], rel=0.5)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autoddp.bench import LinkModel, Segment
 from autoddp.codec import replace
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.predict import Coefficients, Gradient, Profile, step_seconds
+from autoddp.predict import Coefficients, Gradient, Profile, step_seconds, what_if
 from autoddp.predict.network import Link, Network
 from autoddp.predict.step import low_rank_bytes
 from autoddp.units import MIB
@@ -148,6 +148,19 @@ def test_an_order_of_collectives_that_waits() -> None:
     assert network.until_done(second) == pytest.approx(4.002)
     assert network.until_done(first) == pytest.approx(3.001)
     assert not network.busy
+
+
+def test_what_if() -> None:
+    """Twice the nodes send 1.5 times the bytes, a link twice as fast needs half the time for them."""
+    found = {one["label"]: one["step_ms"] for one in what_if(THREE, Configuration({"bucket_cap_mb": 6}))}
+    assert found == pytest.approx(
+        {
+            "a batch twice as large": 4 + 12 + 60 + 60,
+            "a link twice as fast": 40 + 30,
+            "4 nodes": 40 + 90,
+            "8 nodes": 40 + 105,
+        }
+    )
 
 
 JOBS = st.builds(

@@ -41,7 +41,7 @@ def facts(
         gradient_bytes=int(MIB * 2**20),
         gradient_shapes=((512, 512),) * int(MIB),
         parameters_digest="0123456789abcdef",
-        ddp_arguments={},
+        ddp_arguments=more.pop("ddp_arguments", {}),
         knobs=(*knobs, *(name for name in ("cuda_graphs",) if more.get(name))),
         thread_counts=thread_counts,
         start_settings=start_settings,

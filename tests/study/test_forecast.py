@@ -42,6 +42,14 @@ def test_what_was_not_recorded_is_not_predicted() -> None:
     assert {trial.predicted for trial in outcome.trials} == {None}
 
 
+@pytest.mark.parametrize("plan", ["[1, 2, 3, 4, 5, ...", "<a list>", "5", "['a']", "[]"])
+def test_arguments_that_cannot_be_read_do_not_end_a_study(plan: str) -> None:
+    known = facts(ddp_arguments={"bucket_cap_mb_list": plan})
+    outcome = Study(SimulatedJob(200.0), known, StudySettings(trials=6), Observer()).run()
+    assert len(outcome.trials) == 6
+    assert (outcome.profile is None) == (plan != "[]")
+
+
 def regret(job: SimulatedJob, outcome: Outcome) -> float:
     """How much slower the winners are than the best of their rungs, on average; without one the script as written."""
     found = {standing.rung: standing.configuration for standing in outcome.ladder}
