@@ -31,6 +31,8 @@ from common import ROOT, Hosts, Lab, Local, autoddp, median, options, say, table
 JOB = str(ROOT / "benchmarks" / "published" / "jobs" / "fashion.py")
 ENDLESS = ["--steps", "1000000"]
 BATCH, COMPUTE, HOSTS = 1024, 54.0, 3
+BYTES = {"large": 4 * 431_080, "small": 4 * 29_330}
+"""Of the networks' gradients."""
 WARMUP = 5
 EPOCH = 1024 * 30 // BATCH // HOSTS
 """Steps of an epoch on three hosts."""
@@ -118,7 +120,11 @@ def main() -> None:
         bench = link(hosts)
         told = {} if args.no_diagnose else diagnoses(hosts)
     show(rows, firsts, told)
-    print(f"the link, by autoddp bench: {json.dumps(bench)[:600]}")
+    for network, size in BYTES.items():
+        points = [point for sweep in bench["sweeps"] for point in sweep["points"]]
+        near = min(points, key=lambda point: abs(point["bytes"] - size))
+        took = f"{near['seconds'] * 1e3:.1f} ms ({near['low'] * 1e3:.1f} to {near['high'] * 1e3:.1f})"
+        print(f"the link alone, by autoddp bench: {near['bytes']} bytes (the {network} network has {size}) take {took}")
     write_json(args.json, {"scaling": rows, "first": firsts, "diagnoses": told, "bench": bench})
 
 

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 COUNT = 64
-WORDS = {"small": (90, 150), "large": (10, 300)}  # the shortest and the longest document
+WORDS = {"small": (40, 150), "large": (10, 400)}  # the shortest and the longest document
 
 
 class Documents(Dataset[Tensor]):
