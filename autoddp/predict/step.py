@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoddp.bench import LinkModel
-from autoddp.knobs import BY_NAME, TRIED_FIRST, Configuration, Reach
+from autoddp.knobs import BY_NAME, TRIED_FIRST, Configuration, Knob, Reach
 from autoddp.knobs.computing import CUDA_GRAPHS, WHOLE_MODEL
 from autoddp.knobs.ddp_arguments import BATCHED_GRAD_COPY, GRADIENT_AS_BUCKET_VIEW
 from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_FACTORS, POWERSGD_RANK
@@ -71,7 +71,7 @@ def _reducing(profile: Profile, configuration: Configuration, found: Coefficient
     hook = _hook(profile, configuration, found)
     cut = buckets(profile.gradients, profile.order, Cuts.of(profile.ddp_arguments, configuration))
     latest = 0.0
-    copies = _copies(_with_the_scripts(profile, configuration)) * found.copying
+    copies = _copies(profile, configuration) * found.copying
     for number, places in enumerate(cut):
         # DDP launches buckets in order: one that is complete waits for those before it.
         latest = max(latest, profile.backward if at_end else max(profile.ready[place] for place in places))
@@ -86,16 +86,15 @@ def _reducing(profile: Profile, configuration: Configuration, found: Coefficient
     return thread.now
 
 
-def _with_the_scripts(profile: Profile, configuration: Configuration) -> Configuration:
-    names = (GRADIENT_AS_BUCKET_VIEW.name, BATCHED_GRAD_COPY.name)
-    return configuration.with_values(**{n: True for n in names if profile.ddp_arguments.get(n) == "True"})
+def _copies(profile: Profile, configuration: Configuration) -> float:
+    """The part of the copies between gradients and buckets that is made, by the configuration or by the script."""
 
+    def is_on(knob: Knob[bool]) -> bool:
+        return bool(knob.of(configuration)) or profile.ddp_arguments.get(knob.name) == "True"
 
-def _copies(configuration: Configuration) -> float:
-    """The part of the copies between gradients and buckets that is made."""
-    if GRADIENT_AS_BUCKET_VIEW.of(configuration):
+    if is_on(GRADIENT_AS_BUCKET_VIEW):
         return 0.0
-    return _BATCHED_SAVES if BATCHED_GRAD_COPY.of(configuration) else 1.0
+    return _BATCHED_SAVES if is_on(BATCHED_GRAD_COPY) else 1.0
 
 
 def _link(model: LinkModel, found: Coefficients) -> Link:
