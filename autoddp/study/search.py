@@ -32,7 +32,7 @@ from autoddp.timing.timeline import Timeline
 from autoddp.wire import JobFacts
 
 _SHARE_FOR_DIAGNOSIS = 0.25  # of the time that the trials may take
-_USUAL_FINALISTS = 6  # the script as written, and two of most rungs
+_AT_LEAST_FOR_DIAGNOSIS = 3.0  # seconds, which are little beside the start of the script
 _FEWEST_FOR_DIAGNOSIS = 8  # steps: with fewer nothing can be said
 _AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials that a study must have: at least half stay for knobs without a start
 
@@ -135,8 +135,7 @@ class Study:
     def _diagnosed(self, baseline: TrialRecord, off: Block) -> Diagnosis | None:
         """Why the job is slow. None where there is no time for it, or where finding out has failed."""
         asked = self._asked.diagnose_budget
-        rounds = self._budget.final_rounds() * _USUAL_FINALISTS
-        usual = _SHARE_FOR_DIAGNOSIS * (self._asked.trials + rounds) * self._budget.trial()
+        usual = max(_AT_LEAST_FOR_DIAGNOSIS, _SHARE_FOR_DIAGNOSIS * self._asked.trials * self._budget.trial())
         budget = min(usual if asked is None else asked, self._cost.left * _SHARE_FOR_DIAGNOSIS)
         if self._diagnose is None or budget < _FEWEST_FOR_DIAGNOSIS * baseline.seconds:
             return None
