@@ -23,8 +23,10 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -361,6 +363,7 @@ def main() -> None:
     parser.add_argument("--clean", type=int, default=20, help="diagnoses of jobs that are not slow (20)")
     parser.add_argument("--gains-only", action="store_true", help="no diagnosis: what the jobs gain when mended")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the slow disk is removed then, too
     if args.gains_only:
         args.runs = 1
     if args.quick:

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 ROUNDS = {"small": 3, "large": 18}  # of the statistics, about 2 ms each
 BATCHES = {"small": 2, "large": 14}  # of the validation data, 27 ms each
-MEGABYTES = {"small": 20, "large": 120}  # of the checkpoint
+MEGABYTES = {"small": 4, "large": 16}  # of the checkpoint
 
 
 def log(network: nn.Module, rounds: int, file: Any) -> None:
