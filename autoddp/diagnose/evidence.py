@@ -12,8 +12,10 @@ from autoddp.timing import STAGES, RankAnatomy, RankSteps, anatomy, median
 Table = list[list[float]]
 """Seconds: one list for each rank, with one number for each step."""
 
-_INTERRUPTED = 1.5
-"""Times the usual step: a longer one has an event in it, if the excess lies outside of the loader."""
+_INTERRUPTED = 1.5  # times the usual step: what the script does between two steps makes one with an event that long
+_RARE = 0.34  # of the steps: what happens in more of them is no event
+_BY_THE_MACHINE = 3.0  # times the usual step
+_BY_CHANCE = 0.1  # of the steps
 _FEW = 8  # ranks
 _SHORTEST = 0.003  # seconds that an event takes at least: less is noise of the machine
 
@@ -64,10 +66,23 @@ class Evidence:
 
     @cached_property
     def events(self) -> list[int]:
-        """Steps with an event, such as saving: far longer than usual, and not because of the loader."""
-        without_data = [max(rank[n] for rank in self._without_data) for n in range(self.count)]
-        limit = max(_INTERRUPTED * median(without_data), median(without_data) + _SHORTEST)
-        return [n for n, seconds in enumerate(without_data) if seconds > limit]
+        """Steps with an event, such as saving: in few steps a rank does far more between two steps than usual."""
+        found = []
+        for of_rank, one in zip(self.stage("other"), self.ranks, strict=True):
+            collecting = one.collecting or (0.0,) * self.count
+            # The collector runs in whatever stage makes the object that is one too many.
+            scripts = [seconds + collected for seconds, collected in zip(of_rank, collecting, strict=True)]
+            limit = median(scripts) + max(_SHORTEST, (_INTERRUPTED - 1) * median(self.steps))
+            found += [n for n, seconds in enumerate(scripts) if seconds > limit]
+        events = sorted(set(found))
+        return events if len(events) <= _RARE * self.count else []
+
+    @cached_property
+    def _interrupted(self) -> list[int]:
+        """Steps that something outside of the script has made far longer: a few, whose batches were not late."""
+        seconds = [max(rank[n] for rank in self._without_data) for n in range(self.count)]
+        found = [n for n, one in enumerate(seconds) if one > _BY_THE_MACHINE * median(seconds)]
+        return found if len(found) <= _BY_CHANCE * self.count else []
 
     @cached_property
     def _without_data(self) -> Table:
@@ -82,7 +97,7 @@ class Evidence:
     @cached_property
     def usual(self) -> list[int]:
         """Steps without an event and without the begin of an epoch; all of them, if there are no others."""
-        special = {*self.events, *self.epochs}
+        special = {*self.events, *self.epochs, *self._interrupted}
         return [n for n in range(self.count) if n not in special] or list(range(self.count))
 
     @cached_property

@@ -292,17 +292,19 @@ def _work_of_one(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion
     rank = max(range(len(other)), key=lambda r: sum(more[r]))
     own = evidence.own
     usual = evidence.gain(lambda r, n: own[r][n] - max(0.0, more[r][n]) if r == rank else own[r][n])
-    if usual >= WORTHWHILE * evidence.seconds:
-        mean = evidence.mean(more[rank])
-        seen = f"rank {rank} does {_share(mean, evidence)} of other work between two steps, and all others wait for it"
-        probe = Probe(Delay(rank, "other", max(usual, 0.1 * evidence.seconds)))
-        yield Suspicion("rank0_work", (rank,), usual, seen, probe)
 
     def is_event(of: Evidence, n: int) -> bool:
         there = of.stage("other")
         return n in of.events and there[rank][n] - of.others(("other",), rank, n) > (of.steps[n] - of.seconds) / 2
 
-    yield from _events("rank0_work", (rank,), evidence, is_event, f"rank {rank} does other work between two steps")
+    rare = list(_events("rank0_work", (rank,), evidence, is_event, f"rank {rank} does other work between two steps"))
+    if rare and rare[0].guess > usual:
+        yield from rare
+    elif usual >= WORTHWHILE * evidence.seconds:
+        mean = evidence.mean(more[rank])
+        seen = f"rank {rank} does {_share(mean, evidence)} of other work between two steps, and all others wait for it"
+        probe = Probe(Delay(rank, "other", max(usual, 0.1 * evidence.seconds)))
+        yield Suspicion("rank0_work", (rank,), usual, seen, probe)
 
 
 def _epoch_start(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:

@@ -45,6 +45,8 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     """Of torch's operators."""
     prefetched: int = 0
     """Batches that may wait in the queues of the script's loaders."""
+    stored: int = 0
+    """Batches of which copies are kept, of the loader that gave fewest."""
     kept: int = 0
     """Batches that an experiment gave in place of the loaders' own."""
 

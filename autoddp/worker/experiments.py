@@ -87,5 +87,6 @@ class Experiments:
             waited_for_cpu=found.waited_for_cpu,
             threads=torch.get_num_threads(),
             prefetched=self._loaders.prefetched,
+            stored=self._loaders.stored,
             kept=self._loaders.given,
         )

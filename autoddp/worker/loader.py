@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from autoddp.units import MIB
 from autoddp.worker.ddp import tensors_in
 
-KEPT = 20
+KEPT = 40
 """Batches of each loader that are kept, as far as `_MOST_BYTES` allows."""
 _MOST_BYTES = 256 * MIB
 
@@ -53,6 +52,8 @@ class _Kept:
     sizes: list[int] = field(default_factory=list)
     bytes: int = 0
     full: bool = False
+    place: int = 0
+    """Of the next batch to give: a later block goes on where the one before it ended."""
 
     def add(self, batch: Any, elements: int, size: int) -> None:
         """Keep a copy of `batch`, if there is room."""
@@ -68,12 +69,13 @@ class _Kept:
         self.sizes.append(elements)
         self.full = len(self.batches) >= KEPT
 
-    def endless(self, by_size: bool) -> Iterator[Any]:
-        """Copies of the kept batches, again and again."""
+    def following(self, by_size: bool) -> Any:
+        """A copy of the next kept batch; after the last one comes the first one again."""
         order = list(range(len(self.batches)))
         if by_size:
             order.sort(key=lambda place: self.sizes[place])
-        return (_copied(self.batches[place]) for place in itertools.cycle(order))
+        place, self.place = self.place % len(order), self.place + 1
+        return _copied(self.batches[order[place]])
 
 
 class Loaders:
@@ -86,8 +88,7 @@ class Loaders:
     def __init__(self, events: LoaderEvents) -> None:
         self._events = events
         self._kept: list[_Kept] = []
-        self._given: dict[int, Iterator[Any]] | None = None
-        self._by_size = False
+        self._gives_kept = self._by_size = False
         self._busy = False
         self.thread = threading.get_ident()
         """The thread that trains. Some scripts read their loader in another one, which is never waited for here."""
@@ -107,7 +108,15 @@ class Loaders:
 
     def give_kept(self, on: bool, by_size: bool = False) -> None:
         """From the next batch on, give copies of kept batches; or what the loader gives, which goes on where it was."""
-        self._given, self._by_size, self.given = {} if on else None, by_size, 0
+        if by_size != self._by_size:
+            for kept in self._kept:
+                kept.place = 0  # all ranks are at the same place of their own order of sizes
+        self._gives_kept, self._by_size, self.given = on, by_size, 0
+
+    @property
+    def stored(self) -> int:
+        """Batches that are kept, of the loader that gave fewest; 0 where none are."""
+        return min((len(kept.batches) for kept in self._kept if kept.batches), default=0)
 
     def forget(self) -> None:
         """Free the kept batches."""
@@ -116,7 +125,7 @@ class Loaders:
     def _wrapped(self, function: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def patched(of: Any, *args: Any, **kwargs: Any) -> Any:
-            idle = not (self.watch or self.keep) and self._given is None
+            idle = not (self.watch or self.keep or self._gives_kept)
             # A loader may be read inside another one's, as a wrapper does: only the outer one is the script's.
             if idle or self._busy or threading.get_ident() != self.thread:
                 return function(of, *args, **kwargs)
@@ -136,14 +145,13 @@ class Loaders:
 
     def _next(self, following: Callable[..., Any], iterator: Any) -> Any:
         kept = self._kept_of(iterator)
-        if self._given is not None and kept.batches:
-            given = self._given.setdefault(id(kept), kept.endless(self._by_size))
-            batch = next(given)
+        if self._gives_kept and kept.batches:
+            batch = kept.following(self._by_size)
             self.given += 1
         else:
             batch = following(iterator)
         samples, elements, size = _measures(batch)
-        if self._given is None and self.keep and not kept.full:
+        if self.keep and not self._gives_kept and not kept.full:
             kept.add(batch, elements, size)
         waiting = getattr(iterator, "_prefetch_factor", 0) or 0
         self.prefetched = max(self.prefetched, getattr(iterator, "_num_workers", 0) * waiting)

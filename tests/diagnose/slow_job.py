@@ -105,6 +105,7 @@ class SlowJob:
                     waited_for_cpu=steps * 5 * MS if self.oversubscribed > 1 and not experiment.threads else 0.0,
                     threads=experiment.threads or self.threads,
                     prefetched=0,
+                    stored=20,
                     kept=steps if rank in experiment.kept_batches else 0,
                 )
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,38 @@ def test_a_diagnosis_leaves_a_trace_of_all_ranks(tmp_path: Path) -> None:
     assert {e["pid"] for e in waits} == {1}, "rank 0 waits for rank 1, whose loader is slow"
     (summary,) = tmp_path.glob(".autoddp/*/summary.json")
     assert len(json.loads(summary.read_text())["timelines"]) == 2
+
+
+def test_a_tuning_run_leaves_a_trace_if_asked(tmp_path: Path) -> None:
+    words = ["--nproc-per-node", "2", "--tune-only", "--trials", "2", "--diagnose-budget", "0", "--trace"]
+    env = {"TUNED_TIMES_LONGER": "20"}
+    done = start(AUTODDP, tmp_path, [*words, str(SCRIPTS / "plain.py")], env).wait()
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob(".autoddp/*/trace.json")
+    trace = json.loads(path.read_text())
+    assert check(trace) == []
+    assert trace["otherData"]["reductions"] >= 1
+    (summary,) = tmp_path.glob(".autoddp/*/summary.json")
+    told = json.loads(summary.read_text())
+    assert told["diagnosis"] is None
+    assert len(told["timelines"]) == 2
+
+
+def test_a_trace_that_cannot_be_written_costs_one_line(tmp_path: Path) -> None:
+    """Its writer fails: the job is launched all the same."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(SCRIPTS)!r})\n"
+        "import plain\nplain.main()\nplain.stop()\nprint('trained')\n"
+    )
+    broken = (
+        "import autoddp.trace\ndef fails(*_):\n    raise OSError(28, 'planted')\nautoddp.trace.write_trace = fails\n"
+    )
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text(broken + "from autoddp.cli.main import main\nmain()\n")
+    words = ["--nproc-per-node", "2", "--trials", "2", "--diagnose-budget", "0", "--trace", str(script)]
+    env = {"TUNED_TIMES_LONGER": "20"}
+    done = start((sys.executable, str(launcher)), tmp_path / "run", words, env).wait()
+    assert done.returncode == 0, done.stderr
+    assert "planted" in done.stderr
+    assert done.stdout.splitlines().count("trained") == 2
