@@ -405,14 +405,20 @@ def _told_apart(findings: Sequence[Finding], least: float) -> list[Finding]:
     """Findings in order of price. What a cause of its own explains is not counted as communication once more."""
     exposed = next((one for one in findings if one.cause == "exposed_communication"), None)
     # Without a search for unused parameters DDP also sorts its buckets, so that more of them overlap.
-    of_their_own = ("no_overlap", "slow_link", "find_unused_parameters")
+    of_their_own = ("no_overlap", "slow_link", "find_unused_parameters", "buffer_broadcast")
     special = [one for one in findings if one.cause in of_their_own and one.status == "proved"]
     found = [one for one in findings if one is not exposed]
     tiny = next((one for one in findings if one.cause == "small_batch"), None)
     if exposed is not None and tiny is not None:  # all of it is latency, which the batch is too small for
         found[found.index(tiny)] = replace(tiny, seconds=max(tiny.seconds, exposed.seconds))
     elif exposed is not None and special:
-        rest = exposed.seconds - max(other.seconds for other in special)
+        # Without reduction DDP broadcasts no buffers either.
+        buffers = sum(one.seconds for one in special if one.cause == "buffer_broadcast")
+        rest = (
+            exposed.seconds
+            - buffers
+            - max((one.seconds for one in special if one.cause != "buffer_broadcast"), default=0)
+        )
         if rest >= least and exposed.low is not None and exposed.high is not None:
             share = rest / exposed.seconds
             text = f"{exposed.text}; this is what {special[0].cause} leaves of it"

@@ -144,7 +144,7 @@ class SlowJob:
             if experiment.delay is not None and experiment.delay.rank == rank:
                 stages[experiment.delay.stage] += experiment.delay.seconds / MS
             found.append(stages)
-        if reduce:
+        if reduce:  # otherwise DDP broadcasts no buffers either
             latest = max(sum(stages.values()) for stages in found)
             travels = self.transfer * (self.overlaps if "bucket_cap_mb" in configuration else 1.0)
             broadcast = self.buffers if experiment.ddp_arguments.get("broadcast_buffers") is not False else 0.0

@@ -166,3 +166,9 @@ def test_a_step_with_all_mended() -> None:
         (first, *_) = examined(SlowJob(**planted)).plain()["mended"]
         assert first["data_ms"] < 1.0
         assert first["step_ms"] == pytest.approx(16.6, rel=0.05)
+
+
+def test_buffers_are_not_counted_as_communication_once_more() -> None:
+    found = examined(SlowJob(buffers=6.0, transfer=3.0, more={"buffer_bytes": 2**20})).findings
+    prices = {one.cause: one.seconds * 1e3 for one in found}
+    assert prices == pytest.approx({"buffer_broadcast": 6.0, "exposed_communication": 3.0}, rel=0.2)

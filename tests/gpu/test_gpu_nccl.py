@@ -81,7 +81,7 @@ def test_the_log_of_a_real_run_stands_beside_the_prediction(gpu, figure, tmp_pat
     (tmp_path / "attempt0").mkdir()
     done = run_collectives(tmp_path, variables(tmp_path / "attempt0"))
     assert done.returncode == 0, done.stderr[-3000:]
-    found, count = transports(tmp_path), torch.cuda.device_count()
+    found, count = transports(tmp_path, probe()), torch.cuda.device_count()
     said = [f"{way['between']} {way['predicted']}: {'+'.join(way['used'])}" for way in found["ways"]]
     figure("predicted and used", "; ".join(said) or "no connections of one GPU")
     figure("findings", "; ".join(found["findings"]) or "none")

@@ -14,6 +14,7 @@ import pytest
 from launchers import AUTODDP, SCRIPTS, start
 
 from autoddp.launch.nccl_logs import transports, variables
+from autoddp.topology.facts import Node
 
 MATRIX = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV4\t0-23\t0\nGPU1\tNV4\t X \t0-23\t0\n"
 SCRIPT = f"""
@@ -61,9 +62,9 @@ def test_starts_with_other_settings_say_nothing_of_the_machine(tmp_path: Path, m
     """A trial may have switched peer access off."""
     for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"):
         monkeypatch.delenv(name, raising=False)
-    assert transports(tmp_path) == {}
+    assert transports(tmp_path, Node("h")) == {}
     write_as_nccl(tmp_path / "attempt0", {}, "P2P/CUMEM")
     write_as_nccl(tmp_path / "attempt1", {"NCCL_P2P_DISABLE": "1"}, "SHM/direct/direct")
-    assert transports(tmp_path)["used"] == ["P2P"]
+    assert transports(tmp_path, Node("h"))["used"] == ["P2P"]
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     assert variables(tmp_path) == {}
