@@ -116,6 +116,7 @@ class Examination:
         """Examine the job. Raises what `measure` raises for the script as written."""
         self._step = statistics.fmean(self._block(Condition(), 2, warmup=1).steps)
         evidence = self._record()
+        self._step = self._seconds(evidence)
         findings: list[Finding] = []
         levels = {}
         for number, suspicion in enumerate(found := suspicions(evidence, self._around), 1):
@@ -262,9 +263,11 @@ class Examination:
     def _plans(self, *conditions: Condition) -> list[tuple[int, int]]:
         """Rounds and steps of their blocks for which there is time, the most first."""
         changes = len(conditions) - 1  # blocks of one condition that follow each other need no warm-up
+        uses_kept = {bool(condition.experiment.kept_batches) for condition in conditions}
+        warmup = _WARMUP + (self._queued if len(uses_kept) > 1 else 0)
 
         def cost(rounds: int, steps: int) -> int:
-            return rounds * (len(conditions) * steps + changes * _WARMUP)
+            return rounds * (len(conditions) * steps + changes * warmup)
 
         plans = [(self._rounds, self._steps), (_ROUNDS_OF_SLOW, self._steps), (_ROUNDS_OF_SLOW, _FEWEST)]
         if any(condition.experiment.by_size for condition in conditions):

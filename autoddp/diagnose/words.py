@@ -111,6 +111,11 @@ def not_measured(evidence: Evidence, job: JobFacts, findings: Sequence[Finding])
         found.append("what only a GPU has: launches of kernels, copies to the device, waiting for it")
     else:
         found.append("launch_bound and sync_points: no experiment is known for them")
+    if any(one.cause in ("rank0_work", "periodic_stall") for one in findings):
+        found.append(
+            "how long saving takes on your own disk: while a job is diagnosed, what it writes goes to a scratch "
+            "folder, where it may be faster"
+        )
     if len(evidence.ranks) == 1:
         found.append("everything between ranks: there is one")
     if any(one.status == "proved" and one.cause == "straggler" for one in findings):

@@ -54,6 +54,7 @@ class SlowJob:
     oversubscribed: float = 1.0
     """Times that computing takes longer with too many threads."""
     threads: int = 1
+    prefetched: int = 0
     fails: Callable[[Experiment], bool] = lambda experiment: False
     ends_after: float = math.inf
     more: dict[str, Any] = field(default_factory=dict)
@@ -86,8 +87,8 @@ class SlowJob:
         self.asked.append(experiment)
         if self.fails(experiment):
             raise Failed("it cannot")
-        for _ in range(warmup):
-            self._one(configuration, reduce, experiment)
+        warm = [self._one(configuration, reduce, experiment)[0][0] for _ in range(warmup)]
+        warmed = sum(sum(stages.values()) for stages in warm)
         each = [self._one(configuration, reduce, experiment) for _ in range(steps)]
         found = []
         for rank in range(self.ranks):
@@ -104,13 +105,13 @@ class SlowJob:
                     collecting=(0.0,) * steps,
                     waited_for_cpu=steps * 5 * MS if self.oversubscribed > 1 and not experiment.threads else 0.0,
                     threads=experiment.threads or self.threads,
-                    prefetched=0,
+                    prefetched=self.prefetched,
                     stored=20,
                     kept=steps if rank in experiment.kept_batches else 0,
                 )
             )
         seconds = tuple(sum(one.seconds[n] for one in found) / self.ranks for n in range(steps))
-        return BlockDone(0, seconds, 0.0, 0.0, ranks=tuple(found))
+        return BlockDone(0, seconds, warmed, 0.0, ranks=tuple(found))
 
     def _of(self, values: Any, rank: int) -> float:
         value = values[rank] if isinstance(values, list) else values
