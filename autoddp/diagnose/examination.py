@@ -107,6 +107,7 @@ class Examination:
         self._step = math.nan
         self._queued = 0
         self._has_kept = False
+        self._stored: list[int] = []
         self._kept = 0
         self._alone: list[Evidence] = []
         self._all_mended: list[Evidence] = []
@@ -235,7 +236,7 @@ class Examination:
         if known is not None and not self._is_open(known):
             return _Proof(known.times(mend.share), "")
         if mended.experiment.kept_batches:
-            self._keep()
+            self._keep(mended.experiment.kept_batches)
         before: list[float] = []
         after: list[float] = []
         blocks: list[Evidence] = []
@@ -289,17 +290,20 @@ class Examination:
                 found[place].append(self._block(condition, steps))
         return found
 
-    def _keep(self) -> None:
-        """Let all ranks keep batches."""
-        if self._has_kept:
-            return
+    def _keep(self, ranks: Sequence[int]) -> None:
+        """Let all ranks keep batches, of which these will be asked for."""
+        if not self._has_kept:
+            self._let_keep()
+        self._kept = min(self._stored[rank] for rank in ranks)
+        if self._kept < 2:
+            raise CannotRun("the loader's batches could not be kept")
+
+    def _let_keep(self) -> None:
         count = max(_FEWEST_KEPT, min(_KEPT, int(0.2 * self._budget / self._step)))
         if not self._affords(count):
             raise CannotRun("the time for diagnosing was over (--diagnose-budget)")
         block = self._block(Condition(experiment=Experiment(keep=True)), 1, warmup=count)
-        self._kept = min(one.stored for one in block.ranks)
-        if self._kept < 2:
-            raise CannotRun("the loader's batches could not be kept")
+        self._stored = [one.stored for one in block.ranks]
         self._has_kept = True
 
     def _probed(self, probe: Probe, suspicion: Suspicion) -> _Proof:
