@@ -376,9 +376,12 @@ class Examination:
                 return levels
             self._all_mended = blocks[-1]
             means = [statistics.fmean(_step_of(b, c) for b in of) for of, c in zip(blocks, conditions, strict=True)]
+            # What events add to a step on average stays as it is; usual steps change by the ratio to those of the same
+            # rounds as written, because the machine may have changed since the record.
+            added = sum(one.seconds for one in events if one.cause in words.IN_SOME_STEPS)
+            usual = levels[0].seconds - added
             for cause, seconds in zip(causes, means[1:], strict=True):
-                # By the ratio to the same rounds' step as written: the machine may have changed since the record.
-                levels.append(Level(cause, levels[0].seconds * seconds / means[0]))
+                levels.append(Level(cause, added + usual * seconds / means[0]))
         for one in events:
             if one.cause in words.IN_SOME_STEPS:
                 levels.append(Level(one.cause, max(0.0, levels[-1].seconds - one.seconds)))
@@ -409,7 +412,7 @@ def _gain_of(block: Evidence, suspicion: Suspicion) -> float:
 
 
 def _told_apart(findings: Sequence[Finding], least: float) -> list[Finding]:
-    """Findings in order of price. What a cause of its own explains is not counted as communication once more."""
+    """Findings in order of price. `exposed_communication` keeps only the part that no more special cause explains."""
     exposed = next((one for one in findings if one.cause == "exposed_communication"), None)
     # Without a search for unused parameters DDP also sorts its buckets, so that more of them overlap.
     of_their_own = ("no_overlap", "slow_link", "find_unused_parameters", "buffer_broadcast")

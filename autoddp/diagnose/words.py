@@ -46,8 +46,8 @@ _FIXES: dict[str, Callable[[Suspicion, Surroundings, int], str]] = {
         "length buckets), or cut and pad them to one length"
     ),
     "exposed_communication": lambda s, a, c: (
-        "let autoddp tune: buckets, hooks on the wire (--allow near, lossy), and no_sync() with gradient accumulation "
-        "send less, or earlier"
+        "tune the job with autoddp: other buckets send gradients earlier, hooks (--allow near or lossy) send fewer "
+        "bytes; if the script accumulates gradients, use no_sync()"
     ),
     "no_overlap": lambda s, a, c: (
         f"DistributedDataParallel(bucket_cap_mb={max(1, round(a.gradient_mib / 8))}): smaller buckets begin to travel "
