@@ -302,7 +302,7 @@ def _work_of_one(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion
         yield from rare
     elif usual >= WORTHWHILE * evidence.seconds:
         mean = evidence.mean(more[rank])
-        seen = f"rank {rank} does {_share(mean, evidence)} of other work between two steps, and all others wait for it"
+        seen = f"rank {rank} does other work between two steps ({_share(mean, evidence)}), and all others wait for it"
         probe = Probe(Delay(rank, "other", max(usual, 0.1 * evidence.seconds)))
         yield Suspicion("rank0_work", (rank,), usual, seen, probe)
 
