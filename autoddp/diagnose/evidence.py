@@ -166,6 +166,7 @@ def joined(blocks: Sequence[Evidence]) -> Evidence:
                 waited_for_cpu=sum(one.waited_for_cpu for one in same),
                 threads=first.threads,
                 prefetched=max(one.prefetched for one in same),
+                loader_workers=max(one.loader_workers for one in same),
             )
         )
     return Evidence(ranks)

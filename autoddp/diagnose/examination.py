@@ -28,7 +28,7 @@ from autoddp.diagnose.suspicions import (
 )
 from autoddp.knobs import Configuration
 from autoddp.timing import Difference, difference
-from autoddp.wire import BlockDone, Experiment
+from autoddp.wire import PREFETCHED, BlockDone, Experiment
 
 _FIRST_SHARE = 0.3
 """Of the time for diagnosing, in which steps are only recorded. Causes are suspected by these steps."""
@@ -39,6 +39,8 @@ _MOST_RECORDS = 4  # as long as the first one: events that have been seen too se
 _ROUNDS = 6  # pairs of blocks: Student's t for 99 % reaches 1.6 times their spread to either side
 _ROUNDS_OF_SLOW = 4  # 2.9 times, where steps are so long that the link decides their time
 _MOST_ROUNDS = 24  # where fewer neither prove nor refute anything
+_ROUGH = 0.15  # of a price: an interval that reaches further to either side is made smaller by more rounds
+_FOR_PRECISION = 0.5  # of the time for diagnosing: after that, rounds are made only to prove or refute
 _SLOW = 0.3  # seconds
 _BLOCK = 0.25  # seconds of a block, at least
 _FEWEST, _MOST = 3, 40  # steps of a block
@@ -70,6 +72,10 @@ class _Proof:
 
     price: Difference | None
     text: str
+    mended: Condition | None = None
+    """How the job ran without the cause, as far as its fix can take it away."""
+    by_fix: bool | None = None
+    """Whether the price is what `Suspicion.fixed` gave; None where that was not tried."""
 
 
 class CannotRun(Exception):
@@ -126,8 +132,8 @@ class Examination:
             finding = self._finding(suspicion, proof)
             if finding is not None:
                 findings.append(finding)
-                if isinstance(suspicion.proof, Mend) and finding.status == "proved":
-                    levels[suspicion.cause] = suspicion.proof.mended
+                if proof.mended is not None and finding.status == "proved":
+                    levels[suspicion.cause] = proof.mended
         findings = _told_apart(findings, WORTHWHILE * self._seconds(evidence))
         waterfall = self._waterfall(findings, levels, evidence)
         scaling = words.scaling(evidence, self._alone)
@@ -169,15 +175,17 @@ class Examination:
         evidence = Evidence(done.ranks)
         self._queued = max(self._queued, *(one.prefetched for one in done.ranks))
         if condition.experiment.kept_batches and not any(one.kept for one in done.ranks):
+            if condition.experiment.loader_workers:
+                raise CannotRun("the data set could not be read by worker processes")
             self._has_kept = False  # the script was started again
             raise CannotRun("the script ended while batches were kept")
         return evidence
 
     def _warmup(self, condition: Condition) -> int:
-        """After kept batches, those that have waited in the loader's queues meanwhile must be used up."""
+        """Batches that have waited in a loader's queues, while another one was read, must be used up."""
         before = self._present
         used_kept = before is not None and before.experiment.kept_batches and not condition.experiment.kept_batches
-        return _WARMUP + (self._queued if used_kept else 0)
+        return _WARMUP + (self._queued if used_kept else 0) + PREFETCHED * condition.experiment.loader_workers
 
     @property
     def _steps(self) -> int:
@@ -217,7 +225,7 @@ class Examination:
                     price = priced_by_events(evidence, events)
                     return _Proof(price, "" if price else "too few of these steps were seen to give an interval")
                 case Mend() as mend:
-                    return self._mended(mend)
+                    return self._as_fixed(suspicion, self._mended(mend))
                 case Probe() as probe:
                     return self._probed(probe, suspicion)
         except self._fails as failed:
@@ -229,12 +237,35 @@ class Examination:
             return _Proof(None, self._over)
         return _Proof(None, suspicion.why_not or "no experiment is known for it")
 
+    def _as_fixed(self, suspicion: Suspicion, proof: _Proof) -> _Proof:
+        """Measure the fix itself, where that is known to give less."""
+        price, fixed = proof.price, suspicion.fixed
+        if fixed is None or price is None or not self._is_finding(price):
+            return proof
+        what = f"batches that are in memory already save {price.seconds * 1e3:.3g} ms"
+        workers = fixed.mended.experiment.loader_workers
+        try:
+            by_fix = self._mended(fixed)
+        except CannotRun as impossible:
+            return replace(proof, text=f"{what}; {workers} workers were not tried: {impossible}")
+        except self._fails as failed:
+            return replace(proof, text=f"{what}; the script fails with {workers} workers: {failed}")
+        assert by_fix.price is not None
+        if self._is_finding(by_fix.price):
+            return replace(by_fix, text=f"proved with {workers} workers; {what}", by_fix=True)
+        text = f"{what}; {workers} workers save {by_fix.price.seconds * 1e3:.3g} ms"
+        return replace(proof, text=text, by_fix=False)
+
+    def _is_finding(self, price: Difference) -> bool:
+        """Whether it is surely more than nothing, and worth while."""
+        return price.sure and price.seconds >= WORTHWHILE * self._step
+
     def _mended(self, mend: Mend) -> _Proof:
         """The script as written, or as `against`, in turns with the script mended: A B B A A B …"""
         mended, against = mend.mended, mend.against
         known = self._reduction if mended == Condition(reduce=False) else None
         if known is not None and not self._is_open(known):
-            return _Proof(known.times(mend.share), "")
+            return _Proof(known.times(mend.share), "", mended)
         if mended.experiment.kept_batches:
             self._keep(mended.experiment.kept_batches)
         before: list[float] = []
@@ -246,16 +277,22 @@ class Examination:
             after += [_step_of(block, mended) for block in second]
             blocks += second
             price = difference(before, after)
-            if not self._is_open(price) or len(before) >= _MOST_ROUNDS or not self._can_turn(against, mended):
+            wanted = self._is_open(price) or self._is_rough(price)
+            if not wanted or len(before) >= _MOST_ROUNDS or not self._can_turn(against, mended):
                 break
         if mended == Condition(reduce=False):
             self._alone, self._reduction = blocks, price
         self._mended_blocks.append((mended, blocks))
-        return _Proof(price.times(mend.share), "")
+        return _Proof(price.times(mend.share), "", mended)
 
     def _is_open(self, price: Difference) -> bool:
         """Whether nothing is proved, and nothing refuted."""
         return price.low <= 0 < WORTHWHILE * self._step < price.high
+
+    def _is_rough(self, price: Difference) -> bool:
+        """Whether it is a finding whose price should be known better, and there is time left for that."""
+        rough = (price.high - price.low) / 2 > _ROUGH * price.seconds
+        return self._is_finding(price) and rough and self._spent < _FOR_PRECISION * self._budget
 
     def _can_turn(self, *conditions: Condition) -> bool:
         """Whether there is time for some more rounds."""
@@ -265,7 +302,8 @@ class Examination:
         """Rounds and steps of their blocks for which there is time, the most first."""
         changes = len(conditions) - 1  # blocks of one condition that follow each other need no warm-up
         uses_kept = {bool(condition.experiment.kept_batches) for condition in conditions}
-        warmup = _WARMUP + (self._queued if len(uses_kept) > 1 else 0)
+        loaded = max(condition.experiment.loader_workers for condition in conditions)
+        warmup = _WARMUP + (self._queued if len(uses_kept) > 1 else 0) + PREFETCHED * loaded
 
         def cost(rounds: int, steps: int) -> int:
             return rounds * (len(conditions) * steps + changes * warmup)
@@ -318,24 +356,26 @@ class Examination:
             grows = difference([block.seconds for block in delayed], [block.seconds for block in as_written])
             slope = grows.times(1 / delay.seconds)
             is_open = slope.low < _CRITICAL <= slope.high
-            if not is_open or len(as_written) >= _MOST_ROUNDS or not self._can_turn(*conditions):
+            prices = [_gain_of(block, suspicion) for block in as_written]
+            price = difference(prices, [0.0] * len(prices))
+            wanted = is_open or (slope.low >= _CRITICAL and self._is_rough(price))
+            if not wanted or len(as_written) >= _MOST_ROUNDS or not self._can_turn(*conditions):
                 break
         grown = f"a delay of {delay.seconds * 1e3:.3g} ms there made a step {grows.seconds * 1e3:.3g} ms longer"
         if slope.high < _CRITICAL:
             return _Proof(Difference(0.0, 0.0, 0.0), f"{grown}: the other ranks do not wait for it")
         if is_open:
             return _Proof(None, f"{grown}, but the rounds differed too much to be sure")
-        price = [_gain_of(block, suspicion) for block in as_written]
         text = (
             f"proved by a delay of {delay.seconds * 1e3:.3g} ms there, which made each step of all ranks "
             f"{grows.seconds * 1e3:.3g} ms longer"
         )
-        return _Proof(difference(price, [0.0] * len(price)), text)
+        return _Proof(price, text)
 
     def _finding(self, suspicion: Suspicion, proof: _Proof) -> Finding | None:
         """None where the experiment says that it is no cause, or a small one."""
         price = proof.price
-        fix = words.fix(suspicion, self._around, self._cores)
+        fix = words.fix(suspicion, self._around, proof.by_fix)
         if price is None:
             if suspicion.guess >= self._step and suspicion.cause == "find_unused_parameters":
                 return None  # how much is not even known
@@ -345,14 +385,10 @@ class Examination:
             low, high = (f"{end * 1e3:.3g}" for end in (price.low, price.high))
             text = f"{suspicion.seen}; not proved: the rounds differed too much ({low} to {high} ms)"
             return Finding(suspicion.cause, suspicion.ranks, price.seconds, None, None, "suspected", text, fix)
-        if not price.sure or price.seconds < WORTHWHILE * self._step:
+        if not self._is_finding(price):
             return None
         text = suspicion.seen + (f"; {proof.text}" if proof.text else "")
         return Finding(suspicion.cause, suspicion.ranks, price.seconds, price.low, price.high, "proved", text, fix)
-
-    @property
-    def _cores(self) -> int:
-        return max(1, self._around.job.cores // self._around.job.ranks_per_host)
 
     # The waterfall
 
@@ -390,7 +426,7 @@ class Examination:
 
 def _step_of(block: Evidence, condition: Condition) -> float:
     """Seconds of a usual step, without what giving kept batches took. Of ranks that run free, the slowest counts."""
-    kept = condition.experiment.kept_batches
+    kept = () if condition.experiment.loader_workers else condition.experiment.kept_batches
     data = block.stage("data")
     saved = block.gain(lambda r, n: block.own[r][n] - (data[r][n] if r in kept else 0.0)) if kept else 0.0
     if not condition.reduce:

@@ -29,6 +29,7 @@ _NO_CORE = 0.05  # share of a step for which a rank's threads wait for a core, f
 _STARVED = 0.5  # share of the promised rate below which a link is called slow
 _FEWEST_EVENTS = 3  # of a kind: fewer give no interval that says anything
 _IRREGULAR = 0.6  # spread of the distances between events, as a share of their mean; 1 where they come at random
+_MANY_WORKERS = 8  # of one rank's loader
 _COMPUTING = ("copy", "forward", "backward", "optimizer")
 
 
@@ -46,6 +47,7 @@ class Condition:
         together = replace(
             mine,
             kept_batches=tuple(sorted({*mine.kept_batches, *theirs.kept_batches})),
+            loader_workers=0 if mine.by_size or theirs.by_size else mine.loader_workers or theirs.loader_workers,
             by_size=mine.by_size or theirs.by_size,
             ddp_arguments={**mine.ddp_arguments, **theirs.ddp_arguments},
             threads=theirs.threads or mine.threads,
@@ -91,6 +93,8 @@ class Suspicion:
     proof: Mend | Probe | Events | None
     why_not: str = ""
     """Why there is no proof for it."""
+    fixed: Mend | None = None
+    """What the fix itself gives, where `proof` takes the cause away more thoroughly than any fix can."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,11 @@ class Surroundings:
         if not rates or not all(rates):
             return 0.0
         return min(int(found[1] or 1) * float(found[2]) * 1e9 / 8 for found in rates if found)
+
+    @property
+    def cores_per_rank(self) -> int:
+        """At least one."""
+        return max(1, self.job.cores // self.job.ranks_per_host)
 
     @property
     def gradient_mib(self) -> float:
@@ -141,7 +150,21 @@ def _data_loader(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion
     guess = evidence.gain(lambda r, n: evidence.own[r][n] - (data[r][n] if r in ranks else 0.0))
     who = "every rank waits" if len(ranks) == len(means) else f"{_ranks(ranks)} alone waits"
     seen = f"{who} for the data loader: {_share(max(means), evidence)}"
-    yield Suspicion("data_loader", ranks, guess, seen, Mend(Condition(experiment=Experiment(kept_batches=ranks))))
+    kept = Mend(Condition(experiment=Experiment(kept_batches=ranks)))
+    # A script is edited for all its ranks. Handing batches over takes time too, and loading them takes a core.
+    everyone = tuple(range(len(means)))
+    workers = more_workers(evidence, around)
+    loaded = Mend(Condition(experiment=Experiment(kept_batches=everyone, loader_workers=workers))) if workers else None
+    yield Suspicion("data_loader", ranks, guess, seen, kept, fixed=loaded)
+
+
+def more_workers(evidence: Evidence, around: Surroundings) -> int:
+    """How many workers a loader should have that is waited for; 0 where it has very many."""
+    present = max(one.loader_workers for one in evidence.ranks)
+    usual = max(2, min(_MANY_WORKERS, around.cores_per_rank))
+    if present < usual:
+        return usual
+    return 2 * present if present <= _MANY_WORKERS else 0
 
 
 def _computing(evidence: Evidence) -> Table:
@@ -266,7 +289,7 @@ def _buffer_broadcast(evidence: Evidence, around: Surroundings) -> Iterator[Susp
 
 
 def _threads(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
-    share = max(1, around.job.cores // around.job.ranks_per_host)
+    share = around.cores_per_rank
     most = max(one.threads for one in evidence.ranks)
     if most * around.job.ranks_per_host <= around.job.cores or most <= share:
         return

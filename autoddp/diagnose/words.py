@@ -17,20 +17,30 @@ _AS_WELL = 1.1  # times what one rank gives: no more than that is not worth seve
 _LOADING = "DataLoader(num_workers={workers}, persistent_workers=True)"
 
 
-def fix(suspicion: Suspicion, around: Surroundings, cores: int) -> str:
-    """What to change."""
-    return _FIXES[suspicion.cause](suspicion, around, cores)
+def fix(suspicion: Suspicion, around: Surroundings, fixed: bool | None) -> str:
+    """What to change. `fixed`: whether `suspicion.fixed` is worth while; None where it was not tried."""
+    if suspicion.cause == "data_loader":
+        return _fix_loader(suspicion, around, fixed)
+    return _FIXES[suspicion.cause](suspicion, around)
 
 
-def _fix_loader(suspicion: Suspicion, around: Surroundings, cores: int) -> str:
-    everyone = len(suspicion.ranks) == around.job.world_size
-    more = _LOADING.format(workers=max(2, min(8, cores)))
-    if everyone:
-        return f"{more}: load batches while others are computed; or prepare the data once, before training"
-    return f"let rank {suspicion.ranks[0]} read its data as fast as the others do (its disk, its shard); or {more}"
+def _fix_loader(suspicion: Suspicion, around: Surroundings, fixed: bool | None) -> str:
+    ways = []
+    if fixed is not False and suspicion.fixed is not None:
+        loading = _LOADING.format(workers=suspicion.fixed.mended.experiment.loader_workers)
+        ways.append(f"{loading}: load batches while others are computed")
+    if not fixed and len(suspicion.ranks) == around.job.world_size:
+        ways.append(
+            "prepare the data once before training (decoded, cut to size, in few large files), or read it from a "
+            "faster disk"
+        )
+    elif not fixed:
+        these = f"rank{'s' if len(suspicion.ranks) > 1 else ''} {', '.join(map(str, suspicion.ranks))}"
+        ways.append(f"let {these} read data as fast as the others do: look at the disk and at the shard there")
+    return "; or ".join(ways)
 
 
-def _fix_straggler(suspicion: Suspicion, around: Surroundings, cores: int) -> str:
+def _fix_straggler(suspicion: Suspicion, around: Surroundings) -> str:
     (rank,) = suspicion.ranks
     return (
         f"give rank {rank} no more work than the others, and look at its device and host: other processes on it "
@@ -38,44 +48,45 @@ def _fix_straggler(suspicion: Suspicion, around: Surroundings, cores: int) -> st
     )
 
 
-_FIXES: dict[str, Callable[[Suspicion, Surroundings, int], str]] = {
-    "data_loader": _fix_loader,
+_FIXES: dict[str, Callable[[Suspicion, Surroundings], str]] = {
     "straggler": _fix_straggler,
-    "uneven_batches": lambda s, a, c: (
+    "uneven_batches": lambda s, a: (
         "give all ranks batches of similar size in the same step: sort or group samples by length (a batch sampler by "
         "length buckets), or cut and pad them to one length"
     ),
-    "exposed_communication": lambda s, a, c: (
+    "exposed_communication": lambda s, a: (
         "tune the job with autoddp: other buckets send gradients earlier, hooks (--allow near or lossy) send fewer "
         "bytes; if the script accumulates gradients, use no_sync()"
     ),
-    "no_overlap": lambda s, a, c: (
+    "no_overlap": lambda s, a: (
         f"DistributedDataParallel(bucket_cap_mb={max(1, round(a.gradient_mib / 8))}): smaller buckets begin to travel "
         "while the backward pass goes on"
     ),
-    "slow_link": lambda s, a, c: (
+    "slow_link": lambda s, a: (
         "look at the link between the hosts: `autoddp bench` measures it, `autoddp probe` says what it should carry; "
         "choose the fast interface by NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME"
     ),
-    "find_unused_parameters": lambda s, a, c: "DistributedDataParallel(find_unused_parameters=False)",
-    "buffer_broadcast": lambda s, a, c: (
+    "find_unused_parameters": lambda s, a: "DistributedDataParallel(find_unused_parameters=False)",
+    "buffer_broadcast": lambda s, a: (
         "DistributedDataParallel(broadcast_buffers=False): each rank then keeps its own buffers, for BatchNorm its own "
         "running statistics; SyncBatchNorm keeps them equal"
     ),
-    "threads_oversubscribed": lambda s, a, c: f"OMP_NUM_THREADS={c}, or torch.set_num_threads({c}) in the script",
-    "rank0_work": lambda s, a, c: (
+    "threads_oversubscribed": lambda s, a: (
+        f"OMP_NUM_THREADS={a.cores_per_rank}, or torch.set_num_threads({a.cores_per_rank}) in the script"
+    ),
+    "rank0_work": lambda s, a: (
         f"let rank {s.ranks[0]} log, evaluate and save less often, or in a thread of its own (asynchronous saving: "
         "torch.distributed.checkpoint.async_save)"
     ),
-    "epoch_start": lambda s, a, c: "DataLoader(persistent_workers=True): its workers stay for the next epoch",
-    "periodic_stall": lambda s, a, c: (
+    "epoch_start": lambda s, a: "DataLoader(persistent_workers=True): its workers stay for the next epoch",
+    "periodic_stall": lambda s, a: (
         "save less often or in a thread of its own (torch.distributed.checkpoint.async_save); where the garbage "
         "collector runs: gc.freeze() before training, or gc.collect() at chosen steps"
     ),
-    "small_batch": lambda s, a, c: (
+    "small_batch": lambda s, a: (
         "a larger batch per rank, or fewer ranks; --accumulate-up-to N lets autoddp reduce once in N steps"
     ),
-    "host_device_copy": lambda s, a, c: "DataLoader(pin_memory=True) and batch.to(device, non_blocking=True)",
+    "host_device_copy": lambda s, a: "DataLoader(pin_memory=True) and batch.to(device, non_blocking=True)",
 }
 
 

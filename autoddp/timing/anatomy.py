@@ -45,6 +45,8 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     """Of torch's operators."""
     prefetched: int = 0
     """Batches that may wait in the queues of the script's loaders."""
+    loader_workers: int = 0
+    """Worker processes of the script's loaders; of several loaders, of the one with the most."""
     stored: int = 0
     """Batches of which copies are kept, of the loader that gave fewest."""
     kept: int = 0

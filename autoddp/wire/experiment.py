@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from autoddp.codec import Struct, field
 
+PREFETCHED = 2
+"""Batches that each worker of `Experiment.loader_workers` loads ahead: torch's own number."""
+
 
 class Delay(Struct, frozen=True, forbid_unknown_fields=True):
     """One rank sleeps once in each step, at the beginning of one stage."""
@@ -24,6 +27,8 @@ class Experiment(Struct, frozen=True, forbid_unknown_fields=True):
     """Copies are made of the batches that loaders give, for a later block."""
     kept_batches: tuple[int, ...] = ()
     """Ranks whose loaders give these copies, again and again, in place of new batches."""
+    loader_workers: int = 0
+    """Instead of copies, these ranks' scripts are given the same samples, loaded by so many worker processes."""
     by_size: bool = False
     """Kept batches are given in the order of their size, so that all ranks have batches of similar size."""
     ddp_arguments: dict[str, bool] = field(default_factory=dict)

@@ -38,7 +38,7 @@ class Experiments:
             return
         before, self._present = self._present, experiment
         kept = self.stages.rank in experiment.kept_batches
-        self._loaders.give_kept(kept, experiment.by_size)
+        self._loaders.give_kept(kept, experiment.by_size, experiment.loader_workers)
         self._loaders.keep = experiment.keep
         self._loaders.watch = experiment.delay is not None
         self.stages.delay = experiment.delay
@@ -87,6 +87,7 @@ class Experiments:
             waited_for_cpu=found.waited_for_cpu,
             threads=torch.get_num_threads(),
             prefetched=self._loaders.prefetched,
+            loader_workers=self._loaders.workers,
             stored=self._loaders.stored,
             kept=self._loaders.given,
         )

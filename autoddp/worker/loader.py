@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autoddp.units import MIB
+from autoddp.wire.experiment import PREFETCHED
 from autoddp.worker.ddp import tensors_in
 
 KEPT = 40
 """Batches of each loader that are kept, as far as `_MOST_BYTES` allows."""
 _MOST_BYTES = 256 * MIB
+_PATIENCE = 60.0  # seconds for a batch of our own workers: a fork may take a lock along that nobody gives back
 
 
 class LoaderEvents:
@@ -54,6 +58,12 @@ class _Kept:
     full: bool = False
     place: int = 0
     """Of the next batch to give: a later block goes on where the one before it ended."""
+    indices: list[Any] = field(default_factory=list)
+    """Of the samples in each of the batches that were drawn meanwhile; none where the data set has no indices."""
+    loaded: Iterator[Any] | None = None
+    """The same batches again and again, loaded by workers of our own."""
+    no_workers: bool = False
+    """Whether these workers have failed."""
 
     def add(self, batch: Any, elements: int, size: int) -> None:
         """Keep a copy of `batch`, if there is room."""
@@ -77,6 +87,33 @@ class _Kept:
         place, self.place = self.place % len(order), self.place + 1
         return _copied(self.batches[order[place]])
 
+    def drawn(self, index: Any) -> None:
+        """The sampler has drawn the indices of a batch."""
+        if len(self.indices) < KEPT:
+            self.indices.append(copy.copy(index))
+
+    def from_workers(self, like: _BaseDataLoaderIter, workers: int) -> Any:
+        """The next batch, loaded by `workers` processes. Any exception of the script's data set."""
+        if self.loaded is None:
+            by_batch = {"batch_sampler": itertools.cycle(self.indices)}
+            by_sample = {"batch_size": None, "sampler": itertools.cycle(self.indices)}
+            chosen: dict[str, Any] = by_batch if like._auto_collation else by_sample
+            self.loaded = iter(
+                DataLoader(
+                    like._dataset,
+                    **chosen,
+                    num_workers=workers,
+                    collate_fn=like._collate_fn,
+                    pin_memory=like._pin_memory,
+                    persistent_workers=True,
+                    prefetch_factor=PREFETCHED,
+                    timeout=_PATIENCE,
+                    worker_init_fn=getattr(like, "_worker_init_fn", None),
+                    generator=torch.Generator(),  # the script's own random numbers stay as they are
+                )
+            )
+        return next(self.loaded)
+
 
 class Loaders:
     """All of the script's loaders. `install()` patches torch's classes, which costs next to nothing until it is used.
@@ -89,6 +126,7 @@ class Loaders:
         self._events = events
         self._kept: list[_Kept] = []
         self._gives_kept = self._by_size = False
+        self._workers = 0
         self._busy = False
         self.thread = threading.get_ident()
         """The thread that trains. Some scripts read their loader in another one, which is never waited for here."""
@@ -97,21 +135,41 @@ class Loaders:
         self.keep = False
         """Whether batches that the script is given are kept."""
         self.given = 0
-        """Kept batches given since `give_kept`."""
+        """Batches given in place of the script's own since `give_kept`."""
         self.prefetched = 0
         """Batches that may wait in the loader's queues, at most."""
+        self.workers = 0
+        """Of the script's own loaders, at most."""
 
     def install(self) -> None:
         """Patch the classes in place."""
         _BaseDataLoaderIter.__next__ = self._wrapped(_BaseDataLoaderIter.__next__, self._next)  # type: ignore[method-assign]
         DataLoader.__iter__ = self._wrapped(DataLoader.__iter__, self._iter)  # type: ignore[method-assign]
+        draw = _BaseDataLoaderIter._next_index
 
-    def give_kept(self, on: bool, by_size: bool = False) -> None:
-        """From the next batch on, give copies of kept batches; or what the loader gives, which goes on where it was."""
+        @functools.wraps(draw)
+        def drawing(iterator: Any) -> Any:
+            index = draw(iterator)  # type: ignore[no-untyped-call]
+            if (
+                self.keep
+                and threading.get_ident() == self.thread
+                and not isinstance(iterator._dataset, IterableDataset)
+            ):
+                self._kept_of(iterator).drawn(index)
+            return index
+
+        _BaseDataLoaderIter._next_index = drawing  # type: ignore[method-assign]
+
+    def give_kept(self, on: bool, by_size: bool = False, workers: int = 0) -> None:
+        """From the next batch on, give copies of kept batches; or what the loader gives, which goes on where it was.
+
+        With `workers`, so many processes load the same samples anew, as the script's own would. If they fail, copies
+        are given, which `given` does not count.
+        """
         if by_size != self._by_size:
             for kept in self._kept:
                 kept.place = 0  # all ranks are at the same place of their own order of sizes
-        self._gives_kept, self._by_size, self.given = on, by_size, 0
+        self._gives_kept, self._by_size, self._workers, self.given = on, by_size, workers, 0
 
     @property
     def stored(self) -> int:
@@ -145,18 +203,28 @@ class Loaders:
 
     def _next(self, following: Callable[..., Any], iterator: Any) -> Any:
         kept = self._kept_of(iterator)
-        if self._gives_kept and kept.batches:
-            batch = kept.following(self._by_size)
-            self.given += 1
-        else:
-            batch = following(iterator)
+        instead = self._gives_kept and kept.batches
+        batch = self._instead(kept, iterator) if instead else following(iterator)
         samples, elements, size = _measures(batch)
         if self.keep and not self._gives_kept and not kept.full:
             kept.add(batch, elements, size)
         waiting = getattr(iterator, "_prefetch_factor", 0) or 0
-        self.prefetched = max(self.prefetched, getattr(iterator, "_num_workers", 0) * waiting)
+        self.workers = max(self.workers, iterator._num_workers)
+        self.prefetched = max(self.prefetched, iterator._num_workers * waiting)
         self._events.gave(samples, elements)
         return batch
+
+    def _instead(self, kept: _Kept, iterator: Any) -> Any:
+        if self._workers and kept.indices and not kept.no_workers:
+            try:
+                batch = kept.from_workers(iterator, self._workers)
+            except Exception:  # of the script's data set, of which a worker may be the first to ask too much
+                kept.no_workers, kept.loaded = True, None
+            else:
+                self.given += 1
+                return batch
+        self.given += not self._workers
+        return kept.following(self._by_size)
 
     def _kept_of(self, iterator: Any) -> _Kept:
         data_set, kind = iterator._dataset, _kind_of(iterator)

@@ -54,6 +54,8 @@ class SlowJob:
     oversubscribed: float = 1.0
     """Times that computing takes longer with too many threads."""
     threads: int = 1
+    from_workers: float = 0.1
+    """Of waiting for a batch that worker processes load."""
     prefetched: int = 0
     fails: Callable[[Experiment], bool] = lambda experiment: False
     ends_after: float = math.inf
@@ -132,7 +134,9 @@ class SlowJob:
                 size = sorted(self.sizes(rank, n) for n in range(20))[step % 20]
             work = size / 1000 * (self.oversubscribed if not experiment.threads else 1.0)
             stages = dict.fromkeys(STAGES, 0.0)
-            stages["data"] = 0.01 if served else self._of(self.data, rank)
+            stages["data"] = self._of(self.data, rank)
+            if served:
+                stages["data"] = self.from_workers if experiment.loader_workers else 0.01
             stages["forward"] = self._of(self.forward, rank) * work
             stages["backward"] = self._of(self.backward, rank) * work
             if self.unused and experiment.ddp_arguments.get("find_unused_parameters") is not False:

@@ -27,6 +27,8 @@ MANY = {"ddp_arguments": {"find_unused_parameters": "True"}}
 PLANTED: dict[str, tuple[dict[str, Any], str, tuple[int, ...], float]] = {
     "all loaders": ({"data": 10.0}, "data_loader", (0, 1), 10.0),
     "a loader": ({"data": [0.1, 10.0]}, "data_loader", (1,), 9.9),
+    "slow workers": ({"data": 10.0, "from_workers": 4.0}, "data_loader", (0, 1), 6.0),
+    "workers that do not help": ({"data": 10.0, "from_workers": 9.9}, "data_loader", (0, 1), 10.0),
     "a small loader": ({"data": 1.0}, "data_loader", (0, 1), 1.0),
     "straggler": ({"forward": [5.0, 15.0]}, "straggler", (1,), 10.0),
     "straggler of four": ({"backward": [10, 10, 14, 10], "ranks": 4}, "straggler", (2,), 4.0),
@@ -87,6 +89,21 @@ def test_a_clean_job_has_no_finding(noise: float) -> None:
     found = examined(SlowJob(noise=noise))
     assert not found.findings
     assert "nothing found" in found.verdict[0]
+
+
+def test_the_fix_of_a_loader_is_the_one_that_was_tried() -> None:
+    first = examined(SlowJob(data=10.0)).findings[0]
+    assert "num_workers=4" in first.fix
+    assert "proved with 4 workers" in first.text
+    in_vain = examined(SlowJob(data=10.0, from_workers=9.9)).findings[0]
+    assert "num_workers" not in in_vain.fix
+    assert "4 workers save" in in_vain.text
+    fails = SlowJob(data=10.0, fails=lambda experiment: experiment.loader_workers > 0)
+    untried = examined(fails).findings[0]
+    assert (untried.status, untried.seconds) == ("proved", pytest.approx(10e-3, rel=0.15))
+    assert "fails with 4 workers" in untried.text
+    assert "num_workers=4" in untried.fix
+    assert "prepare the data" in untried.fix
 
 
 def test_what_is_found_is_part_of_the_contract() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from autoddp.timing import STAGES
 from autoddp.wire import AS_IT_IS, Delay, Experiment
@@ -21,11 +21,16 @@ STEPS = 6
 
 
 class _Numbers(Dataset[tuple[torch.Tensor, int]]):
+    def __init__(self, alone: bool) -> None:
+        self.alone = alone
+
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
         time.sleep(SLEEP / 2)  # batches of two
+        if self.alone and get_worker_info() is not None:
+            raise RuntimeError("this data set has one reader")
         return torch.full((4,), float(place)), place
 
 
@@ -60,8 +65,9 @@ class _Slow(torch.optim.SGD):
 class _Script(DdpEvents, GradientHandler):
     """A training script, its DDP model, and the events that the tuning job would pass on."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, alone: bool = False) -> None:
         torch.manual_seed(0)
+        self.alone = alone
         self.rank, self.patch = rank, Patch()
         self.patch.events = self
         self.patch.install()
@@ -77,7 +83,7 @@ class _Script(DdpEvents, GradientHandler):
 
     def _endless(self) -> Any:
         while True:
-            yield from DataLoader(_Numbers(), batch_size=2)
+            yield from DataLoader(_Numbers(self.alone), batch_size=2)
 
     def forward_begins(self, ddp: DDP) -> None:
         self.experiments.stages.forward_begins(ddp)
@@ -133,6 +139,13 @@ def checks(rank: int) -> dict[str, Any]:
     script.edits = False
     found["kept is given"] = script.places[before:] == (kept * 3)[: 2 * STEPS]
     script.experiments.apply(AS_IT_IS)
+    script.experiments.apply(Experiment(kept_batches=(0, 1), loader_workers=2))
+    chance, before = torch.get_rng_state(), len(script.places)
+    script.steps(4)
+    found["by workers"] = script.recorded(STEPS)
+    found["workers load"] = script.places[before:] == (kept * 3)[: 2 * (4 + STEPS)]
+    found["same chance"] = torch.equal(chance, torch.get_rng_state())
+    script.experiments.apply(AS_IT_IS)
     script.steps(1)
     found["goes on"] = script.places[-2:] == [(kept[-1] + 1) % 64, (kept[-1] + 2) % 64]
     script.experiments.apply(Experiment(kept_batches=(1,)))
@@ -150,6 +163,17 @@ def checks(rank: int) -> dict[str, Any]:
     script.experiments.apply(AS_IT_IS)
     found["broadcasts"] = script.model.will_sync_module_buffers()
     return found
+
+
+def one_reader(rank: int) -> dict[str, Any]:
+    """A data set that no worker can read: kept batches are given, and it is told."""
+    script = _Script(rank, alone=True)
+    script.experiments.apply(Experiment(keep=True))
+    script.steps(4)
+    kept = script.places[-8:]
+    script.experiments.apply(Experiment(kept_batches=(0, 1), loader_workers=2))
+    found = script.recorded(2)
+    return {"given": found["kept"], "as kept": script.places[-4:] == kept[:4]}
 
 
 def parameters_under_experiments(rank: int) -> dict[str, Any]:

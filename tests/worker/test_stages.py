@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from on_ranks import on_ranks
-from stages_checks import SLEEP, STEPS, checks, parameters_as_written, parameters_under_experiments
+from stages_checks import SLEEP, STEPS, checks, one_reader, parameters_as_written, parameters_under_experiments
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,18 @@ def test_kept_batches_take_the_place_of_the_loader(found: list[dict[str, Any]]) 
     alone = [rank["kept on rank 1"] for rank in found]
     assert alone[0]["data"] >= SLEEP > 2 * alone[1]["data"]
     assert [one["kept"] for one in alone] == [0, STEPS]
+
+
+def test_workers_load_the_same_samples(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert rank["by workers"]["kept"] == 4 + STEPS
+        assert rank["by workers"]["data"] < SLEEP / 2
+        assert rank["workers load"], "other samples than those whose batches were kept"
+        assert rank["same chance"], "the script's random numbers have changed"
+
+
+def test_a_data_set_that_workers_cannot_read_is_told(tmp_path: Path) -> None:
+    assert on_ranks(2, one_reader, tmp_path) == [{"given": 0, "as kept": True}] * 2
 
 
 def test_the_loader_goes_on_where_it_was(found: list[dict[str, Any]]) -> None:
