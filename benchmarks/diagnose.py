@@ -184,15 +184,6 @@ def _shell(*words: str) -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def promise(lab: Lab, folder: Path, *interfaces: str) -> None:
-    """Let the hosts' interfaces say 1 Gbit/s, as real ones of that rate do; veth says 10, whatever it is shaped to."""
-    speed = folder.parent / "speed"
-    speed.write_text("1000\n")
-    for host in range(len(lab)):
-        for name in interfaces or ("eth0",):
-            lab.run(host, "mount", "--bind", str(speed), f"/sys/class/net/{name}/speed")
-
-
 @contextlib.contextmanager
 def loopback(folder: Path) -> Iterator[Local]:
     """Two ranks on this machine."""
@@ -203,7 +194,6 @@ def loopback(folder: Path) -> Iterator[Local]:
 def lab(folder: Path) -> Iterator[Local]:
     """Two hosts on 1 Gbit/s."""
     with Lab(2, "1gbit") as hosts:
-        promise(hosts, folder)
         yield Hosts(folder, hosts)
 
 
@@ -211,7 +201,6 @@ def lab(folder: Path) -> Iterator[Local]:
 def networks(folder: Path) -> Iterator[Local]:
     """Two hosts with two networks, the first of which is the slow one."""
     with Lab(2, "100mbit", more={"eth1": "1gbit"}) as hosts:
-        promise(hosts, folder, "eth0", "eth1")
         yield Hosts(folder, hosts)
 
 
@@ -219,7 +208,6 @@ def networks(folder: Path) -> Iterator[Local]:
 def cable(folder: Path) -> Iterator[Local]:
     """Two hosts, one with a link that is slower than the other's."""
     with Lab(2, "1gbit") as hosts:
-        promise(hosts, folder)
         yield Cable(folder, hosts)
 
 

@@ -11,13 +11,16 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Protocol
 
 from autoddp.diagnose import words
 from autoddp.diagnose.evidence import Evidence, joined
 from autoddp.diagnose.findings import WORTHWHILE, Diagnosis, Finding, Level
 from autoddp.diagnose.suspicions import (
+    STARVED,
     Condition,
+    Dose,
     Events,
     Mend,
     Probe,
@@ -28,9 +31,10 @@ from autoddp.diagnose.suspicions import (
 )
 from autoddp.knobs import Configuration
 from autoddp.timing import Difference, difference
+from autoddp.units import data_size
 from autoddp.wire import PREFETCHED, BlockDone, Experiment
 
-_FIRST_SHARE = 0.3
+_FIRST_SHARE = 0.2
 """Of the time for diagnosing, in which steps are only recorded. Causes are suspected by these steps."""
 _FEWEST_FIRST, _MOST_FIRST = 6, 150
 """Steps of the first record: enough to see what happens every tenth step, where steps are short."""
@@ -76,6 +80,8 @@ class _Proof:
     """How the job ran without the cause, as far as its fix can take it away."""
     by_fix: bool | None = None
     """Whether the price is what `Suspicion.fixed` gave; None where that was not tried."""
+    share: float = 1.0
+    """The part of what `mended` gives that mending this cause would give."""
 
 
 class CannotRun(Exception):
@@ -125,17 +131,17 @@ class Examination:
         evidence = self._record()
         self._step = self._seconds(evidence)
         findings: list[Finding] = []
-        levels = {}
+        proofs: dict[str, _Proof] = {}
         for number, suspicion in enumerate(found := suspicions(evidence, self._around), 1):
             self._tell(suspicion.cause, number, len(found))
             proof = self._prove(suspicion, evidence) if not self._over else _Proof(None, self._over)
             finding = self._finding(suspicion, proof)
             if finding is not None:
                 findings.append(finding)
-                if proof.mended is not None and finding.status == "proved":
-                    levels[suspicion.cause] = proof.mended
+                if finding.status == "proved":
+                    proofs[suspicion.cause] = proof
         findings = _told_apart(findings, WORTHWHILE * self._seconds(evidence))
-        waterfall = self._waterfall(findings, levels, evidence)
+        waterfall = self._waterfall(findings, proofs, evidence)
         scaling = words.scaling(evidence, self._alone)
         return Diagnosis(
             seconds=self._seconds(evidence),
@@ -159,7 +165,7 @@ class Examination:
         """Measure under `condition`. Steps after a change of it are not counted."""
         changes = condition != self._present
         if warmup is None:
-            warmup = self._warmup(condition) if changes else 0
+            warmup = self._settling(self._present, condition) if changes else 0
         before, self._present = self._present, None  # not known, if it fails
         same = before is not None and before.configuration == condition.configuration
         done = self._measure(
@@ -181,11 +187,15 @@ class Examination:
             raise CannotRun("the script ended while batches were kept")
         return evidence
 
-    def _warmup(self, condition: Condition) -> int:
-        """Batches that have waited in a loader's queues, while another one was read, must be used up."""
-        before = self._present
-        used_kept = before is not None and before.experiment.kept_batches and not condition.experiment.kept_batches
-        return _WARMUP + (self._queued if used_kept else 0) + PREFETCHED * condition.experiment.loader_workers
+    def _settling(self, before: Condition | None, after: Condition) -> int:
+        """Steps after a change that are not counted.
+
+        Batches that have waited in a loader's queues, while another one was read, must be used up.
+        """
+        if before is not None and before.without_additions == after.without_additions:
+            return 1
+        used_kept = before is not None and before.experiment.kept_batches and not after.experiment.kept_batches
+        return _WARMUP + (self._queued if used_kept else 0) + PREFETCHED * after.experiment.loader_workers
 
     @property
     def _steps(self) -> int:
@@ -228,6 +238,8 @@ class Examination:
                     return self._as_fixed(suspicion, self._mended(mend))
                 case Probe() as probe:
                     return self._probed(probe, suspicion)
+                case Dose() as dose:
+                    return self._dosed(dose)
         except self._fails as failed:
             return _Proof(None, f"the script fails in that experiment: {failed}")
         except CannotRun as impossible:
@@ -265,7 +277,7 @@ class Examination:
         mended, against = mend.mended, mend.against
         known = self._reduction if mended == Condition(reduce=False) else None
         if known is not None and not self._is_open(known):
-            return _Proof(known.times(mend.share), "", mended)
+            return _Proof(known, "", mended)
         if mended.experiment.kept_batches:
             self._keep(mended.experiment.kept_batches)
         before: list[float] = []
@@ -283,7 +295,7 @@ class Examination:
         if mended == Condition(reduce=False):
             self._alone, self._reduction = blocks, price
         self._mended_blocks.append((mended, blocks))
-        return _Proof(price.times(mend.share), "", mended)
+        return _Proof(price, "", mended)
 
     def _is_open(self, price: Difference) -> bool:
         """Whether nothing is proved, and nothing refuted."""
@@ -300,13 +312,11 @@ class Examination:
 
     def _plans(self, *conditions: Condition) -> list[tuple[int, int]]:
         """Rounds and steps of their blocks for which there is time, the most first."""
-        changes = len(conditions) - 1  # blocks of one condition that follow each other need no warm-up
-        uses_kept = {bool(condition.experiment.kept_batches) for condition in conditions}
-        loaded = max(condition.experiment.loader_workers for condition in conditions)
-        warmup = _WARMUP + (self._queued if len(uses_kept) > 1 else 0) + PREFETCHED * loaded
+        # Blocks of one condition that follow each other need none.
+        settling = sum(max(self._settling(a, b), self._settling(b, a)) for a, b in pairwise(conditions))
 
         def cost(rounds: int, steps: int) -> int:
-            return rounds * (len(conditions) * steps + changes * warmup)
+            return rounds * (len(conditions) * steps + settling)
 
         plans = [(self._rounds, self._steps), (_ROUNDS_OF_SLOW, self._steps), (_ROUNDS_OF_SLOW, _FEWEST)]
         if any(condition.experiment.by_size for condition in conditions):
@@ -372,6 +382,37 @@ class Examination:
         )
         return _Proof(price, text)
 
+    def _dosed(self, dose: Dose) -> _Proof:
+        """The link's rate by what added bytes cost, and what its due rate would leave of the ranks' waiting."""
+        added = Condition(experiment=Experiment(added_bytes=dose.bytes))
+        as_written: list[float] = []
+        more: list[float] = []
+        while True:
+            first, second = self._in_turns(Condition(), added)
+            as_written += [block.seconds for block in first]
+            more += [block.seconds for block in second]
+            cost = difference(more, as_written)
+            rough = cost.high - cost.low > 2 * _ROUGH * cost.seconds
+            if not rough or len(more) >= _MOST_ROUNDS or not self._can_turn(Condition(), added):
+                break
+        if not cost.sure:
+            return _Proof(None, "the rounds differed too much to measure the link's rate")
+        around = self._around
+        due, _ = around.due
+        rate = around.travels(dose.bytes) / cost.seconds
+        measured = f"{data_size(dose.bytes)} more made a step {cost.seconds * 1e3:.3g} ms longer"
+        if rate >= STARVED * due:
+            return _Proof(Difference(0.0, 0.0, 0.0), measured)
+        off = self._mended(Mend(Condition(reduce=False)))
+        assert off.price is not None
+        exposed = off.price.seconds
+        now, then = (around.travels(around.job.gradient_bytes) / one for one in (rate, due))
+        hidden = max(0.0, now - exposed)  # the part that travels while the ranks compute
+        share = 1 - max(0.0, then - hidden) / exposed if exposed > 0 else 0.0
+        text = f"proved: {measured}, which is {data_size(int(rate))}/s"
+        share = min(1.0, max(0.0, share))
+        return _Proof(off.price.times(share), text, off.mended, share=share)
+
     def _finding(self, suspicion: Suspicion, proof: _Proof) -> Finding | None:
         """None where the experiment says that it is no cause, or a small one."""
         price = proof.price
@@ -392,19 +433,22 @@ class Examination:
 
     # The waterfall
 
-    def _waterfall(self, findings: Sequence[Finding], mends: dict[str, Condition], evidence: Evidence) -> list[Level]:
+    def _waterfall(self, findings: Sequence[Finding], proofs: dict[str, _Proof], evidence: Evidence) -> list[Level]:
         """The step with each cause mended, and all those before it. Events are left out by not counting their steps."""
         levels = [Level("as written", self._seconds(evidence))]
-        conditions, causes = [Condition()], []
-        events = [one for one in findings if one.status == "proved" and one.cause not in mends]
+        conditions, causes, events = [Condition()], [], []
         for finding in findings:
-            if finding.cause in mends:
-                conditions.append(conditions[-1].with_(mends[finding.cause]))
+            mended = proofs[finding.cause].mended if finding.cause in proofs else None
+            if mended is not None:
+                conditions.append(conditions[-1].with_(mended))
                 causes.append(finding.cause)
-        if len(causes) == 1:
-            self._all_mended = next((blocks for mend, blocks in self._mended_blocks if mend == conditions[-1]), [])
-            gain = next(one.seconds for one in findings if one.cause == causes[0])
-            levels.append(Level(causes[0], levels[-1].seconds - gain))
+            elif finding.cause in words.IN_SOME_STEPS and finding.status == "proved":
+                events.append(finding)
+        if causes and all(condition == conditions[1] for condition in conditions[1:]):  # measured already
+            self._all_mended = next((blocks for mend, blocks in self._mended_blocks if mend == conditions[1]), [])
+            for finding in findings:
+                if finding.cause in causes:
+                    levels.append(Level(finding.cause, levels[-1].seconds - finding.seconds))
         elif causes and not self._over:
             try:
                 blocks = self._in_turns(*conditions)
@@ -414,13 +458,15 @@ class Examination:
             means = [statistics.fmean(_step_of(b, c) for b in of) for of, c in zip(blocks, conditions, strict=True)]
             # What events add to a step on average stays as it is; usual steps change by the ratio to those of the same
             # rounds as written, because the machine may have changed since the record.
-            added = sum(one.seconds for one in events if one.cause in words.IN_SOME_STEPS)
+            added = sum(one.seconds for one in events)
             usual = levels[0].seconds - added
-            for cause, seconds in zip(causes, means[1:], strict=True):
-                levels.append(Level(cause, added + usual * seconds / means[0]))
+            left = 0.0  # of causes that are mended in part only, until another cause takes the rest away
+            for number, cause in enumerate(causes, 1):
+                gain = means[number - 1] - means[number]
+                left = 0.0 if conditions[number] == conditions[number - 1] else left + gain * (1 - proofs[cause].share)
+                levels.append(Level(cause, added + usual * (means[number] + left) / means[0]))
         for one in events:
-            if one.cause in words.IN_SOME_STEPS:
-                levels.append(Level(one.cause, max(0.0, levels[-1].seconds - one.seconds)))
+            levels.append(Level(one.cause, max(0.0, levels[-1].seconds - one.seconds)))
         return levels
 
 

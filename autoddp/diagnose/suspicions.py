@@ -5,7 +5,6 @@ One function for each cause. Each returns what it suspects; its guess says how m
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,10 @@ _TINY = 1.0  # MiB of gradients: to send fewer, a link needs hardly more than it
 _SAME_RANK = 0.8  # share of the steps in which one rank must be the slowest to be called the straggler
 _UNEVEN = 0.05  # spread of the batches' sizes, as a share of their mean, from which they count as uneven
 _NO_CORE = 0.05  # share of a step for which a rank's threads wait for a core, from which there are too many threads
-_STARVED = 0.5  # share of the promised rate below which a link is called slow
+STARVED = 0.5  # share of the rate that is due, below which a link is called slow
+_SLOWEST_GBPS = 1.0  # of a network between hosts that train together, where no device says its rate
+_ADDED = 0.25  # of a step, which bytes are to cost that an experiment adds
+_MOST_ADDED = 64 * MIB
 _FEWEST_EVENTS = 3  # of a kind: fewer give no interval that says anything
 _IRREGULAR = 0.6  # spread of the distances between events, as a share of their mean; 1 where they come at random
 _MANY_WORKERS = 8  # of one rank's loader
@@ -40,6 +42,12 @@ class Condition:
     configuration: Configuration = AS_WRITTEN
     experiment: Experiment = AS_IT_IS
     reduce: bool = True
+
+    @property
+    def without_additions(self) -> Condition:
+        """The same without what is only added to each step: it needs no time to settle."""
+        plain = replace(self.experiment, delay=None, added_bytes=0)
+        return Condition(self.configuration, plain, self.reduce)
 
     def with_(self, other: Condition) -> Condition:
         """Both together."""
@@ -62,8 +70,6 @@ class Mend:
 
     mended: Condition
     against: Condition = Condition()
-    share: float = 1.0
-    """The part of what is gained in the experiment that the cause is to blame for."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,13 @@ class Probe:
     """The cause cannot be taken away. A delay in its place shows whether all ranks wait for it."""
 
     delay: Delay
+
+
+@dataclass(frozen=True)
+class Dose:
+    """Bytes are added to what the ranks reduce: what they cost is the rate of the link under this job."""
+
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -90,7 +103,7 @@ class Suspicion:
     """Seconds that a step might gain."""
     seen: str
     """What was seen, as a sentence without a period."""
-    proof: Mend | Probe | Events | None
+    proof: Mend | Probe | Dose | Events | None
     why_not: str = ""
     """Why there is no proof for it."""
     fixed: Mend | None = None
@@ -104,12 +117,17 @@ class Surroundings:
     job: JobFacts
 
     @property
-    def promised(self) -> float:
-        """Bytes per second that the slowest host's network says it carries; 0 where it does not say."""
-        rates = [re.search(r"(?:(\d+) x )?([\d.]+) Gbit/s", text) for text in self.job.networks]
-        if not rates or not all(rates):
-            return 0.0
-        return min(int(found[1] or 1) * float(found[2]) * 1e9 / 8 for found in rates if found)
+    def due(self) -> tuple[float, str]:
+        """Bytes per second that the network should carry, and why as the end of a sentence."""
+        if self.job.network_gbps:
+            rate = self.job.network_gbps * 1e9 / 8
+            return rate, f"the hosts' network devices say that they carry {data_size(int(rate))}/s"
+        rate = _SLOWEST_GBPS * 1e9 / 8
+        return rate, f"any Ethernet of a machine room carries {data_size(int(rate))}/s"
+
+    def travels(self, size: float) -> float:
+        """Bytes that each rank sends and receives to add up `size` bytes over all ranks."""
+        return 2 * (self.job.world_size - 1) / self.job.world_size * size
 
     @property
     def cores_per_rank(self) -> int:
@@ -249,18 +267,15 @@ def _communication(evidence: Evidence, around: Surroundings) -> Iterator[Suspici
         )
         cut = Condition(Configuration({BUCKET_CAP_MB.name: smaller}))
         yield Suspicion("no_overlap", everyone, exposed, seen, Mend(cut))
-    if around.promised:
-        ranks = len(evidence.ranks)
-        travels = 2 * (ranks - 1) / ranks * around.job.gradient_bytes
-        rate = travels / max(exposed, 1e-9)
-        if rate < _STARVED * around.promised and around.gradient_mib > _TINY:
-            seen = (
-                f"while all ranks wait, gradients travel at {data_size(int(rate))}/s, and the network's interfaces say "
-                f"that they carry {data_size(int(around.promised))}/s ({', '.join(around.job.networks)})"
-            )
-            share = 1 - rate / around.promised
-            off = Mend(Condition(reduce=False), share=share)
-            yield Suspicion("slow_link", everyone, exposed * share, seen, off)
+    if around.job.nodes > 1 and around.gradient_mib > _TINY:
+        due, why = around.due
+        # A part may have travelled before, so the link is at most as fast as this.
+        rate = around.travels(around.job.gradient_bytes) / max(exposed, 1e-9)
+        if rate < due:
+            seen = f"gradients travel between the hosts at {data_size(int(rate))}/s, and {why}"
+            some = around.job.gradient_bytes * min(1.0, _ADDED * evidence.seconds / max(exposed, 1e-9))
+            dose = Dose(int(min(max(some, _TINY * MIB), _MOST_ADDED)))
+            yield Suspicion("slow_link", everyone, exposed * (1 - rate / due), seen, dose)
 
 
 def _find_unused_parameters(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from autoddp.topology.facts import RELATIONS, Node, fastest
-from autoddp.topology.interfaces import interfaces
+from autoddp.topology.facts import RELATIONS, Nic, Node, fastest
+from autoddp.topology.interfaces import interfaces, stands_on_a_device
 from autoddp.topology.sysfs_rdma import sysfs_rdma
 
 _DRIVER = "/proc/driver/nvidia"
@@ -22,13 +22,19 @@ class Fingerprint:
     """Classes of link between its GPUs, nearest first: `NV18`, `PIX SYS`."""
     network: str = ""
     """What leads to other nodes: `InfiniBand 8 x 400 Gbit/s`, `TCP 25 Gbit/s`, `TCP` where no rate is told."""
+    tcp_gbps: float = 0.0
+    """Gbit/s of its fastest Ethernet device; 0 where none says its rate, as in most containers and virtual machines."""
+    rdma_gbps: float = 0.0
+    """Gbit/s of its active RDMA ports together."""
 
 
 def fingerprint() -> Fingerprint:
     """Of this node. Takes milliseconds where there is no NVIDIA driver, because NVML is then not loaded."""
     devices, links = _gpus() if os.path.isdir(_DRIVER) else ((), "")
-    ports = sysfs_rdma().ports
-    return Fingerprint(devices, links, network_of(Node("", nics=interfaces(), rdma=ports)))
+    node = Node("", nics=interfaces(), rdma=sysfs_rdma().ports)
+    tcp = max((nic.speed_mbit or 0 for nic in _usable(node) if stands_on_a_device(nic.name)), default=0) / 1e3
+    rdma = sum(port.rate_gbps or 0.0 for port in node.rdma if port.active)
+    return Fingerprint(devices, links, network_of(node), tcp, rdma)
 
 
 def _gpus() -> tuple[tuple[str, ...], str]:
@@ -54,8 +60,12 @@ def network_of(node: Node) -> str:
         fabric = "InfiniBand" if any(port.fabric == "InfiniBand" for port in active) else "RoCE"
         rate = f" x {' and '.join(f'{rate:g}' for rate in rates)} Gbit/s" if rates else ""
         return f"{fabric} {len(active)}{rate}"
-    usable = [nic for nic in node.nics if nic.up is not False and nic.addresses and nic.kind != "bridge"]
+    usable = _usable(node)
     if not usable:
         return ""
     best = fastest(usable)
     return "TCP" if best.speed_mbit is None else f"TCP {best.speed_mbit / 1e3:g} Gbit/s"
+
+
+def _usable(node: Node) -> list[Nic]:
+    return [nic for nic in node.nics if nic.up is not False and nic.addresses and nic.kind != "bridge"]

@@ -50,6 +50,16 @@ def _kind(folder: Path) -> Literal["physical", "bridge", "virtual"]:
     return "physical" if (folder / "device").exists() else "virtual"
 
 
+def stands_on_a_device(name: str, root: Path = Path("/")) -> bool:
+    """Whether the interface has a device, or is made of interfaces that have one, as a bond or a VLAN is.
+
+    Only then is its speed that of something real: the driver of a container's veth always says 10 Gbit/s.
+    """
+    folder = root / "sys/class/net" / name
+    below = (one.name.removeprefix("lower_") for one in entries(folder) if one.name.startswith("lower_"))
+    return (folder / "device").exists() or any(stands_on_a_device(one, root) for one in below)
+
+
 def _addresses() -> dict[str, tuple[str, ...]]:
     import psutil  # a launch that asks nothing about interfaces must not wait for it
 

@@ -33,6 +33,8 @@ class Experiment(Struct, frozen=True, forbid_unknown_fields=True):
     """Kept batches are given in the order of their size, so that all ranks have batches of similar size."""
     ddp_arguments: dict[str, bool] = field(default_factory=dict)
     """Arguments of DDP's constructor, for objects that autoddp may change."""
+    added_bytes: int = 0
+    """In each step all ranks also add up a tensor of autoddp's own of so many bytes, before the optimizer's step."""
     threads: int = 0
     """Number of threads of torch's operators on each rank; 0: as written."""
     delay: Delay | None = None

@@ -35,6 +35,8 @@ class JobFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """Distinct classes of link between GPUs, one for each kind of node; see `topology.Fingerprint`."""
     networks: tuple[str, ...] = ()
     """Distinct ways to other nodes; empty on one node."""
+    network_gbps: float = 0.0
+    """Gbit/s that the network devices of the slowest node say they carry; 0 on one node, and where one says nothing."""
     cuda: str = ""
     nccl: str = ""
     """Versions, where NCCL carries the gradients."""

@@ -44,8 +44,11 @@ def gather_facts(
     looks = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank of a node looks at the machine for all of them
     machine = fingerprint() if looks else Fingerprint()
     free = [threads.pinned(), counts, binding.why_not]
-    mine = [_device_name(device), plain(observed), *free, machine.links, machine.network, (usable_cpus(), local)]
-    starts = _start_settings(backend_of(_ddp(wrapped[0])), device, ranks.nodes, config.interfaces) if looks else None
+    backend = backend_of(_ddp(wrapped[0]))
+    promised = (backend == "nccl" and machine.rdma_gbps) or machine.tcp_gbps if looks else None
+    here = [machine.links, machine.network, promised, (usable_cpus(), local)]
+    mine = [_device_name(device), plain(observed), *free, *here]
+    starts = _start_settings(backend, device, ranks.nodes, config.interfaces) if looks else None
     of_all = ranks.gather([*mine, starts])
     facts = _facts(wrapped, ranks, of_all, config) if ranks.rank == 0 else None
     if facts:
@@ -56,7 +59,7 @@ def gather_facts(
 
 
 def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]], config: WorkerConfig) -> JobFacts:
-    names, observed, pinned, counts, unbound, links, networks, cores, starts = zip(*of_all, strict=True)
+    names, observed, pinned, counts, unbound, links, networks, promised, cores, starts = zip(*of_all, strict=True)
     backend = backend_of(_ddp(wrapped[0]))
     steps = [convert(one, ObservedSteps) for one in observed]
     asked: dict[AnyKnob, bool] = {ACCUMULATE_STEPS: config.accumulates, OPTIMIZE_DDP: config.recompiles}
@@ -94,6 +97,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
         matrix_shapes=len({(p.shape[0], p.shape[1:].numel()) for w in wrapped for p in w.parameters if p.dim() > 1}),
         links=tuple(sorted(set(links) - {""})) if backend == "nccl" else (),
         networks=tuple(sorted(set(networks) - {""})) if ranks.nodes > 1 else (),
+        network_gbps=min(rate for rate in promised if rate is not None) if ranks.nodes > 1 else 0.0,
         cuda=str(torch.version.cuda or "") if backend == "nccl" else "",
         nccl=".".join(map(str, torch.cuda.nccl.version())) if backend == "nccl" else "",
         start_settings=tuple(map(Configuration, settings)),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 
 from autoddp.timing.anatomy import RankSteps
 from autoddp.wire import AS_IT_IS, Experiment
@@ -42,12 +44,24 @@ class Experiments:
         self._loaders.keep = experiment.keep
         self._loaders.watch = experiment.delay is not None
         self.stages.delay = experiment.delay
+        self.stages.added = self._all_reduce(experiment.added_bytes) if experiment.added_bytes else None
         self._set_threads(experiment.threads)
         if experiment.ddp_arguments != before.ddp_arguments:
             for wrapped in self._patch.alive():
                 if wrapped.takes and not wrapped.why_untouchable():
                     wrapped.experimental = dict(experiment.ddp_arguments)
                     wrapped.rebuild_as_it_is()
+
+    def _all_reduce(self, size: int) -> Callable[[], None]:
+        """Of a tensor of `size` bytes, over the ranks and the device of the first DDP object."""
+        ddp = next(wrapped.ddp for wrapped in self._patch.alive() if wrapped.ddp is not None)
+        device = next(parameter.device for parameter in ddp.parameters() if parameter.requires_grad)
+        tensor, group = torch.zeros(max(1, size // 4), device=device), ddp.process_group
+
+        def reduce() -> None:
+            dist.all_reduce(tensor, group=group)
+
+        return reduce
 
     def forget(self) -> None:
         """Free the kept batches."""

@@ -65,6 +65,8 @@ class Stages(GradientHandler, LoaderEvents):
         """Whether stamps are taken. Until then each of them costs one function call."""
         self.delay: Delay | None = None
         """Makes this rank sleep in one stage of each step, whether stamps are taken or not."""
+        self.added: Callable[[], None] | None = None
+        """Called once in each recorded step, when the gradients are reduced: a part of the stage `exposed`."""
         self.stamps = 0
         """Taken since `start`."""
         self.rank = int(os.environ.get("RANK", "0"))
@@ -72,7 +74,7 @@ class Stages(GradientHandler, LoaderEvents):
         self._stage = "other"
         self._in_optimizer = False
         self._forward: object = None
-        self._delayed = False
+        self._delayed = self._has_added = False
         self._marks: list[tuple[str, Any]] = []
         self._counts: list[list[float]] = []
         self._collecting_since = 0.0
@@ -84,6 +86,7 @@ class Stages(GradientHandler, LoaderEvents):
         """Take stamps from now on, at a step boundary. `device`: that the model is on."""
         self._device = device
         self._in_optimizer, self._stage, self.stamps = False, "other", 0
+        self._delayed = self._has_added = False
         self._counts = [[0.0] * 4]
         synchronize(device)
         self._marks = [("other", self._mark())]
@@ -100,7 +103,7 @@ class Stages(GradientHandler, LoaderEvents):
 
     def lap(self) -> None:
         """A step has ended."""
-        self._delayed = False
+        self._delayed = self._has_added = False
         if self.on:
             self._marks.append((_END_OF_STEP, self._mark()))
             self._counts.append([0.0] * 4)
@@ -198,6 +201,10 @@ class Stages(GradientHandler, LoaderEvents):
 
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         """See `GradientHandler`."""
+        if self.added is not None and self.on and not self._has_added:
+            self._has_added = True
+            self.enter("exposed")
+            self.added()
         if self._awake:
             self._in_optimizer = True
             self.enter("optimizer")

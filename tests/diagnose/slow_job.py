@@ -39,6 +39,8 @@ class SlowJob:
     other: Any = 0.5
     optimizer: Any = 1.0
     transfer: float = 0.1
+    link: float = 1.0
+    """Times of `transfer` that all gradients travel; the rest of it overlaps with computing."""
     buffers: float = 0.0
     ranks: int = 2
     noise: float = 0.01
@@ -152,6 +154,7 @@ class SlowJob:
         if reduce:  # otherwise DDP broadcasts no buffers either
             latest = max(sum(stages.values()) for stages in found)
             travels = self.transfer * (self.overlaps if "bucket_cap_mb" in configuration else 1.0)
+            travels += self.link * self.transfer * experiment.added_bytes / self.facts.gradient_bytes
             broadcast = self.buffers if experiment.ddp_arguments.get("broadcast_buffers") is not False else 0.0
             for stages in found:
                 stages["exposed"] = latest - sum(stages.values()) + self._of(travels, 0)

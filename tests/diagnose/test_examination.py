@@ -15,7 +15,7 @@ from slow_job import Failed, Over, SlowJob
 from autoddp.diagnose import CAUSES, Diagnosis, Examination, Surroundings
 
 
-def examined(job: SlowJob, budget: float = 60.0) -> Diagnosis:
+def examined(job: SlowJob, budget: float = 90.0) -> Diagnosis:
     return Examination(job, Surroundings(job.facts), budget, Failed, Over).run()
 
 
@@ -23,6 +23,7 @@ def uneven(rank: int, step: int) -> int:
     return 500 + (step * 7919 + rank * 104729) % 1000
 
 
+BETWEEN: dict[str, Any] = {"nodes": 2, "gradient_bytes": 25_000_000}  # 20 ms at 10 Gbit/s
 MANY = {"ddp_arguments": {"find_unused_parameters": "True"}}
 PLANTED: dict[str, tuple[dict[str, Any], str, tuple[int, ...], float]] = {
     "all loaders": ({"data": 10.0}, "data_loader", (0, 1), 10.0),
@@ -40,12 +41,16 @@ PLANTED: dict[str, tuple[dict[str, Any], str, tuple[int, ...], float]] = {
         (0, 1),
         9.6,
     ),
-    "slow link": (
-        {"transfer": 100.0, "more": {"networks": ("TCP 10 Gbit/s",), "nodes": 2}},
+    "slow link": ({"transfer": 100.0, "more": BETWEEN | {"network_gbps": 10.0}}, "slow_link", (0, 1), 80.0),
+    "slow link of unknown rate": ({"transfer": 800.0, "more": BETWEEN}, "slow_link", (0, 1), 600.0),
+    # 50 ms travel while the ranks compute, and the network that is due would leave only 20.
+    "slow link in part": (
+        {"transfer": 150.0, "link": 4 / 3, "more": BETWEEN | {"network_gbps": 10.0}},
         "slow_link",
         (0, 1),
-        80.0,
+        150.0,
     ),
+    "link as it should be": ({"transfer": 250.0, "more": BETWEEN}, "exposed_communication", (0, 1), 250.0),
     "unused": ({"unused": 3.0, "more": MANY}, "find_unused_parameters", (0, 1), 3.0),
     "buffers": ({"buffers": 6.0, "more": {"buffer_bytes": 2**20}}, "buffer_broadcast", (0, 1), 6.0),
     "threads": ({"oversubscribed": 2.0, "threads": 8}, "threads_oversubscribed", (0, 1), 15.0),

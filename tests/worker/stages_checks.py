@@ -18,6 +18,7 @@ from autoddp.worker.gradient_access import GradientHandler, add_handler
 
 SLEEP = 0.03  # seconds, in each stage of each step
 STEPS = 6
+ADDED = 32 * 2**20  # bytes, which take gloo on one machine more than 10 ms
 
 
 class _Numbers(Dataset[tuple[torch.Tensor, int]]):
@@ -152,6 +153,8 @@ def checks(rank: int) -> dict[str, Any]:
     found["kept on rank 1"] = script.recorded(STEPS)
     script.experiments.apply(Experiment(delay=Delay(0, "optimizer", SLEEP)))
     found["delayed"] = script.recorded(STEPS)
+    script.experiments.apply(Experiment(added_bytes=ADDED))
+    found["more bytes"] = script.recorded(STEPS)
     script.experiments.apply(Experiment(ddp_arguments={"broadcast_buffers": False}, threads=1))
     found["not broadcast"] = script.recorded(STEPS)
     found["broadcasts, changed"] = script.model.will_sync_module_buffers()
@@ -179,7 +182,7 @@ def one_reader(rank: int) -> dict[str, Any]:
 def parameters_under_experiments(rank: int) -> dict[str, Any]:
     """The same steps, with what changes no arithmetic: the parameters must have the same bits."""
     script = _Script(rank)
-    quiet = [Experiment(delay=Delay(1, "forward", 0.01)), Experiment(keep=True)]
+    quiet = [Experiment(delay=Delay(1, "forward", 0.01)), Experiment(keep=True, added_bytes=1000)]
     changed = torch.get_num_threads()
     for experiment in quiet:
         script.experiments.apply(experiment)

@@ -87,6 +87,17 @@ def test_a_delay_hits_one_rank_and_one_stage(found: list[dict[str, Any]]) -> Non
     assert all(rank["undone"]["optimizer"] < 2 * SLEEP for rank in found)
 
 
+def test_added_bytes_travel_in_every_step(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        more, undone = rank["more bytes"], rank["undone"]
+        parts = sum(
+            more[stage] for stage in ("data", "buffers", "forward", "backward", "exposed", "optimizer", "other")
+        )
+        assert parts == pytest.approx(more["seconds"] / STEPS, rel=0.05)
+        waits = more["exposed"] + more["buffers"] - undone["exposed"] - undone["buffers"]
+        assert waits > 0.01
+
+
 def test_arguments_of_ddp_are_undone(found: list[dict[str, Any]]) -> None:
     assert [rank["broadcasts, changed"] for rank in found] == [False, False]
     assert [rank["broadcasts"] for rank in found] == [True, True]
