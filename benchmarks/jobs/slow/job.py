@@ -87,6 +87,21 @@ def started(args: argparse.Namespace) -> Iterator[Clock]:
     os._exit(0)
 
 
+def device() -> torch.device:
+    """The GPU of this rank, which ranks share where there are fewer; the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    number = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def wait_for(device: torch.device) -> None:
+    """Until a GPU has done what it was given, so that the clock counts it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def once(folder: Path, make: Any) -> Path:
     """`folder`, filled by `make(folder)` unless an earlier run has done it. Rank 0 makes it while the others wait."""
     if dist.get_rank() == 0 and not folder.exists():

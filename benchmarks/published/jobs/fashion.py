@@ -4,7 +4,9 @@
 
 The images are random and have the size of FashionMNIST's. `--compute 54` lets a step compute for so many milliseconds
 whatever the machine: hosts of a lab share cores, and the published ones had a GPU each. `--late 1 20` lets rank 1
-compute for 20 ms more. `--alone` trains without DDP, `--no-sync` with DDP that never reduces.
+compute for 20 ms more, and with `--test 200` rank 0 tests for 200 ms after each epoch. `--alone` trains without DDP,
+`--no-sync` with DDP that never reduces. With `--of batch` the times are those of getting a batch and copying it to the
+device, not of whole steps.
 """
 
 from __future__ import annotations
@@ -71,6 +73,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--compute", type=float, metavar="MS", help="milliseconds of a step's computing (for real)")
     parser.add_argument("--late", nargs=2, type=float, metavar=("RANK", "MS"), default=(-1, 0.0))
+    parser.add_argument("--test", type=float, default=0.0, metavar="MS", help="of rank 0's test after an epoch (0)")
+    parser.add_argument("--of", choices=("step", "batch"), default="step", help="what the times are those of (step)")
     parser.add_argument("--alone", action="store_true", help="without DDP")
     parser.add_argument("--no-sync", action="store_true", help="never reduce")
     parser.add_argument("--times", metavar="FILE", help="rank 0 writes the seconds of every rank's steps here")
@@ -92,19 +96,28 @@ def train(model: nn.Module, args: argparse.Namespace, device: torch.device) -> l
         epoch += 1
         for numbers in DataLoader(rows, batch_size=None):
             inputs, targets = images[numbers].to(device), labels[numbers].to(device)
+            if args.of == "batch":
+                _wait_for(device)
+                copied = time.perf_counter()
             optimizer.zero_grad()
             skips = isinstance(model, DDP) and args.no_sync
             with model.no_sync() if skips else contextlib.nullcontext():  # type: ignore[operator]
                 scores = model(inputs)
                 nn.functional.cross_entropy(scores, targets[: len(scores)]).backward()
             optimizer.step()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
+            _wait_for(device)
             now = time.perf_counter()
-            seconds.append(now - ended)
+            seconds.append((copied if args.of == "batch" else now) - ended)
             ended = now
             if len(seconds) == args.steps:
                 return seconds
+        if dist.get_rank() == 0:
+            time.sleep(args.test / 1e3)
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 class _Rows(torch.utils.data.IterableDataset[Tensor]):

@@ -7,6 +7,7 @@ SGD, `zero_grad` before the backward pass, 8 loader workers, pinned memory, copi
 """
 
 import argparse
+import contextlib
 import json
 import os
 import time
@@ -54,6 +55,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--alone", action="store_true", help="without DDP")
+    parser.add_argument("--no-sync", action="store_true", help="with DDP that never reduces")
     parser.add_argument("--bucket-cap-mb", type=float)
     parser.add_argument("--static-graph", action="store_true")
     parser.add_argument("--bucket-view", action="store_true")
@@ -99,9 +101,10 @@ def train(model: nn.Module, side: int, args: argparse.Namespace, device: torch.d
     ended = time.perf_counter()
     for inputs, targets in loader:
         inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
-        loss = nn.functional.cross_entropy(model(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
+        with model.no_sync() if isinstance(model, DDP) and args.no_sync else contextlib.nullcontext():
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
         optimizer.step()
         if device.type == "cuda":
             torch.cuda.synchronize()
