@@ -97,17 +97,16 @@ def who_waits(diagnosis: dict[str, Any]) -> str:
     """Which rank waits for which, as a sentence. The rank that all others wait for is the one that waits least."""
     first, *others = sorted(diagnosis["ranks"], key=lambda rank: float(rank["waiting_ms"]))
     if others[-1]["waiting_ms"] < LEAST * diagnosis["step_ms"]:
-        return f"no rank waits for another: at most {others[-1]['waiting_ms']:.1f} ms of a step"
+        return f"in a usual step no rank waits for another: {others[-1]['waiting_ms']:.1f} ms at most"
     waits = " and ".join(f"rank {one['rank']} waits {one['waiting_ms']:.1f} ms" for one in others)
-    return f"of a step {waits}, most of it for rank {first['rank']}, which waits {first['waiting_ms']:.1f} ms"
+    return f"in a usual step {waits}, for rank {first['rank']}, which waits {first['waiting_ms']:.1f} ms"
 
 
 def all_reduce(diagnosis: dict[str, Any]) -> str:
     """What part of a step each rank spends on the all-reduce after its backward pass, as a sentence."""
-    step = diagnosis["step_ms"]
-    parts = [f"{rank['exposed_ms'] / step:.0%} on rank {rank['rank']}" for rank in diagnosis["ranks"]]
+    parts = [f"{rank['exposed_ms'] / rank['step_ms']:.0%} on rank {rank['rank']}" for rank in diagnosis["ranks"]]
     transfer = min(rank["exposed_ms"] - rank["waiting_ms"] for rank in diagnosis["ranks"])
-    return f"the all-reduce is {', '.join(parts)} of a step of {step:.1f} ms; transfer {transfer:.1f} ms, else waiting"
+    return f"of a usual step, the all-reduce is {', '.join(parts)}: {transfer:.1f} ms of transfer, else waiting"
 
 
 def show(rows: list[dict[str, Any]], firsts: dict[str, tuple[float, float]], told: dict[str, Any]) -> None:
