@@ -1,7 +1,7 @@
 """What each knob of a recipe gives: whole jobs with the recipe, and with each of its knobs taken back alone.
 
     python benchmarks/ablation.py --json ablation.json --keep recipes    # as root, on a quiet machine: about an hour
-    python benchmarks/ablation.py --only digits
+    python benchmarks/ablation.py --only characters vit_tiny --rate 1gbit        # on two hosts, where more can be won
     python benchmarks/ablation.py --recipe found.toml -- train.py --epochs 3     # a recipe and a script of yours
 
 Without --recipe each job is tuned first (`autoddp --trials 20 --tune-only`). Then these sides take turns, whole job
@@ -207,11 +207,11 @@ def measured(here: Local, job: Job, args: Namespace) -> dict[str, Any]:
     """Tune if need be, then let the sides take turns."""
     recipe = load(args.recipe) if args.recipe else tuned(here, job, args)
     say(f"{job.name}: the recipe launches {json.dumps(launched(recipe))}")
-    if args.keep and not args.recipe:
-        keep(recipe, job, args.keep)
     found: dict[str, Any] = {"launched": launched(recipe), "why": recipe.evidence.why, "rate": job.rate}
     if not launched(recipe):
         return {**found, "seconds": {}, "gave": {}}
+    if args.keep and not args.recipe:
+        keep(recipe, job, args.keep)
     seconds = paired(sides(here, job, recipe), args.rounds)
     gave = {}
     for name in copies(recipe):
@@ -281,7 +281,8 @@ def chosen(args: Namespace) -> list[Job]:
     """The jobs of the command line."""
     if args.command:
         allow = args.allow or "near"
-        return [Job(Path(args.command[0]).stem, tuple(args.command), warmup=args.warmup, rate=args.rate, allow=allow)]
+        warmup = max(args.warmup, START + 3)  # of PowerSGD only compressed steps count
+        return [Job(Path(args.command[0]).stem, tuple(args.command), warmup=warmup, rate=args.rate, allow=allow)]
     names = args.only or [job.name for job in ALL_JOBS]
     found = [job for job in ALL_JOBS if job.name in names]
     if args.rate:
@@ -300,7 +301,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the study (0)")
     parser.add_argument("--rounds", type=int, default=8, help="of whole jobs, each side once (8)")
     parser.add_argument("--warmup", type=int, default=30, help="steps of your own script that do not count (30)")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="save the tuned recipes here")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="save tuned recipes that launch something here")
     parser.add_argument("command", nargs="*", help="-- SCRIPT ARGUMENTS: your own job in place of those listed")
     args = parser.parse_args()
     if args.quick:

@@ -76,7 +76,8 @@ def main() -> None:
                 continue
             say(f"{pattern}: {case}")
             rows += [(pattern, row) for row in measured(case, args.size, Path(folder, str(place)), args)]
-    show(rows)
+    if rows:
+        show(rows)
     for pattern, why in left_out.items():
         print(f"left out: {pattern}: {why}")
     write_json(args.json, {"patterns": {pattern: asdict(row) for pattern, row in rows}, "left_out": left_out})
