@@ -1,6 +1,6 @@
 """What each knob of a recipe gives: whole jobs with the recipe, and with each of its knobs taken back alone.
 
-    python benchmarks/ablation.py --json ablation.json --keep recipes    # as root, on a quiet machine: about an hour
+    python benchmarks/ablation.py --json ablation.json --keep recipes    # as root, on a quiet machine: 45 minutes
     python benchmarks/ablation.py --only characters vit_tiny --rate 1gbit        # on two hosts, where more can be won
     python benchmarks/ablation.py --recipe found.toml -- train.py --epochs 3     # a recipe and a script of yours
 
