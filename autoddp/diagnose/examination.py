@@ -182,7 +182,7 @@ class Examination:
         self._queued = max(self._queued, *(one.prefetched for one in done.ranks))
         if condition.experiment.kept_batches and not any(one.kept for one in done.ranks):
             if condition.experiment.loader_workers:
-                raise CannotRun("the data set could not be read by worker processes")
+                raise CannotRun("worker processes could not read the data set, or there is too little memory for them")
             self._has_kept = False  # the script was started again
             raise CannotRun("the script ended while batches were kept")
         return evidence

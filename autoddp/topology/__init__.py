@@ -4,7 +4,7 @@ from autoddp.topology.facts import Gpu, GpuPair, Nic, Node, NumaNode, switches
 from autoddp.topology.fingerprint import Fingerprint, fingerprint
 from autoddp.topology.interfaces import interfaces
 from autoddp.topology.rdma import RdmaPort
-from autoddp.topology.system import cpus, numa_nodes
+from autoddp.topology.system import cpus, free_memory, numa_nodes, own_memory
 from autoddp.topology.verdict import Verdict, verdicts
 
 __all__ = [
@@ -18,8 +18,10 @@ __all__ = [
     "Verdict",
     "cpus",
     "fingerprint",
+    "free_memory",
     "interfaces",
     "numa_nodes",
+    "own_memory",
     "switches",
     "verdicts",
 ]

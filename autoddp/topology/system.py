@@ -105,6 +105,30 @@ def _cgroup_memory() -> int | None:
     return min((limit for limit in found if limit is not None and limit < 2**60), default=None)
 
 
+def free_memory() -> int:
+    """Bytes that the processes of this host, and those of this process's cgroup, may still take."""
+    import psutil
+
+    found = [int(psutil.virtual_memory().available)]
+    for folder in _cgroup_folders():
+        most, taken = number(folder / "memory.max"), number(folder / "memory.current")
+        if most is not None and taken is not None:
+            found.append(max(0, most - taken))
+    folder = Path("/sys/fs/cgroup/memory")
+    most, taken = number(folder / "memory.limit_in_bytes"), number(folder / "memory.usage_in_bytes")
+    if most is not None and taken is not None:
+        found.append(max(0, most - taken))
+    return min(found)
+
+
+def own_memory() -> int:
+    """Bytes of this process's own memory, without the files and the shared memory that it maps."""
+    import psutil
+
+    info = psutil.Process().memory_info()
+    return int(info.rss - info.shared)
+
+
 def in_container() -> bool:
     """Whether files that container engines leave, or the names of cgroups, show that this is a container."""
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from autoddp.topology import free_memory, own_memory
 from autoddp.units import MIB
 from autoddp.wire.experiment import PREFETCHED
 from autoddp.worker.ddp import tensors_in
@@ -26,7 +28,7 @@ from autoddp.worker.ddp import tensors_in
 KEPT = 40
 """Batches of each loader that are kept, as far as `_MOST_BYTES` allows."""
 _MOST_BYTES = 256 * MIB
-_PATIENCE = 60.0  # seconds for a batch of our own workers: a fork may take a lock along that nobody gives back
+_PATIENCE = 30.0  # seconds for a batch of our own workers: a fork may take a lock along that nobody gives back
 
 
 class LoaderEvents:
@@ -91,6 +93,18 @@ class _Kept:
         """The sampler has drawn the indices of a batch."""
         if len(self.indices) < KEPT:
             self.indices.append(copy.copy(index))
+
+    def has_room_for(self, workers: int) -> bool:
+        """Whether memory is enough, even if each worker comes to have a copy of all that this process has.
+
+        Only half of what is free may be taken. The workers' batches travel in shared memory, which containers often
+        have little of; a process that finds it full is killed.
+        """
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        waiting = ranks * (PREFETCHED + 1) * workers * self.bytes // len(self.batches)
+        place = os.statvfs("/dev/shm")
+        fits = 2 * waiting <= place.f_bavail * place.f_frsize
+        return fits and 2 * ranks * workers * own_memory() <= free_memory()
 
     def from_workers(self, like: _BaseDataLoaderIter, workers: int) -> Any:
         """The next batch, loaded by `workers` processes. Any exception of the script's data set."""
@@ -217,8 +231,10 @@ class Loaders:
     def _instead(self, kept: _Kept, iterator: Any) -> Any:
         if self._workers and kept.indices and not kept.no_workers:
             try:
+                if kept.loaded is None and not kept.has_room_for(self._workers):
+                    raise MemoryError
                 batch = kept.from_workers(iterator, self._workers)
-            except Exception:  # of the script's data set, of which a worker may be the first to ask too much
+            except Exception:  # the script's data set may raise any
                 kept.no_workers, kept.loaded = True, None
             else:
                 self.given += 1
