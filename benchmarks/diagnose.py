@@ -41,7 +41,7 @@ FIRST, PRICE = 0.95, 0.15
 SIZES = ("small", "large")
 ENDLESS = ["--steps", "1000000"]  # the diagnosis ends the job
 WARMUP, STEPS = 32, 160  # whole epochs and whole periods of every job
-DISK_RATE = 40_000_000  # bytes per second of the slow disk
+DISK_RATES = {"read": 4_000_000, "write": 40_000_000}  # bytes per second of the slow disk
 BLKIO = Path("/sys/fs/cgroup/blkio")
 
 
@@ -135,7 +135,7 @@ class Row:
 
 
 class SlowDisk(Local):
-    """Jobs whose folder and data lie on a disk of `DISK_RATE`."""
+    """Jobs whose folder and data lie on a disk of `DISK_RATES`."""
 
     def __init__(self, folder: Path) -> None:
         self._group = BLKIO / f"autoddp-benchmark-{os.getpid()}"
@@ -158,8 +158,8 @@ class SlowDisk(Local):
             _shell("mount", device, str(self.folder))
             self._group.mkdir()
             number = os.stat(device).st_rdev
-            limit = f"{os.major(number)}:{os.minor(number)} {DISK_RATE}"
-            for way in ("read", "write"):
+            for way, rate in DISK_RATES.items():
+                limit = f"{os.major(number)}:{os.minor(number)} {rate}"
                 (self._group / f"blkio.throttle.{way}_bps_device").write_text(limit)
             yield self
         finally:

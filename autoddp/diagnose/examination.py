@@ -26,6 +26,8 @@ from autoddp.diagnose.suspicions import (
     Probe,
     Surroundings,
     Suspicion,
+    more_between,
+    more_computing,
     priced_by_events,
     suspicions,
 )
@@ -483,14 +485,9 @@ def _step_of(block: Evidence, condition: Condition) -> float:
 
 def _gain_of(block: Evidence, suspicion: Suspicion) -> float:
     """What a usual step of this block would gain if the suspected rank needed no more than the others."""
-    names = ("other",) if suspicion.cause == "rank0_work" else ("copy", "forward", "backward", "optimizer")
-    table, (rank,) = block.stage(*names), suspicion.ranks
-
-    def like_others(r: int, n: int) -> float:
-        more = max(0.0, table[r][n] - block.others(names, r, n)) if r == rank else 0.0
-        return block.own[r][n] - more
-
-    return block.gain(like_others)
+    (rank,) = suspicion.ranks
+    more = more_between if suspicion.cause == "rank0_work" else more_computing
+    return block.gain(lambda r, n: block.own[r][n] - (max(0.0, more(block, r, n)) if r == rank else 0.0))
 
 
 def _told_apart(findings: Sequence[Finding], least: float) -> list[Finding]:

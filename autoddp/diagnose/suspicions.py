@@ -14,7 +14,7 @@ from autoddp.codec import replace
 from autoddp.diagnose.evidence import Evidence, Table
 from autoddp.diagnose.findings import WORTHWHILE
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, SMALLEST_MIB
+from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB
 from autoddp.timing import Difference, difference, median
 from autoddp.units import MIB, data_size
 from autoddp.wire import AS_IT_IS, Delay, Experiment, JobFacts
@@ -125,6 +125,11 @@ class Surroundings:
         rate = _SLOWEST_GBPS * 1e9 / 8
         return rate, f"any Ethernet of a machine room carries {data_size(int(rate))}/s"
 
+    @property
+    def smaller_cap(self) -> float:
+        """MiB of buckets with which most of the gradients travel during the backward pass."""
+        return float(max(1, round(self.gradient_mib / _CUT)))
+
     def travels(self, size: float) -> float:
         """Bytes that each rank sends and receives to add up `size` bytes over all ranks."""
         return 2 * (self.job.world_size - 1) / self.job.world_size * size
@@ -189,28 +194,33 @@ def _computing(evidence: Evidence) -> Table:
     return evidence.stage(*_COMPUTING)
 
 
+def more_computing(evidence: Evidence, rank: int, step: int) -> float:
+    """Seconds that this rank computes longer than the others in that step.
+
+    What a rank does between two steps counts too. On rank 0 it does not: logging and saving are that rank's own.
+    """
+    longer = evidence.stage(*_COMPUTING)[rank][step] - evidence.others(_COMPUTING, rank, step)
+    return longer + (max(0.0, more_between(evidence, rank, step)) if rank else 0.0)
+
+
 def _straggler(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
-    table = _computing(evidence)
-    if len(table) < 2:
+    ranks = range(len(evidence.ranks))
+    if len(ranks) < 2:
         return
-    slowest = [max(range(len(table)), key=lambda r: table[r][n]) for n in evidence.usual]
+    slowest = [max(ranks, key=lambda r: more_computing(evidence, r, n)) for n in evidence.usual]
     rank = statistics.mode(slowest)
     if slowest.count(rank) < _SAME_RANK * len(slowest):
         return
     own = evidence.own
-
-    def like_others(r: int, n: int) -> float:
-        more = table[r][n] - evidence.others(_COMPUTING, r, n)
-        return own[r][n] - max(0.0, more) if r == rank else own[r][n]
-
-    guess = evidence.gain(like_others)
-    each = {name: evidence.means(evidence.stage(name)) for name in _COMPUTING}
+    guess = evidence.gain(lambda r, n: own[r][n] - (max(0.0, more_computing(evidence, r, n)) if r == rank else 0.0))
+    each = {name: evidence.means(evidence.stage(name)) for name in (*_COMPUTING, *(("other",) if rank else ()))}
     stage = max(each, key=lambda name: each[name][rank] - median([m for r, m in enumerate(each[name]) if r != rank]))
     usual = median([m for r, m in enumerate(each[stage]) if r != rank])
     host = evidence.ranks[rank].host
+    what = "between two steps" if stage == "other" else f"for its {stage}"
     seen = (
-        f"rank {rank} on {host} takes {each[stage][rank] * 1e3:.3g} ms for its {stage}, the others "
-        f"{usual * 1e3:.3g} ms, and they wait for it"
+        f"rank {rank} on {host} takes {each[stage][rank] * 1e3:.3g} ms {what}, the others {usual * 1e3:.3g} ms, and "
+        "they wait for it"
     )
     yield Suspicion(
         "straggler", (rank,), guess, seen, Probe(Delay(rank, "forward", max(guess, 0.1 * evidence.seconds)))
@@ -259,7 +269,7 @@ def _communication(evidence: Evidence, around: Surroundings) -> Iterator[Suspici
         yield Suspicion("small_batch", everyone, exposed, seen, None, why)
     cap = around.job.ddp_arguments.get(BUCKET_CAP_MB.name)
     present = float(cap) if cap and cap.replace(".", "", 1).isdigit() else _DEFAULT_CAP
-    smaller = max(SMALLEST_MIB, around.gradient_mib / _CUT)
+    smaller = around.smaller_cap
     if present > 2 * smaller and around.gradient_mib > 2 * smaller and BUCKET_CAP_MB.name in around.job.knobs:
         seen = (
             f"the buckets take up to {present:g} MiB, and all gradients have {around.gradient_mib:.3g} MiB: "
@@ -267,7 +277,7 @@ def _communication(evidence: Evidence, around: Surroundings) -> Iterator[Suspici
         )
         cut = Condition(Configuration({BUCKET_CAP_MB.name: smaller}))
         yield Suspicion("no_overlap", everyone, exposed, seen, Mend(cut))
-    if around.job.nodes > 1 and around.gradient_mib > _TINY:
+    if around.job.nodes > 1:
         due, why = around.due
         # A part may have travelled before, so the link is at most as fast as this.
         rate = around.travels(around.job.gradient_bytes) / max(exposed, 1e-9)
@@ -320,29 +330,30 @@ def _threads(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
     yield Suspicion("threads_oversubscribed", everyone, min(waited, evidence.seconds), seen, Mend(fewer))
 
 
-def _work_of_one(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
-    """One rank logs, evaluates or saves between two steps: in every step, or in some."""
-    other = evidence.stage("other")
-    if len(other) < 2:
+def _work_of_rank_0(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    """Rank 0 logs, evaluates or saves between two steps: in every step, or in some."""
+    if len(evidence.ranks) < 2:
         return
-    every = range(evidence.count)
-    more = [[other[r][n] - evidence.others(("other",), r, n) for n in every] for r in range(len(other))]
-    rank = max(range(len(other)), key=lambda r: sum(more[r]))
+    more = [more_between(evidence, 0, n) for n in range(evidence.count)]
     own = evidence.own
-    usual = evidence.gain(lambda r, n: own[r][n] - max(0.0, more[r][n]) if r == rank else own[r][n])
+    usual = evidence.gain(lambda r, n: own[r][n] - (max(0.0, more[n]) if r == 0 else 0.0))
 
     def is_event(of: Evidence, n: int) -> bool:
-        there = of.stage("other")
-        return n in of.events and there[rank][n] - of.others(("other",), rank, n) > (of.steps[n] - of.seconds) / 2
+        return n in of.events and more_between(of, 0, n) > (of.steps[n] - of.seconds) / 2
 
-    rare = list(_events("rank0_work", (rank,), evidence, is_event, f"rank {rank} does other work between two steps"))
+    rare = list(_events("rank0_work", (0,), evidence, is_event, "rank 0 does other work between two steps"))
     if rare and rare[0].guess > usual:
         yield from rare
     elif usual >= WORTHWHILE * evidence.seconds:
-        mean = evidence.mean(more[rank])
-        seen = f"rank {rank} does other work between two steps ({_share(mean, evidence)}), and all others wait for it"
-        probe = Probe(Delay(rank, "other", max(usual, 0.1 * evidence.seconds)))
-        yield Suspicion("rank0_work", (rank,), usual, seen, probe)
+        mean = evidence.mean(more)
+        seen = f"rank 0 does other work between two steps ({_share(mean, evidence)}), and all others wait for it"
+        probe = Probe(Delay(0, "other", max(usual, 0.1 * evidence.seconds)))
+        yield Suspicion("rank0_work", (0,), usual, seen, probe)
+
+
+def more_between(evidence: Evidence, rank: int, step: int) -> float:
+    """Seconds that this rank does something else between two steps, longer than the others in that step."""
+    return evidence.stage("other")[rank][step] - evidence.others(("other",), rank, step)
 
 
 def _epoch_start(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
@@ -357,14 +368,15 @@ def _epoch_start(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion
 
 def _periodic_stall(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
     everyone = tuple(range(len(evidence.ranks)))
-    usual_other = evidence.means(evidence.stage("other"))
+    other = evidence.stage("other")
+    usual_other = evidence.means(other)
 
     def is_event(of: Evidence, n: int) -> bool:
-        other = of.stage("other")
-        alone = max(other[r][n] - of.others(("other",), r, n) for r in everyone) if len(everyone) > 1 else 0.0
+        there = of.stage("other")
+        alone = more_between(of, 0, n) if len(everyone) > 1 else 0.0  # rank 0's own work has a name of its own
         longer = of.steps[n] - of.seconds
         # What hits the other stages alone is the machine's doing, not the script's.
-        scripts = max(other[r][n] - usual_other[r] + of.ranks[r].collecting[n] for r in everyone)
+        scripts = max(there[r][n] - usual_other[r] + of.ranks[r].collecting[n] for r in everyone)
         return n in of.events and alone <= longer / 2 < scripts
 
     what = "the script does something else, such as saving, in some steps"
@@ -373,7 +385,10 @@ def _periodic_stall(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
         collected = sum(max(one.collecting[n] for one in evidence.ranks) for n in events)
         if collected > sum(evidence.steps[n] - evidence.seconds for n in events) / 2:
             what = "Python's garbage collector runs in some steps"
-    yield from _events("periodic_stall", everyone, evidence, is_event, what)
+    # Where some ranks alone have these steps, the others wait for them.
+    longest = {r: sum(other[r][n] + evidence.ranks[r].collecting[n] for n in events) for r in everyone}
+    ranks = tuple(r for r in everyone if 2 * longest[r] >= max(longest.values()))
+    yield from _events("periodic_stall", ranks, evidence, is_event, what)
 
 
 def _events(
@@ -415,7 +430,7 @@ _RULES = (
     _find_unused_parameters,
     _buffer_broadcast,
     _threads,
-    _work_of_one,
+    _work_of_rank_0,
     _epoch_start,
     _periodic_stall,
     _host_device_copy,

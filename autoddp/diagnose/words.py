@@ -59,7 +59,7 @@ _FIXES: dict[str, Callable[[Suspicion, Surroundings], str]] = {
         "bytes; if the script accumulates gradients, use no_sync()"
     ),
     "no_overlap": lambda s, a: (
-        f"DistributedDataParallel(bucket_cap_mb={max(1, round(a.gradient_mib / 8))}): smaller buckets begin to travel "
+        f"DistributedDataParallel(bucket_cap_mb={a.smaller_cap:g}): smaller buckets begin to travel "
         "while the backward pass goes on"
     ),
     "slow_link": lambda s, a: (

@@ -54,6 +54,13 @@ PLANTED: dict[str, tuple[dict[str, Any], str, tuple[int, ...], float]] = {
     "unused": ({"unused": 3.0, "more": MANY}, "find_unused_parameters", (0, 1), 3.0),
     "buffers": ({"buffers": 6.0, "more": {"buffer_bytes": 2**20}}, "buffer_broadcast", (0, 1), 6.0),
     "threads": ({"oversubscribed": 2.0, "threads": 8}, "threads_oversubscribed", (0, 1), 15.0),
+    "a rank that sleeps": ({"other": [0.5, 0.5, 9.5], "ranks": 3}, "straggler", (2,), 9.0),
+    "a rank that checks": (
+        {"event": lambda r, n: {"other": 60.0} if r == 1 and n % 10 == 3 else {}, "ranks": 3},
+        "periodic_stall",
+        (1,),
+        6.0,
+    ),
     "logging": ({"other": [6.5, 0.5]}, "rank0_work", (0,), 6.0),
     "saving": ({"event": lambda r, n: {"other": 60.0} if r == 0 and n % 10 == 3 else {}}, "rank0_work", (0,), 6.0),
     "epochs": (
