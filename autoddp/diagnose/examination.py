@@ -407,12 +407,9 @@ class Examination:
             return _Proof(Difference(0.0, 0.0, 0.0), measured)
         off = self._mended(Mend(Condition(reduce=False)))
         assert off.price is not None
-        exposed = off.price.seconds
-        now, then = (around.travels(around.job.gradient_bytes) / one for one in (rate, due))
-        hidden = max(0.0, now - exposed)  # the part that travels while the ranks compute
-        share = 1 - max(0.0, then - hidden) / exposed if exposed > 0 else 0.0
+        # If a part is hidden now, a faster link hides more, and gives a little more than this.
+        share = 1 - rate / due
         text = f"proved: {measured}, which is {data_size(int(rate))}/s"
-        share = min(1.0, max(0.0, share))
         return _Proof(off.price.times(share), text, off.mended, share=share)
 
     def _finding(self, suspicion: Suspicion, proof: _Proof) -> Finding | None:
