@@ -98,11 +98,11 @@ def _check(file: str, recipe: Recipe) -> str:
 
 
 def _show(file: str, recipe: Recipe) -> str:
-    made, rung = recipe.made_by, recipe.configuration.rung
+    made, launched = recipe.made_by, recipe.configuration
     facts = [
         ("made by", f"autoddp {made.autoddp} with torch {made.torch} and Python {made.python}, {made.date}"),
         ("fits", _fits(recipe.fits)),
-        ("launches", f"{recipe.configuration} ({rung.value}: {rung.changes})" if recipe.configuration else _AS_WRITTEN),
+        ("launches", f"{launched} ({launched.rung.value}: {launched.changes})" if launched else _AS_WRITTEN),
         *([("sets", " ".join(f"{name}={value}" for name, value in sorted(recipe.env.items())))] if recipe.env else []),
         ("why", recipe.evidence.why),
         ("evidence", _evidence(recipe)),
@@ -143,7 +143,7 @@ def _ladder(ladder: Sequence[LadderEntry]) -> str:
     rows = [
         (
             entry.rung.value,
-            entry.rung.changes,
+            entry.configuration.changes,
             milliseconds(entry.ms_per_step / 1e3),
             str(Speedup(entry.speedup, entry.speedup_low, entry.speedup_high)),
             _error(entry),

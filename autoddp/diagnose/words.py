@@ -69,7 +69,8 @@ _FIXES: dict[str, Callable[[Suspicion, Surroundings], str]] = {
     "find_unused_parameters": lambda s, a: "DistributedDataParallel(find_unused_parameters=False)",
     "buffer_broadcast": lambda s, a: (
         "DistributedDataParallel(broadcast_buffers=False): each rank then keeps its own buffers, for BatchNorm its own "
-        "running statistics; SyncBatchNorm keeps them equal"
+        "running statistics; SyncBatchNorm keeps them equal; where only BatchNorm has buffers, autoddp tries it with "
+        "--local-buffers"
     ),
     "threads_oversubscribed": lambda s, a: (
         f"OMP_NUM_THREADS={a.cores_per_rank}, or torch.set_num_threads({a.cores_per_rank}) in the script"

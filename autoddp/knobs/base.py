@@ -26,7 +26,7 @@ class Rung(str, enum.Enum):
     EXACT = "exact"
     """Same mathematics; only the order of float additions may differ. Example: `bucket_cap_mb`."""
     NEAR = "near"
-    """Gradients lose precision on the wire. Example: `hook = "bf16"`."""
+    """Gradients lose precision on the wire, or ranks no longer share what is no parameter. Example: `hook = "bf16"`."""
     LOSSY = "lossy"
     """Gradients lose rank, with error feedback. Example: `hook = "powersgd"`."""
     BATCH = "batch"
@@ -43,7 +43,7 @@ class Rung(str, enum.Enum):
 
     @property
     def changes(self) -> str:
-        """What this rung changes in training, as text for users."""
+        """What this rung changes in training, as text for users; see also `Configuration.changes`."""
         return _FACTS[self].changes
 
     @property
@@ -141,8 +141,11 @@ class Knob(Generic[T]):
     """The knob that must not be in the same configuration: the search chooses one of the two, or neither."""
     replaces: tuple[str, ...] = ()
     """Knobs that are left as written where the search tries this one."""
+    changes: str = ""
+    """What the knob changes in training, as text for users, where that is not what its rung says; else ""."""
     could_part_ranks: bool = False
-    """Whether a bug of autoddp in this knob could make the ranks' parameters differ; a real job then compares them."""
+    """Whether the knob could make the ranks' parameters differ, by a bug of autoddp or by how the script uses what the
+    knob changes; a real job then compares them."""
     variable: str = ""
     """The environment variable that sets the knob when a process starts; the launched job is given it."""
     on_the_link: bool = False

@@ -11,6 +11,7 @@ from autoddp.knobs.base import AnyKnob, Reach, Rung, Value
 from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, OPTIMIZE_DDP, THREADS
 from autoddp.knobs.ddp_arguments import (
     BATCHED_GRAD_COPY,
+    BROADCAST_BUFFERS,
     BUCKET_CAP_MB,
     BUCKET_CAP_MB_LIST,
     GRADIENT_AS_BUCKET_VIEW,
@@ -27,6 +28,7 @@ KNOBS: tuple[AnyKnob, ...] = (
     GRADIENT_AS_BUCKET_VIEW,
     BATCHED_GRAD_COPY,
     STATIC_GRAPH,
+    BROADCAST_BUFFERS,
     OPTIMIZE_DDP,
     CUDA_GRAPHS,
     DEFER_REDUCTIONS,
@@ -92,8 +94,21 @@ class Configuration(Mapping[str, Value]):
     @property
     def rung(self) -> Rung:
         """The highest rung of all values; exact for a configuration without values."""
-        rungs = [BY_NAME[name].rung_of(value) for name, value in self._values.items()]
-        return max(rungs, key=lambda rung: rung.order, default=Rung.EXACT)
+        return _highest_rung(self._values)
+
+    @property
+    def changes(self) -> str:
+        """What the configuration changes in training, as text for users.
+
+        >>> Configuration({"hook": "bf16", "broadcast_buffers": False}).changes
+        'gradients travel in 16 bits; each rank keeps its own BatchNorm statistics'
+        >>> Configuration({"broadcast_buffers": False}).changes
+        'each rank keeps its own BatchNorm statistics'
+        """
+        own = [BY_NAME[name].changes for name in self._values if BY_NAME[name].changes]
+        others = {name: value for name, value in self._values.items() if not BY_NAME[name].changes}
+        of_rung = _highest_rung(others)
+        return "; ".join(own if own and of_rung is Rung.EXACT else [of_rung.changes, *own])
 
     @property
     def gradient_rung(self) -> Rung:
@@ -168,6 +183,11 @@ class Configuration(Mapping[str, Value]):
 
 AS_WRITTEN = Configuration()
 """The empty configuration: the script's own settings, which are the baseline."""
+
+
+def _highest_rung(values: Mapping[str, Value]) -> Rung:
+    rungs = (BY_NAME[name].rung_of(value) for name, value in values.items())
+    return max(rungs, key=lambda rung: rung.order, default=Rung.EXACT)
 
 
 def _check(name: str, value: Any, beside: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoddp.knobs.base import Knob, Reach, boolean, number_between
+from autoddp.knobs.base import Knob, Phase, Reach, Rung, boolean, number_between
 from autoddp.knobs.job import FirstLook, JobToTune
 from autoddp.units import MIB
 
@@ -78,6 +78,12 @@ def _why_not_static(look: FirstLook) -> str:
     return "" if is_static else "gradients did not become ready once per step in one order"
 
 
+def _why_no_own_buffers(look: FirstLook) -> str:
+    if any(one.joins for one in look.steps):
+        return "the script uses join(), which ends with the buffers of the rank that trained longest"
+    return look.why_buffers_alike if look.buffer_bytes else "DDP broadcasts no buffers here"
+
+
 RECOMPILE = "--recompile"
 
 BUCKET_CAP_MB = Knob[float](
@@ -122,5 +128,21 @@ STATIC_GRAPH = Knob[bool](
     reach=Reach.DDP,
     candidates=lambda _job: [True],
     why_not=_why_not_static,
+    could_part_ranks=True,
+)
+
+BROADCAST_BUFFERS = Knob[bool](
+    name="broadcast_buffers",
+    says="each rank keeps its own buffers (BatchNorm's running statistics); else DDP copies rank 0's before each pass",
+    check=lambda value: None if value is False else "must be false",
+    reach=Reach.DDP,
+    rung=Rung.NEAR,
+    changes="each rank keeps its own BatchNorm statistics",
+    phase=Phase.LAST,  # it saves the same time whatever the other settings are
+    candidates=lambda _job: [False],
+    why_not=_why_no_own_buffers,
+    option="--local-buffers",
+    # Gradients do not depend on these buffers. But ranks that evaluate alone, and choose the learning rate by the
+    # result, would choose different ones.
     could_part_ranks=True,
 )

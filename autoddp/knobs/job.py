@@ -64,6 +64,10 @@ class FirstLook:
     """Why the number of threads must stay as it is; "" if it may change."""
     thread_counts: Sequence[Sequence[int]] = ((),)
     """For each rank, the numbers of threads worth trying."""
+    buffer_bytes: int = 0
+    """Of the buffers that DDP broadcasts before a forward pass; 0 if it does not."""
+    why_buffers_alike: str = ""
+    """Why the ranks' buffers must stay alike; "" if each rank may keep its own."""
     unbound: str = ""
     """Why a rank cannot be bound to a NUMA node; "" if all ranks can."""
 

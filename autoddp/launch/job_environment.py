@@ -76,7 +76,7 @@ def watch_plan(options: Options, recipe: Recipe, configuration: Configuration) -
     """
     rung = configuration.gradient_rung
     limit = options.study.limits.get(rung)
-    if options.watch == 0 or limit is None:
+    if options.watch == 0 or limit is None or not configuration.hook:
         return None
     compared = _STEPS_WITH_FEEDBACK if rung.has_error_feedback else 1
     # A reduction that is compared costs one exact reduction more: at most what the baseline's step takes.

@@ -94,8 +94,8 @@ class Mode:
         if self.recipe is not None:
             return f"launch {self.configuration!r} {sorted(self.variables.items())} {watched}"
         study = options.study
-        more = f"{study.diagnose_budget}"
-        return f"tune {study.trials} {study.allowed} {more} {options.cuda_graphs} {options.recompile} {watched}"
+        more = f"{study.diagnose_budget} {options.cuda_graphs} {options.recompile} {options.local_buffers}"
+        return f"tune {study.trials} {study.allowed} {more} {watched}"
 
     def reads(self, options: Options) -> str:
         """The same in a few words, for people."""

@@ -135,6 +135,8 @@ class Options:
     cuda_graphs: bool = _switch("try CUDA graphs too (new: not yet the default)")
     recompile: bool = _switch("try what makes torch.compile compile the model again")
     """Compiling may take minutes, so it has to be asked for."""
+    local_buffers: bool = _switch("try that each rank keeps its own BatchNorm statistics; rank 0's stay as they were")
+    """What ranks other than rank 0 evaluate or save then differs, so it has to be asked for."""
     job_steps: int | None = _option(
         "how long the job is: PowerSGD begins after a tenth of it (1000)", "N", _whole(1), "90000"
     )

@@ -378,6 +378,7 @@ class Tuning:
             accumulates=self.options.study.accumulate_up_to > 1,
             cuda_graphs=self.options.cuda_graphs,
             recompiles=self.options.recompile,
+            local_buffers=self.options.local_buffers,
         )
         return {
             "AUTODDP_TUNING": "1",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from autoddp.bench import LinkModel
 from autoddp.knobs import BY_NAME, TRIED_FIRST, Configuration, Knob, Reach
 from autoddp.knobs.computing import CUDA_GRAPHS, WHOLE_MODEL
-from autoddp.knobs.ddp_arguments import BATCHED_GRAD_COPY, GRADIENT_AS_BUCKET_VIEW
+from autoddp.knobs.ddp_arguments import BATCHED_GRAD_COPY, BROADCAST_BUFFERS, GRADIENT_AS_BUCKET_VIEW
 from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_FACTORS, POWERSGD_RANK
 from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
 from autoddp.predict.coefficients import Coefficients
@@ -32,7 +32,9 @@ _GPU_HOOKS = 0.02  # of the seconds on a CPU
 
 def predictable(configuration: Configuration) -> bool:
     """Whether the model knows what the configuration does: all its knobs, and its hook."""
-    if DEFER_REDUCTIONS.name in configuration or any(BY_NAME[name].reach is Reach.START for name in configuration):
+    if {DEFER_REDUCTIONS.name, BROADCAST_BUFFERS.name} & configuration.keys() or any(
+        BY_NAME[name].reach is Reach.START for name in configuration
+    ):
         return False
     return HOOK.of(configuration) in (None, _LOW_RANK, *_SIXTEEN_BITS)
 

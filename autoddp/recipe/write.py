@@ -138,15 +138,13 @@ def _launched(configuration: Configuration) -> str:
     if not configuration:
         return "[configuration]\n# Empty: the script's own settings stay.\n"
     lines = [f"# {BY_NAME[name].says}\n{name} = {_toml(value)}\n" for name, value in configuration.plain().items()]
-    rung = configuration.rung
-    return (
-        f"# What is launched. It changes in training ({rung.value} rung): {rung.changes}.\n[configuration]\n"
-        + "".join(lines)
-    )
+    changes = f"({configuration.rung.value} rung): {configuration.changes}"
+    return f"# What is launched. It changes in training {changes}.\n[configuration]\n" + "".join(lines)
 
 
 def _rung(entry: LadderEntry) -> str:
-    title = f"# The best of the {entry.rung.value} rung, which changes in training: {entry.rung.changes}.\n[[ladder]]\n"
+    changes = entry.configuration.changes
+    title = f"# The best of the {entry.rung.value} rung, which changes in training: {changes}.\n[[ladder]]\n"
     return title + _lines(table(entry))
 
 

@@ -32,6 +32,8 @@ def try_next(outcome: Outcome, recipe: str, same_job: Sequence[str]) -> str:
     if rung is None:
         return f"try next: autoddp recipe show {shlex.quote(recipe)}   # what each rung gives, and what it costs"
     options = ["--recipe", recipe, "--allow", rung.value]
+    found = (standing.configuration.changes for standing in outcome.ladder if standing.rung is rung)
+    changes = next(found, rung.changes)
     if not same_job:
-        return f"try next: the same commands with {shlex.join(options)}   # {rung.changes}"
-    return f"try next: {shlex.join(['autoddp', *options, *same_job])}   # {rung.changes}"
+        return f"try next: the same commands with {shlex.join(options)}   # {changes}"
+    return f"try next: {shlex.join(['autoddp', *options, *same_job])}   # {changes}"

@@ -22,7 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from autoddp import timing
 from autoddp.errors import UsageError
 from autoddp.files import write_whole
-from autoddp.knobs import BY_NAME, Rung
+from autoddp.knobs import BY_NAME, Configuration, Rung
 from autoddp.log import printable, printable_lines
 from autoddp.report import page_pictures as pictures
 from autoddp.report.page_content import Headroom, PageContent, Standing, Values, page_content
@@ -72,7 +72,6 @@ def _page_of(content: PageContent) -> str:
             before_trials=_before_trials(content),
             launched=_launched(content),
             knobs={name: knob.says for name, knob in BY_NAME.items()},
-            changes={rung.value: rung.changes for rung in Rung},
             prediction_error=_prediction_error(content),
             many_trials=_MANY_TRIALS,
             not_measured=list(_not_measured(content)),
@@ -98,6 +97,7 @@ def _environment() -> Environment:
         "percent": _percent,
         "headroom": _headroom,
         "settings": _settings,
+        "changes": _changes,
         "error": _error,
         "stages_of": pictures.stages_of,
         "size": data_size,
@@ -148,6 +148,14 @@ def _launched(content: PageContent) -> Standing | None:
 
 def _settings(values: Values) -> str:
     return " ".join(f"{name}={json.dumps(value)}" for name, value in values.items()) or "as written"
+
+
+def _changes(one: Standing) -> str:
+    """What it changes in training; of settings that this version does not know, what their rung changes."""
+    try:
+        return Configuration(one.configuration).changes
+    except ValueError:
+        return next((rung.changes for rung in Rung if rung.value == one.rung), "")
 
 
 def _headroom(found: Headroom) -> str:

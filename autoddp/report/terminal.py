@@ -264,7 +264,7 @@ def _ladder(outcome: Outcome, allows: Callable[[Configuration], bool], boxed: bo
         gain = Text(str(standing.speedup), style="green" if standing.speedup.sure else "")
         table.add_row(
             Text(standing.rung.value + mark, style="bold" if chosen else ""),
-            standing.rung.changes,
+            standing.configuration.changes,
             str(standing.configuration),
             milliseconds(standing.seconds),
             gain,

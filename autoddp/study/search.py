@@ -76,8 +76,10 @@ class Study:
         settings: list[Mapping[str, Value]] = []
         if won.high >= WORTHWHILE:
             judged, settings = self._judge_settings()
-            kept = self._trials.kept_for_accumulation + (RESERVED if settings else 0)
+            kept = self._trials.kept_for_settings_on_top + self._trials.kept_for_accumulation
+            kept += RESERVED if settings else 0
             self._trials.run(fixed, self._asked.trials - kept, off.median)
+            self._trials.add_on_top(fixed)
             self._trials.accumulate(fixed)
         rounds: list[Block] = []
         finalists: list[Standing] = []

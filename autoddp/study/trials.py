@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,6 +48,7 @@ _HOPELESS = 1.15  # times the seconds of the rung's best: a trial above it after
 _HOPELESS_AT_FIRST = 1.5  # the same where the first block is shorter than the second, and still warming up
 _PASSED_OVER = 8  # configurations in a row that are left out because they are predicted to be hopeless
 _SHARE_FOR_COMPUTING = 4  # at most one trial in four looks for settings that make computing itself faster
+_SHARE_ON_TOP = 4  # at most one trial in four adds a setting to the best of the search
 _SHARE_FOR_ACCUMULATION = 4  # at most one trial in four tries how many steps to make one
 
 
@@ -296,6 +297,34 @@ class Trials:
         return not self.no_time
 
     @property
+    def kept_for_settings_on_top(self) -> int:
+        """Number of trials that `add_on_top` will need."""
+        settings, bases = len(self._settings_on_top), 2
+        return min(settings * bases, max(1, self._asked.trials // _SHARE_ON_TOP))
+
+    @property
+    def _settings_on_top(self) -> list[Setting]:
+        """Settings that save the same time whatever the others are; `accumulate` has candidates of its own."""
+        knobs = [knob for knob in KNOBS if knob.phase is Phase.LAST and knob.name in self._facts.knobs]
+        return [setting for knob in knobs for setting in knob.settings(self._facts)]
+
+    def add_on_top(self, fixed: Configuration) -> None:
+        """Try settings on top of the fastest allowed configuration, then of the fastest that is exact."""
+        exact = self._fastest(fixed, lambda configuration: configuration.rung is Rung.EXACT)
+        bases = [self._fastest(fixed, self._asked.allows), exact]
+        settings = self._settings_on_top
+        tried = [Configuration({**base, **setting}) for base in dict.fromkeys(bases) for setting in settings]
+        for configuration in tried[: self.kept_for_settings_on_top]:
+            if self._has_time():
+                self._measured(configuration)
+
+    def _fastest(self, fixed: Configuration, fits: Callable[[Configuration], bool]) -> Configuration:
+        """The fastest configuration that fits; `fixed`, if that is not faster than the script as written."""
+        found = min((t for t in self.records if t.usable and fits(t.configuration)), key=_seconds_of, default=None)
+        gains = found is not None and found.seconds < self._baseline.seconds
+        return found.configuration if found is not None and gains else fixed
+
+    @property
     def kept_for_accumulation(self) -> int:
         """Number of trials that `accumulate` will need."""
         if ACCUMULATE_STEPS.name not in self._facts.knobs:
@@ -306,9 +335,7 @@ class Trials:
 
     def accumulate(self, fixed: Configuration) -> None:
         """Try several of the script's steps as one, on top of the fastest allowed configuration; most steps first."""
-        allowed = [t for t in self.records if t.usable and self._asked.allows(t.configuration)]
-        fastest = min(allowed, key=lambda trial: trial.seconds, default=self._baseline)
-        base = {**fixed, **(fastest.configuration if fastest.seconds < self._baseline.seconds else {})}
+        base = {**fixed, **self._fastest(fixed, self._asked.allows)}
         for replaced in ACCUMULATE_STEPS.replaces:
             base.pop(replaced, None)
         for count in step_counts(self._asked.accumulate_up_to)[: self.kept_for_accumulation]:
@@ -422,6 +449,10 @@ class Trials:
         best = min((t for t in self.records if t.usable), key=lambda t: t.seconds, default=None)
         self._observer.trial(record, self._asked.trials, best, left)
         return record
+
+
+def _seconds_of(trial: TrialRecord) -> float:
+    return trial.seconds
 
 
 def _to_blame(hook: Configuration) -> tuple[str, Value]:

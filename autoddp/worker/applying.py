@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, REDUCE_OVERHEAD, THREADS
+from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS
 from autoddp.knobs.hook import HOOK
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 from autoddp.log import tell
@@ -28,6 +29,7 @@ from autoddp.worker.graphs import Graphs, GraphsInTheJob
 from autoddp.worker.guard import Guard, guarded
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.live_ddp import effects_of
+from autoddp.worker.local_buffers import LocalBuffers
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
 
@@ -60,6 +62,7 @@ class _Applied(DdpEvents):
         self._graphs = Graphs(self._with_graphs)
         self._graphs_in_the_job: GraphsInTheJob | None = None
         self._guard: Guard | None = None
+        self._local_buffers: LocalBuffers | None = None
         self._parts: list[DdpEvents] = [self._fitting]
 
     def install(self, config: WorkerConfig) -> None:
@@ -69,6 +72,9 @@ class _Applied(DdpEvents):
         if config.guards and guarded(configuration):
             self._guard = Guard(guarded(configuration), self._switch)
             self._parts.append(self._guard)
+        if BROADCAST_BUFFERS.name in configuration:
+            self._local_buffers = LocalBuffers(self._switch, _broadcast_again)
+            self._parts.append(self._local_buffers)
         if DEFER_REDUCTIONS.name in configuration or ACCUMULATE_STEPS.name in configuration:
             self._parts += [
                 FirstSteps(patch.alive, self._implicit_no_sync, _warn),
@@ -126,6 +132,9 @@ class _Applied(DdpEvents):
     def _refused(self, wrapped: Wrapped, all_differ: bool) -> None:
         """Back to as written, in a forward pass: the object, and what concerns the process if no model fits."""
         wrapped.takes = False
+        if self._local_buffers is not None:
+            self._local_buffers.forget(wrapped)
+            wrapped.broadcast_buffers()
         if wrapped.is_changed:
             wrapped.rebuild(AS_WRITTEN, None)
         self._implicit_no_sync.end()
@@ -172,6 +181,10 @@ def _without_missing(configuration: Configuration) -> Configuration:
 
 def _around_both(outer: Around, inner: Around) -> Around:
     return lambda hook, group: outer(inner(hook, group), group)
+
+
+def _broadcast_again(why: str) -> None:
+    _warn(f"the recipe's {BROADCAST_BUFFERS.name} is left out from here on: {why}")
 
 
 def _give_up(why: str) -> None:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Reach
-from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
+from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS, BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.worker.hooks import Hook, hook_for
 from autoddp.worker.hooks.exact import exact_mean
 
@@ -53,6 +53,7 @@ class Wrapped:
         self._samples = True
         self.experimental: dict[str, Any] = {}
         """Arguments of DDP's constructor that an experiment sets until it ends; none of them is ever launched."""
+        self._may_keep_own_buffers = True
         self._present: tuple[Configuration, int | None, Around | None] = (AS_WRITTEN, None, None)
 
     @property
@@ -121,9 +122,44 @@ class Wrapped:
         arguments = {**self.arguments, **_as_arguments(configuration), **self.experimental, "init_sync": False}
         with self._as_it_was_built(ddp):
             _construct_again(ddp, arguments)
+        self.set_buffers(configuration)
         if not self._samples:
             self.leave_out_samples()
         self.register_hook(configuration, start_step, around)
+
+    def set_buffers(self, configuration: Configuration) -> None:
+        """Switch the broadcast of buffers off if `configuration` says so; the constructor has just run.
+
+        That is not left to the constructor: it would not give all ranks the buffers of rank 0 to begin with, and torch
+        2.13 warns of the argument's name.
+        """
+        ddp = self.ddp
+        if ddp is not None and BROADCAST_BUFFERS.name in configuration and self._may_keep_own_buffers:
+            ddp.broadcast_buffers = False
+
+    @property
+    def keeps_own_buffers(self) -> bool:
+        """Whether DDP broadcasts no buffers because of the configuration."""
+        return self._may_keep_own_buffers and BROADCAST_BUFFERS.name in self._present[0]
+
+    def broadcast_buffers(self) -> None:
+        """Broadcast the buffers as the script has it from this forward pass on, whatever the configuration says.
+
+        All ranks must call this before the same pass, and then take part in its broadcast. DDP leaves that out after a
+        pass without gradients, which one rank alone may have run.
+        """
+        ddp = self.ddp
+        if ddp is not None and self.keeps_own_buffers:
+            self._may_keep_own_buffers = False
+            ddp.broadcast_buffers = self._script_broadcasts
+            ddp.require_forward_param_sync = True
+
+    @property
+    def _script_broadcasts(self) -> bool:
+        given = self.arguments.get("forward_sync_buffers")  # since torch 2.13
+        if given is None:
+            given = self.arguments.get(BROADCAST_BUFFERS.name)
+        return given is None or bool(given)
 
     def register_hook(self, configuration: Configuration, start_step: int | None, around: Around | None) -> None:
         """Register the script's hook, else that of `configuration`, on a reducer that has none yet."""
@@ -226,7 +262,7 @@ def _root_of(mesh: Any) -> Any:
 
 
 def _as_arguments(configuration: Configuration) -> dict[str, Any]:
-    given = configuration.ddp_arguments
+    given = {name: value for name, value in configuration.ddp_arguments.items() if name != BROADCAST_BUFFERS.name}
     plan, by_list = BUCKET_CAP_MB_LIST.of(configuration), BUCKET_CAP_MB_LIST.name
     if plan:
         return given | {by_list: list(plan)}
@@ -352,6 +388,7 @@ class Patch:
             with self._inside_construction():
                 _construct(ddp, **{**_plain(given), **_as_arguments(configuration)})
             wrapped = Wrapped(ddp, given, takes)
+            wrapped.set_buffers(configuration)
             if not self.samples:
                 wrapped.leave_out_samples()
             self.wrapped.append(wrapped)
@@ -425,6 +462,11 @@ def around_ddps_own(around: Callable[[], contextlib.AbstractContextManager[None]
 def is_joining(ddp: DDP) -> bool:
     """Whether the script uses `ddp` inside `join()`: then some ranks may have ended and only shadow its reductions."""
     return bool(ddp._join_config.enable)
+
+
+def has_buffer_hook(ddp: DDP) -> bool:
+    """Whether the script has registered a hook that DDP calls in place of its broadcast of buffers."""
+    return hasattr(ddp, "buffer_hook")
 
 
 def watch_uneven_inputs(found: Callable[[], None]) -> None:

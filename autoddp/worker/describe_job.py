@@ -15,6 +15,7 @@ from autoddp.bench.result import backend_variables
 from autoddp.codec import convert, plain, replace
 from autoddp.knobs import AnyKnob, Configuration, FirstLook, ObservedSteps, Setting, knobs_of, why_left_out
 from autoddp.knobs.computing import CUDA_GRAPHS, OPTIMIZE_DDP, THREADS, thread_counts
+from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS
 from autoddp.knobs.env import Surroundings, start_settings
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
 from autoddp.topology import Fingerprint, fingerprint
@@ -23,6 +24,7 @@ from autoddp.topology.probe import probe
 from autoddp.wire import JobFacts, Ready, WorkerConfig
 from autoddp.worker.binding import Binding
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Wrapped, backend_of
+from autoddp.worker.local_buffers import why_alike
 from autoddp.worker.rank_store import RankStore
 from autoddp.worker.threads import Threads, most_at_start, usable_cpus
 
@@ -64,6 +66,8 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
     steps = [convert(one, ObservedSteps) for one in observed]
     asked: dict[AnyKnob, bool] = {ACCUMULATE_STEPS: config.accumulates, OPTIMIZE_DDP: config.recompiles}
     asked[CUDA_GRAPHS] = bool(steps[0].why_no_graphs)
+    asked[BROADCAST_BUFFERS] = config.local_buffers
+    buffer_bytes = sum(w.buffer_bytes for w in wrapped)
     look = FirstLook(
         steps=steps,
         devices=frozenset(names),
@@ -76,6 +80,8 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
         options=frozenset(knob.option for knob, is_asked in asked.items() if is_asked),
         threads_pinned=next(filter(None, pinned), ""),
         thread_counts=counts,
+        buffer_bytes=buffer_bytes,
+        why_buffers_alike=next(filter(None, (why_alike(_ddp(w)) for w in wrapped if w.buffer_bytes)), ""),
         unbound=next(filter(None, unbound), ""),
     )
     knobs = knobs_of(look)
@@ -106,7 +112,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
         gradient_shapes=tuple(tuple(p.shape) for w in wrapped for p in w.parameters),
         thread_counts=tuple(counts[0]) if THREADS.name in knobs else (),
         uses_all=all(one.uses_all for one in steps),
-        buffer_bytes=sum(w.buffer_bytes for w in wrapped),
+        buffer_bytes=buffer_bytes,
         cores=fewest[0],
         ranks_per_host=fewest[1],
     )

@@ -22,6 +22,7 @@ GOOD = {
         "gradient_as_bucket_view=true batched_grad_copy=true static_graph=false",
     ),
     "near": ({"hook": "fp16", "bucket_cap_mb": 0.5}, "near", 'bucket_cap_mb=0.5 hook="fp16"'),
+    "own buffers": ({"broadcast_buffers": False}, "near", "broadcast_buffers=false"),
     "lossy": (
         {"powersgd_start_step": 0, "powersgd_rank": 2, "hook": "powersgd"},
         "lossy",
@@ -47,6 +48,8 @@ BAD = [
         "bucket_cap_mb_list: excludes bucket_cap_mb, keep one of them",
     ),
     ({"static_graph": 1}, "static_graph = 1: must be true or false"),
+    ({"broadcast_buffers": True}, "broadcast_buffers = true: must be false"),
+    ({"broadcast_buffers": 0}, "broadcast_buffers = 0: must be false"),
     ({"hook": "fp8"}, 'hook = "fp8": must be one of "fp16", "bf16", "powersgd"'),
     ({"hook": "powersgd"}, 'hook = "powersgd": needs powersgd_rank beside it'),
     ({"powersgd_rank": 1}, 'powersgd_rank: needs hook = "powersgd" beside it'),

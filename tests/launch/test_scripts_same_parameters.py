@@ -29,6 +29,7 @@ COMMANDS = [
     "compiled.py --where around",
     "no_optimizer.py",
     "odd_gradients.py noise",
+    "batch_norm.py",
     "uneven.py",
     "slow_loader.py --slow none --epochs 1",
 ]

@@ -22,7 +22,14 @@ from autoddp.wire import BlockDone, JobFacts, Measure
 
 MIB = 24.0
 FORWARD, BACKWARD = 0.010, 0.020  # seconds
-NOT_EVERYWHERE = ("numa_binding", "optimize_ddp", "cuda_graphs", "defer_reductions", "accumulate_steps")
+NOT_EVERYWHERE = (
+    "numa_binding",
+    "optimize_ddp",
+    "cuda_graphs",
+    "defer_reductions",
+    "accumulate_steps",
+    "broadcast_buffers",
+)
 
 
 def facts(

@@ -555,6 +555,23 @@ def test_several_steps_become_one_on_top_of_what_is_allowed() -> None:
     assert "the batch is 4 times as large" in outcome.decision.why
 
 
+def test_own_buffers_are_tried_on_top_of_what_is_allowed_and_of_what_is_exact() -> None:
+    """Where no hook can be set, the near rung has nothing else, and nothing is compared for a gradient error."""
+    knobs = (*facts().knobs, "broadcast_buffers")
+    for has_hook, allow in ((True, Rung.NEAR), (False, Rung.NEAR), (True, Rung.EXACT)):
+        job = job_on("slow" if has_hook else "fast", computing=lambda c: 0.7 if "broadcast_buffers" in c else 1.0)
+        outcome = run(job, knobs if has_hook else ("bucket_cap_mb", "broadcast_buffers"), trials=20, allow=allow)
+        tried = [record.configuration for record in outcome.trials if "broadcast_buffers" in record.configuration]
+        by_hook = has_hook and allow is Rung.NEAR
+        assert [bool(configuration.hook) for configuration in tried] == ([True, False] if by_hook else [False])
+        assert tried == [record.configuration for record in outcome.trials][-len(tried) :]
+        assert all(configuration.rung is Rung.NEAR for configuration in tried)
+        launched = outcome.decision.configuration
+        assert launched.get("broadcast_buffers", True) is (allow is Rung.EXACT)
+        near = next(standing for standing in outcome.ladder if standing.rung is Rung.NEAR)
+        assert (near.error is None) is not bool(near.configuration.hook)
+
+
 @pytest.mark.parametrize(("offered", "up_to"), [(True, 1), (False, 4)])
 def test_a_larger_batch_is_only_tried_where_asked_for_and_possible(offered: bool, up_to: int) -> None:
     knobs = (*facts().knobs, *(["accumulate_steps"] * offered))

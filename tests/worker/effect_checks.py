@@ -48,6 +48,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "no view": {"gradient_as_bucket_view": False, "bucket_cap_mb": 1},
     "copy": {"batched_grad_copy": True},
     "static": {"static_graph": True},
+    "own buffers": {"broadcast_buffers": False},
     "fp16": {"hook": "fp16"},
     "bf16": {"hook": "bf16", "bucket_cap_mb": 0.5},
     "powersgd": {"hook": "powersgd", "powersgd_rank": 2},

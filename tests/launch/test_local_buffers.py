@@ -1,0 +1,107 @@
+"""--local-buffers: DDP broadcasts no buffers, where training does not read them; rank 0's checkpoint stays the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from launchers import AUTODDP, SCRIPTS, start
+from scripts.several import folder_of
+
+from autoddp.knobs import Configuration, Rung
+from autoddp.recipe import load, save
+
+LOCAL = {"broadcast_buffers": False}
+EVALUATES = "batch_norm.py --evaluates"
+FREEZES = "batch_norm.py --freezes 12 --evaluates"
+JOINS = ["batch_norm.py --joins 8", "batch_norm.py --joins 0"]
+WITH_A_QUEUE = "batch_norm.py --queue"
+
+
+def launched(folder, *words, script="batch_norm.py"):
+    name, *options = script.split()
+    words = ["--nproc-per-node", "2", *words, str(SCRIPTS / name), *options]
+    launch = start(AUTODDP, folder, words, {"TUNED_TIMES_LONGER": "1000", "OMP_NUM_THREADS": "1"}).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    return launch
+
+
+def study_of(launch):
+    return json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text())
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A study that was asked for it."""
+    words = ("--local-buffers", "--trials", "8", "--tune-only")
+    return launched(tmp_path_factory.mktemp("tuned") / "out", *words)
+
+
+@pytest.fixture(scope="module")
+def recipe(tuned, tmp_path_factory):
+    """A recipe that sets this knob alone."""
+    found = load(tuned.folder / "scripts.batch_norm.autoddp.toml")
+    path = tmp_path_factory.mktemp("recipe") / "local.toml"
+    save(replace(found, configuration=Configuration(LOCAL), env={}), path)
+    return path
+
+
+def test_it_is_tried_without_a_hook_and_needs_no_gradient_error(tuned):
+    trials = [trial for trial in study_of(tuned)["trials"] if "broadcast_buffers" in trial["configuration"]]
+    assert 1 <= len(trials) <= 2  # on top of the fastest configuration, and of the fastest exact one
+    assert all(trial["state"] != "failed" and trial["rung"] == Rung.NEAR.value for trial in trials)
+    without_hook = next(trial for trial in trials if "hook" not in trial["configuration"])
+    assert without_hook["error"] is None
+
+
+def states(folder):
+    return [torch.load(folder / f"rank{rank}.pt") for rank in (0, 1)]
+
+
+def differing(found, expected):
+    assert found.keys() == expected.keys()
+    return {name for name in expected if not torch.equal(found[name], expected[name])}
+
+
+BY_TORCHRUN = {
+    "test_rank_0_is_as_under_torchrun": lambda script: [script],
+    "test_buffers_travel_again_where_training_reads_them": lambda script: [script],
+}
+
+
+@pytest.mark.parametrize("script", ["batch_norm.py", EVALUATES])
+def test_rank_0_is_as_under_torchrun(script, recipe, by_torchrun, tmp_path):
+    """Rank 1 has the same parameters, and running statistics of its own batches that began with those of rank 0."""
+    job = launched(tmp_path / "job", "--recipe", str(recipe), "--force", script=script)
+    found, expected = states(job.folder), states(by_torchrun / folder_of(script))
+    assert differing(found[0], expected[0]) == set()
+    assert differing(found[1], expected[1]) == {"0.module.0.running_mean", "0.module.0.running_var"}
+    # Of the 50 with which rank 0 began, and which DDP's constructor has sent to rank 1. Its own inputs are about 1.
+    left = 50 * 0.9**24
+    assert abs(float(found[1]["0.module.0.running_mean"].mean()) - left - 1) < 0.4
+    assert "deprecated" not in job.stderr
+
+
+@pytest.mark.parametrize("script", [FREEZES, WITH_A_QUEUE, *JOINS])
+def test_buffers_travel_again_where_training_reads_them(script, recipe, by_torchrun, tmp_path):
+    """A recipe is bound to the parameters, not to the buffers nor to the loop around the model."""
+    job = launched(tmp_path / "job", "--recipe", str(recipe), "--force", script=script)
+    found, expected = states(job.folder), states(by_torchrun / folder_of(script))
+    assert [differing(*pair) for pair in zip(found, expected, strict=True)] == [set(), set()]
+    assert job.stderr.count("the recipe's broadcast_buffers is left out from here on: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "script", "why"),
+    [
+        (["--local-buffers"], WITH_A_QUEUE, "training may read the buffer queue: it belongs to no BatchNorm"),
+        (["--local-buffers"], "plain.py --steps 24", "DDP broadcasts no buffers here"),
+        ([], "batch_norm.py", None),
+    ],
+)
+def test_not_offered(words, script, why, tmp_path):
+    study = study_of(launched(tmp_path / "out", *words, "--trials", "1", "--tune-only", script=script))
+    assert study["job"]["left_out"].get("broadcast_buffers") == why
+    assert not any("broadcast_buffers" in trial["configuration"] for trial in study["trials"])
