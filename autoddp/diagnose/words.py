@@ -66,7 +66,10 @@ _FIXES: dict[str, Callable[[Suspicion, Surroundings], str]] = {
         "look at the link between the hosts: `autoddp bench` measures it, `autoddp probe` says what it should carry; "
         "choose the fast interface by NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME"
     ),
-    "find_unused_parameters": lambda s, a: "DistributedDataParallel(find_unused_parameters=False)",
+    "find_unused_parameters": lambda s, a: (
+        "DistributedDataParallel(find_unused_parameters=False); autoddp tries static_graph=True, which ends the search "
+        "too, where gradients became ready in one order in all steps that were watched"
+    ),
     "buffer_broadcast": lambda s, a: (
         "DistributedDataParallel(broadcast_buffers=False): each rank then keeps its own buffers, for BatchNorm its own "
         "running statistics; SyncBatchNorm keeps them equal; where only BatchNorm has buffers, autoddp tries it with "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoddp.knobs.base import Knob, Phase, Reach, Setting, boolean, one_of, whole_number_between
-from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, GRADIENT_AS_BUCKET_VIEW, RECOMPILE, caps
+from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, FIND_UNUSED, GRADIENT_AS_BUCKET_VIEW, RECOMPILE, caps
 from autoddp.knobs.job import FirstLook, JobToTune
 from autoddp.units import MIB
 
@@ -59,7 +59,7 @@ def _why_no_threads(look: FirstLook) -> str:
 def _why_no_graphs(look: FirstLook) -> str:
     if "cpu" in look.devices:
         return "the models are not on a GPU"
-    if look.passes("find_unused_parameters"):
+    if look.passes(FIND_UNUSED):
         return "find_unused_parameters is set, and a graph uses all"
     if GRADIENT_AS_BUCKET_VIEW.name not in look.available_arguments:
         return f"it needs {GRADIENT_AS_BUCKET_VIEW.name}"

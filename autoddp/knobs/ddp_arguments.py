@@ -85,6 +85,8 @@ def _why_no_own_buffers(look: FirstLook) -> str:
 
 
 RECOMPILE = "--recompile"
+FIND_UNUSED = "find_unused_parameters"
+"""The argument by which a script has DDP look for unused parameters in each step; a static graph ends that."""
 
 BUCKET_CAP_MB = Knob[float](
     name="bucket_cap_mb",

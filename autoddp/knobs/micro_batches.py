@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoddp.knobs.base import Knob, Phase, Reach, Rung, whole_number_between
-from autoddp.knobs.ddp_arguments import STATIC_GRAPH
+from autoddp.knobs.ddp_arguments import FIND_UNUSED, STATIC_GRAPH
 from autoddp.knobs.job import FirstLook
 
 _MOST = 4096
@@ -18,7 +18,7 @@ def _why_no_implicit_no_sync(look: FirstLook) -> str:
     counts = {count for one in look.steps for count in one.forwards}
     if len(look.arguments) > 1 or any(one.steps_by_closure for one in look.steps):
         return "backward passes do not belong to one step of one model (several DDP models, or a closure)"
-    if look.passes("find_unused_parameters"):
+    if look.passes(FIND_UNUSED):
         return FINDS_UNUSED
     if any(one.joins for one in look.steps):
         return _JOINS

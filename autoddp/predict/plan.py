@@ -18,12 +18,11 @@ from dataclasses import dataclass
 
 from autoddp.codec import Struct
 from autoddp.knobs import Configuration
-from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST, STATIC_GRAPH
+from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST, FIND_UNUSED, STATIC_GRAPH
 from autoddp.units import MIB
 
 _FIRST = 1 * MIB  # torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
 _CAP = 25 * MIB
-_FIND_UNUSED = "find_unused_parameters"
 
 
 class Gradient(Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,7 +61,7 @@ class Cuts:
         ValueError for an argument that is not understood.
         """
         static = bool(STATIC_GRAPH.of(configuration)) or arguments.get(STATIC_GRAPH.name) == "True"
-        rebuilt = static or arguments.get(_FIND_UNUSED) != "True"
+        rebuilt = static or arguments.get(FIND_UNUSED) != "True"
         cap, plan = BUCKET_CAP_MB.of(configuration), BUCKET_CAP_MB_LIST.of(configuration)
         if cap is None and plan is None:
             cap, plan = _number(arguments.get(BUCKET_CAP_MB.name)), _numbers(arguments.get(BUCKET_CAP_MB_LIST.name))

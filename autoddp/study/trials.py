@@ -24,7 +24,14 @@ from autoddp.knobs import (
     Value,
     why_refused,
 )
-from autoddp.knobs.ddp_arguments import BATCHED_GRAD_COPY, BUCKET_CAP_MB, BUCKET_CAP_MB_LIST, GRADIENT_AS_BUCKET_VIEW
+from autoddp.knobs.ddp_arguments import (
+    BATCHED_GRAD_COPY,
+    BUCKET_CAP_MB,
+    BUCKET_CAP_MB_LIST,
+    FIND_UNUSED,
+    GRADIENT_AS_BUCKET_VIEW,
+    STATIC_GRAPH,
+)
 from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_RANK, Size, hooks_on
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS, step_counts
 from autoddp.settings import StudySettings
@@ -127,6 +134,8 @@ class Space:
         if self.rung is Rung.EXACT:
             rows: list[Setting] = [view, {**sizes["tail"], **view}, batched]
             rows += [{**sizes["whole"], **view}, {**sizes["quarter"], **view}]
+            if self._is_static_instead:
+                rows.insert(0, _NOTHING)
         else:
             rows = [{**row, **view} for row in self._guesses_of_hooks(sizes)]
         likely: Setting = {BUCKET_CAP_MB.name: self.first_cap} if self.first_cap else _NOTHING
@@ -162,7 +171,14 @@ class Space:
         complete = {name: _chosen(settings, row) for name, settings in self.choices.items()}
         if DEFER_REDUCTIONS.name in complete:  # a reduction that is left out is the fastest one
             complete[DEFER_REDUCTIONS.name] = self.choices[DEFER_REDUCTIONS.name][-1]
+        if self._is_static_instead:
+            complete[STATIC_GRAPH.name] = self.choices[STATIC_GRAPH.name][-1]
         return complete
+
+    @property
+    def _is_static_instead(self) -> bool:
+        """Whether a static graph also ends a search for unused parameters, without which DDP sorts its buckets."""
+        return STATIC_GRAPH.name in self.choices and self.facts.ddp_arguments.get(FIND_UNUSED) == "True"
 
 
 class Sampler:

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, REDUCE_OVERHEAD, THREADS
-from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS
+from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS, STATIC_GRAPH
 from autoddp.knobs.hook import HOOK
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 from autoddp.log import tell
@@ -32,6 +32,7 @@ from autoddp.worker.live_ddp import effects_of
 from autoddp.worker.local_buffers import LocalBuffers
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
+from autoddp.worker.used_parameters import UsedParameters
 
 
 def start_applying(config: WorkerConfig) -> None:
@@ -63,6 +64,7 @@ class _Applied(DdpEvents):
         self._graphs_in_the_job: GraphsInTheJob | None = None
         self._guard: Guard | None = None
         self._local_buffers: LocalBuffers | None = None
+        self._used_parameters: UsedParameters | None = None
         self._parts: list[DdpEvents] = [self._fitting]
 
     def install(self, config: WorkerConfig) -> None:
@@ -72,6 +74,9 @@ class _Applied(DdpEvents):
         if config.guards and guarded(configuration):
             self._guard = Guard(guarded(configuration), self._switch)
             self._parts.append(self._guard)
+        if STATIC_GRAPH.of(configuration):
+            self._used_parameters = UsedParameters(self._switch)
+            self._parts.append(self._used_parameters)
         if BROADCAST_BUFFERS.name in configuration:
             self._local_buffers = LocalBuffers(self._switch, _broadcast_again)
             self._parts.append(self._local_buffers)
@@ -132,6 +137,8 @@ class _Applied(DdpEvents):
     def _refused(self, wrapped: Wrapped, all_differ: bool) -> None:
         """Back to as written, in a forward pass: the object, and what concerns the process if no model fits."""
         wrapped.takes = False
+        if self._used_parameters is not None:
+            self._used_parameters.forget(wrapped)
         if self._local_buffers is not None:
             self._local_buffers.forget(wrapped)
             wrapped.broadcast_buffers()

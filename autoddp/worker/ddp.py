@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Reach
-from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS, BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
+from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS, BUCKET_CAP_MB, BUCKET_CAP_MB_LIST, FIND_UNUSED, STATIC_GRAPH
 from autoddp.worker.hooks import Hook, hook_for
 from autoddp.worker.hooks.exact import exact_mean
 
@@ -263,6 +263,9 @@ def _root_of(mesh: Any) -> Any:
 
 def _as_arguments(configuration: Configuration) -> dict[str, Any]:
     given = {name: value for name, value in configuration.ddp_arguments.items() if name != BROADCAST_BUFFERS.name}
+    if STATIC_GRAPH.of(configuration):
+        # A static graph ends the search for unused parameters; DDP would warn, and join() still take part in a search.
+        given[FIND_UNUSED] = False
     plan, by_list = BUCKET_CAP_MB_LIST.of(configuration), BUCKET_CAP_MB_LIST.name
     if plan:
         return given | {by_list: list(plan)}

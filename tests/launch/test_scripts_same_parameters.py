@@ -30,6 +30,8 @@ COMMANDS = [
     "no_optimizer.py",
     "odd_gradients.py noise",
     "batch_norm.py",
+    "unused.py --from-step 12",
+    "unused.py --from-step 12",
     "uneven.py",
     "slow_loader.py --slow none --epochs 1",
 ]

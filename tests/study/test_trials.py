@@ -41,6 +41,17 @@ def test_the_job_without_a_knob_is_not_asked_for_it(rung: Rung) -> None:
     assert {name for configuration in every(space) for name in configuration} <= set(known)
 
 
+@pytest.mark.parametrize("rung", ALL)
+def test_a_static_graph_is_guessed_where_the_script_looks_for_unused_parameters(rung: Rung) -> None:
+    space = Space(rung, facts(ddp_arguments={"find_unused_parameters": "True"}))
+    guesses = [space.configuration(guess) for guess in space.guesses()]
+    assert all(guess["static_graph"] is True for guess in guesses)
+    assert guesses[0] == {"static_graph": True} or rung is not Rung.EXACT
+    assert not any(
+        "static_graph" in Space(rung, facts()).configuration(guess) for guess in Space(rung, facts()).guesses()
+    )
+
+
 def test_powersgd_is_varied_only_where_it_can_tell() -> None:
     """One matrix a bucket where shapes are many, narrow factors where they are large."""
     small, shapes = Space(Rung.LOSSY, facts()), Space(Rung.LOSSY, facts(matrix_shapes=20))

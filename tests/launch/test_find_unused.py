@@ -1,0 +1,70 @@
+"""find_unused_parameters: where every parameter is used, static_graph ends the search; a job stops where one is not."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from launchers import AUTODDP, SCRIPTS, start
+from scripts.several import folder_of
+
+from autoddp.knobs import Configuration
+from autoddp.recipe import load, save
+
+STATIC = {"static_graph": True}
+LATER = "unused.py --from-step 12"
+
+
+def launched(folder, *words, script="unused.py"):
+    name, *options = script.split()
+    words = ["--nproc-per-node", "2", *words, str(SCRIPTS / name), *options]
+    return start(AUTODDP, folder, words, {"TUNED_TIMES_LONGER": "1000", "OMP_NUM_THREADS": "1"}).wait()
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A short study."""
+    launch = launched(tmp_path_factory.mktemp("tuned") / "out", "--trials", "2", "--allow", "exact", "--tune-only")
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    return launch
+
+
+@pytest.fixture(scope="module")
+def recipe(tuned, tmp_path_factory):
+    """A recipe that sets static_graph alone."""
+    found = load(tuned.folder / "scripts.unused.autoddp.toml")
+    path = tmp_path_factory.mktemp("recipe") / "static.toml"
+    save(replace(found, configuration=Configuration(STATIC), env={}), path)
+    return path
+
+
+def test_static_graph_is_tried_first(tuned):
+    study = json.loads(max(tuned.folder.glob(".autoddp/*/summary.json")).read_text())
+    assert study["trials"][0]["configuration"] == STATIC
+    assert study["trials"][0]["state"] != "failed"
+
+
+BY_TORCHRUN = {"test_the_job_trains_the_same": lambda script: [script]}
+
+
+@pytest.mark.parametrize("script", ["unused.py"])
+def test_the_job_trains_the_same(script, recipe, by_torchrun, tmp_path):
+    job = launched(tmp_path / "job", "--recipe", str(recipe), script=script)
+    assert job.returncode == 0, job.stderr[-2000:]
+    for rank in (0, 1):
+        found, expected = (torch.load(f / f"rank{rank}.pt") for f in (job.folder, by_torchrun / folder_of(script)))
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert "find_unused_parameters" not in job.stderr  # torch warns of it beside a static graph
+
+
+def test_a_parameter_that_is_unused_later_stops_the_job_at_once(recipe, tmp_path):
+    """Else rank 1 would step by its own gradients, while rank 0 waits for the bucket of that parameter."""
+    begun = time.monotonic()
+    job = launched(tmp_path / "job", "--recipe", str(recipe), "--force", script=LATER)
+    assert job.returncode == 1
+    assert time.monotonic() - begun < 60
+    assert "the recipe's static_graph needs the gradients of all parameters in each step" in job.stderr
+    assert not list(job.folder.glob("rank*.pt"))
