@@ -16,6 +16,7 @@ from autoddp.recipe import load, save
 LOCAL = {"broadcast_buffers": False}
 EVALUATES = "batch_norm.py --evaluates"
 FREEZES = "batch_norm.py --freezes 12 --evaluates"
+OTHER_INPUTS = "batch_norm.py --samples 4 --evaluates"
 JOINS = ["batch_norm.py --joins 8", "batch_norm.py --joins 0"]
 WITH_A_QUEUE = "batch_norm.py --queue"
 
@@ -68,6 +69,7 @@ def differing(found, expected):
 BY_TORCHRUN = {
     "test_rank_0_is_as_under_torchrun": lambda script: [script],
     "test_buffers_travel_again_where_training_reads_them": lambda script: [script],
+    "test_a_job_with_other_inputs_is_as_written_again": lambda script: [script],
 }
 
 
@@ -91,6 +93,15 @@ def test_buffers_travel_again_where_training_reads_them(script, recipe, by_torch
     found, expected = states(job.folder), states(by_torchrun / folder_of(script))
     assert [differing(*pair) for pair in zip(found, expected, strict=True)] == [set(), set()]
     assert job.stderr.count("the recipe's broadcast_buffers is left out from here on: ") == 1
+
+
+@pytest.mark.parametrize("script", [OTHER_INPUTS])
+def test_a_job_with_other_inputs_is_as_written_again(script, recipe, by_torchrun, tmp_path):
+    """From the second training pass on."""
+    job = launched(tmp_path / "job", "--recipe", str(recipe), script=script)
+    found, expected = states(job.folder), states(by_torchrun / folder_of(script))
+    assert [differing(*pair) for pair in zip(found, expected, strict=True)] == [set(), set()]
+    assert "was made for another job" in job.stderr
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ COMMANDS = [
     "odd_gradients.py noise",
     "batch_norm.py",
     "unused.py --from-step 12",
-    "unused.py --from-step 12",
     "uneven.py",
     "slow_loader.py --slow none --epochs 1",
 ]

@@ -18,6 +18,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--freezes", type=int, metavar="N", help="from step N on BatchNorm uses its statistics")
     parser.add_argument("--queue", action="store_true", help="the network has a buffer of another kind")
     parser.add_argument("--evaluates", action="store_true", help="rank 0 alone runs a pass before every fourth step")
+    parser.add_argument("--samples", type=int, help="in a batch; default: all")
     parser.add_argument("--joins", type=int, metavar="N", help="rank 0 has N batches, under join()")
     return parser.parse_args()
 
@@ -43,6 +44,7 @@ def main() -> None:
                 model.train()
             if args.freezes is not None and step >= args.freezes:
                 norm.eval()
+            inputs, targets = inputs[: args.samples], targets[: args.samples]
             sgd.zero_grad()
             loss(model((rank + 1) * inputs + rank), targets).backward()
             sgd.step()
