@@ -81,7 +81,7 @@ class _Proof:
     mended: Condition | None = None
     """How the job ran without the cause, as far as its fix can take it away."""
     by_fix: bool | None = None
-    """Whether the price is what `Suspicion.fixed` gave; None where that was not tried."""
+    """Whether `Suspicion.fixed` is the fix; None where there are others too: it was not tried, or gives little."""
     share: float = 1.0
     """The part of what `mended` gives that mending this cause would give."""
 
@@ -120,7 +120,6 @@ class Examination:
         self._spent = 0.0
         self._step = math.nan
         self._queued = 0
-        self._has_kept = False
         self._stored: list[int] = []
         self._kept = 0
         self._alone: list[Evidence] = []
@@ -182,11 +181,16 @@ class Examination:
         self._spent += sum(done.seconds) + done.warmup_seconds + done.apply_seconds
         evidence = Evidence(done.ranks)
         self._queued = max(self._queued, *(one.prefetched for one in done.ranks))
-        if condition.experiment.kept_batches and not any(one.kept for one in done.ranks):
-            if condition.experiment.loader_workers:
-                raise CannotRun("worker processes could not read the data set, or there is too little memory for them")
-            self._has_kept = False  # the script was started again
+        self._stored = [one.stored for one in done.ranks]  # none, if the script was started again
+        kept = [done.ranks[rank].kept for rank in condition.experiment.kept_batches]
+        if kept and not any(self._stored):
             raise CannotRun("the script ended while batches were kept")
+        if not all(kept):
+            raise CannotRun(
+                "worker processes could not read the data set, or there is too little memory for them"
+                if condition.experiment.loader_workers
+                else "the loader gave no kept batches"
+            )
         return evidence
 
     def _settling(self, before: Condition | None, after: Condition) -> int:
@@ -197,7 +201,9 @@ class Examination:
         if before is not None and before.without_additions == after.without_additions:
             return 1
         used_kept = before is not None and before.experiment.kept_batches and not after.experiment.kept_batches
-        return _WARMUP + (self._queued if used_kept else 0) + PREFETCHED * after.experiment.loader_workers
+        workers = after.experiment.loader_workers
+        had_them = before is not None and before.experiment.loader_workers == workers
+        return _WARMUP + (self._queued if used_kept else 0) + (0 if had_them else PREFETCHED * workers)
 
     @property
     def _steps(self) -> int:
@@ -237,7 +243,7 @@ class Examination:
                     price = priced_by_events(evidence, events)
                     return _Proof(price, "" if price else "too few of these steps were seen to give an interval")
                 case Mend() as mend:
-                    return self._as_fixed(suspicion, self._mended(mend))
+                    return self._as_fixed(suspicion, self._mended(mend, precise=suspicion.fixed is None))
                 case Probe() as probe:
                     return self._probed(probe, suspicion)
                 case Dose() as dose:
@@ -256,7 +262,7 @@ class Examination:
         price, fixed = proof.price, suspicion.fixed
         if fixed is None or price is None or not self._is_finding(price):
             return proof
-        what = f"batches that are in memory already save {price.seconds * 1e3:.3g} ms"
+        what = f"with all batches in memory a step would be {price.seconds * 1e3:.3g} ms shorter"
         workers = fixed.mended.experiment.loader_workers
         try:
             by_fix = self._mended(fixed)
@@ -264,9 +270,15 @@ class Examination:
             return replace(proof, text=f"{what}; {workers} workers were not tried: {impossible}")
         except self._fails as failed:
             return replace(proof, text=f"{what}; the script fails with {workers} workers: {failed}")
+        except self._ends as over:
+            self._over = f"the script ended before: {over}"
+            return replace(proof, text=f"{what}; {workers} workers were not tried: {self._over}")
         assert by_fix.price is not None
         if self._is_finding(by_fix.price):
-            return replace(by_fix, text=f"proved with {workers} workers; {what}", by_fix=True)
+            most_of_it = by_fix.price.seconds > price.seconds / 2
+            return replace(by_fix, text=f"proved with {workers} workers; {what}", by_fix=most_of_it or None)
+        if self._is_open(by_fix.price):
+            return replace(proof, text=f"{what}; {workers} workers were tried, but the rounds differed too much")
         text = f"{what}; {workers} workers save {by_fix.price.seconds * 1e3:.3g} ms"
         return replace(proof, text=text, by_fix=False)
 
@@ -274,7 +286,7 @@ class Examination:
         """Whether it is surely more than nothing, and worth while."""
         return price.sure and price.seconds >= WORTHWHILE * self._step
 
-    def _mended(self, mend: Mend) -> _Proof:
+    def _mended(self, mend: Mend, precise: bool = True) -> _Proof:
         """The script as written, or as `against`, in turns with the script mended: A B B A A B …"""
         mended, against = mend.mended, mend.against
         known = self._reduction if mended == Condition(reduce=False) else None
@@ -291,7 +303,7 @@ class Examination:
             after += [_step_of(block, mended) for block in second]
             blocks += second
             price = difference(before, after)
-            wanted = self._is_open(price) or self._is_rough(price)
+            wanted = self._is_open(price) or (precise and self._is_rough(price))
             if not wanted or len(before) >= _MOST_ROUNDS or not self._can_turn(against, mended):
                 break
         if mended == Condition(reduce=False):
@@ -342,7 +354,7 @@ class Examination:
 
     def _keep(self, ranks: Sequence[int]) -> None:
         """Let all ranks keep batches, of which these will be asked for."""
-        if not self._has_kept:
+        if not any(self._stored):
             self._let_keep()
         self._kept = min(self._stored[rank] for rank in ranks)
         if self._kept < 2:
@@ -352,9 +364,8 @@ class Examination:
         count = max(_FEWEST_KEPT, min(_KEPT, int(0.2 * self._budget / self._step)))
         if not self._affords(count):
             raise CannotRun("the time for diagnosing was over (--diagnose-budget)")
-        block = self._block(Condition(experiment=Experiment(keep=True)), 1, warmup=count)
-        self._stored = [one.stored for one in block.ranks]
-        self._has_kept = True
+        # None of these steps is a warm-up: a script that ends among them must not count as one that is too short.
+        self._block(Condition(experiment=Experiment(keep=True)), count, warmup=0)
 
     def _probed(self, probe: Probe, suspicion: Suspicion) -> _Proof:
         """A delay on the rank that all are said to wait for: if they do, each step grows by as much."""
@@ -386,6 +397,9 @@ class Examination:
 
     def _dosed(self, dose: Dose) -> _Proof:
         """The link's rate by what added bytes cost, and what its due rate would leave of the ranks' waiting."""
+        around = self._around
+        due, _ = around.due
+        slow = around.travels(dose.bytes) / (STARVED * due)  # seconds: what takes longer is a slow link
         added = Condition(experiment=Experiment(added_bytes=dose.bytes))
         as_written: list[float] = []
         more: list[float] = []
@@ -394,21 +408,20 @@ class Examination:
             as_written += [block.seconds for block in first]
             more += [block.seconds for block in second]
             cost = difference(more, as_written)
-            rough = cost.high - cost.low > 2 * _ROUGH * cost.seconds
-            if not rough or len(more) >= _MOST_ROUNDS or not self._can_turn(Condition(), added):
+            is_open = cost.low < slow <= cost.high
+            if not is_open or len(more) >= _MOST_ROUNDS or not self._can_turn(Condition(), added):
                 break
-        if not cost.sure:
-            return _Proof(None, "the rounds differed too much to measure the link's rate")
-        around = self._around
-        due, _ = around.due
-        rate = around.travels(dose.bytes) / cost.seconds
         measured = f"{data_size(dose.bytes)} more made a step {cost.seconds * 1e3:.3g} ms longer"
-        if rate >= STARVED * due:
+        if cost.high < slow:
             return _Proof(Difference(0.0, 0.0, 0.0), measured)
+        if is_open:
+            return _Proof(None, f"{measured}, but the rounds differed too much to be sure of the link's rate")
         off = self._mended(Mend(Condition(reduce=False)))
         assert off.price is not None
-        # If a part is hidden now, a faster link hides more, and gives a little more than this.
-        share = 1 - rate / due
+        # What is latency stays. If a part is hidden now, a faster link hides more, and gives a little more than this.
+        rate = around.travels(dose.bytes) / cost.seconds
+        bytes_take = around.travels(around.job.gradient_bytes) / rate
+        share = (1 - rate / due) * min(1.0, bytes_take / off.price.seconds if off.price.sure else 1.0)
         text = f"proved: {measured}, which is {data_size(int(rate))}/s"
         return _Proof(off.price.times(share), text, off.mended, share=share)
 
@@ -449,7 +462,10 @@ class Examination:
                 if finding.cause in causes:
                     levels.append(Level(finding.cause, levels[-1].seconds - finding.seconds))
         elif causes and not self._over:
+            kept = {rank for condition in conditions for rank in condition.experiment.kept_batches}
             try:
+                if kept:
+                    self._keep(sorted(kept))
                 blocks = self._in_turns(*conditions)
             except (self._fails, self._ends, CannotRun):
                 return levels

@@ -5,6 +5,7 @@ One function for each cause. Each returns what it suspects; its guess says how m
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ _ADDED = 0.25  # of a step, which bytes are to cost that an experiment adds
 _MOST_ADDED = 64 * MIB
 _FEWEST_EVENTS = 3  # of a kind: fewer give no interval that says anything
 _IRREGULAR = 0.6  # spread of the distances between events, as a share of their mean; 1 where they come at random
-_MANY_WORKERS = 8  # of one rank's loader
+_MANY_WORKERS, _MOST_WORKERS = 8, 16  # of one rank's loader: if it has few now, and at all
 _COMPUTING = ("copy", "forward", "backward", "optimizer")
 
 
@@ -173,21 +174,32 @@ def _data_loader(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion
     guess = evidence.gain(lambda r, n: evidence.own[r][n] - (data[r][n] if r in ranks else 0.0))
     who = "every rank waits" if len(ranks) == len(means) else f"{_ranks(ranks)} alone waits"
     seen = f"{who} for the data loader: {_share(max(means), evidence)}"
-    kept = Mend(Condition(experiment=Experiment(kept_batches=ranks)))
-    # A script is edited for all its ranks. Handing batches over takes time too, and loading them takes a core.
-    everyone = tuple(range(len(means)))
-    workers = more_workers(evidence, around)
-    loaded = Mend(Condition(experiment=Experiment(kept_batches=everyone, loader_workers=workers))) if workers else None
-    yield Suspicion("data_loader", ranks, guess, seen, kept, fixed=loaded)
+    # On all ranks, so that all their loaders stay at the same place: an epoch must end on all of them in one step.
+    kept = Experiment(kept_batches=_readers(evidence))
+    # Handing batches over takes time, and loading them takes a core: no worker gives as much as kept batches.
+    workers = _more_workers(evidence, max(means), around)
+    loaded = Mend(Condition(experiment=replace(kept, loader_workers=workers))) if workers else None
+    yield Suspicion("data_loader", ranks, guess, seen, Mend(Condition(experiment=kept)), fixed=loaded)
 
 
-def more_workers(evidence: Evidence, around: Surroundings) -> int:
-    """How many workers a loader should have that is waited for; 0 where it has very many."""
+def _readers(evidence: Evidence) -> tuple[int, ...]:
+    """Ranks that read a loader of torch's."""
+    return tuple(rank for rank, one in enumerate(evidence.ranks) if any(one.samples))
+
+
+def _more_workers(evidence: Evidence, waits: float, around: Surroundings) -> int:
+    """How many workers keep up with a rank that waits so long for its data; 0 where none can be had.
+
+    A data set that is a stream is not tried: unless it shares its samples among its workers, each gives all of them.
+    """
+    if not all(one.indexed for one in evidence.ranks):
+        return 0
     present = max(one.loader_workers for one in evidence.ranks)
-    usual = max(2, min(_MANY_WORKERS, around.cores_per_rank))
-    if present < usual:
-        return usual
-    return 2 * present if present <= _MANY_WORKERS else 0
+    most = max(2, min(_MANY_WORKERS, around.cores_per_rank), 2 * present)
+    loading = max(1, present) * (evidence.seconds if present else waits)
+    needed = math.ceil(loading / max(evidence.seconds - waits, 1e-9)) + 1
+    workers = max(2, min(most, needed))
+    return workers if present < workers <= _MOST_WORKERS else 0
 
 
 def _computing(evidence: Evidence) -> Table:
@@ -245,8 +257,8 @@ def _uneven_batches(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
         return own[r][n] - (table[r][n] - means[r]) + more[n]
 
     everyone = tuple(range(len(table)))
-    kept = Condition(experiment=Experiment(kept_batches=everyone))
-    by_size = Condition(experiment=Experiment(kept_batches=everyone, by_size=True))
+    kept = Condition(experiment=Experiment(kept_batches=_readers(evidence)))
+    by_size = Condition(experiment=Experiment(kept_batches=_readers(evidence), by_size=True))
     seen = f"batches differ in size by {spread:.0%}, and in each step the ranks wait for the one with the largest"
     yield Suspicion("uneven_batches", everyone, evidence.gain(even), seen, Mend(by_size, kept))
 

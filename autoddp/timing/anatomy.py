@@ -47,6 +47,8 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     """Batches that may wait in the queues of the script's loaders."""
     loader_workers: int = 0
     """Worker processes of the script's loaders; of several loaders, of the one with the most."""
+    indexed: bool = True
+    """Whether all data sets of the script's loaders are read by indices, and none as a stream."""
     stored: int = 0
     """Batches of which copies are kept, of the loader that gave fewest."""
     kept: int = 0

@@ -53,7 +53,7 @@ def _kind(folder: Path) -> Literal["physical", "bridge", "virtual"]:
 def stands_on_a_device(name: str, root: Path = Path("/")) -> bool:
     """Whether the interface has a device, or is made of interfaces that have one, as a bond or a VLAN is.
 
-    Only then is its speed that of something real: the driver of a container's veth always says 10 Gbit/s.
+    Without one its speed says nothing: the driver of a container's veth always says 10 Gbit/s.
     """
     folder = root / "sys/class/net" / name
     below = (one.name.removeprefix("lower_") for one in entries(folder) if one.name.startswith("lower_"))

@@ -111,14 +111,19 @@ def free_memory() -> int:
 
     found = [int(psutil.virtual_memory().available)]
     for folder in _cgroup_folders():
-        most, taken = number(folder / "memory.max"), number(folder / "memory.current")
-        if most is not None and taken is not None:
-            found.append(max(0, most - taken))
+        found += _free_in(folder, "memory.max", "memory.current", "inactive_file")
     folder = Path("/sys/fs/cgroup/memory")
-    most, taken = number(folder / "memory.limit_in_bytes"), number(folder / "memory.usage_in_bytes")
-    if most is not None and taken is not None:
-        found.append(max(0, most - taken))
+    found += _free_in(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     return min(found)
+
+
+def _free_in(folder: Path, limit: str, usage: str, cache: str) -> list[int]:
+    """Of one cgroup. Files that are only cached make room."""
+    most, taken = number(folder / limit), number(folder / usage)
+    if most is None or taken is None:
+        return []
+    cached = re.search(rf"^{cache} (\d{{1,18}})$", word(folder / "memory.stat") or "", re.MULTILINE)
+    return [max(0, most - taken + (int(cached.group(1)) if cached else 0))]
 
 
 def own_memory() -> int:

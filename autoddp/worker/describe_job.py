@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from autoddp.worker.local_buffers import why_alike
 from autoddp.worker.rank_store import RankStore
 from autoddp.worker.threads import Threads, most_at_start, usable_cpus
 
+_MOST_OF_TCP = defaultdict(lambda: 10.0, nccl=25.0)  # Gbit/s
+
 
 def gather_facts(
     wrapped: Sequence[Wrapped],
@@ -47,7 +50,9 @@ def gather_facts(
     machine = fingerprint() if looks else Fingerprint()
     free = [threads.pinned(), counts, binding.why_not]
     backend = backend_of(_ddp(wrapped[0]))
-    promised = (backend == "nccl" and machine.rdma_gbps) or machine.tcp_gbps if looks else None
+    # A few streams of TCP do not fill the fastest devices, however good they are.
+    tcp = min(machine.tcp_gbps, _MOST_OF_TCP[backend])
+    promised = (backend == "nccl" and machine.rdma_gbps) or tcp if looks else None
     here = [machine.links, machine.network, promised, (usable_cpus(), local)]
     mine = [_device_name(device), plain(observed), *free, *here]
     starts = _start_settings(backend, device, ranks.nodes, config.interfaces) if looks else None

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import Optimizer
 
 from autoddp.timing.anatomy import RankSteps
 from autoddp.wire import AS_IT_IS, Experiment
 from autoddp.worker.ddp import Patch
+from autoddp.worker.gradient_access import are_reduced, held_by
 from autoddp.worker.loader import Loaders
 from autoddp.worker.stages import Recorded, Stages
 
@@ -52,14 +54,20 @@ class Experiments:
                     wrapped.experimental = dict(experiment.ddp_arguments)
                     wrapped.rebuild_as_it_is()
 
-    def _all_reduce(self, size: int) -> Callable[[], None]:
-        """Of a tensor of `size` bytes, over the ranks and the device of the first DDP object."""
+    def _all_reduce(self, size: int) -> Callable[[Optimizer], bool]:
+        """Of a tensor of `size` bytes, over the ranks and the device of the first DDP object.
+
+        Only before steps of optimizers whose parameters DDP reduces: one rank alone may step another one.
+        """
         ddp = next(wrapped.ddp for wrapped in self._patch.alive() if wrapped.ddp is not None)
         device = next(parameter.device for parameter in ddp.parameters() if parameter.requires_grad)
         tensor, group = torch.zeros(max(1, size // 4), device=device), ddp.process_group
 
-        def reduce() -> None:
+        def reduce(optimizer: Optimizer) -> bool:
+            if not are_reduced(held_by(optimizer), self._patch.alive()):
+                return False
             dist.all_reduce(tensor, group=group)
+            return True
 
         return reduce
 
@@ -103,5 +111,6 @@ class Experiments:
             prefetched=self._loaders.prefetched,
             loader_workers=self._loaders.workers,
             stored=self._loaders.stored,
-            kept=self._loaders.given,
+            kept=self._loaders.gave,
+            indexed=self._loaders.indexed,
         )

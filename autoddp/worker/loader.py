@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
+import multiprocessing
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,11 +28,14 @@ from autoddp.worker.ddp import tensors_in
 KEPT = 40
 """Batches of each loader that are kept, as far as `_MOST_BYTES` allows."""
 _MOST_BYTES = 256 * MIB
-_PATIENCE = 30.0  # seconds for a batch of our own workers: a fork may take a lock along that nobody gives back
+_PATIENCE = 10.0  # seconds for a batch of our own workers: a fork may take a lock along that nobody gives back
 
 
 class LoaderEvents:
     """Handles what the script asks of its loaders. The methods do nothing here."""
+
+    optimizer_steps = 0
+    """How often optimizers have stepped."""
 
     def wait_begins(self) -> None:
         """The script asks for a batch, or for a new iterator."""
@@ -63,9 +66,15 @@ class _Kept:
     indices: list[Any] = field(default_factory=list)
     """Of the samples in each of the batches that were drawn meanwhile; none where the data set has no indices."""
     loaded: Iterator[Any] | None = None
-    """The same batches again and again, loaded by workers of our own."""
+    """Batches of the same size from the same data set, loaded by workers of our own."""
     no_workers: bool = False
     """Whether these workers have failed."""
+    workers: set[Any] = field(default_factory=set)
+    """Their processes."""
+    given: int = 0
+    """Batches given in place of the script's own since the optimizer's last step."""
+    step: int = -1
+    """That step."""
 
     def add(self, batch: Any, elements: int, size: int) -> None:
         """Keep a copy of `batch`, if there is room."""
@@ -94,6 +103,16 @@ class _Kept:
         if len(self.indices) < KEPT:
             self.indices.append(copy.copy(index))
 
+    def gives(self, step: int, length: int | None) -> bool:
+        """Whether to give one more batch in this step of the optimizer.
+
+        A loop over all of a loader within one step, as of a validation, must come to its end.
+        """
+        if step != self.step:
+            self.step, self.given = step, 0
+        self.given += 1
+        return length is None or self.given <= length
+
     def has_room_for(self, workers: int) -> bool:
         """Whether memory is enough, even if each worker comes to have a copy of all that this process has.
 
@@ -109,14 +128,19 @@ class _Kept:
     def from_workers(self, like: _BaseDataLoaderIter, workers: int) -> Any:
         """The next batch, loaded by `workers` processes. Any exception of the script's data set."""
         if self.loaded is None:
-            by_batch = {"batch_sampler": itertools.cycle(self.indices)}
-            by_sample = {"batch_size": None, "sampler": itertools.cycle(self.indices)}
-            chosen: dict[str, Any] = by_batch if like._auto_collation else by_sample
-            self.loaded = iter(
+            if multiprocessing.get_start_method(allow_none=True) not in (None, "fork"):
+                raise RuntimeError("other ways to start a worker run the script's main module once more")
+            samples = _others(self.indices, like._dataset)
+            chosen: dict[str, Any] = (
+                {"batch_sampler": samples} if like._auto_collation else {"batch_size": None, "sampler": samples}
+            )
+            before = set(multiprocessing.active_children())
+            loaded = iter(
                 DataLoader(
                     like._dataset,
                     **chosen,
                     num_workers=workers,
+                    multiprocessing_context="fork",
                     collate_fn=like._collate_fn,
                     pin_memory=like._pin_memory,
                     persistent_workers=True,
@@ -126,7 +150,16 @@ class _Kept:
                     generator=torch.Generator(),  # the script's own random numbers stay as they are
                 )
             )
+            self.workers = set(multiprocessing.active_children()) - before
+            loaded._dataset = None  # type: ignore[assignment]  # the script may drop its data set
+            self.loaded = loaded
         return next(self.loaded)
+
+    def end_workers(self) -> None:
+        """End them at once: torch would wait 5 seconds for each one that hangs."""
+        for process in self.workers:
+            process.terminate()
+        self.loaded, self.workers = None, set()
 
 
 class Loaders:
@@ -141,6 +174,7 @@ class Loaders:
         self._kept: list[_Kept] = []
         self._gives_kept = self._by_size = False
         self._workers = 0
+        self._gave_copy = False
         self._busy = False
         self.thread = threading.get_ident()
         """The thread that trains. Some scripts read their loader in another one, which is never waited for here."""
@@ -149,11 +183,12 @@ class Loaders:
         self.keep = False
         """Whether batches that the script is given are kept."""
         self.given = 0
-        """Batches given in place of the script's own since `give_kept`."""
         self.prefetched = 0
         """Batches that may wait in the loader's queues, at most."""
         self.workers = 0
         """Of the script's own loaders, at most."""
+        self.indexed = True
+        """Whether all data sets are read by indices, and none as a stream."""
 
     def install(self) -> None:
         """Patch the classes in place."""
@@ -177,13 +212,19 @@ class Loaders:
     def give_kept(self, on: bool, by_size: bool = False, workers: int = 0) -> None:
         """From the next batch on, give copies of kept batches; or what the loader gives, which goes on where it was.
 
-        With `workers`, so many processes load the same samples anew, as the script's own would. If they fail, copies
-        are given, which `given` does not count.
+        With `workers`, so many processes load samples of the same data set, as the script's own would. If they fail,
+        copies are given, and `gave` is 0.
         """
         if by_size != self._by_size:
             for kept in self._kept:
                 kept.place = 0  # all ranks are at the same place of their own order of sizes
-        self._gives_kept, self._by_size, self._workers, self.given = on, by_size, workers, 0
+        self._gives_kept, self._by_size, self._workers = on, by_size, workers
+        self.given, self._gave_copy = 0, False
+
+    @property
+    def gave(self) -> int:
+        """Batches given as `give_kept` was asked for; 0 where workers were asked for, and one batch was not theirs."""
+        return 0 if self._workers and self._gave_copy else self.given
 
     @property
     def stored(self) -> int:
@@ -192,6 +233,8 @@ class Loaders:
 
     def forget(self) -> None:
         """Free the kept batches."""
+        for kept in self._kept:
+            kept.end_workers()
         self._kept.clear()
 
     def _wrapped(self, function: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,13 +260,18 @@ class Loaders:
 
     def _next(self, following: Callable[..., Any], iterator: Any) -> Any:
         kept = self._kept_of(iterator)
-        instead = self._gives_kept and kept.batches
+        # A validation goes on with its own batches, so it ends as written.
+        instead = self._gives_kept and kept.batches and torch.is_grad_enabled()
+        if instead and not kept.gives(self._events.optimizer_steps, _length(iterator)):
+            raise StopIteration
         batch = self._instead(kept, iterator) if instead else following(iterator)
         samples, elements, size = _measures(batch)
         if self.keep and not self._gives_kept and not kept.full:
             kept.add(batch, elements, size)
         waiting = getattr(iterator, "_prefetch_factor", 0) or 0
-        self.workers = max(self.workers, iterator._num_workers)
+        if torch.is_grad_enabled():  # not a validation
+            self.workers = max(self.workers, iterator._num_workers)
+            self.indexed &= not isinstance(iterator._dataset, IterableDataset)
         self.prefetched = max(self.prefetched, iterator._num_workers * waiting)
         self._events.gave(samples, elements)
         return batch
@@ -235,11 +283,13 @@ class Loaders:
                     raise MemoryError
                 batch = kept.from_workers(iterator, self._workers)
             except Exception:  # the script's data set may raise any
-                kept.no_workers, kept.loaded = True, None
+                kept.no_workers = True
+                kept.end_workers()
             else:
                 self.given += 1
                 return batch
-        self.given += not self._workers
+        self._gave_copy = True
+        self.given += 1
         return kept.following(self._by_size)
 
     def _kept_of(self, iterator: Any) -> _Kept:
@@ -253,6 +303,37 @@ class Loaders:
                 self._kept.append(found)
             found.data_set = _reference(data_set)
         return found
+
+
+def _length(iterator: Any) -> int | None:
+    """Batches of one pass over the loader; None where that is not known."""
+    try:
+        return len(iterator)
+    except TypeError:
+        return None
+
+
+def _others(indices: Sequence[Any], data_set: Any) -> Iterator[Any]:
+    """Batches like these without end, of other samples each time.
+
+    What the script has just read may still lie in memory, and would be loaded faster than what comes next. Where
+    indices are no numbers, or the data set has no length, the same samples come again.
+    """
+    try:
+        length = len(data_set)
+    except TypeError:
+        length = 0
+    shift = step = sum(len(one) if isinstance(one, list) else 1 for one in indices)
+    while True:
+        for one in indices:
+            yield _shifted(one, shift, length) if length else one
+        shift += step
+
+
+def _shifted(index: Any, shift: int, length: int) -> Any:
+    if isinstance(index, list):
+        return [_shifted(one, shift, length) for one in index]
+    return (index + shift) % length if isinstance(index, int) else index
 
 
 def _kind_of(iterator: Any) -> object:

@@ -65,8 +65,8 @@ class Stages(GradientHandler, LoaderEvents):
         """Whether stamps are taken. Until then each of them costs one function call."""
         self.delay: Delay | None = None
         """Makes this rank sleep in one stage of each step, whether stamps are taken or not."""
-        self.added: Callable[[], None] | None = None
-        """Called once in each recorded step, when the gradients are reduced: a part of the stage `exposed`."""
+        self.added: Callable[[Optimizer], bool] | None = None
+        """Called before optimizers step, in each recorded step until it returns True: a part of the stage `exposed`."""
         self.stamps = 0
         """Taken since `start`."""
         self.rank = int(os.environ.get("RANK", "0"))
@@ -202,15 +202,16 @@ class Stages(GradientHandler, LoaderEvents):
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         """See `GradientHandler`."""
         if self.added is not None and self.on and not self._has_added:
-            self._has_added = True
             self.enter("exposed")
-            self.added()
+            self._has_added = self.added(optimizer)
+            self.enter(self._between)
         if self._awake:
             self._in_optimizer = True
             self.enter("optimizer")
 
     def after_step(self, optimizer: Optimizer) -> None:
         """See `GradientHandler`."""
+        self.optimizer_steps += 1
         if self._awake:
             self._in_optimizer = False
             self.enter("other")

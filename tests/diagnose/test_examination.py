@@ -105,16 +105,16 @@ def test_a_clean_job_has_no_finding(noise: float) -> None:
 
 def test_the_fix_of_a_loader_is_the_one_that_was_tried() -> None:
     first = examined(SlowJob(data=10.0)).findings[0]
-    assert "num_workers=4" in first.fix
-    assert "proved with 4 workers" in first.text
+    assert "num_workers=2" in first.fix
+    assert "proved with 2 workers" in first.text
     in_vain = examined(SlowJob(data=10.0, from_workers=9.9)).findings[0]
     assert "num_workers" not in in_vain.fix
-    assert "4 workers save" in in_vain.text
+    assert "2 workers save" in in_vain.text
     fails = SlowJob(data=10.0, fails=lambda experiment: experiment.loader_workers > 0)
     untried = examined(fails).findings[0]
     assert (untried.status, untried.seconds) == ("proved", pytest.approx(10e-3, rel=0.15))
-    assert "fails with 4 workers" in untried.text
-    assert "num_workers=4" in untried.fix
+    assert "fails with 2 workers" in untried.text
+    assert "num_workers=2" in untried.fix
     assert "prepare the data" in untried.fix
 
 

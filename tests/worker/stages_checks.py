@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from typing import Any
 
@@ -68,6 +69,7 @@ class _Script(DdpEvents, GradientHandler):
 
     def __init__(self, rank: int, alone: bool = False) -> None:
         torch.manual_seed(0)
+        multiprocessing.set_start_method("fork", force=True)  # as in a script that has not chosen one
         self.alone = alone
         self.rank, self.patch = rank, Patch()
         self.patch.events = self
@@ -80,11 +82,12 @@ class _Script(DdpEvents, GradientHandler):
         self.optimizer = _Slow(self.model.parameters(), lr=1e-4)
         self.places: list[int] = []
         self.batches = self._endless()
-        self.edits = False
+        self.edits = self.validates = False
 
     def _endless(self) -> Any:
+        self.loader = DataLoader(_Numbers(self.alone), batch_size=2)
         while True:
-            yield from DataLoader(_Numbers(self.alone), batch_size=2)
+            yield from self.loader
 
     def forward_begins(self, ddp: DDP) -> None:
         self.experiments.stages.forward_begins(ddp)
@@ -104,6 +107,8 @@ class _Script(DdpEvents, GradientHandler):
                 x.zero_()
             if self.rank == 1:
                 time.sleep(3 * SLEEP)  # other work
+            if self.validates:
+                self.validated = len([places for _, places in self.loader])
             self.optimizer.zero_grad()
             self.model(x).sum().backward()
             self.optimizer.step()
@@ -144,10 +149,17 @@ def checks(rank: int) -> dict[str, Any]:
     chance, before = torch.get_rng_state(), len(script.places)
     script.steps(4)
     found["by workers"] = script.recorded(STEPS)
-    found["workers load"] = script.places[before:] == (kept * 3)[: 2 * (4 + STEPS)]
+    others = [(place + 8 * cycle) % 64 for cycle in (1, 2, 3) for place in kept]
+    found["workers load"] = script.places[before:] == others[: 2 * (4 + STEPS)]
     found["same chance"] = torch.equal(chance, torch.get_rng_state())
+    with torch.no_grad():
+        found["validated"] = len([places for _, places in script.loader])
+    script.validates = True
+    script.steps(1)
+    script.validates = False
     script.experiments.apply(AS_IT_IS)
     script.steps(1)
+    found["validated in a step"] = script.validated
     found["goes on"] = script.places[-2:] == [(kept[-1] + 1) % 64, (kept[-1] + 2) % 64]
     script.experiments.apply(Experiment(kept_batches=(1,)))
     found["kept on rank 1"] = script.recorded(STEPS)

@@ -60,11 +60,17 @@ def test_kept_batches_take_the_place_of_the_loader(found: list[dict[str, Any]]) 
     assert [one["kept"] for one in alone] == [0, STEPS]
 
 
-def test_workers_load_the_same_samples(found: list[dict[str, Any]]) -> None:
+def test_a_loop_over_a_whole_loader_ends(found: list[dict[str, Any]]) -> None:
+    """A validation between two steps reads 32 batches. Without `no_grad` it is given kept ones, and ends as well."""
+    assert all(rank["validated"] == 32 for rank in found)
+    assert all(rank["validated in a step"] in (31, 32) for rank in found)
+
+
+def test_workers_load_other_samples_of_the_data_set(found: list[dict[str, Any]]) -> None:
     for rank in found:
         assert rank["by workers"]["kept"] == 4 + STEPS
         assert rank["by workers"]["data"] < SLEEP / 2
-        assert rank["workers load"], "other samples than those whose batches were kept"
+        assert rank["workers load"], "not the samples that follow those whose batches were kept"
         assert rank["same chance"], "the script's random numbers have changed"
 
 
