@@ -15,7 +15,7 @@ from autoddp.codec import replace
 from autoddp.diagnose.evidence import Evidence, Table
 from autoddp.diagnose.findings import WORTHWHILE
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB
+from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, SMALLEST_MIB
 from autoddp.timing import Difference, difference, median
 from autoddp.units import MIB, data_size
 from autoddp.wire import AS_IT_IS, Delay, Experiment, JobFacts
@@ -129,7 +129,7 @@ class Surroundings:
     @property
     def smaller_cap(self) -> float:
         """MiB of buckets with which most of the gradients travel during the backward pass."""
-        return float(max(1, round(self.gradient_mib / _CUT)))
+        return max(SMALLEST_MIB, round(2 * self.gradient_mib / _CUT) / 2)
 
     def travels(self, size: float) -> float:
         """Bytes that each rank sends and receives to add up `size` bytes over all ranks."""
