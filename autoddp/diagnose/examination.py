@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
+from autoddp import codec
 from autoddp.diagnose import words
 from autoddp.diagnose.evidence import Evidence, joined
 from autoddp.diagnose.findings import WORTHWHILE, Diagnosis, Finding, Level
@@ -51,6 +52,7 @@ _SLOW = 0.3  # seconds
 _BLOCK = 0.25  # seconds of a block, at least
 _FEWEST, _MOST = 3, 40  # steps of a block
 _WARMUP = 2  # steps after a change; DDP sorts its buckets anew in the first one after a rebuild
+_LEAST_BEHIND = 0.25  # of a step, for which a loader is waited for: if it is less, its queue lasts too long to wait for
 _KEPT = 40  # batches that are kept for experiments, if there is time to see so many
 _FEWEST_KEPT = 6
 _CRITICAL = 0.5  # seconds that a step grows by for each second of delay, from which all ranks wait for the delayed one
@@ -120,7 +122,8 @@ class Examination:
         self._spent = 0.0
         self._step = math.nan
         self._queued = 0
-        self._stored: list[int] = []
+        self._late = 1.0
+        self._stored: list[tuple[int, ...]] = []
         self._kept = 0
         self._alone: list[Evidence] = []
         self._all_mended: list[Evidence] = []
@@ -131,6 +134,7 @@ class Examination:
         self._step = statistics.fmean(self._block(Condition(), 2, warmup=1).steps)
         evidence = self._record()
         self._step = self._seconds(evidence)
+        self._late = max(evidence.means(evidence.stage("data"))) / evidence.seconds
         findings: list[Finding] = []
         proofs: dict[str, _Proof] = {}
         for number, suspicion in enumerate(found := suspicions(evidence, self._around), 1):
@@ -196,14 +200,16 @@ class Examination:
     def _settling(self, before: Condition | None, after: Condition) -> int:
         """Steps after a change that are not counted.
 
-        Batches that have waited in a loader's queues, while another one was read, must be used up.
+        Batches that have waited in a loader's queues, while another one was read, must be used up. Meanwhile the
+        loader's workers go on, so a queue lasts the longer, the less they are behind.
         """
         if before is not None and before.without_additions == after.without_additions:
             return 1
         used_kept = before is not None and before.experiment.kept_batches and not after.experiment.kept_batches
         workers = after.experiment.loader_workers
         had_them = before is not None and before.experiment.loader_workers == workers
-        return _WARMUP + (self._queued if used_kept else 0) + (0 if had_them else PREFETCHED * workers)
+        queued = (self._queued if used_kept else 0) + (0 if had_them else PREFETCHED * workers)
+        return _WARMUP + math.ceil(queued / max(_LEAST_BEHIND, self._late))
 
     @property
     def _steps(self) -> int:
@@ -294,6 +300,8 @@ class Examination:
             return _Proof(known, "", mended)
         if mended.experiment.kept_batches:
             self._keep(mended.experiment.kept_batches)
+        if mend.even:
+            mended = replace(mended, experiment=codec.replace(mended.experiment, sizes=self._sizes))
         before: list[float] = []
         after: list[float] = []
         blocks: list[Evidence] = []
@@ -333,7 +341,7 @@ class Examination:
             return rounds * (len(conditions) * steps + settling)
 
         plans = [(self._rounds, self._steps), (_ROUNDS_OF_SLOW, self._steps), (_ROUNDS_OF_SLOW, _FEWEST)]
-        if any(condition.experiment.by_size for condition in conditions):
+        if any(condition.experiment.sizes for condition in conditions):
             # Blocks of the same batches: all of them, once or several times.
             whole = self._kept * max(1, round(self._steps / self._kept))
             plans = [(self._rounds, whole), (_ROUNDS_OF_SLOW, whole), (_ROUNDS_OF_SLOW, self._kept)]
@@ -356,9 +364,15 @@ class Examination:
         """Let all ranks keep batches, of which these will be asked for."""
         if not any(self._stored):
             self._let_keep()
-        self._kept = min(self._stored[rank] for rank in ranks)
+        self._kept = min(len(self._stored[rank]) for rank in ranks)
         if self._kept < 2:
             raise CannotRun("the loader's batches could not be kept")
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """Of the batches that all ranks keep, as many as one rank keeps, from the smallest to the largest."""
+        pooled = sorted(size for of_rank in self._stored for size in of_rank)
+        return tuple(pooled[(2 * place + 1) * len(pooled) // (2 * self._kept)] for place in range(self._kept))
 
     def _let_keep(self) -> None:
         count = max(_FEWEST_KEPT, min(_KEPT, int(0.2 * self._budget / self._step)))

@@ -56,8 +56,8 @@ class Condition:
         together = replace(
             mine,
             kept_batches=tuple(sorted({*mine.kept_batches, *theirs.kept_batches})),
-            loader_workers=0 if mine.by_size or theirs.by_size else mine.loader_workers or theirs.loader_workers,
-            by_size=mine.by_size or theirs.by_size,
+            loader_workers=0 if mine.sizes or theirs.sizes else mine.loader_workers or theirs.loader_workers,
+            sizes=mine.sizes or theirs.sizes,
             ddp_arguments={**mine.ddp_arguments, **theirs.ddp_arguments},
             threads=theirs.threads or mine.threads,
         )
@@ -71,6 +71,8 @@ class Mend:
 
     mended: Condition
     against: Condition = Condition()
+    even: bool = False
+    """Whether all ranks are also given batches of like size in each step; which sizes is known when they are kept."""
 
 
 @dataclass(frozen=True)
@@ -258,9 +260,8 @@ def _uneven_batches(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
 
     everyone = tuple(range(len(table)))
     kept = Condition(experiment=Experiment(kept_batches=_readers(evidence)))
-    by_size = Condition(experiment=Experiment(kept_batches=_readers(evidence), by_size=True))
     seen = f"batches differ in size by {spread:.0%}, and in each step the ranks wait for the one with the largest"
-    yield Suspicion("uneven_batches", everyone, evidence.gain(even), seen, Mend(by_size, kept))
+    yield Suspicion("uneven_batches", everyone, evidence.gain(even), seen, Mend(kept, kept, even=True))
 
 
 def _communication(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:

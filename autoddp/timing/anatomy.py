@@ -49,8 +49,8 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     """Worker processes of the script's loaders; of several loaders, of the one with the most."""
     indexed: bool = True
     """Whether all data sets of the script's loaders are read by indices, and none as a stream."""
-    stored: int = 0
-    """Batches of which copies are kept, of the loader that gave fewest."""
+    stored: tuple[int, ...] = ()
+    """Numbers of elements of the batches of which copies are kept, of the loader that gave fewest."""
     kept: int = 0
     """Batches that an experiment gave in place of the loaders' own."""
 

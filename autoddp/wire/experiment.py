@@ -29,8 +29,8 @@ class Experiment(Struct, frozen=True, forbid_unknown_fields=True):
     """Ranks whose loaders give these copies, again and again, in place of new batches."""
     loader_workers: int = 0
     """Instead of copies, these ranks' scripts are given the same samples, loaded by so many worker processes."""
-    by_size: bool = False
-    """Kept batches are given in the order of their size, so that all ranks have batches of similar size."""
+    sizes: tuple[int, ...] = ()
+    """Numbers of elements: in each step each rank is given the kept batch that is nearest to the next of them."""
     ddp_arguments: dict[str, bool] = field(default_factory=dict)
     """Arguments of DDP's constructor, for objects that autoddp may change."""
     added_bytes: int = 0

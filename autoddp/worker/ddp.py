@@ -119,7 +119,8 @@ class Wrapped:
         ddp = self.ddp
         if ddp is None:
             return
-        arguments = {**self.arguments, **_as_arguments(configuration), **self.experimental, "init_sync": False}
+        tried = {name: value for name, value in self.experimental.items() if name != BROADCAST_BUFFERS.name}
+        arguments = {**self.arguments, **_as_arguments(configuration), **tried, "init_sync": False}
         with self._as_it_was_built(ddp):
             _construct_again(ddp, arguments)
         self.set_buffers(configuration)
@@ -128,13 +129,14 @@ class Wrapped:
         self.register_hook(configuration, start_step, around)
 
     def set_buffers(self, configuration: Configuration) -> None:
-        """Switch the broadcast of buffers off if `configuration` says so; the constructor has just run.
+        """Switch the broadcast of buffers off if `configuration` or an experiment says so, after the constructor.
 
         That is not left to the constructor: it would not give all ranks the buffers of rank 0 to begin with, and torch
         2.13 warns of the argument's name.
         """
         ddp = self.ddp
-        if ddp is not None and BROADCAST_BUFFERS.name in configuration and self._may_keep_own_buffers:
+        own = BROADCAST_BUFFERS.name in configuration and self._may_keep_own_buffers
+        if ddp is not None and (own or self.experimental.get(BROADCAST_BUFFERS.name) is False):
             ddp.broadcast_buffers = False
 
     @property

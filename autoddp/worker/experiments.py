@@ -42,7 +42,7 @@ class Experiments:
             return
         before, self._present = self._present, experiment
         kept = self.stages.rank in experiment.kept_batches
-        self._loaders.give_kept(kept, experiment.by_size, experiment.loader_workers)
+        self._loaders.give_kept(kept, experiment.sizes, experiment.loader_workers)
         self._loaders.keep = experiment.keep
         self._loaders.watch = experiment.delay is not None
         self.stages.delay = experiment.delay

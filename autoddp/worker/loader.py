@@ -63,6 +63,7 @@ class _Kept:
     full: bool = False
     place: int = 0
     """Of the next batch to give: a later block goes on where the one before it ended."""
+    place_in_sizes: int = 0
     indices: list[Any] = field(default_factory=list)
     """Of the samples in each of the batches that were drawn meanwhile; none where the data set has no indices."""
     loaded: Iterator[Any] | None = None
@@ -90,13 +91,19 @@ class _Kept:
         self.sizes.append(elements)
         self.full = len(self.batches) >= KEPT
 
-    def following(self, by_size: bool) -> Any:
-        """A copy of the next kept batch; after the last one comes the first one again."""
-        order = list(range(len(self.batches)))
-        if by_size:
-            order.sort(key=lambda place: self.sizes[place])
-        place, self.place = self.place % len(order), self.place + 1
-        return _copied(self.batches[order[place]])
+    def following(self, sizes: Sequence[int], rank: int) -> Any:
+        """A copy of the next kept batch, or of the one whose size is nearest to the next of `sizes`.
+
+        After the last one comes the first one again. Then each rank begins at another place, so that its batches meet
+        others of the other ranks.
+        """
+        if sizes:
+            size, self.place_in_sizes = sizes[self.place_in_sizes % len(sizes)], self.place_in_sizes + 1
+            chosen = min(range(len(self.batches)), key=lambda place: abs(self.sizes[place] - size))
+        else:
+            rounds, place = divmod(self.place, len(self.batches))
+            chosen, self.place = (place + rounds * rank) % len(self.batches), self.place + 1
+        return _copied(self.batches[chosen])
 
     def drawn(self, index: Any) -> None:
         """The sampler has drawn the indices of a batch."""
@@ -172,10 +179,12 @@ class Loaders:
     def __init__(self, events: LoaderEvents) -> None:
         self._events = events
         self._kept: list[_Kept] = []
-        self._gives_kept = self._by_size = False
+        self._gives_kept = False
+        self._sizes: Sequence[int] = ()
         self._workers = 0
         self._gave_copy = False
         self._busy = False
+        self.rank = int(os.environ.get("RANK", "0"))
         self.thread = threading.get_ident()
         """The thread that trains. Some scripts read their loader in another one, which is never waited for here."""
         self.watch = False
@@ -209,16 +218,17 @@ class Loaders:
 
         _BaseDataLoaderIter._next_index = drawing  # type: ignore[method-assign]
 
-    def give_kept(self, on: bool, by_size: bool = False, workers: int = 0) -> None:
+    def give_kept(self, on: bool, sizes: Sequence[int] = (), workers: int = 0) -> None:
         """From the next batch on, give copies of kept batches; or what the loader gives, which goes on where it was.
 
+        With `sizes`, those whose sizes are nearest to these numbers of elements, in this order again and again.
         With `workers`, so many processes load samples of the same data set, as the script's own would. If they fail,
         copies are given, and `gave` is 0.
         """
-        if by_size != self._by_size:
+        if sizes != self._sizes:
             for kept in self._kept:
-                kept.place = 0  # all ranks are at the same place of their own order of sizes
-        self._gives_kept, self._by_size, self._workers = on, by_size, workers
+                kept.place_in_sizes = 0  # on all ranks
+        self._gives_kept, self._sizes, self._workers = on, sizes, workers
         self.given, self._gave_copy = 0, False
 
     @property
@@ -227,9 +237,10 @@ class Loaders:
         return 0 if self._workers and self._gave_copy else self.given
 
     @property
-    def stored(self) -> int:
-        """Batches that are kept, of the loader that gave fewest; 0 where none are."""
-        return min((len(kept.batches) for kept in self._kept if kept.batches), default=0)
+    def stored(self) -> tuple[int, ...]:
+        """Elements of each batch that is kept, of the loader that gave fewest; empty where none are."""
+        kept = min((one for one in self._kept if one.batches), key=lambda one: len(one.batches), default=None)
+        return tuple(kept.sizes) if kept is not None else ()
 
     def forget(self) -> None:
         """Free the kept batches."""
@@ -290,7 +301,7 @@ class Loaders:
                 return batch
         self._gave_copy = True
         self.given += 1
-        return kept.following(self._by_size)
+        return kept.following(self._sizes, self.rank)
 
     def _kept_of(self, iterator: Any) -> _Kept:
         data_set, kind = iterator._dataset, _kind_of(iterator)

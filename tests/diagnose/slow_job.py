@@ -110,7 +110,7 @@ class SlowJob:
                     waited_for_cpu=steps * 5 * MS if self.oversubscribed > 1 and not experiment.threads else 0.0,
                     threads=experiment.threads or self.threads,
                     prefetched=self.prefetched,
-                    stored=20,
+                    stored=tuple(self.sizes(rank, n) for n in range(20)),
                     kept=steps if rank in experiment.kept_batches else 0,
                 )
             )
@@ -132,8 +132,9 @@ class SlowJob:
         for rank in range(self.ranks):
             served = rank in experiment.kept_batches
             size = self.sizes(rank, step)
-            if served and experiment.by_size:
-                size = sorted(self.sizes(rank, n) for n in range(20))[step % 20]
+            if served and experiment.sizes:
+                wanted = experiment.sizes[step % len(experiment.sizes)]
+                size = min((self.sizes(rank, n) for n in range(20)), key=lambda one: abs(one - wanted))
             work = size / 1000 * (self.oversubscribed if not experiment.threads else 1.0)
             stages = dict.fromkeys(STAGES, 0.0)
             stages["data"] = self._of(self.data, rank)

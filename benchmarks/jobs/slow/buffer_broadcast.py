@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-TABLES = {"small": 2, "large": 12}  # of 1 MB
+TABLES = {"small": 6, "large": 12}  # of 1 MB
 
 
 class Remembering(nn.Module):

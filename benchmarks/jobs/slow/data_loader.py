@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 COUNT = 256  # samples
 WIDTH = 48 * 48 * 3
 BATCH = 4
-SIDE = {"small": 224, "large": 544}  # pixels of a JPEG
-RECORDS = {"small": 120, "large": 550}  # in a JSON file
+SIDE = {"small": 400, "large": 600}  # pixels of a JPEG
+RECORDS = {"small": 300, "large": 550}  # in a JSON file
 BYTES = {"small": 36 * 1024, "large": 48 * 1024}  # of a sample: 4 MB/s carry one for each rank in 18 and 25 ms
 
 

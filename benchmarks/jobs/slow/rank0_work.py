@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-ROUNDS = {"small": 3, "large": 18}  # of the statistics, about 2 ms each
+ROUNDS = {"small": 6, "large": 18}  # of the statistics, about 2 ms each
 BATCHES = {"small": 2, "large": 14}  # of the validation data, 27 ms each
 MEGABYTES = {"small": 4, "large": 16}  # of the checkpoint
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-SPECTRA = {"small": 5, "large": 30}  # of about a millisecond each
-NICENESS = {"small": 9, "large": 0}  # of the neighbour, beside this process's own; 9 leaves it a ninth of the core
+SPECTRA = {"small": 12, "large": 30}  # of about a millisecond each
+NICENESS = {"small": 4, "large": 0}  # of the neighbour, beside this process's own; 4 leaves it a third of the core
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(10000))\n"
 
 
