@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -345,6 +346,7 @@ def main() -> None:
     """Measure all jobs, print the tables."""
     parser = options(__doc__)
     parser.add_argument("--only", metavar="CAUSE,…", help="these causes (all)")
+    parser.add_argument("--match", metavar="PATTERN", default="", help="jobs whose name and size match (all)")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--runs", type=int, default=1, help="diagnoses of each job and size (1)")
     parser.add_argument("--rounds", type=int, default=4, help="of whole jobs, as written and mended (4)")
@@ -371,7 +373,7 @@ def main() -> None:
                 say(f"left out: {case}: {cannot(case.place)}")
                 continue
             for size in args.sizes:
-                if size in case.sizes:
+                if size in case.sizes and re.search(args.match, f"{case} {size}"):
                     rows += measured(case, size, folder / f"{place}{size}", args)
         for run in range(0 if args.gains_only else args.clean):
             args.runs = 1

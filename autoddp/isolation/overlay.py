@@ -30,12 +30,13 @@ from autoddp.isolation.syscalls import (
     pivot_into,
 )
 
+_NO_SYNC = ",volatile"
 _OPTIONS = (
     # index keeps hard links together; redirect_dir lets an existing folder be renamed; volatile saves syncing what is
     # thrown away. Where the kernel or the user namespace refuses a line, the next one is tried.
-    "index=on,redirect_dir=on,metacopy=off,volatile",
-    "redirect_dir=on,metacopy=off,volatile",
-    "userxattr,volatile",
+    f"index=on,redirect_dir=on,metacopy=off{_NO_SYNC}",
+    f"redirect_dir=on,metacopy=off{_NO_SYNC}",
+    f"userxattr{_NO_SYNC}",
     "userxattr",
     "",
 )
@@ -61,6 +62,8 @@ class Layers:
 
     They cannot be lower layers: an overlay refuses one lower layer inside another, and these lie on the user's disk.
     """
+    syncs: bool = False
+    """Whether the script's `fsync` waits for the disk, so that saving takes as long as it does in the real job."""
 
     @property
     def folders(self) -> list[str]:
@@ -215,7 +218,7 @@ class _Build:
         self._mount_overlay(path, upper, work, self._new(path))
 
     def _mount_overlay(self, lower: str, upper: str, work: str, target: str) -> None:
-        candidates = _OPTIONS if self._options is None else (self._options,)
+        candidates = _candidates(self.layers.syncs) if self._options is None else [self._options]
         for number, options in enumerate(candidates):
             # What a refused attempt has left in a work folder would make the next one fail too.
             place = os.path.join(work, str(number))
@@ -272,6 +275,10 @@ class _Build:
         prefix = path.rstrip("/") + "/"
         here = mount_of(path, self.mounts)
         return any(f"{place}/".startswith(prefix) and mount_of(place, self.mounts) is here for place in self.important)
+
+
+def _candidates(syncs: bool) -> list[str]:
+    return list(dict.fromkeys(options.removesuffix(_NO_SYNC) if syncs else options for options in _OPTIONS))
 
 
 def _mount_overlay(lower: str, upper: str, work: str, target: str, options: str) -> None:

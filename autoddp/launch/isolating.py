@@ -45,6 +45,7 @@ class Isolation:
     landlock: bool = False
     _layers: Path | None = None
     _important: tuple[str, ...] = ()
+    _syncs: bool = False
 
     @property
     def says(self) -> str:
@@ -62,7 +63,7 @@ class Isolation:
         real = (str(attempt), str(self._folder.sockets))
         if self.level is Level.OVERLAY:
             assert self._layers is not None
-            layers = Layers(str(self._layers / str(number)), str(self._layers / "kept"))
+            layers = Layers(str(self._layers / str(number)), str(self._layers / "kept"), self._syncs)
             return Shelter(Level.OVERLAY, layers, real, self._important)
         if self.level is Level.GUARD:
             # Native libraries share memory in /dev/shm; Python's own operations there are redirected.
@@ -142,12 +143,15 @@ def _overlay(options: Options, folder: RunFolder, keeper: Keeper) -> tuple[Isola
     for parent in _places(folder):
         layers = folder.private(parent)
         keeper.removes([str(layers)])  # before it is tried, which takes a while: the launcher may be killed meanwhile
-        tried = Layers(str(layers / "try"), str(layers / "kept"))
+        tried = Layers(str(layers / "try"), str(layers / "kept"), options.diagnose_only)
         why = keeper.why_no_overlay(Shelter(Level.OVERLAY, tried, (str(folder.sockets),), important))
         if not why:
             free = os.statvfs(layers)
             limit = (options.scratch_limit or _ALLOWED).bytes_of(free.f_bavail * free.f_frsize)
-            return Isolation(Level.OVERLAY, folder, limit=limit, _layers=layers, _important=important), ""
+            # What saving costs is a part of what a diagnosis has to find; trials leave it out.
+            syncs = options.diagnose_only
+            found = Isolation(Level.OVERLAY, folder, "", limit, _layers=layers, _important=important, _syncs=syncs)
+            return found, ""
     return None, why
 
 

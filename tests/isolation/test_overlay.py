@@ -29,7 +29,8 @@ ENTER = """
 import json, os, sys
 from autoddp.isolation.overlay import Layers, enter
 base, important = sys.argv[1], sys.argv[2:]
-read_only = enter(Layers(base + "/layers/0", base + "/layers/kept"), [base + "/real"], [os.getcwd(), *important])
+layers = Layers(base + "/layers/0", base + "/layers/kept", "SYNCS" in os.environ)
+read_only = enter(layers, [base + "/real"], [os.getcwd(), *important])
 found = {}
 """
 
@@ -45,7 +46,7 @@ class Place:
     def work(self) -> Path:
         return self.base / "work"
 
-    def run(self, program: str, setup: str = "true") -> dict[str, object]:
+    def run(self, program: str, setup: str = "true", syncs: bool = False) -> dict[str, object]:
         """What the program leaves in `found`; the user's files are as before. `setup`: shell, as root, before it."""
         before = take(self.work, exclude=[self.work / "pipe"])
         code = ENTER + textwrap.dedent(program) + "\nprint(json.dumps(found))"
@@ -53,7 +54,8 @@ class Place:
         who = [] if self.user is None else ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups"]
         shell = " && ".join([*lines, f"cd {self.work}", 'exec "$@"'])
         command = ["unshare", "-m", "--propagation", "private", "bash", "-c", shell, "test", *who, sys.executable]
-        env = environment(HOME=str(self.base), PYTHONDONTWRITEBYTECODE="1", PYTHONPATH=str(ROOT))
+        more = {"SYNCS": "1"} if syncs else {}
+        env = environment(**more, HOME=str(self.base), PYTHONDONTWRITEBYTECODE="1", PYTHONPATH=str(ROOT))
         done = subprocess.run([*command, "-c", code, str(self.base)], env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert difference(before, take(self.work, exclude=[self.work / "pipe"])) == []
@@ -147,6 +149,18 @@ def test_two_names_of_one_file_stay_one_file_where_the_kernel_can(place: Place) 
         found["by its other name"] = open("hard.pt").read()
         """)
     assert place.user is not None or found["by its other name"] == "NEW"
+
+
+@pytest.mark.parametrize("syncs", [False, True])
+def test_syncing_waits_for_the_disk_only_where_it_is_asked_for(place: Place, syncs: bool) -> None:
+    program = """
+    with open("/proc/self/mounts") as file:
+        found["options"] = [line.split()[3] for line in file if line.split()[2] == "overlay"]
+    """
+    options = place.run(program, syncs=syncs)["options"]
+    assert isinstance(options, list)
+    assert options
+    assert ("volatile" in options[0]) is not syncs
 
 
 def test_sockets_and_pipes_lead_to_those_outside(place: Place) -> None:
