@@ -31,6 +31,7 @@ _SLOWEST_GBPS = 1.0  # of a network between hosts that train together, where no 
 _ADDED = 0.25  # of a step, which bytes are to cost that an experiment adds
 _MOST_ADDED = 64 * MIB
 _FEWEST_EVENTS = 3  # of a kind: fewer give no interval that says anything
+_A_PART = 0.25  # of what the rank with the longest event does: from there another rank is at work too
 _IRREGULAR = 0.6  # spread of the distances between events, as a share of their mean; 1 where they come at random
 _MANY_WORKERS, _MOST_WORKERS = 8, 16  # of one rank's loader: if it has few now, and at all
 _COMPUTING = ("copy", "forward", "backward", "optimizer")
@@ -352,7 +353,7 @@ def _work_of_rank_0(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
     usual = evidence.gain(lambda r, n: own[r][n] - (max(0.0, more[n]) if r == 0 else 0.0))
 
     def is_event(of: Evidence, n: int) -> bool:
-        return n in of.events and more_between(of, 0, n) > (of.steps[n] - of.seconds) / 2
+        return n in of.events and _is_rank_0s(of, n)
 
     rare = list(_events("rank0_work", (0,), evidence, is_event, "rank 0 does other work between two steps"))
     if rare and rare[0].guess > usual:
@@ -362,6 +363,19 @@ def _work_of_rank_0(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
         seen = f"rank 0 does other work between two steps ({_share(mean, evidence)}), and all others wait for it"
         probe = Probe(Delay(0, "other", max(usual, 0.1 * evidence.seconds)))
         yield Suspicion("rank0_work", (0,), usual, seen, probe)
+
+
+def _scripts_own(evidence: Evidence, step: int) -> list[float]:
+    """Seconds of each rank in that step that it did more between two steps than usual, or collected garbage."""
+    other = evidence.stage("other")
+    usual = evidence.means(other)
+    return [other[r][step] - usual[r] + one.collecting[step] for r, one in enumerate(evidence.ranks)]
+
+
+def _is_rank_0s(evidence: Evidence, step: int) -> bool:
+    """Whether what makes this step long is done by rank 0 alone: no other rank does a good part of it too."""
+    first, *others = _scripts_own(evidence, step)
+    return bool(others) and first > (evidence.steps[step] - evidence.seconds) / 2 and max(others) < _A_PART * first
 
 
 def more_between(evidence: Evidence, rank: int, step: int) -> float:
@@ -380,17 +394,11 @@ def _epoch_start(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion
 
 
 def _periodic_stall(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
-    everyone = tuple(range(len(evidence.ranks)))
-    other = evidence.stage("other")
-    usual_other = evidence.means(other)
-
     def is_event(of: Evidence, n: int) -> bool:
-        there = of.stage("other")
-        alone = more_between(of, 0, n) if len(everyone) > 1 else 0.0  # rank 0's own work has a name of its own
-        longer = of.steps[n] - of.seconds
+        if n not in of.events or _is_rank_0s(of, n):  # which has a name of its own
+            return False
         # What hits the other stages alone is the machine's doing, not the script's.
-        scripts = max(there[r][n] - usual_other[r] + of.ranks[r].collecting[n] for r in everyone)
-        return n in of.events and alone <= longer / 2 < scripts
+        return max(_scripts_own(of, n)) > (of.steps[n] - of.seconds) / 2
 
     what = "the script does something else, such as saving, in some steps"
     events = [n for n in range(evidence.count) if is_event(evidence, n)]
@@ -399,8 +407,9 @@ def _periodic_stall(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
         if collected > sum(evidence.steps[n] - evidence.seconds for n in events) / 2:
             what = "Python's garbage collector runs in some steps"
     # Where some ranks alone have these steps, the others wait for them.
-    longest = {r: sum(other[r][n] + evidence.ranks[r].collecting[n] for n in events) for r in everyone}
-    ranks = tuple(r for r in everyone if 2 * longest[r] >= max(longest.values()))
+    each = [_scripts_own(evidence, n) for n in events]
+    longest = [sum(of_rank) for of_rank in zip(*each, strict=True)]
+    ranks = tuple(r for r, seconds in enumerate(longest) if seconds >= _A_PART * max(longest))
     yield from _events("periodic_stall", ranks, evidence, is_event, what)
 
 

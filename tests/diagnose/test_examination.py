@@ -69,6 +69,12 @@ PLANTED: dict[str, tuple[dict[str, Any], str, tuple[int, ...], float]] = {
         (0, 1),
         5.0,
     ),
+    "saving in turn": (
+        {"event": lambda r, n: {"other": 60.0 if r == 0 else 25.0} if n % 10 == 3 else {}},
+        "periodic_stall",
+        (0, 1),
+        6.0,
+    ),
     "collector": ({"event": lambda r, n: {"other": 40.0} if n % 12 == 5 else {}}, "periodic_stall", (0, 1), 3.3),
 }
 
