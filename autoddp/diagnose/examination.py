@@ -97,7 +97,8 @@ class Examination:
 
     `budget`: seconds of steps that it may take. `fails`: the exception of a block that cannot run.
     `ends`: that of a job that is over; what was found until then is told. `tell` hears of each experiment.
-    `reduction`: what steps without reduction save, where that has been measured before.
+    `reduction`: what steps without reduction save, where that has been measured before. `precise`: whether proved
+    prices are measured further, until they are known well; else the job's steps are left for other things.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Examination:
         ends: type[Exception],
         tell: Callable[[str, int, int], None] = lambda cause, number, of: None,
         reduction: Difference | None = None,
+        precise: bool = True,
     ) -> None:
         self._measure = measure
         self._around = surroundings
@@ -118,6 +120,7 @@ class Examination:
         self._over = ""
         self._tell = tell
         self._reduction = reduction
+        self._precise = precise
         self._present: Condition | None = None
         self._spent = 0.0
         self._step = math.nan
@@ -326,7 +329,7 @@ class Examination:
     def _is_rough(self, price: Difference) -> bool:
         """Whether it is a finding whose price should be known better, and there is time left for that."""
         rough = (price.high - price.low) / 2 > _ROUGH * price.seconds
-        return self._is_finding(price) and rough and self._spent < _FOR_PRECISION * self._budget
+        return self._precise and self._is_finding(price) and rough and self._spent < _FOR_PRECISION * self._budget
 
     def _can_turn(self, *conditions: Condition) -> bool:
         """Whether there is time for some more rounds."""

@@ -279,7 +279,8 @@ class Tuning:
         self, measure: MeasureAnatomy, facts: JobFacts, budget: float, reduction: Difference | None = None
     ) -> Examination:
         around, tell = Surroundings(facts), self.reporter.progress
-        return Examination(measure, around, budget, TrialFailed, TuningOver, tell, reduction)
+        alone = self.options.diagnose_only  # before trials, a script's steps are for the trials
+        return Examination(measure, around, budget, TrialFailed, TuningOver, tell, reduction, precise=alone)
 
     def _go_on_with_one_that_was_cut_off(self, job: LiveJob, settings: StudySettings, facts: JobFacts) -> None:
         if job.machine.leads and not self.options.fresh:  # the host that leads tells the others what they have missed
