@@ -115,7 +115,7 @@ def test_the_fix_of_a_loader_is_the_one_that_was_tried() -> None:
     assert "proved with 2 workers" in first.text
     in_vain = examined(SlowJob(data=10.0, from_workers=9.9)).findings[0]
     assert "num_workers" not in in_vain.fix
-    assert "2 workers save" in in_vain.text
+    assert "2 workers were tried and save next to nothing" in in_vain.text
     fails = SlowJob(data=10.0, fails=lambda experiment: experiment.loader_workers > 0)
     untried = examined(fails).findings[0]
     assert (untried.status, untried.seconds) == ("proved", pytest.approx(10e-3, rel=0.15))
