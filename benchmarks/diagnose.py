@@ -1,6 +1,7 @@
 """Claim: `autoddp diagnose` names why a job is slow, on which ranks, and what mending it gives.
 
     python benchmarks/diagnose.py --json diagnose.json             # as root, on a quiet machine: about two hours
+    python benchmarks/diagnose.py --rows rows.jsonl                # in parts: what stands in the file is not run again
     python benchmarks/diagnose.py --only straggler --clean 0       # one cause
     python benchmarks/diagnose.py --gains-only                     # only what the jobs gain when they are mended
 
@@ -30,12 +31,28 @@ import subprocess
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import JOBS, Hosts, Lab, Local, autoddp, gain, options, paired, say, table, torchrun, verdict, write_json
+from common import (
+    JOBS,
+    ROOT,
+    Hosts,
+    Lab,
+    Local,
+    autoddp,
+    gain,
+    options,
+    paired,
+    say,
+    table,
+    torchrun,
+    verdict,
+    write_json,
+)
 from lab import SHAPE, unavailable
 
 FIRST, PRICE = 0.95, 0.15
@@ -277,6 +294,33 @@ def measured(case: Case, size: str, folder: Path, args: Namespace) -> list[Row]:
     return rows
 
 
+class Rows:
+    """All rows of this run, and of earlier ones that were cut off: each job's in one line of a file, if there is one.
+
+    Rows of another commit's autoddp or jobs, of other options, and of runs that failed are measured again.
+    """
+
+    def __init__(self, path: Path | None, args: Namespace) -> None:
+        self._path = path
+        state = _shell("git", "-C", str(ROOT), "rev-parse", "HEAD:autoddp", "HEAD:benchmarks/jobs")
+        self._same = {"state": state.split(), "runs": args.runs, "rounds": args.rounds, "gains_only": args.gains_only}
+        self._kept: dict[str, list[Row]] = {}
+        for line in path.read_text().splitlines() if path is not None and path.exists() else ():
+            found = json.loads(line)
+            if found["same"] == self._same and not any(row["error"] for row in found["rows"]):
+                self._kept[found["name"]] = [Row(**row) for row in found["rows"]]
+
+    def of(self, name: str, measure: Callable[[], list[Row]]) -> list[Row]:
+        """The rows of this name, from the file or measured now."""
+        if name not in self._kept:
+            self._kept[name] = measure()
+            if self._path is not None:
+                line = {"name": name, "same": self._same, "rows": [asdict(row) for row in self._kept[name]]}
+                with self._path.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+        return self._kept[name]
+
+
 def price(row: Row, seconds: dict[str, list[float]]) -> None:
     """Fill in the real gain."""
     before = statistics.fmean(seconds["as written"])
@@ -351,6 +395,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1, help="diagnoses of each job and size (1)")
     parser.add_argument("--rounds", type=int, default=4, help="of whole jobs, as written and mended (4)")
     parser.add_argument("--clean", type=int, default=20, help="diagnoses of jobs that are not slow (20)")
+    parser.add_argument("--rows", metavar="FILE", type=Path, help="keep the rows there, and use those it has")
     parser.add_argument("--gains-only", action="store_true", help="no diagnosis: what the jobs gain when mended")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the slow disk is removed then, too
@@ -362,6 +407,7 @@ def main() -> None:
     unknown = wanted - {case.cause for case in CASES}
     if unknown:
         parser.error(f"no such cause: {', '.join(sorted(unknown))}")
+    kept = Rows(args.rows, args)
     rows: list[Row] = []
     clean: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="diagnose-") as name:
@@ -374,10 +420,12 @@ def main() -> None:
                 continue
             for size in args.sizes:
                 if size in case.sizes and re.search(args.match, f"{case} {size}"):
-                    rows += measured(case, size, folder / f"{place}{size}", args)
+                    here = folder / f"{place}{size}"
+                    rows += kept.of(f"{case} {size}", partial(measured, case, size, here, args))
         for run in range(0 if args.gains_only else args.clean):
             args.runs = 1
-            clean += measured(CLEAN[run % len(CLEAN)], "large", folder / f"clean{run}", args)
+            case, here = CLEAN[run % len(CLEAN)], folder / f"clean{run}"
+            clean += kept.of(f"{case} {run}", partial(measured, case, "large", here, args))
     sums = show(rows, clean)
     write_json(
         args.json, {"sums": sums, "rows": [asdict(row) for row in rows], "clean": [asdict(row) for row in clean]}
