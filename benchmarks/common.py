@@ -166,14 +166,23 @@ def _end(processes: Sequence[subprocess.Popen[Any]]) -> None:
             process.kill()
 
 
-def paired(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Run each side once a round, in alternating order; value i of every side belongs to round i."""
+def paired(
+    sides: dict[str, Callable[[], float]],
+    rounds: int,
+    known: Callable[[dict[str, list[float]]], bool] = lambda values: False,
+) -> dict[str, list[float]]:
+    """Run each side once a round, in alternating order; value i of every side belongs to round i.
+
+    After a round, `known` may say that no further one is needed.
+    """
     values: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
             values[name].append(sides[name]())
         shown = "  ".join(f"{name} {found[-1] * 1e3:.1f} ms" for name, found in values.items())
         say(f"round {number + 1}/{rounds}: {shown}")
+        if known(values):
+            break
     return values
 
 

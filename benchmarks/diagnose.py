@@ -8,7 +8,8 @@
 Each script in jobs/slow/ is slow for one known reason, in two sizes. Three things are measured for each:
 
 - the diagnosis, `autoddp diagnose --json`, `--runs` times: whether the right cause comes first, with the right ranks
-- the real gain: whole jobs under torchrun, as written and `--mended`, in pairs with alternating order (AB BA …)
+- the real gain: whole jobs under torchrun, as written and `--mended`, in pairs with alternating order (AB BA …), until
+  the standard error of the gain is half of the 15 % that prices may be off, or `--most-rounds` are over
 - the price in the diagnosis beside that gain, both in milliseconds of a step, with 99 % intervals
 
 `clean.py` has no reason to be slow: a proved finding in it is wrong. Targets: the right cause first, with the right
@@ -256,14 +257,20 @@ def local_ranks(here: Local) -> list[str]:
     return [] if isinstance(here, Hosts) else ["--nproc-per-node", "2"]
 
 
-def real_gain(here: Local, job: Sequence[str], rounds: int) -> dict[str, list[float]]:
+def real_gain(here: Local, job: Sequence[str], least: int, most: int) -> dict[str, list[float]]:
     """Seconds of a step as written and mended, in whole jobs: means, since some steps are slow on purpose."""
 
     def mean(*more: str) -> float:
         words = [*torchrun(*local_ranks(here)), *job, *more, "--steps", str(WARMUP + STEPS)]
         return statistics.fmean(statistics.fmean(rank[WARMUP:]) for rank in here.ranks_seconds(words))
 
-    return paired({"as written": mean, "mended": lambda: mean("--mended")}, rounds)
+    def known(seconds: dict[str, list[float]]) -> bool:
+        gains = [before - after for before, after in zip(seconds["as written"], seconds["mended"], strict=True)]
+        if len(gains) < max(2, least):
+            return False
+        return bool(statistics.stdev(gains) <= PRICE / 2 * statistics.fmean(gains) * len(gains) ** 0.5)
+
+    return paired({"as written": mean, "mended": lambda: mean("--mended")}, most, known)
 
 
 def diagnosed(here: Local, job: Sequence[str], seed: int) -> dict[str, Any]:
@@ -279,7 +286,8 @@ def measured(case: Case, size: str, folder: Path, args: Namespace) -> list[Row]:
         job = [*case.command, "--size", size, *(["--data", str(here.folder)] if case.place == "disk" else [])]
         if case.place == "disk":  # what a diagnosis writes is kept apart, on another disk: so the files are made before
             here.run([*torchrun(*local_ranks(here)), *job, "--steps", "1"])
-        seconds = {} if case in CLEAN or not args.rounds else real_gain(here, job, args.rounds)
+        most = args.rounds if case.cause in UNPRICED else max(args.rounds, args.most_rounds)
+        seconds = {} if case in CLEAN or not args.rounds else real_gain(here, job, args.rounds, most)
         rows = [Row(str(case), size, case.cause, run, seconds=seconds) for run in range(args.runs)]
         for row in rows:
             if seconds:
@@ -303,7 +311,8 @@ class Rows:
     def __init__(self, path: Path | None, args: Namespace) -> None:
         self._path = path
         state = _shell("git", "-C", str(ROOT), "rev-parse", "HEAD:autoddp", "HEAD:benchmarks/jobs")
-        self._same = {"state": state.split(), "runs": args.runs, "rounds": args.rounds, "gains_only": args.gains_only}
+        chosen = {name: getattr(args, name) for name in ("runs", "rounds", "most_rounds", "gains_only")}
+        self._same = {"state": state.split(), **chosen}
         self._kept: dict[str, list[Row]] = {}
         for line in path.read_text().splitlines() if path is not None and path.exists() else ():
             found = json.loads(line)
@@ -393,7 +402,8 @@ def main() -> None:
     parser.add_argument("--match", metavar="PATTERN", default="", help="jobs whose name and size match (all)")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--runs", type=int, default=1, help="diagnoses of each job and size (1)")
-    parser.add_argument("--rounds", type=int, default=4, help="of whole jobs, as written and mended (4)")
+    parser.add_argument("--rounds", type=int, default=2, help="of whole jobs, as written and mended, at least (2)")
+    parser.add_argument("--most-rounds", type=int, default=6, help="of them, where the gain is not known before (6)")
     parser.add_argument("--clean", type=int, default=20, help="diagnoses of jobs that are not slow (20)")
     parser.add_argument("--rows", metavar="FILE", type=Path, help="keep the rows there, and use those it has")
     parser.add_argument("--gains-only", action="store_true", help="no diagnosis: what the jobs gain when mended")
@@ -402,7 +412,7 @@ def main() -> None:
     if args.gains_only:
         args.runs = 1
     if args.quick:
-        args.sizes, args.rounds, args.clean = ["large"], 2, 3
+        args.sizes, args.most_rounds, args.clean = ["large"], 2, 3
     wanted = set(args.only.split(",")) if args.only else {case.cause for case in CASES}
     unknown = wanted - {case.cause for case in CASES}
     if unknown:
