@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -148,6 +148,14 @@ class Evidence:
         return self.samples is not None
 
 
+def _sums(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for one in each:
+        for name, seconds in one.items():
+            found[name] = found.get(name, 0.0) + seconds
+    return found
+
+
 def joined(blocks: Sequence[Evidence]) -> Evidence:
     """Several blocks of the same job as one."""
     ranks = []
@@ -167,6 +175,9 @@ def joined(blocks: Sequence[Evidence]) -> Evidence:
                 threads=first.threads,
                 prefetched=max(one.prefetched for one in same),
                 loader_workers=max(one.loader_workers for one in same),
+                indexed=all(one.indexed for one in same),
+                queued=tuple(s for one in same for s in one.queued),
+                waits=_sums(one.waits for one in same),
             )
         )
     return Evidence(ranks)

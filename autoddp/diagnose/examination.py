@@ -193,11 +193,7 @@ class Examination:
         if kept and not any(self._stored):
             raise CannotRun("the script ended while batches were kept")
         if not all(kept):
-            raise CannotRun(
-                "worker processes could not read the data set, or there is too little memory for them"
-                if condition.experiment.loader_workers
-                else "the loader gave no kept batches"
-            )
+            raise CannotRun(_why_none_kept(condition.experiment))
         return evidence
 
     def _settling(self, before: Condition | None, after: Condition) -> int:
@@ -271,24 +267,23 @@ class Examination:
         price, fixed = proof.price, suspicion.fixed
         if fixed is None or price is None or not self._is_finding(price):
             return proof
-        what = f"with all batches in memory a step would be {price.seconds * 1e3:.3g} ms shorter"
-        workers = fixed.mended.experiment.loader_workers
+        what = f"{suspicion.most} a step would be {price.seconds * 1e3:.3g} ms shorter"
         try:
             by_fix = self._mended(fixed)
         except CannotRun as impossible:
-            return replace(proof, text=f"{what}; {workers} workers were not tried: {impossible}")
+            return replace(proof, text=f"{what}; {suspicion.fix} were not tried: {impossible}")
         except self._fails as failed:
-            return replace(proof, text=f"{what}; the script fails with {workers} workers: {failed}")
+            return replace(proof, text=f"{what}; the script fails with {suspicion.fix}: {failed}")
         except self._ends as over:
             self._over = f"the script ended before: {over}"
-            return replace(proof, text=f"{what}; {workers} workers were not tried: {self._over}")
+            return replace(proof, text=f"{what}; {suspicion.fix} were not tried: {self._over}")
         assert by_fix.price is not None
         if self._is_finding(by_fix.price):
             most_of_it = by_fix.price.seconds > price.seconds / 2
-            return replace(by_fix, text=f"proved with {workers} workers; {what}", by_fix=most_of_it or None)
+            return replace(by_fix, text=f"proved with {suspicion.fix}; {what}", by_fix=most_of_it or None)
         if self._is_open(by_fix.price):
-            return replace(proof, text=f"{what}; {workers} workers were tried, but the rounds differed too much")
-        return replace(proof, text=f"{what}; {workers} workers were tried and save next to nothing", by_fix=False)
+            return replace(proof, text=f"{what}; {suspicion.fix} were tried, but the rounds differed too much")
+        return replace(proof, text=f"{what}; {suspicion.fix} were tried and save next to nothing", by_fix=False)
 
     def _is_finding(self, price: Difference) -> bool:
         """Whether it is surely more than nothing, and worth while."""
@@ -499,6 +494,14 @@ class Examination:
         for one in events:
             levels.append(Level(one.cause, max(0.0, levels[-1].seconds - one.seconds)))
         return levels
+
+
+def _why_none_kept(experiment: Experiment) -> str:
+    if experiment.loader_workers:
+        return "worker processes could not read the data set, or there is too little memory for them"
+    return (
+        f"there is no room for them ({experiment.memory})" if experiment.memory else "the loader gave no kept batches"
+    )
 
 
 def _step_of(block: Evidence, condition: Condition) -> float:

@@ -15,10 +15,11 @@ from autoddp.codec import replace
 from autoddp.diagnose.evidence import Evidence, Table
 from autoddp.diagnose.findings import WORTHWHILE
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, SMALLEST_MIB
+from autoddp.knobs.computing import CUDA_GRAPHS
+from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, GRADIENT_AS_BUCKET_VIEW, SMALLEST_MIB
 from autoddp.timing import Difference, difference, median
 from autoddp.units import MIB, data_size
-from autoddp.wire import AS_IT_IS, Delay, Experiment, JobFacts
+from autoddp.wire import AS_IT_IS, ON_DEVICE, PINNED, Delay, Experiment, JobFacts
 
 _DEFAULT_CAP = 25.0  # MiB, of DDP's buckets where the script sets none
 _CUT = 8  # parts into which the gradients are cut where one bucket holds them all
@@ -34,6 +35,8 @@ _FEWEST_EVENTS = 3  # of a kind: fewer give no interval that says anything
 _A_PART = 0.25  # of what the rank with the longest event does: from there another rank is at work too
 _IRREGULAR = 0.6  # spread of the distances between events, as a share of their mean; 1 where they come at random
 _MANY_WORKERS, _MOST_WORKERS = 8, 16  # of one rank's loader: if it has few now, and at all
+_QUEUED = 0.1  # of a step's computing, for which the device is behind the script: if it is less, it waits for work
+_LINES = 3  # of the script that are named
 _COMPUTING = ("copy", "forward", "backward", "optimizer")
 
 
@@ -54,11 +57,14 @@ class Condition:
     def with_(self, other: Condition) -> Condition:
         """Both together."""
         mine, theirs = self.experiment, other.experiment
+        sizes, memory = mine.sizes or theirs.sizes, theirs.memory or mine.memory
         together = replace(
             mine,
             kept_batches=tuple(sorted({*mine.kept_batches, *theirs.kept_batches})),
-            loader_workers=0 if mine.sizes or theirs.sizes else mine.loader_workers or theirs.loader_workers,
-            sizes=mine.sizes or theirs.sizes,
+            loader_workers=0 if sizes or memory else mine.loader_workers or theirs.loader_workers,
+            sizes=sizes,
+            memory=memory,
+            late_values=mine.late_values or theirs.late_values,
             ddp_arguments={**mine.ddp_arguments, **theirs.ddp_arguments},
             threads=theirs.threads or mine.threads,
         )
@@ -112,6 +118,10 @@ class Suspicion:
     """Why there is no proof for it."""
     fixed: Mend | None = None
     """What the fix itself gives, where `proof` takes the cause away more thoroughly than any fix can."""
+    most: str = ""
+    """What `proof` does then: "with …"."""
+    fix: str = ""
+    """What `fixed` does, as a plural: "2 workers"."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +192,9 @@ def _data_loader(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion
     # Handing batches over takes time, and loading them takes a core: no worker gives as much as kept batches.
     workers = _more_workers(evidence, max(means), around)
     loaded = Mend(Condition(experiment=replace(kept, loader_workers=workers))) if workers else None
-    yield Suspicion("data_loader", ranks, guess, seen, Mend(Condition(experiment=kept)), fixed=loaded)
+    mended = Mend(Condition(experiment=kept))
+    most, fix = "with all batches in memory", f"{workers} workers"
+    yield Suspicion("data_loader", ranks, guess, seen, mended, fixed=loaded, most=most, fix=fix)
 
 
 def _readers(evidence: Evidence) -> tuple[int, ...]:
@@ -440,8 +452,69 @@ def _host_device_copy(evidence: Evidence, around: Surroundings) -> Iterator[Susp
     guess = evidence.gain(lambda r, n: evidence.own[r][n] - copies[r][n])
     everyone = tuple(range(len(evidence.ranks)))
     seen = f"batches are copied to the device while nothing else runs there: {_share(guess, evidence)}"
-    why = "pinned memory was not tried"
-    yield Suspicion("host_device_copy", everyone, guess, seen, None, why)
+    readers = _readers(evidence)
+    if not readers:
+        why = "the batches come from no torch DataLoader, so none could be kept"
+        yield Suspicion("host_device_copy", everyone, guess, seen, None, why)
+        return
+    kept = Experiment(kept_batches=readers)
+    there, pinned = (Condition(experiment=replace(kept, memory=memory)) for memory in (ON_DEVICE, PINNED))
+    as_they_come = Condition(experiment=kept)
+    yield Suspicion(
+        "host_device_copy",
+        everyone,
+        guess,
+        seen,
+        Mend(there, as_they_come),
+        fixed=Mend(pinned, as_they_come),
+        most="with all batches on the device",
+        fix="pinned batches",
+    )
+
+
+def _launch_bound(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    if not all(one.queued for one in evidence.ranks):
+        return
+    computing = max(evidence.means(_computing(evidence)))
+    behind = max(evidence.mean(one.queued) for one in evidence.ranks)
+    # Where the script waits for values again and again, the queue is empty for that reason.
+    if behind + _waited(evidence) > _QUEUED * computing:
+        return
+    seen = (
+        f"the device is never more than {behind * 1e3:.3g} ms behind the script, of {computing * 1e3:.3g} ms that a "
+        "step computes: it waits for one kernel after another to be launched"
+    )
+    everyone = tuple(range(len(evidence.ranks)))
+    if around.job.cuda_graphs:
+        graphs = {GRADIENT_AS_BUCKET_VIEW.name: True, CUDA_GRAPHS.name: around.job.cuda_graphs[0]}
+        replayed = Mend(Condition(Configuration(graphs)))
+        yield Suspicion("launch_bound", everyone, computing, seen, replayed)
+    else:
+        why = f"CUDA graphs were not tried: {around.job.left_out.get(CUDA_GRAPHS.name, 'this job can have none')}"
+        yield Suspicion("launch_bound", everyone, computing, seen, None, why)
+
+
+def _waited(evidence: Evidence) -> float:
+    """Seconds of a step for which lines of the script wait for the device, on the rank that waits longest."""
+    return max(sum(one.waits.values()) for one in evidence.ranks) / evidence.count
+
+
+def _sync_points(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    waited = _waited(evidence)
+    if not waited:
+        return
+    # While the script waits the device works on. What it costs is that the device has nothing to do afterwards, until
+    # the script has launched something: at most as long as the script needs for all that it launches.
+    guess = min(waited, max(0.0, evidence.seconds - waited))
+    lines: dict[str, float] = {}
+    for one in evidence.ranks:
+        for line, seconds in one.waits.items():
+            lines[line] = max(lines.get(line, 0.0), seconds / evidence.count)
+    longest = sorted(lines, key=lambda line: -lines[line])
+    told = ", ".join(f"{line} ({lines[line] * 1e3:.3g} ms)" for line in longest[:_LINES])
+    seen = f"the script waits for the device in each step, at {told}"
+    late = Mend(Condition(experiment=Experiment(late_values=True)))
+    yield Suspicion("sync_points", tuple(range(len(evidence.ranks))), guess, seen, late)
 
 
 _RULES = (
@@ -456,6 +529,8 @@ _RULES = (
     _epoch_start,
     _periodic_stall,
     _host_device_copy,
+    _launch_bound,
+    _sync_points,
 )
 
 

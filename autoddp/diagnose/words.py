@@ -21,6 +21,8 @@ def fix(suspicion: Suspicion, around: Surroundings, fixed: bool | None) -> str:
     """What to change. `fixed`: whether `suspicion.fixed` is worth while; None where it was not tried."""
     if suspicion.cause == "data_loader":
         return _fix_loader(suspicion, around, fixed)
+    if suspicion.cause == "host_device_copy":
+        return _fix_copies(fixed)
     return _FIXES[suspicion.cause](suspicion, around)
 
 
@@ -38,6 +40,12 @@ def _fix_loader(suspicion: Suspicion, around: Surroundings, fixed: bool | None) 
         these = f"rank{'s' if len(suspicion.ranks) > 1 else ''} {', '.join(map(str, suspicion.ranks))}"
         ways.append(f"let {these} read data as fast as the others do: look at the disk and at the shard there")
     return "; or ".join(ways)
+
+
+def _fix_copies(fixed: bool | None) -> str:
+    pinned = "DataLoader(pin_memory=True) and batch.to(device, non_blocking=True)"
+    ahead = "copy the next batch in a CUDA stream of its own while this one is computed (torch.cuda.Stream)"
+    return ahead if fixed is False else pinned if fixed else f"{pinned}; or {ahead}"
 
 
 def _fix_straggler(suspicion: Suspicion, around: Surroundings) -> str:
@@ -90,7 +98,14 @@ _FIXES: dict[str, Callable[[Suspicion, Surroundings], str]] = {
     "small_batch": lambda s, a: (
         "a larger batch per rank, or fewer ranks; --accumulate-up-to N lets autoddp reduce once in N steps"
     ),
-    "host_device_copy": lambda s, a: "DataLoader(pin_memory=True) and batch.to(device, non_blocking=True)",
+    "launch_bound": lambda s, a: (
+        "launch fewer kernels: torch.compile (mode='reduce-overhead' replays them as CUDA graphs), fused=True for the "
+        "optimizer, a larger batch; autoddp tries CUDA graphs with --cuda-graphs"
+    ),
+    "sync_points": lambda s, a: (
+        "keep values on the device (total += loss.detach()) and read them at these lines only every hundredth step, "
+        "or copy them with non_blocking=True and read them one step later"
+    ),
 }
 
 
@@ -124,8 +139,6 @@ def not_measured(evidence: Evidence, job: JobFacts, findings: Sequence[Finding])
         )
     if all(device == "cpu" for device in job.devices):
         found.append("what only a GPU has: launches of kernels, copies to the device, waiting for it")
-    else:
-        found.append("launch_bound and sync_points: no experiment is known for them")
     if any(one.cause in ("rank0_work", "periodic_stall") for one in findings):
         found.append(
             "how long saving takes on your own disk: while a job is diagnosed, what it writes goes to a scratch "

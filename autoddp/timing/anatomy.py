@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from autoddp.codec import Struct
+from autoddp.codec import Struct, field
 
 STAGES = ("data", "copy", "buffers", "forward", "backward", "exposed", "optimizer", "other")
 """The stages of a step. Their seconds add up to the step's.
@@ -43,6 +43,10 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of all steps together for which threads of the rank could have run and had no core."""
     threads: int = 0
     """Of torch's operators."""
+    queued: tuple[float, ...] = ()
+    """Seconds that the device was behind the host at most, in each step; empty on a CPU."""
+    waits: dict[str, float] = field(default_factory=dict)
+    """Seconds of all steps together for which lines of the script have waited for the device: some of the longest."""
     prefetched: int = 0
     """Batches that may wait in the queues of the script's loaders."""
     loader_workers: int = 0

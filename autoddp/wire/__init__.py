@@ -1,6 +1,6 @@
 """Floor 4. All that launcher and worker say to each other: what a worker is for, and the messages of the tuning job."""
 
-from autoddp.wire.experiment import AS_IT_IS, PREFETCHED, Delay, Experiment
+from autoddp.wire.experiment import AS_IT_IS, ON_DEVICE, PINNED, PREFETCHED, Delay, Experiment
 from autoddp.wire.job_facts import JobFacts
 from autoddp.wire.messages import (
     LARGEST,
@@ -24,6 +24,8 @@ from autoddp.wire.worker_config import TUNE, WatchPlan, WorkerConfig, naming_err
 __all__ = [
     "AS_IT_IS",
     "LARGEST",
+    "ON_DEVICE",
+    "PINNED",
     "PREFETCHED",
     "TUNE",
     "VERSION",

@@ -6,6 +6,8 @@ from autoddp.codec import Struct, field
 
 PREFETCHED = 2
 """Batches that each worker of `Experiment.loader_workers` loads ahead: torch's own number."""
+PINNED, ON_DEVICE = "pinned", "device"
+"""Where kept batches may lie: in memory of the host that the device reads by itself, or on the device."""
 
 
 class Delay(Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,6 +37,10 @@ class Experiment(Struct, frozen=True, forbid_unknown_fields=True):
     """Arguments of DDP's constructor, for objects that autoddp may change."""
     added_bytes: int = 0
     """In each step all ranks also add up a tensor of autoddp's own of so many bytes, before the optimizer's step."""
+    memory: str = ""
+    """Where these ranks' kept batches lie: `PINNED`, `ON_DEVICE`, or as the script's own loader gives them."""
+    late_values: bool = False
+    """Lines of the script that ask the device for a value are given the one that they asked for the last time."""
     threads: int = 0
     """Number of threads of torch's operators on each rank; 0: as written."""
     delay: Delay | None = None

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from autoddp.timing.anatomy import RankSteps
-from autoddp.wire import AS_IT_IS, Experiment
+from autoddp.wire import AS_IT_IS, PINNED, Experiment
 from autoddp.worker.ddp import Patch
 from autoddp.worker.gradient_access import are_reduced, held_by
 from autoddp.worker.loader import Loaders
@@ -42,7 +42,11 @@ class Experiments:
             return
         before, self._present = self._present, experiment
         kept = self.stages.rank in experiment.kept_batches
-        self._loaders.give_kept(kept, experiment.sizes, experiment.loader_workers)
+        device = self._device if experiment.memory else "cpu"
+        self._loaders.give_kept(kept, experiment.sizes, experiment.loader_workers, experiment.memory, device)
+        self.stages.copies.non_blocking = experiment.memory == PINNED
+        if experiment.late_values != before.late_values:
+            self.stages.waits.give_late(experiment.late_values)
         self._loaders.keep = experiment.keep
         self._loaders.watch = experiment.delay is not None
         self.stages.delay = experiment.delay
@@ -60,8 +64,7 @@ class Experiments:
         Only before steps of optimizers whose parameters DDP reduces: one rank alone may step another one.
         """
         ddp = next(wrapped.ddp for wrapped in self._patch.alive() if wrapped.ddp is not None)
-        device = next(parameter.device for parameter in ddp.parameters() if parameter.requires_grad)
-        tensor, group = torch.zeros(max(1, size // 4), device=device), ddp.process_group
+        tensor, group = torch.zeros(max(1, size // 4), device=self._device), ddp.process_group
 
         def reduce(optimizer: Optimizer) -> bool:
             if not are_reduced(held_by(optimizer), self._patch.alive()):
@@ -70,6 +73,12 @@ class Experiments:
             return True
 
         return reduce
+
+    @property
+    def _device(self) -> torch.device:
+        """Of the first DDP object."""
+        ddp = next(wrapped.ddp for wrapped in self._patch.alive() if wrapped.ddp is not None)
+        return next(parameter.device for parameter in ddp.parameters() if parameter.requires_grad)
 
     def forget(self) -> None:
         """Free the kept batches."""
@@ -107,6 +116,8 @@ class Experiments:
             begun=found.begun,
             collecting=found.collecting,
             waited_for_cpu=found.waited_for_cpu,
+            queued=found.queued,
+            waits=found.waits,
             threads=torch.get_num_threads(),
             prefetched=self._loaders.prefetched,
             loader_workers=self._loaders.workers,

@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autoddp.topology import free_memory, own_memory
 from autoddp.units import MIB
-from autoddp.wire.experiment import PREFETCHED
+from autoddp.wire.experiment import PINNED, PREFETCHED
 from autoddp.worker.ddp import tensors_in
 
 KEPT = 40
@@ -72,6 +72,10 @@ class _Kept:
     """Whether these workers have failed."""
     workers: set[Any] = field(default_factory=set)
     """Their processes."""
+    moved: dict[tuple[str, int], Any] = field(default_factory=dict)
+    """The kept batches in other memory, by the name of that memory and their place."""
+    no_room: bool = False
+    """Whether other memory was full."""
     given: int = 0
     """Batches given in place of the script's own since the optimizer's last step."""
     step: int = -1
@@ -91,8 +95,10 @@ class _Kept:
         self.sizes.append(elements)
         self.full = len(self.batches) >= KEPT
 
-    def following(self, sizes: Sequence[int], rank: int) -> Any:
+    def following(self, sizes: Sequence[int], rank: int, memory: str, device: torch.device | str) -> Any:
         """A copy of the next kept batch, or of the one whose size is nearest to the next of `sizes`.
+
+        `memory`: see `Experiment.memory`. Where that is full, the copy is as the script's loader gave the batch.
 
         After the last one comes the first one again. Then each rank begins at another place, so that its batches meet
         others of the other ranks.
@@ -103,7 +109,15 @@ class _Kept:
         else:
             rounds, place = divmod(self.place, len(self.batches))
             chosen, self.place = (place + rounds * rank) % len(self.batches), self.place + 1
-        return _copied(self.batches[chosen])
+        return _copied(self._in(memory, device, chosen) if memory else self.batches[chosen])
+
+    def _in(self, memory: str, device: torch.device | str, place: int) -> Any:
+        if (memory, place) not in self.moved and not self.no_room:
+            try:
+                self.moved[memory, place] = _moved(self.batches[place], memory, device)
+            except RuntimeError:  # out of memory is one
+                self.no_room = True
+        return self.moved.get((memory, place), self.batches[place])
 
     def drawn(self, index: Any) -> None:
         """The sampler has drawn the indices of a batch."""
@@ -182,6 +196,8 @@ class Loaders:
         self._gives_kept = False
         self._sizes: Sequence[int] = ()
         self._workers = 0
+        self._memory = ""
+        self._device: torch.device | str = "cpu"
         self._gave_copy = False
         self._busy = False
         self.rank = int(os.environ.get("RANK", "0"))
@@ -218,23 +234,32 @@ class Loaders:
 
         _BaseDataLoaderIter._next_index = drawing  # type: ignore[method-assign]
 
-    def give_kept(self, on: bool, sizes: Sequence[int] = (), workers: int = 0) -> None:
+    def give_kept(
+        self,
+        on: bool,
+        sizes: Sequence[int] = (),
+        workers: int = 0,
+        memory: str = "",
+        device: torch.device | str = "cpu",
+    ) -> None:
         """From the next batch on, give copies of kept batches; or what the loader gives, which goes on where it was.
 
         With `sizes`, those whose sizes are nearest to these numbers of elements, in this order again and again.
         With `workers`, so many processes load samples of the same data set, as the script's own would. If they fail,
-        copies are given, and `gave` is 0.
+        copies are given, and `gave` is 0. With `memory`, the copies lie there; `device` is the model's.
         """
         if sizes != self._sizes:
             for kept in self._kept:
                 kept.place_in_sizes = 0  # on all ranks
         self._gives_kept, self._sizes, self._workers = on, sizes, workers
+        self._memory, self._device = memory, device
         self.given, self._gave_copy = 0, False
 
     @property
     def gave(self) -> int:
-        """Batches given as `give_kept` was asked for; 0 where workers were asked for, and one batch was not theirs."""
-        return 0 if self._workers and self._gave_copy else self.given
+        """Batches given as `give_kept` was asked for; 0 where one of them was not from workers or memory asked for."""
+        full = any(kept.no_room for kept in self._kept)
+        return 0 if (self._workers and self._gave_copy) or (self._memory and full) else self.given
 
     @property
     def stored(self) -> tuple[int, ...]:
@@ -301,7 +326,7 @@ class Loaders:
                 return batch
         self._gave_copy = True
         self.given += 1
-        return kept.following(self._sizes, self.rank)
+        return kept.following(self._sizes, self.rank, self._memory, self._device)
 
     def _kept_of(self, iterator: Any) -> _Kept:
         data_set, kind = iterator._dataset, _kind_of(iterator)
@@ -364,6 +389,12 @@ def _reference(data_set: Any) -> Callable[[], Any]:
 def _copied(batch: Any) -> Any:
     """A batch that shares no memory with `batch`; pinned where that is."""
     known = {id(t): t.clone().pin_memory() if t.is_pinned() else t.clone() for t in tensors_in(batch)}
+    return copy.deepcopy(batch, known)
+
+
+def _moved(batch: Any, memory: str, device: torch.device | str) -> Any:
+    """The batch in that memory. RuntimeError where it is full."""
+    known = {id(t): t.pin_memory() if memory == PINNED else t.to(device) for t in tensors_in(batch)}
     return copy.deepcopy(batch, known)
 
 

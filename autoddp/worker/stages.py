@@ -11,12 +11,11 @@ on the device that the model is on, and nothing waits for the device before `sto
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from autoddp.wire.experiment import Delay
 from autoddp.worker.ddp import after_backward_computed, after_this_backward, tensors_in
 from autoddp.worker.device import synchronize
 from autoddp.worker.gradient_access import GradientHandler
+from autoddp.worker.host_device import CopiesToDevice, DeviceWaits
 from autoddp.worker.loader import LoaderEvents
 
 _END_OF_STEP = "end of step"
@@ -55,6 +55,10 @@ class Recorded:
     """In each step, spent by Python's garbage collector."""
     waited_for_cpu: float
     """In all steps together, for which threads of this process could have run and had no core."""
+    queued: tuple[float, ...] = ()
+    """In each step, that the device was behind the host at most; empty on a CPU."""
+    waits: dict[str, float] = field(default_factory=dict)
+    """In all steps together, for which lines of the script have waited for the device: some of the longest."""
 
 
 class Stages(GradientHandler, LoaderEvents):
@@ -78,7 +82,9 @@ class Stages(GradientHandler, LoaderEvents):
         self._marks: list[tuple[str, Any]] = []
         self._counts: list[list[float]] = []
         self._collecting_since = 0.0
-        self._copies = _Copies(self._copy_begins, self.enter)
+        self._launched: list[float] = []
+        self.copies = CopiesToDevice(self._copy_begins, self.enter)
+        self.waits = DeviceWaits()
 
     # Recording
 
@@ -89,11 +95,13 @@ class Stages(GradientHandler, LoaderEvents):
         self._delayed = self._has_added = False
         self._counts = [[0.0] * 4]
         synchronize(device)
-        self._marks = [("other", self._mark())]
+        self._marks, self._launched = [], []
+        self._put("other")
         self._waited_for_cpu = _waited_for_cpu()
         gc.callbacks.append(self._collects)
         if device.type == "cuda":
-            self._copies.watch()
+            self.copies.watch()
+            self.waits.watch(True)
         self.on = True
 
     @property
@@ -105,25 +113,30 @@ class Stages(GradientHandler, LoaderEvents):
         """A step has ended."""
         self._delayed = self._has_added = False
         if self.on:
-            self._marks.append((_END_OF_STEP, self._mark()))
+            self._put(_END_OF_STEP)
             self._counts.append([0.0] * 4)
 
     def stop(self) -> Recorded:
         """Take no more stamps. What was recorded of the steps that have ended."""
         self.on = False
-        self._copies.stop()
+        self.waits.watch(False)  # in the opposite order, since both replace the same method
+        self.copies.stop()
         gc.callbacks.remove(self._collects)
         waited = _waited_for_cpu() - self._waited_for_cpu
         synchronize(self._device)
         marks, self._marks = self._marks, []
-        return _recorded(marks, self._seconds([mark for _, mark in marks]), self._counts[:-1], waited)
+        seconds = self._seconds([mark for _, mark in marks])
+        found = _recorded(marks, seconds, self._counts[:-1], waited)
+        if self._device.type != "cuda":
+            return found
+        return replace(found, queued=_queued(marks, seconds, self._launched), waits=self.waits.longest)
 
     def enter(self, stage: str) -> None:
         """From now on the step is in that stage."""
         if self.on:
             self.stamps += 1
             self._stage = stage
-            self._marks.append((stage, self._mark()))
+            self._put(stage)
         if self.delay is not None:
             self._sleep(stage)
 
@@ -137,6 +150,11 @@ class Stages(GradientHandler, LoaderEvents):
     @property
     def _awake(self) -> bool:
         return self.on or self.delay is not None
+
+    def _put(self, stage: str) -> None:
+        self._marks.append((stage, self._mark()))
+        if self._device.type == "cuda":
+            self._launched.append(time.perf_counter())
 
     def _mark(self) -> Any:
         if self._device.type != "cuda":
@@ -240,44 +258,6 @@ class Stages(GradientHandler, LoaderEvents):
             self._counts[-1][2] += 1
 
 
-class _Copies:
-    """Sees tensors that go from the host to a device, by the two methods that scripts use for it.
-
-    `begin()` gives what `end` is called with. The methods are patched only while somebody looks.
-    """
-
-    _NAMES = ("to", "cuda")
-
-    def __init__(self, begin: Callable[[], str], end: Callable[[str], None]) -> None:
-        self._begin, self._end = begin, end
-        self._before: dict[str, Any] = {}
-
-    def watch(self) -> None:
-        """Patch them."""
-        for name in self._NAMES:
-            self._before[name] = getattr(torch.Tensor, name)
-            setattr(torch.Tensor, name, self._wrapped(self._before[name]))
-
-    def stop(self) -> None:
-        """Take the patch off; without effect if there is none."""
-        for name, before in self._before.items():
-            setattr(torch.Tensor, name, before)
-        self._before = {}
-
-    def _wrapped(self, copy: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(copy)
-        def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            if tensor.device.type != "cpu":
-                return copy(tensor, *args, **kwargs)
-            before = self._begin()
-            try:
-                return copy(tensor, *args, **kwargs)
-            finally:
-                self._end(before)
-
-        return patched
-
-
 def _recorded(
     marks: Sequence[tuple[str, Any]], seconds: Sequence[float], counts: Sequence[Sequence[float]], waited: float
 ) -> Recorded:
@@ -304,6 +284,20 @@ def _recorded(
         collecting=tuple(collecting),
         waited_for_cpu=waited,
     )
+
+
+def _queued(marks: Sequence[tuple[str, Any]], seconds: Sequence[float], launched: Sequence[float]) -> tuple[float, ...]:
+    """For each step, the most that the device has come to a mark later than the host.
+
+    The first mark was put on a device without work, so there the two clocks agree.
+    """
+    found, most = [], 0.0
+    for (name, _), on_device, on_host in zip(marks, seconds, launched, strict=True):
+        most = max(most, on_device - (on_host - launched[0]))
+        if name == _END_OF_STEP:
+            found.append(round(most, _DIGITS))
+            most = 0.0
+    return tuple(found)
 
 
 def _waited_for_cpu() -> float:

@@ -30,10 +30,11 @@ PATTERNS: list[tuple[str, Case]] = [
     ("straggler: more work on one rank", Case("straggler", options=("--kind", "work"), ranks=(1,))),
     ("straggler: uneven batches", Case("uneven_batches")),
     ("loader stall: decoding in the loop", Case("data_loader", options=("--kind", "jpeg", "--on", "1"), ranks=(1,))),
+    ("idle gaps: the script reads values from the device", Case("sync_points")),
     ("small kernels: hundreds of small operations", Case("launch_bound", job="small_kernels")),
     ("long copies to the device: pageable memory", Case("host_device_copy")),
 ]
-ON_A_GPU = ("launch_bound", "host_device_copy")
+ON_A_GPU = ("launch_bound", "host_device_copy", "sync_points")
 
 
 def why_not(case: Case) -> str:
@@ -66,6 +67,7 @@ def main() -> None:
     args.runs, args.gains_only = 1, False
     if args.quick:
         args.rounds = 2
+    args.most_rounds = args.rounds
     rows, left_out = [], {}
     with tempfile.TemporaryDirectory(prefix="published-d-") as folder:
         for place, (pattern, case) in enumerate(PATTERNS):

@@ -58,7 +58,18 @@ class SlowJob:
     threads: int = 1
     from_workers: float = 0.1
     """Of waiting for a batch that worker processes load."""
+    copy: Any = 0.0
+    pinned: float = 0.3
+    """Of `copy`, where batches lie in pinned memory."""
+    launches: float = 0.0
+    """For which the device waits for kernels in each step, where none are replayed."""
+    queued: float | None = None
+    """That the device is behind the host; None on a CPU."""
+    reads: float = 0.0
+    """For which a line of the script waits for the device in each step, and the device then waits for the script."""
     prefetched: int = 0
+    no_room: tuple[str, ...] = ()
+    """Kinds of memory that are full."""
     fails: Callable[[Experiment], bool] = lambda experiment: False
     ends_after: float = math.inf
     more: dict[str, Any] = field(default_factory=dict)
@@ -111,7 +122,9 @@ class SlowJob:
                     threads=experiment.threads or self.threads,
                     prefetched=self.prefetched,
                     stored=tuple(self.sizes(rank, n) for n in range(20)),
-                    kept=steps if rank in experiment.kept_batches else 0,
+                    kept=steps if rank in experiment.kept_batches and experiment.memory not in self.no_room else 0,
+                    queued=() if self.queued is None else (self.queued * MS,) * steps,
+                    waits={"train.py:41 .item()": self.reads * MS * steps} if self.reads else {},
                 )
             )
         seconds = tuple(sum(one.seconds[n] for one in found) / self.ranks for n in range(steps))
@@ -140,12 +153,17 @@ class SlowJob:
             stages["data"] = self._of(self.data, rank)
             if served:
                 stages["data"] = self.from_workers if experiment.loader_workers else 0.01
+            stages["copy"] = self._of(self.copy, rank) * {"device": 0.0, "pinned": self.pinned}.get(
+                experiment.memory, 1
+            )
             stages["forward"] = self._of(self.forward, rank) * work
+            if "cuda_graphs" not in configuration:
+                stages["forward"] += self.launches
             stages["backward"] = self._of(self.backward, rank) * work
             if self.unused and experiment.ddp_arguments.get("find_unused_parameters") is not False:
                 stages["backward"] += self.unused
             stages["optimizer"] = self._of(self.optimizer, rank)
-            stages["other"] = self._of(self.other, rank)
+            stages["other"] = self._of(self.other, rank) + (0.0 if experiment.late_values else self.reads)
             for stage, more in self.event(rank, step).items():
                 if not (served and stage == "data"):
                     stages[stage] += more

@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "study"))
 from slow_job import Failed, Over, SlowJob
 
 from autoddp.diagnose import CAUSES, Diagnosis, Examination, Surroundings
+from autoddp.diagnose.evidence import Evidence, joined
+from autoddp.timing import STAGES, RankSteps
 
 
 def examined(job: SlowJob, budget: float = 90.0) -> Diagnosis:
@@ -75,6 +77,15 @@ PLANTED: dict[str, tuple[dict[str, Any], str, tuple[int, ...], float]] = {
         (0, 1),
         6.0,
     ),
+    "pageable copies": ({"copy": 8.0}, "host_device_copy", (0, 1), 5.6),
+    "copies that pinning does not help": ({"copy": 8.0, "pinned": 0.99}, "host_device_copy", (0, 1), 8.0),
+    "small kernels": (
+        {"launches": 9.0, "queued": 0.1, "more": {"cuda_graphs": ("model",)}},
+        "launch_bound",
+        (0, 1),
+        9.0,
+    ),
+    "values that are read": ({"reads": 4.0, "queued": 0.1}, "sync_points", (0, 1), 4.0),
     "collector": ({"event": lambda r, n: {"other": 40.0} if n % 12 == 5 else {}}, "periodic_stall", (0, 1), 3.3),
 }
 
@@ -122,6 +133,41 @@ def test_the_fix_of_a_loader_is_the_one_that_was_tried() -> None:
     assert "fails with 2 workers" in untried.text
     assert "num_workers=2" in untried.fix
     assert "prepare the data" in untried.fix
+
+
+def test_the_fix_of_copies_is_the_one_that_was_tried() -> None:
+    pinned = examined(SlowJob(copy=8.0)).findings[0]
+    assert "proved with pinned batches; with all batches on the device" in pinned.text
+    assert pinned.fix.startswith("DataLoader(pin_memory=True)")
+    in_vain = examined(SlowJob(copy=8.0, pinned=0.99)).findings[0]
+    assert "pin_memory" not in in_vain.fix
+    assert "stream" in in_vain.fix
+    full = SlowJob(copy=8.0, no_room=("pinned", "device"))
+    untried = examined(full).findings[0]
+    assert (untried.cause, untried.status) == ("host_device_copy", "suspected")
+    assert "no room" in untried.text
+
+
+def test_small_kernels_without_graphs_are_suspected() -> None:
+    first = examined(SlowJob(launches=9.0, queued=0.1, more={"left_out": {"cuda_graphs": "an odd model"}})).findings[0]
+    assert (first.cause, first.status, first.low) == ("launch_bound", "suspected", None)
+    assert "an odd model" in first.text
+
+
+def test_a_device_that_is_behind_is_not_launch_bound() -> None:
+    assert not examined(SlowJob(queued=9.0, more={"cuda_graphs": ("model",)})).findings
+
+
+def test_lines_that_wait_are_named() -> None:
+    (first, *_) = examined(SlowJob(reads=4.0, queued=0.1)).findings
+    assert "train.py:41 .item() (4 ms)" in first.text
+
+
+def test_a_stream_stays_one_in_joined_blocks() -> None:
+    steps = RankSteps(0, "a", (1.0,), ((0.0,) * len(STAGES),), indexed=False, waits={"a:1 .item()": 1.0})
+    both = joined([Evidence([steps]), Evidence([steps])]).ranks[0]
+    assert not both.indexed
+    assert both.waits == {"a:1 .item()": 2.0}
 
 
 def test_what_is_found_is_part_of_the_contract() -> None:

@@ -33,6 +33,7 @@ ORDER = (
     "gpu_graphs",
     "gpu_nccl",
     "gpu_tuned",
+    "gpu_diagnose",
 )
 SECONDS = 90
 """For a check without a limit of its own: the mark `timeout` gives one."""

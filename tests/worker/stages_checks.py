@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from autoddp.timing import STAGES
-from autoddp.wire import AS_IT_IS, Delay, Experiment
+from autoddp.wire import AS_IT_IS, ON_DEVICE, PINNED, Delay, Experiment
 from autoddp.worker.ddp import DdpEvents, Patch
 from autoddp.worker.experiments import Experiments
 from autoddp.worker.gradient_access import GradientHandler, add_handler
@@ -163,6 +163,12 @@ def checks(rank: int) -> dict[str, Any]:
     found["goes on"] = script.places[-2:] == [(kept[-1] + 1) % 64, (kept[-1] + 2) % 64]
     script.experiments.apply(Experiment(kept_batches=(1,)))
     found["kept on rank 1"] = script.recorded(STEPS)
+    script.experiments.apply(Experiment(kept_batches=(0, 1), memory=ON_DEVICE))
+    before = len(script.places)
+    found["kept on the device"] = script.recorded(STEPS)
+    found["the same there"] = set(script.places[before:]) <= set(kept)
+    script.experiments.apply(Experiment(kept_batches=(0, 1), memory=PINNED))
+    found["kept in pinned memory"] = script.recorded(2)
     script.experiments.apply(Experiment(delay=Delay(0, "optimizer", SLEEP)))
     found["delayed"] = script.recorded(STEPS)
     script.experiments.apply(Experiment(added_bytes=ADDED))

@@ -78,6 +78,14 @@ def test_a_data_set_that_workers_cannot_read_is_told(tmp_path: Path) -> None:
     assert on_ranks(2, one_reader, tmp_path) == [{"given": 0, "as kept": True}] * 2
 
 
+def test_kept_batches_lie_where_they_are_asked_for(found: list[dict[str, Any]]) -> None:
+    """Without a GPU there is no pinned memory: the script gets batches all the same, and it is told."""
+    for rank in found:
+        assert rank["kept on the device"]["kept"] == STEPS
+        assert rank["the same there"]
+        assert rank["kept in pinned memory"]["kept"] == (2 if torch.cuda.is_available() else 0)
+
+
 def test_the_loader_goes_on_where_it_was(found: list[dict[str, Any]]) -> None:
     assert all(rank["goes on"] for rank in found)
     assert all(rank["undone"]["kept"] == 0 and rank["undone"]["data"] >= SLEEP for rank in found)

@@ -1,0 +1,58 @@
+"""What only a GPU can be slow by: each cause is planted in a job of two gloo ranks that share the one GPU."""
+
+import json
+
+import pytest
+from launchers import AUTODDP, ROOT, start
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
+JOBS = ROOT / "benchmarks" / "jobs" / "slow"
+
+
+def diagnosed(tmp_path, job, *words):
+    options = ["diagnose", "--nproc-per-node", "2", "--json", *words, str(JOBS / f"{job}.py"), "--steps", "1000000"]
+    launch = start(AUTODDP, tmp_path / "run", options)
+    try:
+        launch.process.wait(220)
+    finally:
+        launch.kill()
+    assert launch.returncode == 0, launch.stderr[-3000:]
+    return json.loads(launch.stdout)
+
+
+def found(diagnosis, cause, figure):
+    """The finding, which has to be there."""
+    ours = [one for one in diagnosis["findings"] if one["cause"] == cause]
+    figure("first", diagnosis["findings"][0]["cause"] if diagnosis["findings"] else "nothing")
+    figure("step", f"{diagnosis['step_ms']:.1f} ms")
+    assert ours, diagnosis["verdict"]
+    figure(cause, f"{ours[0]['status']} {ours[0]['ms']:.1f} ms")
+    return ours[0]
+
+
+def test_small_kernels(gpu, tmp_path, figure):
+    one = found(diagnosed(tmp_path, "small_kernels"), "launch_bound", figure)
+    assert "CUDA graphs" in one["text"]
+
+
+def test_small_kernels_replayed(gpu, tmp_path, figure):
+    assert found(diagnosed(tmp_path, "small_kernels", "--cuda-graphs"), "launch_bound", figure)["status"] == "proved"
+
+
+def test_copies_from_pageable_memory(gpu, tmp_path, figure):
+    one = found(diagnosed(tmp_path, "host_device_copy"), "host_device_copy", figure)
+    assert one["status"] == "proved"
+
+
+def test_lines_that_wait_for_the_device(gpu, tmp_path, figure):
+    one = found(diagnosed(tmp_path, "sync_points"), "sync_points", figure)
+    assert "sync_points.py:" in one["text"]
+    assert "float()" in one["text"]
+
+
+def test_stages_add_up_to_the_step(gpu, tmp_path, figure):
+    for rank in diagnosed(tmp_path, "host_device_copy")["ranks"]:
+        parts = ("data", "copy", "buffers", "forward", "backward", "exposed", "optimizer", "other")
+        share = sum(rank[f"{name}_ms"] for name in parts) / rank["step_ms"]
+        figure(f"rank {rank['rank']}", f"{share:.3f} of the step")
+        assert share == pytest.approx(1, rel=0.05)
