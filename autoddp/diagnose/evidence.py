@@ -122,6 +122,20 @@ class Evidence:
         chosen = self.usual if steps is None else steps
         return statistics.fmean(max(own[r][n] for r in ranks) - max(changed(r, n) for r in ranks) for n in chosen)
 
+    def gain_as_others(self, rank: int, names: tuple[str, ...]) -> float:
+        """As `gain`, if these stages took this rank as long as they take the others.
+
+        That is what they take the others in the step after: if it were the same step, the two would never wait for
+        each other, as ranks do that are equally fast.
+        """
+        table, own, usual = self.stage(*names), self.own, self.usual
+        following = dict(zip(usual, [*usual[1:], usual[0]], strict=True))
+
+        def changed(r: int, n: int) -> float:
+            return own[r][n] - (table[r][n] - self.others(names, r, following[n]) if r == rank else 0.0)
+
+        return self.gain(changed)
+
     def others(self, names: tuple[str, ...], rank: int, step: int) -> float:
         """The middle of what these stages take the other ranks in that step; of two ranks, what they take the other."""
         table = self.stage(*names)

@@ -27,8 +27,7 @@ from autoddp.diagnose.suspicions import (
     Probe,
     Surroundings,
     Suspicion,
-    more_between,
-    more_computing,
+    gain_of_slow_rank,
     priced_by_events,
     suspicions,
 )
@@ -390,7 +389,7 @@ class Examination:
             grows = difference([block.seconds for block in delayed], [block.seconds for block in as_written])
             slope = grows.times(1 / delay.seconds)
             is_open = slope.low < _CRITICAL <= slope.high
-            prices = [_gain_of(block, suspicion) for block in as_written]
+            prices = [gain_of_slow_rank(block, suspicion) for block in as_written]
             price = difference(prices, [0.0] * len(prices))
             wanted = is_open or (slope.low >= _CRITICAL and self._is_rough(price))
             if not wanted or len(as_written) >= _MOST_ROUNDS or not self._can_turn(*conditions):
@@ -513,13 +512,6 @@ def _step_of(block: Evidence, condition: Condition) -> float:
         seconds = block.mean([max(one.seconds[n] for one in block.ranks) for n in range(block.count)])
         return seconds - saved
     return block.seconds - saved
-
-
-def _gain_of(block: Evidence, suspicion: Suspicion) -> float:
-    """What a usual step of this block would gain if the suspected rank needed no more than the others."""
-    (rank,) = suspicion.ranks
-    more = more_between if suspicion.cause == "rank0_work" else more_computing
-    return block.gain(lambda r, n: block.own[r][n] - (max(0.0, more(block, r, n)) if r == rank else 0.0))
 
 
 def _told_apart(findings: Sequence[Finding], least: float) -> list[Finding]:

@@ -221,26 +221,41 @@ def _computing(evidence: Evidence) -> Table:
     return evidence.stage(*_COMPUTING)
 
 
-def more_computing(evidence: Evidence, rank: int, step: int) -> float:
-    """Seconds that this rank computes longer than the others in that step.
-
-    What a rank does between two steps counts too. On rank 0 it does not: logging and saving are that rank's own.
-    """
+def _more_computing(evidence: Evidence, rank: int, step: int) -> float:
+    """Seconds that this rank computes longer than the others in that step."""
     longer = evidence.stage(*_COMPUTING)[rank][step] - evidence.others(_COMPUTING, rank, step)
-    return longer + (max(0.0, more_between(evidence, rank, step)) if rank else 0.0)
+    return longer + (max(0.0, _more_between(evidence, rank, step)) if rank else 0.0)
+
+
+def _all_work_of(evidence: Evidence, rank: int) -> tuple[str, ...]:
+    """The stages in which a rank may be slower than the others.
+
+    What it does between two steps counts too, if it is more than the others do. On rank 0 it does not: logging and
+    saving are that rank's own.
+    """
+    more = evidence.mean([_more_between(evidence, rank, n) for n in range(evidence.count)])
+    return (*_COMPUTING, "other") if rank and more > 0 else _COMPUTING
+
+
+def gain_of_slow_rank(evidence: Evidence, suspicion: Suspicion) -> float:
+    """Seconds that a usual step would gain if the suspected rank needed no more than the others."""
+    (rank,) = suspicion.ranks
+    return evidence.gain_as_others(
+        rank, ("other",) if suspicion.cause == "rank0_work" else _all_work_of(evidence, rank)
+    )
 
 
 def _straggler(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
     ranks = range(len(evidence.ranks))
     if len(ranks) < 2:
         return
-    slowest = [max(ranks, key=lambda r: more_computing(evidence, r, n)) for n in evidence.usual]
+    slowest = [max(ranks, key=lambda r: _more_computing(evidence, r, n)) for n in evidence.usual]
     rank = statistics.mode(slowest)
     if slowest.count(rank) < _SAME_RANK * len(slowest):
         return
-    own = evidence.own
-    guess = evidence.gain(lambda r, n: own[r][n] - (max(0.0, more_computing(evidence, r, n)) if r == rank else 0.0))
-    each = {name: evidence.means(evidence.stage(name)) for name in (*_COMPUTING, *(("other",) if rank else ()))}
+    stages = _all_work_of(evidence, rank)
+    guess = evidence.gain_as_others(rank, stages)
+    each = {name: evidence.means(evidence.stage(name)) for name in stages}
     stage = max(each, key=lambda name: each[name][rank] - median([m for r, m in enumerate(each[name]) if r != rank]))
     usual = median([m for r, m in enumerate(each[stage]) if r != rank])
     host = evidence.ranks[rank].host
@@ -360,9 +375,8 @@ def _work_of_rank_0(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
     """Rank 0 logs, evaluates or saves between two steps: in every step, or in some."""
     if len(evidence.ranks) < 2:
         return
-    more = [more_between(evidence, 0, n) for n in range(evidence.count)]
-    own = evidence.own
-    usual = evidence.gain(lambda r, n: own[r][n] - (max(0.0, more[n]) if r == 0 else 0.0))
+    more = [_more_between(evidence, 0, n) for n in range(evidence.count)]
+    usual = evidence.gain_as_others(0, ("other",))
 
     def is_event(of: Evidence, n: int) -> bool:
         return n in of.events and _is_rank_0s(of, n)
@@ -390,7 +404,7 @@ def _is_rank_0s(evidence: Evidence, step: int) -> bool:
     return bool(others) and first > (evidence.steps[step] - evidence.seconds) / 2 and max(others) < _A_PART * first
 
 
-def more_between(evidence: Evidence, rank: int, step: int) -> float:
+def _more_between(evidence: Evidence, rank: int, step: int) -> float:
     """Seconds that this rank does something else between two steps, longer than the others in that step."""
     return evidence.stage("other")[rank][step] - evidence.others(("other",), rank, step)
 

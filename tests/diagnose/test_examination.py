@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from slow_job import Failed, Over, SlowJob
 
 from autoddp.diagnose import CAUSES, Diagnosis, Examination, Surroundings
 from autoddp.diagnose.evidence import Evidence, joined
+from autoddp.knobs import AS_WRITTEN
 from autoddp.timing import STAGES, RankSteps
+from autoddp.wire import AS_IT_IS
 
 
 def examined(job: SlowJob, budget: float = 90.0) -> Diagnosis:
@@ -111,6 +114,22 @@ def test_small_batches_are_suspected_and_not_priced() -> None:
     first, *others = examined(job).findings
     assert (first.cause, first.status, first.low) == ("small_batch", "suspected", None)
     assert not others
+
+
+@pytest.mark.parametrize(("stage", "cause"), [("forward", "straggler"), ("other", "rank0_work")])
+def test_ranks_that_are_unsteady_wait_for_each_other_when_mended_too(stage: str, cause: str) -> None:
+    slow = [20.0, 26.0] if cause == "straggler" else [26.0, 20.0]
+
+    def step(**stages: Any) -> float:
+        job = SlowJob(noise=0.15, **stages)
+        written: dict[str, Any] = {"reduce": True, "apply": False, "experiment": AS_IT_IS}
+        return statistics.fmean(job(AS_WRITTEN, 0, 4000, **written).seconds)
+
+    gain = step(**{stage: slow}) - step(**{stage: 20.0})
+    assert gain < 5.2e-3
+    first = examined(SlowJob(noise=0.15, **{stage: slow}), budget=600).findings[0]
+    assert (first.cause, first.status) == (cause, "proved")
+    assert first.seconds == pytest.approx(gain, rel=0.15)
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.05])
