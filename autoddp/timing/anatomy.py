@@ -16,7 +16,7 @@ STAGES = ("data", "copy", "buffers", "forward", "backward", "exposed", "optimize
 - buffers: DDP broadcasts the model's buffers before a forward pass
 - forward: the model, and the loss, until the backward pass begins
 - backward: until all gradients have been computed; reductions that run meanwhile cost nothing here
-- exposed: from there until all gradients are reduced
+- exposed: from there until all gradients are reduced; and the script's own collectives, such as a barrier
 - optimizer: the optimizer's step
 - other: all else, such as logging, evaluating and clearing gradients
 """

@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from autoddp.timing.anatomy import RankSteps
 from autoddp.wire import AS_IT_IS, PINNED, Experiment
+from autoddp.worker.collectives import Collectives
 from autoddp.worker.ddp import Patch
 from autoddp.worker.gradient_access import are_reduced, held_by
 from autoddp.worker.loader import Loaders
@@ -31,6 +32,11 @@ class Experiments:
         self._present = AS_IT_IS
         self.stages = Stages()
         self._loaders = Loaders(self.stages)
+        self._collectives = Collectives(self.stages.collective_begins, self.stages.collective_ends)
+
+    def watch_collectives(self) -> None:
+        """Patch the script's collectives: when torch is imported, before a script imports them by name."""
+        self._collectives.install()
 
     def install(self) -> None:
         """Patch the loaders: in the first model's constructor, when all loaders' class is there."""

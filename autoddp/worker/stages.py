@@ -210,6 +210,18 @@ class Stages(GradientHandler, LoaderEvents):
         after_backward_computed(lambda: self.enter("exposed"))
         after_this_backward(lambda: self.enter(self._between))
 
+    def collective_begins(self) -> str:
+        """The script calls a collective of its own; the stage that it interrupts."""
+        before = self._stage
+        if self._awake:
+            self.enter("exposed")
+        return before
+
+    def collective_ends(self, before: str) -> None:
+        """That stage goes on."""
+        if self._awake:
+            self.enter(before)
+
     def _copy_begins(self) -> str:
         before = self._stage
         self.enter("copy")

@@ -43,6 +43,7 @@ def start_tuning(config: WorkerConfig, launcher: LauncherClient, threads_given: 
     patch.events = job
     patch.install()
     switch.install()
+    job.experiments.watch_collectives()
     # A rank without inputs takes no orders, so the others would wait for it until they count as hung.
     watch_uneven_inputs(lambda: stopper(config.socket)(_UNEVEN))
     add_handler(job.implicit_no_sync)

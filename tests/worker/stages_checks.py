@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -77,12 +78,13 @@ class _Script(DdpEvents, GradientHandler):
         self.experiments = Experiments(self.patch)
         self.experiments.stages.rank = rank
         add_handler(self.experiments.stages)
+        self.experiments.watch_collectives()
         self.experiments.install()
         self.model = DDP(_Model())
         self.optimizer = _Slow(self.model.parameters(), lr=1e-4)
         self.places: list[int] = []
         self.batches = self._endless()
-        self.edits = self.validates = False
+        self.edits = self.validates = self.meets = False
 
     def _endless(self) -> Any:
         self.loader = DataLoader(_Numbers(self.alone), batch_size=2)
@@ -107,6 +109,9 @@ class _Script(DdpEvents, GradientHandler):
                 x.zero_()
             if self.rank == 1:
                 time.sleep(3 * SLEEP)  # other work
+            if self.meets:
+                dist.barrier()
+                dist.all_gather_object([None] * 2, self.rank)
             if self.validates:
                 self.validated = len([places for _, places in self.loader])
             self.optimizer.zero_grad()
@@ -134,6 +139,9 @@ def checks(rank: int) -> dict[str, Any]:
     script.steps(2)
     found: dict[str, Any] = {"as written": script.recorded(STEPS)}
     found["stamps of a step"] = script.experiments.stages.stamps / STEPS
+    script.meets = True
+    found["meets"] = script.recorded(STEPS)
+    script.meets = False
     found["cost of a stamp"] = _cost_of_a_stamp(script)
     script.experiments.apply(Experiment(keep=True))
     script.steps(4)

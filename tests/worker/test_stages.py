@@ -24,7 +24,7 @@ def test_each_sleep_is_found_in_its_stage(found: list[dict[str, Any]], stage: st
 
 def test_stages_add_up_to_the_step(found: list[dict[str, Any]]) -> None:
     for rank in found:
-        for name in ("as written", "kept", "delayed", "not broadcast", "undone"):
+        for name in ("as written", "meets", "kept", "delayed", "not broadcast", "undone"):
             step = rank[name]["seconds"] / STEPS
             parts = sum(rank[name][stage] for stage in ("data", "copy", "buffers", "forward", "backward"))
             parts += sum(rank[name][stage] for stage in ("exposed", "optimizer", "other"))
@@ -37,6 +37,13 @@ def test_who_is_late_does_other_work_and_who_waits_is_exposed(found: list[dict[s
     # The model has buffers, so the ranks meet at their broadcast already: gloo's waits for all of them.
     waits = [rank["buffers"] + rank["exposed"] for rank in (first, second)]
     assert waits[0] > max(SLEEP, waits[1])
+
+
+def test_who_waits_in_a_collective_of_the_scripts_is_exposed(found: list[dict[str, Any]]) -> None:
+    """Of a barrier between two steps, as behind the saving of one rank."""
+    first, second = (rank["meets"] for rank in found)
+    assert second["other"] >= 3 * SLEEP > SLEEP > first["other"]
+    assert first["exposed"] >= 2 * SLEEP > second["exposed"]
 
 
 def test_samples_are_counted(found: list[dict[str, Any]]) -> None:

@@ -1,0 +1,73 @@
+"""Sees the script's own collectives, such as a barrier or the mean of its losses: in them a rank waits for the others.
+
+    Collectives(begins=lambda: "other", ends=lambda stage: None).install()
+
+The functions of torch.distributed are patched in place when torch is imported, so the patch also reaches a script that
+imports them by name. What DDP reduces never comes this way. A collective that the script does not wait for (`async_op`)
+is not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+_NAMES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "monitored_barrier",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+    "send",
+)
+
+
+class Collectives:
+    """`begins()` gives what `ends` is called with. Only the thread that has installed this calls them."""
+
+    def __init__(self, begins: Callable[[], str], ends: Callable[[str], None]) -> None:
+        self._begins, self._ends = begins, ends
+        self._thread = threading.get_ident()
+        self._inside = False
+
+    def install(self) -> None:
+        """Patch the functions, under both names that they have."""
+        for name in _NAMES:
+            function = getattr(dist.distributed_c10d, name, None)
+            if function is not None:
+                patched = self._wrapped(function)
+                setattr(dist.distributed_c10d, name, patched)
+                setattr(dist, name, patched)
+
+    def _wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            # Those for objects call those for tensors.
+            if self._inside or kwargs.get("async_op") or threading.get_ident() != self._thread:
+                return function(*args, **kwargs)
+            self._inside = True
+            before = self._begins()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._ends(before)
+                self._inside = False
+
+        return patched
