@@ -38,22 +38,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import (
-    JOBS,
-    ROOT,
-    Hosts,
-    Lab,
-    Local,
-    autoddp,
-    gain,
-    options,
-    paired,
-    say,
-    table,
-    torchrun,
-    verdict,
-    write_json,
-)
+from common import JOBS, Hosts, Lab, Local, autoddp, gain, options, paired, say, table, torchrun, verdict, write_json
 from lab import SHAPE, unavailable
 
 FIRST, PRICE = 0.95, 0.15
@@ -310,7 +295,7 @@ class Rows:
 
     def __init__(self, path: Path | None, args: Namespace) -> None:
         self._path = path
-        state = _shell("git", "-C", str(ROOT), "rev-parse", "HEAD:autoddp", "HEAD:benchmarks/jobs")
+        state = _shell("git", "-C", str(JOBS), "rev-parse", "HEAD:autoddp", "HEAD:benchmarks/jobs")
         chosen = {name: getattr(args, name) for name in ("runs", "rounds", "most_rounds", "gains_only")}
         self._same = {"state": state.split(), **chosen}
         self._kept: dict[str, list[Row]] = {}
