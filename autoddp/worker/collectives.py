@@ -3,8 +3,8 @@
     Collectives(begins=lambda: "other", ends=lambda stage: None).install()
 
 The functions of torch.distributed are patched in place when torch is imported, so the patch also reaches a script that
-imports them by name. What DDP reduces never comes this way. A collective that the script does not wait for (`async_op`)
-is not seen.
+imports them by name. What DDP reduces never comes this way. Where the script goes on meanwhile (`async_op`), its wait
+for the result counts.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Collectives:
                 patched = self._wrapped(function)
                 setattr(dist.distributed_c10d, name, patched)
                 setattr(dist, name, patched)
+        dist.Work.wait = self._wrapped(dist.Work.wait)  # type: ignore[method-assign]
 
     def _wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

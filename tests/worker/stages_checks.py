@@ -84,7 +84,7 @@ class _Script(DdpEvents, GradientHandler):
         self.optimizer = _Slow(self.model.parameters(), lr=1e-4)
         self.places: list[int] = []
         self.batches = self._endless()
-        self.edits = self.validates = self.meets = False
+        self.edits = self.validates = self.meets = self.waits = False
 
     def _endless(self) -> Any:
         self.loader = DataLoader(_Numbers(self.alone), batch_size=2)
@@ -112,6 +112,10 @@ class _Script(DdpEvents, GradientHandler):
             if self.meets:
                 dist.barrier()
                 dist.all_gather_object([None] * 2, self.rank)
+            if self.waits:
+                work = dist.all_reduce(torch.zeros(1), async_op=True)
+                assert work is not None
+                work.wait()
             if self.validates:
                 self.validated = len([places for _, places in self.loader])
             self.optimizer.zero_grad()
@@ -141,7 +145,9 @@ def checks(rank: int) -> dict[str, Any]:
     found["stamps of a step"] = script.experiments.stages.stamps / STEPS
     script.meets = True
     found["meets"] = script.recorded(STEPS)
-    script.meets = False
+    script.meets, script.waits = False, True
+    found["waits"] = script.recorded(STEPS)
+    script.waits = False
     found["cost of a stamp"] = _cost_of_a_stamp(script)
     script.experiments.apply(Experiment(keep=True))
     script.steps(4)
