@@ -64,6 +64,14 @@ def give_back_spare_memory(device: torch.device) -> None:
                 torch.cuda.empty_cache()
 
 
+def has_room(device: torch.device, size: int) -> bool:
+    """Whether twice so many bytes are free on the device, beside what torch's allocator holds; on a CPU always.
+
+    The other half is left for what the script needs at other moments of its step.
+    """
+    return device.type != "cuda" or 2 * size <= torch.cuda.mem_get_info(device)[0]
+
+
 @contextlib.contextmanager
 def on_a_side_stream(device: torch.device) -> Iterator[None]:
     """A context whose work runs on a separate stream, after the work queued before; its end waits for all of it."""

@@ -24,6 +24,7 @@ from autoddp.topology import free_memory, own_memory
 from autoddp.units import MIB
 from autoddp.wire.experiment import PINNED, PREFETCHED
 from autoddp.worker.ddp import tensors_in
+from autoddp.worker.device import has_room
 
 KEPT = 40
 """Batches of each loader that are kept, as far as `_MOST_BYTES` allows."""
@@ -72,10 +73,12 @@ class _Kept:
     """Whether these workers have failed."""
     workers: set[Any] = field(default_factory=set)
     """Their processes."""
-    moved: dict[tuple[str, int], Any] = field(default_factory=dict)
-    """The kept batches in other memory, by the name of that memory and their place."""
+    moved: dict[int, Any] = field(default_factory=dict)
+    """The kept batches in other memory, by their place."""
+    moved_to: str = ""
+    """That memory."""
     no_room: bool = False
-    """Whether other memory was full."""
+    """Whether it was full."""
     given: int = 0
     """Batches given in place of the script's own since the optimizer's last step."""
     step: int = -1
@@ -112,12 +115,21 @@ class _Kept:
         return _copied(self._in(memory, device, chosen) if memory else self.batches[chosen])
 
     def _in(self, memory: str, device: torch.device | str, place: int) -> Any:
-        if (memory, place) not in self.moved and not self.no_room:
+        if memory != self.moved_to:
+            self.moved, self.moved_to = {}, memory
+            self.no_room = not self._fits(memory, device)
+        if place not in self.moved and not self.no_room:
             try:
-                self.moved[memory, place] = _moved(self.batches[place], memory, device)
-            except RuntimeError:  # out of memory is one
-                self.no_room = True
-        return self.moved.get((memory, place), self.batches[place])
+                self.moved[place] = _moved(self.batches[place], memory, device)
+            except RuntimeError:  # CUDA's out of memory is one
+                self.moved, self.no_room = {}, True
+        return self.moved.get(place, self.batches[place])
+
+    def _fits(self, memory: str, device: torch.device | str) -> bool:
+        """Whether all kept batches do. Other ranks of the host keep theirs, too."""
+        if memory != PINNED:
+            return has_room(torch.device(device), self.bytes)
+        return 2 * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * self.bytes <= free_memory()
 
     def drawn(self, index: Any) -> None:
         """The sampler has drawn the indices of a batch."""
