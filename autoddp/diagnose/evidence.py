@@ -57,7 +57,11 @@ class Evidence:
     @cached_property
     def transfer(self) -> list[float]:
         """Seconds of each step in which gradients travel and nothing is computed."""
-        return [min(of_step) for of_step in zip(*self.stage("exposed"), strict=True)]
+        reducing = [
+            [max(0.0, seconds - own) for seconds, own in zip(of_rank, one.meeting or (0.0,) * self.count, strict=True)]
+            for of_rank, one in zip(self.stage("exposed"), self.ranks, strict=True)
+        ]
+        return [min(of_step) for of_step in zip(*reducing, strict=True)]
 
     @cached_property
     def buffers(self) -> list[float]:
@@ -185,6 +189,7 @@ def joined(blocks: Sequence[Evidence]) -> Evidence:
                 elements=tuple(s for one in same for s in one.elements),
                 begun=tuple(s for one in same for s in one.begun),
                 collecting=tuple(s for one in same for s in one.collecting),
+                meeting=tuple(s for one in same for s in one.meeting),
                 waited_for_cpu=sum(one.waited_for_cpu for one in same),
                 threads=first.threads,
                 prefetched=max(one.prefetched for one in same),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -81,6 +81,8 @@ class _Proof:
     text: str
     mended: Condition | None = None
     """How the job ran without the cause, as far as its fix can take it away."""
+    against: Condition = field(default_factory=Condition)
+    """How it ran with the cause."""
     by_fix: bool | None = None
     """Whether `Suspicion.fixed` is the fix; None where there are others too: it was not tried, or gives little."""
     share: float = 1.0
@@ -247,7 +249,7 @@ class Examination:
                     price = priced_by_events(evidence, events)
                     return _Proof(price, "" if price else "too few of these steps were seen to give an interval")
                 case Mend() as mend:
-                    return self._as_fixed(suspicion, self._mended(mend, precise=suspicion.fixed is None))
+                    return self._as_fixed(suspicion, mend)
                 case Probe() as probe:
                     return self._probed(probe, suspicion)
                 case Dose() as dose:
@@ -261,9 +263,17 @@ class Examination:
             return _Proof(None, self._over)
         return _Proof(None, suspicion.why_not or "no experiment is known for it")
 
-    def _as_fixed(self, suspicion: Suspicion, proof: _Proof) -> _Proof:
-        """Measure the fix itself, where that is known to give less."""
-        price, fixed = proof.price, suspicion.fixed
+    def _as_fixed(self, suspicion: Suspicion, mend: Mend) -> _Proof:
+        """Measure the mended script, and the fix itself, where that is known to give less."""
+        fixed = suspicion.fixed
+        try:
+            proof = self._mended(mend, precise=fixed is None)
+        except (self._fails, CannotRun):
+            if fixed is None or fixed.mended.experiment.memory == mend.mended.experiment.memory:
+                raise
+            by_fix = self._mended(fixed)
+            return replace(by_fix, text=f"proved with {suspicion.fix}", by_fix=True)
+        price = proof.price
         if fixed is None or price is None or not self._is_finding(price):
             return proof
         what = f"{suspicion.most} a step would be {price.seconds * 1e3:.3g} ms shorter"
@@ -313,7 +323,7 @@ class Examination:
         if mended == Condition(reduce=False):
             self._alone, self._reduction = blocks, price
         self._mended_blocks.append((mended, blocks))
-        return _Proof(price, "", mended)
+        return _Proof(price, "", mended, against)
 
     def _is_open(self, price: Difference) -> bool:
         """Whether nothing is proved, and nothing refuted."""
@@ -458,20 +468,24 @@ class Examination:
     def _waterfall(self, findings: Sequence[Finding], proofs: dict[str, _Proof], evidence: Evidence) -> list[Level]:
         """The step with each cause mended, and all those before it. Events are left out by not counting their steps."""
         levels = [Level("as written", self._seconds(evidence))]
-        conditions, causes, events = [Condition()], [], []
+        conditions, causes, events = [Condition()], [""], []  # a condition without a cause: what the next one needs
         for finding in findings:
-            mended = proofs[finding.cause].mended if finding.cause in proofs else None
-            if mended is not None:
-                conditions.append(conditions[-1].with_(mended))
+            proof = proofs.get(finding.cause)
+            if proof is not None and proof.mended is not None:
+                if (needed := conditions[-1].with_(proof.against)) != conditions[-1]:
+                    conditions.append(needed)
+                    causes.append("")
+                conditions.append(conditions[-1].with_(proof.mended))
                 causes.append(finding.cause)
             elif finding.cause in words.IN_SOME_STEPS and finding.status == "proved":
                 events.append(finding)
-        if causes and all(condition == conditions[1] for condition in conditions[1:]):  # measured already
-            self._all_mended = next((blocks for mend, blocks in self._mended_blocks if mend == conditions[1]), [])
+        named = [condition for condition, cause in zip(conditions, causes, strict=True) if cause]
+        if named and all(condition == named[0] for condition in named):  # measured already
+            self._all_mended = next((blocks for mend, blocks in self._mended_blocks if mend == named[0]), [])
             for finding in findings:
                 if finding.cause in causes:
                     levels.append(Level(finding.cause, levels[-1].seconds - finding.seconds))
-        elif causes and not self._over:
+        elif named and not self._over:
             kept = {rank for condition in conditions for rank in condition.experiment.kept_batches}
             try:
                 if kept:
@@ -486,8 +500,11 @@ class Examination:
             added = sum(one.seconds for one in events)
             usual = levels[0].seconds - added
             left = 0.0  # of causes that are mended in part only, until another cause takes the rest away
-            for number, cause in enumerate(causes, 1):
+            for number, cause in enumerate(causes[1:], 1):
                 gain = means[number - 1] - means[number]
+                if not cause:
+                    left += gain
+                    continue
                 left = 0.0 if conditions[number] == conditions[number - 1] else left + gain * (1 - proofs[cause].share)
                 levels.append(Level(cause, added + usual * (means[number] + left) / means[0]))
         for one in events:
@@ -498,9 +515,7 @@ class Examination:
 def _why_none_kept(experiment: Experiment) -> str:
     if experiment.loader_workers:
         return "worker processes could not read the data set, or there is too little memory for them"
-    return (
-        f"there is no room for them ({experiment.memory})" if experiment.memory else "the loader gave no kept batches"
-    )
+    return "there was no memory for the batches" if experiment.memory else "the loader gave no kept batches"
 
 
 def _step_of(block: Evidence, condition: Condition) -> float:

@@ -504,7 +504,8 @@ def _launch_bound(evidence: Evidence, around: Surroundings) -> Iterator[Suspicio
         replayed = Mend(Condition(Configuration(graphs)))
         yield Suspicion("launch_bound", everyone, computing, seen, replayed)
     else:
-        why = f"CUDA graphs were not tried: {around.job.left_out.get(CUDA_GRAPHS.name, 'this job can have none')}"
+        reason = around.job.left_out.get(CUDA_GRAPHS.name, "they were not asked for (--cuda-graphs)")
+        why = f"CUDA graphs were not tried: {reason}, so how much they would give is not known"
         yield Suspicion("launch_bound", everyone, computing, seen, None, why)
 
 
@@ -526,7 +527,7 @@ def _sync_points(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion
             lines[line] = max(lines.get(line, 0.0), seconds / evidence.count)
     longest = sorted(lines, key=lambda line: -lines[line])
     told = ", ".join(f"{line} ({lines[line] * 1e3:.3g} ms)" for line in longest[:_LINES])
-    seen = f"the script waits for the device in each step, at {told}"
+    seen = f"the script waits for the device, on average of all steps at {told}"
     late = Mend(Condition(experiment=Experiment(late_values=True)))
     yield Suspicion("sync_points", tuple(range(len(evidence.ranks))), guess, seen, late)
 

@@ -43,7 +43,7 @@ def _fix_loader(suspicion: Suspicion, around: Surroundings, fixed: bool | None) 
 
 
 def _fix_copies(fixed: bool | None) -> str:
-    pinned = "DataLoader(pin_memory=True) and batch.to(device, non_blocking=True)"
+    pinned = "DataLoader(pin_memory=True) with one worker or more, and batch.to(device, non_blocking=True)"
     ahead = "copy the next batch in a CUDA stream of its own while this one is computed (torch.cuda.Stream)"
     return ahead if fixed is False else pinned if fixed else f"{pinned}; or {ahead}"
 
@@ -104,7 +104,7 @@ _FIXES: dict[str, Callable[[Suspicion, Surroundings], str]] = {
     ),
     "sync_points": lambda s, a: (
         "keep values on the device (total += loss.detach()) and read them at these lines only every hundredth step, "
-        "or copy them with non_blocking=True and read them one step later"
+        "or copy them with non_blocking=True and read them one step later; leave torch.cuda.synchronize() out"
     ),
 }
 

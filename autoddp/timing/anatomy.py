@@ -39,6 +39,8 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     """Iterators that the script asked its loaders for in each step: where an epoch begins."""
     collecting: tuple[float, ...] = ()
     """Seconds of each step that Python's garbage collector took."""
+    meeting: tuple[float, ...] = ()
+    """Seconds of each step in collectives of the script's own, such as a barrier: a part of `exposed`."""
     waited_for_cpu: float = 0.0
     """Seconds of all steps together for which threads of the rank could have run and had no core."""
     threads: int = 0

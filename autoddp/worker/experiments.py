@@ -121,6 +121,7 @@ class Experiments:
             elements=found.elements,
             begun=found.begun,
             collecting=found.collecting,
+            meeting=found.meeting,
             waited_for_cpu=found.waited_for_cpu,
             queued=found.queued,
             waits=found.waits,

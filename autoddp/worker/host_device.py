@@ -10,6 +10,7 @@ import inspect
 import itertools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -19,6 +20,8 @@ import torch
 
 _MISSING = object()
 _MOST_LINES = 5  # that are told: those that wait longest
+_LARGEST = 2**20  # bytes of a tensor whose value may be late
+_DEEPEST = 40  # frames that tell one call from another
 _READS = {
     "item": ".item()",
     "tolist": ".tolist()",
@@ -62,6 +65,20 @@ class _Methods:
         self._before = {}
 
 
+class _Here:
+    """True in the thread and the process that have made it: a loader's worker is forked with all patches."""
+
+    def __init__(self) -> None:
+        self._place = self._now()
+
+    def __bool__(self) -> bool:
+        return self._now() == self._place
+
+    @staticmethod
+    def _now() -> tuple[int, int]:
+        return os.getpid(), threading.get_ident()
+
+
 class CopiesToDevice:
     """Sees tensors that go from the host to a device, by the two methods that scripts use for it.
 
@@ -71,22 +88,24 @@ class CopiesToDevice:
     def __init__(self, begin: Callable[[], str], end: Callable[[str], None]) -> None:
         self._begin, self._end = begin, end
         self._methods = _Methods(torch.Tensor)
+        self._trains = _Here()
         self.non_blocking = False
         """Whether the host does not wait for copies from pinned memory, whatever the script asks for."""
 
     def watch(self) -> None:
         """Replace the methods."""
         for name in ("to", "cuda"):
-            self._methods.replace(name, self._wrapped)
+            self._methods.replace(name, functools.partial(self._wrapped, name))
 
     def stop(self) -> None:
         """Put them back; without effect if nobody watches."""
         self._methods.restore()
 
-    def _wrapped(self, copy: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def _wrapped(self, name: str, copy: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(copy)
         def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            if tensor.device.type != "cpu":
+            goes_away = name == "cuda" or _target(args, kwargs) not in (None, "cpu")
+            if tensor.device.type != "cpu" or not goes_away or not self._trains:
                 return copy(tensor, *args, **kwargs)
             if self.non_blocking and len(args) <= 1 and tensor.is_pinned():  # a second argument may be non_blocking
                 kwargs["non_blocking"] = True
@@ -107,9 +126,10 @@ class DeviceWaits:
     waits.longest                # {"train.py:41 .item()": 0.8}: seconds
     waits.give_late(True)        # from now on such a line is given the value that it asked for the last time
 
-    A line that is given the last value does not wait for the present one. All ranks are given values that are late by
-    just one call, so ranks that decide something by a value they share go on deciding alike. What torch's own modules
-    read is left alone: a gradient scaler must know at once whether to step.
+    A line that is given the last value does not wait for the present one. Calls from different places, or through
+    different callers, have values of their own, so ranks that call alike are given values that are late alike. Only
+    small tensors of floating-point numbers are late: others may be sizes or decisions. What torch's own modules read is
+    left alone: a gradient scaler must know at once whether to step.
     """
 
     def __init__(self, device_type: str = "cuda") -> None:
@@ -118,6 +138,7 @@ class DeviceWaits:
         self._watches = self._late = False
         self._waited: dict[str, float] = {}
         self._last: dict[object, _HostCopy] = {}
+        self._trains = _Here()
 
     def watch(self, on: bool) -> None:
         """Note from here on how long each line waits; or no more."""
@@ -151,12 +172,13 @@ class DeviceWaits:
     def _reading(self, name: str, read: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(read)
         def patched(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if tensor.device.type != self._type or (name == "to" and not _goes_to_host(args, kwargs)):
+            elsewhere = name == "to" and _target(args, kwargs) != "cpu"
+            if tensor.device.type != self._type or elsewhere or not self._trains:
                 return read(tensor, *args, **kwargs)
             line = _line_of_the_script()
             if line is None:
                 return read(tensor, *args, **kwargs)
-            if self._late and not (name in _COPIES and tensor.requires_grad):
+            if self._late and _may_be_late(tensor) and not (name in _COPIES and tensor.requires_grad):
                 tensor = self._value_of_last_call(line, tensor)
             return self._timed(line, _READS[name], read, tensor, *args, **kwargs)
 
@@ -165,7 +187,7 @@ class DeviceWaits:
     def _synchronizing(self, synchronize: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(synchronize)
         def patched(*args: Any, **kwargs: Any) -> None:
-            line = _line_of_the_script()
+            line = _line_of_the_script() if self._trains else None
             if line is None:
                 synchronize(*args, **kwargs)
             elif not self._late:
@@ -184,7 +206,7 @@ class DeviceWaits:
 
     def _value_of_last_call(self, line: FrameType, tensor: torch.Tensor) -> torch.Tensor:
         """On the host; the first call of a line is given `tensor` itself, and waits."""
-        place = line.f_code, _place(line.f_code, line.f_lasti), tensor.shape, tensor.dtype
+        place = _calls(line), tensor.shape, tensor.dtype
         last = self._last.get(place)
         self._last[place] = _HostCopy(tensor)
         return tensor if last is None else last.value()
@@ -216,12 +238,27 @@ def _place(code: CodeType, instruction: int) -> object:
     return next(itertools.islice(code.co_positions(), instruction // 2, None))
 
 
-def _goes_to_host(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether `Tensor.to` with these arguments copies to the host."""
+def _calls(line: FrameType) -> tuple[object, ...]:
+    """The place of a call, and those of its callers: what one line reads may be another thing for each of them."""
+    found: list[object] = []
+    frame: FrameType | None = line
+    while frame is not None and len(found) < _DEEPEST:
+        found.append((frame.f_code, _place(frame.f_code, frame.f_lasti)))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _may_be_late(tensor: torch.Tensor) -> bool:
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return plain and tensor.is_floating_point() and tensor.numel() * tensor.element_size() <= _LARGEST
+
+
+def _target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The kind of device to which `Tensor.to` with these arguments copies; None where it stays."""
     given = args[0] if args else kwargs.get("device", kwargs.get("other"))
     if isinstance(given, torch.Tensor):
         given = given.device
-    return isinstance(given, str | torch.device) and torch.device(given).type == "cpu"
+    return torch.device(given).type if isinstance(given, str | int | torch.device) else None
 
 
 def _line_of_the_script() -> FrameType | None:

@@ -73,8 +73,8 @@ class _Kept:
     """Whether these workers have failed."""
     workers: set[Any] = field(default_factory=set)
     """Their processes."""
-    moved: dict[int, Any] = field(default_factory=dict)
-    """The kept batches in other memory, by their place."""
+    moved: list[Any] = field(default_factory=list)
+    """The kept batches in other memory."""
     moved_to: str = ""
     """That memory."""
     no_room: bool = False
@@ -116,14 +116,19 @@ class _Kept:
 
     def _in(self, memory: str, device: torch.device | str, place: int) -> Any:
         if memory != self.moved_to:
-            self.moved, self.moved_to = {}, memory
+            self.leave()
+            self.moved_to = memory
             self.no_room = not self._fits(memory, device)
-        if place not in self.moved and not self.no_room:
-            try:
-                self.moved[place] = _moved(self.batches[place], memory, device)
+            try:  # all of them in the first step of a block, which is not timed
+                if not self.no_room:
+                    self.moved = [_moved(batch, memory, device) for batch in self.batches]
             except RuntimeError:  # CUDA's out of memory is one
-                self.moved, self.no_room = {}, True
-        return self.moved.get(place, self.batches[place])
+                self.no_room = True
+        return self.batches[place] if self.no_room else self.moved[place]
+
+    def leave(self) -> None:
+        """Free the other memory."""
+        self.moved, self.moved_to, self.no_room = [], "", False
 
     def _fits(self, memory: str, device: torch.device | str) -> bool:
         """Whether all kept batches do. Other ranks of the host keep theirs, too."""
@@ -266,11 +271,14 @@ class Loaders:
         self._gives_kept, self._sizes, self._workers = on, sizes, workers
         self._memory, self._device = memory, device
         self.given, self._gave_copy = 0, False
+        if not on:
+            for kept in self._kept:
+                kept.leave()
 
     @property
     def gave(self) -> int:
         """Batches given as `give_kept` was asked for; 0 where one of them was not from workers or memory asked for."""
-        full = any(kept.no_room for kept in self._kept)
+        full = any(kept.no_room and kept.moved_to == self._memory for kept in self._kept)
         return 0 if (self._workers and self._gave_copy) or (self._memory and full) else self.given
 
     @property

@@ -34,6 +34,7 @@ from autoddp.worker.host_device import CopiesToDevice, DeviceWaits
 from autoddp.worker.loader import LoaderEvents
 
 _END_OF_STEP = "end of step"
+_COUNTS = 5  # of a step: samples, elements, iterators, seconds of the collector, and those in the script's collectives
 _DIGITS = 8  # of seconds: further ones only make messages longer
 
 
@@ -53,6 +54,8 @@ class Recorded:
     """Iterators that the script has asked its loaders for, in each step."""
     collecting: tuple[float, ...]
     """In each step, spent by Python's garbage collector."""
+    meeting: tuple[float, ...]
+    """In each step, in collectives of the script's own: a part of `exposed`."""
     waited_for_cpu: float
     """In all steps together, for which threads of this process could have run and had no core."""
     queued: tuple[float, ...] = ()
@@ -81,7 +84,7 @@ class Stages(GradientHandler, LoaderEvents):
         self._delayed = self._has_added = False
         self._marks: list[tuple[str, Any]] = []
         self._counts: list[list[float]] = []
-        self._collecting_since = 0.0
+        self._collecting_since = self._meeting_since = 0.0
         self._launched: list[float] = []
         self.copies = CopiesToDevice(self._copy_begins, self.enter)
         self.waits = DeviceWaits()
@@ -93,7 +96,7 @@ class Stages(GradientHandler, LoaderEvents):
         self._device = device
         self._in_optimizer, self._stage, self.stamps = False, "other", 0
         self._delayed = self._has_added = False
-        self._counts = [[0.0] * 4]
+        self._counts = [[0.0] * _COUNTS]
         synchronize(device)
         self._marks, self._launched = [], []
         self._put("other")
@@ -114,7 +117,7 @@ class Stages(GradientHandler, LoaderEvents):
         self._delayed = self._has_added = False
         if self.on:
             self._put(_END_OF_STEP)
-            self._counts.append([0.0] * 4)
+            self._counts.append([0.0] * _COUNTS)
 
     def stop(self) -> Recorded:
         """Take no more stamps. What was recorded of the steps that have ended."""
@@ -214,6 +217,7 @@ class Stages(GradientHandler, LoaderEvents):
         """The script calls a collective of its own; the stage that it interrupts."""
         before = self._stage
         if self._awake:
+            self._meeting_since = time.perf_counter()
             self.enter("exposed")
         return before
 
@@ -221,6 +225,8 @@ class Stages(GradientHandler, LoaderEvents):
         """That stage goes on."""
         if self._awake:
             self.enter(before)
+        if self.on:
+            self._counts[-1][4] += time.perf_counter() - self._meeting_since
 
     def _copy_begins(self) -> str:
         before = self._stage
@@ -285,7 +291,7 @@ def _recorded(
             steps.append(dict.fromkeys(STAGES, 0.0))
         else:
             stage = following
-    samples, elements, begun, collecting = zip(*counts, strict=True) if counts else ((), (), (), ())
+    samples, elements, begun, collecting, meeting = zip(*counts, strict=True) if counts else ((),) * _COUNTS
     return Recorded(
         stages=tuple(tuple(round(s, _DIGITS) for s in of_step.values()) for of_step in steps[: len(ends)]),
         spans=tuple(span for span in spans if span.end > span.begin and span.end <= (ends or [0.0])[-1]),
@@ -294,6 +300,7 @@ def _recorded(
         elements=tuple(map(int, elements)),
         begun=tuple(map(int, begun)),
         collecting=tuple(collecting),
+        meeting=tuple(meeting),
         waited_for_cpu=waited,
     )
 

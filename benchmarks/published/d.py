@@ -5,7 +5,7 @@
 
 A pattern is planted by a job of jobs/slow/, which is then run with the fix that the diagnosis names: the gain stands
 beside the predicted one. Some patterns have several causes, and each of those is a row. Small kernels and long copies
-to the device need a GPU; on one GPU two ranks share it.
+to the device, and values that are read from it, need a GPU; on one GPU two ranks share it.
 """
 
 from __future__ import annotations

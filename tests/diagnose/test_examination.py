@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "study"))
 
-from slow_job import Failed, Over, SlowJob
+from slow_job import MS, Failed, Over, SlowJob
 
 from autoddp.diagnose import CAUSES, Diagnosis, Examination, Surroundings
 from autoddp.diagnose.evidence import Evidence, joined
@@ -164,7 +165,25 @@ def test_the_fix_of_copies_is_the_one_that_was_tried() -> None:
     full = SlowJob(copy=8.0, no_room=("pinned", "device"))
     untried = examined(full).findings[0]
     assert (untried.cause, untried.status) == ("host_device_copy", "suspected")
-    assert "no room" in untried.text
+    assert "no memory" in untried.text
+    on_the_device = SlowJob(copy=8.0, fails=lambda experiment: experiment.memory == "device")
+    fixed = examined(on_the_device).findings[0]
+    assert (fixed.cause, fixed.status, fixed.seconds) == ("host_device_copy", "proved", pytest.approx(5.6e-3, rel=0.15))
+    assert "proved with pinned batches" in fixed.text
+
+
+def test_copies_do_not_take_the_loaders_place_in_the_waterfall() -> None:
+    found = examined(SlowJob(data=10.0, from_workers=9.9, copy=20.0, pinned=0.0))
+    assert [one.cause for one in found.findings] == ["host_device_copy", "data_loader"]
+    levels = [level.seconds * 1e3 for level in found.waterfall]
+    assert [a - b for a, b in pairwise(levels)] == pytest.approx([20, 10], rel=0.15)
+
+
+def test_collectives_of_the_scripts_own_are_no_communication() -> None:
+    exposed, steps = STAGES.index("exposed"), 4
+    stages = tuple(tuple(5 * MS if n == exposed else 1 * MS for n in range(len(STAGES))) for _ in range(steps))
+    ranks = [RankSteps(r, "a", (12 * MS,) * steps, stages, meeting=(4 * MS,) * steps) for r in range(2)]
+    assert Evidence(ranks).transfer == pytest.approx([1 * MS] * steps)
 
 
 def test_small_kernels_without_graphs_are_suspected() -> None:

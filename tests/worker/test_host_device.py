@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,13 @@ import pytest
 import torch
 from fake_cuda import FakeCuda
 
-from autoddp.worker.host_device import DeviceWaits
+from autoddp.worker.host_device import CopiesToDevice, DeviceWaits
 from autoddp.worker.stages import Stages
 
 READS: dict[str, Any] = {
     "item": lambda t: t.item(),
     "float": float,
-    "int": int,
+    "int": lambda t: int(t),
     "list": lambda t: t.tolist(),
     "text": lambda t: float(f"{t:.1f}"),
     "print": lambda t: float(repr(t).removeprefix("tensor(").removesuffix(")")),
@@ -46,8 +48,8 @@ def test_each_line_has_a_value_of_its_own(waits: DeviceWaits) -> None:
     waits.give_late(True)
     found = []
     for n in range(3):
-        found.append(torch.tensor(n).item())
-        found.append(torch.tensor(10 * n).item())
+        found.append(torch.tensor(1.0 * n).item())
+        found.append(torch.tensor(10.0 * n).item())
     assert found == [0, 0, 0, 0, 1, 10]
 
 
@@ -67,6 +69,57 @@ def test_what_torchs_own_modules_read_is_left_alone(waits: DeviceWaits) -> None:
     exec("def read(tensor):\n    return tensor.item()\n", of_torch)
     waits.give_late(True)
     assert [of_torch["read"](torch.tensor(n)) for n in range(3)] == [0, 1, 2]
+
+
+def test_a_helper_keeps_its_callers_apart(waits: DeviceWaits) -> None:
+    def value(tensor: torch.Tensor) -> float:
+        return tensor.item()
+
+    waits.give_late(True)
+    found = []
+    for n in range(3):
+        loss, accuracy = value(torch.tensor(1.0 * n)), value(torch.tensor(10.0 * n))
+        found.append((loss, accuracy))
+    assert found == [(0, 0), (0, 0), (1, 10)]
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool])
+def test_whole_numbers_are_never_late(waits: DeviceWaits, kind: torch.dtype) -> None:
+    """They may be sizes, or say what to do next."""
+    waits.give_late(True)
+    assert [torch.tensor(n, dtype=kind).item() for n in range(2)] == [0, 1]
+    assert [torch.full((n,), 1.0).sum().to(torch.int64).tolist() for n in range(3)] == [0, 1, 2]
+    large = [torch.full((2**18 + 1,), float(n)) for n in range(2)]
+    assert [one.cpu()[0].numpy() for one in large] == [0, 1]
+
+
+def test_other_threads_and_processes_read_as_written(waits: DeviceWaits) -> None:
+    """A loader's worker is forked with the patches."""
+    waits.give_late(True)
+
+    def read() -> list[float]:
+        return [torch.tensor(1.0 * n).item() for n in range(3)]
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(read).result() == [0, 1, 2]
+    with multiprocessing.get_context("fork").Pool(1) as processes:
+        assert processes.apply(_read) == [0, 1, 2]
+
+
+def _read() -> list[float]:
+    return [torch.tensor(1.0 * n).item() for n in range(3)]
+
+
+def test_only_what_leaves_the_host_is_a_copy() -> None:
+    begun = []
+    copies = CopiesToDevice(lambda: begun.append("begun") or "other", lambda before: None)
+    copies.watch()
+    torch.zeros(1).to(torch.float64).to("cpu").to(torch.zeros(1)).to(device="cpu", dtype=torch.float32)
+    assert not begun
+    torch.zeros(1).to("meta")
+    copies.stop()
+    assert begun == ["begun"]
+    assert "to" not in vars(torch.Tensor)
 
 
 def test_what_is_differentiated_stays_so(waits: DeviceWaits) -> None:
