@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from autoddp.timing import STAGES, RankAnatomy, RankSteps, anatomy, median
 
@@ -17,7 +18,16 @@ _RARE = 0.34  # of the steps: what happens in more of them is no event
 _BY_THE_MACHINE = 3.0  # times the usual step
 _BY_CHANCE = 0.1  # of the steps
 _FEW = 8  # ranks
+A_PART = 0.25
+"""Of what the rank with the longest event does: from there another rank is at work too."""
+_MORE_REGULAR = 0.1  # of an irregularity
 _SHORTEST = 0.003  # seconds that an event takes at least: less is noise of the machine
+
+
+def irregularity(steps: Sequence[int]) -> float:
+    """Spread of the distances between steps, as a share of their mean: 0 for every tenth step, about 1 at random."""
+    gaps = [after - before for before, after in pairwise(steps)]
+    return statistics.pstdev(gaps) / statistics.fmean(gaps) if len(gaps) > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,35 @@ class Evidence:
             found += [n for n, seconds in enumerate(scripts) if seconds > limit]
         events = sorted(set(found))
         return events if len(events) <= _RARE * self.count else []
+
+    def more_of_the_scripts(self, step: int) -> list[float]:
+        """Seconds of each rank in that step that it did more between two steps than usual, or collected garbage."""
+        other = self.stage("other")
+        usual = self._usual_other
+        return [
+            other[r][step] - usual[r] + (one.collecting or (0.0,) * self.count)[step]
+            for r, one in enumerate(self.ranks)
+        ]
+
+    @cached_property
+    def _usual_other(self) -> list[float]:
+        return self.means(self.stage("other"))
+
+    @cached_property
+    def events_of_rank_0(self) -> frozenset[int]:
+        """Events that rank 0 alone makes.
+
+        Where ranks do the same by turns, such as waiting for one disk, now rank 0 is the one that takes long, and now
+        another one. Then all events together come more regularly than those of rank 0, and none is its own.
+        """
+        own = []
+        for step in self.events:
+            first, *others = self.more_of_the_scripts(step)
+            if others and first > (self.steps[step] - self.seconds) / 2 and max(others) < A_PART * first:
+                own.append(step)
+        rest = [step for step in self.events if step not in own]
+        by_turns = own and rest and irregularity(self.events) + _MORE_REGULAR < max(map(irregularity, (own, rest)))
+        return frozenset() if by_turns else frozenset(own)
 
     @cached_property
     def _interrupted(self) -> list[int]:

@@ -9,10 +9,9 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from autoddp.codec import replace
-from autoddp.diagnose.evidence import Evidence, Table
+from autoddp.diagnose.evidence import A_PART, Evidence, Table, irregularity
 from autoddp.diagnose.findings import WORTHWHILE
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS
@@ -32,7 +31,6 @@ _SLOWEST_GBPS = 1.0  # of a network between hosts that train together, where no 
 _ADDED = 0.25  # of a step, which bytes are to cost that an experiment adds
 _MOST_ADDED = 64 * MIB
 _FEWEST_EVENTS = 3  # of a kind: fewer give no interval that says anything
-_A_PART = 0.25  # of what the rank with the longest event does: from there another rank is at work too
 _IRREGULAR = 0.6  # spread of the distances between events, as a share of their mean; 1 where they come at random
 _MANY_WORKERS, _MOST_WORKERS = 8, 16  # of one rank's loader: if it has few now, and at all
 _QUEUED = 0.1  # of a step's computing, for which the device is behind the script: if it is less, it waits for work
@@ -379,7 +377,7 @@ def _work_of_rank_0(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
     usual = evidence.gain_as_others(0, ("other",))
 
     def is_event(of: Evidence, n: int) -> bool:
-        return n in of.events and _is_rank_0s(of, n)
+        return n in of.events_of_rank_0
 
     rare = list(_events("rank0_work", (0,), evidence, is_event, "rank 0 does other work between two steps"))
     if rare and rare[0].guess > usual:
@@ -389,19 +387,6 @@ def _work_of_rank_0(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
         seen = f"rank 0 does other work between two steps ({_share(mean, evidence)}), and all others wait for it"
         probe = Probe(Delay(0, "other", max(usual, 0.1 * evidence.seconds)))
         yield Suspicion("rank0_work", (0,), usual, seen, probe)
-
-
-def _scripts_own(evidence: Evidence, step: int) -> list[float]:
-    """Seconds of each rank in that step that it did more between two steps than usual, or collected garbage."""
-    other = evidence.stage("other")
-    usual = evidence.means(other)
-    return [other[r][step] - usual[r] + one.collecting[step] for r, one in enumerate(evidence.ranks)]
-
-
-def _is_rank_0s(evidence: Evidence, step: int) -> bool:
-    """Whether what makes this step long is done by rank 0 alone: no other rank does a good part of it too."""
-    first, *others = _scripts_own(evidence, step)
-    return bool(others) and first > (evidence.steps[step] - evidence.seconds) / 2 and max(others) < _A_PART * first
 
 
 def _more_between(evidence: Evidence, rank: int, step: int) -> float:
@@ -421,10 +406,10 @@ def _epoch_start(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion
 
 def _periodic_stall(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
     def is_event(of: Evidence, n: int) -> bool:
-        if n not in of.events or _is_rank_0s(of, n):  # which has a name of its own
+        if n not in of.events or n in of.events_of_rank_0:  # which have a name of their own
             return False
         # What hits the other stages alone is the machine's doing, not the script's.
-        return max(_scripts_own(of, n)) > (of.steps[n] - of.seconds) / 2
+        return max(of.more_of_the_scripts(n)) > (of.steps[n] - of.seconds) / 2
 
     what = "the script does something else, such as saving, in some steps"
     events = [n for n in range(evidence.count) if is_event(evidence, n)]
@@ -433,9 +418,9 @@ def _periodic_stall(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
         if collected > sum(evidence.steps[n] - evidence.seconds for n in events) / 2:
             what = "Python's garbage collector runs in some steps"
     # Where some ranks alone have these steps, the others wait for them.
-    each = [_scripts_own(evidence, n) for n in events]
+    each = [evidence.more_of_the_scripts(n) for n in events]
     longest = [sum(of_rank) for of_rank in zip(*each, strict=True)]
-    ranks = tuple(r for r, seconds in enumerate(longest) if seconds >= _A_PART * max(longest))
+    ranks = tuple(r for r, seconds in enumerate(longest) if seconds >= A_PART * max(longest))
     yield from _events("periodic_stall", ranks, evidence, is_event, what)
 
 
@@ -447,18 +432,13 @@ def _events(
     what: str,
 ) -> Iterator[Suspicion]:
     events = [n for n in range(evidence.count) if is_event(evidence, n)]
-    if not events or not _regular(events):
+    # What a script does comes at similar distances. What the machine does comes at random.
+    if not events or irregularity(events) > _IRREGULAR:
         return
     seconds = sum(evidence.steps[n] - evidence.seconds for n in events) / evidence.count
     each = statistics.fmean(evidence.steps[n] - evidence.seconds for n in events)
     seen = f"{what}: {len(events)} of {evidence.count} steps take {each * 1e3:.3g} ms longer than the others"
     yield Suspicion(cause, ranks, seconds, seen, Events(is_event))
-
-
-def _regular(events: Sequence[int]) -> bool:
-    """Whether steps come at similar distances, as what a script does comes. What the machine does comes at random."""
-    gaps = [after - before for before, after in pairwise(events)]
-    return len(gaps) < 2 or statistics.pstdev(gaps) <= _IRREGULAR * statistics.fmean(gaps)
 
 
 def _host_device_copy(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:

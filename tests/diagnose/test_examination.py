@@ -81,6 +81,12 @@ PLANTED: dict[str, tuple[dict[str, Any], str, tuple[int, ...], float]] = {
         (0, 1),
         6.0,
     ),
+    "saving by turns": (
+        {"event": lambda r, n: {"other": 60.0} if n % 10 == 3 and r == n * n // 100 % 3 % 2 else {}},
+        "periodic_stall",
+        (0, 1),
+        6.0,
+    ),
     "pageable copies": ({"copy": 8.0}, "host_device_copy", (0, 1), 5.6),
     "copies that pinning does not help": ({"copy": 8.0, "pinned": 0.99}, "host_device_copy", (0, 1), 8.0),
     "small kernels": (
@@ -153,6 +159,15 @@ def test_the_fix_of_a_loader_is_the_one_that_was_tried() -> None:
     assert "fails with 2 workers" in untried.text
     assert "num_workers=2" in untried.fix
     assert "prepare the data" in untried.fix
+
+
+def test_two_things_that_come_regularly_are_told_apart() -> None:
+    def event(rank: int, step: int) -> dict[str, float]:
+        return {"other": 80.0} if step % 20 == 15 or (rank == 0 and step % 20 == 4) else {}
+
+    found = {one.cause: one for one in examined(SlowJob(event=event)).findings}
+    assert {cause: one.ranks for cause, one in found.items()} == {"rank0_work": (0,), "periodic_stall": (0, 1)}
+    assert all(one.seconds == pytest.approx(4e-3, rel=0.15) for one in found.values())
 
 
 def test_the_fix_of_copies_is_the_one_that_was_tried() -> None:
