@@ -60,7 +60,7 @@ class Collectives:
     def _wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def patched(*args: Any, **kwargs: Any) -> Any:
-            # Those for objects call those for tensors.
+            # The functions for objects call those for tensors: the outer call alone counts.
             if self._inside or kwargs.get("async_op") or threading.get_ident() != self._thread:
                 return function(*args, **kwargs)
             self._inside = True
