@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp import around_ddps_own, version_of
+from autoddp.worker.ddp import around_ddps_own, must_reduce, version_of
 
 
 class ReductionSwitch:
@@ -38,7 +38,7 @@ class ReductionSwitch:
 
     def reduces(self, ddp: DDP) -> bool:
         """Whether the backward pass of this object's present forward pass reduces."""
-        return self.on and not self.put_off and self.as_written(ddp)
+        return self.as_written(ddp) and (must_reduce(ddp) or (self.on and not self.put_off))
 
     def _get(self, ddp: DDP) -> bool:
         return self.reduces(ddp) if self._read_by_ddp else self.as_written(ddp)
