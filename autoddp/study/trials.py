@@ -416,10 +416,11 @@ class Trials:
         budget, best = self._budget, min(self.seconds_of(configuration.rung).values(), default=float("inf"))
         at_once = configuration.steps_per_update
         try:
-            predicted = self._forecast.seconds(configuration)
-            warmup = budget.warmup_of(configuration, predicted)
-            first = self._cost.block(configuration, warmup, budget.block(budget.step, at_once))
+            steps = budget.block(budget.step, at_once)
+            first = self._cost.block(configuration, budget.warmup_of(configuration), steps)
             limit = best * (_HOPELESS_AT_FIRST if budget.gains(first.median) else _HOPELESS)
+            if first.median > limit and (more := budget.until_settled(first.median)):
+                first = self._cost.block(configuration, more, steps, apply=False)
             hopeless = first.median > limit
             # A 16-bit hook is compared even if it is slow: overflow may be the cause, and the user should learn of it.
             error, refused = (
@@ -432,7 +433,7 @@ class Trials:
                 return self._add(configuration, "cut short", [first], why, error)
             if StepBudget(first.median).slow:
                 return self._add(configuration, "measured", [first], "", error)
-            settling = max(0, budget.settling(first.median) - warmup)
+            settling = budget.settling(first.median)
             second = self._cost.block(configuration, settling, budget.block(first.median, at_once), apply=False)
         except TrialFailed as failure:
             return self._add(configuration, "failed", [], str(failure))
