@@ -500,6 +500,18 @@ def around_ddps_own(around: Callable[[], contextlib.AbstractContextManager[None]
     DDP._post_forward = wrapped(DDP._post_forward)  # type: ignore[method-assign]
 
 
+def why_another_world(ddp: DDP, started: int) -> str:
+    """Why the script's ranks are not the `started` ones of the launchers; "" if they are, or `started` is 0: not known.
+
+    A script may start ranks itself, or say itself which ones there are. Its ranks are those of the default process
+    group, or of the object's own group if that has more.
+    """
+    ranks = max(dist.get_world_size() if dist.is_initialized() else 0, ddp.process_group.size())
+    if started in (0, ranks):
+        return ""
+    return f"the script trains with {ranks} ranks, and autoddp has started {started}"
+
+
 def is_joining(ddp: DDP) -> bool:
     """Whether the script uses `ddp` inside `join()`: then some ranks may have ended and only shadow its reductions."""
     return bool(ddp._join_config.enable)
