@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from torch import nn
@@ -14,7 +15,15 @@ from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import DdpEvents, Patch, Wrapped, is_joining, parameters_digest, watch_uneven_inputs
+from autoddp.worker.ddp import (
+    DdpEvents,
+    Patch,
+    Wrapped,
+    is_joining,
+    parameters_digest,
+    watch_uneven_inputs,
+    why_another_world,
+)
 from autoddp.worker.describe_job import gather_facts
 from autoddp.worker.experiments import Experiments
 from autoddp.worker.first_steps import ByHand, ReadyOrder
@@ -62,6 +71,7 @@ class _TuningJob(DdpEvents):
         self._config = config
         self._threads = threads
         self._launcher = launcher
+        self._started = int(os.environ.get("WORLD_SIZE", "0"))  # read now: the script may set the variable later
         self._wrapped_any = False
         self._patch = patch
         self._switch = switch
@@ -82,12 +92,15 @@ class _TuningJob(DdpEvents):
     def built(self, wrapped: Wrapped) -> None:
         """The first DDP object: this process takes part from here on."""
         self._clock.model_built()
-        if self._wrapped_any:
-            return
-        self._wrapped_any = True
-        self.experiments.install()
-        if not self._launcher.hello():
-            leave()
+        if not self._wrapped_any:
+            self._wrapped_any = True
+            self.experiments.install()
+            if not self._launcher.hello():
+                leave()
+        ddp = wrapped.ddp
+        why = why_another_world(ddp, self._started) if ddp is not None else ""
+        if why:  # ranks that this launcher has not started take no orders, and the others would wait for them
+            stopper(self._config.socket)(f"{why}: such a job cannot be tuned")
 
     def forward_begins(self, ddp: DDP) -> None:
         """Count forward passes that reduce as the script is written, then see whether this one's reduction may wait."""
