@@ -16,6 +16,7 @@ from autoddp.log import tell
 from autoddp.timing import median, speedup
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import DdpEvents, Patch, Wrapped
+from autoddp.worker.device import is_capturing
 from autoddp.worker.gradient_access import parameters_of
 from autoddp.worker.stopwatch import Stopwatch, stopwatch_for
 from autoddp.worker.sync_switch import ReductionSwitch
@@ -62,6 +63,8 @@ class _Bypass(DdpEvents):
         """
         if not self._leaves_as_written and _needs_its_reduction(ddp):
             self._leave_as_written()
+        if is_capturing(next(ddp.parameters()).device):
+            self._clock.stop()  # to time a step is to wait for the device, which would spoil the script's own graph
         self._clock.forward_begins(self._switch.as_written(ddp))
 
     def _leave_as_written(self) -> None:
