@@ -170,9 +170,14 @@ def checksum(parameters: Sequence[torch.Tensor]) -> str:
     """Of all bits, in 16 hex digits, and the device on which they were computed."""
     total = torch.zeros((), dtype=torch.int64, device=parameters[0].device)
     for number, parameter in enumerate(parameters, start=1):
-        plain = torch.view_as_real(parameter) if parameter.is_complex() else parameter
-        total += number * plain.detach().view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64)
+        total += number * sum_of_bits(parameter)
     return f"{int(total) & (2**64 - 1):016x} {_device(parameters[0].device)}"
+
+
+def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of one number, on the same device: another one, all but surely, where any bit is another."""
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return plain.detach().view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64)
 
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
