@@ -182,7 +182,8 @@ class Wrapped:
         if self.script_hook is not None:
             self.script_hook(ddp)
             return
-        found = hook_for(configuration, ddp.process_group, start_step)
+        # No hook of ours takes the bucket of a sparse gradient.
+        found = None if self.is_sparse else hook_for(configuration, ddp.process_group, start_step)
         if found is not None:
             state, hook = found
             _register(ddp, state, around(hook, ddp.process_group) if around else hook)

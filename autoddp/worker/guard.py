@@ -172,9 +172,14 @@ def checksum(parameters: Sequence[torch.Tensor]) -> str:
     # One sum for each device of a model that lies on several: only those are waited for, not each parameter.
     totals = {device: torch.zeros((), dtype=torch.int64, device=device) for device in devices_of(parameters)}
     for number, parameter in enumerate(parameters, start=1):
-        plain = torch.view_as_real(parameter) if parameter.is_complex() else parameter
-        totals[parameter.device] += number * plain.detach().view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64)
+        totals[parameter.device] += number * sum_of_bits(parameter)
     return f"{sum(map(int, totals.values())) & (2**64 - 1):016x} {_device(parameters[0].device)}"
+
+
+def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of one number, on the same device: another one, all but surely, where any bit is another."""
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return plain.detach().view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64)
 
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

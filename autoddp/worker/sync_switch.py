@@ -55,6 +55,14 @@ class ReductionSwitch:
         ddp.__dict__[self._NAME] = value
 
 
+def left_unreduced(what: str, knob: str) -> RuntimeError:
+    """The error that stops a job in which it is too late to reduce what `knob` has put off."""
+    return RuntimeError(
+        f"autoddp: {what}, where the recipe's {knob} has left gradients unreduced: the job stops; launch it without "
+        "the recipe (--trials 0), or tune again (--trials 20)"
+    )
+
+
 class StillThere:
     """Checks that parameters do not change while their gradients are not reduced: `begin`, then `check`."""
 
@@ -74,7 +82,4 @@ class StillThere:
     def check(self) -> None:
         """RuntimeError if they have: the script has stepped by the `.grad` of its own rank, without an optimizer."""
         if any(version_of(p) != version for p, version in self._seen):
-            raise RuntimeError(
-                f"autoddp: the script changes parameters without a torch optimizer, where the recipe's {self._knob} "
-                "has left gradients unreduced: the job stops; launch it without the recipe (--trials 0)"
-            )
+            raise left_unreduced("the script changes parameters without a torch optimizer", self._knob)

@@ -140,7 +140,7 @@ class _TuningJob(DdpEvents):
         if self._ready_order is None:
             self._ready_order = ReadyOrder(self._all_parameters())
             self._by_hand = ByHand(self._all_parameters())
-            self.implicit_no_sync.reads = self._by_hand.reads
+            self.implicit_no_sync.reads, self.implicit_no_sync.has_read = self._by_hand.reads, self._by_hand.has_read
             if self._config.cuda_graphs:
                 self._graphs.watch()
                 self.compiling.replays.watch()
@@ -152,7 +152,7 @@ class _TuningJob(DdpEvents):
         if len(self._forwards) > _WATCHED_STEPS:
             self._ready_order.stop()
             self._by_hand.stop()
-            self.implicit_no_sync.reads = lambda: None
+            self.implicit_no_sync.reads = self.implicit_no_sync.has_read = lambda: None
             self._graphs.stop_watching()
             self.compiling.replays.stop_watching()
             self._begin()
@@ -177,6 +177,8 @@ class _TuningJob(DdpEvents):
             self.accumulation.one_optimizer,
             self.compiling.replays.why_not if compiled else self._graphs.why_not,
             self._by_hand.found,
+            self._by_hand.found_later,
+            self.accumulation.steps_others,
             any(is_joining(w.ddp) for w in wrapped if w.ddp is not None),
             compiled,
             self._ready_order.uses_all,
