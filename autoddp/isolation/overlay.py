@@ -14,9 +14,8 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from autoddp.isolation.mounts import Mount, mount_of, visible_mounts
 from autoddp.isolation.syscalls import (
@@ -41,9 +40,7 @@ _OPTIONS = (
     "",
 )
 _MS_NODEV, _MS_NOEXEC, _MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME, _ST_RELATIME = 4, 8, 1024, 2048, 1 << 21, 4096
-_WITH_PIPES = ("/tmp", "/run", "/var/tmp")
 _SHARED = ("/var/tmp", "/run/lock", "/var/lock")
-_MOST_ENTRIES = 20_000  # of a folder in which pipes are looked for
 _LARGEST_COPY = 64 * 2**20  # bytes of a file that is a mount point by itself, such as a container's /etc/hosts
 
 
@@ -140,7 +137,7 @@ class _Build:
         if self.as_user:
             mount("tmpfs", self.root, "tmpfs", data="size=16m,mode=755")
         self._cover("/")
-        for path in _meeting_points([*self.important, *_WITH_PIPES]):
+        for path in _listening_sockets():
             with contextlib.suppress(OSError):  # gone meanwhile, or in a folder of another user
                 self._bind(path)
         for path in real:
@@ -330,30 +327,22 @@ def _locked_flags(path: str) -> int:
     return same | (_MS_RELATIME if found & _ST_RELATIME else 0)
 
 
-def _meeting_points(folders: Iterable[str]) -> Iterator[str]:
-    """Unix sockets with a listener, and named pipes: through an overlay they would have no other end.
+def _listening_sockets() -> Iterator[str]:
+    """Unix sockets with a listener, by the kernel's list: through an overlay they would have no other end.
 
-    The kernel lists the sockets. Pipes are looked for in `folders`, not below them.
+    Named pipes are no part of this. Under the overlay they have no other end, so what a program writes reaches nobody
+    outside, and `isolation.pipes` ends tuning before Python opens one.
     """
     with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
         listed = {line.split(maxsplit=7)[7].rstrip("\n") for line in file if line.count(" /")}
-    yield from (path for path in sorted(listed) if _is_a(stat.S_ISSOCK, path))
-    for folder in dict.fromkeys(folders):
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            yield from (entry.path for entry in islice(entries, _MOST_ENTRIES) if _is_pipe(entry))
+    yield from (path for path in sorted(listed) if _is_socket(path))
 
 
-def _is_a(kind: Callable[[int], bool], path: str) -> bool:
+def _is_socket(path: str) -> bool:
     try:
-        return kind(os.lstat(path).st_mode)
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
     except OSError:
         return False
-
-
-def _is_pipe(entry: os.DirEntry[str]) -> bool:
-    # `scandir` knows these kinds already, without a system call.
-    known = entry.is_symlink() or entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
-    return not known and _is_a(stat.S_ISFIFO, entry.path)
 
 
 def _try_writing(folder: str) -> None:

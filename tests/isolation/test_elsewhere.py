@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DRIVER = """
 import contextlib, importlib, json, os, socket, sys
 from autoddp.isolation.elsewhere import watch_clients
+from autoddp.isolation.pipes import Pipes
 
 def stop(reason):
     os.write(told, reason.encode())
@@ -36,7 +37,7 @@ def resolve(host, *rest, **options):
     os._exit(78)
 
 order = json.load(sys.stdin)
-watch_clients(stop)
+watch_clients(stop, Pipes(0))
 for module in order["imports"]:
     with contextlib.suppress(ImportError):
         importlib.import_module(module)

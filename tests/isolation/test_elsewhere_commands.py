@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.isolation.elsewhere.commands import judge_shell, judge_words, split
+from autoddp.isolation.elsewhere.commands import Around, judge_shell, judge_words, split
 from autoddp.isolation.elsewhere.tools import BY_NAME, TOOLS
 
 CHANGES = r"""
@@ -177,16 +177,16 @@ def test_the_reason_names_the_program_and_no_secret() -> None:
 def test_a_shell_script_is_read(tmp_path: Path) -> None:
     (tmp_path / "up.sh").write_text("#!/usr/bin/env bash\nset -e\nif true; then\n  aws s3 sync . s3://b\nfi\n")
     (tmp_path / "harmless.sh").write_text("#!/bin/sh\necho aws s3 sync\n")
-    assert judge_words(["bash", "-e", "up.sh"], str(tmp_path))
-    assert judge_words(["./up.sh"], str(tmp_path))
+    assert judge_words(["bash", "-e", "up.sh"], Around(str(tmp_path)))
+    assert judge_words(["./up.sh"], Around(str(tmp_path)))
     assert judge_words([str(tmp_path / "up.sh")])
-    assert not judge_words(["./harmless.sh"], str(tmp_path))
-    assert not judge_words(["./absent.sh"], str(tmp_path))
+    assert not judge_words(["./harmless.sh"], Around(str(tmp_path)))
+    assert not judge_words(["./absent.sh"], Around(str(tmp_path)))
 
 
 def test_a_script_that_runs_itself_comes_to_an_end(tmp_path: Path) -> None:
     (tmp_path / "loop.sh").write_text("#!/bin/sh\n./loop.sh\n./loop.sh\n")
-    assert not judge_words(["./loop.sh"], str(tmp_path))
+    assert not judge_words(["./loop.sh"], Around(str(tmp_path)))
 
 
 @pytest.mark.parametrize("text", ["", "'", '"$(', "$(", "`", ";;;", "&&", "a='", "bash -c", "env", "kill", "git", "\0"])

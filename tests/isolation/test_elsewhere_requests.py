@@ -190,7 +190,8 @@ def test_nothing_is_imported_for_it() -> None:
     """No client, and nothing slow: wrapt is there before it in every tuned process."""
     code = (
         "import sys, wrapt; before = set(sys.modules)\n"
-        "from autoddp.isolation.elsewhere import watch_clients; watch_clients(print)\n"
+        "from autoddp.isolation.elsewhere import watch_clients; from autoddp.isolation.pipes import Pipes\n"
+        "watch_clients(print, Pipes(0))\n"
         "print(*sorted(m for m in set(sys.modules) - before if not m.startswith('autoddp')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

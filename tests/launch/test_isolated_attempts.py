@@ -111,6 +111,25 @@ def test_what_ends_tuning(environment: dict[str, str], options: list[str], why: 
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize("level", ["overlay", "guard"])
+def test_a_named_pipe_is_written_by_the_real_job_alone(level: str, tmp_path: Path) -> None:
+    """Its reader would take the end of an attempt for the end of the job, which would then wait for a reader."""
+    folder = folder_with_state(tmp_path)
+    os.mkfifo(folder / "m")
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import runpy, sys; sys.path[0] = {str(SCRIPTS)!r}; runpy.run_path({STATEFUL!r}, None, '__main__')"
+    )
+    with open(tmp_path / "metrics.log", "wb") as log, subprocess.Popen(["cat", folder / "m"], stdout=log) as reader:
+        launch = run(AUTODDP, folder, str(script), "--isolation", level, env={**LONG, "PIPE": "m"})
+        reader.wait(60)
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert "not tuned, launching as written: open of " in launch.stderr
+    assert "m, a named pipe that is older than this run" in launch.stderr
+    assert (tmp_path / "metrics.log").read_text() == "".join(f"step {number}\n" for number in range(60))
+
+
+@pytest.mark.whole
 def test_what_a_script_prints_fills_no_disk(tmp_path: Path) -> None:
     folder = folder_with_state(tmp_path)
     env = {**LONG, "PRINTS": "1"}

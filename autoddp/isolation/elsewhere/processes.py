@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from autoddp.isolation.elsewhere.commands import judge_shell, judge_words
+from autoddp.isolation.elsewhere import commands
+from autoddp.isolation.elsewhere.commands import Around
 from autoddp.isolation.elsewhere.patch import Stop
 from autoddp.isolation.hooks import check_events
+from autoddp.isolation.pipes import Pipes
 
 
-def watch_processes(stop: Stop) -> None:
+def watch_processes(stop: Stop, pipes: Pipes) -> None:
     """From now on. Programs are known by their words, signals by the process that they go to."""
+
+    def judge_words(words: Sequence[str], folder: str = "") -> str:
+        return commands.judge_words(words, Around(folder, pipes.are_others))
+
+    def judge_shell(line: str) -> str:
+        return commands.judge_shell(line, Around("", pipes.are_others))
+
     signals = Signals(os.getppid())
     judges: dict[str, Callable[..., str]] = {
         "subprocess.Popen": lambda executable, args, cwd, env: judge_words(_words(args, executable), _text(cwd)),
