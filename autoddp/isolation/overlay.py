@@ -14,7 +14,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autoddp.isolation.mounts import Mount, mount_of, visible_mounts
@@ -86,25 +86,39 @@ class Layers:
         return upper, work
 
 
-def enter(layers: Layers, real: Sequence[str], important: Sequence[str]) -> list[str]:
+def enter(
+    layers: Layers,
+    real: Sequence[str],
+    important: Sequence[str],
+    looks: Callable[[str], None] = lambda path: None,
+) -> list[str]:
     """Put this process, which must have one thread, into the overlay; the working folder is the same path as before.
 
     `real`: folders in which reads and writes are real. `important`: folders that the script surely uses; if one of them
     cannot be overlaid, OverlayRefused is raised. Other folders that cannot be overlaid are read-only; their paths are
     returned.
+
+    Every mount of this host is looked at, so one file system that does not answer makes this wait for ever. `looks` is
+    told each path before this process looks there.
     """
     here = os.getcwd()
     with _refusal("this host does not allow a mount namespace"):
         as_user = enter_mount_namespace()
         mount("none", "/", flags=MS_REC | MS_PRIVATE)
-    build = _Build(layers, visible_mounts(), as_user, [os.path.realpath(path) for path in important])
+    build = _Build(layers, visible_mounts(looks), as_user, list(_followed(important, looks)), looks)
     with _refusal("the overlay cannot be mounted"):
-        build.run([os.path.realpath(path) for path in real])
+        build.run(list(_followed(real, looks)))
         pivot_into(build.root)
     with _refusal("the working folder is not there under the overlay"):
         os.chdir(here)
     _try_writing(here)
     return build.read_only
+
+
+def _followed(paths: Sequence[str], looks: Callable[[str], None]) -> Iterator[str]:
+    for path in paths:
+        looks(path)
+        yield os.path.realpath(path)
 
 
 @contextlib.contextmanager
@@ -124,6 +138,7 @@ class _Build:
     mounts: dict[str, Mount]
     as_user: bool
     important: list[str]
+    looks: Callable[[str], None]
     read_only: list[str] = field(default_factory=list)
     _options: str | None = None
 
@@ -137,7 +152,7 @@ class _Build:
         if self.as_user:
             mount("tmpfs", self.root, "tmpfs", data="size=16m,mode=755")
         self._cover("/")
-        for path in _listening_sockets():
+        for path in _listening_sockets(self.looks):
             with contextlib.suppress(OSError):  # gone meanwhile, or in a folder of another user
                 self._bind(path)
         for path in real:
@@ -163,6 +178,7 @@ class _Build:
         """Put `path`, and everything that is mounted below it, into the new root."""
         here = self.mounts.get(path)
         below = self._below(path)
+        self.looks(path)
         if not os.path.isdir(path):
             return self._cover_file(path)
         if here is not None and not here.is_writable:
@@ -327,7 +343,7 @@ def _locked_flags(path: str) -> int:
     return same | (_MS_RELATIME if found & _ST_RELATIME else 0)
 
 
-def _listening_sockets() -> Iterator[str]:
+def _listening_sockets(looks: Callable[[str], None]) -> Iterator[str]:
     """Unix sockets with a listener, by the kernel's list: through an overlay they would have no other end.
 
     Named pipes are no part of this. Under the overlay they have no other end, so what a program writes reaches nobody
@@ -335,7 +351,10 @@ def _listening_sockets() -> Iterator[str]:
     """
     with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
         listed = {line.split(maxsplit=7)[7].rstrip("\n") for line in file if line.count(" /")}
-    yield from (path for path in sorted(listed) if _is_socket(path))
+    for path in sorted(listed):
+        looks(path)
+        if _is_socket(path):
+            yield path
 
 
 def _is_socket(path: str) -> bool:
