@@ -86,6 +86,38 @@ nvidia-smi -mig 1
 scp f host:
 cat x | ssh host tee y
 gh release create v1
+tmux new-session -d -s tb 'python watch.py'
+tmux -L mine send-keys -t tb 'rm x' Enter
+tmux kill-server
+screen -dmS tb python watch.py
+nohup tmux new -d python watch.py &
+zellij run -- python watch.py
+dtach -n s python watch.py
+at now
+echo 'python watch.py' | at now
+batch
+atrm 3
+systemd-run --user python watch.py
+systemctl --user start tb
+crontab -
+emacsclient -e '(message "done")'
+code model.py
+xdg-open report.html
+notify-send done
+dbus-send --session /x y.z
+gdbus call --session -d x -o /x -m y.z
+busctl --user call x /x y z
+osascript -e 'display dialog "done"'
+gnome-terminal -- python watch.py
+supervisorctl restart web
+pm2 start watch.js
+pueue add python watch.py
+nvim --server s --remote x
+logger done
+launchctl load x
+bazel build //x
+sccache gcc -c x.c
+nvidia-cuda-mps-control -d
 """.strip().splitlines()
 
 READS = r"""
@@ -100,7 +132,7 @@ git pull
 git clone https://x
 curl https://store.invalid/f -o f
 curl -sSL https://store.invalid/f | tar xz
-curl -X POST http://localhost:8000/x -d 1
+curl -X POST http://localhost:1/x -d 1
 wget -q https://store.invalid/f
 nvidia-smi
 nvidia-smi --query-gpu=name,power.limit --format=csv
@@ -150,6 +182,22 @@ conda run -n x python y.py
 gh pr view 1
 curl -I https://store.invalid
 curl -X GET https://store.invalid
+tmux ls
+tmux has-session -t tb
+tmux display-message -p '#S'
+screen -ls
+zellij list-sessions
+atq
+systemctl --user status tb
+supervisorctl status
+pm2 list
+busctl list
+code --version
+bazel --version
+sccache --show-stats
+nohup python watch.py &
+setsid sh -c 'python watch.py'
+vim -es x
 """.strip().splitlines()
 
 
