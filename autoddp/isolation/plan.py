@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, field
 
 from autoddp.isolation import Level
 
@@ -29,6 +30,8 @@ class IsolationPlan:
     """Under overlay: the largest file, in bytes, that a write may make the overlay copy; 0: any."""
     landlock: bool = False
     """Under guard: whether the kernel refuses writes anywhere else, also by programs that are not Python."""
+    began: float = field(default_factory=time.time)
+    """When the attempt began, by `time.time()`: a named pipe that is older is not the attempt's."""
 
     def text(self) -> str:
         """The variable's value."""

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import wrapt
 
 from autoddp.isolation import Level
+from autoddp.isolation.pipes import Pipes, watch_pipes
 from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
 from autoddp.units import data_size
 
@@ -32,6 +33,7 @@ def start(text: str, is_rank: bool) -> None:
     """Start the isolation. `text` is the value of the variable that holds the isolation plan. Does not import torch."""
     plan = IsolationPlan.parse(text)
     stop = stopper(plan.socket)
+    pipes = Pipes(plan.began)
     if is_rank and sys.platform == "linux":
         from autoddp.isolation.syscalls import die_with_parent
 
@@ -41,7 +43,7 @@ def start(text: str, is_rank: bool) -> None:
 
         if plan.landlock:
             _at_the_end_of(_is_refusal, stop, "the kernel refused a write by other means than Python's own")
-        start_guard(plan, stop)
+        start_guard(plan, stop, pipes)
         _list_shared_memory(os.path.join(os.path.dirname(plan.socket), SHARED_MEMORY))
     elif plan.level is Level.OVERLAY:
         under_guard = stopper(plan.socket, overlay_is_to_blame=True)
@@ -49,9 +51,11 @@ def start(text: str, is_rank: bool) -> None:
         _rename_folders_by_copying()
         if plan.copied_at_most:
             _watch_copies(plan.copied_at_most, stop)
+    if plan.level is not Level.GUARD:  # which watches them itself
+        watch_pipes(pipes, stop)
     from autoddp.isolation.elsewhere import watch_clients
 
-    watch_clients(stop)
+    watch_clients(stop, pipes)
 
 
 def stopper(socket: str, overlay_is_to_blame: bool = False) -> Callable[[str], NoReturn]:

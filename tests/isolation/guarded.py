@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from autoddp.isolation import Level
 from autoddp.isolation.guard import programs, start_guard
+from autoddp.isolation.pipes import Pipes
 from autoddp.isolation.plan import IsolationPlan
 
 
@@ -29,7 +30,7 @@ def guard(scratch: str, landlock: bool = False, writable: tuple[str, ...] = ()) 
     plan = IsolationPlan(Level.GUARD, "", scratch=scratch, writable=writable, landlock=landlock)
     os.environ["AUTODDP_ISOLATION"] = plan.text()
     _inject()
-    start_guard(plan, stop)
+    start_guard(plan, stop, Pipes(plan.began))
 
 
 TESTS = Path(__file__).resolve().parent
@@ -104,7 +105,8 @@ def guard_as_told() -> None:
     """In a Python process that the script has started."""
     if "AUTODDP_ISOLATION" in os.environ:
         _inject()
-        start_guard(IsolationPlan.parse(os.environ["AUTODDP_ISOLATION"]), stop)
+        plan = IsolationPlan.parse(os.environ["AUTODDP_ISOLATION"])
+        start_guard(plan, stop, Pipes(plan.began))
 
 
 def _inject() -> None:

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DRIVER = """
 import contextlib, importlib, json, os, socket, sys
 from autoddp.isolation.elsewhere import watch_clients
+from autoddp.isolation.pipes import Pipes
 
 def stop(reason):
     os.write(told, reason.encode())
@@ -36,7 +37,7 @@ def resolve(host, *rest, **options):
     os._exit(78)
 
 order = json.load(sys.stdin)
-watch_clients(stop)
+watch_clients(stop, Pipes(0))
 for module in order["imports"]:
     with contextlib.suppress(ImportError):
         importlib.import_module(module)
@@ -236,6 +237,9 @@ STOPS = {
         ("", "import os; os.environ['http_proxy'] = url\n"
          "from urllib.request import urlopen; urlopen('http://store.invalid/x', b'data')",
          "http.client sends POST to store.invalid"),  # the proxy is on this machine, the store is not
+        ("", "import os; os.environ['MASTER_ADDR'] = 'node0.invalid'; os.environ['MASTER_PORT'] = '29500'\n"
+         "from http.client import HTTPConnection as C; C('node0.invalid', 8086).putrequest('POST', '/write')",
+         "http.client sends POST to node0.invalid"),  # a service beside the rendezvous
         ("", "from http.client import HTTPSConnection as C; c = C('127.0.0.1', 9); c.set_tunnel('store.invalid')\n"
          "c.putrequest('PUT', '/x')", "http.client sends PUT to store.invalid"),
         ("", "from urllib.request import urlopen; urlopen('https://api.telegram.org/bot1:x/sendMessage?text=a')",
@@ -349,8 +353,8 @@ PASSES = {
     ),
     "http": (
         ("", "from urllib.request import urlopen; urlopen(url, b'data').read()"),  # this machine
-        ("", "import os; os.environ['MASTER_ADDR'] = 'node0.invalid'\n"
-         "from http.client import HTTPConnection as C; c = C('node0.invalid')\n"
+        ("", "import os; os.environ['MASTER_ADDR'] = 'node0.invalid'; os.environ['MASTER_PORT'] = '29500'\n"
+         "from http.client import HTTPConnection as C; c = C('node0.invalid', 29500)\n"
          "c.connect = lambda: None; c.sock = type('S', (), {'sendall': print})()\n"
          "c.putrequest('PUT', '/x')"),
         ("requests", "import requests; requests.put(url + '/x', b''); requests.get(url)"),

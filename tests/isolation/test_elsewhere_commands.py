@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.isolation.elsewhere.commands import judge_shell, judge_words, split
+from autoddp.isolation.elsewhere.commands import Around, judge_shell, judge_words, split
 from autoddp.isolation.elsewhere.tools import BY_NAME, TOOLS
 
 CHANGES = r"""
@@ -86,6 +86,38 @@ nvidia-smi -mig 1
 scp f host:
 cat x | ssh host tee y
 gh release create v1
+tmux new-session -d -s tb 'python watch.py'
+tmux -L mine send-keys -t tb 'rm x' Enter
+tmux kill-server
+screen -dmS tb python watch.py
+nohup tmux new -d python watch.py &
+zellij run -- python watch.py
+dtach -n s python watch.py
+at now
+echo 'python watch.py' | at now
+batch
+atrm 3
+systemd-run --user python watch.py
+systemctl --user start tb
+crontab -
+emacsclient -e '(message "done")'
+code model.py
+xdg-open report.html
+notify-send done
+dbus-send --session /x y.z
+gdbus call --session -d x -o /x -m y.z
+busctl --user call x /x y z
+osascript -e 'display dialog "done"'
+gnome-terminal -- python watch.py
+supervisorctl restart web
+pm2 start watch.js
+pueue add python watch.py
+nvim --server s --remote x
+logger done
+launchctl load x
+bazel build //x
+sccache gcc -c x.c
+nvidia-cuda-mps-control -d
 """.strip().splitlines()
 
 READS = r"""
@@ -100,7 +132,7 @@ git pull
 git clone https://x
 curl https://store.invalid/f -o f
 curl -sSL https://store.invalid/f | tar xz
-curl -X POST http://localhost:8000/x -d 1
+curl -X POST http://localhost:1/x -d 1
 wget -q https://store.invalid/f
 nvidia-smi
 nvidia-smi --query-gpu=name,power.limit --format=csv
@@ -150,6 +182,22 @@ conda run -n x python y.py
 gh pr view 1
 curl -I https://store.invalid
 curl -X GET https://store.invalid
+tmux ls
+tmux has-session -t tb
+tmux display-message -p '#S'
+screen -ls
+zellij list-sessions
+atq
+systemctl --user status tb
+supervisorctl status
+pm2 list
+busctl list
+code --version
+bazel --version
+sccache --show-stats
+nohup python watch.py &
+setsid sh -c 'python watch.py'
+vim -es x
 """.strip().splitlines()
 
 
@@ -177,16 +225,16 @@ def test_the_reason_names_the_program_and_no_secret() -> None:
 def test_a_shell_script_is_read(tmp_path: Path) -> None:
     (tmp_path / "up.sh").write_text("#!/usr/bin/env bash\nset -e\nif true; then\n  aws s3 sync . s3://b\nfi\n")
     (tmp_path / "harmless.sh").write_text("#!/bin/sh\necho aws s3 sync\n")
-    assert judge_words(["bash", "-e", "up.sh"], str(tmp_path))
-    assert judge_words(["./up.sh"], str(tmp_path))
+    assert judge_words(["bash", "-e", "up.sh"], Around(str(tmp_path)))
+    assert judge_words(["./up.sh"], Around(str(tmp_path)))
     assert judge_words([str(tmp_path / "up.sh")])
-    assert not judge_words(["./harmless.sh"], str(tmp_path))
-    assert not judge_words(["./absent.sh"], str(tmp_path))
+    assert not judge_words(["./harmless.sh"], Around(str(tmp_path)))
+    assert not judge_words(["./absent.sh"], Around(str(tmp_path)))
 
 
 def test_a_script_that_runs_itself_comes_to_an_end(tmp_path: Path) -> None:
     (tmp_path / "loop.sh").write_text("#!/bin/sh\n./loop.sh\n./loop.sh\n")
-    assert not judge_words(["./loop.sh"], str(tmp_path))
+    assert not judge_words(["./loop.sh"], Around(str(tmp_path)))
 
 
 @pytest.mark.parametrize("text", ["", "'", '"$(', "$(", "`", ";;;", "&&", "a='", "bash -c", "env", "kill", "git", "\0"])

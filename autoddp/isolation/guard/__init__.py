@@ -1,6 +1,6 @@
 """Isolation where the host allows no mount namespace: Python's path operations show and change a view of the files.
 
-    start_guard(plan, stop)
+    start_guard(plan, stop, pipes)
 
     real                     the functions of the operating system as they were before
     lock, view               what a path means to the script: the real files, with the script's changes on top, which
@@ -32,6 +32,7 @@ from autoddp.isolation.guard.native import Native
 from autoddp.isolation.guard.programs import Programs
 from autoddp.isolation.guard.sockets import Sockets
 from autoddp.isolation.guard.view import View
+from autoddp.isolation.pipes import Pipes
 from autoddp.isolation.plan import IsolationPlan
 
 __all__ = ["start_guard"]
@@ -39,7 +40,7 @@ __all__ = ["start_guard"]
 _started: list[IsolationPlan] = []
 
 
-def start_guard(plan: IsolationPlan, stop: Callable[[str], NoReturn]) -> None:
+def start_guard(plan: IsolationPlan, stop: Callable[[str], NoReturn], pipes: Pipes) -> None:
     """Called once in every Python process of the attempt, before the script's code and before torch is imported.
 
     A second call in one process does nothing.
@@ -61,4 +62,4 @@ def start_guard(plan: IsolationPlan, stop: Callable[[str], NoReturn]) -> None:
     Sockets(view).start()
     programs.start()
     os.environ["GIT_OPTIONAL_LOCKS"] = "0"  # git status then leaves the index as it is
-    Audit(view, {**Libraries(plan.landlock, stop).checks, **programs.checks}).start()
+    Audit(view, pipes, {**Libraries(plan.landlock, stop).checks, **programs.checks}).start()

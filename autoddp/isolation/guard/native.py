@@ -9,6 +9,7 @@ import errno
 import functools
 import importlib
 import os
+import stat
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -17,8 +18,9 @@ from typing import Any
 from autoddp.isolation.guard import real
 from autoddp.isolation.guard.install import replace_everywhere
 from autoddp.isolation.guard.paths import is_path, text
-from autoddp.isolation.guard.view import View
+from autoddp.isolation.guard.view import Place, View
 from autoddp.isolation.hooks import when_imported
+from autoddp.isolation.pipes import OTHERS
 
 _READ, _WRITE = "to_read", "to_write"
 
@@ -75,6 +77,7 @@ class Native:
             place = self.view.resolve(path)
         except OSError:
             return self._nowhere(path)  # the real path may exist where the script has removed it
+        self._require_no_pipe(place)
         if place.physical == place.path and place.exists:
             return path
         return place.physical if place.exists else self._nowhere(path)
@@ -91,6 +94,7 @@ class Native:
                     return self.view.above(place)
                 if place.is_folder:
                     return self._nowhere(path)
+                self._require_no_pipe(place)
                 self.view.check_content(place)
                 return self.view.copy_up(place, content=keep)
             except OSError as error:
@@ -98,6 +102,11 @@ class Native:
                     return self._nowhere(path)  # the library says in its own words that a folder is missing
                 error.filename = path
                 raise
+
+    def _require_no_pipe(self, place: Place) -> None:
+        """A library that opens a pipe is seen by no audit hook."""
+        if place.is_real and stat.S_ISFIFO(place.found().st_mode):
+            self.view.stop(f"open of {place.path}, {OTHERS}")
 
     def _nowhere(self, path: Any) -> str:
         """A path at which there is nothing and nothing can be made; the script's own if that is one."""
