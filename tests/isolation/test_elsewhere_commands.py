@@ -86,6 +86,14 @@ nvidia-smi -mig 1
 scp f host:
 cat x | ssh host tee y
 gh release create v1
+sudo cpupower frequency-set -g performance
+ethtool -G eth0 rx 4096
+ip link set eth0 mtu 9000
+tc qdisc add dev eth0 root fq
+nvidia-settings -a [gpu:0]/GPUFanControlState=1
+nvpmodel -m 0
+jetson_clocks
+ipcrm -a
 """.strip().splitlines()
 
 READS = r"""
@@ -150,6 +158,14 @@ conda run -n x python y.py
 gh pr view 1
 curl -I https://store.invalid
 curl -X GET https://store.invalid
+cpupower frequency-info
+ethtool -i eth0
+ethtool eth0
+ip -br addr show
+ip route get 10.0.0.1
+tc qdisc show
+nvidia-settings -q all
+nvpmodel -q
 """.strip().splitlines()
 
 

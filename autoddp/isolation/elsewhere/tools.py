@@ -220,6 +220,13 @@ TOOLS = (
     Tool("sysctl", writes="*-w *;*=*;-p*;*--system*", whole=True),
     Tool("crontab", "-l*", whole=True),
     Tool("at batch systemd-run modprobe rmmod insmod swapoff iptables nft"),
+    Tool("cpupower", "frequency-info*;idle-info*;info*;monitor*"),
+    Tool("ethtool", writes="-[ACEGKLNUWXfprst] *;--set-*;--change*;--coalesce*;--pause *;--offload*;"
+         "--features*;--config-*;--negotiate*;--identify*;--flash*;--reset*", whole=True),
+    Tool("ip tc", writes="* add *;* del *;* delete *;* change *;* replace *;* set *;* flush*;* append *"),
+    Tool("nvidia-settings", writes="*-a *;*--assign*;*-l*;*--load-config-only*", whole=True),
+    Tool("nvpmodel", writes="*-m *;*--mode*;*-f *", whole=True),
+    Tool("jetson_clocks ipcrm ipcmk"),
 )
 # fmt: on
 """Programs that are not named here pass."""
