@@ -476,7 +476,7 @@ def answers(group: str) -> dict[str, tuple[int, str]]:
             timeout=120,
             env={
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("XTRA", "")]),
+                "PYTHONPATH": str(ROOT),
                 "HOME": folder,
                 "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
                 "AWS_EC2_METADATA_DISABLED": "true",
