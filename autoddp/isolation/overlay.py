@@ -183,13 +183,16 @@ class _Build:
             return self._cover_file(path)
         if here is not None and not here.is_writable:
             self._bind(path, MS_REC)
-            for point in below:
-                if self.mounts[point].is_writable:
+            below = [point for point in below if self.mounts[point].is_writable]
+            if self.as_user:  # nothing can be rebuilt in a folder that is bound
+                for point in below:
                     self._cover_alone(point)
-            return None
-        if self.as_user and below:
+                return None
+        elif self.as_user and below:
             return self._rebuild(path)
-        self._cover_alone(path)
+        else:
+            self._cover_alone(path)
+        # Each overlay hides what is mounted below its folder, also what is read-only, so that is put there again.
         done: list[str] = []
         for point in below:
             if not any(point.startswith(f"{other}/") for other in done):

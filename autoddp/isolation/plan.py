@@ -12,7 +12,7 @@ VARIABLE = "AUTODDP_ISOLATION"
 """The plan's variable. `inject/sitecustomize.py` spells this name again: it imports nothing."""
 
 SHARED_MEMORY = "shared-memory"
-"""Under guard: a file beside the socket that lists what the script has made in shared memory, a name a line."""
+"""Under guard: a file beside the socket that lists what the script has made, see `guard.shared_memory`."""
 
 
 @dataclass(frozen=True)

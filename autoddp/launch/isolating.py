@@ -66,7 +66,8 @@ class Isolation:
             layers = Layers(str(self._layers / str(number)), str(self._layers / "kept"), self._syncs)
             return Shelter(Level.OVERLAY, layers, real, self._important)
         if self.level is Level.GUARD:
-            # Native libraries share memory in /dev/shm; Python's own operations there are redirected.
+            # Native libraries share memory in /dev/shm. Python's file operations there are redirected, and its shared
+            # memory is checked, see `guard.shared_memory`.
             more = (str(written), str(self.caches), "/dev", "/proc")
             listed = str(self._folder.sockets / SHARED_MEMORY)
             return Shelter(Level.GUARD, real=(*real, *more), landlock=self.landlock, shared_memory=listed)

@@ -50,7 +50,7 @@ class Shelter:
     landlock: bool = False
     """Under guard: whether the kernel is asked to refuse writes outside `real`."""
     shared_memory: str = ""
-    """Under guard: a file with the names of what the script has made in shared memory."""
+    """Under guard: a file that lists what the script has made in shared memory, see `isolation.guard.shared_memory`."""
 
 
 @dataclass(frozen=True)
@@ -387,12 +387,15 @@ def _report_ends(connection: Connection) -> None:
 
 def _remove_shared_memory(path: str) -> None:
     """Remove the files that a list names, if they are this user's and directly in /dev/shm; then remove the list."""
-    with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
-        for name in set(file.read().split("\n")):
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as file:
+        for line in set(file.read().split("\n")):
+            number, _, name = line.partition(" ")
             place = os.path.join("/dev/shm", name)
             with contextlib.suppress(OSError):
                 found = os.lstat(place)
-                if name and "/" not in name and stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+                # Another program may have taken the name since; the inode's number is then another one.
+                same = str(found.st_ino) == number and stat.S_ISREG(found.st_mode)
+                if name and "/" not in name and same and found.st_uid == os.geteuid():
                     os.unlink(place)
     with contextlib.suppress(OSError):
         os.unlink(path)

@@ -21,7 +21,7 @@ import wrapt
 
 from autoddp.isolation import Level
 from autoddp.isolation.pipes import Pipes, watch_pipes
-from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
+from autoddp.isolation.plan import IsolationPlan
 from autoddp.units import data_size
 
 _COPYING = {"open", "os.chmod", "os.chown", "os.truncate", "os.utime", "os.setxattr", "os.link", "os.rename"}
@@ -44,7 +44,6 @@ def start(text: str, is_rank: bool) -> None:
         if plan.landlock:
             _at_the_end_of(_is_refusal, stop, "the kernel refused a write by other means than Python's own")
         start_guard(plan, stop, pipes)
-        _list_shared_memory(os.path.join(os.path.dirname(plan.socket), SHARED_MEMORY))
     elif plan.level is Level.OVERLAY:
         under_guard = stopper(plan.socket, overlay_is_to_blame=True)
         _at_the_end_of(_is_overflow, under_guard, "files of another group cannot be changed under the overlay")
@@ -82,28 +81,6 @@ def stopper(socket: str, overlay_is_to_blame: bool = False) -> Callable[[str], N
         raise AssertionError("killed")
 
     return stop
-
-
-def _list_shared_memory(path: str) -> None:
-    """List the shared memory that Python creates in the file `path`.
-
-    Ranks that are killed do not remove their shared memory; the keeper does, by this list.
-    """
-
-    def patch(module: ModuleType) -> None:
-        shm_open = module.shm_open
-
-        def opened(path_: str, *arguments: Any, **more: Any) -> Any:
-            is_new = not os.path.exists(f"/dev/shm/{path_.lstrip('/')}")
-            descriptor = shm_open(path_, *arguments, **more)
-            if is_new:
-                with open(path, "a", encoding="utf-8") as file:
-                    file.write(f"{path_.lstrip('/')}\n")
-            return descriptor
-
-        module.shm_open = opened  # type: ignore[attr-defined]
-
-    wrapt.register_post_import_hook(patch, "_posixshmem")
 
 
 def _at_the_end_of(is_ours: Callable[[BaseException], bool], stop: Callable[[str], NoReturn], why: str) -> None:
@@ -157,7 +134,17 @@ def _watch_copies(most: int, stop: Callable[[str], NoReturn]) -> None:
                 f"folder, and --scratch-limit allows {data_size(most)}"
             )
 
+    def shared_memory(module: ModuleType) -> None:
+        shm_open = module.shm_open
+
+        def opened(path: str, flags: int, *more: Any, **named: Any) -> Any:
+            audit("open", (f"/dev/shm/{path.lstrip('/')}", None, flags))  # Python reports no event for it
+            return shm_open(path, flags, *more, **named)
+
+        module.shm_open = opened  # type: ignore[attr-defined]
+
     sys.addaudithook(audit)
+    wrapt.register_post_import_hook(shared_memory, "_posixshmem")
 
 
 def _opens_to_change(arguments: tuple[Any, ...]) -> bool:

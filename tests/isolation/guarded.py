@@ -27,7 +27,7 @@ def guard(scratch: str, landlock: bool = False, writable: tuple[str, ...] = ()) 
 
         os.makedirs(scratch, exist_ok=True)
         restrict_writes([scratch, "/dev", "/proc", *writable])
-    plan = IsolationPlan(Level.GUARD, "", scratch=scratch, writable=writable, landlock=landlock)
+    plan = IsolationPlan(Level.GUARD, f"{scratch}/socket", scratch=scratch, writable=writable, landlock=landlock)
     os.environ["AUTODDP_ISOLATION"] = plan.text()
     _inject()
     start_guard(plan, stop, Pipes(plan.began))

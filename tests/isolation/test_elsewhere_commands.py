@@ -118,6 +118,14 @@ launchctl load x
 bazel build //x
 sccache gcc -c x.c
 nvidia-cuda-mps-control -d
+sudo cpupower frequency-set -g performance
+ethtool -G eth0 rx 4096
+ip link set eth0 mtu 9000
+tc qdisc add dev eth0 root fq
+nvidia-settings -a [gpu:0]/GPUFanControlState=1
+nvpmodel -m 0
+jetson_clocks
+ipcrm -a
 """.strip().splitlines()
 
 READS = r"""
@@ -198,6 +206,14 @@ sccache --show-stats
 nohup python watch.py &
 setsid sh -c 'python watch.py'
 vim -es x
+cpupower frequency-info
+ethtool -i eth0
+ethtool eth0
+ip -br addr show
+ip route get 10.0.0.1
+tc qdisc show
+nvidia-settings -q all
+nvpmodel -q
 """.strip().splitlines()
 
 

@@ -249,6 +249,35 @@ def test_what_is_mounted_below_is_covered_too(place: Place) -> None:
     assert found["written"] is True or (place.user is not None and found["written"] == 30)
 
 
+def test_what_is_mounted_in_a_writable_folder_of_a_read_only_root_is_seen(place: Place) -> None:
+    """As in a container that is started with a read-only root, a volume at the work folder and data below it."""
+    if place.user is not None:
+        pytest.skip("an ordinary user cannot overlay a work folder with mounts below it")
+    data = place.work / "data"
+    (data / "deep").mkdir(parents=True)
+    setup = (
+        f"mount --bind {place.base} {place.base} && mount -t tmpfs none {data} && echo one > {data}/x && "
+        f"mkdir {data}/deep && mount -t tmpfs none {data}/deep && echo two > {data}/deep/y && "
+        f"mount -o remount,ro {data} && mount -o remount,bind,ro /"
+    )
+    program = """
+        found["data"] = [open("data/x").read(), open("data/deep/y").read()]
+        found["refused"] = []
+        for name in ("data/new", "/new"):
+            try:
+                open(name, "w")
+            except OSError as error:
+                found["refused"].append(error.errno)
+        open("data/deep/y", "w").write("changed")
+        open("new", "w").write("new")
+        found["names"] = sorted(os.listdir("."))
+        """
+    found = place.run(program, setup)
+    assert found["data"] == ["one\n", "two\n"]
+    assert found["refused"] == [30, 30]
+    assert {"new", "data"} < set(found["names"])  # type: ignore[call-overload]
+
+
 def test_a_folder_that_the_script_needs_and_that_cannot_be_covered_refuses_the_whole(place: Place) -> None:
     if place.user is None:
         pytest.skip("root can cover it")

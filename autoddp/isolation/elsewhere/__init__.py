@@ -1,12 +1,13 @@
-"""Ends tuning before the script changes anything on another machine, or a process that is not its own.
+"""Ends tuning before the script changes another machine, this machine's settings, or a process that is not its own.
 
     watch_clients(stop, pipes)      # at the start of every Python process of a tuning attempt
 
-Three checks, from the named to the general:
+Four checks, from the named to the general:
 
     clients, storage, filesystems   libraries by name (huggingface_hub, boto3, MLflow, databases, fsspec, …), so that
                                     the reason names them
     requests                        any HTTP request that is not clearly a read, whichever library sends it
+    settings                        files of the kernel that hold a setting of this machine
     processes, commands, tools      programs that the script starts (`aws s3 cp`, `git push`, `scancel`)
                                     or gives a named pipe of others, and signals
 
@@ -24,6 +25,7 @@ from autoddp.isolation.elsewhere.filesystems import watch_fsspec
 from autoddp.isolation.elsewhere.patch import watch
 from autoddp.isolation.elsewhere.processes import watch_processes
 from autoddp.isolation.elsewhere.requests import REQUESTS
+from autoddp.isolation.elsewhere.settings import watch_settings
 from autoddp.isolation.elsewhere.storage import STORAGE
 from autoddp.isolation.pipes import Pipes
 
@@ -35,3 +37,4 @@ def watch_clients(stop: Callable[[str], NoReturn], pipes: Pipes) -> None:
     watch((*CLIENTS, *STORAGE, *REQUESTS), stop)
     watch_fsspec(stop)
     watch_processes(stop, pipes)
+    watch_settings(stop)

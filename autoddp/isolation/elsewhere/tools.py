@@ -245,6 +245,13 @@ TOOLS = (
     # Builds by a server that may run already, outside the run.
     Tool("bazel bazelisk buck2 pants gradle", "version*;info*;help*;query *;cquery *;--version*"),
     Tool("sccache", "-s*;--show-stats*;-V*", whole=True),
+    Tool("cpupower", "frequency-info*;idle-info*;info*;monitor*"),
+    Tool("ethtool", writes="-[ACEGKLNUWXfprst] *;--set-*;--change*;--coalesce*;--pause *;--offload*;"
+         "--features*;--config-*;--negotiate*;--identify*;--flash*;--reset*", whole=True),
+    Tool("ip tc", writes="* add *;* del *;* delete *;* change *;* replace *;* set *;* flush*;* append *"),
+    Tool("nvidia-settings", writes="*-a *;*--assign*;*-l*;*--load-config-only*", whole=True),
+    Tool("nvpmodel", writes="*-m *;*--mode*;*-f *", whole=True),
+    Tool("jetson_clocks ipcrm ipcmk"),
 )
 # fmt: on
 """Programs that are not named here pass."""

@@ -9,6 +9,7 @@
     opening, install         where they replace the original ones
     native, databases,       the same for libraries that open files by path in C, C++ or Rust
     sockets
+    shared_memory            what the script shares with other processes, but not with other programs
     audit, programs,         what all this does not cover is stopped before it changes a real file
     libraries
 
@@ -30,10 +31,11 @@ from autoddp.isolation.guard.install import install
 from autoddp.isolation.guard.libraries import Libraries
 from autoddp.isolation.guard.native import Native
 from autoddp.isolation.guard.programs import Programs
+from autoddp.isolation.guard.shared_memory import SharedMemory
 from autoddp.isolation.guard.sockets import Sockets
 from autoddp.isolation.guard.view import View
 from autoddp.isolation.pipes import Pipes
-from autoddp.isolation.plan import IsolationPlan
+from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
 
 __all__ = ["start_guard"]
 
@@ -60,6 +62,7 @@ def start_guard(plan: IsolationPlan, stop: Callable[[str], NoReturn], pipes: Pip
     native.start()
     Databases(native).start()
     Sockets(view).start()
+    SharedMemory(view, os.path.join(os.path.dirname(plan.socket), SHARED_MEMORY)).start()
     programs.start()
     os.environ["GIT_OPTIONAL_LOCKS"] = "0"  # git status then leaves the index as it is
     Audit(view, pipes, {**Libraries(plan.landlock, stop).checks, **programs.checks}).start()

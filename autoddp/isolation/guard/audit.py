@@ -26,7 +26,7 @@ class Audit:
     def __init__(self, view: View, pipes: Pipes, more: Mapping[str, Callable[..., None]]) -> None:
         self.view = view
         self.pipes = pipes
-        self._direct = tuple(f"{folder.rstrip('/')}/" for folder in (*view.direct, "/dev"))
+        self._direct = tuple(f"{folder.rstrip('/')}/" for folder in view.direct)
         self._checks: dict[str, Callable[..., None]] = {
             # Functions of one path, each with the position of its `dir_fd` among the arguments that follow the path.
             "os.remove": self._one_path("os.remove", 0, follow=False),
@@ -75,7 +75,8 @@ class Audit:
         except OSError:
             return  # the kernel will not find it either
         for each in (place.path, final.path):
-            if not (each + "/").startswith(self._direct):
+            device = each.startswith("/dev/") and not each.startswith("/dev/shm/")
+            if not device and not (each + "/").startswith(self._direct):
                 self.view.stop(f"{what} changes {each}")
 
     def _one_path(self, event: str, dir_fd_at: int | None = None, follow: bool = True) -> Callable[..., None]:
