@@ -14,7 +14,7 @@ from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import DdpEvents, Patch, Wrapped, is_joining, parameters_digest, watch_uneven_inputs
+from autoddp.worker.ddp import STRANGER, DdpEvents, Patch, Wrapped, is_joining, parameters_digest, watch_uneven_inputs
 from autoddp.worker.describe_job import gather_facts
 from autoddp.worker.experiments import Experiments
 from autoddp.worker.first_steps import ByHand, ReadyOrder
@@ -38,7 +38,8 @@ _STEPS_WITHOUT_DDP = 20  # of an optimizer: a script that trains with DDP has bu
 
 def start_tuning(config: WorkerConfig, launcher: LauncherClient, threads_given: str | None) -> None:
     """Patch DDP and wait for the script to build one. `threads_given`: OMP_NUM_THREADS as the process was started."""
-    patch, switch = Patch(), ReductionSwitch()
+    patch = Patch()
+    switch = ReductionSwitch(patch.of)
     job = _TuningJob(config, launcher, patch, switch, Threads(threads_given, config.threads_pinned))
     patch.events = job
     patch.install()
@@ -88,6 +89,11 @@ class _TuningJob(DdpEvents):
         self.experiments.install()
         if not self._launcher.hello():
             leave()
+
+    def stranger_trains(self) -> None:
+        """See `DdpEvents`. Its steps cannot be measured, so tuning ends."""
+        self._launcher.hello()  # the script trains with DDP, even if it has built no object in this process
+        stopper(self._config.socket)(f"{STRANGER}: no configuration can be applied to that one")
 
     def forward_begins(self, ddp: DDP) -> None:
         """Count forward passes that reduce as the script is written, then see whether this one's reduction may wait."""
