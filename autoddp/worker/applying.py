@@ -20,7 +20,7 @@ from autoddp.wire import WorkerConfig
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Around, DdpEvents, Patch, Wrapped, parameters_digest
+from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, STRANGER, Around, DdpEvents, Patch, Wrapped, parameters_digest
 from autoddp.worker.effect import Effect
 from autoddp.worker.first_steps import FirstSteps
 from autoddp.worker.fitting import Expected, Fitting
@@ -39,7 +39,8 @@ from autoddp.worker.used_parameters import UsedParameters
 def start_applying(config: WorkerConfig) -> None:
     """Patch DDP so that it is built as the configuration says."""
     configuration = _without_missing(config.configuration)
-    patch, switch = Patch(), ReductionSwitch()
+    patch = Patch()
+    switch = ReductionSwitch(patch.of)
     patch.events = applied = _Applied(configuration, _expected(config), patch, switch)
     applied.install(config)
 
@@ -67,6 +68,7 @@ class _Applied(DdpEvents):
         self._local_buffers: LocalBuffers | None = None
         self._used_parameters: UsedParameters | None = None
         self._parts: list[DdpEvents] = [self._fitting]
+        self._has_strangers = False
 
     def install(self, config: WorkerConfig) -> None:
         """Patch what the configuration and its checks need, and no more."""
@@ -159,6 +161,12 @@ class _Applied(DdpEvents):
         for effect in self._effects:
             if isinstance(effect, (Binding, Threads, Compiling)):
                 effect.undo()
+
+    def stranger_trains(self) -> None:
+        """See `DdpEvents`. Said once."""
+        if not self._has_strangers:
+            self._has_strangers = True
+            _warn(f"{STRANGER}: that one runs as written, without the recipe")
 
     def forward_begins(self, ddp: DDP) -> None:
         """See `DdpEvents`."""

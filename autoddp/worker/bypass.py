@@ -29,7 +29,8 @@ _ROUNDS = 6  # each has a block with the reduction and one without
 
 def start_bypassing() -> None:
     """Patch DDP so that it reduces nothing where its process group has one rank."""
-    patch, switch = Patch(), ReductionSwitch()
+    patch = Patch()
+    switch = ReductionSwitch(patch.of)
     patch.events = _Bypass(patch, switch)
     patch.install()
     switch.install()

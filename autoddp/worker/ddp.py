@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.hooks import unserializable_hook
 
 from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Reach
 from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS, BUCKET_CAP_MB, BUCKET_CAP_MB_LIST, FIND_UNUSED, STATIC_GRAPH
@@ -29,7 +30,12 @@ _construct = DDP.__init__
 _register = DDP.register_comm_hook
 _register_builtin = DDP._register_builtin_comm_hook
 _set_static_graph: Callable[[DDP], None] = DDP._set_static_graph
+_pickled = cast("Callable[[DDP], dict[str, Any]]", DDP.__getstate__)
+_unpickle = cast("Callable[[DDP, dict[str, Any]], None]", DDP.__setstate__)
 _signature = inspect.signature(DDP.__init__)
+
+STRANGER = "the script trains a DDP object that it has unpickled or copied"
+"""See `DdpEvents.stranger_trains`."""
 
 Around = Callable[[Hook, dist.ProcessGroup], Hook]
 """Wraps a hook; the group is the one over which the hook reduces."""
@@ -55,6 +61,7 @@ class Wrapped:
         """Registers the script's own communication hook on the object's reducer; None if the script has none."""
         self.is_rebuilt = False
         """Whether DDP's constructor runs again just now, and calls other methods of the object."""
+        self._own_hook: Hook | None = None
         self._samples = True
         self.experimental: dict[str, Any] = {}
         """Arguments of DDP's constructor that an experiment sets until it ends; none of them is ever launched."""
@@ -186,7 +193,7 @@ class Wrapped:
         found = None if self.is_sparse else hook_for(configuration, ddp.process_group, start_step)
         if found is not None:
             state, hook = found
-            _register(ddp, state, around(hook, ddp.process_group) if around else hook)
+            self._register_own(ddp, state, around(hook, ddp.process_group) if around else hook)
 
     def register_exact_hook(self, around: Around) -> bool:
         """Register `around` DDP's own mean, on a reducer without a hook; False, and nothing is done, if it has one.
@@ -196,8 +203,12 @@ class Wrapped:
         ddp = self.ddp
         if ddp is None or ddp._comm_hooks:
             return False
-        _register(ddp, ddp.process_group, around(exact_mean, ddp.process_group))
+        self._register_own(ddp, ddp.process_group, around(exact_mean, ddp.process_group))
         return True
+
+    def _register_own(self, ddp: DDP, state: Any, hook: Hook) -> None:
+        self._own_hook = hook
+        _register(ddp, state, hook)
 
     def leave_out_samples(self) -> None:
         """Keep DDP's logger from reading the times of passes from now on.
@@ -213,6 +224,23 @@ class Wrapped:
     def is_changed(self) -> bool:
         """Whether a configuration was applied to the object."""
         return bool(self._present[0])
+
+    def as_pickled(self, state: dict[str, Any]) -> dict[str, Any]:
+        """`state`, which DDP gives to pickle and to copy, as it would be without autoddp.
+
+        Our hooks hold process groups and functions that cannot be pickled. And whoever loads a script's file must get
+        the script's own arguments: an object that was unpickled or copied is not known here, so nothing watches it.
+        """
+        state = {**state, "_comm_hooks": [one for one in state["_comm_hooks"] if one[0] is not self._own_hook]}
+        ddp = self.ddp
+        if ddp is None or not (self.is_changed or self.experimental):
+            return state
+        made = _made_of(self.arguments, ddp)
+        if not made["static_graph"]:
+            state.pop(_FIRST_OF_STATIC, None)
+        state.update((name, made[name]) for name in _OF_ARGUMENTS if name in made)
+        state.update((name, self._script_broadcasts) for name in _BROADCASTS if name in state)
+        return state
 
     def rebuild_as_it_is(self) -> None:
         """Run DDP's constructor again with the present arguments."""
@@ -287,6 +315,35 @@ def _as_arguments(configuration: Configuration) -> dict[str, Any]:
     return given | ({by_list: None} if BUCKET_CAP_MB.name in given and by_list in AVAILABLE_ARGUMENTS else {})
 
 
+_OF_ARGUMENTS = (
+    "static_graph",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "batched_grad_copy",
+    "bucket_bytes_cap",
+    "bucket_bytes_cap_list",
+    "bucket_bytes_cap_default",
+    "_bucket_config",
+)
+"""Attributes that DDP's constructor makes of arguments that are knobs; older versions of torch have fewer."""
+_BROADCASTS = ("broadcast_buffers", "forward_sync_buffers")
+"""The same of one of them, which has two names since torch 2.13."""
+
+
+def _made_of(arguments: dict[str, Any], like: DDP) -> dict[str, Any]:
+    """The attributes of an object with these arguments; it has one parameter, on the device of `like`.
+
+    Only DDP's constructor knows them for each version of torch. Without its first synchronisation it sends nothing, so
+    one rank alone may call it.
+    """
+    module, made = nn.Module(), DDP.__new__(DDP)
+    module.register_parameter("only", nn.Parameter(torch.zeros(1, device=next(iter(like._module_parameters)).device)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _construct(made, module, **{**arguments, "init_sync": False})
+    return dict(made.__dict__)
+
+
 class _LoggerWithoutSamples:
     """DDP's logger with the one method disabled that DDP calls in each forward pass."""
 
@@ -309,7 +366,8 @@ _CARRIED_OVER = _MODULE_STATE | {
 }
 
 
-_OF_THE_OLD_REDUCER = ("reducer", "logger", "_static_graph_delay_allreduce_enqueued")
+_FIRST_OF_STATIC = "_static_graph_delay_allreduce_enqueued"
+_OF_THE_OLD_REDUCER = ("reducer", "logger", _FIRST_OF_STATIC)
 """Attributes to delete before DDP's constructor runs again. The first two keep the old reducer alive, whose destructor
 removes its autograd hooks from the parameters. The third is set only for a static graph, and would stay afterwards."""
 
@@ -347,6 +405,12 @@ class DdpEvents:
     def script_registered(self, wrapped: Wrapped) -> None:
         """The script has registered a communication hook of its own."""
 
+    def stranger_trains(self) -> None:
+        """An object that its constructor has not built, but pickle or `copy`, begins a forward pass of training.
+
+        It stays as the script has it, and there are no other events of it.
+        """
+
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass begins; DDP has not yet prepared it."""
 
@@ -382,7 +446,7 @@ class Patch:
         return self.wrapped
 
     def of(self, ddp: DDP) -> Wrapped | None:
-        """The `Wrapped` of that object; None if the object was built before `install`."""
+        """The `Wrapped` of that object; None if it was built before `install`, or unpickled, or copied."""
         return next((wrapped for wrapped in self.wrapped if wrapped.ddp is ddp), None)
 
     def install(self) -> None:
@@ -391,6 +455,8 @@ class Patch:
         DDP.register_comm_hook = self._wrap_registration(_register)  # type: ignore[method-assign]
         DDP._register_builtin_comm_hook = self._wrap_registration(_register_builtin)  # type: ignore[method-assign]
         DDP._set_static_graph = self._wrap_static_graph()  # type: ignore[method-assign]
+        DDP.__getstate__ = self._wrap_pickling()  # type: ignore[method-assign]
+        DDP.__setstate__ = self._wrap_unpickling()  # type: ignore[method-assign]
 
     def _watch_forward(self) -> None:
         """Patch the forward pass. This waits for the first object, because importing torch._dynamo takes a second."""
@@ -456,11 +522,31 @@ class Patch:
 
         return set_static_graph
 
+    def _wrap_pickling(self) -> Callable[[DDP], dict[str, Any]]:
+        @functools.wraps(_pickled)
+        def getstate(ddp: DDP) -> dict[str, Any]:
+            wrapped, state = self.of(ddp), _pickled(ddp)
+            return state if wrapped is None else wrapped.as_pickled(state)
+
+        return getstate
+
+    def _wrap_unpickling(self) -> Callable[[DDP, dict[str, Any]], None]:
+        @functools.wraps(_unpickle)
+        def setstate(ddp: DDP, state: dict[str, Any]) -> None:
+            self._watch_forward()
+            _unpickle(ddp, state)
+
+        return setstate
+
     def _wrap_forward(self) -> Callable[..., Any]:
         before = cast("Callable[..., Any]", DDP._pre_forward)
 
         @functools.wraps(before)
         def _pre_forward(ddp: DDP, *inputs: Any, **kwargs: Any) -> Any:
+            if self.of(ddp) is None:
+                if _trains(ddp):
+                    self.events.stranger_trains()
+                return before(ddp, *inputs, **kwargs)
             self.events.forward_begins(ddp)
             inputs, kwargs = before(ddp, *inputs, **kwargs)
             self.events.called(ddp, inputs, kwargs)
@@ -473,7 +559,7 @@ class Patch:
 
         @functools.wraps(after)
         def _post_forward(ddp: DDP, output: Any) -> Any:
-            return after(ddp, self.events.returned(ddp, output))
+            return after(ddp, output if self.of(ddp) is None else self.events.returned(ddp, output))
 
         return _skipped_by_dynamo(_post_forward)
 
@@ -484,6 +570,11 @@ class Patch:
             yield
         finally:
             self._constructing -= 1
+
+
+def _trains(ddp: DDP) -> bool:
+    """Whether the object's forward pass, which begins now, may have a backward pass that changes parameters."""
+    return ddp.training and torch.is_grad_enabled() and any(p.requires_grad for p in ddp.module.parameters())
 
 
 def around_ddps_own(around: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
@@ -571,6 +662,21 @@ def backend_of(ddp: DDP) -> str:
 def tensors_in(output: Any) -> list[torch.Tensor]:
     """All tensors in the output of a module, as far as DDP itself finds them."""
     return list(torch.nn.parallel.distributed._find_tensors(output))
+
+
+def when_backward_begins(output: Any, call: Callable[[], object]) -> None:
+    """Call `call` at each gradient of a tensor in `output`, which a module has returned.
+
+    A script may save the tensor: without the mark torch would warn that this hook is not saved with it.
+    """
+
+    def begins(_gradient: torch.Tensor) -> None:
+        call()
+
+    unserializable_hook(begins)
+    for tensor in tensors_in(output):
+        if tensor.requires_grad:
+            tensor.register_hook(begins)
 
 
 def version_of(tensor: torch.Tensor) -> int:

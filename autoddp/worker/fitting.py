@@ -23,7 +23,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.files import write_whole
 from autoddp.recipe import input_differences, of_model
-from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, store_of, tensors_in, why_another_world
+from autoddp.worker.ddp import (
+    DdpEvents,
+    Wrapped,
+    after_this_backward,
+    store_of,
+    when_backward_begins,
+    why_another_world,
+)
 from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.exact import exact_mean
@@ -133,9 +140,7 @@ class Fitting(DdpEvents):
         one = self._of(ddp)
         waits = one is not None and one.mine is not None and one.answer is None and not one.reduced
         if waits and self._switch.reduces(ddp):
-            for tensor in tensors_in(what):
-                if tensor.requires_grad:
-                    tensor.register_hook(lambda _gradient: after_this_backward(lambda: self._has_reduced(one)))
+            when_backward_begins(what, lambda: after_this_backward(lambda: self._has_reduced(one)))
         return what
 
     @staticmethod

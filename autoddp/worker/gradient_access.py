@@ -119,9 +119,13 @@ def ids_of(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
 
 def _patch(wrapper: Callable[..., Any], owners: Iterable[Any], *names: str) -> None:
     """Put `wrapper`, whose first argument is the original function, in its place wherever an owner has one."""
+    patched: dict[Any, Callable[..., Any]] = {}
     for owner, name in itertools.product(owners, names):
-        if hasattr(owner, name):
-            setattr(owner, name, _wrapped(getattr(owner, name), wrapper))
+        function = getattr(owner, name, None)
+        if function is not None:
+            # A function under two names stays one: pickle refuses a function that is another one where it is defined.
+            patched[function] = patched.get(function) or _wrapped(function, wrapper)
+            setattr(owner, name, patched[function])
 
 
 def _wrapped(function: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:

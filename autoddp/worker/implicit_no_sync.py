@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import Configuration
 from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
-from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, must_reduce, tensors_in
+from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, must_reduce, when_backward_begins
 from autoddp.worker.effect import Effect
 from autoddp.worker.gradient_access import GradientHandler, are_reduced, held_by
 from autoddp.worker.sync_switch import ReductionSwitch, StillThere
@@ -82,12 +82,10 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
     def returned(self, ddp: DDP, what: Any) -> Any:
         """See `DdpEvents`. Only a backward pass from what the module has returned reduces what was put off before."""
         if self.pending and self._switch.reduces(ddp):
-            for tensor in tensors_in(what):
-                if tensor.requires_grad:
-                    tensor.register_hook(self._is_reduced)
+            when_backward_begins(what, self._is_reduced)
         return what
 
-    def _is_reduced(self, _gradient: torch.Tensor) -> None:
+    def _is_reduced(self) -> None:
         self.pending = False
         self._parameters.end()
 

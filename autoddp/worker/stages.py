@@ -27,7 +27,7 @@ from torch.optim.optimizer import Optimizer
 from autoddp.timing.anatomy import STAGES
 from autoddp.timing.timeline import Span
 from autoddp.wire.experiment import Delay
-from autoddp.worker.ddp import after_backward_computed, after_this_backward, tensors_in
+from autoddp.worker.ddp import after_backward_computed, after_this_backward, when_backward_begins
 from autoddp.worker.device import synchronize
 from autoddp.worker.gradient_access import GradientHandler
 from autoddp.worker.host_device import CopiesToDevice, DeviceWaits
@@ -204,9 +204,7 @@ class Stages(GradientHandler, LoaderEvents):
         if not (self._awake and ddp.training and torch.is_grad_enabled()):
             return
         self._forward = forward = object()
-        for tensor in tensors_in(what):
-            if tensor.requires_grad:
-                tensor.register_hook(lambda _gradient: self._backward_begins(forward))
+        when_backward_begins(what, lambda: self._backward_begins(forward))
 
     def _backward_begins(self, forward: object) -> None:
         if not self._awake or self._forward is not forward:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp import around_ddps_own, must_reduce, version_of
+from autoddp.worker.ddp import Wrapped, around_ddps_own, must_reduce, version_of
 
 
 class ReductionSwitch:
@@ -21,7 +21,9 @@ class ReductionSwitch:
 
     _NAME = "require_backward_grad_sync"
 
-    def __init__(self) -> None:
+    def __init__(self, of: Callable[[DDP], Wrapped | None]) -> None:
+        """`of` gives what is known of an object, as `Patch.of` does; one that it does not know is not overruled."""
+        self._of = of
         self.on = True
         self.put_off = False
         """Whether the backward pass of the present forward pass leaves its reduction to a later one."""
@@ -38,7 +40,8 @@ class ReductionSwitch:
 
     def reduces(self, ddp: DDP) -> bool:
         """Whether the backward pass of this object's present forward pass reduces."""
-        return self.as_written(ddp) and (must_reduce(ddp) or (self.on and not self.put_off))
+        left_alone = must_reduce(ddp) or self._of(ddp) is None
+        return self.as_written(ddp) and (left_alone or (self.on and not self.put_off))
 
     def _get(self, ddp: DDP) -> bool:
         return self.reduces(ddp) if self._read_by_ddp else self.as_written(ddp)

@@ -16,6 +16,7 @@ from autoddp.worker.binding import Binding
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import (
+    STRANGER,
     DdpEvents,
     Patch,
     Wrapped,
@@ -47,7 +48,8 @@ _STEPS_WITHOUT_DDP = 20  # of an optimizer: a script that trains with DDP has bu
 
 def start_tuning(config: WorkerConfig, launcher: LauncherClient, threads_given: str | None) -> None:
     """Patch DDP and wait for the script to build one. `threads_given`: OMP_NUM_THREADS as the process was started."""
-    patch, switch = Patch(), ReductionSwitch()
+    patch = Patch()
+    switch = ReductionSwitch(patch.of)
     job = _TuningJob(config, launcher, patch, switch, Threads(threads_given, config.threads_pinned))
     patch.events = job
     patch.install()
@@ -101,6 +103,11 @@ class _TuningJob(DdpEvents):
         why = why_another_world(ddp, self._started) if ddp is not None else ""
         if why:  # ranks that this launcher has not started take no orders, and the others would wait for them
             stopper(self._config.socket)(f"{why}: such a job cannot be tuned")
+
+    def stranger_trains(self) -> None:
+        """See `DdpEvents`. Its steps cannot be measured, so tuning ends."""
+        self._launcher.hello()  # the script trains with DDP, even if it has built no object in this process
+        stopper(self._config.socket)(f"{STRANGER}: no configuration can be applied to that one")
 
     def forward_begins(self, ddp: DDP) -> None:
         """Count forward passes that reduce as the script is written, then see whether this one's reduction may wait."""

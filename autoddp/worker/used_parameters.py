@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.ddp_arguments import FIND_UNUSED, STATIC_GRAPH
 from autoddp.log import tell
-from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, tensors_in
+from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, when_backward_begins
 from autoddp.worker.sync_switch import ReductionSwitch
 
 
@@ -69,9 +69,7 @@ class UsedParameters(DdpEvents):
         if wrapped is None or not torch.is_grad_enabled() or not self._switch.reduces(ddp):
             return what
         self._watched[wrapped].begin()
-        for tensor in tensors_in(what):
-            if tensor.requires_grad:
-                tensor.register_hook(lambda _gradient: after_this_backward(lambda: self._check(wrapped)))
+        when_backward_begins(what, lambda: after_this_backward(lambda: self._check(wrapped)))
         return what
 
     def _check(self, wrapped: Wrapped) -> None:

@@ -18,7 +18,7 @@ def test_a_turn_gives_spare_memory_back_only_where_the_device_is_nearly_full(ncc
     """What the script's tensors hold stays; NCCL could not have what torch's allocator keeps."""
     patch.install()
     ddp = DDP(torch.nn.Linear(64, 64).to(gpu), device_ids=[0])
-    live = LiveDdp(patch, ReductionSwitch(), (), Compiling(patch.alive), Experiments(patch))
+    live = LiveDdp(patch, ReductionSwitch(patch.of), (), Compiling(patch.alive), Experiments(patch))
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(gpu)
     if free < 2 * _NEARLY_FULL * total:

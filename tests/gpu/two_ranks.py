@@ -33,7 +33,8 @@ def checks(device_type: str, rank: int) -> dict[str, Any]:
     device = torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    patch, switch = Patch(), ReductionSwitch()
+    patch = Patch()
+    switch = ReductionSwitch(patch.of)
     implicit_no_sync = ImplicitNoSync(switch, patch.alive)
     patch.events = Events(implicit_no_sync)
     patch.install()

@@ -17,6 +17,7 @@ COMMANDS = [
     "grad_scaler.py",
     "best_checkpoint.py",
     "snapshot.py",
+    "whole_object.py",
     "rank0_evaluates.py",
     "closure.py",
     "gan.py",

@@ -106,6 +106,16 @@ def test_uneven_inputs_under_join_end_tuning_and_that_is_said(tmp_path):
     assert (launch.folder / "rank1.pt").exists()
 
 
+def test_an_unpickled_model_ends_tuning_and_that_is_said(tmp_path):
+    """DDP's constructor does not run for it. The first launch writes the file; the second one finds it."""
+    assert run(AUTODDP, tmp_path / "run", "whole_object.py", "--trials", "0").returncode == 0
+    launch = run(AUTODDP, tmp_path / "run", "whole_object.py", "--trials", "2")
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    said = "the script trains a DDP object that it has unpickled or copied: no configuration can be applied to that one"
+    assert f"not tuned, launching as written: {said}" in launch.stderr
+    assert not list(launch.folder.glob("*.toml"))
+
+
 WORKS_ON_ITS_OWN_FILE = """
 import os
 with open("counted", "a") as file:

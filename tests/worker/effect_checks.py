@@ -9,11 +9,16 @@ torch was imported; where a configuration has variables, in one that is started 
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
 import json
 import os
+import pickletools
 import socket
 import sys
+import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,8 +32,8 @@ from static_graphs import static_callables
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.knobs import Configuration
-from autoddp.wire import BlockDone, Finish, Measure, Message, Ready, WorkerConfig
+from autoddp.knobs import Configuration, Rung
+from autoddp.wire import BlockDone, Finish, Measure, Message, Ready, WatchPlan, WorkerConfig
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.applying import start_applying
 from autoddp.worker.ddp import parameters_digest
@@ -170,9 +175,45 @@ def of_model(ddp: DDP) -> dict[str, Any]:
     return {"plain": plain, "buckets": buckets, "hooks": hooks, "torch's hook": built_in}
 
 
+def saved(training: Training) -> dict[str, Any]:
+    """What a script writes when it saves its objects whole, in JSON types."""
+    if training.script in NOT_SAVED:
+        return {}
+    ddp, optimizer = training.models[0], training.optimizer
+    returned = ddp(torch.zeros(2, WIDTH))
+    average = torch.optim.swa_utils.AveragedModel(ddp)
+    things = (ddp, ddp.module, ddp.state_dict(), optimizer, optimizer.state_dict(), average, returned)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        names = [name for thing in things for name in names_in(thing)]
+        copy.deepcopy(optimizer)
+    state = {name: str(value) for name, value in ddp.__getstate__().items() if name not in LEFT_OUT}
+    return {"names": sorted(set(names)), "warned": [str(w.message) for w in warned], "state": state}
+
+
+NOT_SAVED = ("registers a hook", "compiled")
+"""Nor could these objects be saved without autoddp: the hook holds a process group, and the backend local functions."""
+LEFT_OUT = ("_modules", "_module_parameters", "modules_buffers", "named_module_buffers", "require_forward_param_sync")
+"""Tensors, and what only the next pass reads: whether it broadcasts buffers, as each does that follows a reduction."""
+
+
+def names_in(thing: Any) -> list[str]:
+    """All classes and functions that the file of torch.save names. It must be possible to load it."""
+    file = io.BytesIO()
+    torch.save(thing, file)
+    file.seek(0)
+    torch.load(file, weights_only=False)
+    pickled = zipfile.ZipFile(file).read("archive/data.pkl")
+    return [str(word) for code, word, _ in pickletools.genops(pickled) if code.name == "GLOBAL"]
+
+
 def of_hook(hook: Callable[..., Any], state: Any) -> dict[str, Any]:
     """A recording, a comparison and a watch may stand around it."""
-    while inside := dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True)).get("hook"):
+    while True:
+        closed = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True))
+        inside = closed.get("hook") or closed.get("compared")
+        if inside is None:
+            break
         hook = inside.cell_contents
     values = {
         name: str(value)
@@ -203,7 +244,7 @@ class Launcher:
     def send(self, message: Message) -> None:
         assert isinstance(message, (Ready, BlockDone))
         if isinstance(message, BlockDone):
-            self.found[self._present] = in_effect(self.training)
+            self.found[self._present] = {**in_effect(self.training), "saved": saved(self.training)}
 
     def receive(self) -> Message:
         self._present = next(self._next, "")
@@ -230,12 +271,22 @@ def job(script: str, name: str) -> None:
     if configuration.get("hook") == "powersgd":
         configuration = configuration.with_values(powersgd_start_step=0)  # as a trial measures it
     digest = parameters_digest(Net())
-    start_applying(WorkerConfig(configuration=configuration.without_variables, parameters_digest=digest))
+    watch = WatchPlan(Rung.LOSSY, limit=1.0, first=1000, every=1000, steps=1)
+    start_applying(WorkerConfig(configuration=configuration.without_variables, parameters_digest=digest, watch=watch))
+    training = trained(script)
+    write("job", f"{script} {name}", {**in_effect(training), "saved": saved(training)})
+
+
+def as_written(script: str) -> None:
+    write("as", f"written {script}", saved(trained(script)))
+
+
+def trained(script: str) -> Training:
     training = Training(script)
     training.since_turn = 0
     for _ in range(STEPS):
         training.step()
-    write("job", f"{script} {name}", in_effect(training))
+    return training
 
 
 def write(side: str, name: str, found: dict[str, Any]) -> None:
@@ -247,7 +298,7 @@ def run(side: str, script: str, name: str = "") -> None:
     Graphs.__init__.__defaults__ = (static_callables,)  # torch's own needs a GPU
     os.environ["MASTER_PORT"] = str(free_port())
     dist.init_process_group("gloo")
-    trial(script) if side == "trial" else job(script, name)
+    {"trial": trial, "job": lambda script: job(script, name), "as": as_written}[side](script)
     sys.stdout.flush()
     os._exit(0)
 
@@ -279,6 +330,7 @@ def main() -> None:
     for script, of_script in OF_SCRIPT.items():
         starts = {k: v for values in of_script.values() for k, v in Configuration(values).start_variables.items()}
         forked(starts, "trial", script)
+        forked({}, "as", script)
         for name, values in of_script.items():
             forked(Configuration(values).variables, "job", script, name)
 

@@ -9,6 +9,7 @@ built in the end. `recipe = None` is the script alone: what a refused recipe mus
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ class Case:
     """Of the recipe, where they are not the models' own."""
     started: int = 0
     """Ranks that the launcher says it has started; 0: it says nothing."""
+    restored: bool = False
+    """The script trains what it has unpickled from its DDP objects."""
     late: bool = False
     """A second model is built and trained when the first has been."""
 
@@ -87,6 +90,10 @@ CASES = {
     "started elsewhere": Case({**BF16, **CAPS}, started=1),
     "one of two refused": Case(BF16, models=2, inputs=[*with_model(FITS, 0, 2), *with_model(OTHERS, 1, 2)]),
     "nothing to launch, refused": Case({}, inputs=OTHERS),
+    "hook, restored": Case({**BF16, **CAPS}, restored=True),
+    "static graph, restored": Case({"static_graph": True}, restored=True),
+    "accumulation, restored": Case(TWO, restored=True),
+    "implicit_no_sync, restored": Case({"defer_reductions": 2}, restored=True, micro_batches=2),
     "a later model": Case(BF16, late=True),
 }
 
@@ -112,6 +119,9 @@ def order_of(case: Case, folder: Path, name: str) -> WorkerConfig:
 def train(case: Case, rank: int) -> dict[str, Any]:
     torch.manual_seed(7)
     models = [DDP(Network(24 + n)) for n in range(case.models)]
+    built = models
+    if case.restored:
+        models = [pickle.loads(pickle.dumps(model)) for model in built]  # the first ones stay alive
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
     steps: list[list[torch.Tensor]] = []
     if case.alone and rank == 0:

@@ -257,7 +257,8 @@ def threads(live: LiveDdp) -> list[int]:
 def checks(rank: int) -> dict[str, Any]:
     untouched, sampled_as_written = train(DDP(Net()), rank), sampled(rank, None)
     rounded = with_torchs_hook(rank, None)
-    patch, switch = Patch(), ReductionSwitch()
+    patch = Patch()
+    switch = ReductionSwitch(patch.of)
     patch.install()
     switch.install()
     implicit_no_sync = ImplicitNoSync(switch, patch.alive)

@@ -82,6 +82,14 @@ def test_what_a_script_sets_after_construction_stays(folder: Path) -> None:
         assert model["plain"]["_ddp_sink_clone"] is False
 
 
+@pytest.mark.parametrize(("script", "name"), CASES)
+def test_what_a_script_saves_is_as_without_autoddp(folder: Path, script: str, name: str) -> None:
+    """Whole objects too: no hook of ours, and the script's own arguments, for whoever loads the file."""
+    written = read(folder, f"as written {script}")
+    for found in in_both(folder, script, name):
+        assert found["saved"] == written
+
+
 def test_no_more_threads_are_tried_than_a_start_can_give() -> None:
     """MKL takes no more than there are cores, whatever the variable says; a running process can be given more."""
     counted = (

@@ -27,6 +27,13 @@ REFUSED = {
     "nothing to launch, refused": "plain",
 }
 """Case → the training without a recipe that it must be, step by step."""
+RESTORED = {
+    "hook, restored": "plain",
+    "static graph, restored": "plain",
+    "accumulation, restored": "plain",
+    "implicit_no_sync, restored": "plain, micro-batches",
+}
+"""The same of what is trained after it was unpickled, under a recipe that fits."""
 FIT = ("hook fits", "hook fits, alone", "hook, free batch", "hook, nothing known", "accumulation fits", "caps fit")
 
 
@@ -71,6 +78,18 @@ def test_a_refused_recipe_changes_no_step(folder: Path, name: str) -> None:
     found, plain = ranks(folder, name)[0], ranks(folder, REFUSED[name])[0]
     assert far(found, plain) < 1e-6
     assert (found["views"], found["static"], found["hooks"]) == ([False], [False], [0])
+
+
+@pytest.mark.parametrize("name", RESTORED)
+def test_what_was_unpickled_trains_as_written(folder: Path, name: str) -> None:
+    found, plain = ranks(folder, name)[0], ranks(folder, RESTORED[name])[0]
+    assert far(found, plain) < 1e-6
+    assert (found["views"], found["static"], found["hooks"]) == ([False], [False], [0])
+    (line,) = found["told"]
+    assert line == (
+        "warning: the script trains a DDP object that it has unpickled or copied: that one runs as written, "
+        "without the recipe"
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED)

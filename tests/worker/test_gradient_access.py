@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import pickle
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -70,6 +71,22 @@ def clip_another_model(script: Script) -> None:
     nn.utils.clip_grad_norm_(script.foreign.parameters(), SMALL)
 
 
+def test_a_patched_function_is_one_under_all_its_names() -> None:
+    """Else pickle would refuse an object that holds one of them."""
+    handler = Reads()
+    add_handler(handler)
+    remove_handler(handler)
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        function = getattr(nn.utils, name)
+        assert hasattr(function, "__wrapped__")
+        assert pickle.loads(pickle.dumps(function)) is function
+
+
+class Reads(GradientHandler):
+    def before_reading(self, parameters: Sequence[torch.Tensor]) -> bool:
+        return False
+
+
 @pytest.fixture
 def alone() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -81,7 +98,8 @@ def trained(at_once: int, accumulates: bool, before_step: Callable[[Script], Non
     """Parameters after some updates, each by as many batches: in steps that become one, or in one as one writes it."""
     script = Script()
     script.scaled = scaled
-    switch, wrapped = ReductionSwitch(), [Wrapped(script.model, {})]
+    wrapped = [Wrapped(script.model, {})]
+    switch = ReductionSwitch(lambda ddp: wrapped[0])
     implicit_no_sync = ImplicitNoSync(switch, lambda: wrapped)
     accumulation = Accumulation(switch, lambda: wrapped, implicit_no_sync, pytest.fail)
     handlers: tuple[GradientHandler, ...] = (implicit_no_sync, accumulation)

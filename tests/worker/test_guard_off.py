@@ -17,7 +17,7 @@ del dist.distributed_c10d._get_process_group_store
 for rank in (0, 1):
     print(f"rank {rank}", file=sys.stderr)
     dist.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
-    guard = Guard("hook", ReductionSwitch())
+    guard = Guard("hook", ReductionSwitch(lambda ddp: None))
     for _ in range(2):
         ddp = DDP(torch.nn.Linear(4, 4))
         guard.built(Wrapped(ddp, {}))

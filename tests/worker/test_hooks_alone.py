@@ -82,7 +82,7 @@ def test_gradients_are_whole_before_a_scaler_judges_them(monkeypatch: pytest.Mon
         return judge(this, optimizer)
 
     monkeypatch.setattr(scaler, "_check_inf_per_device", judged)
-    implicit_no_sync = ImplicitNoSync(ReductionSwitch(), list)
+    implicit_no_sync = ImplicitNoSync(ReductionSwitch(lambda ddp: None), list)
     add_handler(implicit_no_sync)
     implicit_no_sync.reads = lambda: order.append("whole")
     layer = torch.nn.Linear(2, 2)

@@ -201,7 +201,8 @@ def blocks(rank: int) -> list[Any]:
     store = RankStore()
     if rank == 1:
         store.clock_offset = functools.partial(store.clock_offset, lambda: time.perf_counter() + AHEAD, "")
-    patch, switch, counted = Patch(), ReductionSwitch(), []
+    patch, counted = Patch(), []
+    switch = ReductionSwitch(patch.of)
     experiments = Experiments(patch)
     patch.events = Events(experiments.stages)
     patch.install()

@@ -13,7 +13,7 @@ Forward = Callable[..., Any]
 Answer = Callable[[Forward, tuple[Any, ...], dict[str, Any]], Any]
 """Gets the module's own `forward` and a call's arguments."""
 
-_NAME = "forward"
+_NAME, _STATE = "forward", "__getstate__"
 
 
 class StandIn:
@@ -30,15 +30,35 @@ class StandIn:
         self._answer = answer
         self.__wrapped__ = module.forward  # for whoever asks for its parameters' names
         module.__dict__[_NAME] = self
+        module.__dict__[_STATE] = self._state = _State(module)
 
     def leave(self) -> None:
         """The module answers for itself again, unless somebody else stands there now."""
-        if self._module.__dict__.get(_NAME) is self:
-            del self._module.__dict__[_NAME]
+        for name, ours in ((_NAME, self), (_STATE, self._state)):
+            if self._module.__dict__.get(name) is ours:
+                del self._module.__dict__[name]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._answer(self.__wrapped__, args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Whoever restores the module has only its class so far: `forward` is then the class's own.
+        # For a class that pickles its attributes in another way. Whoever restores the module has only its class so far:
+        # `forward` is then the class's own.
         return getattr, (self._module, _NAME)
+
+
+class _State:
+    """What `pickle` and `copy` ask a module for: its state as without a stand-in."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __call__(self) -> Any:
+        of_class = getattr(type(self._module), _STATE, None)  # since Python 3.11 each class has it
+        state = dict(self._module.__dict__) if of_class is None else of_class(self._module)
+        if not isinstance(state, dict):
+            return state
+        return {name: value for name, value in state.items() if not isinstance(value, (StandIn, _State))}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._module, _STATE)
