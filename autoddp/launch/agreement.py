@@ -28,12 +28,14 @@ from autoddp.launch.joining import Notices, Plan, Running, cannot_join
 from autoddp.launch.local_fingerprint import may_have_gpus
 from autoddp.launch.mode import torch_version
 from autoddp.launch.network import Network
+from autoddp.launch.polling import polls
 from autoddp.log import tell
 from autoddp.topology import interfaces
 from autoddp.units import duration
 from autoddp.version import __version__
 
-_ANSWER = timedelta(seconds=60)  # for one answer of another launcher, on a machine that is busy elsewhere
+_SILENT = 10.0  # seconds of waiting for another launcher before the user is told
+_ANSWER = 60.0  # seconds for one answer of another launcher, on a machine that is busy elsewhere
 _CLOCKS = 5.0  # seconds; less may come from the exchange itself, on a machine that is busy
 
 
@@ -167,14 +169,32 @@ def agree(
         _set_local_address(torchrun, network)
         return Agreement(network, Hosts(), 0, handler, notices, joins)
     store, rank, nodes = info.store, info.rank, info.world_size
-    store.set_timeout(_ANSWER)
+    store.set_timeout(timedelta(seconds=_ANSWER))
+    called: dict[int, str] = {}  # each node's name for people, as far as it has said it
+
+    def await_all(key: str) -> None:
+        """Wait until each node has said something under the key. TimeoutError that names the ones that have not."""
+        told = False
+        for waited in polls(_ANSWER):
+            if store.check([f"{key}/{node}" for node in range(nodes)]):
+                return
+            if waited > _SILENT and not told:
+                told = True
+                tell(f"waiting for {silent(key)} (up to {_ANSWER:.0f} s)")
+        raise TimeoutError(f"{silent(key)} does not answer, for {_ANSWER:.0f} s: see what that launcher does")
+
+    def silent(key: str) -> str:
+        absent = [node for node in range(nodes) if not store.check([f"{key}/{node}"])]
+        return ", ".join(called.get(node, f"node {node}") for node in absent) or "another host"
 
     def exchange(key: str, mine: Any) -> list[Any]:
         store.set(f"{key}/{rank}", encode(mine))
+        await_all(key)
         return [json.loads(store.get(f"{key}/{node}")) for node in range(nodes)]
 
     try:
-        exchange("arrived", True)  # so that all read their clocks now
+        names = exchange("arrived", socket.gethostname())  # before the clocks, so that all read theirs now
+        called.update({node: f"node {node} ({name})" for node, name in enumerate(names)})
         mine = HostFacts(
             name=socket.gethostname(),
             plan=plan,
@@ -196,7 +216,9 @@ def agree(
         handler.shutdown()
         store.set(f"read/{rank}", "1")
         if has_store:  # it ends with this process, and the others still have to read
-            store.wait([f"read/{node}" for node in range(nodes)])
+            await_all("read")
+    except TimeoutError as error:
+        raise UsageError(str(error)) from None
     except (RuntimeError, ValueError) as error:
         why = f"another host has left the meeting, see its own last lines ({first_line(error)})"
         raise UsageError(why) from None
