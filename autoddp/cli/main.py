@@ -18,7 +18,8 @@ from autoddp.errors import AutoddpError
 from autoddp.launch.elastic import environment_with, load_torchrun, run_real_job
 from autoddp.launch.hosts import Hosts
 from autoddp.launch.job_environment import job_environment
-from autoddp.launch.mode import Mode, choose
+from autoddp.launch.joining import Running
+from autoddp.launch.mode import Mode, choose, for_hosts
 from autoddp.launch.network import Network
 from autoddp.launch.options import Options, parse
 from autoddp.launch.script import require_script
@@ -102,12 +103,24 @@ def prepare(options: Options) -> Job | None:
             preparation = until_tuned.enter_context(prepared(options))
         agreement = _agreement(options, mode)
         network = agreement.network if agreement is not None else Network()
-        if mode.tune:
+        builds_ddp = True
+        if agreement is not None and agreement.joins is not None:
+            from autoddp.cli.tuned import joined
+
+            previous = preparation.folder.previous_recipe if mode.tune else None
+            mode = joined(options, mode, *agreement.joins, previous)
+        elif mode.tune:
             hosts = agreement.hosts if agreement is not None else Hosts()
             with environment_with(network.variables):
                 with Results(options, preparation.folder, network) as results:
                     tuned = Tuning(options, preparation, hosts, results, network.together).run()
-                mode = results.mode(mode, tuned)
+                mode, builds_ddp = results.mode(mode, tuned), tuned.built_ddp
+        elif agreement is not None:
+            before, mode = mode, for_hosts(mode, options, agreement.hosts.nodes, agreement.ranks)
+            if mode is not before:
+                tell(mode.says)
+        if agreement is not None and not options.tune_only:
+            agreement.tell_late_hosts(_running(options, mode, network, builds_ddp))
         variables = job_environment(options, mode, network)
     return None if options.tune_only else Job(options, variables, agreement)
 
@@ -126,7 +139,22 @@ def _agreement(options: Options, mode: Mode) -> Agreement | None:
         return None
     from autoddp.launch.agreement import agree
 
-    return agree(options.torchrun, mode.digest(options), mode.reads(options), mode.variables)
+    job = not options.tune_only
+    return agree(options.torchrun, mode.digest(options), mode.reads(options), mode.variables, job=job)
+
+
+def _running(options: Options, mode: Mode, network: Network, builds_ddp: bool) -> Running:
+    """What this job is launched with, for hosts that come later."""
+    from autoddp.recipe import dump
+
+    return Running(
+        digest=mode.digest(options),
+        reads=mode.reads(options) if mode.recipe is not None else "the script as written",
+        recipe=dump(mode.recipe) if mode.recipe is not None else "",
+        chosen=mode.chosen,
+        builds_ddp=builds_ddp,
+        address=network.address,
+    )
 
 
 def _show(options: Options, mode: Mode) -> None:

@@ -13,6 +13,7 @@ from autoddp.errors import AutoddpError, NotTuned, RecipeError, first_line
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import POWERSGD_RANK, POWERSGD_START_STEP, start_step
 from autoddp.launch.elastic import node_range
+from autoddp.launch.joining import Plan, Running, differs
 from autoddp.launch.mode import Mode, arguments_digest, place_for, remove_notes, script_names, set_one
 from autoddp.launch.nccl_logs import transports
 from autoddp.launch.network import Network
@@ -92,7 +93,7 @@ class Results:
             return mode
         if tuned.cut_short:
             say(f"tuning ended early, with what was known: {tuned.cut_short}")
-        place = self._write(tuned.recipe, place)
+        place = keep(tuned.recipe, place, options, folder.previous_recipe)
         if tuned.outcome is not None:
             self._close(tuned.outcome, place)
         return replace(mode, recipe=parse(tuned.recipe, place), path=place)
@@ -145,27 +146,6 @@ class Results:
         else:
             say(f"report: {self._folder.report}")
 
-    def _write(self, text: str, place: Path) -> Path:
-        """Save the recipe; its place, also where it could not be saved."""
-        try:
-            place, kept = _saved(text, place, self._folder.previous_recipe)
-        except (AutoddpError, OSError) as error:
-            if self._options.tune_only:
-                raise NotTuned(f"the recipe could not be saved: {error}") from None
-            say(f"warning: the recipe is used, but could not be saved: {error}")
-            return place
-        remove_notes(self._options)
-        say(f"recipe written: {place}" + (f" (the older one is kept as {kept})" if kept else ""))
-        recipe = parse(text, place)
-        start = POWERSGD_START_STEP.of(recipe.configuration)
-        if start:
-            memory = data_size(recipe.fits.gradient_bytes)
-            say(
-                f"PowerSGD begins after {start} exact reductions (powersgd_start_step in the recipe), and keeps the "
-                f"error that it feeds back: {memory} of memory on each rank"
-            )
-        return place
-
     def _close(self, outcome: Outcome, place: Path) -> None:
         """The last lines before the job's own: what was won and why, and what to do with it."""
         for line in what_was_won(outcome):
@@ -176,6 +156,49 @@ class Results:
         say(try_next(outcome, str(place), same_job))
 
 
+def keep(text: str, place: Path, options: Options, previous: Path | None) -> Path:
+    """Save the recipe; its place, also where it could not be saved. `previous`: where an older one is kept."""
+    try:
+        place, kept = _saved(text, place, previous)
+    except (AutoddpError, OSError) as error:
+        if options.tune_only:
+            raise NotTuned(f"the recipe could not be saved: {error}") from None
+        say(f"warning: the recipe is used, but could not be saved: {error}")
+        return place
+    remove_notes(options)
+    say(f"recipe written: {place}" + (f" (the older one is kept as {kept})" if kept else ""))
+    recipe = parse(text, place)
+    start = POWERSGD_START_STEP.of(recipe.configuration)
+    if start:
+        memory = data_size(recipe.fits.gradient_bytes)
+        say(
+            f"PowerSGD begins after {start} exact reductions (powersgd_start_step in the recipe), and keeps the "
+            f"error that it feeds back: {memory} of memory on each rank"
+        )
+    return place
+
+
+def joined(options: Options, mode: Mode, plan: Plan, running: Running, previous: Path | None) -> Mode:
+    """The mode of a host that comes when the job runs already: what the others launch, whose recipe is kept here too.
+
+    UsageError if this host is about to do something else.
+    """
+    if options.tune_only:
+        raise NotTuned(f"the job runs already on other hosts with {running.reads}: there is nothing to tune")
+    if mode.recipe is not None and mode.digest(options) not in (plan.digest, running.digest):
+        raise differs(running, mode.reads(options))
+    if not running.recipe:
+        if mode.tune and not options.ranks_given and not running.builds_ddp:
+            say(set_one(options.torchrun))
+        return mode.as_written
+    found = replace(mode, tune=False, recipe=parse(running.recipe, "the job's recipe"), chosen=running.chosen)
+    if found.digest(options) != running.digest:
+        raise differs(running, found.reads(options))
+    if mode.recipe is not None or found.recipe is None:
+        return found
+    return replace(found, path=keep(running.recipe, place_for(options, found.recipe, say), options, previous))
+
+
 def _this_node() -> Node:
     try:
         return probe()
@@ -184,7 +207,7 @@ def _this_node() -> Node:
         return Node("")
 
 
-def _saved(recipe: str, place: Path, previous: Path) -> tuple[Path, Path | None]:
+def _saved(recipe: str, place: Path, previous: Path | None) -> tuple[Path, Path | None]:
     """Where the recipe is saved, and where the one that was there is kept. The current folder may be on a full disk."""
     try:
         return place, save(recipe, place, previous=previous)

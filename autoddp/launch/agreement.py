@@ -23,16 +23,19 @@ from autoddp.errors import UsageError, first_line
 from autoddp.launch import elastic
 from autoddp.launch.gathering import Arrivals, say_if_not_ours, wait_for_answer
 from autoddp.launch.hosts import Hosts
-from autoddp.launch.interface_selection import choose, places_here, with_rdma
+from autoddp.launch.interface_selection import choose, places_here, towards, with_rdma
+from autoddp.launch.joining import Notices, Plan, Running, cannot_join
 from autoddp.launch.local_fingerprint import may_have_gpus
 from autoddp.launch.mode import torch_version
 from autoddp.launch.network import Network
+from autoddp.launch.polling import polls
 from autoddp.log import tell
 from autoddp.topology import interfaces
 from autoddp.units import duration
 from autoddp.version import __version__
 
-_ANSWER = timedelta(seconds=60)  # for one answer of another launcher, on a machine that is busy elsewhere
+_SILENT = 10.0  # seconds of waiting for another launcher before the user is told
+_ANSWER = 60.0  # seconds for one answer of another launcher, on a machine that is busy elsewhere
 _CLOCKS = 5.0  # seconds; less may come from the exchange itself, on a machine that is busy
 
 
@@ -117,16 +120,28 @@ class Agreement:
     network: Network
     """The way to this node."""
     hosts: Hosts
-    """All launchers."""
+    """All launchers that have met."""
+    ranks: int
+    """On all these hosts together."""
     _meeting_point: object
+    _notices: Notices | None = None
+    joins: tuple[Plan, Running] | None = None
+    """What the others planned and what they launch, where they met before this host came; it has met nobody."""
+
+    def tell_late_hosts(self, running: Running) -> None:
+        """Say what the job is launched with, for hosts that come later."""
+        if self._notices is not None and self.joins is None:
+            self._notices.running(running)
 
 
-def agree(torchrun: argparse.Namespace, plan: str, reads: str, variables: Collection[str] = ()) -> Agreement:
+def agree(
+    torchrun: argparse.Namespace, plan: str, reads: str, variables: Collection[str] = (), job: bool = False
+) -> Agreement:
     """Meet the other nodes' launchers: `plan` must be the same on all, and the network is chosen unless the user did.
 
     `reads` is the plan for people, `variables` are the names of what the plan sets. `torchrun` is given the address by
     which the others reach this host, unless the user named one. UsageError, with all errors in one line and the same
-    on all nodes.
+    on all nodes. `job`: a job follows, which a host that comes later may join.
     """
     ours = {address for nic in interfaces() for address in nic.addresses}
     elastic.host_endpoint_if_ours(torchrun, ours)
@@ -138,19 +153,48 @@ def agree(torchrun: argparse.Namespace, plan: str, reads: str, variables: Collec
         say_if_not_ours(endpoint, ours, tell)
     handler = elastic.meeting_point(torchrun, "plan")
     fewest = elastic.node_range(torchrun)[0]
-    arrivals = None
+    arrivals = notices = None
     if endpoint is not None:
-        arrivals = Arrivals(elastic.board(endpoint), endpoint, str(torchrun.rdzv_id), fewest)
+        board = elastic.board(endpoint)
+        arrivals = Arrivals(board, endpoint, str(torchrun.rdzv_id), fewest)
+        notices = Notices(board, str(torchrun.rdzv_id))
     info = elastic.meet(handler, torchrun, arrivals)
+    if info is None:
+        if notices is None or endpoint is None:
+            raise cannot_join(torchrun.rdzv_backend)
+        joins = notices.awaited(tell)
+        tell("the job runs already on other hosts: joining it")
+        places = places_here(torchrun.local_addr, may_have_gpus(os.environ))
+        network = with_rdma(towards(joins[1].address or endpoint.host, places), {*os.environ, *variables})
+        _set_local_address(torchrun, network)
+        return Agreement(network, Hosts(), 0, handler, notices, joins)
     store, rank, nodes = info.store, info.rank, info.world_size
-    store.set_timeout(_ANSWER)
+    store.set_timeout(timedelta(seconds=_ANSWER))
+    called: dict[int, str] = {}  # each node's name for people, as far as it has said it
+
+    def await_all(key: str) -> None:
+        """Wait until each node has said something under the key. TimeoutError that names the ones that have not."""
+        told = False
+        for waited in polls(_ANSWER):
+            if store.check([f"{key}/{node}" for node in range(nodes)]):
+                return
+            if waited > _SILENT and not told:
+                told = True
+                tell(f"waiting for {silent(key)} (up to {_ANSWER:.0f} s)")
+        raise TimeoutError(f"{silent(key)} does not answer, for {_ANSWER:.0f} s: see what that launcher does")
+
+    def silent(key: str) -> str:
+        absent = [node for node in range(nodes) if not store.check([f"{key}/{node}"])]
+        return ", ".join(called.get(node, f"node {node}") for node in absent) or "another host"
 
     def exchange(key: str, mine: Any) -> list[Any]:
         store.set(f"{key}/{rank}", encode(mine))
+        await_all(key)
         return [json.loads(store.get(f"{key}/{node}")) for node in range(nodes)]
 
     try:
-        exchange("arrived", True)  # so that all read their clocks now
+        names = exchange("arrived", socket.gethostname())  # before the clocks, so that all read theirs now
+        called.update({node: f"node {node} ({name})" for node, name in enumerate(names)})
         mine = HostFacts(
             name=socket.gethostname(),
             plan=plan,
@@ -164,11 +208,17 @@ def agree(torchrun: argparse.Namespace, plan: str, reads: str, variables: Collec
         )
         all_ = [convert(plain, HostFacts) for plain in exchange("host", mine)]
         errors, warnings = compared(all_)
+        if (
+            notices is not None and rank == 0
+        ):  # before any host closes the meeting, which none does before `choose` ends
+            notices.plan(Plan(plan, reads, job and not errors))
         found = choose(exchange, rank, labels(all_), places_here(torchrun.local_addr, may_have_gpus(os.environ)))
         handler.shutdown()
         store.set(f"read/{rank}", "1")
         if has_store:  # it ends with this process, and the others still have to read
-            store.wait([f"read/{node}" for node in range(nodes)])
+            await_all("read")
+    except TimeoutError as error:
+        raise UsageError(str(error)) from None
     except (RuntimeError, ValueError) as error:
         why = f"another host has left the meeting, see its own last lines ({first_line(error)})"
         raise UsageError(why) from None
@@ -178,10 +228,14 @@ def agree(torchrun: argparse.Namespace, plan: str, reads: str, variables: Collec
     if errors or found.faults:
         raise UsageError("; ".join(errors + found.faults))
     network = with_rdma(found.network, {*os.environ, *variables})
+    _set_local_address(torchrun, network)
+    hosts = Hosts(store, rank, nodes, fewest=fewest, name=labels(all_)[rank], endpoint=endpoint)
+    return Agreement(network, hosts, sum(host.processes for host in all_), handler, notices)
+
+
+def _set_local_address(torchrun: argparse.Namespace, network: Network) -> None:
+    """Give the others this host's address: its name may stand for 127.0.0.1 or another network."""
     if network.address and torchrun.local_addr is None:
-        # torchrun would give the others this host's name, which may stand for 127.0.0.1 or another network.
         torchrun.local_addr = network.address
     if network.says:
         tell(network.says)
-    hosts = Hosts(store, rank, nodes, fewest=fewest, name=labels(all_)[rank], endpoint=endpoint)
-    return Agreement(network, hosts, handler)

@@ -243,11 +243,31 @@ def connection_is_lost(error: Exception) -> bool:
 
 
 def meet(handler: Any, torchrun: argparse.Namespace, arrivals: Arrivals | None) -> Any:
-    """Wait for all launchers at a meeting point; torch's RendezvousInfo (store, rank, world_size)."""
+    """Wait for all launchers at a meeting point; torch's RendezvousInfo (store, rank, world_size).
+
+    None if the others have met already, and closed the meeting.
+    """
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
     told = contextlib.nullcontext() if arrivals is None else arrivals.told(tell)
     # No store for workers: a meeting of launchers needs none, and the identity is no address at which it could be.
     with _rendezvous_errors(torchrun, arrivals), told, environment_with(_FRESH_STORE):
-        return handler.next_rendezvous()
+        try:
+            return handler.next_rendezvous()
+        except RendezvousError:
+            if _is_closed(handler):
+                return None
+            raise
+
+
+def _is_closed(handler: Any) -> bool:
+    """Whether a rendezvous was closed; False if that cannot be learned."""
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    try:
+        return bool(handler.is_closed())
+    except RendezvousError:
+        return False
 
 
 @contextlib.contextmanager

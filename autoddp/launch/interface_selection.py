@@ -145,6 +145,27 @@ def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places)
     return Found(_chosen(places, nodes[node].usable, rates_of_all[node - 1]), [], doubts)
 
 
+def towards(address: str, places: Places) -> Network:
+    """The user's choice; else the interface by which an address, or a name, of another host is reached.
+
+    Nothing is measured: it is for a host that comes when the others are at work.
+    """
+    if _is_taken(places, places.addresses):
+        return _as_named(places, places.addresses)
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(place)  # sends nothing
+            own = str(probe.getsockname()[0])
+    except OSError:  # as torchrun would choose
+        return Network()
+    name = next((name for name, known in places.addresses.items() if known == own), "")
+    if not name or (own in places.by_name and len(places.beyond_this_machine) <= 1):
+        return Network(address=own)
+    says = f"network: {name} {own}, by which {address} is reached{_by_name(places, own)}"
+    return Network(name, own, says, told=tuple(variable for variable in VARIABLES if variable not in places.named))
+
+
 class _Listening(Struct, frozen=True):
     """Where a launcher listens."""
 

@@ -69,6 +69,11 @@ class Mode:
         return not self.tune and self.recipe is None and not self.bypass
 
     @property
+    def as_written(self) -> Mode:
+        """The job without a recipe, and without tuning."""
+        return replace(self, tune=False, recipe=None, path=None, chosen=None, notes=False)
+
+    @property
     def configuration(self) -> Configuration:
         """What the workers will be given."""
         if self.recipe is None:
@@ -92,7 +97,10 @@ class Mode:
         if options.diagnose_only:
             return f"diagnose {options.diagnose_budget}"
         if self.recipe is not None:
-            return f"launch {self.configuration!r} {sorted(self.variables.items())} {watched}"
+            fits, (fewest, most) = self.recipe.fits, node_range(options.torchrun)
+            # What is decided by the number of hosts that come must be decided alike on all, see `for_hosts`.
+            decides = "" if fewest == most else f" {fits.world_size} {fits.nodes} {options.force}"
+            return f"launch {self.configuration!r} {sorted(self.variables.items())} {watched}{decides}"
         study = options.study
         more = f"{study.diagnose_budget} {options.cuda_graphs} {options.recompile} {options.local_buffers}"
         return f"tune {study.trials} {study.allowed} {more} {watched}"
@@ -119,6 +127,23 @@ def choose(options: Options) -> Mode:
     if options.tune_only:
         raise NotTuned(f"{why}: nothing was tuned; copy it into a file")
     return replace(mode, tune=False, says=f"{why}: launching as torchrun would, without tuning")
+
+
+def for_hosts(mode: Mode, options: Options, nodes: int, ranks: int) -> Mode:
+    """The mode with a recipe once all hosts have come; where --nnodes is a range, their number is known only then.
+
+    Made for another number of nodes or ranks, a recipe that changes training is not used, except under --force.
+    """
+    unlike = differences(mode.recipe.fits, nodes=nodes, world_size=ranks) if mode.recipe is not None else []
+    if not unlike or node_range(options.torchrun)[0] == node_range(options.torchrun)[1]:
+        return mode
+    what = f"{mode.path}: made for another job: {'; '.join(unlike)}"
+    rung = mode.configuration.rung
+    if rung is Rung.EXACT or options.force:
+        why = "" if rung is not Rung.EXACT else "; it changes no gradients, and is used all the same"
+        return replace(mode, says=f"{what}{why or '; it is used because of --force'}")
+    says = f"warning: {what}; it is on the {rung.value} rung: launching as written; --force launches it all the same"
+    return replace(mode.as_written, says=says)
 
 
 def choose_to_diagnose(options: Options) -> Mode:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -70,7 +71,7 @@ class Meetings:
         **planted: Sequence[Any],
     ) -> list[Host]:
         """One launcher on each host. `planted` has, for each host, what it takes for its own version or clock; a file
-        that it makes when it says a word, or one that it waits for before it comes."""
+        that it makes when it says a word or ends, or one that it waits for before it comes or while it is stopped."""
         for host in range(len(lab)):
             order = {
                 "host": host,
@@ -106,7 +107,16 @@ def meet(order: dict[str, Any]) -> Host:
             Path(planted["says"]).touch()
 
     agreement.tell = elastic.tell = tell
-    agreement.torch_version = lambda: planted.get("torch", "2.13.0")
+
+    def torch_version() -> str:
+        if planted.get("frozen_until"):  # at a moment when the others know this host's name
+            waits = f"while [ ! -e {planted['frozen_until']} ]; do sleep 0.1; done; kill -CONT {os.getpid()}"
+            subprocess.Popen(["sh", "-c", waits])
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return str(planted.get("torch", "2.13.0"))
+
+    agreement.torch_version = torch_version
+    agreement._SILENT, agreement._ANSWER = planted.get("silent", (agreement._SILENT, agreement._ANSWER))
     agreement.__version__ = planted.get("autoddp", "1.0")
     agreement.time = SimpleNamespace(time=lambda: clock() + planted.get("ahead", 0.0))
     gathering._GATHERING = planted.get("gathering", gathering._GATHERING)
@@ -118,6 +128,8 @@ def meet(order: dict[str, Any]) -> Host:
         host.address, host.variables = network.address, network.variables
     except AutoddpError as error:
         host.error = str(error)
+    if planted.get("ends"):
+        Path(planted["ends"]).touch()
     host.seconds, host.local_addr = time.monotonic() - began, torchrun.local_addr
     return host
 

@@ -282,6 +282,15 @@ def test_a_host_that_comes_late_is_waited_for(lab, meetings, rendezvous, tmp_pat
 
 
 @pytest.mark.lab
+def test_a_host_that_stops_while_the_hosts_compare_themselves(lab, meetings, tmp_path):
+    hosts, over = lab(hosts=2), str(tmp_path / "over")
+    words = static(hosts)
+    found = meetings.hold(hosts, words, silent=[(0.5, 3.0)] * 2, frozen_until=[None, over], ends=[over, None])
+    assert any(line.endswith("waiting for node 1 (host1) (up to 3 s)") for line in found[0].said), found
+    assert found[0].error.startswith("node 1 (host1) does not answer, for 3 s"), found
+
+
+@pytest.mark.lab
 @pytest.mark.parametrize("variables", [{}, {GLOO: "lo"}], ids=["as it is", "by loopback"])
 def test_two_launchers_on_one_machine_without_a_network(lab, meetings, variables):
     hosts = lab(hosts=1)

@@ -1,0 +1,151 @@
+"""A host that comes when the others have met already joins their job, as it does under torchrun."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launchers import AUTODDP, ROOT, Launch, free_port, start, wait_for
+
+from autoddp.knobs import Configuration
+from autoddp.launch.mode import torch_version
+from autoddp.recipe import Recipe, dump, load
+from autoddp.wire.worker_config import APPLY
+
+RECIPE = replace(
+    load(ROOT / "tests" / "recipe" / "sound.autoddp.toml"), configuration=Configuration({"bucket_cap_mb": 3.0})
+)
+# One line for each start of a rank; the job is over once there are two ranks and nobody has been told to wait.
+SCRIPT = f"""
+echo "$RANK of $WORLD_SIZE: ${APPLY}" >> $OUT/starts
+while [ "$WORLD_SIZE" = 1 -o -e "$OUT/../first" ]; do
+    if [ -e "$OUT/fail" ]; then rm "$OUT/fail"; exit 1; fi
+    sleep 0.05
+done
+"""
+# Without it torch 2.13's own agents fail: the one that stays the first gives its store's address to no host that joins.
+STORE_OF_ITS_OWN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+LAST_CALL = "last_call_timeout=6"  # seconds; a host that joins looks once a second whether it may
+
+
+def host(
+    parent: Path,
+    name: str,
+    port: str,
+    nodes: str,
+    recipe: Recipe | None = RECIPE,
+    address: str = "127.0.0.1",
+    force: bool = True,
+    popen: Any = None,
+) -> Launch:
+    folder = parent / name
+    folder.mkdir(exist_ok=True)
+    (folder / "train.sh").write_text(SCRIPT)
+    own = []
+    if recipe is not None:
+        (folder / "own.toml").write_text(dump(recipe))
+        own = ["--recipe", "own.toml"]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{address}:{port}", "--rdzv-id", "j"]
+    options = ["--nnodes", nodes, "--nproc-per-node", "1", "--rdzv-conf", LAST_CALL, "--max-restarts", "3"]
+    all_ = [*meeting, *options, *own, *(["--force"] if force else []), "--no-python", "sh", "train.sh"]
+    return start(AUTODDP, folder, all_, STORE_OF_ITS_OWN, popen=popen)
+
+
+def starts(launch: Launch) -> list[str]:
+    """What the ranks of one host were started as: rank, world size, the configuration and its variables."""
+    path = launch.folder / "starts"
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        place, _, given = line.partition(": ")
+        config = json.loads(given) if given else {}
+        found.append(f"{place.partition(' ')[2]}: {config.get('configuration', 'as written')}")
+    return found
+
+
+def comes_late(parent: Path, first: dict, second: dict) -> tuple[Launch, Launch]:
+    """Of a job for one or two hosts the second one comes when the first one's rank runs alone; both ended."""
+    port = free_port()
+    one = host(parent, "host0", port, "1:2", **first)
+    try:
+        wait_for(lambda: starts(one), "the first rank")
+        two = host(parent, "host1", port, "1:2", **second)
+        two.wait()
+        if two.returncode == 0:
+            one.wait()
+    finally:
+        one.kill()
+    return one, two
+
+
+RUNS = "{'bucket_cap_mb': 3.0}"
+
+
+@pytest.mark.parametrize("own", [RECIPE, None], ids=["the same recipe", "no recipe"])
+def test_a_host_that_comes_late_joins_the_job(tmp_path, own):
+    """Also one that would tune for lack of a recipe: it takes that of the job."""
+    one, two = comes_late(tmp_path, {}, {"recipe": own})
+    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
+    assert "the job runs already" in two.stderr
+    assert starts(one) == [f"of 1: {RUNS}", f"of 2: {RUNS}"]
+    assert starts(two) == [f"of 2: {RUNS}"]
+    if own is None:
+        (kept,) = two.folder.glob("*.autoddp.toml")
+        assert load(kept) == RECIPE
+
+
+def test_a_late_host_with_another_recipe_is_refused(tmp_path):
+    other = replace(RECIPE, configuration=Configuration({"bucket_cap_mb": 5.0}))
+    one, two = comes_late(tmp_path, {}, {"recipe": other})
+    assert two.returncode == 2
+    (line,) = [line for line in two.stderr.splitlines() if "error: " in line]
+    assert "hosts differ: the job runs already with a recipe with bucket_cap_mb=3" in line
+    assert "bucket_cap_mb=5" in line
+    assert starts(one) == [f"of 1: {RUNS}"]
+
+
+@pytest.mark.lab
+def test_a_host_that_was_lost_comes_back(lab, tmp_path):
+    hosts = lab(hosts=2)
+    place = {"address": hosts.address(0), "recipe": RECIPE}
+    (tmp_path / "first").touch()
+
+    def begin(number: int) -> Launch:
+        popen = functools.partial(hosts.fork, number)
+        return host(tmp_path, f"host{number}", "29433", "2", **place, popen=popen)
+
+    one, two = begin(0), begin(1)
+    wait_for(lambda: starts(one) and starts(two), "both ranks")
+    two.kill()
+    (one.folder / "fail").touch()  # as a rank fails whose peer is gone
+    wait_for(lambda: not (one.folder / "fail").exists(), "the end of the other rank")
+    (tmp_path / "first").unlink()
+    again = begin(1)
+    assert (again.wait().returncode, one.wait().returncode) == (0, 0), one.stderr + again.stderr
+    assert "the job runs already" in again.stderr
+    assert starts(one) == [f"of 2: {RUNS}"] * 2
+    assert starts(again) == [f"of 2: {RUNS}"] * 2
+
+
+@pytest.mark.parametrize(
+    ("hook", "says", "runs"),
+    [
+        ({"bucket_cap_mb": 3.0}, "it changes no gradients, and is used all the same", RUNS),
+        ({"hook": "bf16"}, "it is on the near rung: launching as written", "as written"),
+    ],
+    ids=["exact", "near"],
+)
+def test_a_recipe_for_another_number_of_hosts(tmp_path, hook, says, runs):
+    """With a range as --nnodes the number of hosts is known when they have met."""
+    fits = replace(RECIPE.fits, devices=("cpu",), backend="gloo", torch=torch_version())
+    recipe = replace(RECIPE, configuration=Configuration(hook), fits=fits)
+    one = host(tmp_path, "host0", free_port(), "1:2", recipe=recipe, force=False)
+    try:
+        wait_for(lambda: starts(one), "the first rank")
+    finally:
+        one.kill()
+    assert f"world size 8 in the recipe, 1 here; nodes 2 in the recipe, 1 here; {says}" in one.stderr
+    assert starts(one) == [f"of 1: {runs}"]
