@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -50,6 +52,19 @@ def test_a_setting_under_which_data_are_lost_is_noticed(ranks: list[dict[str, An
     for found in ranks:
         assert found["zeros"]
         assert found["lost"] == "wrong sums"
+
+
+def test_a_rank_that_waits_for_too_long_says_so_and_ends() -> None:
+    program = (
+        "import time; from autoddp.worker.bench.deadline import Deadline; d = Deadline(); "
+        "d.within(0.01, 'starting'); d.within(0.1, 'measuring'); time.sleep(60)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "autoddp bench: rank 0 is still measuring after 0 s: another rank, its host or the network does not answer; "
+        "see that all hosts are up and can reach each other"
+    ]
 
 
 def test_every_hook_runs_without_the_others(ranks: list[dict[str, Any]]) -> None:

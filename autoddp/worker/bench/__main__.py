@@ -18,25 +18,32 @@ from autoddp.bench.result import backend_variables
 from autoddp.version import __version__
 from autoddp.worker.bench.all_reduce import AllReduces
 from autoddp.worker.bench.conduct import conduct
+from autoddp.worker.bench.deadline import Deadline
 from autoddp.worker.bench.hook_cost import HookCosts
 from autoddp.worker.bench.lockstep import Lockstep
 from autoddp.worker.bench.round_trip import round_trip
 from autoddp.worker.rank_store import RankStore
 
+_STARTING = 120.0  # seconds until all ranks have started and met, and beyond the budget until all have measured
+
 
 def main() -> None:
     """Measure, and write the result; an error that the user has to correct is written as {"error": …}."""
     place, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
+    deadline = Deadline()
+    deadline.within(_STARTING, "waiting for all ranks to start")
     ranks = RankStore()
     settings = Settings(**ranks.share(settings))
     local = int(os.environ["LOCAL_RANK"])
     has_gpu = torch.cuda.is_available() and local < torch.cuda.device_count()
     of_all = ranks.gather([ranks.node, has_gpu, torch.cuda.get_device_name(local) if has_gpu else ""])
     world: dict[str, Any] = ranks.share(_world(of_all, settings.backend))
+    deadline.within(_STARTING + 2 * settings.budget, "measuring")
     answer = world if "error" in world else _measure(ranks, world, settings, local)
     if local == 0:
         place.write_text(json.dumps(answer), encoding="utf-8")
     ranks.part()
+    deadline.cancel()
 
 
 def _world(of_all: list[list[Any]], backend: str) -> dict[str, Any]:
