@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autoddp.isolation import Level
-from autoddp.isolation.guard import programs, start_guard
+from autoddp.isolation import Level, children
+from autoddp.isolation.guard import start_guard
 from autoddp.isolation.plan import IsolationPlan
 
 
@@ -28,8 +28,7 @@ def guard(scratch: str, landlock: bool = False, writable: tuple[str, ...] = ()) 
         restrict_writes([scratch, "/dev", "/proc", *writable])
     plan = IsolationPlan(Level.GUARD, "", scratch=scratch, writable=writable, landlock=landlock)
     os.environ["AUTODDP_ISOLATION"] = plan.text()
-    _inject()
-    start_guard(plan, stop)
+    _start(plan)
 
 
 TESTS = Path(__file__).resolve().parent
@@ -103,12 +102,14 @@ def plant(tree: Path) -> None:
 def guard_as_told() -> None:
     """In a Python process that the script has started."""
     if "AUTODDP_ISOLATION" in os.environ:
-        _inject()
-        start_guard(IsolationPlan.parse(os.environ["AUTODDP_ISOLATION"]), stop)
+        _start(IsolationPlan.parse(os.environ["AUTODDP_ISOLATION"]))
 
 
-def _inject() -> None:
-    programs.INJECT = os.environ["PYTHONPATH"].partition(os.pathsep)[0]  # in tests this sitecustomize starts the guard
+def _start(plan: IsolationPlan) -> None:
+    """As `worker.isolated`."""
+    children.INJECT = os.environ["PYTHONPATH"].partition(os.pathsep)[0]  # in tests this sitecustomize starts the guard
+    children.watch_children(plan.text())
+    start_guard(plan, stop)
 
 
 if __name__ == "__main__":

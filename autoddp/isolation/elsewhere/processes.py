@@ -16,11 +16,11 @@ def watch_processes(stop: Stop) -> None:
     """From now on. Programs are known by their words, signals by the process that they go to."""
     signals = Signals(os.getppid())
     judges: dict[str, Callable[..., str]] = {
-        "subprocess.Popen": lambda executable, args, cwd, env: judge_words(_words(args, executable), _text(cwd)),
+        "subprocess.Popen": lambda executable, args, cwd, env: judge_words(_words(args, executable), _text(cwd), env),
         "os.system": lambda command: judge_shell(_text(command)),
-        "os.exec": lambda path, args, env: judge_words(_words(args, path)),
-        "os.posix_spawn": lambda path, args, env: judge_words(_words(args, path)),
-        "os.spawn": lambda mode, path, args, env: judge_words(_words(args, path)),
+        "os.exec": lambda path, args, env: judge_words(_words(args, path), env=env),
+        "os.posix_spawn": lambda path, args, env: judge_words(_words(args, path), env=env),
+        "os.spawn": lambda mode, path, args, env: judge_words(_words(args, path), env=env),
         "pty.spawn": lambda args: judge_words(_words(args)),
         "os.kill": signals.judge,
         "os.killpg": signals.judge_group,
