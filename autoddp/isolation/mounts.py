@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 _WITHOUT_USER_FILES = frozenset(
@@ -32,11 +33,28 @@ class Mount:
         return not self.read_only and not shows_kernel
 
 
-def visible_mounts() -> dict[str, Mount]:
-    """Mount point → the mount that a process sees there, sorted so that parents come first."""
+def visible_mounts(looks: Callable[[str], None]) -> dict[str, Mount]:
+    """Mount point → the mount that a process sees there, sorted so that parents come first.
+
+    It waits for ever at a file system that does not answer. `looks` is told each path before this process looks there.
+    """
+    found = {}
+    for mount in sorted(_listed(), key=lambda mount: mount.point):
+        looks(mount.point)
+        if _number_at(mount.point) == mount.number:
+            found[mount.point] = mount
+    return found
+
+
+def mount_at(path: str) -> Mount | None:
+    """The mount on which a path lies; None if this process cannot look there. No other mount is looked at."""
+    number = _number_at(path)
+    return next((mount for mount in _listed() if mount.number == number), None)
+
+
+def _listed() -> list[Mount]:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        listed = [parse(line) for line in file]
-    return {m.point: m for m in sorted(listed, key=lambda m: m.point) if _number_at(m.point) == m.number}
+        return [parse(line) for line in file]
 
 
 def parse(line: str) -> Mount:
@@ -59,10 +77,10 @@ def mount_of(path: str, mounts: dict[str, Mount]) -> Mount:
     return mounts[path]
 
 
-def _number_at(point: str) -> int:
+def _number_at(path: str) -> int:
     """Number of the mount that is on top there; -1 where this process cannot look."""
     try:
-        descriptor = os.open(point, os.O_PATH)
+        descriptor = os.open(path, os.O_PATH)
     except OSError:
         return -1
     try:

@@ -14,9 +14,8 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from autoddp.isolation.mounts import Mount, mount_of, visible_mounts
 from autoddp.isolation.syscalls import (
@@ -41,9 +40,7 @@ _OPTIONS = (
     "",
 )
 _MS_NODEV, _MS_NOEXEC, _MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME, _ST_RELATIME = 4, 8, 1024, 2048, 1 << 21, 4096
-_WITH_PIPES = ("/tmp", "/run", "/var/tmp")
 _SHARED = ("/var/tmp", "/run/lock", "/var/lock")
-_MOST_ENTRIES = 20_000  # of a folder in which pipes are looked for
 _LARGEST_COPY = 64 * 2**20  # bytes of a file that is a mount point by itself, such as a container's /etc/hosts
 
 
@@ -89,25 +86,39 @@ class Layers:
         return upper, work
 
 
-def enter(layers: Layers, real: Sequence[str], important: Sequence[str]) -> list[str]:
+def enter(
+    layers: Layers,
+    real: Sequence[str],
+    important: Sequence[str],
+    looks: Callable[[str], None] = lambda path: None,
+) -> list[str]:
     """Put this process, which must have one thread, into the overlay; the working folder is the same path as before.
 
     `real`: folders in which reads and writes are real. `important`: folders that the script surely uses; if one of them
     cannot be overlaid, OverlayRefused is raised. Other folders that cannot be overlaid are read-only; their paths are
     returned.
+
+    Every mount of this host is looked at, so one file system that does not answer makes this wait for ever. `looks` is
+    told each path before this process looks there.
     """
     here = os.getcwd()
     with _refusal("this host does not allow a mount namespace"):
         as_user = enter_mount_namespace()
         mount("none", "/", flags=MS_REC | MS_PRIVATE)
-    build = _Build(layers, visible_mounts(), as_user, [os.path.realpath(path) for path in important])
+    build = _Build(layers, visible_mounts(looks), as_user, list(_followed(important, looks)), looks)
     with _refusal("the overlay cannot be mounted"):
-        build.run([os.path.realpath(path) for path in real])
+        build.run(list(_followed(real, looks)))
         pivot_into(build.root)
     with _refusal("the working folder is not there under the overlay"):
         os.chdir(here)
     _try_writing(here)
     return build.read_only
+
+
+def _followed(paths: Sequence[str], looks: Callable[[str], None]) -> Iterator[str]:
+    for path in paths:
+        looks(path)
+        yield os.path.realpath(path)
 
 
 @contextlib.contextmanager
@@ -127,6 +138,7 @@ class _Build:
     mounts: dict[str, Mount]
     as_user: bool
     important: list[str]
+    looks: Callable[[str], None]
     read_only: list[str] = field(default_factory=list)
     _options: str | None = None
 
@@ -140,7 +152,7 @@ class _Build:
         if self.as_user:
             mount("tmpfs", self.root, "tmpfs", data="size=16m,mode=755")
         self._cover("/")
-        for path in _meeting_points([*self.important, *_WITH_PIPES]):
+        for path in _listening_sockets(self.looks):
             with contextlib.suppress(OSError):  # gone meanwhile, or in a folder of another user
                 self._bind(path)
         for path in real:
@@ -166,17 +178,21 @@ class _Build:
         """Put `path`, and everything that is mounted below it, into the new root."""
         here = self.mounts.get(path)
         below = self._below(path)
+        self.looks(path)
         if not os.path.isdir(path):
             return self._cover_file(path)
         if here is not None and not here.is_writable:
             self._bind(path, MS_REC)
-            for point in below:
-                if self.mounts[point].is_writable:
+            below = [point for point in below if self.mounts[point].is_writable]
+            if self.as_user:  # nothing can be rebuilt in a folder that is bound
+                for point in below:
                     self._cover_alone(point)
-            return None
-        if self.as_user and below:
+                return None
+        elif self.as_user and below:
             return self._rebuild(path)
-        self._cover_alone(path)
+        else:
+            self._cover_alone(path)
+        # Each overlay hides what is mounted below its folder, also what is read-only, so that is put there again.
         done: list[str] = []
         for point in below:
             if not any(point.startswith(f"{other}/") for other in done):
@@ -330,30 +346,25 @@ def _locked_flags(path: str) -> int:
     return same | (_MS_RELATIME if found & _ST_RELATIME else 0)
 
 
-def _meeting_points(folders: Iterable[str]) -> Iterator[str]:
-    """Unix sockets with a listener, and named pipes: through an overlay they would have no other end.
+def _listening_sockets(looks: Callable[[str], None]) -> Iterator[str]:
+    """Unix sockets with a listener, by the kernel's list: through an overlay they would have no other end.
 
-    The kernel lists the sockets. Pipes are looked for in `folders`, not below them.
+    Named pipes are no part of this. Under the overlay they have no other end, so what a program writes reaches nobody
+    outside, and `isolation.pipes` ends tuning before Python opens one.
     """
     with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
         listed = {line.split(maxsplit=7)[7].rstrip("\n") for line in file if line.count(" /")}
-    yield from (path for path in sorted(listed) if _is_a(stat.S_ISSOCK, path))
-    for folder in dict.fromkeys(folders):
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            yield from (entry.path for entry in islice(entries, _MOST_ENTRIES) if _is_pipe(entry))
+    for path in sorted(listed):
+        looks(path)
+        if _is_socket(path):
+            yield path
 
 
-def _is_a(kind: Callable[[int], bool], path: str) -> bool:
+def _is_socket(path: str) -> bool:
     try:
-        return kind(os.lstat(path).st_mode)
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
     except OSError:
         return False
-
-
-def _is_pipe(entry: os.DirEntry[str]) -> bool:
-    # `scandir` knows these kinds already, without a system call.
-    known = entry.is_symlink() or entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
-    return not known and _is_a(stat.S_ISFIFO, entry.path)
 
 
 def _try_writing(folder: str) -> None:

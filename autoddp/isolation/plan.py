@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, field
 
 from autoddp.isolation import Level
 
@@ -11,7 +12,7 @@ VARIABLE = "AUTODDP_ISOLATION"
 """The plan's variable. `inject/sitecustomize.py` spells this name again: it imports nothing."""
 
 SHARED_MEMORY = "shared-memory"
-"""Under guard: a file beside the socket that lists what the script has made in shared memory, a name a line."""
+"""Under guard: a file beside the socket that lists what the script has made, see `guard.shared_memory`."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class IsolationPlan:
     """Under overlay: the largest file, in bytes, that a write may make the overlay copy; 0: any."""
     landlock: bool = False
     """Under guard: whether the kernel refuses writes anywhere else, also by programs that are not Python."""
+    began: float = field(default_factory=time.time)
+    """When the attempt began, by `time.time()`: a named pipe that is older is not the attempt's."""
 
     def text(self) -> str:
         """The variable's value."""

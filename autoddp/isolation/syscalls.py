@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import struct
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_AT_FDCWD, _STATX_BTIME, _SIZE_OF_STATX, _BTIME_AT = -100, 0x800, 256, 80
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "ppc64le": 203, "riscv64": 41, "s390x": 217}
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -61,6 +63,18 @@ def adopt_orphans() -> None:
 def give_up_new_privileges() -> None:
     """Programs that this process starts from now on gain nothing by a set-user-ID bit."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def birth_time(path: bytes) -> float | None:
+    """When what is at `path` was made, in seconds since 1970; None where the file system or the kernel cannot tell."""
+    result = ctypes.create_string_buffer(_SIZE_OF_STATX)
+    if not hasattr(_libc, "statx") or _libc.statx(_AT_FDCWD, path, 0, _STATX_BTIME, result) != 0:
+        return None
+    (known,) = struct.unpack_from("=I", result)
+    if not known & _STATX_BTIME:
+        return None
+    seconds, nanoseconds = struct.unpack_from("=qI", result, _BTIME_AT)
+    return float(seconds + nanoseconds / 1e9)
 
 
 def call(name: str, number: int, *arguments: object) -> int:

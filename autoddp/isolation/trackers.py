@@ -29,7 +29,8 @@ TRACKERS_OFF = {
 }
 """Environment variables of the trackers. Steps of a tuning run are no experiment, and libraries should not count them.
 
-MLflow, aim and trackio have no such variable: the files that they write are isolated, and their servers end tuning.
+MLflow, Aim and trackio have no such variable: the files that they write are isolated. Their servers end tuning, also
+those on this machine, see `elsewhere.clients`.
 """
 
 

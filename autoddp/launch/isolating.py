@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autoddp.errors import UsageError
 from autoddp.isolation import Level
-from autoddp.isolation.mounts import mount_of, visible_mounts
+from autoddp.isolation.mounts import mount_at
 from autoddp.isolation.overlay import Layers
 from autoddp.isolation.plan import SHARED_MEMORY, VARIABLE, IsolationPlan
 from autoddp.launch.keeper import Keeper, Shelter
@@ -66,7 +66,8 @@ class Isolation:
             layers = Layers(str(self._layers / str(number)), str(self._layers / "kept"), self._syncs)
             return Shelter(Level.OVERLAY, layers, real, self._important)
         if self.level is Level.GUARD:
-            # Native libraries share memory in /dev/shm; Python's own operations there are redirected.
+            # Native libraries share memory in /dev/shm. Python's file operations there are redirected, and its shared
+            # memory is checked, see `guard.shared_memory`.
             more = (str(written), str(self.caches), "/dev", "/proc")
             listed = str(self._folder.sockets / SHARED_MEMORY)
             return Shelter(Level.GUARD, real=(*real, *more), landlock=self.landlock, shared_memory=listed)
@@ -171,12 +172,14 @@ def _important(options: Options) -> Iterator[str]:
 
 def _places(folder: RunFolder) -> Iterator[Path]:
     """Folders on local disks, one for each disk: where layers may lie."""
-    mounts, seen = visible_mounts(), set()
+    seen = set()
     for place in (str(folder.path), tempfile.gettempdir(), "/tmp", "/var/tmp", os.path.expanduser("~")):
         path = os.path.realpath(place)
         if not os.path.isdir(path) or not os.access(path, os.W_OK | os.X_OK):
             continue
-        found = mount_of(path, mounts)
+        found = mount_at(path)
+        if found is None:
+            continue
         local = found.kind not in _NO_LAYERS_ON and not found.kind.startswith("fuse")
         if local and not found.read_only and found.number not in seen:
             seen.add(found.number)

@@ -30,9 +30,10 @@ from autoddp.errors import first_line
 from autoddp.isolation import Level
 from autoddp.isolation.caches import keep_caches
 from autoddp.isolation.overlay import Layers, OverlayRefused, enter
-from autoddp.launch.processes import fork, how_ended, kill_descendants
+from autoddp.launch.processes import fork, how_ended, kill_child, kill_descendants
 from autoddp.launch.removal import remove_folder
 from autoddp.launch.signals import ENDING
+from autoddp.log import tell
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Shelter:
     landlock: bool = False
     """Under guard: whether the kernel is asked to refuse writes outside `real`."""
     shared_memory: str = ""
-    """Under guard: a file with the names of what the script has made in shared memory."""
+    """Under guard: a file that lists what the script has made in shared memory, see `isolation.guard.shared_memory`."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,11 @@ the keeper ends, for whatever reason."""
 _STOP = "stop"
 _ASKS = 0.5  # seconds between two questions whether the attempt is to be stopped
 _LOOKS = 0.02  # seconds between two looks for children that have ended: elastic collects them soon after
+_TRIES = 20.0  # seconds for an overlay, which takes less than one where all file systems answer
+_DIES = 3.0  # seconds in which the process that has tried it must be gone after SIGKILL
+_FIRST_WORD = 5.0  # seconds without the keeper's answer until a line says so
+_ANSWERS = 60.0  # seconds for that answer from then on
+_SILENT = "the process that watches over the attempt does not answer"
 _GONE = "the process that watches over the attempt was killed"
 
 
@@ -101,6 +107,7 @@ class Keeper:
 
     def __init__(self) -> None:
         self._connection, theirs = Pipe()
+        self._is_silent = False
         self.pid = fork()
         if self.pid == 0:
             self._connection.close()
@@ -111,7 +118,12 @@ class Keeper:
         """Why an attempt cannot have this shelter's overlay; "" if it can."""
         try:
             self._connection.send(shelter)
-            return str(self._connection.recv())
+            if not self._connection.poll(_FIRST_WORD):
+                tell("looking at the file systems of this host takes long: one of them may not answer")
+            if self._connection.poll(_ANSWERS):
+                return str(self._connection.recv())
+            self._is_silent = True
+            return _SILENT
         except (EOFError, ConnectionError):
             return _GONE
 
@@ -125,6 +137,8 @@ class Keeper:
 
         `heard` is told of each rank's process that ends.
         """
+        if self._is_silent:
+            return _SILENT
         failure: str | None = None
         try:
             self._connection.send(attempt)
@@ -147,7 +161,10 @@ class Keeper:
         """End the attempt, if one runs, and the keeper; returns once nothing is left."""
         self._connection.close()
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+            if self._is_silent:
+                kill_child(self.pid)
+            else:
+                os.waitpid(self.pid, 0)
 
 
 # From here on: in the keeper's process
@@ -179,13 +196,14 @@ def _obey(connection: Connection) -> None:
     removed: list[str] = []
     try:
         while True:
-            request: _Request = connection.recv()
+            request: _Request | str = connection.recv()
             if isinstance(request, Attempt):
                 _run(connection, request)
             elif isinstance(request, Shelter):
-                connection.send(_why_not(request))
-            else:
+                connection.send(_why_not(request, connection))
+            elif isinstance(request, tuple):
                 removed += request
+            # else: it is told to stop an attempt that has ended in the meantime
     except (EOFError, OSError):  # the launcher has gone
         pass
     finally:
@@ -194,30 +212,62 @@ def _obey(connection: Connection) -> None:
             remove_folder(folder)
 
 
-def _why_not(shelter: Shelter) -> str:
-    """Why this host cannot have the shelter, or "". A child tries it: no process can leave a namespace again."""
+def _why_not(shelter: Shelter, launcher: Connection) -> str:
+    """Why this host cannot have the shelter, or "". A child tries it: no process can leave a namespace again.
+
+    The child looks at every mount of the host. One that does not answer must hold up neither the job nor its end.
+    """
     reader, writer = Pipe(duplex=False)
     child = os.fork()
     if child == 0:
-        why = "it ended too early"
-        try:
-            _enter(shelter)
-            why = ""
-        except BaseException as error:
-            why = str(error) if isinstance(error, OverlayRefused) else repr(error)
-        finally:
-            writer.send(why)
-            os._exit(0)
+        _try(shelter, writer)
     writer.close()
-    try:
-        why = str(reader.recv())
-    except EOFError:
-        why = "the process that tried it was killed"
+    why = _outcome(reader, launcher)
     reader.close()
-    os.waitpid(child, 0)
+    kill_child(child, _DIES)
     if shelter.layers is not None:
         remove_folder(shelter.layers.scratch)
     return why
+
+
+@dataclass(frozen=True)
+class _LooksAt:
+    """Where the process that tries a shelter is about to look."""
+
+    path: str
+
+
+def _try(shelter: Shelter, writer: Connection) -> None:
+    """The child's part of `_why_not`; never returns."""
+    why = "it ended too early"
+    try:
+        _close_all_but(writer.fileno())
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):  # whoever reads the launcher's output need not wait for a child that cannot be killed
+            os.dup2(nowhere, number)
+        _enter(shelter, lambda path: writer.send(_LooksAt(path)))
+        why = ""
+    except BaseException as error:
+        why = str(error) if isinstance(error, OverlayRefused) else repr(error)
+    finally:
+        writer.send(why)
+        os._exit(0)
+
+
+def _outcome(reader: Connection, launcher: Connection) -> str:
+    """What the child of `_why_not` says, or why it says nothing."""
+    place, until = "", time.monotonic() + _TRIES
+    while ready := wait([reader, launcher], max(0.0, until - time.monotonic())):
+        if reader not in ready:
+            return "the launcher has gone"  # it sends nothing while it waits
+        try:
+            said = reader.recv()
+        except EOFError:
+            return "the process that tried it was killed"
+        if not isinstance(said, _LooksAt):
+            return str(said)
+        place = said.path
+    return f"the file system at {place} does not answer" if place else "it takes too long"
 
 
 def _run(connection: Connection, attempt: Attempt) -> None:
@@ -234,11 +284,10 @@ def _run(connection: Connection, attempt: Attempt) -> None:
                 break
     finally:
         os.close(alive)
-        os.kill(child, signal.SIGKILL)  # its id is still its own if it has ended, because it was not collected
-        _, status = os.waitpid(child, 0)
+        status = kill_child(child)
         kill_descendants()
         _clean_up_after(attempt.shelter)
-    how = how_ended(os.waitstatus_to_exitcode(status))
+    how = "could not be ended" if status is None else how_ended(os.waitstatus_to_exitcode(status))
     connection.send(_AttemptEnded(f"was {how}" if how.startswith("killed") else how))
 
 
@@ -279,14 +328,14 @@ def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
         os._exit(0)
 
 
-def _enter(shelter: Shelter) -> None:
+def _enter(shelter: Shelter, looks: Callable[[str], None] = lambda path: None) -> None:
     if sys.platform == "linux":
         from autoddp.isolation.syscalls import die_with_parent
 
         die_with_parent(signal.SIGKILL)
     if shelter.level is Level.OVERLAY:
         assert shelter.layers is not None
-        enter(shelter.layers, shelter.real, shelter.important)
+        enter(shelter.layers, shelter.real, shelter.important, looks)
     elif shelter.landlock:
         from autoddp.isolation.landlock import restrict_writes
 
@@ -338,12 +387,15 @@ def _report_ends(connection: Connection) -> None:
 
 def _remove_shared_memory(path: str) -> None:
     """Remove the files that a list names, if they are this user's and directly in /dev/shm; then remove the list."""
-    with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
-        for name in set(file.read().split("\n")):
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as file:
+        for line in set(file.read().split("\n")):
+            number, _, name = line.partition(" ")
             place = os.path.join("/dev/shm", name)
             with contextlib.suppress(OSError):
                 found = os.lstat(place)
-                if name and "/" not in name and stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+                # Another program may have taken the name since; the inode's number is then another one.
+                same = str(found.st_ino) == number and stat.S_ISREG(found.st_mode)
+                if name and "/" not in name and same and found.st_uid == os.geteuid():
                     os.unlink(place)
     with contextlib.suppress(OSError):
         os.unlink(path)

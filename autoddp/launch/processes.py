@@ -17,6 +17,8 @@ import psutil
 from autoddp.launch.polling import polls
 
 _ENDING = 10.0  # seconds in which every process must be gone after SIGKILL
+_stuck: set[int] = set()
+"""Children that were killed and have not ended."""
 _KILLS = 0.01  # seconds between two rounds of SIGKILL: a process may have started another one in between
 _NAMED = 8  # processes that are named in a line
 
@@ -42,6 +44,7 @@ def collect() -> dict[int, int]:
     with contextlib.suppress(ChildProcessError):
         while (child := os.waitpid(-1, os.WNOHANG))[0]:
             ended.update([child])
+    _stuck.difference_update(ended)
     return ended
 
 
@@ -65,10 +68,25 @@ def terminate_descendants() -> None:
             process.resume()
 
 
+def kill_child(child: int, patience: float = _ENDING) -> int | None:
+    """Kill a child of this process and collect it: its status, as `os.waitpid` gives it.
+
+    None if it does not end within `patience` seconds: a process that waits for a dead file system cannot be killed.
+    Nothing waits for it then.
+    """
+    os.kill(child, signal.SIGKILL)  # its id is still its own if it has ended, because it was not collected
+    for _ in polls(patience, _KILLS):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+    _stuck.add(child)
+    return None
+
+
 def kill_descendants() -> None:
     """Kill every process below this one; returns once they are gone, or after ten seconds."""
     for _ in polls(_ENDING, _KILLS):
-        below = psutil.Process().children(recursive=True)
+        below = [process for process in psutil.Process().children(recursive=True) if process.pid not in _stuck]
         for process in below:
             with contextlib.suppress(psutil.Error):
                 process.kill()

@@ -18,7 +18,8 @@ import wrapt
 
 from autoddp.isolation import Level
 from autoddp.isolation.children import watch_children
-from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
+from autoddp.isolation.pipes import Pipes, watch_pipes
+from autoddp.isolation.plan import IsolationPlan
 from autoddp.isolation.stopping import stopper
 from autoddp.units import data_size
 
@@ -30,6 +31,7 @@ def start(text: str, is_rank: bool) -> None:
     """Start the isolation. `text` is the value of the variable that holds the isolation plan. Does not import torch."""
     plan = IsolationPlan.parse(text)
     stop = stopper(plan.socket)
+    pipes = Pipes(plan.began)
     if is_rank and sys.platform == "linux":
         from autoddp.isolation.syscalls import die_with_parent
 
@@ -40,39 +42,18 @@ def start(text: str, is_rank: bool) -> None:
 
         if plan.landlock:
             _at_the_end_of(_is_refusal, stop, "the kernel refused a write by other means than Python's own")
-        start_guard(plan, stop)
-        _list_shared_memory(os.path.join(os.path.dirname(plan.socket), SHARED_MEMORY))
+        start_guard(plan, stop, pipes)
     elif plan.level is Level.OVERLAY:
         under_guard = stopper(plan.socket, overlay_is_to_blame=True)
         _at_the_end_of(_is_overflow, under_guard, "files of another group cannot be changed under the overlay")
         _rename_folders_by_copying()
         if plan.copied_at_most:
             _watch_copies(plan.copied_at_most, stop)
+    if plan.level is not Level.GUARD:  # which watches them itself
+        watch_pipes(pipes, stop)
     from autoddp.isolation.elsewhere import watch_clients
 
-    watch_clients(stop)
-
-
-def _list_shared_memory(path: str) -> None:
-    """List the shared memory that Python creates in the file `path`.
-
-    Ranks that are killed do not remove their shared memory; the keeper does, by this list.
-    """
-
-    def patch(module: ModuleType) -> None:
-        shm_open = module.shm_open
-
-        def opened(path_: str, *arguments: Any, **more: Any) -> Any:
-            is_new = not os.path.exists(f"/dev/shm/{path_.lstrip('/')}")
-            descriptor = shm_open(path_, *arguments, **more)
-            if is_new:
-                with open(path, "a", encoding="utf-8") as file:
-                    file.write(f"{path_.lstrip('/')}\n")
-            return descriptor
-
-        module.shm_open = opened  # type: ignore[attr-defined]
-
-    wrapt.register_post_import_hook(patch, "_posixshmem")
+    watch_clients(stop, pipes)
 
 
 def _at_the_end_of(is_ours: Callable[[BaseException], bool], stop: Callable[[str], NoReturn], why: str) -> None:
@@ -126,7 +107,17 @@ def _watch_copies(most: int, stop: Callable[[str], NoReturn]) -> None:
                 f"folder, and --scratch-limit allows {data_size(most)}"
             )
 
+    def shared_memory(module: ModuleType) -> None:
+        shm_open = module.shm_open
+
+        def opened(path: str, flags: int, *more: Any, **named: Any) -> Any:
+            audit("open", (f"/dev/shm/{path.lstrip('/')}", None, flags))  # Python reports no event for it
+            return shm_open(path, flags, *more, **named)
+
+        module.shm_open = opened  # type: ignore[attr-defined]
+
     sys.addaudithook(audit)
+    wrapt.register_post_import_hook(shared_memory, "_posixshmem")
 
 
 def _opens_to_change(arguments: tuple[Any, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from torch import nn
@@ -15,7 +16,15 @@ from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import DdpEvents, Patch, Wrapped, is_joining, parameters_digest, watch_uneven_inputs
+from autoddp.worker.ddp import (
+    DdpEvents,
+    Patch,
+    Wrapped,
+    is_joining,
+    parameters_digest,
+    watch_uneven_inputs,
+    why_another_world,
+)
 from autoddp.worker.describe_job import gather_facts
 from autoddp.worker.experiments import Experiments
 from autoddp.worker.first_steps import ByHand, ReadyOrder
@@ -62,6 +71,7 @@ class _TuningJob(DdpEvents):
         self._config = config
         self._threads = threads
         self._launcher = launcher
+        self._started = int(os.environ.get("WORLD_SIZE", "0"))  # read now: the script may set the variable later
         self._wrapped_any = False
         self._patch = patch
         self._switch = switch
@@ -82,12 +92,15 @@ class _TuningJob(DdpEvents):
     def built(self, wrapped: Wrapped) -> None:
         """The first DDP object: this process takes part from here on."""
         self._clock.model_built()
-        if self._wrapped_any:
-            return
-        self._wrapped_any = True
-        self.experiments.install()
-        if not self._launcher.hello():
-            leave()
+        if not self._wrapped_any:
+            self._wrapped_any = True
+            self.experiments.install()
+            if not self._launcher.hello():
+                leave()
+        ddp = wrapped.ddp
+        why = why_another_world(ddp, self._started) if ddp is not None else ""
+        if why:  # ranks that this launcher has not started take no orders, and the others would wait for them
+            stopper(self._config.socket)(f"{why}: such a job cannot be tuned")
 
     def forward_begins(self, ddp: DDP) -> None:
         """Count forward passes that reduce as the script is written, then see whether this one's reduction may wait."""
@@ -127,7 +140,7 @@ class _TuningJob(DdpEvents):
         if self._ready_order is None:
             self._ready_order = ReadyOrder(self._all_parameters())
             self._by_hand = ByHand(self._all_parameters())
-            self.implicit_no_sync.reads = self._by_hand.reads
+            self.implicit_no_sync.reads, self.implicit_no_sync.has_read = self._by_hand.reads, self._by_hand.has_read
             if self._config.cuda_graphs:
                 self._graphs.watch()
                 self.compiling.replays.watch()
@@ -139,7 +152,7 @@ class _TuningJob(DdpEvents):
         if len(self._forwards) > _WATCHED_STEPS:
             self._ready_order.stop()
             self._by_hand.stop()
-            self.implicit_no_sync.reads = lambda: None
+            self.implicit_no_sync.reads = self.implicit_no_sync.has_read = lambda: None
             self._graphs.stop_watching()
             self.compiling.replays.stop_watching()
             self._begin()
@@ -164,6 +177,8 @@ class _TuningJob(DdpEvents):
             self.accumulation.one_optimizer,
             self.compiling.replays.why_not if compiled else self._graphs.why_not,
             self._by_hand.found,
+            self._by_hand.found_later,
+            self.accumulation.steps_others,
             any(is_joining(w.ddp) for w in wrapped if w.ddp is not None),
             compiled,
             self._ready_order.uses_all,

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from autoddp.isolation import Level, children
 from autoddp.isolation.guard import start_guard
+from autoddp.isolation.pipes import Pipes
 from autoddp.isolation.plan import IsolationPlan
 
 
@@ -26,7 +27,7 @@ def guard(scratch: str, landlock: bool = False, writable: tuple[str, ...] = ()) 
 
         os.makedirs(scratch, exist_ok=True)
         restrict_writes([scratch, "/dev", "/proc", *writable])
-    plan = IsolationPlan(Level.GUARD, "", scratch=scratch, writable=writable, landlock=landlock)
+    plan = IsolationPlan(Level.GUARD, f"{scratch}/socket", scratch=scratch, writable=writable, landlock=landlock)
     os.environ["AUTODDP_ISOLATION"] = plan.text()
     _start(plan)
 
@@ -107,9 +108,10 @@ def guard_as_told() -> None:
 
 def _start(plan: IsolationPlan) -> None:
     """As `worker.isolated`."""
+    pipes = Pipes(plan.began)
     children.INJECT = os.environ["PYTHONPATH"].partition(os.pathsep)[0]  # in tests this sitecustomize starts the guard
     children.watch_children(plan.text())
-    start_guard(plan, stop)
+    start_guard(plan, stop, pipes)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DRIVER = """
 import contextlib, importlib, json, os, socket, sys
 from autoddp.isolation.elsewhere import watch_clients
+from autoddp.isolation.pipes import Pipes
 
 def stop(reason):
     os.write(told, reason.encode())
@@ -36,7 +37,7 @@ def resolve(host, *rest, **options):
     os._exit(78)
 
 order = json.load(sys.stdin)
-watch_clients(stop)
+watch_clients(stop, Pipes(0))
 for module in order["imports"]:
     with contextlib.suppress(ImportError):
         importlib.import_module(module)
@@ -236,6 +237,9 @@ STOPS = {
         ("", "import os; os.environ['http_proxy'] = url\n"
          "from urllib.request import urlopen; urlopen('http://store.invalid/x', b'data')",
          "http.client sends POST to store.invalid"),  # the proxy is on this machine, the store is not
+        ("", "import os; os.environ['MASTER_ADDR'] = 'node0.invalid'; os.environ['MASTER_PORT'] = '29500'\n"
+         "from http.client import HTTPConnection as C; C('node0.invalid', 8086).putrequest('POST', '/write')",
+         "http.client sends POST to node0.invalid"),  # a service beside the rendezvous
         ("", "from http.client import HTTPSConnection as C; c = C('127.0.0.1', 9); c.set_tunnel('store.invalid')\n"
          "c.putrequest('PUT', '/x')", "http.client sends PUT to store.invalid"),
         ("", "from urllib.request import urlopen; urlopen('https://api.telegram.org/bot1:x/sendMessage?text=a')",
@@ -289,6 +293,14 @@ STOPS = {
         ("clearml", "import clearml; clearml.Task.init('p', 't')", "clearml starts a task online"),
         ("swanlab", "import swanlab; swanlab.init(mode='cloud')", "swanlab starts a run in mode cloud"),
         ("trackio", "import trackio; trackio.init('p', space_id='a/b')", "trackio starts a run on a/b (init)"),
+        ("aim", "import aim; aim.Run(repo='aim://localhost:53800')",
+         "aim records on a server localhost:53800 (__init__)"),
+        ("prometheus_client", "import prometheus_client as p; p.push_to_gateway('localhost:9', 'job', p.REGISTRY)",
+         "prometheus_client changes the metrics of localhost:9 (push_to_gateway)"),
+        ("prometheus_client", "from prometheus_client.bridge.graphite import GraphiteBridge as G; G(('::1', 9)).push()",
+         "prometheus_client sends metrics (push)"),
+        ("clickhouse_connect", "import clickhouse_connect as c; c.get_client(host='localhost')",
+         "clickhouse_connect connects to a database"),
         ("dulwich", "from dulwich import porcelain; porcelain.push('.', 'http://store.invalid/x')", "dulwich pushes"),
     ),
     "processes": (
@@ -312,6 +324,34 @@ STOPS = {
         ("", "import os; os.kill(1, 18)", "os.kill sends signal 18 to process 1, which this run did not start"),
         ("", "import sys; sys.audit('os.kill', -1, 9)", "os.kill sends signal 9 to every process"),
         ("", "import os; os.killpg(1, 18)", "os.killpg sends signal 18 to group 1"),
+    ),
+    "machine": (
+        ("pynvml", "import pynvml; pynvml.nvmlDeviceSetPowerManagementLimit(None, 200000)",
+         "pynvml changes the GPU's settings (nvmlDeviceSetPowerManagementLimit)"),
+        ("pynvml", "from pynvml import *; nvmlDeviceResetGpuLockedClocks(None)", "pynvml changes the GPU's settings"),
+        ("posix_ipc", "import posix_ipc; posix_ipc.SharedMemory('/autoddp-none')",
+         "posix_ipc shares memory or messages with other programs"),
+        ("posix_ipc", "import posix_ipc; posix_ipc.unlink_message_queue('/autoddp-none')", "posix_ipc shares memory"),
+        ("sysv_ipc", "import sysv_ipc; sysv_ipc.SharedMemory(12345)", "sysv_ipc shares memory or messages"),
+        ("sysv_ipc", "import sysv_ipc; sysv_ipc.remove_shared_memory(-1)", "sysv_ipc shares memory or messages"),
+        # None of these would change anything: nothing is written, or there is no such file.
+        ("", "open('/proc/sys/vm/overcommit_memory', 'w')",
+         "the script changes /proc/sys/vm/overcommit_memory, which all programs of this machine share"),
+        ("", "import os; os.symlink('/sys/kernel', 'link'); open('link/none/x', 'w')",
+         "the script changes /sys/kernel/none/x"),
+        ("", "import os, pathlib; os.chdir('/sys/kernel'); pathlib.Path('none').write_text('1')",
+         "the script changes /sys/kernel/none"),
+        ("", "import os; os.open('/dev/mqueue/autoddp', os.O_RDWR)", "the script changes /dev/mqueue/autoddp"),
+        ("", "import os; os.unlink('/dev/mqueue/autoddp')", "the script changes /dev/mqueue/autoddp"),
+        ("", "import os; os.open('/proc/1/oom_score_adj', os.O_WRONLY)",
+         "the script changes /proc/1/oom_score_adj, which belongs to another process"),
+        ("", "import os; os.system('echo never > /sys/kernel/none/enabled')",
+         "a command changes /sys/kernel/none/enabled, which all programs of this machine share"),
+        ("", "import subprocess as s; s.run('echo 1 | sudo tee -a /proc/sys/none >/dev/null', shell=True)",
+         "a command changes /proc/sys/none"),
+        ("", "import subprocess as s; s.run(['tee', '/sys/none'], input=b'')", "a command changes /sys/none"),
+        ("", "import os; os.popen('dd if=/dev/null of=/sys/none').read()", "a command changes /sys/none"),
+        ("", "import os; os.execvp('cp', ['cp', '/dev/null', '/proc/sys/none'])", "a command changes /proc/sys/none"),
     ),
 }  # fmt: skip
 
@@ -349,8 +389,8 @@ PASSES = {
     ),
     "http": (
         ("", "from urllib.request import urlopen; urlopen(url, b'data').read()"),  # this machine
-        ("", "import os; os.environ['MASTER_ADDR'] = 'node0.invalid'\n"
-         "from http.client import HTTPConnection as C; c = C('node0.invalid')\n"
+        ("", "import os; os.environ['MASTER_ADDR'] = 'node0.invalid'; os.environ['MASTER_PORT'] = '29500'\n"
+         "from http.client import HTTPConnection as C; c = C('node0.invalid', 29500)\n"
          "c.connect = lambda: None; c.sock = type('S', (), {'sendall': print})()\n"
          "c.putrequest('PUT', '/x')"),
         ("requests", "import requests; requests.put(url + '/x', b''); requests.get(url)"),
@@ -375,6 +415,15 @@ PASSES = {
         ("", "import multiprocessing as m, time\n"
          "p = m.get_context('fork').Process(target=time.sleep, args=(9,)); p.start(); p.kill(); p.join()"),
     ),
+    "machine": (
+        ("pynvml", "import pynvml as n\ntry: n.nvmlDeviceGetPowerManagementLimit(None)\nexcept n.NVMLError: pass"),
+        ("pynvml", "import pynvml as n\ntry: n.nvmlDeviceSetCpuAffinity(None)\nexcept n.NVMLError: pass"),
+        ("", "open('/proc/self/oom_score_adj', 'r+').write('1000'); open('/proc/sys/vm/overcommit_memory').read()"),
+        ("", "import os; open('/dev/null', 'w').write('x'); open(f'/proc/{os.getpid()}/comm', 'w').write('name')"),
+        ("", "import os; read, write = os.pipe(); open(f'/proc/self/fd/{write}', 'w').write('x')"),
+        ("", "import os; os.system('cat /proc/sys/vm/swappiness 2>/dev/null >here; cp /proc/sys/vm/swappiness x')"),
+        ("", "import os; os.system('echo 1000 > /proc/self/oom_score_adj; echo 1 > /proc/$$/oom_score_adj')"),
+    ),
 }  # fmt: skip
 
 IMPORTS = {
@@ -384,6 +433,7 @@ IMPORTS = {
     "http": ["requests", "httpx", "aiohttp"],
     "others": ["sqlalchemy", "redis", "pymysql", "optuna"],
     "processes": ["asyncio"],
+    "machine": ["pynvml"],
 }
 
 

@@ -87,6 +87,46 @@ nvidia-smi -mig 1
 scp f host:
 cat x | ssh host tee y
 gh release create v1
+tmux new-session -d -s tb 'python watch.py'
+tmux -L mine send-keys -t tb 'rm x' Enter
+tmux kill-server
+screen -dmS tb python watch.py
+nohup tmux new -d python watch.py &
+zellij run -- python watch.py
+dtach -n s python watch.py
+at now
+echo 'python watch.py' | at now
+batch
+atrm 3
+systemd-run --user python watch.py
+systemctl --user start tb
+crontab -
+emacsclient -e '(message "done")'
+code model.py
+xdg-open report.html
+notify-send done
+dbus-send --session /x y.z
+gdbus call --session -d x -o /x -m y.z
+busctl --user call x /x y z
+osascript -e 'display dialog "done"'
+gnome-terminal -- python watch.py
+supervisorctl restart web
+pm2 start watch.js
+pueue add python watch.py
+nvim --server s --remote x
+logger done
+launchctl load x
+bazel build //x
+sccache gcc -c x.c
+nvidia-cuda-mps-control -d
+sudo cpupower frequency-set -g performance
+ethtool -G eth0 rx 4096
+ip link set eth0 mtu 9000
+tc qdisc add dev eth0 root fq
+nvidia-settings -a [gpu:0]/GPUFanControlState=1
+nvpmodel -m 0
+jetson_clocks
+ipcrm -a
 """.strip().splitlines()
 
 READS = r"""
@@ -101,7 +141,7 @@ git pull
 git clone https://x
 curl https://store.invalid/f -o f
 curl -sSL https://store.invalid/f | tar xz
-curl -X POST http://localhost:8000/x -d 1
+curl -X POST http://localhost:1/x -d 1
 wget -q https://store.invalid/f
 nvidia-smi
 nvidia-smi --query-gpu=name,power.limit --format=csv
@@ -151,6 +191,30 @@ conda run -n x python y.py
 gh pr view 1
 curl -I https://store.invalid
 curl -X GET https://store.invalid
+tmux ls
+tmux has-session -t tb
+tmux display-message -p '#S'
+screen -ls
+zellij list-sessions
+atq
+systemctl --user status tb
+supervisorctl status
+pm2 list
+busctl list
+code --version
+bazel --version
+sccache --show-stats
+nohup python watch.py &
+setsid sh -c 'python watch.py'
+vim -es x
+cpupower frequency-info
+ethtool -i eth0
+ethtool eth0
+ip -br addr show
+ip route get 10.0.0.1
+tc qdisc show
+nvidia-settings -q all
+nvpmodel -q
 """.strip().splitlines()
 
 
@@ -350,6 +414,30 @@ def test_the_environment_of_a_child_is_repaired_before_it_is_judged(scripts: Pat
     assert judge_words(["./up.sh"], f"{scripts}/scripts")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "echo 1 > /proc/sys/none",
+        "bash scripts/set.sh",
+        "cd /proc/sys/vm; echo 1 >swappiness",
+        "cd /proc/sys && echo 1 | sudo tee -a vm/swappiness >/dev/null",
+        "cd /proc/sys/vm && dd of=swappiness",
+        "WHERE=/sys/kernel; cp harmless $WHERE/none",
+        "cd /proc/self; echo 1 &> ../sys/vm/swappiness",
+        "xterm -e 'echo 1 > /sys/none'",
+    ],
+)
+def test_a_setting_of_the_machine(scripts: Path, line: str) -> None:
+    (scripts / "scripts" / "set.sh").write_text("#!/bin/sh\nNAME=none\nif true; then echo 1 >/sys/$NAME; fi\n")
+    assert "which all programs of this machine share" in judge_shell(line)
+    assert "which all programs of this machine share" in judge_words(["sh", "-c", line])
+
+
+def test_a_setting_may_be_read(scripts: Path) -> None:
+    assert not judge_shell("cd /proc/sys/vm && cat swappiness 2>&1 >/dev/null; cp swappiness /tmp; cd /; echo 1 >log")
+    assert not judge_shell("cd /sys; tee ../tmp/x < kernel # > /sys/none")
+
+
 def test_a_script_that_runs_itself_comes_to_an_end(tmp_path: Path) -> None:
     (tmp_path / "loop.sh").write_text("#!/bin/sh\n./loop.sh\n./loop.sh\n")
     assert not judge_words(["./loop.sh"], str(tmp_path))
@@ -363,3 +451,4 @@ def test_broken_lines_are_no_error(text: str) -> None:
 def test_commands_of_a_line() -> None:
     assert list(split("a 1 && b '2 3' | c; (d)\ne")) == [["a", "1"], ["b", "2 3"], ["c"], ["d"], ["e"]]
     assert ["d"] in list(split('a "b $(d) c"'))
+    assert list(split("a >b 2>&1; >>c d <<E;>|e")) == [[">", "b"], ["a", "2"], [">>", "c"], ["d"], [">|", "e"]]

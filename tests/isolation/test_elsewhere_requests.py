@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ import pytest
 
 from autoddp.isolation.elsewhere.clients import CLIENTS
 from autoddp.isolation.elsewhere.patch import Client, watch
-from autoddp.isolation.elsewhere.requests import REQUESTS, is_here, judge_url, sends
+from autoddp.isolation.elsewhere.requests import REQUESTS, is_own, judge_url, sends
 from autoddp.isolation.elsewhere.storage import STORAGE
 
 PASSES = (
@@ -43,12 +45,13 @@ PASSES = (
     "POST https://api.amplitude.com/2/httpapi",
     "POST https://api.mixpanel.com/track",
     "POST https://telemetry.scarf.sh/x",
-    "PUT http://localhost:8000/x",
-    "POST http://127.0.0.1/x",
-    "POST http://127.1/x",
-    "DELETE http://[::1]:80/x",
-    "POST http://app.localhost/x",
-    "PUT http://rendezvous.invalid:2379/v2/keys/x",
+    # Nobody listens on port 1 of this machine.
+    "PUT http://localhost:1/x",
+    "POST http://127.0.0.1:1/x",
+    "POST http://127.1:1/x",
+    "DELETE http://[::1]:1/x",
+    "POST http://app.localhost:1/x",
+    "PUT http://rendezvous.invalid:29500/x",
     "GET https://api.telegram.org/bot1:x/getUpdates",
 )
 
@@ -66,6 +69,8 @@ ENDS = (
     "POST https://api.kaggle.com/v1/datasets.DatasetApiService/CreateDataset",
     "MKCOL https://dav.invalid/x",
     "PUT http://169.254.169.254/computeMetadata/v1/instance/guest-attributes/x",
+    "PUT http://rendezvous.invalid:2379/v2/keys/x",
+    "POST http://rendezvous.invalid/write?db=train",
     "PUT http://localhost.evil.invalid/x",
     "PUT http://127.0.0.1.evil.invalid/x",
     "GET https://api.telegram.org/bot1:x/sendMessage?text=done",
@@ -77,6 +82,7 @@ ENDS = (
 @pytest.fixture(autouse=True)
 def rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "rendezvous.invalid")
+    monkeypatch.setenv("MASTER_PORT", "29500")
 
 
 @pytest.mark.parametrize("request_line", PASSES)
@@ -95,8 +101,82 @@ def test_the_reason_holds_no_path() -> None:
 
 def test_a_lent_rendezvous_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR")
-    assert not is_here("rendezvous.invalid")
-    assert is_here("")  # a relative URL: the library will refuse it
+    assert not is_own("rendezvous.invalid", 29500)
+    assert is_own("", 80)  # a relative URL: the library will refuse it
+
+
+OWN = """
+import json, os, socket, subprocess, sys, threading, time, urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from autoddp.isolation.elsewhere import watch_clients
+from autoddp.isolation.pipes import Pipes
+
+class Stopped(BaseException): pass
+def stop(reason):
+    raise Stopped(reason)
+class Answers(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(204)
+        self.end_headers()
+    do_GET = do_PUT = do_POST
+    def log_message(self, *words): pass
+def serve():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        print(server.server_port, flush=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        sys.stdin.read()  # until the process that has started it ends
+        os._exit(0)
+def post(port, method="POST"):
+    request = urllib.request.Request(f"http://localhost:{port}/x", b"1", method=method)
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status
+    except Stopped as stopped:
+        return str(stopped)
+    except urllib.error.URLError:
+        return "nobody answers"
+"""
+CLIENT = """
+os.environ["AUTODDP_ISOLATION"] = "the plan"
+watch_clients(stop, Pipes(0))
+outside, said, children = int(sys.argv[2]), {}, []
+said["outside"], said["read"] = post(outside), post(outside, "GET")
+def own(*start, **options):
+    words = [*start, sys.executable, "-c", sys.argv[1] + "serve()"]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+    children.append(child)
+    said[len(said)] = post(int(child.stdout.readline()))
+path = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ["PYTHONPATH"]}
+own()
+own(env=path)  # known as a child
+own("setsid", "-f", env={**path, "AUTODDP_ISOLATION": "the plan"})  # known by its variable alone
+own("setsid", "-f", env={**path, "AUTODDP_ISOLATION": "another plan"})
+server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+said["thread"] = post(server.server_port)
+server.shutdown()
+server.server_close()
+said["ended"] = post(server.server_port)
+print(json.dumps(said))
+"""
+
+
+def test_a_server_of_this_machine_is_written_to_only_if_the_attempt_runs_it() -> None:
+    """A shell stands for the agent, so that the server outside is not below the client's parent."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    words, pipe = [sys.executable, "-c", OWN + "serve()"], subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, env=env, text=True) as outside:
+        assert outside.stdout is not None
+        port = outside.stdout.readline().strip()
+        words = ["sh", "-c", '"$@"; exit $?', "agent", sys.executable, "-c", OWN + CLIENT, OWN, port]
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    refused = "http.client sends POST to localhost (putrequest)"
+    assert json.loads(done.stdout) == {
+        "outside": refused, "read": 204, "2": 204, "3": 204, "4": 204, "5": refused, "thread": 204,
+        "ended": "nobody answers",
+    }  # fmt: skip
 
 
 LIBRARY = """
@@ -187,10 +267,11 @@ def test_every_entry_is_an_operation_of_a_module() -> None:
 
 
 def test_nothing_is_imported_for_it() -> None:
-    """No client, and nothing slow: wrapt is there before it in every tuned process."""
+    """No client, and nothing slow: wrapt and the plan are there before it in every tuned process."""
     code = (
-        "import sys, wrapt; before = set(sys.modules)\n"
-        "from autoddp.isolation.elsewhere import watch_clients; watch_clients(print)\n"
+        "import sys, wrapt, autoddp.isolation.plan; before = set(sys.modules)\n"
+        "from autoddp.isolation.elsewhere import watch_clients; from autoddp.isolation.pipes import Pipes\n"
+        "watch_clients(print, Pipes(0))\n"
         "print(*sorted(m for m in set(sys.modules) - before if not m.startswith('autoddp')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -163,8 +164,8 @@ def test_syncing_waits_for_the_disk_only_where_it_is_asked_for(place: Place, syn
     assert ("volatile" in options[0]) is not syncs
 
 
-def test_sockets_and_pipes_lead_to_those_outside(place: Place) -> None:
-    # what is sent changes a pipe's time, and that is as it should be
+def test_sockets_lead_to_those_outside_and_pipes_to_nobody(place: Place) -> None:
+    """What goes through a pipe is real, and its reader takes the end of the attempt for the end of the job."""
     os.mkfifo(place.work / "pipe")
     os.chmod(place.work / "pipe", 0o666)
     with socket.socket(socket.AF_UNIX) as server:
@@ -172,19 +173,41 @@ def test_sockets_and_pipes_lead_to_those_outside(place: Place) -> None:
         os.chmod(place.base / "s", 0o777)
         server.listen()
         reader = os.open(place.work / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-        place.run("""
+        found = place.run("""
             import socket
             client = socket.socket(socket.AF_UNIX)
             client.connect(base + "/s")
             client.sendall(b"by socket")
-            writer = os.open("pipe", os.O_WRONLY | os.O_NONBLOCK)
-            os.write(writer, b"by pipe")
+            try:
+                os.open("pipe", os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                found["pipe"] = error.strerror
+            os.mkfifo("own")
+            ends = os.open("own", os.O_RDONLY | os.O_NONBLOCK), os.open("own", os.O_WRONLY)
+            os.write(ends[1], b"by pipe")
+            found["own"] = os.read(ends[0], 100).decode()
             """)
         connection, _ = server.accept()
         with connection:
             assert connection.recv(100) == b"by socket"
-        assert os.read(reader, 100) == b"by pipe"
+        assert found == {"pipe": os.strerror(errno.ENXIO), "own": "by pipe"}
         os.close(reader)
+
+
+def test_a_pipe_is_known_by_its_age(place: Place) -> None:
+    os.mkfifo(place.work / "pipe")
+    found = place.run("""
+        import time
+        from autoddp.isolation.pipes import Pipes
+        began = time.time()
+        time.sleep(0.05)  # the kernel's clock of files is coarse
+        os.mkfifo("own")
+        os.symlink("pipe", "link")
+        os.utime("own", (0, 0))
+        pipes = Pipes(began)
+        found["others"] = [name for name in ("pipe", "link", "own", "ck.pt", "absent") if pipes.are_others(name)]
+        """)
+    assert found["others"] == ["pipe", "link"]
 
 
 def test_what_is_mounted_below_is_covered_too(place: Place) -> None:
@@ -224,6 +247,35 @@ def test_what_is_mounted_below_is_covered_too(place: Place) -> None:
     assert (place.base / "source").read_text() == "one"
     # no overlay of an ordinary user's lies over a folder with mounts below it: there it is read-only
     assert found["written"] is True or (place.user is not None and found["written"] == 30)
+
+
+def test_what_is_mounted_in_a_writable_folder_of_a_read_only_root_is_seen(place: Place) -> None:
+    """As in a container that is started with a read-only root, a volume at the work folder and data below it."""
+    if place.user is not None:
+        pytest.skip("an ordinary user cannot overlay a work folder with mounts below it")
+    data = place.work / "data"
+    (data / "deep").mkdir(parents=True)
+    setup = (
+        f"mount --bind {place.base} {place.base} && mount -t tmpfs none {data} && echo one > {data}/x && "
+        f"mkdir {data}/deep && mount -t tmpfs none {data}/deep && echo two > {data}/deep/y && "
+        f"mount -o remount,ro {data} && mount -o remount,bind,ro /"
+    )
+    program = """
+        found["data"] = [open("data/x").read(), open("data/deep/y").read()]
+        found["refused"] = []
+        for name in ("data/new", "/new"):
+            try:
+                open(name, "w")
+            except OSError as error:
+                found["refused"].append(error.errno)
+        open("data/deep/y", "w").write("changed")
+        open("new", "w").write("new")
+        found["names"] = sorted(os.listdir("."))
+        """
+    found = place.run(program, setup)
+    assert found["data"] == ["one\n", "two\n"]
+    assert found["refused"] == [30, 30]
+    assert {"new", "data"} < set(found["names"])  # type: ignore[call-overload]
 
 
 def test_a_folder_that_the_script_needs_and_that_cannot_be_covered_refuses_the_whole(place: Place) -> None:

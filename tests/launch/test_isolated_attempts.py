@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from launchers import AUTODDP, SCRIPTS, Launch, start, wait_for, whole
+from launchers import AUTODDP, ROOT, SCRIPTS, Launch, start, wait_for, whole
 from test_tuned_scripts import run, summary
+from traces.room import may_bind
 
 LONG = {"TUNED_TIMES_LONGER": "40"}
 STATEFUL = str(SCRIPTS / "stateful.py")
@@ -111,6 +112,25 @@ def test_what_ends_tuning(environment: dict[str, str], options: list[str], why: 
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize("level", ["overlay", "guard"])
+def test_a_named_pipe_is_written_by_the_real_job_alone(level: str, tmp_path: Path) -> None:
+    """Its reader would take the end of an attempt for the end of the job, which would then wait for a reader."""
+    folder = folder_with_state(tmp_path)
+    os.mkfifo(folder / "m")
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import runpy, sys; sys.path[0] = {str(SCRIPTS)!r}; runpy.run_path({STATEFUL!r}, None, '__main__')"
+    )
+    with open(tmp_path / "metrics.log", "wb") as log, subprocess.Popen(["cat", folder / "m"], stdout=log) as reader:
+        launch = run(AUTODDP, folder, str(script), "--isolation", level, env={**LONG, "PIPE": "m"})
+        reader.wait(60)
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert "not tuned, launching as written: open of " in launch.stderr
+    assert "m, a named pipe that is older than this run" in launch.stderr
+    assert (tmp_path / "metrics.log").read_text() == "".join(f"step {number}\n" for number in range(60))
+
+
+@pytest.mark.whole
 def test_what_a_script_prints_fills_no_disk(tmp_path: Path) -> None:
     folder = folder_with_state(tmp_path)
     env = {**LONG, "PRINTS": "1"}
@@ -181,3 +201,17 @@ def test_a_host_without_the_overlay_refuses_it_in_one_line(tmp_path: Path) -> No
     assert launch.returncode == 2, launch.stderr
     assert launch.stderr.count("\n") == 1
     assert launch.stderr.startswith("autoddp: error: --isolation overlay: ")
+
+
+@pytest.mark.whole
+@pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK) or not may_bind(), reason="needs root and FUSE")
+def test_a_file_system_that_does_not_answer_costs_the_overlay_and_no_more(tmp_path: Path) -> None:
+    dead = tmp_path / "dead"
+    dead.mkdir()
+    command = (sys.executable, str(ROOT / "tests/dead_mount.py"), str(dead), *AUTODDP)
+    launch = run(command, tmp_path / "run", "plain.py", "--trials", "1", "--allow", "exact", env=LONG)
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert "autoddp: looking at the file systems of this host takes long: one of them may not answer" in launch.stderr
+    assert f"no overlay: the file system at {dead} does not answer" in launch.stderr
+    assert "autoddp: as written " in launch.stderr
+    assert launch.processes() == []

@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from launchers import ROOT, environment
+from traces.room import may_bind
 
 from autoddp.isolation import Level
+from autoddp.launch import keeper as keeper_module
 from autoddp.launch.keeper import Attempt, Keeper, Shelter
 
 
@@ -40,3 +45,88 @@ def test_a_killed_keeper_is_a_reason_and_no_exception(tmp_path: Path) -> None:
     attempt = Attempt(argparse.Namespace(), tmp_path, 0, {}, Shelter(Level.OFF))
     assert keeper.run(attempt, lambda _: None, lambda: False) == gone
     keeper.close()
+
+
+def test_a_late_word_to_stop_names_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the keeper cleans up after an attempt, it is told again and again to stop that attempt."""
+    removed = tmp_path / "removed"
+
+    def note(folder: str) -> None:
+        with removed.open("a") as file:
+            file.write(f"{folder}\n")
+
+    monkeypatch.setattr(keeper_module, "remove_folder", note)  # in the keeper too, which is forked
+    keeper = Keeper()
+    keeper._connection.send(keeper_module._STOP)
+    keeper.removes([str(tmp_path / "scratch")])
+    keeper._connection.send(keeper_module._STOP)
+    keeper.close()
+    assert removed.read_text().splitlines() == [str(tmp_path / "scratch")]
+
+
+def test_a_keeper_that_does_not_answer_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "_FIRST_WORD", 0.05)
+    monkeypatch.setattr(keeper_module, "_ANSWERS", 0.05)
+    keeper = Keeper()
+    os.kill(keeper.pid, signal.SIGSTOP)
+    silent = "the process that watches over the attempt does not answer"
+    assert keeper.why_no_overlay(Shelter(Level.OFF)) == silent
+    attempt = Attempt(argparse.Namespace(), tmp_path, 0, {}, Shelter(Level.OFF))
+    assert keeper.run(attempt, lambda _: None, lambda: False) == silent
+    keeper.close()
+    assert not os.path.exists(f"/proc/{keeper.pid}")
+
+
+DEAD = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from autoddp.isolation import Level
+from autoddp.isolation.overlay import Layers
+from autoddp.launch import keeper
+
+base, keeper._TRIES, keeper._DIES = sys.argv[1], float(sys.argv[2]), 0.5
+def children(pid):
+    return [p for p in os.listdir("/proc") if p.isdigit() and parent(p) == str(pid)]
+def parent(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    except OSError:
+        return ""
+its = keeper.Keeper()
+shelter = keeper.Shelter(Level.OVERLAY, Layers(f"{base}/layers/try", f"{base}/layers/kept"), (), (os.getcwd(),))
+"""
+ASKS = """
+print(its.why_no_overlay(shelter))
+(stuck,) = children(its.pid)
+print(*sorted({os.readlink(f"/proc/{stuck}/fd/{number}") for number in range(3)}))
+its.close()
+print("killed in vain" if os.path.exists(f"/proc/{stuck}") else "it ended")
+"""
+INTERRUPTS = """
+def interrupt():
+    while not os.path.exists(f"{base}/dead.asked"):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    its.why_no_overlay(shelter)
+except KeyboardInterrupt:
+    its.close()
+    print("closed")
+"""
+
+
+@pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK) or not may_bind(), reason="needs root and FUSE")
+@pytest.mark.parametrize(("program", "tries"), [(ASKS, "1"), (INTERRUPTS, "100000")], ids=["waits", "interrupted"])
+def test_a_file_system_that_does_not_answer(program: str, tries: str, tmp_path: Path) -> None:
+    """The process that looks at it cannot even be killed, and keeps nobody waiting."""
+    dead, work = tmp_path / "dead", tmp_path / "work"
+    dead.mkdir()
+    work.mkdir()
+    words = [str(ROOT / "tests/dead_mount.py"), str(dead), sys.executable, "-c", DEAD + program, str(tmp_path), tries]
+    env = environment(PYTHONPATH=str(ROOT))
+    done = subprocess.run([sys.executable, *words], cwd=work, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    said = [f"the file system at {dead} does not answer", "/dev/null", "killed in vain"]
+    assert done.stdout.splitlines() == (said if program is ASKS else ["closed"])

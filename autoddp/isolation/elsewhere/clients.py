@@ -76,6 +76,7 @@ def _sqlalchemy(call: Call) -> str:
 
 
 _CONNECTS = "connects to a database"
+_SHARES = "shares memory or messages with other programs"
 
 # fmt: off
 HUBS = (
@@ -111,6 +112,10 @@ TRACKERS = (
     Client("trackio", "trackio", "init", judge=_trackio),
     # Its server is mostly on this machine, to which HTTP passes; but the windows in it belong to the user.
     Client("visdom", "visdom", "Visdom._send", "draws in a window"),
+    Client("aim", "aim.ext.transport.client", "Client.__init__", "records on a server", "remote_path"),
+    Client("prometheus_client", "prometheus_client.exposition",
+           "push_to_gateway pushadd_to_gateway delete_from_gateway", "changes the metrics of", "gateway"),
+    Client("prometheus_client", "prometheus_client.bridge.graphite", "GraphiteBridge.push .start", "sends metrics"),
 )
 
 DATABASES = (
@@ -134,6 +139,7 @@ DATABASES = (
     Client("pyodbc", "pyodbc", "connect", _CONNECTS),
     Client("pymssql", "pymssql pymssql._pymssql", "connect", _CONNECTS),
     Client("clickhouse_driver", "clickhouse_driver.connection", "Connection.connect", _CONNECTS),
+    Client("clickhouse_connect", "clickhouse_connect.driver", "create_client create_async_client", _CONNECTS),
     Client("snowflake", "snowflake.connector.connection", "SnowflakeConnection.__init__", _CONNECTS),
     Client("cassandra", "cassandra.cluster", "Cluster.connect", _CONNECTS),
     Client("neo4j", "neo4j._sync.driver", "GraphDatabase.driver", _CONNECTS),
@@ -158,6 +164,23 @@ COMPUTERS = (
     Client("submitit", "submitit.core.core", "Executor.submit .map_array", "submits a job"),
 )
 
+MACHINE = (
+    # What all programs of this machine share. The affinity is the calling thread's own.
+    Client("pynvml", "pynvml py3nvml.py3nvml nvidia_smi",
+           "nvml*Set* nvml*Reset* nvml*Clear* nvmlDeviceCreate* nvmlDeviceModify* nvmlDeviceRemove* nvmlDeviceFreeze* "
+           "nvmlDevicePowerSmoothing* nvmlDeviceWorkload* nvmlGpuInstanceCreate* nvml*InstanceDestroy",
+           "changes the GPU's settings",
+           reads="nvml*Get* nvml*EventSet* nvmlDevice*CpuAffinity nvmlGpmSetStreamingEnabled nvml*_v[0-9]_t nvml*_t"),
+    Client("amdsmi", "amdsmi.amdsmi_interface", "amdsmi_set_* amdsmi_reset_* amdsmi_clean_*",
+           "changes the GPU's settings"),
+    Client("posix_ipc", "posix_ipc",
+           "SharedMemory.__init__ Semaphore.__init__ MessageQueue.__init__ unlink_shared_memory unlink_semaphore "
+           "unlink_message_queue", _SHARES),
+    Client("sysv_ipc", "sysv_ipc",
+           "SharedMemory.__init__ Semaphore.__init__ MessageQueue.__init__ attach remove_shared_memory "
+           "remove_semaphore remove_message_queue", _SHARES),
+)
+
 # fmt: on
-CLIENTS = (*HUBS, *TRACKERS, *DATABASES, *MESSAGES, *COMPUTERS)
+CLIENTS = (*HUBS, *TRACKERS, *DATABASES, *MESSAGES, *COMPUTERS, *MACHINE)
 """All clients but the stores of objects, which are in `storage`."""

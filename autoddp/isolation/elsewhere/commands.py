@@ -10,13 +10,15 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autoddp.isolation.children import is_watched, watched
 from autoddp.isolation.elsewhere.patch import words as word_set
+from autoddp.isolation.elsewhere.settings import changed_by
 from autoddp.isolation.elsewhere.tools import BY_NAME, MODULES
+from autoddp.isolation.pipes import OTHERS
 
 _SHELLS = word_set("sh bash dash zsh ksh ash fish busybox")
 _PYTHON = re.compile(r"python[\d.]*|pypy[\d.]*")
@@ -36,6 +38,7 @@ _OF_THE_SYSTEM = ("/bin/", "/sbin/", "/usr/bin/", "/usr/sbin/")
 """Scripts in these folders are not looked for on PATH: `tools` names those of them that matter."""
 _SEPARATORS = frozenset("();<>|&\n")
 _REDIRECTION = re.compile(r"&?[<>]+[&|]?\Z")
+_DESCRIPTOR = re.compile(r"\d*-?")  # after >& or <&
 _DEPTH = 6  # of shells in shells
 _SCRIPT_SIZE = 64 * 1024  # bytes of a shell script that are looked at
 _VALUE_SIZE = 8 * 1024  # characters of a variable's value that is looked at
@@ -57,6 +60,9 @@ _OUTPUTS = tuple(
 """Commands whose output is known without running them: by these shell scripts ask where they are."""
 
 
+AreOthers = Callable[[str], bool]
+
+
 @dataclass(frozen=True)
 class _Place:
     """Where a command runs. A shell text changes the folders and the variables of its own place."""
@@ -65,6 +71,8 @@ class _Place:
     """Its working folder. Several where a shell text changes folders: nobody knows which `cd` was in a subshell."""
     variables: dict[str, str]
     """Of its environment, and of the shell that starts it."""
+    are_others: AreOthers
+    """Whether a path is a named pipe whose other end is outside the attempt."""
     arguments: tuple[str, ...] = ()
     """Those of the shell script."""
     depth: int = 0
@@ -73,18 +81,31 @@ class _Place:
 
     def inner(self, arguments: tuple[str, ...] = ()) -> _Place:
         """The place of a program that is started here: what it changes in it does not come back."""
-        arguments = arguments or self.arguments
-        return _Place(list(self.folders), dict(self.variables), arguments, self.depth + 1, self.of_the_system)
+        return replace(
+            self,
+            folders=list(self.folders),
+            variables=dict(self.variables),
+            arguments=arguments or self.arguments,
+            depth=self.depth + 1,
+        )
 
 
-def judge_shell(text: str, env: Any = None) -> str:
-    """ "" if this shell line changes nothing elsewhere, else what it changes. `env` is as for subprocess."""
-    return next(_judge_text(text, _Place([""], watched(env), depth=1)), "")
+def _no_pipes(_path: str) -> bool:
+    return False
 
 
-def judge_words(words: Sequence[str], folder: str = "", env: Any = None) -> str:
-    """As `judge_shell`, for a command in `folder` that is split into words already."""
-    return next(_judge(list(words), _Place([folder], watched(env))), "")
+def judge_shell(text: str, folder: str = "", env: Any = None, are_others: AreOthers = _no_pipes) -> str:
+    """ "" if this shell line changes nothing elsewhere, else what it changes.
+
+    It runs in `folder`, "" for this process's own. `env` is as for subprocess; `are_others` as of `pipes.Pipes`.
+    """
+    return next(_judge_text(text, _Place([folder], watched(env), are_others, depth=1)), "")
+
+
+def judge_words(words: Sequence[str], folder: str = "", env: Any = None, are_others: AreOthers = _no_pipes) -> str:
+    """As `judge_shell`, for a command that is split into words already."""
+    place = _Place([folder], watched(env), are_others)
+    return next((said for judge in (_judge_files, _judge) for said in judge(list(words), place)), "")
 
 
 def _judge_text(text: str, place: _Place) -> Iterator[str]:
@@ -94,6 +115,9 @@ def _judge_text(text: str, place: _Place) -> Iterator[str]:
         known = [each for word in words for each in _expanded(word, place)]
         while known and known[0] in _KEYWORDS:
             del known[0]
+        yield from _judge_files(known, place)
+        if _REDIRECTION.fullmatch(words[0]):
+            continue
         if known and (known[0] in _EXPORTS or all(map(_ASSIGNMENT.match, known))):
             _assign(known, place)
         elif known and known[0] == "unset":
@@ -105,8 +129,21 @@ def _judge_text(text: str, place: _Place) -> Iterator[str]:
             yield from _judge(known, place)
 
 
+def _judge_files(words: list[str], place: _Place) -> Iterator[str]:
+    """Named pipes of others among the words of a command or a redirection, and settings of the machine."""
+    for word in words:
+        for named in filter(None, (word, word.partition("=")[2])):
+            if any(place.are_others(os.path.join(folder, named)) for folder in place.folders):
+                by_shell = _REDIRECTION.fullmatch(words[0]) or _ASSIGNMENT.match(words[0]) or words[0] in _EXPORTS
+                yield f"{'the shell' if by_shell else os.path.basename(words[0])} opens {named}, {OTHERS}"
+    yield from filter(None, (changed_by(words, folder) for folder in place.folders))
+
+
 def split(text: str) -> Iterator[list[str]]:
-    """The simple commands of a shell line, and those in `$( )` and backticks."""
+    """The simple commands of a shell line, and those in `$( )` and backticks.
+
+    A redirection comes as a command of its own, before the one that it belongs to: `a >b` is [">", "b"] and ["a"].
+    """
     text, inner = _without_substitutions(_without_comments(text.replace("\0", "")).replace("\\\n", " "))
     for each in inner:
         yield from split(each)
@@ -117,7 +154,8 @@ def split(text: str) -> Iterator[list[str]]:
             if words and not _REDIRECTION.fullmatch(token):
                 yield words
                 words = []
-            redirection = token if _REDIRECTION.search(token) else ""
+            found = _REDIRECTION.search(token)
+            redirection = found[0] if found else ""
             continue
         if redirection in ("", "<<<"):
             if "$(" in token:
@@ -126,6 +164,8 @@ def split(text: str) -> Iterator[list[str]]:
                 yield from split(token)  # a shell may read it
             else:
                 words.append(token)
+        elif redirection != "<<" and not (redirection.endswith("&") and _DESCRIPTOR.fullmatch(token)):
+            yield [redirection, token]  # after << the word ends the text that follows
         redirection = ""
     if words:
         yield words

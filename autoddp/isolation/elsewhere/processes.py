@@ -7,13 +7,17 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from autoddp.isolation.elsewhere.commands import judge_shell, judge_words
+from autoddp.isolation.elsewhere import commands
+from autoddp.isolation.elsewhere.own import is_below
 from autoddp.isolation.elsewhere.patch import Stop
 from autoddp.isolation.hooks import check_events
+from autoddp.isolation.pipes import Pipes
 
 
-def watch_processes(stop: Stop) -> None:
+def watch_processes(stop: Stop, pipes: Pipes) -> None:
     """From now on. Programs are known by their words, signals by the process that they go to."""
+    judge_words = functools.partial(commands.judge_words, are_others=pipes.are_others)
+    judge_shell = functools.partial(commands.judge_shell, are_others=pipes.are_others)
     signals = Signals(os.getppid())
     judges: dict[str, Callable[..., str]] = {
         "subprocess.Popen": lambda executable, args, cwd, env: judge_words(_words(args, executable), _text(cwd), env),
@@ -73,27 +77,13 @@ class Signals:
         return f"os.killpg sends signal {int(signal)} to group {group}, which this run did not start"
 
     def _is_ours(self, pid: int) -> bool:
-        if pid in (os.getpid(), self._root):
-            return True
         if not os.path.isdir("/proc/self"):  # not Linux: all processes of the same session pass
-            return _session(pid) in (-1, os.getsid(0))
-        while pid > 1:
-            pid = _parent(pid)
-            if pid in (os.getpid(), self._root, -1):  # -1: it has ended, and the call itself will fail
-                return True
-        return False
+            return pid == self._root or _session(pid) in (-1, os.getsid(0))
+        return is_below(pid, os.getpid(), self._root)  # if it has ended, the call itself will fail
 
 
 def _session(pid: int) -> int:
     try:
         return os.getsid(pid)
     except OSError:
-        return -1
-
-
-def _parent(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return int(stat.read().rpartition(b")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
         return -1

@@ -2,7 +2,8 @@
 
 The rule, first match decides:
 
-    1  to this machine or the job's own rendezvous (MASTER_ADDR)     passes
+    1  to a server on this machine that the attempt runs itself,
+       or to the job's own rendezvous (MASTER_ADDR, MASTER_PORT)     passes
     2  a GET that is known to act (a chat bot's sendMessage)         ends tuning
     3  GET, HEAD, OPTIONS and the like                               passes
     4  a POST known to read or to fetch a token, by the table        passes
@@ -20,6 +21,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import urlsplit
 
+from autoddp.isolation.elsewhere.own import serves_path, serves_port
 from autoddp.isolation.elsewhere.patch import Call, Client, inside_read, words
 
 READING_METHODS = words("GET HEAD OPTIONS TRACE CONNECT PROPFIND REPORT SEARCH QUERY")
@@ -62,24 +64,28 @@ _RPC_READ = re.compile(r"[A-Za-z]Service/(Get|List|Describe|Download|Search|Quer
 _LOOPBACK = re.compile(r"localhost|.*\.localhost|localhost\.localdomain|127(\.\d+){1,3}|::1|0\.0\.0\.0|::ffff:127\..*")
 
 
-def is_here(host: str) -> bool:
-    """Whether `host` is this machine or the job's rendezvous. Asks no name server."""
+def is_own(host: str, port: int) -> bool:
+    """Whether this is a server of the attempt, or nobody: the user's own servers keep what they are sent.
+
+    Asks no name server.
+    """
     host = host.strip("[]").lower().rstrip(".")
-    ours = ("", socket.gethostname().lower(), os.environ.get("MASTER_ADDR", "").lower())
-    return host in ours or _LOOPBACK.fullmatch(host) is not None
+    if not host or (host, str(port)) == (os.environ.get("MASTER_ADDR", "").lower(), os.environ.get("MASTER_PORT")):
+        return True
+    return (host == socket.gethostname().lower() or _LOOPBACK.fullmatch(host) is not None) and serves_port(port)
 
 
-def sends(method: Any, host: Any, path: Any) -> str:
+def sends(method: Any, host: Any, path: Any, port: int = 80) -> str:
     """ "" if this request may go, else what it does: "sends PUT to store.example.com". Takes str and bytes."""
     method, host, path = _text(method).upper(), _text(host).lower(), _text(path).partition("?")[0] or "/"
-    if inside_read() or is_here(host):
+    if inside_read():
         return ""
     reads = (
         method in READING_METHODS
         or (method == "POST" and (_matches(HARMLESS, host, path) or _RPC_READ.search(path)))
         or (method == "PUT" and _matches(TOKEN_PUTS, host, path))
     )
-    if reads and not _matches(ACTING_GETS, host, path):
+    if (reads and not _matches(ACTING_GETS, host, path)) or is_own(host, port):
         return ""
     return f"sends {method} to {host}"  # no path: it may hold a password
 
@@ -91,7 +97,8 @@ def _matches(table: tuple[tuple[str, str], ...], host: str, path: str) -> bool:
 def judge_url(method: Any, url: Any) -> str:
     """As `sends`, of a whole URL."""
     parts = urlsplit(_text(url))
-    return sends(method, parts.hostname or "", parts.path)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return sends(method, parts.hostname or "", parts.path, port)
 
 
 def _text(value: Any) -> str:
@@ -102,12 +109,15 @@ def _http_client(call: Call) -> str:
     url, method = _text(call.argument("url", default="")), call.argument("method", default="GET")
     if "://" in url:  # a proxy gets the whole URL
         return judge_url(method, url)
-    return sends(method, getattr(call.owner, "_tunnel_host", None) or getattr(call.owner, "host", ""), url)
+    place = "_tunnel_" if getattr(call.owner, "_tunnel_host", None) else ""
+    host, port = getattr(call.owner, f"{place}host", ""), getattr(call.owner, f"{place}port", None)
+    return sends(method, host, url, port or 80)
 
 
 def _httpcore(call: Call) -> str:
     request = call.argument("request")
-    return sends(request.method, request.url.host, request.url.target)
+    port = request.url.port or (443 if request.url.scheme == b"https" else 80)
+    return sends(request.method, request.url.host, request.url.target, port)
 
 
 def _method_and_url(call: Call) -> str:
@@ -127,9 +137,15 @@ def _pycurl(call: Call) -> str:
 def _grpc(call: Call) -> str:
     method = _text(getattr(call.owner, "_method", "")).rpartition("/")[2]
     target = _text(getattr(call.owner, "_channel", None) and call.owner._channel.target())
-    host = target.rpartition("/")[2].rpartition(":")[0] if not target.startswith("unix:") else ""
-    read = re.match(r"(Get|List|Describe|Search|Query|Lookup|BatchGet|Read|Check|Watch)", method)
-    return "" if read or is_here(host) else f"calls {method} on {host}"
+    if re.match(r"(Get|List|Describe|Search|Query|Lookup|BatchGet|Read|Check|Watch)", method):
+        return ""
+    if target.startswith("unix:"):
+        host = target.removeprefix("unix:").removeprefix("//")
+        own = serves_path(host)
+    else:
+        host, _, port = target.rpartition("/")[2].removeprefix("ipv4:").removeprefix("ipv6:").rpartition(":")
+        own = is_own(host, int(port))
+    return "" if own else f"calls {method} on {host}"
 
 
 REQUESTS = (

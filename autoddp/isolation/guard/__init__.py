@@ -1,6 +1,6 @@
 """Isolation where the host allows no mount namespace: Python's path operations show and change a view of the files.
 
-    start_guard(plan, stop)
+    start_guard(plan, stop, pipes)
 
     real                     the functions of the operating system as they were before
     lock, view               what a path means to the script: the real files, with the script's changes on top, which
@@ -9,6 +9,7 @@
     opening, install         where they replace the original ones
     native, databases,       the same for libraries that open files by path in C, C++ or Rust
     sockets
+    shared_memory            what the script shares with other processes, but not with other programs
     audit, programs,         what all this does not cover is stopped before it changes a real file
     libraries
 
@@ -30,16 +31,18 @@ from autoddp.isolation.guard.install import install
 from autoddp.isolation.guard.libraries import Libraries
 from autoddp.isolation.guard.native import Native
 from autoddp.isolation.guard.programs import Programs
+from autoddp.isolation.guard.shared_memory import SharedMemory
 from autoddp.isolation.guard.sockets import Sockets
 from autoddp.isolation.guard.view import View
-from autoddp.isolation.plan import IsolationPlan
+from autoddp.isolation.pipes import Pipes
+from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
 
 __all__ = ["start_guard"]
 
 _started: list[IsolationPlan] = []
 
 
-def start_guard(plan: IsolationPlan, stop: Callable[[str], NoReturn]) -> None:
+def start_guard(plan: IsolationPlan, stop: Callable[[str], NoReturn], pipes: Pipes) -> None:
     """Called once in every Python process of the attempt, before the script's code and before torch is imported.
 
     A second call in one process does nothing.
@@ -59,6 +62,7 @@ def start_guard(plan: IsolationPlan, stop: Callable[[str], NoReturn]) -> None:
     native.start()
     Databases(native).start()
     Sockets(view).start()
+    SharedMemory(view, os.path.join(os.path.dirname(plan.socket), SHARED_MEMORY)).start()
     programs.start()
     os.environ["GIT_OPTIONAL_LOCKS"] = "0"  # git status then leaves the index as it is
-    Audit(view, {**Libraries(plan.landlock, stop).checks, **programs.checks}).start()
+    Audit(view, pipes, {**Libraries(plan.landlock, stop).checks, **programs.checks}).start()

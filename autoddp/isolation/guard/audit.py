@@ -15,6 +15,7 @@ from autoddp.isolation.guard.paths import is_path, text
 from autoddp.isolation.guard.sockets import is_abstract
 from autoddp.isolation.guard.view import View
 from autoddp.isolation.hooks import check_events
+from autoddp.isolation.pipes import Pipes
 
 _SET_FLAGS = {0x40086602, 0x40046602, 0x401C5820}  # FS_IOC_SETFLAGS of 64 and 32 bits, FS_IOC_FSSETXATTR
 
@@ -22,9 +23,10 @@ _SET_FLAGS = {0x40086602, 0x40046602, 0x401C5820}  # FS_IOC_SETFLAGS of 64 and 3
 class Audit:
     """Checks the events that name a file; `more` are checks by event of programs and of native code."""
 
-    def __init__(self, view: View, more: Mapping[str, Callable[..., None]]) -> None:
+    def __init__(self, view: View, pipes: Pipes, more: Mapping[str, Callable[..., None]]) -> None:
         self.view = view
-        self._direct = tuple(f"{folder.rstrip('/')}/" for folder in (*view.direct, "/dev"))
+        self.pipes = pipes
+        self._direct = tuple(f"{folder.rstrip('/')}/" for folder in view.direct)
         self._checks: dict[str, Callable[..., None]] = {
             # Functions of one path, each with the position of its `dir_fd` among the arguments that follow the path.
             "os.remove": self._one_path("os.remove", 0, follow=False),
@@ -73,7 +75,8 @@ class Audit:
         except OSError:
             return  # the kernel will not find it either
         for each in (place.path, final.path):
-            if not (each + "/").startswith(self._direct):
+            device = each.startswith("/dev/") and not each.startswith("/dev/shm/")
+            if not device and not (each + "/").startswith(self._direct):
                 self.view.stop(f"{what} changes {each}")
 
     def _one_path(self, event: str, dir_fd_at: int | None = None, follow: bool = True) -> Callable[..., None]:
@@ -88,18 +91,21 @@ class Audit:
             self._refuse_outside("os.truncate", path)
 
     def _open(self, path: Any, mode: Any, flags: int) -> None:
-        if not flags & CHANGES or not is_path(path):
+        if not is_path(path):
             return
         if announced.path is not None and path == announced.path:
             return  # Python's `open`, which then calls the guard's opener
         name = text(path)
         if self.view.in_scratch(name):
             return
+        self.pipes.require_own(name, flags, self.view.stop)
+        if not flags & CHANGES:
+            return
         try:
             place = self.view.resolve(name, real_only=True) if name.startswith("/") else None
         except OSError:
             place = None
-        # A pipe or a device may be opened for writing anywhere: nothing in the file system changes.
+        # An own pipe or a device may be opened for writing anywhere: nothing in the file system changes.
         if place is None or not place.exists or place.is_file or place.is_folder or place.is_link:
             self._refuse_outside("open", name)
 

@@ -50,7 +50,8 @@ _FILE_FUNCTIONS = frozenset(
     " truncate truncate64 chmod fchmod fchmodat lchmod chown lchown fchown fchownat utime utimes lutimes futimes"
     " utimensat futimens setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr mkstemp mkostemp mkdtemp"
     " tmpfile chroot mount umount umount2 syscall system popen execl execlp execle execv execve execvp execvpe execveat"
-    " posix_spawn posix_spawnp copyfile clonefile chflags lchflags fchflags shm_unlink".split()
+    " posix_spawn posix_spawnp copyfile clonefile chflags lchflags fchflags shm_open shm_unlink sem_open sem_unlink"
+    " mq_open mq_unlink shmget shmctl semget semctl semop msgget msgctl msgsnd".split()
 )
 
 

@@ -9,6 +9,7 @@ import errno
 import functools
 import importlib
 import os
+import stat
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -16,8 +17,9 @@ from typing import Any
 
 from autoddp.isolation.guard import real
 from autoddp.isolation.guard.paths import is_path, text
-from autoddp.isolation.guard.view import View
+from autoddp.isolation.guard.view import Place, View
 from autoddp.isolation.hooks import replace_everywhere, when_imported
+from autoddp.isolation.pipes import OTHERS
 
 _READ, _WRITE = "to_read", "to_write"
 
@@ -27,6 +29,17 @@ _PATH_ARGUMENTS = {
         ("torch._C", "ScriptModule.save", "filename", 1, _WRITE),
         ("torch._C", "ScriptModule._save_for_mobile", "filename", 1, _WRITE),
         ("torch._C", "ScriptFunction.save", "filename", 1, _WRITE),
+        ("torch._C", "_save_jit_module", "filename", 1, _WRITE),
+        ("torch._C", "_save_mobile_module", "filename", 1, _WRITE),
+        ("torch._C", "_save_parameters", "filename", 1, _WRITE),
+        ("torch._C", "_backport_for_mobile", "filename_input", 0, _READ),
+        ("torch._C", "_backport_for_mobile", "filename_output", 1, _WRITE),
+        ("torch._C", "_backport_for_mobile_from_buffer", "filename_output", 1, _WRITE),
+        ("torch._C", "_load_jit_module_from_file", "filename", 0, _READ),
+        ("torch._C", "_load_mobile_module_from_file", "filename", 0, _READ),
+        ("torch._C", "_CUDAGraph.debug_dump", "debug_path", 1, _WRITE),
+        ("torch._C", "_acceleratorGraph.debug_dump", "path", 1, _WRITE),
+        ("torch._C", "_cuda_tunableop_write_file", "filename", 0, _WRITE),
         ("torch._C", "import_ir_module", "filename", 1, _READ),
         ("torch._C", "_import_ir_module", "filename", 1, _READ),
         ("torch._C", "_load_for_lite_interpreter", "filename", 0, _READ),
@@ -74,6 +87,7 @@ class Native:
             place = self.view.resolve(path)
         except OSError:
             return self._nowhere(path)  # the real path may exist where the script has removed it
+        self._require_no_pipe(place)
         if place.physical == place.path and place.exists:
             return path
         return place.physical if place.exists else self._nowhere(path)
@@ -90,6 +104,7 @@ class Native:
                     return self.view.above(place)
                 if place.is_folder:
                     return self._nowhere(path)
+                self._require_no_pipe(place)
                 self.view.check_content(place)
                 return self.view.copy_up(place, content=keep)
             except OSError as error:
@@ -97,6 +112,11 @@ class Native:
                     return self._nowhere(path)  # the library says in its own words that a folder is missing
                 error.filename = path
                 raise
+
+    def _require_no_pipe(self, place: Place) -> None:
+        """A library that opens a pipe is seen by no audit hook."""
+        if place.is_real and stat.S_ISFIFO(place.found().st_mode):
+            self.view.stop(f"open of {place.path}, {OTHERS}")
 
     def _nowhere(self, path: Any) -> str:
         """A path at which there is nothing and nothing can be made; the script's own if that is one."""

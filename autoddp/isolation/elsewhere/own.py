@@ -1,0 +1,91 @@
+"""Which processes belong to the attempt, and which servers of this machine are run by them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from autoddp.isolation.plan import VARIABLE
+
+_LISTENS = "0A"  # a socket's state in /proc/net/tcp
+_ACCEPTS = 0x10000  # a flag of a socket with a listener, in /proc/net/unix
+_ROOT = os.getppid() if os.getppid() > 1 else os.getpid()
+"""What has started this process, also in a fork of it. 1 has adopted it, or it is the first one of a container."""
+_known: set[str] = set()
+"""Sockets that were found to be the attempt's, by the numbers that the kernel gives them."""
+
+
+def serves_port(port: int) -> bool:
+    """Whether all that listens on this TCP port belongs to the attempt, or nothing listens there."""
+    return _are_own(line[9] for name in ("tcp", "tcp6") for line in _table(name) if _is_at(line, port))
+
+
+def serves_path(path: str) -> bool:
+    """As `serves_port`, of a Unix socket."""
+    found = (line for line in _table("unix") if len(line) > 7 and line[7] == path and int(line[3], 16) & _ACCEPTS)
+    return _are_own(line[6] for line in found)
+
+
+def parent_of(pid: int) -> int:
+    """The parent of a process; -1 if that process has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return -1
+
+
+def is_below(pid: int, *roots: int) -> bool:
+    """Whether a process is one of `roots` or was started by one; also True if it has ended."""
+    while pid > 1 and pid not in roots:
+        pid = parent_of(pid)
+    return pid in (*roots, -1)
+
+
+def _is_at(line: list[str], port: int) -> bool:
+    return len(line) > 9 and line[3] == _LISTENS and int(line[1].rpartition(":")[2], 16) == port
+
+
+def _table(name: str) -> Iterator[list[str]]:
+    """The lines of a table of sockets, without its heading; none where the kernel has no such table."""
+    with contextlib.suppress(FileNotFoundError), open(f"/proc/net/{name}", errors="surrogateescape") as file:
+        next(file)
+        yield from (line.split() for line in file)
+
+
+def _are_own(sockets: Iterator[str]) -> bool:
+    if not os.path.exists("/proc/net/tcp"):
+        return False  # not Linux, where nothing tells whose a server is
+    wanted = set(sockets)
+    if wanted - _known:
+        _known.update(wanted & set(_sockets()))
+    return wanted <= _known
+
+
+def _sockets() -> Iterator[str]:
+    """Sockets of all processes of the attempt."""
+    plan, roots = os.environ.get(VARIABLE), (os.getpid(), _ROOT)
+    mark = b"\0" + os.fsencode(f"{VARIABLE}={plan}") + b"\0" if plan else None
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # another user's, or it ends at this moment
+            held = list(_held(pid))
+            if held and (is_below(int(pid), *roots) or _has(pid, mark)):
+                yield from held
+
+
+def _held(pid: str) -> Iterator[str]:
+    """Sockets of one process."""
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # closed at this moment
+            target = os.readlink(f"/proc/{pid}/fd/{number}")
+            if target.startswith("socket:["):
+                yield target[len("socket:[") : -1]
+
+
+def _has(pid: str, mark: bytes | None) -> bool:
+    """Whether a process was started with the attempt's variable. It may have no other trace, as after a double fork."""
+    if mark is None:
+        return False
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        return mark in b"\0" + file.read()

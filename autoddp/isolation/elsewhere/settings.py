@@ -1,0 +1,84 @@
+"""Ends tuning before the script changes a setting of this machine by a file of the kernel, in Python or a shell line.
+
+An attempt ends by SIGKILL, so the script never gets to restore the old value.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from autoddp.isolation.elsewhere.patch import Stop
+from autoddp.isolation.hooks import check_events
+
+_CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_QUEUES = ("/dev/mqueue/", "/dev/hugepages/")
+"""File systems of the kernel in which programs keep what they share."""
+_SETTING = r"/proc/(?!self/|thread-self/|\d|\$)|/sys/(?!fs/cgroup/)|/dev/cpu/|/dev/mqueue/|/dev/hugepages/"
+"""The beginnings of the paths. A process may write of itself below /proc/self, and below /sys/fs/cgroup."""
+_PATH = re.compile(_SETTING)
+_IN_SHELL = re.compile(
+    # a redirection, tee and dd; then the programs whose last argument is changed
+    rf"""(?:>[>|&]?\s*|\btee\s[^|;&\n]*?|\bof=)["']?((?:{_SETTING})[^\s"';|&)]*)"""
+    rf"""|\b(?:cp|mv|ln|install)\s[^|;&\n]*?\s["']?((?:{_SETTING})[^\s"';|&)]*)["']?\s*(?:$|[|;&)\n])"""
+)
+
+
+def watch_settings(stop: Stop) -> None:
+    """From now on, by audit events."""
+
+    def opened(path: Any, _mode: Any, flags: int) -> None:
+        if flags & _CHANGES and isinstance(path, (str, bytes)):
+            changed(path)
+
+    def changed(path: Any, *_more: Any) -> None:
+        place = os.path.realpath(os.fsdecode(path))
+        if _PATH.match(place):
+            stop(f"the script changes {place}, which all programs of this machine share")
+        if place.startswith("/proc/") and place.split("/")[2] != str(os.getpid()):
+            stop(f"the script changes {place}, which belongs to another process")
+        if place.startswith("/dev/") and _is_disk(place):
+            stop(f"the script writes to the disk {place}")
+
+    def removed(path: Any, *_more: Any) -> None:
+        if isinstance(path, (str, bytes)) and os.path.abspath(os.fsdecode(path)).startswith(_QUEUES):
+            changed(path)
+
+    events: dict[str, Callable[..., None]] = {"open": opened, "os.truncate": changed, "os.remove": removed}
+    check_events({event: _careful(check) for event, check in events.items()})
+
+
+def changed_by(words: Sequence[str], folder: str) -> str:
+    """ "" if a command in `folder`, or a redirection such as [">", path], changes no such file, else what it changes.
+
+    A word may be a line for another shell.
+    """
+    found = _IN_SHELL.search(" ".join([*words[:1], *(_placed(word, folder) for word in words[1:])]))
+    return f"a command changes {found[1] or found[2]}, which all programs of this machine share" if found else ""
+
+
+def _placed(word: str, folder: str) -> str:
+    """A word with its whole path if it is that of a file in `folder`, or dd's `of=path`. All settings exist already."""
+    option, equals, path = word.rpartition("=")
+    place = os.path.join(folder, path)
+    return option + equals + os.path.abspath(place) if path and os.path.exists(place) else word
+
+
+def _careful(check: Callable[..., None]) -> Callable[..., None]:
+    def checked(*arguments: Any) -> None:
+        try:
+            check(*arguments)
+        except (OSError, TypeError, ValueError, AttributeError):
+            return  # arguments that the call itself will refuse
+
+    return checked
+
+
+def _is_disk(path: str) -> bool:
+    try:
+        return stat.S_ISBLK(os.stat(path).st_mode)
+    except OSError:
+        return False
