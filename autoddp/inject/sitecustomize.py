@@ -101,10 +101,30 @@ def isolate(plan: str) -> None:
         from autoddp.worker.isolated import start
 
         start(plan, is_rank="AUTODDP_WORKER_TUNES" in os.environ)
-    except Exception as error:
+    except BaseException as error:  # this may be another Python, which lacks a package of autoddp's or is too old
+        if _runs_a_program_of_the_system():
+            return
         print(f"autoddp: error: the isolation of this tuning attempt could not start: {error!r}", file=sys.stderr)
         sys.stderr.flush()
-        os._exit(1)
+        try:
+            from json import loads
+
+            from autoddp.isolation.stopping import stopper
+
+            stopper(loads(plan)["socket"])(f"the script starts {sys.executable}, where autoddp cannot run: {error!r}")
+        finally:
+            os._exit(1)
+
+
+def _runs_a_program_of_the_system() -> bool:
+    """Such as lsb_release. Programs of the system are judged by their names, whatever language they are written in."""
+    try:
+        with open("/proc/self/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+    except OSError:
+        return False
+    script = next((word for word in words[1:] if not word.startswith(b"-")), b"")
+    return script.startswith((b"/bin/", b"/sbin/", b"/usr/bin/", b"/usr/sbin/"))
 
 
 def _name_the_error_at_exit() -> None:

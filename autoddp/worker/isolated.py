@@ -6,27 +6,25 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
-from multiprocessing.connection import Client
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 import wrapt
 
 from autoddp.isolation import Level
+from autoddp.isolation.children import watch_children
 from autoddp.isolation.pipes import Pipes, watch_pipes
 from autoddp.isolation.plan import IsolationPlan
+from autoddp.isolation.stopping import stopper
 from autoddp.units import data_size
 
 _COPYING = {"open", "os.chmod", "os.chown", "os.truncate", "os.utime", "os.setxattr", "os.link", "os.rename"}
 """Audit events of operations that make an overlay copy a whole file."""
-_PATIENCE = 30.0  # seconds to wait until the launcher ends this process
 
 
 def start(text: str, is_rank: bool) -> None:
@@ -38,6 +36,7 @@ def start(text: str, is_rank: bool) -> None:
         from autoddp.isolation.syscalls import die_with_parent
 
         die_with_parent(signal.SIGKILL)  # this is a rank, which must not outlive an attempt that is killed
+    watch_children(text)
     if plan.level is Level.GUARD:
         from autoddp.isolation.guard import start_guard
 
@@ -55,32 +54,6 @@ def start(text: str, is_rank: bool) -> None:
     from autoddp.isolation.elsewhere import watch_clients
 
     watch_clients(stop, pipes)
-
-
-def stopper(socket: str, overlay_is_to_blame: bool = False) -> Callable[[str], NoReturn]:
-    """A function `stop(reason)` that asks the launcher at that Unix socket to end tuning, see `wire.StopTuning`.
-
-    `stop` never returns: the process is killed.
-    """
-
-    def stop(reason: str) -> NoReturn:
-        # As wire.encode writes a StopTuning. Every Python process that the script starts imports this file, and `wire`
-        # would cost each of them half as much time again.
-        message = {"is": "StopTuning", "reason": reason, "overlay_is_to_blame": overlay_is_to_blame}
-        # The caller may hold locks, and the script's threads and exit handlers must not go on. So no exception is
-        # raised and no code of the script is called; the launcher kills the whole attempt.
-        try:
-            with Client(socket, family="AF_UNIX") as connection:
-                connection.send_bytes(json.dumps(message).encode())
-                connection.recv_bytes()
-                time.sleep(_PATIENCE)
-        except (EOFError, OSError):
-            pass  # the launcher is gone, and the attempt ends with it
-        finally:
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("killed")
-
-    return stop
 
 
 def _at_the_end_of(is_ours: Callable[[BaseException], bool], stop: Callable[[str], NoReturn], why: str) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from autoddp.isolation.stopping import stopper
 from autoddp.knobs import ObservedSteps
 from autoddp.wire import LauncherClient, WorkerConfig
 from autoddp.worker.accumulation import Accumulation
@@ -32,7 +33,6 @@ from autoddp.worker.gradient_access import add_handler, parameters_of
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.inputs import InputsSeen, compares
-from autoddp.worker.isolated import stopper
 from autoddp.worker.live_ddp import LiveDdp, effects_of
 from autoddp.worker.rank_store import RankStore
 from autoddp.worker.runner import LauncherDirector, TrialRunner

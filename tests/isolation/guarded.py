@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autoddp.isolation import Level
-from autoddp.isolation.guard import programs, start_guard
+from autoddp.isolation import Level, children
+from autoddp.isolation.guard import start_guard
 from autoddp.isolation.pipes import Pipes
 from autoddp.isolation.plan import IsolationPlan
 
@@ -29,8 +29,7 @@ def guard(scratch: str, landlock: bool = False, writable: tuple[str, ...] = ()) 
         restrict_writes([scratch, "/dev", "/proc", *writable])
     plan = IsolationPlan(Level.GUARD, f"{scratch}/socket", scratch=scratch, writable=writable, landlock=landlock)
     os.environ["AUTODDP_ISOLATION"] = plan.text()
-    _inject()
-    start_guard(plan, stop, Pipes(plan.began))
+    _start(plan)
 
 
 TESTS = Path(__file__).resolve().parent
@@ -104,13 +103,15 @@ def plant(tree: Path) -> None:
 def guard_as_told() -> None:
     """In a Python process that the script has started."""
     if "AUTODDP_ISOLATION" in os.environ:
-        _inject()
-        plan = IsolationPlan.parse(os.environ["AUTODDP_ISOLATION"])
-        start_guard(plan, stop, Pipes(plan.began))
+        _start(IsolationPlan.parse(os.environ["AUTODDP_ISOLATION"]))
 
 
-def _inject() -> None:
-    programs.INJECT = os.environ["PYTHONPATH"].partition(os.pathsep)[0]  # in tests this sitecustomize starts the guard
+def _start(plan: IsolationPlan) -> None:
+    """As `worker.isolated`."""
+    pipes = Pipes(plan.began)
+    children.INJECT = os.environ["PYTHONPATH"].partition(os.pathsep)[0]  # in tests this sitecustomize starts the guard
+    children.watch_children(plan.text())
+    start_guard(plan, stop, pipes)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from autoddp.isolation.elsewhere.commands import Around, judge_shell, judge_words, split
+from autoddp.isolation.elsewhere.commands import judge_shell, judge_words, split
 from autoddp.isolation.elsewhere.tools import BY_NAME, TOOLS
 
 CHANGES = r"""
@@ -241,16 +242,205 @@ def test_the_reason_names_the_program_and_no_secret() -> None:
 def test_a_shell_script_is_read(tmp_path: Path) -> None:
     (tmp_path / "up.sh").write_text("#!/usr/bin/env bash\nset -e\nif true; then\n  aws s3 sync . s3://b\nfi\n")
     (tmp_path / "harmless.sh").write_text("#!/bin/sh\necho aws s3 sync\n")
-    assert judge_words(["bash", "-e", "up.sh"], Around(str(tmp_path)))
-    assert judge_words(["./up.sh"], Around(str(tmp_path)))
+    assert judge_words(["bash", "-e", "up.sh"], str(tmp_path))
+    assert judge_words(["./up.sh"], str(tmp_path))
     assert judge_words([str(tmp_path / "up.sh")])
-    assert not judge_words(["./harmless.sh"], Around(str(tmp_path)))
-    assert not judge_words(["./absent.sh"], Around(str(tmp_path)))
+    assert not judge_words(["./harmless.sh"], str(tmp_path))
+    assert not judge_words(["./absent.sh"], str(tmp_path))
+
+
+UP = "aws s3 sync ckpt s3://b\n"
+REACHED = r"""
+cd scripts && ./up.sh
+cd scripts; . ./up.sh
+cd scripts/.. && cd scripts && bash up.sh
+(cd scripts && ls); cd scripts; sh ./up.sh
+if cd scripts; then ./up.sh; fi
+bash -c ". scripts/up.sh"
+source scripts/up.sh
+. scripts/up.sh
+bash ~/bin/up.sh
+~/bin/up.sh
+bash $DIR/up.sh
+bash "${DIR}/up.sh"
+bash ${NOWHERE:-scripts}/up.sh
+"$HOME/bin/up.sh"
+cd ~/bin && ./up.sh
+cd $HOME && bin/up.sh
+cd; bin/up.sh
+UP=scripts/up.sh; bash $UP
+export UP=scripts/up.sh && $UP
+CMD="bash scripts/up.sh" && $CMD -v
+sync-ckpt
+env sync-ckpt
+nohup sync-ckpt &
+timeout 10 sync-ckpt
+nice -n 5 scripts/up.sh
+flock /tmp scripts/up.sh
+sh scripts/through.sh
+cd scripts && sh through.sh
+scripts/wrap.sh git push
+scripts/wrap.sh python -I push.py
+bash -c '"$@"' name git push
+DEST=s3://b; aws s3 cp s3://a $DEST
+bash "$(pwd)/scripts/up.sh"
+bash `pwd`/scripts/up.sh
+. scripts/settings.sh && cd $UPLOADS && ./up.sh
+sh scripts/apostrophe.sh
+sh scripts/broken.sh
+bash <<< "git push"
+echo "# no comment"; git push
+""".strip().splitlines()
+"""Lines that reach the script up.sh, or what it does, in the folder that `scripts` makes."""
+
+
+@pytest.fixture
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with shell scripts, which is the current one; some are in the home folder and on PATH."""
+    files = {
+        "scripts/up.sh": f"#!/bin/bash\n{UP}",
+        "scripts/harmless.sh": "#!/bin/bash\necho git push\n",
+        "scripts/through.sh": 'HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\ncd /\n"$HERE"/up.sh\n',
+        "scripts/root.sh": '#!/bin/sh\ncd "$(dirname "$0")/.."\nexport PYTHONPATH=$(pwd):$PYTHONPATH\n'
+        ". scripts/harmless.sh\n"
+        "python train_tokenizer.py\n",
+        "scripts/wrap.sh": '#!/bin/sh\nset -e\nexec "$@"\n',
+        "scripts/apostrophe.sh": f"# don't\necho \"it's\"\n{UP}",
+        "scripts/broken.sh": f"cat <<END\nit's\nEND\n{UP}",
+        "scripts/settings.sh": "UPLOADS=scripts\n",
+        "home/bin/up.sh": f"#!/bin/bash\n{UP}",
+        "path/sync-ckpt": f"#!/usr/bin/env bash\n{UP}",
+        "path/tool": "#!/usr/bin/env python3\nprint(1)\n",
+        "path/alone": "#!/usr/bin/python3 -I\nprint(1)\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DIR", str(tmp_path / "scripts"))
+    monkeypatch.setenv("PATH", f"{tmp_path}/path{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("line", REACHED)
+def test_a_shell_script_is_found(scripts: Path, line: str) -> None:
+    assert judge_shell(line), line
+    assert judge_words(["sh", "-c", line], str(scripts))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cd scripts && ./harmless.sh",
+        "cd scripts && ./absent.sh",
+        ". scripts/harmless.sh; source ~/.bashrc; . absent.sh",
+        "sh scripts/root.sh",
+        "cd scripts && ./root.sh",
+        "cd $DIR && make && ./a.out",
+        'cd "$(mktemp -d)" && python train.py && ls -la',
+        "bash scripts/harmless.sh $NOWHERE",
+        "tool --x; which tool",
+        "PYTHONPATH=.:$PYTHONPATH python push.py",
+        "PYTHONPATH=$(pwd):$PYTHONPATH python push.py",
+        'PYTHONPATH="$(dirname $0)/..":$PYTHONPATH python -m push',
+        "export PYTHONPATH=$PYTHONPATH:`pwd`; python push.py",
+        "PYTHONPATH+=:. python push.py",
+        "python -W ignore -u push.py -I -E",
+        "python -I --version",
+        "python -Em awscli s3 ls",
+        "sudo ls; env -i ls; env -u PYTHONPATH ls",
+        "env X=1 python push.py",
+        "conda run -n x python push.py",
+        "for f in *.pt; do gzip $f; done",
+        "case $x in a) ls;; esac",
+        "scripts/wrap.sh python push.py",
+        "nohup cp scripts/up.sh elsewhere",
+        "echo x > $NOWHERE/x 2>&1; ls < $NOWHERE/y",
+        "ls # at last; `git push`",
+        "/usr/bin/ldd /usr/bin/env",
+    ],
+)
+def test_what_passes_all_the_same(scripts: Path, line: str) -> None:
+    assert judge_shell(line) == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["bash $NOWHERE/up.sh", "cd $NOWHERE && ./up.sh", "cd $(mktemp -d); sh up.sh", "source $(find . -name x)", "$NO/x"],
+)
+def test_a_script_that_only_the_shell_can_find(scripts: Path, line: str) -> None:
+    assert "known to the shell alone" in judge_shell(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "PYTHONPATH=. python push.py",
+        "export PYTHONPATH=/x; python push.py",
+        "PYTHONPATH=/x; cd scripts; python3.11 push.py",
+        "unset PYTHONPATH && python -m push",
+        "python -I push.py",
+        "python -u -E push.py",
+        "python -Sc 'print(1)'",
+        "python -Im push",
+        "python -W ignore -I push.py",
+        "env -i python push.py",
+        "env -u PYTHONPATH python push.py",
+        "env - PATH=/bin python push.py",
+        "env PYTHONPATH=. python push.py",
+        "sudo python push.py",
+        "sudo -E nohup python push.py",
+        "bash -c 'PYTHONPATH=. python push.py'",
+        "python2 push.py",
+        "alone --x",
+        "PYTHONPATH=. tool",
+        "sudo -u me tool",
+        "scripts/wrap.sh env -i python push.py",
+    ],
+)
+def test_a_python_without_our_checks(scripts: Path, line: str) -> None:
+    assert "would run without autoddp's checks" in judge_shell(line)
+
+
+def test_the_environment_of_a_child_is_repaired_before_it_is_judged(scripts: Path) -> None:
+    assert not judge_words(["python", "push.py"], env={})
+    assert not judge_words(["tool"], env={"PATH": f"{scripts}/path", "PYTHONPATH": "."})
+    assert judge_words(["sync-ckpt"], env={"PATH": f"{scripts}/path"})
+    assert not judge_words(["sync-ckpt"], env={"PATH": "/nowhere"})
+    assert judge_words(["sh", "-c", "bash $X"], env={b"X": b"scripts/up.sh"})
+    assert judge_words(["./up.sh"], f"{scripts}/scripts")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "echo 1 > /proc/sys/none",
+        "bash scripts/set.sh",
+        "cd /proc/sys/vm; echo 1 >swappiness",
+        "cd /proc/sys && echo 1 | sudo tee -a vm/swappiness >/dev/null",
+        "cd /proc/sys/vm && dd of=swappiness",
+        "WHERE=/sys/kernel; cp harmless $WHERE/none",
+        "cd /proc/self; echo 1 &> ../sys/vm/swappiness",
+        "xterm -e 'echo 1 > /sys/none'",
+    ],
+)
+def test_a_setting_of_the_machine(scripts: Path, line: str) -> None:
+    (scripts / "scripts" / "set.sh").write_text("#!/bin/sh\nNAME=none\nif true; then echo 1 >/sys/$NAME; fi\n")
+    assert "which all programs of this machine share" in judge_shell(line)
+    assert "which all programs of this machine share" in judge_words(["sh", "-c", line])
+
+
+def test_a_setting_may_be_read(scripts: Path) -> None:
+    assert not judge_shell("cd /proc/sys/vm && cat swappiness 2>&1 >/dev/null; cp swappiness /tmp; cd /; echo 1 >log")
+    assert not judge_shell("cd /sys; tee ../tmp/x < kernel # > /sys/none")
 
 
 def test_a_script_that_runs_itself_comes_to_an_end(tmp_path: Path) -> None:
     (tmp_path / "loop.sh").write_text("#!/bin/sh\n./loop.sh\n./loop.sh\n")
-    assert not judge_words(["./loop.sh"], Around(str(tmp_path)))
+    assert not judge_words(["./loop.sh"], str(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["", "'", '"$(', "$(", "`", ";;;", "&&", "a='", "bash -c", "env", "kill", "git", "\0"])
@@ -261,3 +451,4 @@ def test_broken_lines_are_no_error(text: str) -> None:
 def test_commands_of_a_line() -> None:
     assert list(split("a 1 && b '2 3' | c; (d)\ne")) == [["a", "1"], ["b", "2 3"], ["c"], ["d"], ["e"]]
     assert ["d"] in list(split('a "b $(d) c"'))
+    assert list(split("a >b 2>&1; >>c d <<E;>|e")) == [[">", "b"], ["a", "2"], [">>", "c"], ["d"], [">|", "e"]]

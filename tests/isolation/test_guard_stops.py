@@ -31,7 +31,6 @@ STOPPED = {
     "git commit": ("import subprocess; subprocess.run(['git', 'add', 'model.pt'])", "git add"),
     "git output": ("import subprocess; subprocess.run(['git', 'log', '--output=model.pt'])", "--output=model.pt"),
     "python unguarded": ("import subprocess; subprocess.run([sys.executable, '-I', 'x.py'])", "-I x.py"),
-    "python without us": ("os.execve(sys.executable, [sys.executable, '-c', '1'], {})", "-c 1"),
     "python without site": ("import subprocess; subprocess.run([sys.executable, '-Sc', '1'])", "-Sc 1"),
     "dated": ("import subprocess; subprocess.run(['date', '--set=2001-01-01'])", "date --set"),
     "sorted": ("import subprocess; subprocess.run(['sort', '-o', 'log.txt', 'log.txt'])", "sort -o log.txt"),
@@ -109,9 +108,15 @@ assert said(["ls"], cwd="new").stdout == "folder\\n"
 remove = "import os; os.remove('model.pt'); print(os.listdir('new'))"
 assert said([sys.executable, "-c", remove]).stdout == "['folder']\\n"
 assert not os.path.exists("model.pt")
-bare = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(os.environ["PYTHONPATH"].split(os.pathsep)[1:])}
+others = os.environ["PYTHONPATH"].split(os.pathsep)[1:]
+bare = {"PATH": os.path.dirname(sys.executable), "PYTHONPATH": os.pathsep.join(others)}
 assert said([sys.executable, "-c", "open('log.txt', 'a').write('x')"], env=bare).returncode == 0
-assert open("log.txt").read() == "line 1\\nx"
+assert said(["python", "-c", "open('log.txt', 'a').write('y')"], env=bare).returncode == 0
+child = os.fork()
+if not child:
+    os.execve(sys.executable, [sys.executable, "-c", "open('log.txt', 'a').write('z')"], bare)
+assert os.waitpid(child, 0)[1] == 0
+assert open("log.txt").read() == "line 1\\nxyz"
 open("script.py", "w").write("print(open('new/x', 'w').write('abc'))")
 assert said([sys.executable, "script.py"]).stdout == "3\\n"
 assert open("new/x").read() == "abc"

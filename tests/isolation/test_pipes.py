@@ -40,6 +40,9 @@ BY_PROGRAMS = {
     "cat": "import subprocess; subprocess.run(['cat', 'm'])",
     "dd": "import subprocess; subprocess.run(['dd', 'of=m'])",
     "shell script": "import subprocess; subprocess.run(['sh', 'says.sh'])",
+    "shell, a variable": "os.system('cd d; OUT=../m; export OUT; echo x >$OUT')",
+    "shell script, sourced in a folder": "os.system('cd d && . ../says.sh')",
+    "variable of a program": "os.system('OUT=m cat')",
     "bash -c": "import subprocess; subprocess.run(['env', 'bash', '-c', 'ls | tee m'])",
 }
 PASSES = {
@@ -117,7 +120,7 @@ def test_by_the_audit_hook_alone(tree: Path) -> None:
     said = json.loads(done.stdout)
     assert {name: code for name, (code, _) in said.items()} == {**dict.fromkeys(ends, 77), **dict.fromkeys(passes, 0)}
     assert all("a named pipe that is older than this run" in said[name][1] for name in ends)
-    assert said["shell"][1] == "m opens m, a named pipe that is older than this run"
+    assert said["shell"][1] == "the shell opens m, a named pipe that is older than this run"
 
 
 @pytest.mark.parametrize("with_landlock", [False, *([True] if landlock.supported() else [])])

@@ -13,7 +13,7 @@ from autoddp.wire import StopTuning, decode
 
 PROGRAM = """
 import sys
-from autoddp.worker.isolated import stopper
+from autoddp.isolation.stopping import stopper
 assert not {"msgspec", "autoddp.wire"} & set(sys.modules), "each process that the script starts would pay for it"
 stopper(sys.argv[1], overlay_is_to_blame=sys.argv[2] == "True")(sys.argv[3])
 """

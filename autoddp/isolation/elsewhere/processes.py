@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from autoddp.isolation.elsewhere import commands
-from autoddp.isolation.elsewhere.commands import Around
 from autoddp.isolation.elsewhere.own import is_below
 from autoddp.isolation.elsewhere.patch import Stop
 from autoddp.isolation.hooks import check_events
@@ -17,20 +16,15 @@ from autoddp.isolation.pipes import Pipes
 
 def watch_processes(stop: Stop, pipes: Pipes) -> None:
     """From now on. Programs are known by their words, signals by the process that they go to."""
-
-    def judge_words(words: Sequence[str], folder: str = "") -> str:
-        return commands.judge_words(words, Around(folder, pipes.are_others))
-
-    def judge_shell(line: str) -> str:
-        return commands.judge_shell(line, Around("", pipes.are_others))
-
+    judge_words = functools.partial(commands.judge_words, are_others=pipes.are_others)
+    judge_shell = functools.partial(commands.judge_shell, are_others=pipes.are_others)
     signals = Signals(os.getppid())
     judges: dict[str, Callable[..., str]] = {
-        "subprocess.Popen": lambda executable, args, cwd, env: judge_words(_words(args, executable), _text(cwd)),
+        "subprocess.Popen": lambda executable, args, cwd, env: judge_words(_words(args, executable), _text(cwd), env),
         "os.system": lambda command: judge_shell(_text(command)),
-        "os.exec": lambda path, args, env: judge_words(_words(args, path)),
-        "os.posix_spawn": lambda path, args, env: judge_words(_words(args, path)),
-        "os.spawn": lambda mode, path, args, env: judge_words(_words(args, path)),
+        "os.exec": lambda path, args, env: judge_words(_words(args, path), env=env),
+        "os.posix_spawn": lambda path, args, env: judge_words(_words(args, path), env=env),
+        "os.spawn": lambda mode, path, args, env: judge_words(_words(args, path), env=env),
         "pty.spawn": lambda args: judge_words(_words(args)),
         "os.kill": signals.judge,
         "os.killpg": signals.judge_group,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from autoddp.isolation.elsewhere.patch import Stop
@@ -22,7 +22,7 @@ _SETTING = r"/proc/(?!self/|thread-self/|\d|\$)|/sys/(?!fs/cgroup/)|/dev/cpu/|/d
 _PATH = re.compile(_SETTING)
 _IN_SHELL = re.compile(
     # a redirection, tee and dd; then the programs whose last argument is changed
-    rf"""(?:>[>|]?\s*|\btee\s[^|;&\n]*?|\bof=)["']?((?:{_SETTING})[^\s"';|&)]*)"""
+    rf"""(?:>[>|&]?\s*|\btee\s[^|;&\n]*?|\bof=)["']?((?:{_SETTING})[^\s"';|&)]*)"""
     rf"""|\b(?:cp|mv|ln|install)\s[^|;&\n]*?\s["']?((?:{_SETTING})[^\s"';|&)]*)["']?\s*(?:$|[|;&)\n])"""
 )
 
@@ -47,26 +47,24 @@ def watch_settings(stop: Stop) -> None:
         if isinstance(path, (str, bytes)) and os.path.abspath(os.fsdecode(path)).startswith(_QUEUES):
             changed(path)
 
-    def line(text: Any) -> None:
-        found = _IN_SHELL.search(os.fsdecode(text))
-        if found is not None:
-            stop(f"a command changes {found[1] or found[2]}, which all programs of this machine share")
-
-    def words(_program: Any, args: Any, *_more: Any) -> None:
-        line(" ".join(map(os.fsdecode, [args] if isinstance(args, (str, bytes, os.PathLike)) else args or ())))
-
-    events: dict[str, Callable[..., None]] = {
-        "open": opened,
-        "os.truncate": changed,
-        "os.remove": removed,
-        "os.system": line,
-        "subprocess.Popen": words,
-        "os.exec": words,
-        "os.posix_spawn": words,
-        "os.spawn": lambda _mode, program, args, *_more: words(program, args),
-        "pty.spawn": lambda args: words(None, args),
-    }
+    events: dict[str, Callable[..., None]] = {"open": opened, "os.truncate": changed, "os.remove": removed}
     check_events({event: _careful(check) for event, check in events.items()})
+
+
+def changed_by(words: Sequence[str], folder: str) -> str:
+    """ "" if a command in `folder`, or a redirection such as [">", path], changes no such file, else what it changes.
+
+    A word may be a line for another shell.
+    """
+    found = _IN_SHELL.search(" ".join([*words[:1], *(_placed(word, folder) for word in words[1:])]))
+    return f"a command changes {found[1] or found[2]}, which all programs of this machine share" if found else ""
+
+
+def _placed(word: str, folder: str) -> str:
+    """A word with its whole path if it is that of a file in `folder`, or dd's `of=path`. All settings exist already."""
+    option, equals, path = word.rpartition("=")
+    place = os.path.join(folder, path)
+    return option + equals + os.path.abspath(place) if path and os.path.exists(place) else word
 
 
 def _careful(check: Callable[..., None]) -> Callable[..., None]:

@@ -9,10 +9,9 @@ from types import ModuleType
 from typing import Any
 
 from autoddp.isolation.guard import real
-from autoddp.isolation.guard.install import replace_everywhere
 from autoddp.isolation.guard.native import Native
 from autoddp.isolation.guard.paths import Path, text
-from autoddp.isolation.hooks import when_imported
+from autoddp.isolation.hooks import replace_everywhere, when_imported
 
 _ATTACH, _OK = 24, 0  # of SQLite's authorizer
 _SIBLINGS = ("-wal", "-journal")

@@ -16,10 +16,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from autoddp.isolation.guard import real
-from autoddp.isolation.guard.install import replace_everywhere
 from autoddp.isolation.guard.paths import is_path, text
 from autoddp.isolation.guard.view import Place, View
-from autoddp.isolation.hooks import when_imported
+from autoddp.isolation.hooks import replace_everywhere, when_imported
 from autoddp.isolation.pipes import OTHERS
 
 _READ, _WRITE = "to_read", "to_write"

@@ -8,14 +8,14 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from stat import S_ISREG
 from typing import Any
 
-from autoddp.isolation.guard.install import replace_everywhere
+from autoddp.isolation.children import as_list, as_mapping
+from autoddp.isolation.guard import real
 from autoddp.isolation.guard.native import Native
-from autoddp.isolation.plan import VARIABLE, IsolationPlan
-
-INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "inject")
-"""The folder whose sitecustomize starts the guard in Python processes of the script."""
+from autoddp.isolation.hooks import replace_everywhere
+from autoddp.isolation.plan import IsolationPlan
 
 _SHELLS = frozenset("sh bash dash zsh ksh ash".split())
 _COMPILERS = re.compile(r"([a-z0-9_]+-[a-z0-9_-]*)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|ptxas)(-[0-9.]+)?$")
@@ -57,7 +57,6 @@ class Programs:
     def __init__(self, native: Native, plan: IsolationPlan) -> None:
         self.native = native
         self.view = native.view
-        self.plan = plan
         self.landlock = plan.landlock
         self.checks: dict[str, Callable[..., None]] = {
             "os.exec": self._check_unchanged,
@@ -97,15 +96,15 @@ class Programs:
         program = os.fsdecode(files[0]) if len(files) == 1 else plain[0]
         name = os.path.basename(program)
         where = None if cwd is None else self._folder(cwd)
-        if _is_our_python(program, plain):
-            return [self._translated(word, cwd) for word in plain], where, self._with_guard(env)
+        if _is_our_python(_found(files, cwd) or program, plain):
+            return [self._translated(word, cwd) for word in plain], where, env
         if _COMPILERS.fullmatch(name) and _is_installed(program):
             # Compilers write temporary files between their steps.
-            given = {**_environment(env), "TMPDIR": f"{self.view.scratch}/aside"}
-            return self._compiling(plain, cwd), where, _as_list(given)
+            given = {**as_mapping(env), "TMPDIR": f"{self.view.scratch}/aside"}
+            return self._compiling(plain, cwd), where, as_list(given)
         if name == "openssl" and len(plain) == 3 and plain[1].startswith("sha"):
             return [*plain[:2], self._translated(plain[2], cwd)], where, env  # torch.compile hashes a header
-        why = self._refused(program, plain, cwd, _environment(env))
+        why = self._refused(program, plain, cwd, as_mapping(env))
         if why:
             self.view.stop(f"{shlex.join(plain)[:200]}: {why}")
         return list(words), where, env
@@ -117,16 +116,6 @@ class Programs:
             return self.view.real_folder(self.view.folder(place)) if place.is_folder else cwd
         except OSError:
             return cwd
-
-    def _with_guard(self, env: Any) -> Any:
-        """An environment by which Python starts the guard; some libraries give their children one of their own."""
-        given = dict(_environment(env))
-        path = given.get("PYTHONPATH", "")
-        if VARIABLE in given and INJECT in path.split(os.pathsep):
-            return env
-        given[VARIABLE] = self.plan.text()
-        given["PYTHONPATH"] = f"{INJECT}{os.pathsep}{path}" if path else INJECT
-        return _as_list(given)
 
     def _refused(self, program: str, words: list[str], cwd: Any, env: Mapping[str, str]) -> str:
         """Why a program may not be started; empty if it may."""
@@ -218,6 +207,12 @@ def _joined(path: str, cwd: Any) -> str:
     return path if cwd is None or path.startswith("/") else f"{os.fsdecode(cwd)}/{path}"
 
 
+def _found(files: Sequence[Any], cwd: Any) -> str:
+    """The program that the kernel will start: the first of the places on PATH that has it; "" if none has."""
+    places = (_joined(os.fsdecode(file), cwd) for file in files)
+    return next((place for place in places if real.access(place, os.X_OK) and S_ISREG(real.stat(place).st_mode)), "")
+
+
 def _is_our_python(program: str, words: list[str]) -> bool:
     """This interpreter, with options under which it heeds its environment and imports sitecustomize."""
     mine = {os.path.abspath(sys.executable), os.path.realpath(sys.executable)}
@@ -234,20 +229,6 @@ def _is_our_python(program: str, words: list[str]) -> bool:
 def _is_installed(program: str) -> bool:
     """Found on PATH or a program of the system or of an installed package: not a script of the user's."""
     return "/" not in program or program.startswith(("/usr/", "/bin/", "/sbin/", "/opt/", sys.prefix + "/"))
-
-
-def _environment(env: Any) -> Mapping[str, str]:
-    """As a mapping: a program gets it as a list, or None for this process's own."""
-    if env is None:
-        return os.environ
-    if isinstance(env, Mapping):
-        return {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()}
-    pairs = (os.fsdecode(each).partition("=") for each in env)
-    return {name: value for name, _, value in pairs}
-
-
-def _as_list(env: Mapping[str, str]) -> list[bytes]:
-    return [os.fsencode(f"{name}={value}") for name, value in env.items()]
 
 
 def only_reports(name: str, arguments: list[str], env: Mapping[str, str], landlock: bool) -> bool:

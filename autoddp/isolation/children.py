@@ -1,0 +1,130 @@
+"""Programs that the script starts get the environment by which a Python among them starts autoddp's checks too.
+
+    watch_children(text)     # once in every Python process of a tuning attempt, with the plan's text
+
+A Python imports `inject/sitecustomize.py` at its start if that folder is in its PYTHONPATH. The script may give a
+program another PYTHONPATH, or an environment without it; then the folder and the plan are added. Every program gets
+them, because a shell or a launcher passes its environment on to the Pythons that it starts.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autoddp.isolation.hooks import rebind
+from autoddp.isolation.plan import VARIABLE
+
+INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inject")
+"""The folder whose sitecustomize starts the checks in a Python process."""
+
+_plan = ""
+
+
+def as_mapping(env: Any) -> Mapping[str, str]:
+    """An environment in any form that a function of Python takes, where None is this process's own, as a mapping."""
+    if env is None:
+        return os.environ
+    if isinstance(env, Mapping):
+        return {os.fsdecode(name): os.fsdecode(value) for name, value in env.items()}
+    pairs = (os.fsdecode(each).partition("=") for each in env)
+    return {name: value for name, _, value in pairs}
+
+
+def as_list(env: Mapping[str, str]) -> list[bytes]:
+    """An environment as the kernel takes it."""
+    return [os.fsencode(f"{name}={value}") for name, value in env.items()]
+
+
+def is_watched(env: Mapping[str, str]) -> bool:
+    """Whether a Python with this environment starts the checks."""
+    return VARIABLE in env and INJECT in env.get("PYTHONPATH", "").split(os.pathsep)
+
+
+def watched(env: Any) -> dict[str, str]:
+    """An environment, in any form, with what makes Python start the checks."""
+    given = dict(as_mapping(env))
+    path = given.get("PYTHONPATH", "")
+    given.setdefault(VARIABLE, _plan)
+    if INJECT not in path.split(os.pathsep):
+        given["PYTHONPATH"] = f"{INJECT}{os.pathsep}{path}" if path else INJECT
+    return given
+
+
+def watch_children(plan: str) -> None:
+    """From now on. Every way in which Python starts a program passes through one of these functions."""
+    global _plan
+    _plan = plan
+    makers: dict[str, Callable[[Any], Any]] = {
+        "execv": _execv,
+        "execve": _execve,
+        "posix_spawn": _posix_spawn,
+        "posix_spawnp": _posix_spawn,
+        "system": _system,
+    }
+    new: dict[int, tuple[Any, Any]] = {}
+    for name, make in makers.items():
+        original = getattr(os, name, None)
+        if original is not None:
+            new[id(original)] = original, functools.wraps(original)(make(original))
+    fork_exec = importlib.import_module("_posixsubprocess").fork_exec  # of subprocess and multiprocessing
+    new[id(fork_exec)] = fork_exec, _fork_exec(fork_exec)
+    rebind(new)
+    supports: set[Any] = os.supports_fd
+    supports |= {new[id(each)][1] for each in supports if id(each) in new}
+
+
+def _repaired(env: Any) -> Any:
+    """`env` itself where nothing is missing, or where it is no environment: the call then says so."""
+    try:
+        return env if is_watched(as_mapping(env)) else watched(env)
+    except (TypeError, ValueError, AttributeError):
+        return env
+
+
+def _repair_own() -> None:
+    """Before a program gets this process's environment in a way that cannot be given another one."""
+    if not is_watched(os.environ):
+        os.environ.update(watched(None))
+
+
+def _fork_exec(original: Any) -> Any:
+    def fork_exec(words: Any, files: Any, close_fds: Any, keep: Any, cwd: Any, env: Any, *more: Any) -> Any:
+        new = _repaired(env)
+        return original(words, files, close_fds, keep, cwd, env if new is env else as_list(new), *more)
+
+    return fork_exec
+
+
+def _execv(original: Any) -> Any:
+    def execv(path: Any, argv: Any) -> Any:
+        _repair_own()
+        return original(path, argv)
+
+    return execv
+
+
+def _execve(original: Any) -> Any:
+    def execve(path: Any, argv: Any, env: Any) -> Any:
+        return original(path, argv, _repaired(env) if isinstance(env, Mapping) else env)
+
+    return execve
+
+
+def _posix_spawn(original: Any) -> Any:
+    def posix_spawn(path: Any, argv: Any, env: Any, /, **options: Any) -> Any:
+        _repair_own()  # newer Pythons take None for it
+        return original(path, argv, _repaired(env) if isinstance(env, Mapping) else env, **options)
+
+    return posix_spawn
+
+
+def _system(original: Any) -> Any:
+    def system(command: Any) -> Any:
+        _repair_own()
+        return original(command)
+
+    return system

