@@ -106,7 +106,7 @@ def _judge_text(text: str, place: _Place) -> Iterator[str]:
 
 
 def split(text: str) -> Iterator[list[str]]:
-    """The simple commands of a shell line, and those in `$( )` and backticks."""
+    """The simple commands of a shell line, and those in `$( )` and backticks; `> file` alone is one of them."""
     text, inner = _without_substitutions(_without_comments(text.replace("\0", "")).replace("\\\n", " "))
     for each in inner:
         yield from split(each)
@@ -119,13 +119,14 @@ def split(text: str) -> Iterator[list[str]]:
                 words = []
             redirection = token if _REDIRECTION.search(token) else ""
             continue
-        if redirection in ("", "<<<"):
+        if redirection == "<<<":
+            yield from split(token)  # a shell may read it
+        elif redirection:
+            yield [redirection, token]  # no command, but the name of a file
+        else:
+            words.append(token)
             if "$(" in token:
                 yield from split(token.partition("$(")[2].replace(")", "\n"))
-            if redirection:
-                yield from split(token)  # a shell may read it
-            else:
-                words.append(token)
         redirection = ""
     if words:
         yield words
