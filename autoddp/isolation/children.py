@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autoddp.isolation.hooks import rebind
-from autoddp.isolation.plan import VARIABLE
 
+VARIABLE = "AUTODDP_ISOLATION"
+"""The plan's variable. `inject/sitecustomize.py` spells this name again: it imports nothing."""
 INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inject")
 """The folder whose sitecustomize starts the checks in a Python process."""
 

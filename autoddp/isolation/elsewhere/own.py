@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from autoddp.isolation.plan import VARIABLE
+from autoddp.isolation.children import VARIABLE
 
 _LISTENS = "0A"  # a socket's state in /proc/net/tcp
 _ACCEPTS = 0x10000  # a flag of a socket with a listener, in /proc/net/unix
