@@ -65,6 +65,8 @@ ONLY_THIS_OF_TORCH = {
 }
 
 PRIVATE_TO_OTHERS = {
+    # The end of a process whose main thread waits in a call that cannot be interrupted.
+    ("worker/bench/deadline.py", "_exit"),
     # The parser of --rdzv-conf: the handler's registry wants its result, and torch has no public one.
     ("launch/elastic.py", "_parse_rendezvous_config"),
     # Whether elastic knows that this node hosts the endpoint: only its own answer tells.
