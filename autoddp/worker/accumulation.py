@@ -9,6 +9,7 @@ Learning-rate schedulers go on with every step of the script: the rate stays a f
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,12 +18,16 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import Configuration
-from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
+from autoddp.knobs.ddp_arguments import KEEPS_GRADIENTS
+from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DISCARDS_GRADIENTS
+from autoddp.worker.bucket_views import are_held
 from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, must_reduce, version_of
 from autoddp.worker.effect import Effect
 from autoddp.worker.gradient_access import GradientHandler, are_reduced, held_by, ids_of, parameters_of
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.sync_switch import ReductionSwitch, StillThere
+
+_LOOKS = 20  # steps that are kept, in which the script may be seen to hold gradients
 
 
 class Accumulation(Effect, DdpEvents, GradientHandler):
@@ -43,6 +48,9 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._switch, self._wrapped, self._implicit_no_sync = switch, wrapped, implicit_no_sync
         self._gives_up, self._why_not = gives_up, why_not
         self._steps = 1
+        self._thrown_away = 0
+        """How often the script has thrown away what was kept, since the last of several steps."""
+        self._looks = _LOOKS
         self._unchanged = StillThere(ACCUMULATE_STEPS.name)
         self._aside: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._start_over()
@@ -52,8 +60,10 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
 
     def _start_over(self) -> None:
         self._kept = 0  # steps of the script whose gradients are part of the present ones
-        self._seen: dict[nn.Parameter, tuple[torch.Tensor, int]] = {}  # gradients as last kept, with their version
+        # Gradients as last kept, with their version. References are weak: `BucketViews` looks for who holds gradients.
+        self._seen: dict[nn.Parameter, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._holding = self._averaged = False
+        self._checks = True
         self._unchanged.end()
 
     def apply(self, configuration: Configuration) -> None:
@@ -70,7 +80,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         """At a step boundary."""
         self._put_back()
         self._start_over()
-        self._steps = count
+        self._steps, self._thrown_away = count, 0
 
     @property
     def _holds(self) -> bool:
@@ -106,7 +116,8 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
 
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run; what is decided here holds for its backward pass."""
-        if any(p.grad is not kept for p, (kept, _) in self._seen.items()):
+        checks, self._checks = self._checks, self._holds  # a pass that reduces may put the gradients into buckets
+        if checks and any(p.grad is None or p.grad is not kept() for p, (kept, _) in self._seen.items()):
             self._give_up("the script clears gradients without zero_grad")
         if self._steps > 1 and is_joining(ddp):
             self._give_up("the script uses join()")
@@ -141,6 +152,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._holding = self._keeps()
         if not self._holding:
             return self._average()
+        self._look_for_holders()
         self._aside = [(p, p.grad) for p in self._parameters if p.grad is not None]
         for p, _ in self._aside:
             p.grad = None
@@ -152,8 +164,13 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         if not self._holding:
             return self._start_over()
         self._put_back()
-        self._kept += 1
-        self._seen = {p: (p.grad, version_of(p.grad)) for p in self._parameters if p.grad is not None}
+        if self._thrown_away > 1:
+            # A script that clears gradients between two backward passes of each step would never make a last step.
+            # This step was to be kept too, so nothing that is not reduced has been used.
+            self._give_up(DISCARDS_GRADIENTS)
+            return self._implicit_no_sync.owe()
+        self._kept, self._checks = self._kept + 1, True
+        self._seen = {p: (weakref.ref(p.grad), version_of(p.grad)) for p in self._parameters if p.grad is not None}
 
     def step_skipped(self, optimizer: Optimizer) -> None:
         """See `GradientHandler`."""
@@ -165,15 +182,33 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         if not are_reduced(parameters, self._wrapped()):
             return False
         self.clears = True
-        has_more = any(p.grad is not kept or version_of(kept) != version for p, (kept, version) in self._seen.items())
+        has_more = any(
+            p.grad is None or p.grad is not kept() or version_of(p.grad) != version
+            for p, (kept, version) in self._seen.items()
+        )
         if self._kept and not has_more:
             return True
+        self._thrown_away += bool(self._kept)
         self._start_over()
         return False
 
     def keeps_scale(self) -> bool:
         """What is kept is scaled by the present scale."""
         return self._holding
+
+    def _look_for_holders(self) -> None:
+        """Stop the job if the script holds gradients that are kept: they are not reduced, and more is added to them.
+
+        One rank alone may hold some, so the ranks cannot all make single steps again.
+        """
+        if not self._looks:
+            return
+        self._looks -= 1
+        if are_held([p.grad for p in self._parameters if p.grad is not None]):
+            raise RuntimeError(
+                f"autoddp: {KEEPS_GRADIENTS}, where {ACCUMULATE_STEPS.name} makes several steps one: the job stops; "
+                "launch it without the recipe (--trials 0), or tune again (--trials 20)"
+            )
 
     def _put_back(self) -> None:
         for p, gradient in self._aside:
@@ -187,6 +222,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
     @torch.no_grad()
     def _average(self) -> None:
         """Divide the sum over the steps, which DDP has reduced by now, by their number; once."""
+        self._thrown_away = 0
         if self._averaged or not self._kept:
             return
         self._averaged = True

@@ -9,15 +9,17 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.knobs import ObservedSteps
+from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW
 from autoddp.wire import LauncherClient, WorkerConfig
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
+from autoddp.worker.bucket_views import BucketViews
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import DdpEvents, Patch, Wrapped, is_joining, parameters_digest, watch_uneven_inputs
 from autoddp.worker.describe_job import gather_facts
 from autoddp.worker.experiments import Experiments
-from autoddp.worker.first_steps import ByHand, ReadyOrder
+from autoddp.worker.first_steps import ByHand, KeepsGradients, ReadyOrder
 from autoddp.worker.gradient_access import add_handler, parameters_of
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
@@ -68,6 +70,7 @@ class _TuningJob(DdpEvents):
         self.implicit_no_sync = ImplicitNoSync(switch, patch.alive)
         self.accumulation = Accumulation(switch, patch.alive, self.implicit_no_sync, _fail)
         self._graphs = Graphs(patch.alive)
+        self._bucket_views = BucketViews(switch, _fail_with_views)
         self.compiling = Compiling(patch.alive)
         self.experiments = Experiments(patch)
         self._stages = self.experiments.stages
@@ -82,6 +85,7 @@ class _TuningJob(DdpEvents):
     def built(self, wrapped: Wrapped) -> None:
         """The first DDP object: this process takes part from here on."""
         self._clock.model_built()
+        self._bucket_views.built(wrapped)
         if self._wrapped_any:
             return
         self._wrapped_any = True
@@ -96,6 +100,7 @@ class _TuningJob(DdpEvents):
         self.accumulation.forward_begins(ddp)
         self._graphs.forward_begins(ddp, self._switch.reduces(ddp))
         self._stages.forward_begins(ddp)
+        self._bucket_views.forward_begins(ddp)
 
     def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note what the module is about to be called with."""
@@ -105,11 +110,12 @@ class _TuningJob(DdpEvents):
         if self._config.cuda_graphs:
             self.compiling.replays.called(ddp, args, kwargs)
         self._stages.called(ddp)
+        self._bucket_views.called(ddp, args, kwargs)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
         """See `DdpEvents`."""
         self._stages.returned(ddp, what)
-        what = self.implicit_no_sync.returned(ddp, what)
+        what = self._bucket_views.returned(ddp, self.implicit_no_sync.returned(ddp, what))
         return self.compiling.replays.returned(ddp, what) if self._config.cuda_graphs else what
 
     def takes(self, module: nn.Module) -> bool:
@@ -127,6 +133,7 @@ class _TuningJob(DdpEvents):
         if self._ready_order is None:
             self._ready_order = ReadyOrder(self._all_parameters())
             self._by_hand = ByHand(self._all_parameters())
+            self._keeps_gradients = KeepsGradients(self._all_parameters())
             self.implicit_no_sync.reads = self._by_hand.reads
             if self._config.cuda_graphs:
                 self._graphs.watch()
@@ -139,6 +146,7 @@ class _TuningJob(DdpEvents):
         if len(self._forwards) > _WATCHED_STEPS:
             self._ready_order.stop()
             self._by_hand.stop()
+            self._keeps_gradients.stop()
             self.implicit_no_sync.reads = lambda: None
             self._graphs.stop_watching()
             self.compiling.replays.stop_watching()
@@ -167,6 +175,8 @@ class _TuningJob(DdpEvents):
             any(is_joining(w.ddp) for w in wrapped if w.ddp is not None),
             compiled,
             self._ready_order.uses_all,
+            self._by_hand.discards,
+            self._keeps_gradients.found,
         )
         facts = gather_facts(wrapped, ranks, self._threads, binding, watched, self._config)
         director = LauncherDirector(self._launcher, facts)
@@ -191,3 +201,7 @@ class _TuningJob(DdpEvents):
 def _fail(why: str) -> None:
     """End the trial that is being measured, with a reason."""
     raise RuntimeError(f"several steps cannot be one: {why}")
+
+
+def _fail_with_views(why: str) -> None:
+    raise RuntimeError(f"autoddp: {GRADIENT_AS_BUCKET_VIEW.name} is impossible: {why}")

@@ -62,6 +62,15 @@ TURNED = ("cap view batched", "static view", "defer 4 view", "static steps 2", "
 """Also turned to while the training runs; the others are parts of these."""
 SHORT_TRAININGS = ("plain", "two DDP", "no_sync 2", "no_sync later", "micro short last", "micro unused")
 SHORT_CONFIGURATIONS = ("caps", "defer 4 view", "steps 2", "powersgd")
+SHORT_CELLS = (
+    ("kept", RECIPE, "view"),
+    ("kept", TUNED, "cap view batched"),
+    ("flat later", RECIPE, "view"),
+    ("one flat gradient", RECIPE, "view"),
+    ("noise scale", RECIPE, "defer 2"),
+    ("noise scale", RECIPE, "steps 4 view"),
+)
+"""Also in the short part: scripts that hold gradients, which few knobs concern."""
 LAUNCHED = "launched"
 LAUNCHED_TRAININGS = ("plain", "no_sync 2", "no_sync later", "toggled", "micro short last", "GAN")
 LAUNCHED_CONFIGURATIONS = ("defer 4 view", "steps 2", "bf16")
@@ -151,6 +160,8 @@ def cells(only: str, short: bool) -> list[tuple[str, Cell]]:
         ways = [(name, RECIPE) for name in names] + [(name, TUNED) for name in names if name in TURNED]
         ways.append((names[0], HEADROOM))
         found += [(name, Cell(training, way, CONFIGURATIONS[name])) for name, way in ways]
+    if short:
+        found += [(name, Cell(training, way, CONFIGURATIONS[name])) for training, way, name in SHORT_CELLS]
     asked = [word.split("|") for word in filter(None, only.split(","))]
     return [(n, c) for n, c in found if all({c.training, c.way, n} & set(words) for words in asked)]
 
