@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW, KEEPS_GRADIENTS
-from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, base_of, tensors_in, uses_of
+from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, base_of, has_final_buckets, tensors_in, uses_of
 from autoddp.worker.sync_switch import ReductionSwitch
 
 
@@ -73,6 +73,10 @@ class _Watched:
 
     def __init__(self, wrapped: Wrapped) -> None:
         self.wrapped = wrapped
+        self.parameters = wrapped.parameters
+        assert wrapped.ddp is not None
+        # Listed once, because that takes longer than all else here. They must not outlive the script's model.
+        self._ends = weakref.ref(wrapped.ddp, lambda _: self.parameters.clear())
         self.gives_copies = False
         """Whether `.grad` gets memory of its own after each pass, as without the knob."""
         self.passes = False
@@ -99,22 +103,23 @@ class _Watched:
         has_aliases = any(uses > least for uses, least in self._uses())
         if not has_aliases and sum(counts) <= ordinary * len(counts):
             return []
-        present = {id(p.grad) for p in self.wrapped.parameters}
+        present = {id(p.grad) for p in self.parameters}
         held = [view for view, count in zip(views, counts, strict=True) if has_aliases or count > ordinary]
         # While a tensor is the gradient, each pass adds to it also without the knob.
         return [view for view in held if id(view) not in present]
 
     def look_again(self) -> None:
         """After a pass that has reduced, before any code of the script: remember where the gradients lie."""
-        gradients = [p.grad for p in self.wrapped.parameters if p.grad is not None and base_of(p.grad) is not None]
+        gradients = [gradient for gradient in [p.grad for p in self.parameters] if gradient is not None]
         views = [reference() for reference in self._views]
         if len(views) == len(gradients) and all(map(operator.is_, views, gradients)):
             # A hook or a future may have held some of a bucket when it was counted.
             counted = zip(self._storages, self._uses(), strict=False)
             self._storages = [(storage, min(uses, least)) for (storage, _), (uses, least) in counted]
             return
-        self._views = [weakref.ref(gradient) for gradient in gradients]
-        storages = {storage.data_ptr(): storage for storage in (g.untyped_storage() for g in gradients)}
+        parts = [gradient for gradient in gradients if base_of(gradient) is not None]
+        self._views = [weakref.ref(part) for part in parts]
+        storages = {storage.data_ptr(): storage for storage in (part.untyped_storage() for part in parts)}
         self._storages = [(weakref.ref(storage), uses_of(storage)) for storage in storages.values()]
 
     def _uses(self) -> Iterator[tuple[int, int]]:
@@ -149,14 +154,16 @@ class BucketViews(DdpEvents):
     def forward_begins(self, ddp: DDP) -> None:
         """See `DdpEvents`."""
         one = self._of(ddp)
-        if one is not None:
-            one.forget_pass()
-            one.before = [p.grad for p in one.wrapped.parameters]
+        if one is None:
+            return
+        one.forget_pass()
+        if not has_final_buckets(ddp):
+            one.before = [p.grad for p in one.parameters]
 
     def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See `DdpEvents`. Before the second pass DDP makes new buckets, and puts gradients into them."""
         one = self._of(ddp)
-        if one is not None:
+        if one is not None and one.before:
             self._put_back(one)
 
     def returned(self, ddp: DDP, what: object) -> object:
@@ -182,7 +189,7 @@ class BucketViews(DdpEvents):
         if kept:
             self._give_copies(one)
             one.saved = [(view, view.clone()) for view in kept]
-        one.before = [p.grad for p in one.wrapped.parameters]
+        one.before = [p.grad for p in one.parameters]
         after_this_backward(lambda: self._ended(one))
 
     @torch.no_grad()
@@ -190,19 +197,14 @@ class BucketViews(DdpEvents):
         if not one.passes:
             return
         one.passes = False
-        new = [
-            p
-            for p, before in zip(one.wrapped.parameters, one.before, strict=True)
-            if before is None and p.grad is not None
-        ]
+        new = [n for n, gradient in enumerate(one.before) if gradient is None]
         self._put_back(one)
         if not one.gives_copies:
             if one.reduces:
                 one.look_again()
             return
-        for p in new if one.reduces else ():
-            assert p.grad is not None
-            p.grad = p.grad.clone()
+        for p in (one.parameters[n] for n in new if one.reduces):
+            p.grad = None if p.grad is None else p.grad.clone()
         for kept, content in one.saved:
             kept.copy_(content)
         one.saved = []
@@ -210,8 +212,9 @@ class BucketViews(DdpEvents):
     @torch.no_grad()
     def _put_back(self, one: _Watched) -> None:
         """Where DDP has put tensors of its own in the place of gradients that the script holds, put those back."""
-        parameters, before, one.before = one.wrapped.parameters, one.before, []
-        places = [n for n, p in enumerate(parameters) if _is_replaced(p.grad, before[n])]
+        before, one.before = one.before, []
+        # No pairs of tensors: who holds a tensor is counted, and `zip` holds its last pair.
+        places = [n for n, was in enumerate(before) if was is not None and one.parameters[n].grad is not was]
         if not places:
             return
         gradients = [cast("torch.Tensor", before[n]) for n in places]
@@ -219,15 +222,12 @@ class BucketViews(DdpEvents):
         if not one.gives_copies and held_elsewhere(gradients, in_use=False):
             self._give_copies(one)
         if one.gives_copies:
-            for n, gradient in zip(places, gradients, strict=True):
-                gradient.copy_(cast("torch.Tensor", parameters[n].grad))
-                parameters[n].grad = gradient
+            for p, gradient in zip((one.parameters[n] for n in places), gradients, strict=True):
+                if p.grad is not None:
+                    gradient.copy_(p.grad)
+                    p.grad = gradient
 
     def _give_copies(self, one: _Watched) -> None:
         if not one.gives_copies:
             self._left_out(KEEPS_GRADIENTS)
             one.gives_copies = True
-
-
-def _is_replaced(present: torch.Tensor | None, before: torch.Tensor | None) -> bool:
-    return present is not None and before is not None and present is not before

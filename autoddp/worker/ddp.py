@@ -553,6 +553,11 @@ def version_of(tensor: torch.Tensor) -> int:
     return int(tensor._version)
 
 
+def has_final_buckets(ddp: DDP) -> bool:
+    """Whether DDP has made its buckets for the second time. It does that once, before a forward pass, or never."""
+    return bool(getattr(ddp, "_has_rebuilt_buckets", False))
+
+
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor of which `tensor` is a part or another shape, as a gradient is of its bucket; None for any other.
 

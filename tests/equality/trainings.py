@@ -354,7 +354,7 @@ def one_flat_gradient(rank: int, begins: int = 0) -> list[nn.Module]:
             optimizer.zero_grad()
         loss(model(batch[0]), batch).backward()
         if step >= begins:
-            flat.mul_(0.5 / (1 + flat.norm()))
+            flat.mul_(0.5)
         optimizer.step()
     return [model]
 
