@@ -143,8 +143,9 @@ class Surroundings:
         return max(SMALLEST_MIB, round(2 * self.gradient_mib / _CUT) / 2)
 
     def travels(self, size: float) -> float:
-        """Bytes that each rank sends and receives to add up `size` bytes over all ranks."""
-        return 2 * (self.job.world_size - 1) / self.job.world_size * size
+        """Bytes that each rank sends and receives to add up `size` bytes over the ranks of DDP's process group."""
+        ranks = self.job.ranks_per_group or self.job.world_size
+        return 2 * (ranks - 1) / ranks * size
 
     @property
     def cores_per_rank(self) -> int:

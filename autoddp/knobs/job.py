@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+SPARSE = "the model has sparse gradients"
+
 
 @dataclass(frozen=True)
 class ObservedSteps:
@@ -24,7 +26,11 @@ class ObservedSteps:
     why_no_graphs: dict[str, str]
     """Mode of `cuda_graphs` → why it is impossible, "" if it is possible; empty if CUDA graphs were not asked for."""
     changes_gradients: bool = False
-    """The script changes gradients itself before the optimizer steps."""
+    """The script changes gradients itself, before any function of torch reads them."""
+    changes_gradients_later: bool = False
+    """The script changes gradients itself between a function of torch that reads them and the optimizer's step."""
+    steps_others: bool = False
+    """An optimizer steps parameters that no DDP object reduces."""
     joins: bool = False
     """The script trains inside `join()`."""
     compiled: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoddp.knobs.base import Knob, Phase, Reach, Rung, whole_number_between
 from autoddp.knobs.ddp_arguments import FIND_UNUSED, KEEPS_GRADIENTS, STATIC_GRAPH
-from autoddp.knobs.job import FirstLook
+from autoddp.knobs.job import SPARSE, FirstLook
 
 _MOST = 4096
 _REPLACES = (STATIC_GRAPH.name,)  # DDP takes a static graph to reduce after every backward pass
@@ -12,6 +12,7 @@ _REPLACES = (STATIC_GRAPH.name,)  # DDP takes a static graph to reduce after eve
 CHANGES_GRADIENTS = "the script reads and changes gradients itself"
 DISCARDS_GRADIENTS = "the script clears or changes gradients between two backward passes of a step"
 FINDS_UNUSED = "find_unused_parameters is set, and DDP keeps what a pass has used until it reduces"
+STEPS_OTHERS = "an optimizer also steps what DDP does not reduce"
 _JOINS = "the script uses join()"
 
 
@@ -21,6 +22,8 @@ def _why_no_implicit_no_sync(look: FirstLook) -> str:
         return "backward passes do not belong to one step of one model (several DDP models, or a closure)"
     if look.passes(FIND_UNUSED):
         return FINDS_UNUSED
+    if look.sparse:
+        return SPARSE
     if any(one.joins for one in look.steps):
         return _JOINS
     if any(one.discards_gradients for one in look.steps):
@@ -43,6 +46,12 @@ def _why_no_accumulation(look: FirstLook) -> str:
         return KEEPS_GRADIENTS
     if not all(one.one_optimizer for one in look.steps):
         return "no one optimizer steps all that DDP reduces"
+    if any(one.steps_others for one in look.steps):
+        return STEPS_OTHERS
+    if look.sparse:
+        return SPARSE
+    if any(one.changes_gradients or one.changes_gradients_later for one in look.steps):
+        return CHANGES_GRADIENTS
     return "" if all(one.clears for one in look.steps) else "the script clears gradients without zero_grad"
 
 

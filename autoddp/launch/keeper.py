@@ -179,13 +179,14 @@ def _obey(connection: Connection) -> None:
     removed: list[str] = []
     try:
         while True:
-            request: _Request = connection.recv()
+            request: _Request | str = connection.recv()
             if isinstance(request, Attempt):
                 _run(connection, request)
             elif isinstance(request, Shelter):
                 connection.send(_why_not(request))
-            else:
+            elif isinstance(request, tuple):
                 removed += request
+            # else: it is told to stop an attempt that has ended in the meantime
     except (EOFError, OSError):  # the launcher has gone
         pass
     finally:

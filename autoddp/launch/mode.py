@@ -55,7 +55,7 @@ class Mode:
     chosen: tuple[Rung, int] | None = None
     """The rung and the steps in one that are asked for of a saved recipe; None: what the recipe launches."""
     bypass: bool = False
-    """A world of one, in which DDP has nothing to reduce."""
+    """A world of one: where DDP's process group has one rank too, it has nothing to reduce."""
     notes: bool = False
     """Whether a job that turns out not to be the recipe's is noted, so that the next launch tunes again."""
     says: str = ""
@@ -169,7 +169,10 @@ def _chosen_mode(options: Options) -> Mode:
     if world == 1 and not mode.several_nodes:
         if options.tune_only:
             raise NotTuned("nothing to tune in a world of one; start two ranks or more, e.g. --nproc-per-node 2")
-        says = "nothing to tune in a world of one: launching as torchrun would, without DDP's reduction (exact)"
+        says = (
+            "nothing to tune in a world of one: launching as torchrun would; where DDP's process group has one rank, "
+            "its reduction is left out (exact)"
+        )
         return replace(mode, tune=False, bypass=True, says=says)
     found = [saved(path) for path in found_recipes(options)] if options.trials is None else []
     return _with_found_recipe(found, mode, options) if found else mode

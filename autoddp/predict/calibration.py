@@ -36,10 +36,13 @@ _SPREADS = {
     "rounding": 0.7,
     "low_rank": 0.7,
     "call": 0.7,
+    "wake": 1.0,
 }
 """Number of `Coefficients` → spread of its logarithm around the guess; 1.0: three times as much is possible."""
 _UNMEASURED_LINK = {"per_byte": 3.0}
 """The same where neither `autoddp bench` nor a timeline has measured the link."""
+_MEASURED_HOOKS = dict.fromkeys(("copying", "rounding", "low_rank", "call"), 0.4)
+"""The same where what hooks compute was measured."""
 _COMPUTING_SPREAD = 0.1  # of how threads, binding and graphs change computing
 _NOISE, _NOISE_AS_WRITTEN = 0.05, 0.03  # relative spread of a measured trial, and of the many steps as written
 _DRIFT, _HOOK, _BUCKETS = 0.04, 0.05, 0.04
@@ -67,7 +70,11 @@ class Calibration:
     def __init__(self, profile: Profile, as_written: float) -> None:
         self.profile = replace(profile, measured=as_written)
         self._guess = profile.coefficients
-        self._spreads = {**_SPREADS, **({} if profile.link_is_measured else _UNMEASURED_LINK)}
+        self._spreads = dict(_SPREADS)
+        if not profile.link_is_measured:
+            self._spreads |= _UNMEASURED_LINK
+        if profile.hooks_are_measured:
+            self._spreads |= _MEASURED_HOOKS
         self._as_written = _Seen(0, AS_WRITTEN, as_written, _NOISE_AS_WRITTEN)
         self._seen: list[_Seen] = []
         self._number = 0
@@ -119,7 +126,7 @@ class Calibration:
 
     def _coefficients(self, values: dict[str, float]) -> Coefficients:
         computing = {name: value for name, value in values.items() if name not in self._spreads}
-        return Coefficients(**{name: values[name] for name in self._spreads}, computing=computing)
+        return replace(self._guess, **{name: values[name] for name in self._spreads}, computing=computing)
 
 
 def _in_common(one: _Seen, other: _Seen) -> float:

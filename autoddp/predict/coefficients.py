@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from autoddp.codec import Struct, field
+from collections.abc import Sequence
+
+from autoddp.codec import Struct, field, replace
+from autoddp.timing.arithmetic import HookArithmetic
+
+_ON_A_GPU = 0.02  # of a CPU's seconds, for the guesses of what hooks compute
+_BESIDE_A_STEP = 1.3  # times as long on a CPU as by itself: the threads that move gradients want the same cores
 
 
 class Coefficients(Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,7 +28,27 @@ class Coefficients(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds per byte of a gradient that a hook converts to 16 bits; the way back takes as long."""
     low_rank: float = 6e-10
     """Seconds per byte of a gradient for each of the three passes of PowerSGD over it, at rank 1."""
+    further_rank: float = 7.5e-11
+    """Seconds per byte by which such a pass takes longer for each further rank."""
     call: float = 1e-4
-    """Seconds of a hook for each bucket, however small; PowerSGD takes them for each shape, rank by rank."""
+    """Seconds of a hook for each bucket, however small; PowerSGD of rank 1 takes them for each shape."""
+    further_row: float = 1e-4
+    """Seconds by which PowerSGD takes longer for a shape for each further rank."""
+    wake: float = 6e-4
+    """Seconds that a hook on a CPU waits for a reduction beyond its time on the link: for ranks and for a core."""
     computing: dict[str, float] = field(default_factory=dict)
     """Settings of computing, such as threads → how many times as long computing takes as in the script as written."""
+
+
+def first_coefficients(backend: str, arithmetic: Sequence[HookArithmetic | None]) -> Coefficients:
+    """Guesses, with what was measured of each rank's hooks in their place: the slowest rank counts."""
+    known = [one for one in arithmetic if one is not None]
+    if known:
+        times = _BESIDE_A_STEP if backend == "gloo" else 1.0
+        names = HookArithmetic.__struct_fields__
+        return Coefficients(**{name: times * max(getattr(one, name) for one in known) for name in names})
+    guess = Coefficients()
+    if backend == "gloo":
+        return guess
+    names = ("copying", "rounding", "low_rank", "further_rank", "call", "further_row")
+    return replace(guess, **{name: getattr(guess, name) * _ON_A_GPU for name in names})

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from autoddp.bench import LinkModel
 from autoddp.bench.model import Segment
 from autoddp.codec import Struct, field
-from autoddp.predict.coefficients import Coefficients
+from autoddp.predict.coefficients import Coefficients, first_coefficients
 from autoddp.predict.plan import Gradient
 from autoddp.timing import median
 from autoddp.timing.timeline import Timeline
@@ -44,6 +44,8 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     """What an all-reduce over all ranks costs, before `coefficients` rescale it."""
     link_is_measured: bool = False
     """Whether the link was measured by itself, or is a guess."""
+    hooks_are_measured: bool = False
+    """The same of what hooks compute."""
     coefficients: Coefficients = field(default_factory=Coefficients)
     measured: float | None = None
     """Seconds per step of the script as written."""
@@ -154,6 +156,8 @@ def profile_of(
         ready=tuple(min(one, backward) * scale for one in ready),
         link=link or first_link(backend, world_size, per_byte),
         link_is_measured=link is not None or per_byte is not None,
+        hooks_are_measured=any(one.arithmetic for one in timelines),
+        coefficients=first_coefficients(backend, [one.arithmetic for one in timelines]),
     )
 
 

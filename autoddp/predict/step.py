@@ -27,7 +27,6 @@ from autoddp.predict.profile import AT_ONCE, Profile
 _SIXTEEN_BITS = ("fp16", "bf16")
 _LOW_RANK = "powersgd"
 _BATCHED_SAVES = 0.5  # of the copies' seconds: batched_grad_copy makes one copy of many, in one direction
-_GPU_HOOKS = 0.02  # of the seconds on a CPU
 
 
 def predictable(configuration: Configuration) -> bool:
@@ -66,7 +65,7 @@ def exposed_seconds(profile: Profile, configuration: Configuration) -> float | N
 
 def _reducing(profile: Profile, configuration: Configuration, found: Coefficients, slower: float) -> float:
     link = _link(profile.link, found)
-    thread = _Thread(Network(link, AT_ONCE.get(profile.backend, 1)), found.stretch, profile.backend == "gloo")
+    thread = _Thread(Network(link, AT_ONCE.get(profile.backend, 1)), found, profile.backend == "gloo")
     thread.compute((profile.fixed + profile.before) * slower)
     at_end = CUDA_GRAPHS.of(configuration) == WHOLE_MODEL  # one graph has all gradients ready at its end
     done = 0.0
@@ -111,11 +110,12 @@ def _link(model: LinkModel, found: Coefficients) -> Link:
 class _Thread:
     """The thread of the backward pass, and that of a hook, which are one on a CPU."""
 
-    def __init__(self, network: Network, stretch: float, is_cpu: bool) -> None:
+    def __init__(self, network: Network, found: Coefficients, is_cpu: bool) -> None:
         self.network = network
         self.now = 0.0
         self._beside = 0.0
-        self._stretch = stretch
+        self._stretch = found.stretch
+        self._wake = found.wake
         self._is_cpu = is_cpu
 
     def compute(self, seconds: float) -> None:
@@ -137,20 +137,20 @@ class _Thread:
         if self._is_cpu:
             self.compute(seconds)
         else:
-            self._beside = max(self._beside, self.now) + seconds * _GPU_HOOKS
+            self._beside = max(self._beside, self.now) + seconds
 
     def launch(self, size: float, after: float = 0.0) -> int:
         """Issue a reduction."""
         if self._is_cpu:
             return self.network.launch(self.now, size, after)
         self._beside = max(self._beside, self.now)
-        return self.network.launch(self._beside, size, after * _GPU_HOOKS)
+        return self.network.launch(self._beside, size, after)
 
     def wait(self, number: int) -> None:
         """Wait for a reduction, in the hook."""
         ended = self.network.until_done(number)
         if self._is_cpu:
-            self.now = max(self.now, ended)
+            self.now = self.now if ended <= self.now else ended + self._wake
         else:
             self._beside = max(self._beside, self.now, ended)
 
@@ -163,7 +163,7 @@ class _Thread:
 
     def finish(self, seconds: float) -> None:
         """What DDP does when all reductions have ended."""
-        self.now += seconds if self._is_cpu else seconds * _GPU_HOOKS
+        self.now += seconds
 
 
 class _Hook:
@@ -189,13 +189,14 @@ class _SixteenBits(_Hook):
 class _LowRank(_Hook):
     """PowerSGD, in the order of `worker.hooks.powersgd`: each call finishes the first half of the bucket before."""
 
-    def __init__(self, configuration: Configuration, seconds: float, call: float) -> None:
+    def __init__(self, configuration: Configuration, found: Coefficients) -> None:
         self._rank = POWERSGD_RANK.of(configuration) or 1
         self._batched = bool(POWERSGD_BATCHED.of(configuration))
         self._width = 2 if POWERSGD_FACTORS.of(configuration) == "bf16" else 0
         # A pass reads the gradients once, whatever the rank is, and computes a little more for each further rank.
-        self._seconds = seconds * (7 + self._rank) / 8
-        self._call = call * self._rank  # factors are made orthogonal row by row
+        self._seconds = found.low_rank + found.further_rank * (self._rank - 1)
+        # Factors are made orthogonal row by row.
+        self._call = found.call + found.further_row * (self._rank - 1)
         self._first: list[tuple[int, float, float]] = []
         self._second: list[tuple[int, float]] = []
 
@@ -205,7 +206,7 @@ class _LowRank(_Hook):
         seconds = self._seconds * sum(gradient.bytes for gradient in gradients)
         thread.work(seconds)
         shapes = 1 if self._batched else len({one.shape for one in gradients if len(one.shape) > 1})
-        self._first.append((thread.launch(first), second, seconds + shapes * self._call))
+        self._first.append((thread.launch(first), second, seconds + (1 + shapes) * self._call))
         if len(self._first) > 1:
             self._second_half(thread)
         if is_last:
@@ -225,7 +226,7 @@ def _hook(profile: Profile, configuration: Configuration, found: Coefficients) -
     name = HOOK.of(configuration)
     if name in _SIXTEEN_BITS:
         return _SixteenBits(found.rounding, found.call)
-    return _LowRank(configuration, found.low_rank, found.call) if name == _LOW_RANK else _Hook()
+    return _LowRank(configuration, found) if name == _LOW_RANK else _Hook()
 
 
 def low_rank_bytes(

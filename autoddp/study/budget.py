@@ -59,7 +59,11 @@ class StepBudget:
 
     def settling(self, seconds: float) -> int:
         """Number of steps of `seconds` each until their time has settled; 0 where such steps are expensive."""
-        return min(_MOST, math.ceil(_SETTLING / seconds)) if self.cheap(seconds) else 0
+        return self.until_settled(seconds) if self.cheap(seconds) else 0
+
+    def until_settled(self, seconds: float) -> int:
+        """The same for steps that gain, before they are found too slow by their first ones; 0 for others."""
+        return min(_MOST, math.ceil(_SETTLING / seconds)) if self.gains(seconds) else 0
 
     def final_rounds(self, turns_are_dear: bool = False) -> int:
         """Number of rounds of the finals. Each round measures every finalist and the baseline once."""

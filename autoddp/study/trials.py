@@ -416,8 +416,11 @@ class Trials:
         budget, best = self._budget, min(self.seconds_of(configuration.rung).values(), default=float("inf"))
         at_once = configuration.steps_per_update
         try:
-            first = self._cost.block(configuration, budget.warmup_of(configuration), budget.block(budget.step, at_once))
+            steps = budget.block(budget.step, at_once)
+            first = self._cost.block(configuration, budget.warmup_of(configuration), steps)
             limit = best * (_HOPELESS_AT_FIRST if budget.gains(first.median) else _HOPELESS)
+            if first.median > limit and (more := budget.until_settled(first.median)):
+                first = self._cost.block(configuration, more, steps, apply=False)
             hopeless = first.median > limit
             # A 16-bit hook is compared even if it is slow: overflow may be the cause, and the user should learn of it.
             error, refused = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoddp.codec import Struct
+from autoddp.timing.arithmetic import HookArithmetic
 
 
 class Span(Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,3 +53,5 @@ class Timeline(Struct, frozen=True, forbid_unknown_fields=True):
     """Of the gradients, by `Gradient.parameter`."""
     no_buckets: str = ""
     """Why no buckets were recorded; "" where they were."""
+    arithmetic: HookArithmetic | None = None
+    """Of hooks, measured after the steps; None where it could not be."""

@@ -60,3 +60,5 @@ class JobFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """That one rank's process may use; of the host that has the fewest for each of its ranks."""
     ranks_per_host: int = 1
     """On that host."""
+    ranks_per_group: int = 0
+    """In the largest process group over which a model is reduced, if that is a part of the world; else 0."""

@@ -74,7 +74,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     variables: dict[str, str] = field(default_factory=dict)
     """What the launcher has set because of the recipe."""
     bypass: bool = False
-    """Leave the reduction out: a world of one."""
+    """Leave the reduction out where DDP's process group has one rank; the launcher starts no more."""
     guards: bool = True
     """Whether the ranks' parameters are compared now and then, see `worker.guard`."""
     watch: WatchPlan | None = None

@@ -5,12 +5,16 @@ nothing, `zero_grad` leaves the kept gradients alone, clipping only tells their 
 the last step DDP reduces the sum of all gradients, which is divided by their number before anything reads it.
 
 Learning-rate schedulers go on with every step of the script: the rate stays a function of the samples seen.
+
+Some scripts do what cannot be done with several steps in one. Where that is seen before it does harm, the script's
+present step becomes the last of its kind, with the mean of what was kept. Where it is seen too late, the job stops.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,13 +23,13 @@ from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import Configuration
 from autoddp.knobs.ddp_arguments import KEEPS_GRADIENTS
-from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DISCARDS_GRADIENTS
+from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DISCARDS_GRADIENTS, STEPS_OTHERS
 from autoddp.worker.bucket_views import are_held
 from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, must_reduce, version_of
 from autoddp.worker.effect import Effect
 from autoddp.worker.gradient_access import GradientHandler, are_reduced, held_by, ids_of, parameters_of
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
-from autoddp.worker.sync_switch import ReductionSwitch, StillThere
+from autoddp.worker.sync_switch import ReductionSwitch, StillThere, left_unreduced
 
 _LOOKS = 20  # steps that are kept, in which the script may be seen to hold gradients
 
@@ -53,18 +57,33 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._looks = _LOOKS
         self._unchanged = StillThere(ACCUMULATE_STEPS.name)
         self._aside: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._groups: list[dict[str, Any]] = []
+        self._inside = 0  # optimizers that are stepping: one may step by another one that holds the same parameters
+        # Objects whose gradients are this rank's own: their reduction was put off. They are kept alive, because each
+        # rank's garbage collector frees what the script drops at another time, and all ranks must reduce the same.
+        self._local: dict[DDP, Wrapped] = {}
+        self._has_updated = False
         self._start_over()
+        self._begin_step()
         self.clears = False
         """Whether the script has called `zero_grad` of what DDP reduces: kept gradients can be protected from it."""
         self._stepped: set[bool] = set()  # by optimizers that hold some of what DDP reduces: do they hold all?
+        self._has_stepped_others = self._trains = False
+        self._given: list[Optimizer] = []
+        self._others: list[torch.Tensor] = []  # held by an optimizer beside what DDP reduces
 
     def _start_over(self) -> None:
         self._kept = 0  # steps of the script whose gradients are part of the present ones
         # Gradients as last kept, with their version. References are weak: `BucketViews` looks for who holds gradients.
         self._seen: dict[nn.Parameter, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._holding = self._averaged = False
-        self._checks = True
+        # Whether no pass has reduced since: such a pass may put gradients into other tensors, those of DDP's buckets.
+        self._in_place = True
         self._unchanged.end()
+
+    def _begin_step(self) -> None:
+        self._in_step = False  # whether a model was called for training since the script's last step
+        self._left_out = False  # whether clipping or unscaling was, which nothing can make up for
 
     def apply(self, configuration: Configuration) -> None:
         """See `Effect`."""
@@ -77,9 +96,11 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
 
     @steps.setter
     def steps(self, count: int) -> None:
-        """At a step boundary."""
+        """At a step boundary. What was kept is left to the script, unreduced."""
         self._put_back()
         self._start_over()
+        self._begin_step()
+        self._local, self._inside = {}, 0
         self._steps, self._thrown_away = count, 0
 
     @property
@@ -87,26 +108,49 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         """Whether the script's present step is not the last of its kind."""
         return self._kept < self._steps - 1
 
-    def _keeps(self) -> bool:
-        """The same, asked after a backward pass. Where it must not be, what was put off is reduced here."""
+    @property
+    def _idle(self) -> bool:
+        """Whether each step is one, and nothing is left of steps before."""
+        return self._steps == 1 and not self._kept and not self._local
+
+    def keeps_on(self) -> bool:
+        """Whether several steps are still to be one, asked after a backward pass and before its gradients are kept."""
         if self._holds and self._why_not():
             self.stop()
-        return self._holds
+        return self._steps > 1
+
+    def _keeps(self) -> bool:
+        return self.keeps_on() and self._holds
 
     def stop(self) -> None:
-        """Each step of the script is one again; all ranks call it at the same place."""
-        if self._steps > 1:
+        """Make the present step the last of its kind, and each later one a step of its own.
+
+        All ranks call it at the same place. What was put off is reduced before it is read.
+        """
+        self._put_back()
+        self._steps, self._holding, self._inside = 1, False, 0
+        self._unchanged.end()
+
+    def leave_out(self) -> bool:
+        """Make each step one of its own, and tell whether any was not; call it outside of backward passes.
+
+        What was kept is thrown away, as at the end of a run, if the script is not in the middle of a step. If it has
+        just built a model, it may train that one next, and drop the old one. Each rank's garbage collector frees the
+        old model at another time, so ranks could disagree on which gradients there are.
+        """
+        if self._steps == 1:
+            return False
+        if self._in_step:
+            self.stop()
+        else:
+            for p in self._seen:
+                p.grad = None
             self.steps = 1
-            self._implicit_no_sync.owe()
+        return True
 
     def built(self, wrapped: Wrapped) -> None:
-        """The script has built a DDP model. After its first steps, each of its steps is one again.
-
-        It may train the new model next, and drop the old one. Each rank's garbage collector frees the old model at
-        another time, so ranks could disagree on which gradients to expect, while all must reduce at the same steps.
-        """
-        if self._steps > 1 and self._stepped:
-            self.stop()
+        """The script has built a DDP model. After its first steps, each of its steps is one again."""
+        if self._stepped and self.leave_out():
             self._gives_up("the script builds another model")
 
     @property
@@ -114,41 +158,101 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         """Whether all that DDP reduces has been stepped by one optimizer, so far."""
         return self._stepped == {True}
 
+    @property
+    def steps_others(self) -> bool:
+        """Whether an optimizer steps what no DDP object reduces: beside what one reduces, or since one is trained."""
+        return self._has_stepped_others or any(p.requires_grad for p in self._others)
+
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run; what is decided here holds for its backward pass."""
-        checks, self._checks = self._checks, self._holds  # a pass that reduces may put the gradients into buckets
-        if checks and any(p.grad is None or p.grad is not kept() for p, (kept, _) in self._seen.items()):
-            self._give_up("the script clears gradients without zero_grad")
-        if self._steps > 1 and is_joining(ddp):
-            self._give_up("the script uses join()")
-        if self._holds and torch.is_grad_enabled() and self._switch.reduces(ddp):
-            self._unchanged.check()
-            self._unchanged.begin(self._parameters)
-            # To reduce what is equal on all ranks again changes nothing: the mean of equal parts is that part.
-            self._switch.put_off = not must_reduce(ddp)
+        self._inside = 0
+        self._find_others()
+        # A script that clears gradients between two backward passes of each step would never make a last step. It may
+        # have read those of its own rank, so not before the step is over, in which its optimizer has done nothing.
+        if self._thrown_away > 1 and not self._in_step and self.leave_out():
+            self._gives_up(DISCARDS_GRADIENTS)
+        if self._in_place and any(p.grad is None or p.grad is not kept() for p, (kept, _) in self._seen.items()):
+            self._start_over()
+            self._end("the script clears gradients without zero_grad")
+        if is_joining(ddp):
+            self._end("the script uses join()")
+        if any(p.requires_grad for p in self._others):
+            self._end(STEPS_OTHERS)
+        if not (torch.is_grad_enabled() and self._switch.as_written(ddp)):
+            return
+        self._trains = self._in_step = True
+        if not self._switch.reduces(ddp):
+            return
+        self._local.pop(ddp, None)
+        # To reduce what is equal on all ranks again changes nothing: the mean of equal parts is that part.
+        if must_reduce(ddp) or not self._holds:
+            self._in_place = False
+        if not self._holds:
+            return
+        self._unchanged.check()
+        self._unchanged.begin(self._parameters)
+        if not must_reduce(ddp):
+            self._switch.put_off = True
+            self._local[ddp] = next(wrapped for wrapped in self._wrapped() if wrapped.ddp is ddp)
+
+    def _end(self, why: str) -> None:
+        """Stop, in a forward pass."""
+        if self._steps > 1:
+            self.stop()
+            self._gives_up(why)
+
+    def given(self, optimizer: Optimizer) -> None:
+        """See `GradientHandler`. The script may make its optimizer before its DDP object: what it holds is asked later.
+
+        Optimizers are not looked for later on, because each rank's garbage collector frees them at another time.
+        """
+        self._given.append(optimizer)
+
+    def _find_others(self) -> None:
+        if not self._given:
+            return
+        given, self._given = self._given, []
+        reduced = ids_of(self._parameters)
+        for held in map(held_by, given):
+            if not reduced.isdisjoint(ids_of(held)):
+                self._others += [p for p in held if id(p) not in reduced]
 
     def before_reading(self, parameters: Sequence[torch.Tensor]) -> bool:
         """See `GradientHandler`."""
-        if self._steps == 1 or not are_reduced(parameters, self._wrapped()):
+        if self._idle or not are_reduced(parameters, self._wrapped()):
             return False
-        if not self._keeps():
-            self._average()
-        return self._holds
+        if self._keeps():
+            self._left_out = True
+            return True
+        self._average()
+        return False
 
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         """Average the gradients in the last step; put them aside in the others."""
-        held = ids_of(held_by(optimizer))
-        of_it = [id(p) in held for p in self._parameters if p.requires_grad or id(p) in held]
+        held = held_by(optimizer)
+        reduced = self._parameters
+        ids, ids_of_reduced = ids_of(held), ids_of(reduced)
+        of_it = [id(p) in ids for p in reduced if p.requires_grad or id(p) in ids]
+        others = any(p.grad is not None for p in held if id(p) not in ids_of_reduced)
+        self._has_stepped_others |= others and self._trains
         if not any(of_it):
+            if others and self._steps > 1 and self._trains and not self._has_updated and self.keeps_on():
+                # It may have made its gradients from those that are not reduced, as optimizers with copies in
+                # another precision do. Later on, one rank alone may train another model for an evaluation.
+                raise left_unreduced(STEPS_OTHERS, ACCUMULATE_STEPS.name)
             return
         self._stepped.add(all(of_it))
-        if self._steps == 1:
+        if self._idle:
             return
         if has_closure:
-            return self._give_up("the optimizer runs backward itself (a closure)")
-        if not all(of_it):
+            self._give_up("the optimizer runs backward itself (a closure)")
+        elif not all(of_it):
             self._give_up("no one optimizer steps all that DDP reduces")
-            return self._implicit_no_sync.owe()
+        elif others:
+            self._give_up(STEPS_OTHERS)
+        self._inside += 1
+        if self._inside > 1:
+            return
         self._holding = self._keeps()
         if not self._holding:
             return self._average()
@@ -156,26 +260,33 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._aside = [(p, p.grad) for p in self._parameters if p.grad is not None]
         for p, _ in self._aside:
             p.grad = None
+        self._groups = [dict(group) for group in optimizer.param_groups]
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Put the gradients back that were aside."""
-        if self._steps == 1 or not are_reduced(held_by(optimizer), self._wrapped()):
+        if not are_reduced(held_by(optimizer), self._wrapped()):
             return
+        self._inside = max(0, self._inside - 1)
+        if self._idle or self._inside:
+            return
+        self._begin_step()
         if not self._holding:
+            self._has_updated = True
+            if self._steps > 1:  # else a backward pass whose reduction was put off may be yet to come
+                self._local = {}
             return self._start_over()
         self._put_back()
-        if self._thrown_away > 1:
-            # A script that clears gradients between two backward passes of each step would never make a last step.
-            # This step was to be kept too, so nothing that is not reduced has been used.
-            self._give_up(DISCARDS_GRADIENTS)
-            return self._implicit_no_sync.owe()
-        self._kept, self._checks = self._kept + 1, True
+        for group, before in zip(optimizer.param_groups, self._groups, strict=True):
+            group.clear()
+            group.update(before)  # some optimizers count their steps there, whether or not there are gradients
+        self._kept, self._in_place = self._kept + 1, True
         self._seen = {p: (weakref.ref(p.grad), version_of(p.grad)) for p in self._parameters if p.grad is not None}
 
     def step_skipped(self, optimizer: Optimizer) -> None:
         """See `GradientHandler`."""
         if are_reduced(held_by(optimizer), self._wrapped()):
             self._start_over()
+            self._begin_step()
 
     def keeps(self, parameters: Sequence[torch.Tensor]) -> bool:
         """See `GradientHandler`. Gradients to which a backward pass has added are thrown away with what was kept."""
@@ -205,10 +316,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
             return
         self._looks -= 1
         if are_held([p.grad for p in self._parameters if p.grad is not None]):
-            raise RuntimeError(
-                f"autoddp: {KEEPS_GRADIENTS}, where {ACCUMULATE_STEPS.name} makes several steps one: the job stops; "
-                "launch it without the recipe (--trials 0), or tune again (--trials 20)"
-            )
+            raise left_unreduced(KEEPS_GRADIENTS, ACCUMULATE_STEPS.name)
 
     def _put_back(self) -> None:
         for p, gradient in self._aside:
@@ -216,13 +324,19 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._aside = []
 
     def _give_up(self, why: str) -> None:
-        self.steps = 1
-        self._gives_up(why)
+        """Stop where an optimizer is about to step; RuntimeError where its gradients should have been clipped."""
+        if self._steps > 1 and self.keeps_on():
+            if self._left_out:
+                raise left_unreduced(why, ACCUMULATE_STEPS.name)
+            self.stop()
+            self._gives_up(why)
 
     @torch.no_grad()
     def _average(self) -> None:
-        """Divide the sum over the steps, which DDP has reduced by now, by their number; once."""
+        """Divide the sum over the steps by their number, once, when it is reduced on all ranks."""
         self._thrown_away = 0
+        # DDP has reduced it by now, but for objects that were not used in this step, or whose step was to be kept.
+        self._implicit_no_sync.reduce(self._local.values())
         if self._averaged or not self._kept:
             return
         self._averaged = True

@@ -13,6 +13,7 @@ from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, REDUCE_OVERHEAD, THREADS
 from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS, GRADIENT_AS_BUCKET_VIEW, STATIC_GRAPH
 from autoddp.knobs.hook import HOOK
+from autoddp.knobs.job import SPARSE
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 from autoddp.log import tell
 from autoddp.wire import WorkerConfig
@@ -87,7 +88,7 @@ class _Applied(DdpEvents):
             self._parts.append(self._bucket_views)
         if DEFER_REDUCTIONS.name in configuration or ACCUMULATE_STEPS.name in configuration:
             self._parts += [
-                FirstSteps(patch.alive, self._implicit_no_sync, _warn),
+                FirstSteps(patch.alive, self._implicit_no_sync, self._accumulation, _warn),
                 self._implicit_no_sync,
                 self._accumulation,
             ]
@@ -136,6 +137,8 @@ class _Applied(DdpEvents):
 
     def built(self, wrapped: Wrapped) -> None:
         """See `DdpEvents`."""
+        if wrapped.takes and wrapped.is_sparse and HOOK.of(self._configuration):
+            _warn(f"the recipe's {HOOK.name} is left out: {SPARSE}")
         for part in self._parts:
             part.built(wrapped)
 

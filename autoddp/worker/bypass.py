@@ -1,5 +1,8 @@
 """Leaves out DDP's reduction and its copies in a world of one, where the mean over the ranks is the gradient itself.
 
+A script that is launched with one rank may still train with more: it may start ranks itself, or meet those of other
+launchers. So the size of DDP's process group decides, and with more than one rank everything stays as written.
+
 The gain is measured on the job's own steps, alternately with and without the reduction, and printed once.
 """
 
@@ -9,11 +12,11 @@ import os
 
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW, STATIC_GRAPH
 from autoddp.log import tell
 from autoddp.timing import median, speedup
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import DdpEvents, Patch, Wrapped
+from autoddp.worker.device import is_capturing
 from autoddp.worker.gradient_access import parameters_of
 from autoddp.worker.stopwatch import Stopwatch, stopwatch_for
 from autoddp.worker.sync_switch import ReductionSwitch
@@ -25,7 +28,7 @@ _ROUNDS = 6  # each has a block with the reduction and one without
 
 
 def start_bypassing() -> None:
-    """Patch DDP so that it reduces nothing."""
+    """Patch DDP so that it reduces nothing where its process group has one rank."""
     patch, switch = Patch(), ReductionSwitch()
     patch.events = _Bypass(patch, switch)
     patch.install()
@@ -40,17 +43,13 @@ class _Bypass(DdpEvents):
         self._steps_left = _WARMUP
         self._with: list[float] = []
         self._without: list[float] = []
+        self._leaves_as_written = False
         self._switch.on = False
 
     def built(self, wrapped: Wrapped) -> None:
-        """Leave all as written if this model needs its reduction for more than the mean.
-
-        With `gradient_as_bucket_view` a gradient lies in its bucket. Where nothing is reduced it would get memory of
-        its own beside the bucket's, and a model that just fits would no longer do.
-        """
+        """Leave all as written if this model must not be changed."""
         self._clock.model_built()
-        kept = any(wrapped.arguments.get(knob.name) for knob in (STATIC_GRAPH, GRADIENT_AS_BUCKET_VIEW))
-        if kept or wrapped.why_untouchable():
+        if wrapped.why_untouchable():
             self._leave_as_written()
 
     def script_registered(self, wrapped: Wrapped) -> None:
@@ -58,10 +57,18 @@ class _Bypass(DdpEvents):
         self._leave_as_written()
 
     def forward_begins(self, ddp: DDP) -> None:
-        """A forward pass is about to run."""
+        """A forward pass is about to run. Leave all as written from here on if this model needs its reduction.
+
+        It is asked before each pass, because a script may set a static graph, or another process group, at any time.
+        """
+        if not self._leaves_as_written and _needs_its_reduction(ddp):
+            self._leave_as_written()
+        if is_capturing(next(ddp.parameters()).device):
+            self._clock.stop()  # to time a step is to wait for the device, which would spoil the script's own graph
         self._clock.forward_begins(self._switch.as_written(ddp))
 
     def _leave_as_written(self) -> None:
+        self._leaves_as_written = True
         self._clock.stop()
         self._switch.on = True
 
@@ -102,3 +109,12 @@ class _Bypass(DdpEvents):
         what = f"a step is {gain} as fast, {times}" if gain.sure else f"{times} a step, no sure difference"
         if os.environ.get("RANK", "0") == "0":
             tell(f"without DDP's reduction, of one rank, {what}")
+
+
+def _needs_its_reduction(ddp: DDP) -> bool:
+    """Whether this model needs its reduction: for the mean over several ranks, or for more than the mean.
+
+    With `gradient_as_bucket_view` a gradient lies in its bucket. Where nothing is reduced it would get memory of its
+    own beside the bucket's, and a model that just fits would no longer do.
+    """
+    return bool(ddp.process_group.size() > 1 or ddp.static_graph or ddp.gradient_as_bucket_view)

@@ -34,6 +34,8 @@ from autoddp.worker.hooks.exact import exact_mean
 
 _construct = DDP.__init__
 _register = DDP.register_comm_hook
+_register_builtin = DDP._register_builtin_comm_hook
+_set_static_graph: Callable[[DDP], None] = DDP._set_static_graph
 _signature = inspect.signature(DDP.__init__)
 
 Around = Callable[[Hook, dist.ProcessGroup], Hook]
@@ -56,7 +58,10 @@ class Wrapped:
         self._ddp = weakref.ref(ddp)  # this must not keep the script's model alive
         self.arguments = {name: value for name, value in _plain(arguments).items() if name != "module"}
         self._reduced = {id(p) for p in ddp._module_parameters if p.requires_grad}
-        self.script_hook: tuple[Any, Any] | None = None
+        self.script_hook: Callable[[DDP], None] | None = None
+        """Registers the script's own communication hook on the object's reducer; None if the script has none."""
+        self.is_rebuilt = False
+        """Whether DDP's constructor runs again just now, and calls other methods of the object."""
         self._samples = True
         self.experimental: dict[str, Any] = {}
         """Arguments of DDP's constructor that an experiment sets until it ends; none of them is ever launched."""
@@ -128,8 +133,14 @@ class Wrapped:
             return
         tried = {name: value for name, value in self.experimental.items() if name != BROADCAST_BUFFERS.name}
         arguments = {**self.arguments, **_as_arguments(configuration), **tried, "init_sync": False}
-        with self._as_it_was_built(ddp):
-            _construct_again(ddp, arguments)
+        if arguments.get("device_mesh") is None:
+            arguments["process_group"] = ddp.process_group  # the script may have given the object another one
+        self.is_rebuilt = True
+        try:
+            with self._as_it_was_built(ddp):
+                _construct_again(ddp, arguments)
+        finally:
+            self.is_rebuilt = False
         self.set_buffers(configuration)
         if not self._samples:
             self.leave_out_samples()
@@ -176,9 +187,10 @@ class Wrapped:
         assert ddp is not None
         self._present = configuration, start_step, around
         if self.script_hook is not None:
-            _register(ddp, *self.script_hook)
+            self.script_hook(ddp)
             return
-        found = hook_for(configuration, ddp.process_group, start_step)
+        # No hook of ours takes the bucket of a sparse gradient.
+        found = None if self.is_sparse else hook_for(configuration, ddp.process_group, start_step)
         if found is not None:
             state, hook = found
             _register(ddp, state, around(hook, ddp.process_group) if around else hook)
@@ -296,7 +308,12 @@ class _LoggerWithoutSamples:
 
 
 _MODULE_STATE = frozenset(nn.Module().__dict__)
-_CARRIED_OVER = _MODULE_STATE | {"require_backward_grad_sync", "require_forward_param_sync", "_join_config"}
+_CARRIED_OVER = _MODULE_STATE | {
+    "require_backward_grad_sync",
+    "require_forward_param_sync",
+    "_join_config",
+    "_ddp_sink_clone",
+}
 
 
 _OF_THE_OLD_REDUCER = ("reducer", "logger", "_static_graph_delay_allreduce_enqueued")
@@ -392,7 +409,9 @@ class Patch:
     def install(self) -> None:
         """Patch the class in place."""
         DDP.__init__ = self._wrap_construction()  # type: ignore[method-assign]
-        DDP.register_comm_hook = self._wrap_registration()  # type: ignore[method-assign]
+        DDP.register_comm_hook = self._wrap_registration(_register)  # type: ignore[method-assign]
+        DDP._register_builtin_comm_hook = self._wrap_registration(_register_builtin)  # type: ignore[method-assign]
+        DDP._set_static_graph = self._wrap_static_graph()  # type: ignore[method-assign]
 
     def _watch_forward(self) -> None:
         """Patch the forward pass. This waits for the first object, because importing torch._dynamo takes a second."""
@@ -426,22 +445,40 @@ class Patch:
 
         return construct
 
-    def _wrap_registration(self) -> Callable[..., None]:
-        @functools.wraps(_register)
-        def register_comm_hook(ddp: DDP, state: object, hook: Callable[..., Any]) -> None:
+    def _wrap_registration(self, register: Callable[..., None]) -> Callable[..., None]:
+        """`register` is a method by which a script registers a hook, in Python or built into torch."""
+
+        @functools.wraps(register)
+        def registered(ddp: DDP, *args: Any, **kwargs: Any) -> None:
             wrapped = self.of(ddp)
             if wrapped is None or self._constructing:
-                return _register(ddp, state, hook)
+                return register(ddp, *args, **kwargs)
+
+            def again(ddp: DDP) -> None:
+                register(ddp, *args, **kwargs)
+
             if getattr(ddp, "_comm_hooks", None) and wrapped.script_hook is None:
                 # A hook of ours is registered already, and a reducer takes only one: build a new reducer.
-                wrapped.script_hook = (state, hook)
+                wrapped.script_hook = again
                 wrapped.rebuild_as_it_is()
             else:
-                _register(ddp, state, hook)
-                wrapped.script_hook = (state, hook)
+                again(ddp)
+                wrapped.script_hook = again
             self.events.script_registered(wrapped)
 
-        return register_comm_hook
+        return registered
+
+    def _wrap_static_graph(self) -> Callable[[DDP], None]:
+        """A script may set a static graph after construction. It is then as if it had passed the argument."""
+
+        @functools.wraps(_set_static_graph)
+        def set_static_graph(ddp: DDP) -> None:
+            _set_static_graph(ddp)
+            wrapped = self.of(ddp)
+            if wrapped is not None and not self._constructing and not wrapped.is_rebuilt:
+                wrapped.arguments[STATIC_GRAPH.name] = True
+
+        return set_static_graph
 
     def _wrap_forward(self) -> Callable[..., Any]:
         before = cast("Callable[..., Any]", DDP._pre_forward)
@@ -486,6 +523,18 @@ def around_ddps_own(around: Callable[[], contextlib.AbstractContextManager[None]
 
     DDP._pre_forward = wrapped(DDP._pre_forward)  # type: ignore[method-assign]
     DDP._post_forward = wrapped(DDP._post_forward)  # type: ignore[method-assign]
+
+
+def why_another_world(ddp: DDP, started: int) -> str:
+    """Why the script's ranks are not the `started` ones of the launchers; "" if they are, or `started` is 0: not known.
+
+    A script may start ranks itself, or say itself which ones there are. Its ranks are those of the default process
+    group, or of the object's own group if that has more.
+    """
+    ranks = max(dist.get_world_size() if dist.is_initialized() else 0, ddp.process_group.size())
+    if started in (0, ranks):
+        return ""
+    return f"the script trains with {ranks} ranks, and autoddp has started {started}"
 
 
 def is_joining(ddp: DDP) -> bool:

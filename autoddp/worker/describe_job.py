@@ -93,6 +93,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
     settings = starts[0] if all(other in (None, starts[0]) for other in starts) else ()
     gradient_bytes = sum(p.numel() * p.element_size() for w in wrapped for p in w.parameters)
     fewest = min(cores, key=lambda one: one[0] / one[1])
+    largest = max(_ddp(w).process_group.size() for w in wrapped)
     return JobFacts(
         world_size=ranks.world_size,
         nodes=ranks.nodes,
@@ -120,6 +121,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
         buffer_bytes=buffer_bytes,
         cores=fewest[0],
         ranks_per_host=fewest[1],
+        ranks_per_group=largest if largest < ranks.world_size else 0,
     )
 
 
@@ -139,7 +141,12 @@ def _start_settings(backend: str, device: torch.device, nodes: int, interfaces: 
 
 
 def _link(facts: JobFacts, measured: Path) -> LinkModel | None:
-    """The model of an all-reduce over all ranks, if `autoddp bench` has measured a world like this one."""
+    """The model of an all-reduce over all ranks, if `autoddp bench` has measured a world like this one.
+
+    None for a job that reduces over a part of the ranks: nobody has measured that part alone.
+    """
+    if facts.ranks_per_group:
+        return None
     devices = facts.devices if facts.backend == "nccl" else ("cpu",)
     variables = backend_variables(os.environ)
     here = LinkFacts(facts.world_size, facts.nodes, facts.backend, devices, facts.torch, variables)

@@ -27,6 +27,14 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Whether the device's current stream records a CUDA graph: then nobody may wait for the device."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
 def finish_queued_work(seconds: float) -> None:
     """Wait until every device on which this process has memory has done its queued work, for at most `seconds`.
 

@@ -166,7 +166,7 @@ def _of_sums(sums: _Sums) -> torch.Tensor:
 
 def _at_once(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> list[list[list[float]]]:
     """Their values, each of shape [some, 3], with one wait for the device; with a group, the ranks' mean of each."""
-    flat = torch.cat(list(tensors))
+    flat = torch.cat([tensor.to(tensors[0].device) for tensor in tensors])  # a model may lie on several devices
     if group is not None:
         # They differ in the last bit at most, but two ranks that decide differently would wait for each other for ever.
         dist.all_reduce(flat.div_(group.size()), group=group)

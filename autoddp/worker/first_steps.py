@@ -1,8 +1,8 @@
 """What a script's first steps show of its gradients: their order, who changes or holds them, whether they may wait.
 
-A tuning job asks before it offers `static_graph`, `defer_reductions` and `gradient_as_bucket_view`. A recipe is bound
-to the model and not to the loop around it, which may have changed since, or be another script's: so the real job asks
-again (`FirstSteps`, `bucket_views.BucketViews`).
+A tuning job asks before it offers `static_graph`, `defer_reductions`, `accumulate_steps` and `gradient_as_bucket_view`.
+A recipe is bound to the model and not to the loop around it, which may have changed since, or be another script's: so
+the real job asks again (`FirstSteps`, `bucket_views.BucketViews`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,21 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.knobs.micro_batches import CHANGES_GRADIENTS, DEFER_REDUCTIONS, DISCARDS_GRADIENTS, FINDS_UNUSED
+from autoddp.knobs.job import SPARSE
+from autoddp.knobs.micro_batches import (
+    ACCUMULATE_STEPS,
+    CHANGES_GRADIENTS,
+    DEFER_REDUCTIONS,
+    DISCARDS_GRADIENTS,
+    FINDS_UNUSED,
+)
+from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.bucket_views import held_elsewhere
-from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, version_of
+from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, base_of, version_of
 from autoddp.worker.gradient_access import parameters_of
+from autoddp.worker.guard import sum_of_bits
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
+from autoddp.worker.sync_switch import left_unreduced
 
 _READS = 20  # of gradients, by an optimizer or before it: ten steps or more
 
@@ -101,38 +111,65 @@ class _BackwardPasses:
         self._handles, self._parameters = [], []
 
 
+_Left = tuple[weakref.ref[torch.Tensor], int, torch.Tensor | None]
+"""A gradient, its version, and the sum of its bits; None for a sparse tensor or one of another class.
+
+The reference is weak: `KeepsGradients` and `BucketViews` look for who holds gradients."""
+
+
 class ByHand(_BackwardPasses):
     """Finds out whether the script itself changes gradients after a backward pass.
 
-    Such a script also reads them there. Watches from its making until `stop()`; call `reads()` before any function of
-    torch reads gradients, since that function may change them too.
+    Such a script also reads them there. Watches from its making until `stop()`. Call `reads()` before a function of
+    torch reads gradients, since that function may change them too, and `has_read()` when it has ended.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], discarded: Callable[[], None] = lambda: None) -> None:
         super().__init__(parameters)
         self.found = False
-        """Whether gradients were not what a backward pass had left."""
+        """Whether gradients were not what a backward pass had left, when a function of torch or an optimizer read them
+        first, or when the next pass began."""
+        self.found_later = False
+        """Whether they were not what such a function had left, when another one or an optimizer read them."""
         self.discards = False
-        """Whether that was so when the next backward pass began: the script cleared them before any optimizer stepped.
-        `discarded` is called then, in that pass."""
+        """Whether they were not what a backward pass had left when the next one began, and no function of torch nor an
+        optimizer had read them in between. `discarded` is called then, in that pass."""
         self._discarded = discarded
-        self._left: list[tuple[nn.Parameter, weakref.ref[torch.Tensor], int]] = []
+        self._later = False
+        self._left: list[tuple[nn.Parameter, _Left]] = []
 
+    @torch.no_grad()
     def _begins(self, first: torch.Tensor) -> None:
         left, self._left = self._left, []
-        if any(p.grad is not gradient() or (p is not first and _differs(p, version)) for p, gradient, version in left):
+        # What the script does after such a function is its own affair: that function has read what it should.
+        if not self._later and any(_is_discarded(p, before, p is first) for p, before in left):
             self.found = self.discards = True
             self._discarded()
 
     def _ended(self) -> None:
-        self._left = [(p, weakref.ref(p.grad), version_of(p.grad)) for p in self._parameters if p.grad is not None]
+        self._later = False
+        self._look()
 
-    def reads(self) -> None:
-        """Changes from here to the next backward pass are torch's and not the script's."""
+    @torch.no_grad()
+    def _look(self) -> None:
+        gradients = [(p, p.grad) for p in self._parameters if p.grad is not None]
+        self._left = [(p, (weakref.ref(gradient), version_of(gradient), _bits(gradient))) for p, gradient in gradients]
+
+    def reads(self) -> bool:
+        """Changes from here until `has_read`, or to the next backward pass, are torch's and not the script's.
+
+        Whether the script has changed gradients since the last backward pass, or since `has_read`.
+        """
         left, self._left = self._left, []
-        for p, gradient, version in left:
-            if p.grad is not None and (p.grad is not gradient() or _differs(p, version)):
-                self.found = True
+        changed = any(p.grad is not None and _differs(p.grad, *before) for p, before in left)
+        self.found_later |= changed and self._later
+        self.found |= changed and not self._later
+        return changed
+
+    def has_read(self) -> None:
+        """The function of torch has ended."""
+        self._later = True
+        self._look()
 
     def stop(self) -> None:
         """See `_BackwardPasses`."""
@@ -140,8 +177,33 @@ class ByHand(_BackwardPasses):
         self._left = []
 
 
-def _differs(parameter: nn.Parameter, version: int) -> bool:
-    return parameter.grad is None or version_of(parameter.grad) != version
+def _bits(gradient: torch.Tensor) -> torch.Tensor | None:
+    plain = type(gradient) is torch.Tensor and gradient.layout == torch.strided
+    return sum_of_bits(gradient) if plain else None
+
+
+def _differs(now: torch.Tensor, gradient: weakref.ref[torch.Tensor], version: int, bits: torch.Tensor | None) -> bool:
+    """Whether a gradient is another one. The version does not count what is done to `p.grad.data`, but bits change."""
+    if now is not gradient() or version_of(now) != version:
+        return True
+    return bits is not None and int(sum_of_bits(now)) != int(bits)
+
+
+def _is_discarded(parameter: nn.Parameter, before: _Left, has_more: bool) -> bool:
+    """Whether a gradient is another one in a backward pass; `has_more`: if the pass has added to it already.
+
+    Where gradients are parts of DDP's buckets, DDP may have moved them to new ones, and those of a bucket have one
+    version. So their bits alone say whether they have changed.
+    """
+    now, (gradient, version, bits) = parameter.grad, before
+    if now is None:
+        return True
+    if has_more:
+        return now is not gradient() and base_of(now) is None
+    bits_now = _bits(now)
+    if bits is None or bits_now is None:
+        return now is not gradient() or version_of(now) != version
+    return int(bits_now) != int(bits)
 
 
 class KeepsGradients(_BackwardPasses):
@@ -180,12 +242,17 @@ def _has_storage(gradient: torch.Tensor) -> bool:
 
 
 class FirstSteps(DdpEvents):
-    """Ends `implicit_no_sync` and warns where the real job is not one whose reductions may be put off."""
+    """Ends `implicit_no_sync` or `accumulation` where the real job is not one whose reductions may be put off."""
 
     def __init__(
-        self, wrapped: Callable[[], Sequence[Wrapped]], implicit_no_sync: ImplicitNoSync, warn: Callable[[str], None]
+        self,
+        wrapped: Callable[[], Sequence[Wrapped]],
+        implicit_no_sync: ImplicitNoSync,
+        accumulation: Accumulation,
+        warn: Callable[[str], None],
     ) -> None:
-        self._wrapped, self._implicit_no_sync, self._warn = wrapped, implicit_no_sync, warn
+        self._wrapped, self._implicit_no_sync, self._accumulation = wrapped, implicit_no_sync, accumulation
+        self._warn = warn
         self._by_hand: ByHand | None = None
         self._left = _READS
         self._built = 0
@@ -198,49 +265,55 @@ class FirstSteps(DdpEvents):
         Models that the script has dropped count too, because each rank's garbage collector frees them at another time.
         """
         self._built += 1
+        if wrapped.is_sparse and self._accumulation.leave_out():
+            self._say(ACCUMULATE_STEPS.name, SPARSE)
         if self._built > 1:
             self._end("there are several DDP models")
         elif any(w.arguments.get("find_unused_parameters") for w in self._wrapped()):
             self._end(FINDS_UNUSED)
+        elif wrapped.is_sparse:
+            self._end(SPARSE)
 
     def forward_begins(self, ddp: DDP) -> None:
         """Begin to watch, if reductions are put off."""
         self._was_put_off = self._implicit_no_sync.pending
-        if self._by_hand is None and self._left and self._implicit_no_sync.every > 1:
+        if self._by_hand is None and self._left and (self._implicit_no_sync.every > 1 or self._accumulation.steps > 1):
             self._by_hand = ByHand(parameters_of(self._wrapped()), self._discarded)
-            self._implicit_no_sync.reads = self._reads
+            self._implicit_no_sync.reads, self._implicit_no_sync.has_read = self._reads, self._by_hand.has_read
 
     def _reads(self) -> None:
         assert self._by_hand is not None
-        self._by_hand.reads()
+        changed = self._by_hand.reads()
         self._left -= 1
+        # `Accumulation` itself sees what is thrown away between two passes: that has not been used.
+        if changed and self._accumulation.keeps_on():
+            raise left_unreduced(CHANGES_GRADIENTS, ACCUMULATE_STEPS.name)
         if self._by_hand.found:
+            why = DISCARDS_GRADIENTS if self._by_hand.discards else CHANGES_GRADIENTS
             if self._implicit_no_sync.pending:
-                raise _stop(CHANGES_GRADIENTS)
-            self._end(CHANGES_GRADIENTS)
-        elif not self._left:
+                raise left_unreduced(why, DEFER_REDUCTIONS.name)
+            self._end(why)
+        if not self._left:
             self._stop()
 
     def _discarded(self) -> None:
         # The script may have kept what it has cleared.
         if self._was_put_off:
-            raise _stop(DISCARDS_GRADIENTS)
+            raise left_unreduced(DISCARDS_GRADIENTS, DEFER_REDUCTIONS.name)
 
     def _end(self, why: str) -> None:
+        """Put off nothing within a step from now on."""
         if self._implicit_no_sync.every > 1:
             self._implicit_no_sync.end()
-            self._warn(f"the recipe's {DEFER_REDUCTIONS.name} is left out: {why}")
-        self._stop()
+            self._say(DEFER_REDUCTIONS.name, why)
+        if self._accumulation.steps == 1:
+            self._stop()
+
+    def _say(self, knob: str, why: str) -> None:
+        self._warn(f"the recipe's {knob} is left out: {why}")
 
     def _stop(self) -> None:
         self._left = 0
-        self._implicit_no_sync.reads = lambda: None
+        self._implicit_no_sync.reads = self._implicit_no_sync.has_read = lambda: None
         if self._by_hand is not None:
             self._by_hand.stop()
-
-
-def _stop(why: str) -> RuntimeError:
-    return RuntimeError(
-        f"autoddp: {why}, which the recipe's {DEFER_REDUCTIONS.name} has left unreduced: the job stops; launch it "
-        "without the recipe (--trials 0), or tune again (--trials 20)"
-    )

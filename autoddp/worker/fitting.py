@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.files import write_whole
 from autoddp.recipe import input_differences, of_model
-from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, store_of, tensors_in
+from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, store_of, tensors_in, why_another_world
 from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.exact import exact_mean
@@ -80,6 +80,7 @@ class Fitting(DdpEvents):
         warn: Callable[[str], None],
     ) -> None:
         self._expected, self._switch, self._refused, self._warn = expected, switch, refused, warn
+        self._started = int(os.environ.get("WORLD_SIZE", "0"))  # read now: the script may set the variable later
         self._objects: list[_Object] = []
         self._built: dict[str, int] = {}
         self._has_fit = False
@@ -96,6 +97,8 @@ class Fitting(DdpEvents):
         self._objects = [o for o in self._objects if o.wrapped.ddp is not None] + [one]
         if wrapped.digest not in self._expected.digests:
             one.mine = one.answer = "parameter shapes and types are others"  # on all ranks: DDP has compared them
+        elif why := why_another_world(ddp, self._started):
+            one.mine = one.answer = why  # the launcher has compared the recipe with those that it has started
         elif not self._expected.inputs:
             one.mine = one.answer = ""
 

@@ -43,6 +43,12 @@ class GradientHandler:
         """
         return False
 
+    def after_reading(self) -> None:
+        """That function has ended; the gradients may be others now."""
+
+    def given(self, optimizer: Optimizer) -> None:
+        """The script gives parameters to an optimizer, when it makes the optimizer or later."""
+
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         """An optimizer is about to step. With a closure it runs backward passes itself."""
 
@@ -143,6 +149,11 @@ def _zero_grad(clear: Callable[..., None], owner: Optimizer | nn.Module, *args: 
         clear(owner, *args, **kwargs)
 
 
+def _given(add_param_group: Callable[..., None], optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+    add_param_group(optimizer, *args, **kwargs)
+    _tell(GradientHandler.given, optimizer)
+
+
 def _clip(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     call = _signature(function).bind(*args, **kwargs)
     first, given = next(iter(call.arguments.items()))
@@ -150,17 +161,20 @@ def _clip(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     call.arguments[first] = parameters or given  # torch warns of an empty generator
     if _tell(GradientHandler.before_reading, parameters):
         call.arguments.update({name: math.inf for name in _LIMITS if name in call.arguments})
-    return function(*call.args, **call.kwargs)
+    returned = function(*call.args, **call.kwargs)
+    _tell(GradientHandler.after_reading)
+    return returned
 
 
 def _unscale(unscale: Callable[..., None], scaler: Any, optimizer: Optimizer) -> None:
-    if not _tell(GradientHandler.before_reading, held_by(optimizer)):
+    if scaler.is_enabled() and not _tell(GradientHandler.before_reading, held_by(optimizer)):
         unscale(scaler, optimizer)
+        _tell(GradientHandler.after_reading)
 
 
 def _step_scaled(step: Callable[..., Any], scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
     # For a fused optimizer the scaler looks for infinite gradients itself, before it calls the optimizer.
-    if _tell(GradientHandler.before_reading, held_by(optimizer)):
+    if scaler.is_enabled() and _tell(GradientHandler.before_reading, held_by(optimizer)):
         return optimizer.step(*args, **kwargs)
     before, returned = _steps_ended, step(scaler, optimizer, *args, **kwargs)
     if _steps_ended == before:
@@ -186,6 +200,7 @@ _unpatched: list[tuple[list[Callable[..., Any]], Callable[[], object]]] = [
         lambda: register_optimizer_step_post_hook(_after_step),
     ),
     ([GradientHandler.keeps], lambda: _patch(_zero_grad, (Optimizer, nn.Module), "zero_grad")),
+    ([GradientHandler.given], lambda: _patch(_given, (Optimizer,), "add_param_group")),
     ([GradientHandler.before_reading], lambda: _patch(_clip, (clip_grad, nn.utils), *_CLIPPING)),
     ([GradientHandler.before_reading], lambda: _patch(_unscale, (_SCALER,), "unscale_")),
     ([GradientHandler.before_reading, GradientHandler.step_skipped], lambda: _patch(_step_scaled, (_SCALER,), "step")),

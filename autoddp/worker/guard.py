@@ -25,6 +25,7 @@ from torch.optim.optimizer import Optimizer
 from autoddp.knobs import BY_NAME, Configuration
 from autoddp.log import tell
 from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, store_of
+from autoddp.worker.device import devices_of
 from autoddp.worker.gradient_access import GradientHandler, add_handler, held_by, ids_of
 from autoddp.worker.sync_switch import ReductionSwitch
 
@@ -168,11 +169,17 @@ def _key(one: _Object, step: int) -> str:
 @torch.no_grad()
 def checksum(parameters: Sequence[torch.Tensor]) -> str:
     """Of all bits, in 16 hex digits, and the device on which they were computed."""
-    total = torch.zeros((), dtype=torch.int64, device=parameters[0].device)
+    # One sum for each device of a model that lies on several: only those are waited for, not each parameter.
+    totals = {device: torch.zeros((), dtype=torch.int64, device=device) for device in devices_of(parameters)}
     for number, parameter in enumerate(parameters, start=1):
-        plain = torch.view_as_real(parameter) if parameter.is_complex() else parameter
-        total += number * plain.detach().view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64)
-    return f"{int(total) & (2**64 - 1):016x} {_device(parameters[0].device)}"
+        totals[parameter.device] += number * sum_of_bits(parameter)
+    return f"{sum(map(int, totals.values())) & (2**64 - 1):016x} {_device(parameters[0].device)}"
+
+
+def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of one number, on the same device: another one, all but surely, where any bit is another."""
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return plain.detach().view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64)
 
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

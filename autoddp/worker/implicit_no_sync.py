@@ -6,7 +6,7 @@ same. Where a step comes earlier than expected, its gradients are reduced before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -35,12 +35,13 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         self._forwards = 0
         self.pending = False
         """Whether there may be gradients that are not reduced."""
-        self._owed: list[DDP] = []
         self._parameters = StillThere(DEFER_REDUCTIONS.name)
         self.steps_by_closure = False
         """Whether an optimizer of DDP's parameters runs backward passes itself: it may read gradients after each."""
-        self.reads: Callable[[], None] = lambda: None
+        self.reads: Callable[[], object] = lambda: None
         """Called before an optimizer or another function of torch reads gradients, and before they are reduced here."""
+        self.has_read: Callable[[], None] = lambda: None
+        """Called when such a function has ended, which may have changed the gradients; not after an optimizer."""
 
     def apply(self, configuration: Configuration) -> None:
         """See `Effect`."""
@@ -61,16 +62,9 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         """Put nothing off from now on; allowed at any time. What was put off before is reduced when it is read."""
         self._every, self._switch.put_off = 1, False
 
-    def owe(self) -> None:
-        """Reduce what `Accumulation` has kept, now and before each later reading, until DDP reduces again by itself."""
-        self._owed = [w.ddp for w in self._wrapped() if w.ddp is not None]
-        self.reduce_what_is_missing()
-
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run; what is decided here holds for its backward pass."""
         self._switch.put_off = False
-        if self._owed and torch.is_grad_enabled() and self._switch.reduces(ddp):
-            self._owed = [owed for owed in self._owed if owed is not ddp]
         if self.pending:
             self._parameters.check()
         if self._every < 2 or not (torch.is_grad_enabled() and self._switch.reduces(ddp)) or is_joining(ddp):
@@ -102,6 +96,10 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         self.reduce_what_is_missing()
         return False
 
+    def after_reading(self) -> None:
+        """See `GradientHandler`."""
+        self.has_read()
+
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         """See `GradientHandler`."""
         if are_reduced(held_by(optimizer), self._wrapped()):
@@ -116,24 +114,29 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
             self._forwards = 0
 
     def reduce_what_is_missing(self) -> None:
-        """Put the mean over the ranks into all gradients, if their reduction was put off.
+        """Put the mean over the ranks into all gradients, if their reduction was put off."""
+        self.reads()
+        if not self.pending:
+            return
+        self.reduce(self._wrapped())
+        self.pending, self._forwards = False, 0
+        self._parameters.end()
+
+    @staticmethod
+    def reduce(objects: Iterable[Wrapped]) -> None:
+        """Put the mean over the ranks into the gradients of these objects; all ranks call it at the same place.
 
         Some parts of a gradient may have been reduced before. They are equal on all ranks, and their mean is that part.
         """
-        self.reads()
-        if not self.pending and not self._owed:
-            return
-        for wrapped in self._wrapped():
+        for wrapped in objects:
             ddp = wrapped.ddp
-            if ddp is None or not (self.pending or any(owed is ddp for owed in self._owed)):
+            if ddp is None:
                 continue
             parameters = wrapped.parameters
             if ddp.find_unused_parameters:
                 _complete(parameters, ddp.process_group)
             for some in _chunks([p.grad for p in parameters if p.grad is not None]):
                 _average(some, ddp.process_group)
-        self.pending, self._forwards = False, 0
-        self._parameters.end()
 
 
 def _complete(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:

@@ -27,8 +27,10 @@ from autoddp.worker.device import devices_of, give_back_spare_memory, synchroniz
 from autoddp.worker.effect import Effect
 from autoddp.worker.experiments import Experiments
 from autoddp.worker.fidelity import Comparison
+from autoddp.worker.gradient_access import parameters_of
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.hooks import Hook
+from autoddp.worker.hooks.arithmetic import arithmetic_of
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
@@ -149,7 +151,7 @@ class LiveDdp:
         """See `LiveModel`."""
         found = self._experiments.stop()
         self._recording.end()
-        return self._recording.taken(found.ends, found.spans)
+        return self._recording.taken(found.ends, found.spans, arithmetic_of(parameters_of(self._patch.alive())))
 
     def _around(self, hook: Hook, group: dist.ProcessGroup) -> Hook:
         return self._recording.around(self._comparison.around(hook, group), group)

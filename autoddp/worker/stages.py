@@ -78,6 +78,7 @@ class Stages(GradientHandler, LoaderEvents):
         """Taken since `start`."""
         self.rank = int(os.environ.get("RANK", "0"))
         self._device = torch.device("cpu")
+        self._stream: Any = None
         self._stage = "other"
         self._in_optimizer = False
         self._forward: object = None
@@ -94,6 +95,8 @@ class Stages(GradientHandler, LoaderEvents):
     def start(self, device: torch.device) -> None:
         """Take stamps from now on, at a step boundary. `device`: that the model is on."""
         self._device = device
+        # All stamps are on one stream. On that of a copy beside the step, a stamp would come before those around it.
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._in_optimizer, self._stage, self.stamps = False, "other", 0
         self._delayed = self._has_added = False
         self._counts = [[0.0] * _COUNTS]
@@ -163,7 +166,7 @@ class Stages(GradientHandler, LoaderEvents):
         if self._device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
+        event.record(self._stream)
         return event
 
     def _seconds(self, marks: Sequence[Any]) -> list[float]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp import around_ddps_own, version_of
+from autoddp.worker.ddp import around_ddps_own, must_reduce, version_of
 
 
 class ReductionSwitch:
@@ -38,7 +38,7 @@ class ReductionSwitch:
 
     def reduces(self, ddp: DDP) -> bool:
         """Whether the backward pass of this object's present forward pass reduces."""
-        return self.on and not self.put_off and self.as_written(ddp)
+        return self.as_written(ddp) and (must_reduce(ddp) or (self.on and not self.put_off))
 
     def _get(self, ddp: DDP) -> bool:
         return self.reduces(ddp) if self._read_by_ddp else self.as_written(ddp)
@@ -53,6 +53,14 @@ class ReductionSwitch:
 
     def _set(self, ddp: DDP, value: bool) -> None:
         ddp.__dict__[self._NAME] = value
+
+
+def left_unreduced(what: str, knob: str) -> RuntimeError:
+    """The error that stops a job in which it is too late to reduce what `knob` has put off."""
+    return RuntimeError(
+        f"autoddp: {what}, where the recipe's {knob} has left gradients unreduced: the job stops; launch it without "
+        "the recipe (--trials 0), or tune again (--trials 20)"
+    )
 
 
 class StillThere:
@@ -74,7 +82,4 @@ class StillThere:
     def check(self) -> None:
         """RuntimeError if they have: the script has stepped by the `.grad` of its own rank, without an optimizer."""
         if any(version_of(p) != version for p, version in self._seen):
-            raise RuntimeError(
-                f"autoddp: the script changes parameters without a torch optimizer, where the recipe's {self._knob} "
-                "has left gradients unreduced: the job stops; launch it without the recipe (--trials 0)"
-            )
+            raise left_unreduced("the script changes parameters without a torch optimizer", self._knob)

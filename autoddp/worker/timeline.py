@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autoddp.timing.arithmetic import HookArithmetic
 from autoddp.timing.timeline import Bucket, Gradient, Span, Timeline
 from autoddp.worker.ddp import Wrapped, is_joining
 from autoddp.worker.device import synchronize
@@ -140,7 +141,7 @@ class Recording:
             wrapped.rebuild_as_it_is()
         return bool(timed)
 
-    def taken(self, ends: Sequence[float], spans: Sequence[Span]) -> Timeline:
+    def taken(self, ends: Sequence[float], spans: Sequence[Span], arithmetic: HookArithmetic | None = None) -> Timeline:
         """What was recorded since `begin`, with the ends of its steps and their stages; comes after `end`.
 
         `began` is on this rank's own clock.
@@ -166,6 +167,7 @@ class Recording:
             buckets=buckets,
             parameter_bytes=self._parameter_bytes,
             no_buckets=self._no_buckets or ("" if buckets else "no gradients were reduced"),
+            arithmetic=arithmetic,
         )
 
     def _mark(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,15 @@ from autoddp.worker.binding import Binding
 from autoddp.worker.bucket_views import BucketViews
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import DdpEvents, Patch, Wrapped, is_joining, parameters_digest, watch_uneven_inputs
+from autoddp.worker.ddp import (
+    DdpEvents,
+    Patch,
+    Wrapped,
+    is_joining,
+    parameters_digest,
+    watch_uneven_inputs,
+    why_another_world,
+)
 from autoddp.worker.describe_job import gather_facts
 from autoddp.worker.experiments import Experiments
 from autoddp.worker.first_steps import ByHand, KeepsGradients, ReadyOrder
@@ -64,6 +73,7 @@ class _TuningJob(DdpEvents):
         self._config = config
         self._threads = threads
         self._launcher = launcher
+        self._started = int(os.environ.get("WORLD_SIZE", "0"))  # read now: the script may set the variable later
         self._wrapped_any = False
         self._patch = patch
         self._switch = switch
@@ -86,12 +96,15 @@ class _TuningJob(DdpEvents):
         """The first DDP object: this process takes part from here on."""
         self._clock.model_built()
         self._bucket_views.built(wrapped)
-        if self._wrapped_any:
-            return
-        self._wrapped_any = True
-        self.experiments.install()
-        if not self._launcher.hello():
-            leave()
+        if not self._wrapped_any:
+            self._wrapped_any = True
+            self.experiments.install()
+            if not self._launcher.hello():
+                leave()
+        ddp = wrapped.ddp
+        why = why_another_world(ddp, self._started) if ddp is not None else ""
+        if why:  # ranks that this launcher has not started take no orders, and the others would wait for them
+            stopper(self._config.socket)(f"{why}: such a job cannot be tuned")
 
     def forward_begins(self, ddp: DDP) -> None:
         """Count forward passes that reduce as the script is written, then see whether this one's reduction may wait."""
@@ -133,8 +146,8 @@ class _TuningJob(DdpEvents):
         if self._ready_order is None:
             self._ready_order = ReadyOrder(self._all_parameters())
             self._by_hand = ByHand(self._all_parameters())
-            self._keeps_gradients = KeepsGradients(self._all_parameters())
-            self.implicit_no_sync.reads = self._by_hand.reads
+            self._keeps_gradients = KeepsGradients(self._parameters_without_views())
+            self.implicit_no_sync.reads, self.implicit_no_sync.has_read = self._by_hand.reads, self._by_hand.has_read
             if self._config.cuda_graphs:
                 self._graphs.watch()
                 self.compiling.replays.watch()
@@ -147,13 +160,17 @@ class _TuningJob(DdpEvents):
             self._ready_order.stop()
             self._by_hand.stop()
             self._keeps_gradients.stop()
-            self.implicit_no_sync.reads = lambda: None
+            self.implicit_no_sync.reads = self.implicit_no_sync.has_read = lambda: None
             self._graphs.stop_watching()
             self.compiling.replays.stop_watching()
             self._begin()
 
     def _all_parameters(self) -> list[nn.Parameter]:
         return parameters_of(self._patch.alive())
+
+    def _parameters_without_views(self) -> list[nn.Parameter]:
+        """Where the script itself sets the argument, DDP holds the memory of all gradients."""
+        return parameters_of(w for w in self._patch.alive() if not w.arguments.get(GRADIENT_AS_BUCKET_VIEW.name))
 
     def _begin(self) -> None:
         assert self._ready_order is not None
@@ -172,6 +189,8 @@ class _TuningJob(DdpEvents):
             self.accumulation.one_optimizer,
             self.compiling.replays.why_not if compiled else self._graphs.why_not,
             self._by_hand.found,
+            self._by_hand.found_later,
+            self.accumulation.steps_others,
             any(is_joining(w.ddp) for w in wrapped if w.ddp is not None),
             compiled,
             self._ready_order.uses_all,

@@ -29,6 +29,11 @@ def uneven(rank: int, step: int) -> int:
     return 500 + (step * 7919 + rank * 104729) % 1000
 
 
+def test_bytes_travel_within_ddps_process_group() -> None:
+    whole, halves = (Surroundings(SlowJob(ranks=4, more={"ranks_per_group": ranks}).facts) for ranks in (0, 2))
+    assert (whole.travels(100.0), halves.travels(100.0)) == (150.0, 100.0)
+
+
 BETWEEN: dict[str, Any] = {"nodes": 2, "gradient_bytes": 25_000_000}  # 20 ms at 10 Gbit/s
 MANY = {"ddp_arguments": {"find_unused_parameters": "True"}}
 PLANTED: dict[str, tuple[dict[str, Any], str, tuple[int, ...], float]] = {

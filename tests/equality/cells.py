@@ -21,7 +21,8 @@ from typing import Any
 import torch
 import torch._dynamo  # the first optimizer imports it: seconds that each fork would spend again
 import torch.distributed as dist
-from trainings import MOMENTUM, STEPS, TRAININGS, parameters, statistics
+from by_hand import Loop
+from trainings import BY_HAND_UNTIL, MOMENTUM, STEPS, TRAININGS, parameters, statistics
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.wire import BlockDone, Measure, Message, Ready, WorkerConfig
@@ -30,9 +31,10 @@ from autoddp.worker import applying, tuning
 WORLD = 2
 PATIENCE = 180.0  # seconds for a cell; it takes one, and many where threads wait spinning for busy cores
 ALONE = 5.0  # seconds that a rank lives on when the other has failed
-WRITTEN, RECIPE, TUNED, HEADROOM = "as torchrun", "by recipe", "tuned", "headroom"
-"""How a training is run. "tuned" turns to the configuration, back, and to it again, between the steps of the training;
-"headroom" leaves the reduction out for some steps before that."""
+WRITTEN, BY_HAND, RECIPE, TUNED, HEADROOM = "as torchrun", "by hand", "by recipe", "tuned", "headroom"
+"""How a training is run. "by hand": several steps are one without autoddp, as `accumulate_steps` says. "tuned" turns to
+the configuration, back, and to it again, between the steps of the training; "headroom" leaves the reduction out for
+some steps before that."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ def _rank(rank: int, cell: Cell, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if cell.way == HEADROOM:
         MOMENTUM[0] = 0.0
+    if cell.way == BY_HAND:
+        Loop(configuration.steps_per_update, BY_HAND_UNTIL.get(cell.training)).install()
     if cell.way == RECIPE:
         applying.start_applying(WorkerConfig(configuration=configuration.without_variables))
     elif cell.way in (TUNED, HEADROOM):

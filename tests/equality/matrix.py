@@ -4,8 +4,9 @@
 
 Parameters must be bit for bit equal between ranks. Against torchrun: bit for bit where the order of additions is the
 same (two ranks: the sum of two numbers has one order, so buckets do not matter), at most 1e-5 relative where it is
-another, at most the configuration's stated error where gradients are changed. A cell may also end in a reason: the
-knob is left out, or the job stops with an error. Exit code 1 where any cell does neither.
+another, at most the configuration's stated error where gradients are changed. Where several steps are one, the same
+holds against the loop that a user writes for that (`by_hand.py`). A cell may also end in a reason: the knob is left
+out, or the job stops with an error. Exit code 1 where any cell does neither.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import launched
 import torch
-from cells import HEADROOM, RECIPE, TUNED, WRITTEN, Cell, Matrix, Ran
-from trainings import DIFFER_ON_PURPOSE, TRAININGS
+from cells import BY_HAND, HEADROOM, RECIPE, TUNED, WRITTEN, Cell, Matrix, Ran
+from trainings import DIFFER_ON_PURPOSE, NO_LOOP_BY_HAND, TRAININGS
 
 from autoddp.knobs import LIMITS, Configuration, GradientError, Rung, why_refused
 
@@ -104,7 +105,8 @@ def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor])
     return (apart / whole) ** 0.5 if whole else apart**0.5
 
 
-def judge(cell: Cell, name: str, ran: Ran, written: Ran) -> Verdict:
+def judge(cell: Cell, name: str, ran: Ran, written: Ran, loop: Callable[[], Ran] | None = None) -> Verdict:
+    """`written`: as torchrun runs it; `loop`: with so many steps in one, by the loop that a user writes."""
     configuration = Configuration(cell.configuration)
 
     def verdict(found: str, apart: float | None = None, why: str = "") -> Verdict:
@@ -121,16 +123,11 @@ def judge(cell: Cell, name: str, ran: Ran, written: Ran) -> Verdict:
         loud = fault.startswith(ours) or "static_graph" in configuration
         return verdict(STOPPED if loud else FAILED, None, fault)
     one, two = (found["parameters"] for found in ran.ranks)
-    apart = max(
-        distance(before[kind], after[kind])
-        for before, after in zip(written.ranks, ran.ranks, strict=True)
-        for kind in ("parameters", "buffers")
-        if before[kind]
-    )
+    apart = _apart(written, ran)
     left_out = ran.ranks[0].get("left out")
     why = "; ".join(f"{knob}: {reason}" for knob, reason in (left_out or {}).items())
     why = why or "; ".join(line[len("autoddp: ") :] for line in ran.told.splitlines() if line.startswith("autoddp: "))
-    if any(not torch.equal(one[key], two[key]) for key in one) and cell.training not in DIFFER_ON_PURPOSE:
+    if _differ(ran) and cell.training not in DIFFER_ON_PURPOSE:
         return verdict(UNEQUAL, distance(one, two), why)
     if cell.way == HEADROOM:
         return verdict(LEFT_OUT if why else EQUAL, None, why)
@@ -142,13 +139,42 @@ def judge(cell: Cell, name: str, ran: Ran, written: Ran) -> Verdict:
     if apart == 0.0:
         return verdict(LEFT_OUT if why else EQUAL, apart, why)
     if configuration.rung is Rung.BATCH:
-        return verdict(LARGER, apart, why)
-    if configuration.rung is not Rung.EXACT:
+        if loop is None:
+            return verdict(LARGER, apart, why)
+        by_hand = loop()
+        if by_hand.errors:
+            return verdict(FAILED, None, f"by hand: {by_hand.errors[0]}")
+        if _differ(by_hand) and cell.training not in DIFFER_ON_PURPOSE:
+            return verdict(LARGER, apart, "with no_sync by hand, the ranks part")
+        # Where reductions are put off, buffers are broadcast before each pass all the same; under no_sync they are not.
+        kinds = ("parameters",) if "defer_reductions" in configuration else ("parameters", "buffers")
+        apart = _apart(by_hand, ran, kinds)
+        if apart == 0.0:
+            return verdict(LARGER, apart, why)
+    if configuration.gradient_rung is not Rung.EXACT:
         return verdict(STATED_ERROR if apart <= STATED[str(configuration["hook"])] else FAR, apart, why)
     reorders = {"defer_reductions", "threads"} & set(configuration)
+    if configuration.rung is Rung.BATCH:
+        reorders |= {"static_graph"} & set(configuration)  # its first pass is reduced by itself
     if apart > (ROUNDING if reorders else 0.0):
         return verdict(FAR, apart, why)
     return verdict(LEFT_OUT if why else CLOSE, apart, why)
+
+
+def _differ(ran: Ran) -> bool:
+    """Whether the ranks have other parameters."""
+    one, two = (found["parameters"] for found in ran.ranks)
+    return any(not torch.equal(one[key], two[key]) for key in one)
+
+
+def _apart(one: Ran, other: Ran, kinds: Sequence[str] = ("parameters", "buffers")) -> float:
+    """The largest relative distance, of a rank's parameters or of its buffers."""
+    return max(
+        distance(before[kind], after[kind])
+        for before, after in zip(one.ranks, other.ranks, strict=True)
+        for kind in kinds
+        if before[kind]
+    )
 
 
 def cells(only: str, short: bool) -> list[tuple[str, Cell]]:
@@ -166,14 +192,33 @@ def cells(only: str, short: bool) -> list[tuple[str, Cell]]:
     return [(n, c) for n, c in found if all({c.training, c.way, n} & set(words) for words in asked)]
 
 
+class Bench:
+    """Runs cells, and beside them what torchrun trains; each of the latter once."""
+
+    def __init__(self) -> None:
+        self._matrix = Matrix()
+        self._without: dict[tuple[str, int], Ran] = {}
+
+    def judged(self, name: str, cell: Cell, ran: Ran | None = None) -> Verdict:
+        """`ran`: what the cell has left, where it was launched."""
+        steps = Configuration(cell.configuration).steps_per_update
+        # A training that is tuned turns to the configuration and back: no loop by hand does that.
+        has_loop = steps > 1 and cell.way != TUNED and cell.training not in NO_LOOP_BY_HAND
+        by_hand = (lambda: self._without_autoddp(cell.training, steps)) if has_loop else None
+        ran = ran or self._matrix.run(cell)
+        return judge(cell, name, ran, self._without_autoddp(cell.training, 1), by_hand)
+
+    def _without_autoddp(self, training: str, steps: int) -> Ran:
+        if (training, steps) not in self._without:
+            plain = Cell(training, BY_HAND, {"accumulate_steps": steps}) if steps > 1 else Cell(training, WRITTEN)
+            self._without[training, steps] = self._matrix.run(plain)
+        return self._without[training, steps]
+
+
 def run(only: str = "", short: bool = False, tell: Any = None) -> list[Verdict]:
-    matrix = Matrix()
-    written: dict[str, Ran] = {}
-    found = []
+    bench, found = Bench(), []
     for name, cell in cells(only, short):
-        if cell.training not in written:
-            written[cell.training] = matrix.run(Cell(cell.training, WRITTEN))
-        found.append(judge(cell, name, matrix.run(cell), written[cell.training]))
+        found.append(bench.judged(name, cell))
         if tell is not None:
             tell(found[-1])
     return found
@@ -181,13 +226,12 @@ def run(only: str = "", short: bool = False, tell: Any = None) -> list[Verdict]:
 
 def run_launched(tell: Any = None) -> list[Verdict]:
     """A few cells as whole launches."""
-    found = []
+    bench, found = Bench(), []
     with tempfile.TemporaryDirectory(prefix="equality-") as folder:
         ran = launched.run(LAUNCHED_TRAININGS, {n: CONFIGURATIONS[n] for n in LAUNCHED_CONFIGURATIONS}, Path(folder))
         for name in LAUNCHED_CONFIGURATIONS:
             for training in LAUNCHED_TRAININGS:
-                cell = Cell(training, LAUNCHED, CONFIGURATIONS[name])
-                found.append(judge(cell, name, ran[name][training], ran[""][training]))
+                found.append(bench.judged(name, Cell(training, LAUNCHED, CONFIGURATIONS[name]), ran[name][training]))
                 if tell is not None:
                     tell(found[-1])
     return found

@@ -97,7 +97,21 @@ def clip_by_hand(rank: int) -> list[nn.Module]:
     return [model]
 
 
-def scaler(rank: int) -> list[nn.Module]:
+def changes_by_data(rank: int) -> list[nn.Module]:
+    """As older scripts do: the version counter of `p.grad` does not see what is done to `p.grad.data`."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        for p in model.parameters():
+            p.grad.data.clamp_(-0.001, 0.001)
+        optimizer.step()
+    return [model]
+
+
+def scaler(rank: int, by_hand: bool = False) -> list[nn.Module]:
+    """`by_hand`: it clips the unscaled gradients itself."""
     model = DDP(network())
     optimizer = sgd(model)
     grad_scaler = torch.amp.GradScaler("cpu", growth_interval=5)
@@ -105,9 +119,108 @@ def scaler(rank: int) -> list[nn.Module]:
         optimizer.zero_grad()
         grad_scaler.scale(loss(model(batch[0]), batch)).backward()
         grad_scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        if by_hand:
+            for p in model.parameters():
+                p.grad.clamp_(-0.001, 0.001)
+        else:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
         grad_scaler.step(optimizer)
         grad_scaler.update()
+    return [model]
+
+
+def beside(rank: int, scaled: bool = False, apart: bool = False, begins: int = 0) -> list[nn.Module]:
+    """A criterion that is trained too, and that DDP does not reduce; from step `begins` on, by a group of its own.
+
+    `apart`: by an optimizer of its own.
+    """
+    model = DDP(network())
+    criterion = nn.Linear(CLASSES, CLASSES)
+    optimizer = sgd(model) if apart or begins else sgd(model, criterion)
+    optimizers = [optimizer, sgd(criterion)] if apart else [optimizer]
+    grad_scaler = torch.amp.GradScaler("cpu", enabled=scaled, growth_interval=5)
+    for step, batch in enumerate(batches(rank, STEPS)):
+        if begins and step == begins:
+            optimizer.add_param_group({"params": list(criterion.parameters())})
+        for one in optimizers:
+            one.zero_grad()
+        grad_scaler.scale(loss(criterion(model(batch[0])), batch)).backward()
+        for one in optimizers:
+            grad_scaler.unscale_(one)
+        for module in (model, criterion):
+            nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+        for one in optimizers:
+            grad_scaler.step(one)
+        grad_scaler.update()
+    return [model, criterion]
+
+
+class Counts(torch.optim.SGD):
+    """Counts its steps in its groups, as Lamb and the optimizers without a schedule do, and goes by the count."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            group["lr"] = 0.05 / group["count"]
+        super().step(closure)
+
+
+class Around(torch.optim.Optimizer):
+    """Steps by another optimizer of the same parameters."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        self.inner.step(closure)
+
+
+def stepped_by(rank: int, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> list[nn.Module]:
+    model = DDP(network())
+    optimizer = make(list(model.parameters()))
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        optimizer.step()
+    return [model]
+
+
+def by_turns(rank: int) -> list[nn.Module]:
+    """Two DDP objects, of which each step trains one, by one optimizer."""
+    wide, narrow = DDP(network()), DDP(network(64))
+    optimizer = sgd(wide, narrow)
+    for step, batch in enumerate(batches(rank, STEPS)):
+        optimizer.zero_grad()
+        loss((wide, narrow)[step % 2](batch[0]), batch).backward()
+        optimizer.step()
+    return [wide, narrow]
+
+
+def returns_loss(rank: int) -> list[nn.Module]:
+    """The optimizer gets a closure that only tells the loss: the backward pass is over by then."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        found = loss(model(batch[0]), batch)
+        found.backward()
+        optimizer.step(lambda found=found: float(found))
+    return [model]
+
+
+def sparse(rank: int) -> list[nn.Module]:
+    """The gradient of an embedding is sparse; each reduces, and the last step of a round has fewer."""
+    torch.manual_seed(7)
+    model = DDP(nn.Sequential(nn.EmbeddingBag(64, FEATURES, sparse=True), network()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    data = batches(rank, STEPS * 4)
+    for step in range(STEPS):
+        for _ in range(1 if step % 10 == 9 else 4):
+            inputs, targets = next(data)
+            (loss(model((inputs * 7).long() % 64), (inputs, targets)) / 4).backward()
+        optimizer.step()
+        optimizer.zero_grad()
     return [model]
 
 
@@ -558,6 +671,17 @@ TRAININGS: dict[str, Training] = {
     "zeros": zeros,
     "clip": clip,
     "scaler": scaler,
+    "scaler by hand": lambda rank: scaler(rank, by_hand=True),
+    "changes by .data": changes_by_data,
+    "beside": beside,
+    "beside scaled": lambda rank: beside(rank, scaled=True),
+    "beside apart": lambda rank: beside(rank, apart=True),
+    "beside later": lambda rank: beside(rank, begins=TURN),
+    "counts": lambda rank: stepped_by(rank, Counts),
+    "around": lambda rank: stepped_by(rank, lambda given: Around(torch.optim.SGD(given, lr=0.05, momentum=0.9))),
+    "by turns": by_turns,
+    "returns loss": returns_loss,
+    "sparse": sparse,
     "buffers": buffers,
     "two DDP": two,
     "second DDP later": second_later,
@@ -607,8 +731,16 @@ TRAININGS: dict[str, Training] = {
     "rank 0 evaluates": rank0_evaluates,
 }
 
-DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored")
+BESIDE = ("beside", "beside scaled", "beside apart", "beside later")
+DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", *BESIDE)
 """Ranks end with other parameters, also under torchrun."""
+
+BY_HAND_UNTIL = {"second DDP later": TURN, "folds": TURN, "join later": TURN, "beside later": TURN}
+"""The step from which on several steps can be one no more."""
+
+NO_LOOP_BY_HAND = ("noise scale", "kept later", "flat later")
+"""They clear gradients within each step: no loop makes several of them one. The steps that autoddp needs to see that
+train nothing, and each later one is a step of its own."""
 
 
 def parameters(modules: list[nn.Module]) -> dict[str, torch.Tensor]:

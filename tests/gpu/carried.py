@@ -12,7 +12,9 @@ import zipfile
 from pathlib import Path
 
 WHEELS = Path(__file__).parent / "wheels"
-NEEDED = ("torch", "optuna", "tomlkit", "wrapt", "psutil", "rich", "pytest", "pytest_timeout", "pynvml")
+NEEDED = (
+    "torch", "optuna", "tomlkit", "wrapt", "psutil", "rich", "msgspec", "jinja2", "pynvml", "pytest", "pytest_timeout",
+)  # fmt: skip
 
 
 def main() -> None:

@@ -85,7 +85,8 @@ def alone(device: torch.device) -> Iterator[dist.ProcessGroup]:
 @pytest.fixture
 def patch(monkeypatch: pytest.MonkeyPatch) -> Patch:
     """Not installed yet; the class is as before after the check, for those that run in the same process."""
-    for name in ("__init__", "register_comm_hook", "_pre_forward", "_post_forward"):
+    registering = ("register_comm_hook", "_register_builtin_comm_hook", "_set_static_graph")
+    for name in ("__init__", *registering, "_pre_forward", "_post_forward"):
         monkeypatch.setattr(DDP, name, getattr(DDP, name))
     return Patch()
 

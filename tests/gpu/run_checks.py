@@ -27,7 +27,7 @@ ORDER = (
     "gpu_ranks",
     "gpu_mesh",
     "gpu_memory",
-    "gpu_watch",
+    "gpu_gradient_monitor",
     "gpu_bypass",
     "gpu_capture",
     "gpu_graphs",
@@ -48,7 +48,8 @@ def collected(words: list[str]) -> dict[str, int]:
         done = subprocess.run(
             command, cwd=ROOT, env={**os.environ, "GPU_LIMITS": str(place)}, capture_output=True, text=True
         )
-        if not place.exists():
+        # A file that cannot be imported leaves the others: they must not pass for all there is.
+        if done.returncode or not place.exists():
             raise SystemExit(f"the checks cannot be collected:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
         limits: dict[str, int] = json.loads(place.read_text())
     wanted = [name for name in limits if not words or any(word in name for word in words)]

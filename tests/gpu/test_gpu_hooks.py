@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration
-from autoddp.worker.bench.hook_cost import OneMatrix
 from autoddp.worker.hooks import hook_for
+from autoddp.worker.hooks.by_itself import one_matrix
 from autoddp.worker.hooks.powersgd import _stream
 from autoddp.worker.hooks.sixteen_bit import clamped_to_float16
 
@@ -45,7 +45,7 @@ def test_hooks_under_nccl(nccl, gpu, figure, configuration, tolerance):
 def test_what_float16_cannot_hold(nccl, gpu):
     """Finite stays finite, infinite stays infinite, on the device's own arithmetic."""
     state, hook = hook_for(Configuration({"hook": "fp16"}), nccl)
-    bucket = OneMatrix(4, gpu)
+    bucket = one_matrix(4, gpu)
     given = torch.tensor([1e6, -1e6, 3.4e38, 65504.0, 1.0, 0.0, float("inf"), -float("inf"), float("nan")])
     bucket.buffer()[:9] = given.to(gpu)
     made = hook(state, bucket).wait()[:9].cpu()
@@ -83,7 +83,7 @@ def test_a_grad_scaler_finds_its_scale(nccl, gpu, figure, name):
 def test_what_a_hook_costs(nccl, gpu, figure, name):
     values = {"hook": name} | ({"powersgd_rank": 4} if name == "powersgd" else {})
     state, hook = hook_for(Configuration(values), nccl, 0)
-    bucket = OneMatrix(2048, gpu)
+    bucket = one_matrix(2048, gpu)
     for _ in range(5):
         hook(state, bucket).wait()
     figure("ms for 16 MiB", f"{1e3 * measured(lambda: hook(state, bucket).wait()):.3f}")
@@ -92,7 +92,7 @@ def test_what_a_hook_costs(nccl, gpu, figure, name):
 def test_the_backward_pass_does_not_wait_for_powersgd(nccl, gpu):
     """While the stream of PowerSGD's waits has work for half a second, the backward pass's stream goes on."""
     state, hook = hook_for(Configuration({"hook": "powersgd", "powersgd_rank": 4}), nccl, 0)
-    bucket = OneMatrix(2048, gpu)
+    bucket = one_matrix(2048, gpu)
     for _ in range(3):  # libraries have their handles and memory by then
         hook(state, bucket).wait()
     torch.cuda.synchronize(gpu)

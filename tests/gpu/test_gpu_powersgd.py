@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration
-from autoddp.worker.bench.hook_cost import OneMatrix
 from autoddp.worker.hooks import hook_for
+from autoddp.worker.hooks.by_itself import one_matrix
 
 SIDE = 256
 RANK = 8  # enough for Cholesky QR on a GPU
@@ -24,7 +24,7 @@ def relative(found, exact):
 @pytest.mark.parametrize("directions", [4, SIDE])
 def test_factors_are_orthonormal_and_a_gradient_of_few_directions_is_exact(alone, device, figure, directions):
     state, hook = powersgd(alone)
-    bucket = OneMatrix(SIDE, device)
+    bucket = one_matrix(SIDE, device)
     random = torch.Generator().manual_seed(1)
     thin, wide = (torch.randn(SIDE, directions, generator=random) for _ in range(2))
     gradient = (thin @ wide.T).to(device).view(-1)
@@ -58,7 +58,7 @@ def test_autocast_around_the_backward_pass_does_not_reach_the_hook(alone, device
     with torch.autocast(device.type, dtype=torch.bfloat16):
         loss.backward()
     assert autocast == [True]
-    bucket = OneMatrix(SIDE, device)
+    bucket = one_matrix(SIDE, device)
     bucket.buffer().copy_(given[0])
     state, hook = powersgd(alone)
     without = hook(state, bucket).wait().view(SIDE, SIDE)

@@ -7,10 +7,10 @@ PYTHON=${PYTHON:-python3}
 PLATFORMS=()
 for tag in manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014 manylinux1; do PLATFORMS+=(--platform "${tag}_x86_64"); done
 
-# optuna, tomlkit, and what optuna needs besides numpy, tqdm, packaging and PyYAML, which come with any torch.
+# What autoddp needs by pyproject.toml besides torch, what these packages need, and pytest.
 PACKAGES=(optuna==5.0.0 alembic==1.20.1 colorlog==6.12.0 SQLAlchemy==2.1.9 Mako==1.4.3 MarkupSafe tomlkit==0.15.2
-    typing-extensions wrapt psutil rich markdown-it-py mdurl pygments pytest pytest-timeout iniconfig pluggy nvidia-ml-py
-    numpy tqdm packaging PyYAML)
+    typing-extensions wrapt psutil rich markdown-it-py mdurl pygments msgspec jinja2 nvidia-ml-py pytest pytest-timeout
+    iniconfig pluggy numpy tqdm packaging PyYAML)
 
 mkdir -p "$folder"
 "$PYTHON" -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.12 \

@@ -48,3 +48,11 @@ def test_a_recipe_with_cuda_graphs(tuned, tmp_path):
     job = launched(tmp_path / "job", "--recipe", str(tmp_path / "graphs.toml"))
     assert "autoddp: without CUDA graphs, as written: " in job.stderr
     assert "Traceback" not in job.stderr
+
+
+def test_ranks_that_the_script_has_started_are_not_tuned(tmp_path):
+    """They would take no orders, and all would wait for each other."""
+    words = ["--nproc-per-node", "2", "--trials", "2", "--tune-only", str(SCRIPTS / "own_ranks.py")]
+    launch = start(AUTODDP, tmp_path / "out", words).wait()
+    assert "no recipe was written: the script trains with 4 ranks, and autoddp has started 2" in launch.stderr
+    assert launch.processes() == []

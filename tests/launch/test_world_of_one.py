@@ -22,8 +22,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 dist.init_process_group("gloo")
 model = DDP(nn.Linear(4, 4), **ARGUMENTS)
-if HOOK:
-    model.register_comm_hook(None, allreduce_hook)
+AFTERWARDS
 sgd = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(120):
     sgd.zero_grad()
@@ -50,18 +49,23 @@ def test_the_same_parameters_and_what_it_gave(tmp_path):
 
 def test_what_needs_its_reduction_keeps_it(tmp_path):
     variants = [
-        (False, {}),
-        (False, {"find_unused_parameters": True}),
-        (True, {}),
-        (False, {"static_graph": True}),
-        (False, {"gradient_as_bucket_view": True}),  # its gradients would need memory of their own
+        ("", {}),
+        ("", {"find_unused_parameters": True}),
+        ("model.register_comm_hook(None, allreduce_hook)", {}),
+        ("model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)", {}),
+        ("", {"static_graph": True}),
+        ("model._set_static_graph()", {}),
+        ("", {"gradient_as_bucket_view": True}),  # its gradients would need memory of their own
     ]
     scripts = []
-    for number, (hook, arguments) in enumerate(variants):
+    for number, (afterwards, arguments) in enumerate(variants):
         scripts.append(str(tmp_path / f"reduces{number}.py"))
-        Path(scripts[-1]).write_text(REDUCES.replace("HOOK", str(hook)).replace("ARGUMENTS", repr(arguments)))
+        Path(scripts[-1]).write_text(REDUCES.replace("AFTERWARDS", afterwards).replace("ARGUMENTS", repr(arguments)))
+    scripts.append("own_ranks.py")
     launch = start(AUTODDP, tmp_path / "out", [*ONE, SEVERAL, *scripts], PASSIVE).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     reduces = [line for line in launch.stdout.splitlines() if line.startswith("reduces")]
-    assert reduces == ["reduces False"] * 2 + ["reduces True"] * 3
+    assert reduces == ["reduces False"] * 2 + ["reduces True"] * 5
+    own = [torch.load(launch.folder / "own_ranks" / f"rank{rank}.pt") for rank in (0, 1)]
+    assert all(torch.equal(own[0][name], own[1][name]) for name in own[0])
     assert launch.stderr.count(REPORT) == 2

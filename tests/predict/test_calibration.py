@@ -13,6 +13,7 @@ from autoddp.bench import LinkModel, Segment
 from autoddp.codec import convert, decode, encode, replace
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.predict import Calibration, Coefficients, Gradient, Profile, profile_of, step_seconds
+from autoddp.timing.arithmetic import HookArithmetic
 from autoddp.timing.timeline import Gradient as Ready
 from autoddp.timing.timeline import Span, Timeline
 from autoddp.units import MIB
@@ -180,6 +181,37 @@ def test_it_is_scaled_to_steps_without_reductions() -> None:
 )
 def test_records_that_do_not_tell_enough(timelines: list[Timeline]) -> None:
     assert profile_of(timelines, SHAPES, "gloo", 2, {}, 0.035) is None
+
+
+def test_what_hooks_compute_is_that_of_the_slowest_rank() -> None:
+    slow = HookArithmetic(copying=2e-10, rounding=5e-10, low_rank=1e-9, further_rank=2e-10, call=5e-5, further_row=4e-5)
+    fast = HookArithmetic(
+        copying=1e-10, rounding=6e-10, low_rank=9e-10, further_rank=1e-10, call=4e-5, further_row=3e-5
+    )
+    ranks = [replace(timeline(number), arithmetic=one) for number, one in enumerate((slow, fast))]
+    found = of(ranks)
+    assert found.hooks_are_measured
+    for name, seconds in (
+        ("copying", 2e-10),
+        ("rounding", 6e-10),
+        ("low_rank", 1e-9),
+        ("further_rank", 2e-10),
+        ("call", 5e-5),
+        ("further_row", 4e-5),
+    ):
+        assert seconds <= getattr(found.coefficients, name) < 1.5 * seconds
+    assert not of([timeline(0), timeline(1)]).hooks_are_measured
+
+
+def test_a_measured_hook_is_predicted_well_at_once() -> None:
+    """The first trial with PowerSGD, of which there is nothing but what was measured of its arithmetic."""
+    hook = Configuration({"hook": "powersgd", "powersgd_rank": 1, "bucket_cap_mb": 32})
+    guessed = Calibration(profile(), true(AS_WRITTEN)).seconds(hook)
+    measured = replace(Coefficients(), low_rank=TRUE.low_rank, rounding=TRUE.rounding, copying=TRUE.copying)
+    known = Calibration(profile(hooks_are_measured=True, coefficients=measured), true(AS_WRITTEN)).seconds(hook)
+    assert guessed is not None
+    assert abs(guessed / true(hook) - 1) > 0.2
+    assert known == pytest.approx(true(hook), rel=0.1)
 
 
 def test_a_step_in_which_a_gradient_is_missing_is_left_out() -> None:

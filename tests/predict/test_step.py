@@ -17,7 +17,9 @@ from autoddp.predict.network import Link, Network
 from autoddp.predict.step import low_rank_bytes
 from autoddp.units import MIB
 
-PLAIN = Coefficients(stretch=1e-12, copying=0.0, rounding=0.0, low_rank=0.0, call=0.0)
+PLAIN = Coefficients(
+    stretch=1e-12, copying=0.0, rounding=0.0, low_rank=0.0, further_rank=0.0, call=0.0, further_row=0.0, wake=0.0
+)
 """Nothing but the link costs anything."""
 
 

@@ -64,7 +64,8 @@ class SimulatedJob:
     """A `study.Measure`. `cost` is the true seconds per step; `asked` all that was measured.
 
     `spoil(index, configuration)` is called before each measurement and may raise what a real job would. `clock` is the
-    seconds that it has run, of `time` in which tuning must be over.
+    seconds that it has run, of `time` in which tuning must be over. `cold`: times as long for the n-th step after
+    a switch takes.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class SimulatedJob:
         spoil: Callable[[int, Configuration], None] = lambda index, configuration: None,
         error: Callable[[Configuration], GradientError] = lambda configuration: error_of(0.001),
         time: float = math.inf,
+        cold: Callable[[int], float] = lambda number: 1.0,
     ) -> None:
         self._link = link_mib_per_second
         self._latency = latency
@@ -89,6 +91,8 @@ class SimulatedJob:
         self._computing = computing
         self._links = links
         self._steps = 0
+        self._cold = cold
+        self._since = 0
         self._random = random.Random(seed)
         self._spoil = spoil
         self._error = error
@@ -111,11 +115,14 @@ class SimulatedJob:
         order = Measure(len(self.asked), configuration, warmup, steps, reduce, apply, compare, at_once)
         self.asked.append(order)
         assert apply or configuration == self._now, "what is measured without a turn must be in effect"
+        self._since = 0 if apply else self._since
         self._now = configuration
         self._spoil(order.index, configuration)
         true = self.cost(configuration) if reduce else self._alone(configuration)
         self._steps += warmup
-        seconds = tuple(self._step(true) for _ in range(steps))
+        self._since += warmup
+        seconds = tuple(self._step(true) * self._cold(self._since + number) for number in range(steps))
+        self._since += steps
         error = self._error(configuration) if compare and configuration.hook else None
         left = self.time - self.clock
         self.clock += (sum(seconds) + warmup * true) * at_once + compare * true + 0.001

@@ -239,6 +239,21 @@ def test_a_clear_loser_is_cut_short() -> None:
     assert all(len(record.blocks) == 1 and "times the best of its rung" in record.reason for record in cut)
 
 
+def test_steps_that_gain_are_judged_when_they_have_settled() -> None:
+    """The first four steps after each switch take twice as long: no trial that gains is too slow by them."""
+
+    def cold(number: int) -> float:
+        return 2.0 if number < 4 else 1.0
+
+    job = SimulatedJob(30.0, latency=0.0005, cold=cold)
+    outcome = run(job, trials=20)
+    gaining = [r for r in outcome.trials if job.cost(r.configuration) < 0.3 * job.cost(AS_WRITTEN)]
+    cut = [record for record in gaining if record.state == "cut short"]
+    assert len(gaining) >= 5
+    assert all(record.seconds < 1.5 * job.cost(record.configuration) for record in gaining)
+    assert all(job.cost(record.configuration) > 1.4 * job.best(Rung.LOSSY) for record in cut)
+
+
 @pytest.mark.parametrize("trials", [1, 2, 3])
 def test_few_trials(trials: int) -> None:
     outcome = run(job_on("slow"), trials=trials)

@@ -73,6 +73,8 @@ OF_SCRIPT: dict[str, dict[str, dict[str, Any]]] = {
     "sets threads": {"cap": {"bucket_cap_mb": 0.5}},
     "builds later": {"bf16": {"hook": "bf16", "bucket_cap_mb": 0.5}},
     "registers a hook": {"fp16": {"hook": "fp16", "bucket_cap_mb": 0.5}},
+    "registers torch's hook": {"bf16": {"hook": "bf16", "bucket_cap_mb": 0.5}},
+    "sets a static graph": {"cap": {"bucket_cap_mb": 0.5}},
 }
 """Script → name → configuration. Each script is one way of training that some knobs need, or that once went wrong."""
 
@@ -110,6 +112,11 @@ class Training:
         self.models = [DDP(net)]
         if script == "registers a hook":
             self.models[0].register_comm_hook(*hook_for(Configuration({"hook": "bf16"}), dist.group.WORLD))
+        if script == "registers torch's hook":
+            self.models[0]._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+        if script == "sets a static graph":
+            self.models[0]._set_static_graph()
+            self.models[0]._set_ddp_sink_clone(False)
         self.optimizer = torch.optim.SGD(self.models[0].parameters(), lr=0.01)
         self.since_turn = STEPS  # none was turned yet
 
@@ -156,7 +163,11 @@ def of_model(ddp: DDP) -> dict[str, Any]:
     plain = {name: value for name, value in vars(ddp).items() if isinstance(value, (bool, int, float, str, type(None)))}
     # Not what its logger says: that is as old as the last sample, which trials leave out.
     buckets = [bucket.buffer().nbytes for bucket in ddp.reducer._get_zeros_like_grad_buckets()]
-    return {"plain": plain, "buckets": buckets, "hooks": [of_hook(hook, state) for hook, state in ddp._comm_hooks]}
+    hooks = [of_hook(hook, state) for hook, state in ddp._comm_hooks]
+    # A hook in Python has another name here where a trial compares gradients.
+    named = ddp.logger._get_ddp_logging_data().strs_map.get("comm_hook", "")
+    built_in = named if named.startswith("BuiltinCommHookType") else ""
+    return {"plain": plain, "buckets": buckets, "hooks": hooks, "torch's hook": built_in}
 
 
 def of_hook(hook: Callable[..., Any], state: Any) -> dict[str, Any]:

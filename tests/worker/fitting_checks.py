@@ -52,6 +52,8 @@ class Case:
     models: int = 1
     digests: str = ""
     """Of the recipe, where they are not the models' own."""
+    started: int = 0
+    """Ranks that the launcher says it has started; 0: it says nothing."""
     late: bool = False
     """A second model is built and trained when the first has been."""
 
@@ -82,6 +84,7 @@ CASES = {
     "caps refused": Case(CAPS, inputs=OTHERS),
     "static refused": Case({"static_graph": True}, inputs=OTHERS),
     "other parameters": Case(BF16, digests="0123456789abcdef"),
+    "started elsewhere": Case({**BF16, **CAPS}, started=1),
     "one of two refused": Case(BF16, models=2, inputs=[*with_model(FITS, 0, 2), *with_model(OTHERS, 1, 2)]),
     "nothing to launch, refused": Case({}, inputs=OTHERS),
     "a later model": Case(BF16, late=True),
@@ -161,6 +164,8 @@ def in_a_fork(work: Callable[[], None]) -> None:
 def one_case(name: str, folder: Path, rank: int) -> None:
     case, told = CASES[name], []
     applying._say = lambda text: told.append(text)
+    if case.started:
+        os.environ["WORLD_SIZE"] = str(case.started)
     if case.recipe is not None:
         start_applying(order_of(case, folder, name))
     dist.init_process_group(

@@ -245,9 +245,17 @@ def averages_weights(run: Run, rank: int) -> None:
     assert not any("forward" in vars(m) and not callable(m.forward) for m in average.modules())
 
 
+def under_autocast(run: Run, rank: int) -> None:
+    """Graphs answer where the script calls under autocast, as it did in the step that was watched."""
+    for x in batches(rank):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            run.backward(x)
+        run.step()
+
+
 LOOPS = (plain, zeroed_in_place, accumulates, reduces_each_micro_batch, two_forwards, forward_for_nothing, other_shapes,
          other_arguments, evaluates, past_ddp, moves_parameters, freezes, adds_a_hook, keeps_outputs,
-         averages_weights)  # fmt: skip
+         averages_weights, under_autocast)  # fmt: skip
 SERVED = {  # forward passes of the whole model that a graph can serve, of the 8 steps after capture; the others cannot
     "accumulates": 8, "reduces_each_micro_batch": 14, "two_forwards": 8, "forward_for_nothing": 3, "other_shapes": 6,
     "other_arguments": 5, "past_ddp": 8, "moves_parameters": 3, "freezes": 3, "adds_a_hook": 3,

@@ -162,6 +162,27 @@ def carried_over(rank: int, live: LiveDdp) -> dict[str, Any]:
     return {**found, "same parameters": list(map(id, ddp.parameters())) == parameters, "type": type(ddp) is DDP}
 
 
+def with_torchs_hook(rank: int, live: LiveDdp | None) -> torch.Tensor:
+    """A training whose script registers one of torch's own hooks, in C++; with `live`, it is turned all the time."""
+    ddp = DDP(Net())
+    ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    end = train(ddp, rank, live, cycle([*EXACT, *LOSSY]))
+    if live is not None:
+        live.apply(AS_WRITTEN)
+    return end
+
+
+def in_another_group(rank: int, live: LiveDdp) -> float:
+    """How far the ranks are apart after a turn, where the script has given each a process group of its own."""
+    groups = [dist.new_group([one]) for one in range(WORLD)]
+    ddp = DDP(Net())
+    ddp._update_process_group(groups[rank])
+    live.apply(EXACT[0])
+    step_of(ddp, torch.optim.SGD(ddp.parameters(), lr=0.05), rank, 0)
+    live.apply(AS_WRITTEN)
+    return ranks_differ_by(vector(ddp))
+
+
 def reducers_alive(rank: int, live: LiveDdp) -> int:
     """After a model was turned 40 times."""
     ddp = DDP(Net())
@@ -235,6 +256,7 @@ def threads(live: LiveDdp) -> list[int]:
 
 def checks(rank: int) -> dict[str, Any]:
     untouched, sampled_as_written = train(DDP(Net()), rank), sampled(rank, None)
+    rounded = with_torchs_hook(rank, None)
     patch, switch = Patch(), ReductionSwitch()
     patch.install()
     switch.install()
@@ -250,6 +272,8 @@ def checks(rank: int) -> dict[str, Any]:
         "in effect": in_effect(rank, live),
         "sampled": (sampled_as_written, sampled(rank, live)),
         "carried over": carried_over(rank, live),
+        "torch's hook": tuple(float((with_torchs_hook(rank, live) - end).abs().max()) for end in (rounded, untouched)),
+        "apart": in_another_group(rank, live),
         "reducers alive": reducers_alive(rank, live),
         "switched off": switched_off(rank, live),
         "kept apart": {sends: kept_apart(rank, live, sends) for sends in (True, False)},
@@ -293,6 +317,17 @@ def test_a_turn_leaves_the_rest_alone(ranks: list[dict[str, Any]]) -> None:
         "type": True,
     }
     assert [found["carried over"] for found in ranks] == [expected] * WORLD
+
+
+def test_a_hook_of_torchs_own_stays(ranks: list[dict[str, Any]]) -> None:
+    for as_written, exact in (found["torch's hook"] for found in ranks):
+        assert as_written == 0
+        assert exact > 1e-5  # else it would do nothing
+
+
+def test_another_process_group_stays(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert found["apart"] > 1e-4
 
 
 def test_old_reducers_go(ranks: list[dict[str, Any]]) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
 
+from autoddp.worker.bench import burst
 from autoddp.worker.bench.all_reduce import AllReduces, of_slowest_group
 from autoddp.worker.bench.hook_cost import HOOKS, HookCosts
 
@@ -16,10 +17,20 @@ LAYOUTS = {"within": [[0, 1]], "between": [[0, 2]], "all": [[0, 1, 2]]}
 
 
 def acts(rank: int) -> dict[str, Any]:
+    real = dist.all_reduce
     reduces, hooks = AllReduces(LAYOUTS, torch.device("cpu")), HookCosts(torch.device("cpu"))
     found: dict[str, Any] = {name: reduces.run(name, 4096, 3, 2) for name in LAYOUTS}
+    buckets = [torch.zeros(5), torch.zeros(3)]
+    burst._check(buckets)
+    found["zeros"] = all(not bucket.any() for bucket in buckets)
+    dist.all_reduce = lambda tensor, async_op: real(tensor[1:] if rank == 1 else tensor.clone()[1:], async_op=async_op)
+    try:
+        burst._check(buckets)
+    except SystemExit as why:
+        found["lost"] = str(why)
+    finally:
+        dist.all_reduce = real
     found["hooks"] = [hooks.run(*hook, 64, 2, 3) for hook in HOOKS]
-    found["alone"] = dist.get_world_size(hooks._alone)
     return found
 
 
@@ -35,9 +46,14 @@ def test_only_a_layouts_ranks_take_part(ranks: list[dict[str, Any]]) -> None:
             assert all(0 < seconds < 10 for seconds in found[layout])
 
 
+def test_a_setting_under_which_data_are_lost_is_noticed(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert found["zeros"]
+        assert found["lost"] == "wrong sums"
+
+
 def test_every_hook_runs_without_the_others(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
-        assert found["alone"] == 1
         assert [len(blocks) for blocks in found["hooks"]] == [3] * len(HOOKS)
         assert all(seconds > 0 for blocks in found["hooks"] for seconds in blocks)
 

@@ -72,6 +72,16 @@ def test_a_configuration_has_an_effect(folder: Path, script: str, name: str) -> 
         assert found[name] != found["before"]
 
 
+def test_what_a_script_sets_after_construction_stays(folder: Path) -> None:
+    for found in in_both(folder, "registers torch's hook", "bf16"):
+        (model,) = found["models"]
+        assert (model["torch's hook"], model["hooks"]) == ("BuiltinCommHookType.FP16_COMPRESS", [])
+    for found in in_both(folder, "sets a static graph", "cap"):
+        (model,) = found["models"]
+        assert model["plain"]["static_graph"] is True
+        assert model["plain"]["_ddp_sink_clone"] is False
+
+
 def test_no_more_threads_are_tried_than_a_start_can_give() -> None:
     """MKL takes no more than there are cores, whatever the variable says; a running process can be given more."""
     counted = (

@@ -23,6 +23,7 @@ REFUSED = {
     "caps refused": "plain",
     "static refused": "plain",
     "other parameters": "plain",
+    "started elsewhere": "plain",
     "nothing to launch, refused": "plain",
 }
 """Case → the training without a recipe that it must be, step by step."""

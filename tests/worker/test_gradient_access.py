@@ -121,11 +121,15 @@ def test_steps_that_are_one_train_as_one_step_of_all_their_batches(
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("scaled", [False, True], ids=["", "scaled"])
 @pytest.mark.parametrize("throws_away", [(), (1,), (1, 4), (1, 2), tuple(range(6))])
 @pytest.mark.usefixtures("alone")
-def test_a_script_that_clears_gradients_within_each_step_gets_its_own_steps_back(throws_away: tuple[int, ...]) -> None:
+def test_a_script_that_clears_gradients_within_each_step_gets_its_own_steps_back(
+    throws_away: tuple[int, ...], scaled: bool
+) -> None:
     """Else no step would ever be the last of several, and the job would train nothing."""
     script, reasons = Script(), []
+    script.scaled = scaled
     switch, wrapped = ReductionSwitch(), [Wrapped(script.model, {})]
     implicit_no_sync = ImplicitNoSync(switch, lambda: wrapped)
     accumulation = Accumulation(switch, lambda: wrapped, implicit_no_sync, reasons.append)

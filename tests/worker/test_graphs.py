@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from graph_checks import LOOPS, SERVED, STEPS, WATCHED, Block, Model, checks
@@ -12,7 +15,9 @@ from static_graphs import static_callables
 from torch import nn
 
 from autoddp.knobs import Configuration
+from autoddp.worker.graphs.capture import Sample, capture
 from autoddp.worker.graphs.observed_calls import Watching, blocks_of
+from autoddp.worker.graphs.signature import signature_of
 
 LOOP_NAMES = [loop.__name__ for loop in LOOPS]
 AFTER = STEPS - WATCHED - 1
@@ -96,7 +101,30 @@ class Odd(nn.Module):
         return self.layer(x) if self.returns is None else self.returns
 
 
+class DropsLayers(nn.Module):
+    """LayerDrop: a number decides in each step whether the layer runs."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.layer, self.draw = nn.Linear(2, 2), draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x if self.draw() < 0.05 else self.layer(x)
+        return y
+
+
 X = torch.ones(3, 2)
+
+
+@pytest.mark.parametrize("draw", [random.random, numpy.random.rand], ids=["random", "numpy"])
+def test_a_module_that_draws_on_the_host_is_not_captured(draw: Callable[[], float]) -> None:
+    """One pass with a graph and one without would both take the usual path, so comparing them shows nothing."""
+    module = DropsLayers(draw)
+    signature, tensors = signature_of((X,), {})
+    states = random.getstate(), str(numpy.random.get_state())
+    with pytest.raises(RuntimeError, match="draws random numbers on the host"):
+        capture([Sample(module, module, signature, tensors, None)], static_callables)
+    assert (random.getstate(), str(numpy.random.get_state())) == states
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from fake_cuda import FakeCuda
 
 from autoddp.knobs import Configuration
-from autoddp.worker.bench.hook_cost import OneMatrix
 from autoddp.worker.ddp import _why_untouchable
 from autoddp.worker.gradient_access import add_handler, remove_handler
 from autoddp.worker.hooks import hook_for
+from autoddp.worker.hooks.by_itself import one_matrix
 from autoddp.worker.hooks.powersgd import _beside_the_backward_pass, _stream
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.sync_switch import ReductionSwitch
@@ -38,7 +38,7 @@ def test_autocast_around_the_backward_pass_does_not_reach_the_factors(alone: dis
         assert made is not None
         state, hook = made
         torch.manual_seed(0)
-        bucket: Any = OneMatrix(64, torch.device("cpu"))
+        bucket: Any = one_matrix(64, torch.device("cpu"))
         bucket.buffer().normal_()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             found.append(hook(state, bucket).wait().clone())

@@ -6,10 +6,13 @@ What comes of them under each knob is in the matrix of tests/equality.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import FirstLook, ObservedSteps, why_left_out
 from autoddp.worker.first_steps import ByHand, KeepsGradients
@@ -22,7 +25,7 @@ class Script:
     """A model, its optimizer, and what it holds from step to step."""
 
     def __init__(self) -> None:
-        self.model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+        self.model: nn.Module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
         self.parameters: Parameters = list(self.model.parameters())
         self.optimizer = torch.optim.SGD(self.parameters, lr=0.1, momentum=0.9)
         self.held: list[torch.Tensor] = []
@@ -41,8 +44,8 @@ def zeros(script: Script) -> None:
     script.backward()
 
 
-def micro_batches(script: Script) -> None:
-    plain(script)
+def micro_batches(script: Script, clear: Step = plain) -> None:
+    clear(script)
     script.backward()
 
 
@@ -132,6 +135,15 @@ def sets_to_zero_in_between(script: Script) -> None:
     zeros(script)
 
 
+def sets_data_to_zero_in_between(script: Script) -> None:
+    """The version counter of a gradient does not see that."""
+    plain(script)
+    for p in script.parameters:
+        assert p.grad is not None
+        p.grad.data.zero_()
+    script.backward()
+
+
 def keeps(step: Step) -> bool:
     script = Script()
     watch = KeepsGradients(script.parameters)
@@ -174,11 +186,50 @@ def test_whole_steps_discard_nothing(step: Step) -> None:
     assert not watch.found
 
 
-@pytest.mark.parametrize("step", [clears_in_between, sets_to_zero_in_between])
+@pytest.mark.parametrize("step", [clears_in_between, sets_to_zero_in_between, sets_data_to_zero_in_between])
 def test_clearing_between_two_backward_passes_of_a_step_is_seen(step: Step) -> None:
     watch = watched(step)
     assert watch.discards
     assert watch.found
+
+
+@pytest.mark.parametrize("step", [micro_batches, partial(micro_batches, clear=zeros), sets_to_zero_in_between])
+def test_gradients_that_ddp_moves_to_new_buckets_are_not_discarded(step: Step) -> None:
+    """Before its second pass DDP makes its buckets anew; all gradients of a bucket have one version."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    script = Script()
+    script.model = DDP(script.model, gradient_as_bucket_view=True)
+    watch = ByHand(script.parameters)
+    for _ in range(3):
+        step(script)
+        watch.reads()
+        script.optimizer.step()
+    watch.stop()
+    dist.destroy_process_group()
+    assert watch.discards == (step is sets_to_zero_in_between)
+
+
+def test_what_a_script_does_after_a_function_of_torch_has_read_is_told_apart() -> None:
+    script = Script()
+    watch = ByHand(script.parameters)
+    for changes in (False, True):
+        plain(script)
+        watch.reads()
+        nn.utils.clip_grad_norm_(script.parameters, 0.1)
+        watch.has_read()
+        if changes:
+            for p in script.parameters:
+                assert p.grad is not None
+                p.grad.mul_(2)
+        plain(script)  # drops that step, whose gradients torch has read as they should be
+        assert not watch.discards
+        watch.reads()
+        watch.has_read()
+        if changes:
+            script.optimizer.zero_grad(set_to_none=False)
+        assert watch.reads() == changes
+    assert (watch.found, watch.found_later) == (False, True)
+    watch.stop()
 
 
 def test_what_is_held_by_the_optimizer_is_no_gradient() -> None:

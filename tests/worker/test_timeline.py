@@ -178,6 +178,13 @@ def test_without_reduction_there_are_gradients_and_no_buckets(measured: list[Any
         assert len(one.gradients) == PARAMETERS
 
 
+def test_each_rank_measures_what_hooks_compute(measured: list[Any]) -> None:
+    """After its steps, so that no time of them contains it."""
+    for one in measured[0][0][0].timelines:
+        assert one.arithmetic is not None
+        assert one.arithmetic.low_rank > 0
+
+
 def test_timelines_that_are_too_long_lose_gradients(ranks: list[dict[str, Any]], monkeypatch: Any) -> None:
     first, second = timelines(ranks, "plain")
     monkeypatch.setattr(runner, "_TIMELINES", len(codec.encode(first)) - 1)

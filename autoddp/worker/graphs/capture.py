@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -129,7 +131,11 @@ def one_pass(call: Callable[..., Any], inputs: Sequence[torch.Tensor], module: n
     """Outputs and gradients, copied, under random numbers that are the same each time."""
     device = next(module.parameters()).device
     seed(device, 0)
+    before = _drawn_on_the_host(device)
     outputs, _ = tensors_of(call(*inputs))
+    if _drawn_on_the_host(device) != before:
+        # LayerDrop, for one, decides by such a number which layers run: a graph would keep one decision for ever.
+        raise RuntimeError(f"{type(module).__name__} draws random numbers on the host, and a graph would not")
     found = [output.detach().clone() for output in outputs]
     differentiable = [output for output in outputs if output.requires_grad]
     wanted = [tensor for tensor in (*inputs, *module.parameters()) if tensor.requires_grad]
@@ -139,6 +145,16 @@ def one_pass(call: Callable[..., Any], inputs: Sequence[torch.Tensor], module: n
         gradients = torch.autograd.grad(differentiable, wanted, sent, allow_unused=True)
         found += [gradient.detach().clone() for gradient in gradients if gradient is not None]
     return found
+
+
+def _drawn_on_the_host(device: torch.device) -> list[Any]:
+    """The states of the random generators from which a module that computes on `device` can draw beside it."""
+    states: list[Any] = [random.getstate()]
+    if "numpy" in sys.modules:
+        states.append(str(sys.modules["numpy"].random.get_state()))
+    if device.type != "cpu":
+        states.append(torch.get_rng_state().tolist())
+    return states
 
 
 def prove(sample: Sample, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
@@ -158,10 +174,15 @@ def no_trace(samples: Sequence[Sample]) -> Iterator[None]:
     buffers = [buffer for sample in samples for buffer in sample.module.buffers()]
     before = [buffer.clone() for buffer in buffers]
     devices = {t.device for sample in samples for t in (*sample.module.parameters(), *buffers) if t.is_cuda}
+    pythons, numpy = random.getstate(), sys.modules.get("numpy")
+    numpys = numpy.random.get_state() if numpy else None
     with torch.random.fork_rng(devices=list(devices)):
         try:
             yield
         finally:
+            random.setstate(pythons)
+            if numpy:
+                numpy.random.set_state(numpys)
             with torch.no_grad():
                 for buffer, value in zip(buffers, before, strict=True):
                     buffer.copy_(value)

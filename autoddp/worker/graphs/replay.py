@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autoddp.worker.ddp import hooks_inside
-from autoddp.worker.graphs.capture import Graphed, Sample
+from autoddp.worker.graphs.capture import Graphed, Sample, under_autocast
 from autoddp.worker.graphs.signature import Unfit, put_together, signature_of, tensors_of
 from autoddp.worker.graphs.stand_in import Forward, StandIn
 
@@ -51,7 +51,8 @@ class Replay:
         self._tensors = [*module.parameters(), *module.buffers()]
         self._hooks = hooks_inside(module)
         self._device = self._tensors[0].device.type
-        self._captured = self._state()
+        with under_autocast(sample):
+            self._captured = self._state()
         self._armed = False
         self._last: Callable[[], _Pass | None] = lambda: None
         self._stand_in: StandIn | None = None

@@ -29,6 +29,7 @@ from autoddp.knobs.hook import (
     POWERSGD_RANK,
     POWERSGD_START_STEP,
 )
+from autoddp.worker.hooks.all_reduce import AllReduce, all_reduce
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.exact import exact_mean
 
@@ -86,6 +87,7 @@ class PowerSGDState:
     flights: list[_Flight] = field(default_factory=list)
     unnumbered: bool = False
     """Whether DDP currently calls the hook without distinct bucket numbers."""
+    all_reduce: AllReduce = all_reduce
 
 
 def powersgd(
@@ -167,7 +169,7 @@ def _take_off(state: PowerSGDState, bucket: GradBucket) -> None:
     _drop_what_belongs_to_others(state, index, [id(parameter) for parameter in bucket.parameters()])
     matrices, plain = _sort(state, index, _as_one_matrix(buffer) if state.batched else bucket.gradients())
     wire = _to_send(state, [torch.bmm(m.q, m.stacked.transpose(1, 2)) for m in matrices] + plain)
-    work = dist.all_reduce(wire, group=state.group, async_op=True)
+    work = state.all_reduce(wire, state.group)
     devices: list[int | str | torch.device] = [buffer.device] if buffer.device.type != "cpu" else []
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
     state.flights.append(_Flight(buffer, matrices, plain, wire, work, future, index))
@@ -186,7 +188,7 @@ def _second_half(state: PowerSGDState, flight: _Flight) -> None:
         return
     qs = [torch.bmm(p, m.stacked) for m, p in zip(flight.matrices, flight.p, strict=True)]
     flight.wire = _to_send(state, qs)
-    flight.work = dist.all_reduce(flight.wire, group=state.group, async_op=True)
+    flight.work = state.all_reduce(flight.wire, state.group)
 
 
 def _land(state: PowerSGDState) -> None:

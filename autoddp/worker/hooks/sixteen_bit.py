@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from autoddp.knobs import Configuration
+from autoddp.worker.hooks.all_reduce import AllReduce, all_reduce
 from autoddp.worker.hooks.bucket import GradBucket
 
 _LARGEST = torch.finfo(torch.float16).max
@@ -41,6 +42,7 @@ class SixteenBitState:
     overflows: int = 0
     """Number of buckets that had to be sent again because of float16; the same on all ranks. Always 0 on a GPU."""
     flights: list[_Flight] = field(default_factory=list)
+    all_reduce: AllReduce = all_reduce
 
 
 def fp16(
@@ -68,7 +70,7 @@ def sixteen_bit_hook(state: SixteenBitState, bucket: GradBucket) -> torch.future
     may_overflow = state.dtype is torch.float16
     clamps = may_overflow and buffer.device.type != "cpu"
     narrow = clamped_to_float16(share, ranks) if clamps else share.to(state.dtype)
-    work = dist.all_reduce(narrow, group=state.group, async_op=True)
+    work = state.all_reduce(narrow, state.group)
     if may_overflow and buffer.device.type == "cpu":
         return _checked(state, bucket, work)
 
@@ -134,6 +136,6 @@ def _send_again(state: SixteenBitState) -> None:
         flight.future.wait()
     for flight in state.flights:
         if not flight.good:  # the same on all ranks, because all have received the same result
-            dist.all_reduce(flight.buffer, group=state.group)
+            state.all_reduce(flight.buffer, state.group).wait()
             state.overflows += bool(flight.buffer.isfinite().all())  # if not finite, the script's gradients were not
     state.flights.clear()

@@ -1,0 +1,86 @@
+"""Measures what the hooks compute, on gradients as large as the model's, with nothing to send.
+
+    arithmetic_of(parameters)             # a HookArithmetic, after some hundred milliseconds
+
+A study predicts its trials. It would have to guess what a hook costs on this machine until it has tried one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from autoddp.knobs import Configuration
+from autoddp.timing import median
+from autoddp.timing.arithmetic import HookArithmetic
+from autoddp.units import MIB
+from autoddp.worker.device import synchronize
+from autoddp.worker.hooks.by_itself import FullBucket, by_itself
+
+_MOST = 16 * MIB  # bytes of gradients that are computed with
+_TINY, _LARGE = (32, 32), (1024, 1024)  # shapes: one whose arithmetic takes no time, and one where the model's are huge
+_HIGH_RANK = 8
+_TIMES = 3
+_CACHES = 64 * MIB  # more than a processor's caches hold for a core
+_LEAST = 1e-12  # seconds per byte, and seconds of a call; times may come out as zero
+_PASSES, _HALVES = 3, 2  # of PowerSGD
+
+
+def arithmetic_of(parameters: Sequence[torch.Tensor]) -> HookArithmetic | None:
+    """Of the hooks of a model with these parameters; None where it has none to reduce, or no room for a few of them."""
+    trained = [one for one in parameters if one.requires_grad and one.is_floating_point() and one.numel()]
+    if not trained:
+        return None
+    like = trained[0]
+    shapes: list[tuple[int, ...]] = []
+    room = _MOST
+    for one in trained:
+        size = one.numel() * one.element_size()
+        if (one.dtype, one.device) == (like.dtype, like.device) and size <= room:
+            shapes.append(tuple(one.shape))
+            room -= size
+    try:
+        with torch.no_grad():
+            return _measured(FullBucket.of(shapes or [_LARGE], like), FullBucket.of([_TINY], like))
+    except torch.OutOfMemoryError:
+        return None
+
+
+def _measured(full: FullBucket, tiny: FullBucket) -> HookArithmetic:
+    size = full.flat.numel() * full.flat.element_size()
+    gradients = torch.empty_like(full.flat)
+    copied = _seconds(full, lambda bucket: bucket.flat.copy_(gradients.copy_(bucket.flat)))
+    rounded = _seconds(full, by_itself(Configuration({"hook": "bf16"})))
+    shapes = len({view.shape for view in full.views if view.dim() > 1})
+    calls, passes = [], []
+    for rank in (1, _HIGH_RANK):
+        hook = Configuration({"hook": "powersgd", "powersgd_rank": rank})
+        calls.append(max(_LEAST, _seconds(tiny, by_itself(hook)) / _HALVES))
+        all_passes = _seconds(full, by_itself(hook)) - _HALVES * shapes * calls[-1]
+        passes.append(max(_LEAST, all_passes / _PASSES / size))
+    return HookArithmetic(
+        copying=max(_LEAST, copied / size),
+        rounding=max(_LEAST, rounded / 2 / size),
+        low_rank=passes[0],
+        further_rank=max(0.0, passes[1] - passes[0]) / (_HIGH_RANK - 1),
+        call=calls[0],
+        further_row=max(0.0, calls[1] - calls[0]) / (_HIGH_RANK - 1),
+    )
+
+
+def _seconds(bucket: FullBucket, run: Callable[[FullBucket], object]) -> float:
+    """Of a run; the first one, in which memory is allocated, does not count.
+
+    Before each run other memory is written, because in a step the backward pass fills the processor's caches.
+    """
+    found, other = [], torch.empty(_CACHES, dtype=torch.uint8, device=bucket.flat.device)
+    for number in range(1 + _TIMES):
+        other.fill_(number)
+        synchronize(bucket.flat.device)
+        began = time.perf_counter()
+        run(bucket)
+        synchronize(bucket.flat.device)
+        found.append(time.perf_counter() - began)
+    return median(found[1:])
