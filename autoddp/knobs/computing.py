@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from autoddp.knobs.base import Knob, Phase, Reach, Setting, boolean, one_of, whole_number_between
-from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, FIND_UNUSED, GRADIENT_AS_BUCKET_VIEW, RECOMPILE, caps
+from autoddp.knobs.ddp_arguments import (
+    BUCKET_CAP_MB,
+    FIND_UNUSED,
+    GRADIENT_AS_BUCKET_VIEW,
+    RECOMPILE,
+    caps,
+    why_no_views,
+)
 from autoddp.knobs.job import FirstLook, JobToTune
 from autoddp.units import MIB
 
@@ -63,6 +70,8 @@ def _why_no_graphs(look: FirstLook) -> str:
         return "find_unused_parameters is set, and a graph uses all"
     if GRADIENT_AS_BUCKET_VIEW.name not in look.available_arguments:
         return f"it needs {GRADIENT_AS_BUCKET_VIEW.name}"
+    if why := why_no_views(look):
+        return why
     reasons = (reason for one in look.steps for reason in one.why_no_graphs.values() if reason)
     return "" if look.graph_modes else next(reasons, "it was not asked for")
 

@@ -78,12 +78,20 @@ def _why_not_static(look: FirstLook) -> str:
     return "" if is_static else "gradients did not become ready once per step in one order"
 
 
+def why_no_views(look: FirstLook) -> str:
+    """Why gradients must have memory of their own, outside of DDP's buckets; "" if they need none."""
+    if look.passes(GRADIENT_AS_BUCKET_VIEW.name):
+        return ""
+    return KEEPS_GRADIENTS if any(one.keeps_gradients for one in look.steps) else ""
+
+
 def _why_no_own_buffers(look: FirstLook) -> str:
     if any(one.joins for one in look.steps):
         return "the script uses join(), which ends with the buffers of the rank that trained longest"
     return look.why_buffers_alike if look.buffer_bytes else "DDP broadcasts no buffers here"
 
 
+KEEPS_GRADIENTS = "the script keeps gradients, which the next backward pass would change"
 RECOMPILE = "--recompile"
 FIND_UNUSED = "find_unused_parameters"
 """The argument by which a script has DDP look for unused parameters in each step; a static graph ends that."""
@@ -113,6 +121,7 @@ GRADIENT_AS_BUCKET_VIEW = Knob[bool](
     check=boolean,
     reach=Reach.DDP,
     candidates=lambda _job: [True],
+    why_not=why_no_views,
 )
 
 BATCHED_GRAD_COPY = Knob[bool](

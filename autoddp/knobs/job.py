@@ -37,6 +37,10 @@ class ObservedSteps:
     """torch.compile compiles a model, a part of one, or a function around it."""
     uses_all: bool = False
     """Every gradient became ready in each step."""
+    discards_gradients: bool = False
+    """The script clears or changes gradients between two backward passes of a step."""
+    keeps_gradients: bool = False
+    """The script holds gradients, or other tensors in their memory, over a backward pass."""
 
     @property
     def micro_batches(self) -> float:

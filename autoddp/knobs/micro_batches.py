@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from autoddp.knobs.base import Knob, Phase, Reach, Rung, whole_number_between
-from autoddp.knobs.ddp_arguments import FIND_UNUSED, STATIC_GRAPH
+from autoddp.knobs.ddp_arguments import FIND_UNUSED, KEEPS_GRADIENTS, STATIC_GRAPH
 from autoddp.knobs.job import SPARSE, FirstLook
 
 _MOST = 4096
 _REPLACES = (STATIC_GRAPH.name,)  # DDP takes a static graph to reduce after every backward pass
 
 CHANGES_GRADIENTS = "the script reads and changes gradients itself"
+DISCARDS_GRADIENTS = "the script clears or changes gradients between two backward passes of a step"
 FINDS_UNUSED = "find_unused_parameters is set, and DDP keeps what a pass has used until it reduces"
 STEPS_OTHERS = "an optimizer also steps what DDP does not reduce"
 _JOINS = "the script uses join()"
@@ -25,6 +26,8 @@ def _why_no_implicit_no_sync(look: FirstLook) -> str:
         return SPARSE
     if any(one.joins for one in look.steps):
         return _JOINS
+    if any(one.discards_gradients for one in look.steps):
+        return DISCARDS_GRADIENTS
     if any(one.changes_gradients for one in look.steps):
         return CHANGES_GRADIENTS
     if len(counts) != 1:
@@ -37,6 +40,10 @@ def _why_no_accumulation(look: FirstLook) -> str:
         return "the optimizer runs backward itself (a closure)"
     if any(one.joins for one in look.steps):
         return _JOINS
+    if any(one.discards_gradients for one in look.steps):
+        return DISCARDS_GRADIENTS
+    if any(one.keeps_gradients for one in look.steps):
+        return KEEPS_GRADIENTS
     if not all(one.one_optimizer for one in look.steps):
         return "no one optimizer steps all that DDP reduces"
     if any(one.steps_others for one in look.steps):

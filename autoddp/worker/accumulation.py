@@ -12,6 +12,7 @@ present step becomes the last of its kind, with the mean of what was kept. Where
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,12 +22,16 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import Configuration
-from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, STEPS_OTHERS
+from autoddp.knobs.ddp_arguments import KEEPS_GRADIENTS
+from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DISCARDS_GRADIENTS, STEPS_OTHERS
+from autoddp.worker.bucket_views import are_held
 from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, must_reduce, version_of
 from autoddp.worker.effect import Effect
 from autoddp.worker.gradient_access import GradientHandler, are_reduced, held_by, ids_of, parameters_of
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.sync_switch import ReductionSwitch, StillThere, left_unreduced
+
+_LOOKS = 20  # steps that are kept, in which the script may be seen to hold gradients
 
 
 class Accumulation(Effect, DdpEvents, GradientHandler):
@@ -47,6 +52,9 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._switch, self._wrapped, self._implicit_no_sync = switch, wrapped, implicit_no_sync
         self._gives_up, self._why_not = gives_up, why_not
         self._steps = 1
+        self._thrown_away = 0
+        """How often the script has thrown away what was kept, since the last of several steps."""
+        self._looks = _LOOKS
         self._unchanged = StillThere(ACCUMULATE_STEPS.name)
         self._aside: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._groups: list[dict[str, Any]] = []
@@ -66,8 +74,11 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
 
     def _start_over(self) -> None:
         self._kept = 0  # steps of the script whose gradients are part of the present ones
-        self._seen: dict[nn.Parameter, tuple[torch.Tensor, int]] = {}  # gradients as last kept, with their version
+        # Gradients as last kept, with their version. References are weak: `BucketViews` looks for who holds gradients.
+        self._seen: dict[nn.Parameter, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._holding = self._averaged = False
+        # Whether no pass has reduced since: such a pass may put gradients into other tensors, those of DDP's buckets.
+        self._in_place = True
         self._unchanged.end()
 
     def _begin_step(self) -> None:
@@ -90,7 +101,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._start_over()
         self._begin_step()
         self._local, self._inside = {}, 0
-        self._steps = count
+        self._steps, self._thrown_away = count, 0
 
     @property
     def _holds(self) -> bool:
@@ -121,11 +132,11 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._unchanged.end()
 
     def leave_out(self) -> bool:
-        """Make each step one of its own because of a model that was just built; False if each step was that already.
+        """Make each step one of its own, and tell whether any was not; call it outside of backward passes.
 
-        The script may train the new model next, and drop the old one. Each rank's garbage collector frees the old model
-        at another time, so ranks could disagree on which gradients there are. So what was kept is thrown away, as at
-        the end of a run, if the script is not in the middle of a step.
+        What was kept is thrown away, as at the end of a run, if the script is not in the middle of a step. If it has
+        just built a model, it may train that one next, and drop the old one. Each rank's garbage collector frees the
+        old model at another time, so ranks could disagree on which gradients there are.
         """
         if self._steps == 1:
             return False
@@ -156,8 +167,11 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         """A forward pass is about to run; what is decided here holds for its backward pass."""
         self._inside = 0
         self._find_others()
-        # Asked before the first backward pass of a step: under `gradient_as_bucket_view` each one may give new tensors.
-        if not self._in_step and any(p.grad is not kept for p, (kept, _) in self._seen.items()):
+        # A script that clears gradients between two backward passes of each step would never make a last step. It may
+        # have read those of its own rank, so not before the step is over, in which its optimizer has done nothing.
+        if self._thrown_away > 1 and not self._in_step and self.leave_out():
+            self._gives_up(DISCARDS_GRADIENTS)
+        if self._in_place and any(p.grad is None or p.grad is not kept() for p, (kept, _) in self._seen.items()):
             self._start_over()
             self._end("the script clears gradients without zero_grad")
         if is_joining(ddp):
@@ -170,11 +184,13 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         if not self._switch.reduces(ddp):
             return
         self._local.pop(ddp, None)
+        # To reduce what is equal on all ranks again changes nothing: the mean of equal parts is that part.
+        if must_reduce(ddp) or not self._holds:
+            self._in_place = False
         if not self._holds:
             return
         self._unchanged.check()
         self._unchanged.begin(self._parameters)
-        # To reduce what is equal on all ranks again changes nothing: the mean of equal parts is that part.
         if not must_reduce(ddp):
             self._switch.put_off = True
             self._local[ddp] = next(wrapped for wrapped in self._wrapped() if wrapped.ddp is ddp)
@@ -240,6 +256,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._holding = self._keeps()
         if not self._holding:
             return self._average()
+        self._look_for_holders()
         self._aside = [(p, p.grad) for p in self._parameters if p.grad is not None]
         for p, _ in self._aside:
             p.grad = None
@@ -262,8 +279,8 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         for group, before in zip(optimizer.param_groups, self._groups, strict=True):
             group.clear()
             group.update(before)  # some optimizers count their steps there, whether or not there are gradients
-        self._kept += 1
-        self._seen = {p: (p.grad, version_of(p.grad)) for p in self._parameters if p.grad is not None}
+        self._kept, self._in_place = self._kept + 1, True
+        self._seen = {p: (weakref.ref(p.grad), version_of(p.grad)) for p in self._parameters if p.grad is not None}
 
     def step_skipped(self, optimizer: Optimizer) -> None:
         """See `GradientHandler`."""
@@ -276,15 +293,30 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         if not are_reduced(parameters, self._wrapped()):
             return False
         self.clears = True
-        has_more = any(p.grad is not kept or version_of(kept) != version for p, (kept, version) in self._seen.items())
+        has_more = any(
+            p.grad is None or p.grad is not kept() or version_of(p.grad) != version
+            for p, (kept, version) in self._seen.items()
+        )
         if self._kept and not has_more:
             return True
+        self._thrown_away += bool(self._kept)
         self._start_over()
         return False
 
     def keeps_scale(self) -> bool:
         """What is kept is scaled by the present scale."""
         return self._holding
+
+    def _look_for_holders(self) -> None:
+        """Stop the job if the script holds gradients that are kept: they are not reduced, and more is added to them.
+
+        One rank alone may hold some, so the ranks cannot all make single steps again.
+        """
+        if not self._looks:
+            return
+        self._looks -= 1
+        if are_held([p.grad for p in self._parameters if p.grad is not None]):
+            raise left_unreduced(KEEPS_GRADIENTS, ACCUMULATE_STEPS.name)
 
     def _put_back(self) -> None:
         for p, gradient in self._aside:
@@ -302,6 +334,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
     @torch.no_grad()
     def _average(self) -> None:
         """Divide the sum over the steps by their number, once, when it is reduced on all ranks."""
+        self._thrown_away = 0
         # DDP has reduced it by now, but for objects that were not used in this step, or whose step was to be kept.
         self._implicit_no_sync.reduce(self._local.values())
         if self._averaged or not self._kept:

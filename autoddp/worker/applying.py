@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, REDUCE_OVERHEAD, THREADS
-from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS, STATIC_GRAPH
+from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS, GRADIENT_AS_BUCKET_VIEW, STATIC_GRAPH
 from autoddp.knobs.hook import HOOK
 from autoddp.knobs.job import SPARSE
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
@@ -19,6 +19,7 @@ from autoddp.log import tell
 from autoddp.wire import WorkerConfig
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
+from autoddp.worker.bucket_views import BucketViews
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, STRANGER, Around, DdpEvents, Patch, Wrapped, parameters_digest
 from autoddp.worker.effect import Effect
@@ -67,6 +68,7 @@ class _Applied(DdpEvents):
         self._guard: Guard | None = None
         self._local_buffers: LocalBuffers | None = None
         self._used_parameters: UsedParameters | None = None
+        self._bucket_views: BucketViews | None = None
         self._parts: list[DdpEvents] = [self._fitting]
         self._has_strangers = False
 
@@ -83,6 +85,9 @@ class _Applied(DdpEvents):
         if BROADCAST_BUFFERS.name in configuration:
             self._local_buffers = LocalBuffers(self._switch, _broadcast_again)
             self._parts.append(self._local_buffers)
+        if GRADIENT_AS_BUCKET_VIEW.of(configuration):
+            self._bucket_views = BucketViews(self._switch, _give_copies)
+            self._parts.append(self._bucket_views)
         if DEFER_REDUCTIONS.name in configuration or ACCUMULATE_STEPS.name in configuration:
             self._parts += [
                 FirstSteps(patch.alive, self._implicit_no_sync, self._accumulation, _warn),
@@ -144,6 +149,8 @@ class _Applied(DdpEvents):
         wrapped.takes = False
         if self._used_parameters is not None:
             self._used_parameters.forget(wrapped)
+        if self._bucket_views is not None:
+            self._bucket_views.forget(wrapped)
         if self._local_buffers is not None:
             self._local_buffers.forget(wrapped)
             wrapped.broadcast_buffers()
@@ -203,6 +210,10 @@ def _around_both(outer: Around, inner: Around) -> Around:
 
 def _broadcast_again(why: str) -> None:
     _warn(f"the recipe's {BROADCAST_BUFFERS.name} is left out from here on: {why}")
+
+
+def _give_copies(why: str) -> None:
+    _warn(f"the recipe's {GRADIENT_AS_BUCKET_VIEW.name} is left out from here on: {why}")
 
 
 def _give_up(why: str) -> None:

@@ -22,7 +22,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.hooks import unserializable_hook
 
 from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Reach
-from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS, BUCKET_CAP_MB, BUCKET_CAP_MB_LIST, FIND_UNUSED, STATIC_GRAPH
+from autoddp.knobs.ddp_arguments import (
+    BROADCAST_BUFFERS,
+    BUCKET_CAP_MB,
+    BUCKET_CAP_MB_LIST,
+    FIND_UNUSED,
+    GRADIENT_AS_BUCKET_VIEW,
+    STATIC_GRAPH,
+)
 from autoddp.worker.hooks import Hook, hook_for
 from autoddp.worker.hooks.exact import exact_mean
 
@@ -380,10 +387,24 @@ def _construct_again(ddp: DDP, arguments: dict[str, Any]) -> None:
         ddp.__dict__.pop(name, None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the constructor's warnings were printed when the script called it
-        _construct(ddp, module, **arguments)
+        with _gradients_stay(module):
+            _construct(ddp, module, **arguments)
     for name, value in before.items():
         if name in _CARRIED_OVER or name not in ddp.__dict__:
             ddp.__dict__[name] = value
+
+
+@contextlib.contextmanager
+def _gradients_stay(module: nn.Module) -> Iterator[None]:
+    """Keep DDP's constructor from replacing gradients by parts of its buckets: the script may hold them."""
+    gradients = [(p, p.grad) for p in module.parameters()]
+    for p, _ in gradients:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, gradient in gradients:
+            p.grad = gradient
 
 
 class DdpEvents:
@@ -475,7 +496,10 @@ class Patch:
             takes = not _why_untouchable(given, given["module"]) and self.events.takes(given["module"])
             configuration = self.configuration if takes else AS_WRITTEN
             self._watch_forward()
-            with self._inside_construction():
+            # If the script sets the argument itself, its gradients go where torch puts them.
+            is_ours = bool(GRADIENT_AS_BUCKET_VIEW.of(configuration)) and not given.get(GRADIENT_AS_BUCKET_VIEW.name)
+            stay = _gradients_stay(given["module"]) if is_ours else contextlib.nullcontext()
+            with self._inside_construction(), stay:
                 _construct(ddp, **{**_plain(given), **_as_arguments(configuration)})
             wrapped = Wrapped(ddp, given, takes)
             wrapped.set_buffers(configuration)
@@ -682,6 +706,24 @@ def when_backward_begins(output: Any, call: Callable[[], object]) -> None:
 def version_of(tensor: torch.Tensor) -> int:
     """How often `tensor` was written to in place. torch has no public name for it."""
     return int(tensor._version)
+
+
+def has_final_buckets(ddp: DDP) -> bool:
+    """Whether DDP has made its buckets for the second time. It does that once, before a forward pass, or never."""
+    return bool(getattr(ddp, "_has_rebuilt_buckets", False))
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor of which `tensor` is a part or another shape, as a gradient is of its bucket; None for any other.
+
+    torch has no public name for it.
+    """
+    return tensor._base
+
+
+def uses_of(storage: torch.UntypedStorage) -> int:
+    """How many tensors and objects of Python hold this storage: `storage` itself is one. torch has no other name."""
+    return int(torch._C._storage_Use_Count(storage._cdata))
 
 
 def after_backward_computed(call: Callable[[], None]) -> None:

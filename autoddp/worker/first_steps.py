@@ -1,12 +1,13 @@
-"""What a script's first steps show of its gradients: their order, who else changes them, whether reductions may wait.
+"""What a script's first steps show of its gradients: their order, who changes or holds them, whether they may wait.
 
-A tuning job asks before it offers `static_graph`, `defer_reductions` and `accumulate_steps`. A recipe is bound to the
-model and not to the loop around it, which may have changed since, or be another script's: so the real job asks again
-(`FirstSteps`).
+A tuning job asks before it offers `static_graph`, `defer_reductions`, `accumulate_steps` and `gradient_as_bucket_view`.
+A recipe is bound to the model and not to the loop around it, which may have changed since, or be another script's: so
+the real job asks again (`FirstSteps`, `bucket_views.BucketViews`).
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -14,9 +15,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.job import SPARSE
-from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, CHANGES_GRADIENTS, DEFER_REDUCTIONS, FINDS_UNUSED
+from autoddp.knobs.micro_batches import (
+    ACCUMULATE_STEPS,
+    CHANGES_GRADIENTS,
+    DEFER_REDUCTIONS,
+    DISCARDS_GRADIENTS,
+    FINDS_UNUSED,
+)
 from autoddp.worker.accumulation import Accumulation
-from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, version_of
+from autoddp.worker.bucket_views import held_elsewhere
+from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, base_of, version_of
 from autoddp.worker.gradient_access import parameters_of
 from autoddp.worker.guard import sum_of_bits
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
@@ -72,48 +80,91 @@ class ReadyOrder:
         return len(full) >= 3 and all(set(step) == set(range(self._count)) for step in full)
 
 
-_Left = tuple[torch.Tensor, int, torch.Tensor | None]
-"""A gradient, its version, and the sum of its bits; None for a sparse tensor or one of another class."""
+class _BackwardPasses:
+    """Calls `_begins` in each backward pass when the first gradient is ready, and `_ended` after it."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._waits = False
+        self._handles = [p.register_post_accumulate_grad_hook(self._accumulated) for p in self._parameters]
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        if not self._waits:
+            self._waits = True
+            self._begins(parameter)
+            after_this_backward(self._after)
+
+    def _after(self) -> None:
+        self._waits = False
+        self._ended()
+
+    def _begins(self, first: torch.Tensor) -> None:
+        """The pass has already added to the gradient of `first`, and to no other one."""
+
+    def _ended(self) -> None:
+        """DDP has reduced what it reduces in this pass."""
+
+    def stop(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._parameters = [], []
 
 
-class ByHand:
-    """Finds out whether the script changes gradients itself between a backward pass and the optimizer's step.
+_Left = tuple[weakref.ref[torch.Tensor], int, torch.Tensor | None]
+"""A gradient, its version, and the sum of its bits; None for a sparse tensor or one of another class.
+
+The reference is weak: `KeepsGradients` and `BucketViews` look for who holds gradients."""
+
+
+class ByHand(_BackwardPasses):
+    """Finds out whether the script itself changes gradients after a backward pass.
 
     Such a script also reads them there. Watches from its making until `stop()`. Call `reads()` before a function of
     torch reads gradients, since that function may change them too, and `has_read()` when it has ended.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], discarded: Callable[[], None] = lambda: None) -> None:
+        super().__init__(parameters)
         self.found = False
         """Whether gradients were not what a backward pass had left, when a function of torch or an optimizer read them
-        first."""
+        first, or when the next pass began."""
         self.found_later = False
-        """Whether they were not what such a function had left."""
-        self._parameters = [p for p in parameters if p.requires_grad]
-        self._waits = self._later = False
+        """Whether they were not what such a function had left, when another one or an optimizer read them."""
+        self.discards = False
+        """Whether they were not what a backward pass had left when the next one began, and no function of torch nor an
+        optimizer had read them in between. `discarded` is called then, in that pass."""
+        self._discarded = discarded
+        self._later = False
         self._left: list[tuple[nn.Parameter, _Left]] = []
-        self._handles = [p.register_post_accumulate_grad_hook(self._accumulated) for p in self._parameters]
 
-    def _accumulated(self, _parameter: torch.Tensor) -> None:
-        if not self._waits:
-            self._waits = True
-            after_this_backward(self._ended)
+    @torch.no_grad()
+    def _begins(self, first: torch.Tensor) -> None:
+        left, self._left = self._left, []
+        # What the script does after such a function is its own affair: that function has read what it should.
+        if not self._later and any(_is_discarded(p, before, p is first) for p, before in left):
+            self.found = self.discards = True
+            self._discarded()
 
     def _ended(self) -> None:
-        self._waits = self._later = False
+        self._later = False
         self._look()
 
     @torch.no_grad()
     def _look(self) -> None:
         gradients = [(p, p.grad) for p in self._parameters if p.grad is not None]
-        self._left = [(p, (gradient, version_of(gradient), _bits(gradient))) for p, gradient in gradients]
+        self._left = [(p, (weakref.ref(gradient), version_of(gradient), _bits(gradient))) for p, gradient in gradients]
 
-    def reads(self) -> None:
-        """Changes from here until `has_read`, or to the next backward pass, are torch's and not the script's."""
+    def reads(self) -> bool:
+        """Changes from here until `has_read`, or to the next backward pass, are torch's and not the script's.
+
+        Whether the script has changed gradients since the last backward pass, or since `has_read`.
+        """
         left, self._left = self._left, []
-        if any(p.grad is not None and _differs(p.grad, *before) for p, before in left):
-            self.found_later |= self._later
-            self.found |= not self._later
+        changed = any(p.grad is not None and _differs(p.grad, *before) for p, before in left)
+        self.found_later |= changed and self._later
+        self.found |= changed and not self._later
+        return changed
 
     def has_read(self) -> None:
         """The function of torch has ended."""
@@ -121,10 +172,9 @@ class ByHand:
         self._look()
 
     def stop(self) -> None:
-        """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles, self._left, self._parameters = [], [], []
+        """See `_BackwardPasses`."""
+        super().stop()
+        self._left = []
 
 
 def _bits(gradient: torch.Tensor) -> torch.Tensor | None:
@@ -132,11 +182,63 @@ def _bits(gradient: torch.Tensor) -> torch.Tensor | None:
     return sum_of_bits(gradient) if plain else None
 
 
-def _differs(now: torch.Tensor, gradient: torch.Tensor, version: int, bits: torch.Tensor | None) -> bool:
+def _differs(now: torch.Tensor, gradient: weakref.ref[torch.Tensor], version: int, bits: torch.Tensor | None) -> bool:
     """Whether a gradient is another one. The version does not count what is done to `p.grad.data`, but bits change."""
-    if now is not gradient or version_of(now) != version:
+    if now is not gradient() or version_of(now) != version:
         return True
     return bits is not None and int(sum_of_bits(now)) != int(bits)
+
+
+def _is_discarded(parameter: nn.Parameter, before: _Left, has_more: bool) -> bool:
+    """Whether a gradient is another one in a backward pass; `has_more`: if the pass has added to it already.
+
+    Where gradients are parts of DDP's buckets, DDP may have moved them to new ones, and those of a bucket have one
+    version. So their bits alone say whether they have changed.
+    """
+    now, (gradient, version, bits) = parameter.grad, before
+    if now is None:
+        return True
+    if has_more:
+        return now is not gradient() and base_of(now) is None
+    bits_now = _bits(now)
+    if bits is None or bits_now is None:
+        return now is not gradient() or version_of(now) != version
+    return int(bits_now) != int(bits)
+
+
+class KeepsGradients(_BackwardPasses):
+    """Finds out whether the script holds gradients, or other tensors in their memory, over a backward pass.
+
+    It watches DDP without `gradient_as_bucket_view`, where the gradients of each pass have memory of their own.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__(parameters)
+        self.found = False
+        """Whether the script held any when a backward pass began, or took hold of one within a pass."""
+        self._storages: list[tuple[nn.Parameter, weakref.ref[torch.UntypedStorage]]] = []
+
+    def _begins(self, first: torch.Tensor) -> None:
+        outlived = any(
+            storage is not None and (p.grad is None or p.grad.untyped_storage() is not storage)
+            for p, storage in ((p, reference()) for p, reference in self._storages)
+        )
+        self._storages = []
+        self.found |= outlived or held_elsewhere(_gradients_of(p for p in self._parameters if p is not first))
+
+    def _ended(self) -> None:
+        self.found |= held_elsewhere(_gradients_of(self._parameters))
+        of_all = ((p, p.grad) for p in self._parameters)
+        self._storages = [(p, weakref.ref(g.untyped_storage())) for p, g in of_all if g is not None and _has_storage(g)]
+
+
+def _gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+    return [p.grad for p in parameters if p.grad is not None and _has_storage(p.grad)]
+
+
+def _has_storage(gradient: torch.Tensor) -> bool:
+    """Sparse gradients have none; DDP puts them into no bucket."""
+    return gradient.layout is torch.strided
 
 
 class FirstSteps(DdpEvents):
@@ -154,6 +256,8 @@ class FirstSteps(DdpEvents):
         self._by_hand: ByHand | None = None
         self._left = _READS
         self._built = 0
+        self._was_put_off = False
+        """Whether there were gradients that were not reduced when the present forward pass began."""
 
     def built(self, wrapped: Wrapped) -> None:
         """Of several DDP objects, one may step while another one's backward pass is yet to come.
@@ -172,23 +276,30 @@ class FirstSteps(DdpEvents):
 
     def forward_begins(self, ddp: DDP) -> None:
         """Begin to watch, if reductions are put off."""
+        self._was_put_off = self._implicit_no_sync.pending
         if self._by_hand is None and self._left and (self._implicit_no_sync.every > 1 or self._accumulation.steps > 1):
-            self._by_hand = ByHand(parameters_of(self._wrapped()))
+            self._by_hand = ByHand(parameters_of(self._wrapped()), self._discarded)
             self._implicit_no_sync.reads, self._implicit_no_sync.has_read = self._reads, self._by_hand.has_read
 
     def _reads(self) -> None:
         assert self._by_hand is not None
-        self._by_hand.reads()
+        changed = self._by_hand.reads()
         self._left -= 1
-        found = self._by_hand.found
-        if (found or self._by_hand.found_later) and self._accumulation.keeps_on():
+        # `Accumulation` itself sees what is thrown away between two passes: that has not been used.
+        if changed and self._accumulation.keeps_on():
             raise left_unreduced(CHANGES_GRADIENTS, ACCUMULATE_STEPS.name)
-        if found and self._implicit_no_sync.pending:
-            raise left_unreduced(CHANGES_GRADIENTS, DEFER_REDUCTIONS.name)
-        if found:
-            self._end(CHANGES_GRADIENTS)
-        elif not self._left:
+        if self._by_hand.found:
+            why = DISCARDS_GRADIENTS if self._by_hand.discards else CHANGES_GRADIENTS
+            if self._implicit_no_sync.pending:
+                raise left_unreduced(why, DEFER_REDUCTIONS.name)
+            self._end(why)
+        if not self._left:
             self._stop()
+
+    def _discarded(self) -> None:
+        # The script may have kept what it has cleared.
+        if self._was_put_off:
+            raise left_unreduced(DISCARDS_GRADIENTS, DEFER_REDUCTIONS.name)
 
     def _end(self, why: str) -> None:
         """Put off nothing within a step from now on."""

@@ -38,7 +38,7 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         self._parameters = StillThere(DEFER_REDUCTIONS.name)
         self.steps_by_closure = False
         """Whether an optimizer of DDP's parameters runs backward passes itself: it may read gradients after each."""
-        self.reads: Callable[[], None] = lambda: None
+        self.reads: Callable[[], object] = lambda: None
         """Called before an optimizer or another function of torch reads gradients, and before they are reduced here."""
         self.has_read: Callable[[], None] = lambda: None
         """Called when such a function has ended, which may have changed the gradients; not after an optimizer."""

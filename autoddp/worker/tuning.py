@@ -11,9 +11,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autoddp.isolation.stopping import stopper
 from autoddp.knobs import ObservedSteps
+from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW
 from autoddp.wire import LauncherClient, WorkerConfig
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
+from autoddp.worker.bucket_views import BucketViews
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import (
@@ -28,7 +30,7 @@ from autoddp.worker.ddp import (
 )
 from autoddp.worker.describe_job import gather_facts
 from autoddp.worker.experiments import Experiments
-from autoddp.worker.first_steps import ByHand, ReadyOrder
+from autoddp.worker.first_steps import ByHand, KeepsGradients, ReadyOrder
 from autoddp.worker.gradient_access import add_handler, parameters_of
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
@@ -80,6 +82,7 @@ class _TuningJob(DdpEvents):
         self.implicit_no_sync = ImplicitNoSync(switch, patch.alive)
         self.accumulation = Accumulation(switch, patch.alive, self.implicit_no_sync, _fail)
         self._graphs = Graphs(patch.alive)
+        self._bucket_views = BucketViews(switch, _fail_with_views)
         self.compiling = Compiling(patch.alive)
         self.experiments = Experiments(patch)
         self._stages = self.experiments.stages
@@ -94,6 +97,7 @@ class _TuningJob(DdpEvents):
     def built(self, wrapped: Wrapped) -> None:
         """The first DDP object: this process takes part from here on."""
         self._clock.model_built()
+        self._bucket_views.built(wrapped)
         if not self._wrapped_any:
             self._wrapped_any = True
             self.experiments.install()
@@ -116,6 +120,7 @@ class _TuningJob(DdpEvents):
         self.accumulation.forward_begins(ddp)
         self._graphs.forward_begins(ddp, self._switch.reduces(ddp))
         self._stages.forward_begins(ddp)
+        self._bucket_views.forward_begins(ddp)
 
     def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note what the module is about to be called with."""
@@ -125,11 +130,12 @@ class _TuningJob(DdpEvents):
         if self._config.cuda_graphs:
             self.compiling.replays.called(ddp, args, kwargs)
         self._stages.called(ddp)
+        self._bucket_views.called(ddp, args, kwargs)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
         """See `DdpEvents`."""
         self._stages.returned(ddp, what)
-        what = self.implicit_no_sync.returned(ddp, what)
+        what = self._bucket_views.returned(ddp, self.implicit_no_sync.returned(ddp, what))
         return self.compiling.replays.returned(ddp, what) if self._config.cuda_graphs else what
 
     def takes(self, module: nn.Module) -> bool:
@@ -147,6 +153,7 @@ class _TuningJob(DdpEvents):
         if self._ready_order is None:
             self._ready_order = ReadyOrder(self._all_parameters())
             self._by_hand = ByHand(self._all_parameters())
+            self._keeps_gradients = KeepsGradients(self._parameters_without_views())
             self.implicit_no_sync.reads, self.implicit_no_sync.has_read = self._by_hand.reads, self._by_hand.has_read
             if self._config.cuda_graphs:
                 self._graphs.watch()
@@ -159,6 +166,7 @@ class _TuningJob(DdpEvents):
         if len(self._forwards) > _WATCHED_STEPS:
             self._ready_order.stop()
             self._by_hand.stop()
+            self._keeps_gradients.stop()
             self.implicit_no_sync.reads = self.implicit_no_sync.has_read = lambda: None
             self._graphs.stop_watching()
             self.compiling.replays.stop_watching()
@@ -166,6 +174,10 @@ class _TuningJob(DdpEvents):
 
     def _all_parameters(self) -> list[nn.Parameter]:
         return parameters_of(self._patch.alive())
+
+    def _parameters_without_views(self) -> list[nn.Parameter]:
+        """Where the script itself sets the argument, DDP holds the memory of all gradients."""
+        return parameters_of(w for w in self._patch.alive() if not w.arguments.get(GRADIENT_AS_BUCKET_VIEW.name))
 
     def _begin(self) -> None:
         assert self._ready_order is not None
@@ -189,6 +201,8 @@ class _TuningJob(DdpEvents):
             any(is_joining(w.ddp) for w in wrapped if w.ddp is not None),
             compiled,
             self._ready_order.uses_all,
+            self._by_hand.discards,
+            self._keeps_gradients.found,
         )
         facts = gather_facts(wrapped, ranks, self._threads, binding, watched, self._config)
         director = LauncherDirector(self._launcher, facts)
@@ -213,3 +227,7 @@ class _TuningJob(DdpEvents):
 def _fail(why: str) -> None:
     """End the trial that is being measured, with a reason."""
     raise RuntimeError(f"several steps cannot be one: {why}")
+
+
+def _fail_with_views(why: str) -> None:
+    raise RuntimeError(f"autoddp: {GRADIENT_AS_BUCKET_VIEW.name} is impossible: {why}")

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import launched
 import torch
 from cells import BY_HAND, HEADROOM, RECIPE, TUNED, WRITTEN, Cell, Matrix, Ran
-from trainings import DIFFER_ON_PURPOSE, TRAININGS
+from trainings import DIFFER_ON_PURPOSE, NO_LOOP_BY_HAND, TRAININGS
 
 from autoddp.knobs import LIMITS, Configuration, GradientError, Rung, why_refused
 
@@ -63,6 +63,15 @@ TURNED = ("cap view batched", "static view", "defer 4 view", "static steps 2", "
 """Also turned to while the training runs; the others are parts of these."""
 SHORT_TRAININGS = ("plain", "two DDP", "no_sync 2", "no_sync later", "micro short last", "micro unused")
 SHORT_CONFIGURATIONS = ("caps", "defer 4 view", "steps 2", "powersgd")
+SHORT_CELLS = (
+    ("kept", RECIPE, "view"),
+    ("kept", TUNED, "cap view batched"),
+    ("flat later", RECIPE, "view"),
+    ("one flat gradient", RECIPE, "view"),
+    ("noise scale", RECIPE, "defer 2"),
+    ("noise scale", RECIPE, "steps 4 view"),
+)
+"""Also in the short part: scripts that hold gradients, which few knobs concern."""
 LAUNCHED = "launched"
 LAUNCHED_TRAININGS = ("plain", "no_sync 2", "no_sync later", "toggled", "micro short last", "GAN")
 LAUNCHED_CONFIGURATIONS = ("defer 4 view", "steps 2", "bf16")
@@ -177,6 +186,8 @@ def cells(only: str, short: bool) -> list[tuple[str, Cell]]:
         ways = [(name, RECIPE) for name in names] + [(name, TUNED) for name in names if name in TURNED]
         ways.append((names[0], HEADROOM))
         found += [(name, Cell(training, way, CONFIGURATIONS[name])) for name, way in ways]
+    if short:
+        found += [(name, Cell(training, way, CONFIGURATIONS[name])) for training, way, name in SHORT_CELLS]
     asked = [word.split("|") for word in filter(None, only.split(","))]
     return [(n, c) for n, c in found if all({c.training, c.way, n} & set(words) for words in asked)]
 
@@ -192,7 +203,8 @@ class Bench:
         """`ran`: what the cell has left, where it was launched."""
         steps = Configuration(cell.configuration).steps_per_update
         # A training that is tuned turns to the configuration and back: no loop by hand does that.
-        by_hand = (lambda: self._without_autoddp(cell.training, steps)) if steps > 1 and cell.way != TUNED else None
+        has_loop = steps > 1 and cell.way != TUNED and cell.training not in NO_LOOP_BY_HAND
+        by_hand = (lambda: self._without_autoddp(cell.training, steps)) if has_loop else None
         ran = ran or self._matrix.run(cell)
         return judge(cell, name, ran, self._without_autoddp(cell.training, 1), by_hand)
 

@@ -389,6 +389,104 @@ def micro(rank: int, counts: Callable[[int], int], clips: bool = False) -> list[
     return [model]
 
 
+def surgery(
+    rank: int, keep: Callable[[nn.Parameter], torch.Tensor | None], begins: int = 0, zeroes: bool = False
+) -> list[nn.Module]:
+    """Adds the gradients of two losses by hand from step `begins` on, from what `keep` returns of the first."""
+    model = DDP(network())
+    optimizer, parameters = sgd(model), list(model.parameters())
+    data = batches(rank, STEPS * 2)
+    for step in range(STEPS):
+        first, second = next(data), next(data)
+        optimizer.zero_grad(set_to_none=not zeroes)
+        loss(model(first[0]), first).backward()
+        if step >= begins:
+            kept = [keep(p) for p in parameters]
+            optimizer.zero_grad(set_to_none=not zeroes)
+            loss(model(second[0]), second).backward()
+            for p, other in zip(parameters, kept, strict=True):
+                p.grad = p.grad + other.view_as(p)
+            del kept, other
+        optimizer.step()
+    return [model]
+
+
+def last_gradient(rank: int) -> list[nn.Module]:
+    """Adds a part of the last step's gradients, to which it keeps references."""
+    model = DDP(network())
+    optimizer, parameters = sgd(model), list(model.parameters())
+    last: list[torch.Tensor] = []
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        made = [p.grad for p in parameters]
+        for p, before in zip(parameters, last, strict=False):
+            p.grad = p.grad + 0.3 * before
+        last = made
+        optimizer.step()
+    return [model]
+
+
+def noise_scale(rank: int) -> list[nn.Module]:
+    """The learning rate depends on a gradient that is read and cleared before that of the step is made."""
+    model = DDP(network())
+    optimizer, parameters = sgd(model), list(model.parameters())
+    data = batches(rank, STEPS * 2)
+    for _ in range(STEPS):
+        first, second = next(data), next(data)
+        optimizer.zero_grad()
+        loss(model(first[0]), first).backward()
+        size = float(torch.stack([p.grad.square().sum() for p in parameters]).sum())
+        optimizer.zero_grad()
+        loss(model(second[0]), second).backward()
+        optimizer.param_groups[0]["lr"] = 0.05 / (1 + size)
+        optimizer.step()
+    return [model]
+
+
+def one_flat_gradient(rank: int, begins: int = 0) -> list[nn.Module]:
+    """The gradients are parts of one tensor of the script's, which it scales as a whole; -1: before DDP is built."""
+    module = network()
+    parameters = list(module.parameters())
+    flat = torch.zeros(sum(p.numel() for p in parameters))
+
+    def begin() -> None:
+        for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            p.grad = part.view_as(p)
+
+    if begins < 0:
+        begin()
+    model = DDP(module)
+    optimizer = sgd(model)
+    for step, batch in enumerate(batches(rank, STEPS)):
+        if step == begins:
+            begin()
+        if step >= begins:
+            flat.zero_()
+        else:
+            optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        if step >= begins:
+            flat.mul_(0.5)
+        optimizer.step()
+    return [model]
+
+
+def held_through_zeros(rank: int) -> list[nn.Module]:
+    """The gradients of the first step are held for good, and are set to zero in each step."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    held: list[torch.Tensor] = []
+    for batch in batches(rank, STEPS):
+        for gradient in held:
+            gradient.zero_()
+        loss(model(batch[0]), batch).backward()
+        held = held or [p.grad for p in model.parameters()]
+        torch._foreach_mul_(held, 0.5)
+        optimizer.step()
+    return [model]
+
+
 def short_batch(rank: int) -> list[nn.Module]:
     """The last batch of each epoch is shorter, and shorter still on the last rank."""
     model = DDP(network())
@@ -601,6 +699,19 @@ TRAININGS: dict[str, Training] = {
     "micro uneven": lambda rank: micro(rank, lambda step: 4 - step % 3),
     "micro short last": lambda rank: micro(rank, lambda step: 1 if step % 10 == 9 else 4, clips=True),
     "clip by hand": clip_by_hand,
+    "kept": lambda rank: surgery(rank, lambda p: p.grad),
+    "kept detached": lambda rank: surgery(rank, lambda p: p.grad.detach()),
+    "kept flat": lambda rank: surgery(rank, lambda p: p.grad.view(-1)),
+    "kept clones": lambda rank: surgery(rank, lambda p: p.grad.clone()),
+    "kept zeros": lambda rank: surgery(rank, lambda p: p.grad.clone(), zeroes=True),
+    "kept later": lambda rank: surgery(rank, lambda p: p.grad, begins=TURN),
+    "flat later": lambda rank: surgery(rank, lambda p: p.grad.view(-1), begins=TURN),
+    "last gradient": last_gradient,
+    "noise scale": noise_scale,
+    "one flat gradient": one_flat_gradient,
+    "one flat before": lambda rank: one_flat_gradient(rank, begins=-1),
+    "one flat later": lambda rank: one_flat_gradient(rank, begins=TURN),
+    "held zeros": held_through_zeros,
     "short batch": short_batch,
     "find_unused": lambda rank: branches(rank, lambda step, rank: (0,)),
     "sometimes unused": lambda rank: branches(rank, lambda step, rank: (0, 1)[: step % 3]),
@@ -626,6 +737,10 @@ DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", *BESIDE)
 
 BY_HAND_UNTIL = {"second DDP later": TURN, "folds": TURN, "join later": TURN, "beside later": TURN}
 """The step from which on several steps can be one no more."""
+
+NO_LOOP_BY_HAND = ("noise scale", "kept later", "flat later")
+"""They clear gradients within each step: no loop makes several of them one. The steps that autoddp needs to see that
+train nothing, and each later one is a step of its own."""
 
 
 def parameters(modules: list[nn.Module]) -> dict[str, torch.Tensor]:

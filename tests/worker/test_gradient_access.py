@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from autoddp.knobs.micro_batches import DISCARDS_GRADIENTS
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import Wrapped
@@ -136,6 +137,55 @@ def test_steps_that_are_one_train_as_one_step_of_all_their_batches(
     as_one, by_hand = (trained(AT_ONCE, accumulates, with_scale, scaled) for accumulates in (True, False))
     for one, other in zip(as_one, by_hand, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["", "scaled"])
+@pytest.mark.parametrize("throws_away", [(), (1,), (1, 4), (1, 2), tuple(range(6))])
+@pytest.mark.usefixtures("alone")
+def test_a_script_that_clears_gradients_within_each_step_gets_its_own_steps_back(
+    throws_away: tuple[int, ...], scaled: bool
+) -> None:
+    """Else no step would ever be the last of several, and the job would train nothing."""
+    script, reasons = Script(), []
+    script.scaled = scaled
+    wrapped = [Wrapped(script.model, {})]
+    switch = ReductionSwitch(lambda ddp: wrapped[0])
+    implicit_no_sync = ImplicitNoSync(switch, lambda: wrapped)
+    accumulation = Accumulation(switch, lambda: wrapped, implicit_no_sync, reasons.append)
+    handlers: tuple[GradientHandler, ...] = (implicit_no_sync, accumulation)
+    for handler in handlers:
+        add_handler(handler)
+    accumulation.steps = AT_ONCE
+    before = script.parameters[0].detach().clone()
+    for number in range(6):
+        for _ in range(2 if number in throws_away else 1):
+            script.optimizer.zero_grad()
+            accumulation.forward_begins(script.model)
+            script.backward(number, 1.0)
+        script.step()
+    for handler in handlers:
+        remove_handler(handler)
+    assert not torch.equal(script.parameters[0], before)
+    twice_in_a_row = throws_away not in ((), (1,), (1, 4))
+    assert reasons == ([DISCARDS_GRADIENTS] if twice_in_a_row else [])
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_script_that_holds_gradients_of_kept_steps_is_stopped() -> None:
+    script = Script()
+    wrapped = [Wrapped(script.model, {})]
+    switch = ReductionSwitch(lambda ddp: wrapped[0])
+    implicit_no_sync = ImplicitNoSync(switch, lambda: wrapped)
+    accumulation = Accumulation(switch, lambda: wrapped, implicit_no_sync, pytest.fail)
+    add_handler(accumulation)
+    accumulation.steps = AT_ONCE
+    accumulation.forward_begins(script.model)
+    script.backward(1, 1.0)
+    held = [p.grad for p in script.parameters]
+    with pytest.raises(RuntimeError, match=r"autoddp: the script keeps gradients.*accumulate_steps"):
+        script.step()
+    remove_handler(accumulation)
+    assert held
 
 
 def test_a_scaler_that_is_off_steps_whatever_has_a_step() -> None:
