@@ -23,7 +23,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW, KEEPS_GRADIENTS
-from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, base_of, has_final_buckets, tensors_in, uses_of
+from autoddp.worker.ddp import (
+    DdpEvents,
+    Wrapped,
+    after_this_backward,
+    base_of,
+    has_final_buckets,
+    uses_of,
+    when_backward_begins,
+)
 from autoddp.worker.sync_switch import ReductionSwitch
 
 
@@ -172,9 +180,7 @@ class BucketViews(DdpEvents):
         if one is None or not torch.is_grad_enabled() or not ddp.gradient_as_bucket_view:
             return what
         one.reduces = self._switch.reduces(ddp)
-        for tensor in tensors_in(what):
-            if tensor.requires_grad:
-                tensor.register_hook(lambda _gradient: self._begins(one))
+        when_backward_begins(what, lambda: self._begins(one))
         return what
 
     def _of(self, ddp: DDP) -> _Watched | None:
