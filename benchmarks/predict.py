@@ -1,6 +1,6 @@
 """Claim: autoddp predicts a step before it is measured, and the step that the job has elsewhere.
 
-    python benchmarks/predict.py --json predict.json                  # as root; about an hour
+    python benchmarks/predict.py --json predict.json                  # as root; 20 minutes
     python benchmarks/predict.py --parts trials --rates 1gbit         # one part of it
 
 trials     the relative error of every trial that a study predicts before it measures it. Two hosts (network

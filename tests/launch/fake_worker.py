@@ -57,8 +57,7 @@ class FakeWorker:
         self.say(Hello(VERSION, rank, rank, self.process.pid, 0))
         self.welcome = decode(self.connection.recv_bytes())
         if self.welcome == Welcome(True):
-            self.say(Ready(facts(nodes)))
-            threading.Thread(target=self._serve, daemon=True).start()
+            threading.Thread(target=self._serve, args=(Ready(facts(nodes)),), daemon=True).start()
         else:
             self.left.set()
 
@@ -66,8 +65,9 @@ class FakeWorker:
         self.failed = message != Goodbye(0, "")
         self.connection.send_bytes(encode(message))
 
-    def _serve(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
+    def _serve(self, ready: Ready) -> None:
+        with contextlib.suppress(EOFError, OSError):  # the launcher may hang up at any moment
+            self.say(ready)
             while not self.connection.closed:
                 order = decode(self.connection.recv_bytes())
                 assert isinstance(order, (Measure, Finish))

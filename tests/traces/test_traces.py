@@ -12,6 +12,8 @@ from traces.tuned import LEVELS, Outcome, tune
 
 # Slow ones that run_all.py has: a fresh Python that imports torch, an export.
 LONG = {"loader_by_spawn", "export_save"}
+# Programs that end tuning at every level, because what they send elsewhere would not be seen.
+UNWATCHED = {"python_child_without_environment"}
 # What every guard must cover, as nearly all scripts do it: Python's own files, and torch's.
 COVERED = (
     *("save_over", "remove_then_save", "backup_by_replace", "remove_tree_and_recreate", "rotate_by_glob_and_time"),
@@ -33,7 +35,7 @@ def complain(outcome: Outcome) -> str:
 
 @pytest.mark.skipif(not may_bind(), reason="needs the right to make a mount namespace")
 def test_overlay_changes_nothing() -> None:
-    outcome = tune(LEVELS["overlay"], usable(set(load()) - LONG), tune_only=True, patience=200)
+    outcome = tune(LEVELS["overlay"], usable(set(load()) - LONG - UNWATCHED), tune_only=True, patience=200)
     assert not outcome.ended, complain(outcome)
     assert {one.kind for one in outcome.verdicts.values()} == {"unchanged"}, complain(outcome)
     assert not outcome.elsewhere, complain(outcome)
@@ -43,6 +45,14 @@ def test_guard_changes_nothing() -> None:
     outcome = tune(LEVELS["guard"], usable(set(COVERED)), patience=200)
     assert not outcome.ended, complain(outcome)
     assert {one.kind for one in outcome.verdicts.values()} == {"unchanged"}, complain(outcome)
+    assert not outcome.elsewhere, complain(outcome)
+
+
+@pytest.mark.skipif(not may_bind(), reason="needs the right to make a mount namespace")
+def test_what_cannot_be_watched_ends_tuning_and_changes_nothing() -> None:
+    outcome = tune(LEVELS["overlay"], usable(UNWATCHED), tune_only=True, patience=200)
+    assert "would run without autoddp's checks" in outcome.ended, complain(outcome)
+    assert {one.kind for one in outcome.verdicts.values()} == {"ended"}, complain(outcome)
     assert not outcome.elsewhere, complain(outcome)
 
 
