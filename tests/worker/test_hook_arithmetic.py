@@ -44,6 +44,10 @@ def test_a_model_of_one_huge_parameter_and_one_of_thin_ones(deterministic: bool)
         torch.use_deterministic_algorithms(False)
 
 
+def test_a_type_with_which_hooks_cannot_compute() -> None:
+    assert arithmetic_of([torch.empty(64, 64, requires_grad=True, dtype=torch.float8_e4m3fn)]) is None
+
+
 def test_without_gradients_there_is_nothing_to_measure() -> None:
     assert arithmetic_of([]) is None
     assert arithmetic_of([torch.ones(3), torch.ones(3, dtype=torch.int64)]) is None

@@ -29,7 +29,7 @@ _PASSES, _HALVES = 3, 2  # of PowerSGD
 
 
 def arithmetic_of(parameters: Sequence[torch.Tensor]) -> HookArithmetic | None:
-    """Of the hooks of a model with these parameters; None where it has none to reduce, or no room for a few of them."""
+    """Of the hooks of a model with these parameters; None where there are none, or hooks cannot compute with them."""
     trained = [one for one in parameters if one.requires_grad and one.is_floating_point() and one.numel()]
     if not trained:
         return None
@@ -44,7 +44,7 @@ def arithmetic_of(parameters: Sequence[torch.Tensor]) -> HookArithmetic | None:
     try:
         with torch.no_grad():
             return _measured(FullBucket.of(shapes or [_LARGE], like), FullBucket.of([_TINY], like))
-    except torch.OutOfMemoryError:
+    except RuntimeError:  # no memory, or a type for which this torch has no products
         return None
 
 
