@@ -142,11 +142,21 @@ def serve() -> None:
         order = json.loads(line)
         if os.fork():
             continue
-        try:
-            host = meet(order)
-        except BaseException:
-            host = Host(error=traceback.format_exc())
-        os.write(results, (json.dumps({"host": order["host"], **vars(host)}) + "\n").encode())
+        # The result is told when the process that has met is gone: a next meeting may use its port again.
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                host = meet(order)
+            except BaseException:
+                host = Host(error=traceback.format_exc())
+            os.write(write, (json.dumps({"host": order["host"], **vars(host)}) + "\n").encode())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read, "rb") as result:
+            said = result.read()
+        os.waitpid(pid, 0)
+        os.write(results, said)
         os._exit(0)
 
 
