@@ -134,6 +134,37 @@ class Agreement:
             self._notices.running(running)
 
 
+class _Meeting:
+    """What the launchers say to each other through the store of their rendezvous."""
+
+    def __init__(self, store: Any, rank: int, nodes: int) -> None:
+        store.set_timeout(timedelta(seconds=_ANSWER))
+        self._store, self._rank, self._nodes = store, rank, nodes
+        self.called = [f"node {node}" for node in range(nodes)]
+        """Each node's name for people."""
+
+    def exchange(self, key: str, mine: Any) -> list[Any]:
+        """What each node says under the key (JSON types), by node. TimeoutError as `await_all`."""
+        self._store.set(f"{key}/{self._rank}", encode(mine))
+        self.await_all(key)
+        return [json.loads(self._store.get(f"{key}/{node}")) for node in range(self._nodes)]
+
+    def await_all(self, key: str) -> None:
+        """Wait until each node has said something under the key. TimeoutError names the nodes that have not."""
+        told = False
+        for waited in polls(_ANSWER):
+            if self._store.check([f"{key}/{node}" for node in range(self._nodes)]):
+                return
+            if waited > _SILENT and not told:
+                told = True
+                tell(f"waiting for {self._silent(key)} (up to {_ANSWER:.0f} s)")
+        raise TimeoutError(f"{self._silent(key)} does not answer, for {_ANSWER:.0f} s: see what that launcher does")
+
+    def _silent(self, key: str) -> str:
+        absent = [node for node in range(self._nodes) if not self._store.check([f"{key}/{node}"])]
+        return ", ".join(self.called[node] for node in absent) or "another host"
+
+
 def agree(
     torchrun: argparse.Namespace, plan: str, reads: str, variables: Collection[str] = (), job: bool = False
 ) -> Agreement:
@@ -169,32 +200,10 @@ def agree(
         _set_local_address(torchrun, network)
         return Agreement(network, Hosts(), 0, handler, notices, joins)
     store, rank, nodes = info.store, info.rank, info.world_size
-    store.set_timeout(timedelta(seconds=_ANSWER))
-    called: dict[int, str] = {}  # each node's name for people, as far as it has said it
-
-    def await_all(key: str) -> None:
-        """Wait until each node has said something under the key. TimeoutError that names the ones that have not."""
-        told = False
-        for waited in polls(_ANSWER):
-            if store.check([f"{key}/{node}" for node in range(nodes)]):
-                return
-            if waited > _SILENT and not told:
-                told = True
-                tell(f"waiting for {silent(key)} (up to {_ANSWER:.0f} s)")
-        raise TimeoutError(f"{silent(key)} does not answer, for {_ANSWER:.0f} s: see what that launcher does")
-
-    def silent(key: str) -> str:
-        absent = [node for node in range(nodes) if not store.check([f"{key}/{node}"])]
-        return ", ".join(called.get(node, f"node {node}") for node in absent) or "another host"
-
-    def exchange(key: str, mine: Any) -> list[Any]:
-        store.set(f"{key}/{rank}", encode(mine))
-        await_all(key)
-        return [json.loads(store.get(f"{key}/{node}")) for node in range(nodes)]
-
+    meeting = _Meeting(store, rank, nodes)
     try:
-        names = exchange("arrived", socket.gethostname())  # before the clocks, so that all read theirs now
-        called.update({node: f"node {node} ({name})" for node, name in enumerate(names)})
+        names = meeting.exchange("arrived", socket.gethostname())  # before the clocks, so that all read theirs now
+        meeting.called = [f"node {node} ({name})" for node, name in enumerate(names)]
         mine = HostFacts(
             name=socket.gethostname(),
             plan=plan,
@@ -206,17 +215,18 @@ def agree(
             autoddp=__version__,
             clock=time.time(),
         )
-        all_ = [convert(plain, HostFacts) for plain in exchange("host", mine)]
+        all_ = [convert(plain, HostFacts) for plain in meeting.exchange("host", mine)]
         errors, warnings = compared(all_)
-        if (
-            notices is not None and rank == 0
-        ):  # before any host closes the meeting, which none does before `choose` ends
+        if notices is not None and rank == 0:
+            # A late host finds the meeting closed, and then reads this. No host closes it before `choose` ends.
             notices.plan(Plan(plan, reads, job and not errors))
-        found = choose(exchange, rank, labels(all_), places_here(torchrun.local_addr, may_have_gpus(os.environ)))
+        found = choose(
+            meeting.exchange, rank, labels(all_), places_here(torchrun.local_addr, may_have_gpus(os.environ))
+        )
         handler.shutdown()
         store.set(f"read/{rank}", "1")
         if has_store:  # it ends with this process, and the others still have to read
-            await_all("read")
+            meeting.await_all("read")
     except TimeoutError as error:
         raise UsageError(str(error)) from None
     except (RuntimeError, ValueError) as error:
