@@ -21,7 +21,7 @@ from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.bucket_views import BucketViews
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, STRANGER, Around, DdpEvents, Patch, Wrapped, parameters_digest
+from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, UNPICKLED, Around, DdpEvents, Patch, Wrapped, parameters_digest
 from autoddp.worker.effect import Effect
 from autoddp.worker.first_steps import FirstSteps
 from autoddp.worker.fitting import Expected, Fitting
@@ -70,7 +70,7 @@ class _Applied(DdpEvents):
         self._used_parameters: UsedParameters | None = None
         self._bucket_views: BucketViews | None = None
         self._parts: list[DdpEvents] = [self._fitting]
-        self._has_strangers = False
+        self._has_unpickled = False
 
     def install(self, config: WorkerConfig) -> None:
         """Patch what the configuration and its checks need, and no more."""
@@ -169,11 +169,11 @@ class _Applied(DdpEvents):
             if isinstance(effect, (Binding, Threads, Compiling)):
                 effect.undo()
 
-    def stranger_trains(self) -> None:
+    def unknown_trains(self) -> None:
         """See `DdpEvents`. Said once."""
-        if not self._has_strangers:
-            self._has_strangers = True
-            _warn(f"{STRANGER}: that one runs as written, without the recipe")
+        if not self._has_unpickled:
+            self._has_unpickled = True
+            _warn(f"{UNPICKLED}: that one runs as written, without the recipe")
 
     def forward_begins(self, ddp: DDP) -> None:
         """See `DdpEvents`."""

@@ -41,8 +41,8 @@ _pickled = cast("Callable[[DDP], dict[str, Any]]", DDP.__getstate__)
 _unpickle = cast("Callable[[DDP, dict[str, Any]], None]", DDP.__setstate__)
 _signature = inspect.signature(DDP.__init__)
 
-STRANGER = "the script trains a DDP object that it has unpickled or copied"
-"""See `DdpEvents.stranger_trains`."""
+UNPICKLED = "the script trains a DDP object that it has unpickled or copied"
+"""See `DdpEvents.unknown_trains`."""
 
 Around = Callable[[Hook, dist.ProcessGroup], Hook]
 """Wraps a hook; the group is the one over which the hook reduces."""
@@ -426,7 +426,7 @@ class DdpEvents:
     def script_registered(self, wrapped: Wrapped) -> None:
         """The script has registered a communication hook of its own."""
 
-    def stranger_trains(self) -> None:
+    def unknown_trains(self) -> None:
         """An object that its constructor has not built, but pickle or `copy`, begins a forward pass of training.
 
         It stays as the script has it, and there are no other events of it.
@@ -569,7 +569,7 @@ class Patch:
         def _pre_forward(ddp: DDP, *inputs: Any, **kwargs: Any) -> Any:
             if self.of(ddp) is None:
                 if _trains(ddp):
-                    self.events.stranger_trains()
+                    self.events.unknown_trains()
                 return before(ddp, *inputs, **kwargs)
             self.events.forward_begins(ddp)
             inputs, kwargs = before(ddp, *inputs, **kwargs)

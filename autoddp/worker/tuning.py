@@ -19,7 +19,7 @@ from autoddp.worker.bucket_views import BucketViews
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import (
-    STRANGER,
+    UNPICKLED,
     DdpEvents,
     Patch,
     Wrapped,
@@ -108,10 +108,10 @@ class _TuningJob(DdpEvents):
         if why:  # ranks that this launcher has not started take no orders, and the others would wait for them
             stopper(self._config.socket)(f"{why}: such a job cannot be tuned")
 
-    def stranger_trains(self) -> None:
+    def unknown_trains(self) -> None:
         """See `DdpEvents`. Its steps cannot be measured, so tuning ends."""
         self._launcher.hello()  # the script trains with DDP, even if it has built no object in this process
-        stopper(self._config.socket)(f"{STRANGER}: no configuration can be applied to that one")
+        stopper(self._config.socket)(f"{UNPICKLED}: no configuration can be applied to that one")
 
     def forward_begins(self, ddp: DDP) -> None:
         """Count forward passes that reduce as the script is written, then see whether this one's reduction may wait."""

@@ -168,8 +168,8 @@ def test_a_script_that_holds_gradients_is_seen(step: Step) -> None:
     assert keeps(step)
 
 
-def watched(step: Step) -> ByHand:
-    script = Script()
+def watched(step: Step, script: Script | None = None) -> ByHand:
+    script = script or Script()
     watch = ByHand(script.parameters)
     for _ in range(3):
         step(script)
@@ -199,12 +199,7 @@ def test_gradients_that_ddp_moves_to_new_buckets_are_not_discarded(step: Step) -
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     script = Script()
     script.model = DDP(script.model, gradient_as_bucket_view=True)
-    watch = ByHand(script.parameters)
-    for _ in range(3):
-        step(script)
-        watch.reads()
-        script.optimizer.step()
-    watch.stop()
+    watch = watched(step, script)
     dist.destroy_process_group()
     assert watch.discards == (step is sets_to_zero_in_between)
 
