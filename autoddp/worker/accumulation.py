@@ -82,7 +82,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._unchanged.end()
 
     def _begin_step(self) -> None:
-        self._in_step = False  # whether a model was called for training since the script's last step
+        self.in_step = False  # whether a model was called for training since the script's last step
         self._left_out = False  # whether clipping or unscaling was, which nothing can make up for
 
     def apply(self, configuration: Configuration) -> None:
@@ -140,7 +140,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         """
         if self._steps == 1:
             return False
-        if self._in_step:
+        if self.in_step:
             self.stop()
         else:
             for p in self._seen:
@@ -169,7 +169,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._find_others()
         # A script that clears gradients between two backward passes of each step would never make a last step. It may
         # have read those of its own rank, so not before the step is over, in which its optimizer has done nothing.
-        if self._thrown_away > 1 and not self._in_step and self.leave_out():
+        if self._thrown_away > 1 and not self.in_step and self.leave_out():
             self._gives_up(DISCARDS_GRADIENTS)
         if self._in_place and any(p.grad is None or p.grad is not kept() for p, (kept, _) in self._seen.items()):
             self._start_over()
@@ -180,7 +180,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
             self._end(STEPS_OTHERS)
         if not (torch.is_grad_enabled() and self._switch.as_written(ddp)):
             return
-        self._trains = self._in_step = True
+        self._trains = self.in_step = True
         if not self._switch.reduces(ddp):
             return
         self._local.pop(ddp, None)

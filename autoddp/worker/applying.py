@@ -21,7 +21,16 @@ from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.binding import Binding
 from autoddp.worker.bucket_views import BucketViews
 from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, UNPICKLED, Around, DdpEvents, Patch, Wrapped, parameters_digest
+from autoddp.worker.ddp import (
+    AVAILABLE_ARGUMENTS,
+    CAPTURES,
+    UNPICKLED,
+    Around,
+    DdpEvents,
+    Patch,
+    Wrapped,
+    parameters_digest,
+)
 from autoddp.worker.effect import Effect
 from autoddp.worker.first_steps import FirstSteps
 from autoddp.worker.fitting import Expected, Fitting
@@ -70,7 +79,7 @@ class _Applied(DdpEvents):
         self._used_parameters: UsedParameters | None = None
         self._bucket_views: BucketViews | None = None
         self._parts: list[DdpEvents] = [self._fitting]
-        self._has_unpickled = False
+        self._has_unpickled = self._has_captured = self._watches = False
 
     def install(self, config: WorkerConfig) -> None:
         """Patch what the configuration and its checks need, and no more."""
@@ -106,6 +115,7 @@ class _Applied(DdpEvents):
         if mode == REDUCE_OVERHEAD:
             self._parts.append(self._compiling.replays)
         if config.watch is not None:
+            self._watches = HOOK.name in configuration
             patch.around = _around_both(self._fitting.around, Watch(config.watch, _warn).around)
         patch.install()
 
@@ -174,6 +184,14 @@ class _Applied(DdpEvents):
         if not self._has_unpickled:
             self._has_unpickled = True
             _warn(f"{UNPICKLED}: that one runs as written, without the recipe")
+
+    def script_captures(self, ddp: DDP) -> None:
+        """See `DdpEvents`."""
+        for part in self._parts:
+            part.script_captures(ddp)
+        if self._watches and not self._has_captured:
+            _warn(f"{CAPTURES}: the gradient monitor does not see what the graph repeats")
+        self._has_captured = True
 
     def forward_begins(self, ddp: DDP) -> None:
         """See `DdpEvents`."""

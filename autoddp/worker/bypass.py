@@ -16,7 +16,6 @@ from autoddp.log import tell
 from autoddp.timing import median, speedup
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import DdpEvents, Patch, Wrapped
-from autoddp.worker.device import is_capturing
 from autoddp.worker.gradient_access import parameters_of
 from autoddp.worker.stopwatch import Stopwatch, stopwatch_for
 from autoddp.worker.sync_switch import ReductionSwitch
@@ -57,16 +56,24 @@ class _Bypass(DdpEvents):
         """Leave all as written: a communication hook of the script may do anything."""
         self._leave_as_written()
 
+    def script_captures(self, ddp: DDP) -> None:
+        """See `DdpEvents`. No step is timed from here on, because that is to wait for the device."""
+        self._ask(ddp)
+        self._clock.stop()
+        self._switch.on = self._leaves_as_written
+
     def forward_begins(self, ddp: DDP) -> None:
-        """A forward pass is about to run. Leave all as written from here on if this model needs its reduction.
+        """See `DdpEvents`."""
+        self._ask(ddp)
+        self._clock.forward_begins(self._switch.as_written(ddp))
+
+    def _ask(self, ddp: DDP) -> None:
+        """Leave all as written from here on if this model needs its reduction.
 
         It is asked before each pass, because a script may set a static graph, or another process group, at any time.
         """
         if not self._leaves_as_written and _needs_its_reduction(ddp):
             self._leave_as_written()
-        if is_capturing(next(ddp.parameters()).device):
-            self._clock.stop()  # to time a step is to wait for the device, which would spoil the script's own graph
-        self._clock.forward_begins(self._switch.as_written(ddp))
 
     def _leave_as_written(self) -> None:
         self._leaves_as_written = True

@@ -30,6 +30,7 @@ from autoddp.knobs.ddp_arguments import (
     GRADIENT_AS_BUCKET_VIEW,
     STATIC_GRAPH,
 )
+from autoddp.worker.device import is_capturing
 from autoddp.worker.hooks import Hook, hook_for
 from autoddp.worker.hooks.exact import exact_mean
 
@@ -43,6 +44,9 @@ _signature = inspect.signature(DDP.__init__)
 
 UNPICKLED = "the script trains a DDP object that it has unpickled or copied"
 """See `DdpEvents.unknown_trains`."""
+
+CAPTURES = "the script captures passes of DDP in a CUDA graph of its own"
+"""See `DdpEvents.script_captures`."""
 
 Around = Callable[[Hook, dist.ProcessGroup], Hook]
 """Wraps a hook; the group is the one over which the hook reduces."""
@@ -432,6 +436,12 @@ class DdpEvents:
         It stays as the script has it, and there are no other events of it.
         """
 
+    def script_captures(self, ddp: DDP) -> None:
+        """A forward pass begins that the script captures in a CUDA graph. There are no other events of this pass.
+
+        Later the graph repeats what DDP does in it, with no Python. Whoever waits for the device now spoils the graph.
+        """
+
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass begins; DDP has not yet prepared it."""
 
@@ -571,6 +581,9 @@ class Patch:
                 if _trains(ddp):
                     self.events.unknown_trains()
                 return before(ddp, *inputs, **kwargs)
+            if is_capturing(_device_of(ddp)):
+                self.events.script_captures(ddp)
+                return before(ddp, *inputs, **kwargs)
             self.events.forward_begins(ddp)
             inputs, kwargs = before(ddp, *inputs, **kwargs)
             self.events.called(ddp, inputs, kwargs)
@@ -583,7 +596,8 @@ class Patch:
 
         @functools.wraps(after)
         def _post_forward(ddp: DDP, output: Any) -> Any:
-            return after(ddp, output if self.of(ddp) is None else self.events.returned(ddp, output))
+            has_events = self.of(ddp) is not None and not is_capturing(_device_of(ddp))
+            return after(ddp, self.events.returned(ddp, output) if has_events else output)
 
         return _skipped_by_dynamo(_post_forward)
 
@@ -594,6 +608,12 @@ class Patch:
             yield
         finally:
             self._constructing -= 1
+
+
+def _device_of(ddp: DDP) -> torch.device:
+    """That of all its parameters, or of the first of them."""
+    device: torch.device = next(iter(ddp._module_parameters)).device
+    return device
 
 
 def _trains(ddp: DDP) -> bool:
@@ -680,7 +700,7 @@ def backend_of(ddp: DDP) -> str:
     `get_backend` returns none of these names but "undefined", or "cpu:gloo,cuda:nccl" as the script has written it.
     """
     by_device = dict(part.split(":") for part in dist.get_backend_config(ddp.process_group).split(",") if ":" in part)
-    return by_device.get(next(iter(ddp._module_parameters)).device.type, dist.get_backend(ddp.process_group))
+    return by_device.get(_device_of(ddp).type, dist.get_backend(ddp.process_group))
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:

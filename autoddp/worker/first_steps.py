@@ -24,7 +24,7 @@ from autoddp.knobs.micro_batches import (
 )
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.bucket_views import held_elsewhere
-from autoddp.worker.ddp import DdpEvents, Wrapped, after_this_backward, base_of, version_of
+from autoddp.worker.ddp import CAPTURES, DdpEvents, Wrapped, after_this_backward, base_of, version_of
 from autoddp.worker.gradient_access import parameters_of
 from autoddp.worker.guard import sum_of_bits
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
@@ -273,6 +273,17 @@ class FirstSteps(DdpEvents):
             self._end(FINDS_UNUSED)
         elif wrapped.is_sparse:
             self._end(SPARSE)
+
+    def script_captures(self, ddp: DDP) -> None:
+        """See `DdpEvents`. The graph would repeat one pass of several, with or without its reduction, for ever."""
+        if self._implicit_no_sync.pending:
+            raise left_unreduced(CAPTURES, DEFER_REDUCTIONS.name)
+        if self._accumulation.steps > 1 and self._accumulation.in_step:
+            raise left_unreduced(CAPTURES, ACCUMULATE_STEPS.name)
+        if self._accumulation.leave_out():
+            self._say(ACCUMULATE_STEPS.name, CAPTURES)
+        self._end(CAPTURES)
+        self._implicit_no_sync.end()
 
     def forward_begins(self, ddp: DDP) -> None:
         """Begin to watch, if reductions are put off."""

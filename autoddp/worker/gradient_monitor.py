@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from autoddp.knobs import why_refused
 from autoddp.wire import WatchPlan
+from autoddp.worker.device import is_capturing
 from autoddp.worker.fidelity import Comparison
 from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.bucket import GradBucket
@@ -59,6 +60,9 @@ class _Guard:
     def call(self, state: Any, bucket: GradBucket) -> None:
         """Before each call of the hook."""
         if self.given_up:
+            return
+        if is_capturing(bucket.buffer().device):  # a look waits for the device
+            self.comparison.on = False
             return
         if self._over or bucket.index() == 0:
             self._reductions += 1

@@ -19,6 +19,7 @@ from autoddp.worker.bucket_views import BucketViews
 from autoddp.worker.clock import StepClock
 from autoddp.worker.compiling import Compiling
 from autoddp.worker.ddp import (
+    CAPTURES,
     UNPICKLED,
     DdpEvents,
     Patch,
@@ -112,6 +113,10 @@ class _TuningJob(DdpEvents):
         """See `DdpEvents`. Its steps cannot be measured, so tuning ends."""
         self._launcher.hello()  # the script trains with DDP, even if it has built no object in this process
         stopper(self._config.socket)(f"{UNPICKLED}: no configuration can be applied to that one")
+
+    def script_captures(self, ddp: DDP) -> None:
+        """See `DdpEvents`. Tuning ends: another configuration would free the buckets that the graph writes into."""
+        stopper(self._config.socket)(f"{CAPTURES}: no configuration can be applied to what it repeats")
 
     def forward_begins(self, ddp: DDP) -> None:
         """Count forward passes that reduce as the script is written, then see whether this one's reduction may wait."""

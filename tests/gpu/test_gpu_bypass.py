@@ -31,14 +31,22 @@ os._exit(0)
 
 
 GRAPH = """
-import os
+import os, sys
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from autoddp.worker.bypass import start_bypassing
 
-start_bypassing()
+if sys.argv[1] == "bypass":
+    from autoddp.worker.bypass import start_bypassing
+    start_bypassing()
+else:
+    from autoddp.knobs import Configuration, Rung
+    from autoddp.wire import WatchPlan, WorkerConfig
+    from autoddp.worker.applying import start_applying
+    watch = WatchPlan(Rung.NEAR, limit=0.02, first=1, every=1, steps=1)
+    knobs = {"hook": "bf16", "gradient_as_bucket_view": True, "accumulate_steps": 11, "defer_reductions": 2}
+    start_applying(WorkerConfig(configuration=Configuration(knobs), watch=watch))
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
 x = torch.ones(8, 64, device="cuda")
 side = torch.cuda.Stream()
@@ -83,8 +91,9 @@ def test_gradients_in_buckets_take_their_memory_once(gpu, figure):
     assert bypass <= plain * 1.02
 
 
-def test_a_script_captures_a_whole_step(gpu):
-    """The bypass times steps, which is to wait for the device: not while a graph is captured."""
-    done = subprocess.run([sys.executable, "-c", GRAPH], capture_output=True, text=True)
+@pytest.mark.parametrize("worker", ["bypass", "recipe"])
+def test_a_script_captures_a_whole_step(gpu, worker):
+    """Nobody waits for the device meanwhile, and every captured step is whole."""
+    done = subprocess.run([sys.executable, "-c", GRAPH, worker], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "replayed" in done.stdout
