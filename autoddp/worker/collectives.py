@@ -10,11 +10,12 @@ for the result counts.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
+
+from autoddp.worker.training_thread import TrainingThread
 
 _NAMES = (
     "all_gather",
@@ -44,7 +45,7 @@ class Collectives:
 
     def __init__(self, begins: Callable[[], str], ends: Callable[[str], None]) -> None:
         self._begins, self._ends = begins, ends
-        self._thread = threading.get_ident()
+        self._trains = TrainingThread()
         self._inside = False
 
     def install(self) -> None:
@@ -61,7 +62,7 @@ class Collectives:
         @functools.wraps(function)
         def patched(*args: Any, **kwargs: Any) -> Any:
             # The functions for objects call those for tensors: the outer call alone counts.
-            if self._inside or kwargs.get("async_op") or threading.get_ident() != self._thread:
+            if self._inside or kwargs.get("async_op") or not self._trains:
                 return function(*args, **kwargs)
             self._inside = True
             before = self._begins()

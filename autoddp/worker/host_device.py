@@ -10,13 +10,14 @@ import inspect
 import itertools
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
+
+from autoddp.worker.training_thread import TrainingThread
 
 _MISSING = object()
 _MOST_LINES = 5  # that are told: those that wait longest
@@ -65,20 +66,6 @@ class _Methods:
         self._before = {}
 
 
-class _Here:
-    """True in the thread and the process that have made it: a loader's worker is forked with all patches."""
-
-    def __init__(self) -> None:
-        self._place = self._now()
-
-    def __bool__(self) -> bool:
-        return self._now() == self._place
-
-    @staticmethod
-    def _now() -> tuple[int, int]:
-        return os.getpid(), threading.get_ident()
-
-
 class CopiesToDevice:
     """Sees tensors that go from the host to a device, by the two methods that scripts use for it.
 
@@ -88,7 +75,7 @@ class CopiesToDevice:
     def __init__(self, begin: Callable[[], str], end: Callable[[str], None]) -> None:
         self._begin, self._end = begin, end
         self._methods = _Methods(torch.Tensor)
-        self._trains = _Here()
+        self._trains = TrainingThread()
         self.non_blocking = False
         """Whether the host does not wait for copies from pinned memory, whatever the script asks for."""
 
@@ -138,7 +125,7 @@ class DeviceWaits:
         self._watches = self._late = False
         self._waited: dict[str, float] = {}
         self._last: dict[object, _HostCopy] = {}
-        self._trains = _Here()
+        self._trains = TrainingThread()
 
     def watch(self, on: bool) -> None:
         """Note from here on how long each line waits; or no more."""

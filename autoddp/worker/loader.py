@@ -10,7 +10,6 @@ import copy
 import functools
 import multiprocessing
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from autoddp.units import MIB
 from autoddp.wire.experiment import PINNED, PREFETCHED
 from autoddp.worker.ddp import tensors_in
 from autoddp.worker.device import has_room
+from autoddp.worker.training_thread import TrainingThread
 
 KEPT = 40
 """Batches of each loader that are kept, as far as `_MOST_BYTES` allows."""
@@ -218,8 +218,8 @@ class Loaders:
         self._gave_copy = False
         self._busy = False
         self.rank = int(os.environ.get("RANK", "0"))
-        self.thread = threading.get_ident()
-        """The thread that trains. Some scripts read their loader in another one, which is never waited for here."""
+        # Some scripts read their loader in another thread, which is never waited for here.
+        self._trains = TrainingThread()
         self.watch = False
         """Whether the events are wanted."""
         self.keep = False
@@ -241,11 +241,7 @@ class Loaders:
         @functools.wraps(draw)
         def drawing(iterator: Any) -> Any:
             index = draw(iterator)  # type: ignore[no-untyped-call]
-            if (
-                self.keep
-                and threading.get_ident() == self.thread
-                and not isinstance(iterator._dataset, IterableDataset)
-            ):
+            if self.keep and self._trains and not isinstance(iterator._dataset, IterableDataset):
                 self._kept_of(iterator).drawn(index)
             return index
 
@@ -298,7 +294,7 @@ class Loaders:
         def patched(of: Any, *args: Any, **kwargs: Any) -> Any:
             idle = not (self.watch or self.keep or self._gives_kept)
             # A loader may be read inside another one's, as a wrapper does: only the outer one is the script's.
-            if idle or self._busy or threading.get_ident() != self.thread:
+            if idle or self._busy or not self._trains:
                 return function(of, *args, **kwargs)
             self._busy = True
             self._events.wait_begins()
