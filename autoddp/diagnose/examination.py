@@ -126,7 +126,7 @@ class Examination:
         self._spent = 0.0
         self._step = math.nan
         self._queued = 0
-        self._late = 1.0
+        self._late = self._alone_takes = 1.0
         self._stored: list[tuple[int, ...]] = []
         self._kept = 0
         self._alone: list[Evidence] = []
@@ -139,6 +139,7 @@ class Examination:
         evidence = self._record()
         self._step = self._seconds(evidence)
         self._late = max(evidence.means(evidence.stage("data"))) / evidence.seconds
+        self._alone_takes = 1.0 - evidence.mean(evidence.transfer) / evidence.seconds
         findings: list[Finding] = []
         proofs: dict[str, _Proof] = {}
         for number, suspicion in enumerate(found := suspicions(evidence, self._around), 1):
@@ -223,7 +224,7 @@ class Examination:
     def _rounds(self) -> int:
         return _ROUNDS_OF_SLOW if self._step >= _SLOW else _ROUNDS
 
-    def _affords(self, steps: int) -> bool:
+    def _affords(self, steps: float) -> bool:
         return self._spent + steps * self._step <= self._budget
 
     def _record(self) -> Evidence:
@@ -343,8 +344,10 @@ class Examination:
         # Blocks of one condition that follow each other need none.
         settling = sum(max(self._settling(a, b), self._settling(b, a)) for a, b in pairwise(conditions))
 
-        def cost(rounds: int, steps: int) -> int:
-            return rounds * (len(conditions) * steps + settling)
+        each = sum(1.0 if condition.reduce else self._alone_takes for condition in conditions)
+
+        def cost(rounds: int, steps: int) -> float:
+            return rounds * (each * steps + settling)
 
         plans = [(self._rounds, self._steps), (_ROUNDS_OF_SLOW, self._steps), (_ROUNDS_OF_SLOW, _FEWEST)]
         if any(condition.experiment.sizes for condition in conditions):

@@ -316,7 +316,9 @@ def _communication(evidence: Evidence, around: Surroundings) -> Iterator[Suspici
             "most of them begin to travel when the backward pass is over"
         )
         cut = Condition(Configuration({BUCKET_CAP_MB.name: smaller}))
-        yield Suspicion("no_overlap", everyone, exposed, seen, Mend(cut))
+        # No more than the backward pass lasts can be hidden behind it.
+        hidden = min(exposed, max(evidence.means(evidence.stage("backward"))))
+        yield Suspicion("no_overlap", everyone, hidden, seen, Mend(cut))
     if around.job.nodes > 1:
         due, why = around.due
         # A part may have travelled before, so the link is at most as fast as this.

@@ -24,9 +24,9 @@ _CHEAP = 0.25  # of the baseline's step, see `cheap`
 # Rounds of the finals for steps of medium length, for fast and for slow steps. With 5, 6 or 8 rounds the 99 % interval
 # reaches 2.1, 1.6 or 1.2 times the rounds' spread to either side (Student's t), so each further round adds less.
 _ROUNDS, _ROUNDS_OF_FAST, _ROUNDS_OF_SLOW = 6, 8, 5
-# Rounds for the headroom. Four rounds give an interval of three times their spread. Two give a wide one, which is
-# mostly enough on slow steps, because their headroom is large.
-_HEADROOM_ROUNDS, _HEADROOM_ROUNDS_OF_SLOW = 4, 2
+# Rounds for the headroom. Four rounds give an interval of three times their spread to either side, three of six times,
+# which is enough on slow steps, because their headroom is large. With two it is 45 times, which proves next to nothing.
+_HEADROOM_ROUNDS, _HEADROOM_ROUNDS_OF_SLOW = 4, 3
 _MORE_HEADROOM_ROUNDS = 3  # times as many rounds at most, where the headroom decides whether trials are run at all
 # Steps of a block, at least: three, so that one step in which the script saved or evaluated does not move the median.
 _FEWEST, _FEWEST_OF_SLOW = 3, 2

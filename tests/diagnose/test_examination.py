@@ -121,6 +121,17 @@ def test_a_planted_cause_comes_first(name: str) -> None:
     assert cause in " ".join(found.verdict[:1])
 
 
+def test_no_more_than_the_backward_pass_can_be_hidden_behind_it() -> None:
+    job = SlowJob(transfer=1000.0, more={"ddp_arguments": {"bucket_cap_mb": "2000"}})
+    for budget in (1.0, 17.0, 60.0):
+        assert [one.cause for one in examined(job, budget).findings] == ["exposed_communication"]
+
+
+def test_steps_without_reduction_are_counted_as_short() -> None:
+    first, *_ = examined(SlowJob(transfer=1000.0), budget=31.0).findings
+    assert (first.cause, first.status) == ("exposed_communication", "proved")
+
+
 def test_small_batches_are_suspected_and_not_priced() -> None:
     job = SlowJob(forward=0.3, backward=0.5, optimizer=0.1, other=0.1, transfer=3.0, more={"gradient_bytes": 4096})
     first, *others = examined(job).findings
