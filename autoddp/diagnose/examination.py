@@ -124,6 +124,7 @@ class Examination:
         self._precise = precise
         self._present: Condition | None = None
         self._spent = 0.0
+        self._share_ends = budget
         self._step = math.nan
         self._queued = 0
         self._late = self._alone_takes = 1.0
@@ -144,6 +145,8 @@ class Examination:
         proofs: dict[str, _Proof] = {}
         for number, suspicion in enumerate(found := suspicions(evidence, self._around), 1):
             self._tell(suspicion.cause, number, len(found))
+            # Twice as much as each of those after it may have. What one leaves over is shared by the others.
+            self._share_ends = self._spent + 2 * (self._budget - self._spent) / (len(found) - number + 2)
             proof = self._prove(suspicion, evidence) if not self._over else _Proof(None, self._over)
             finding = self._finding(suspicion, proof)
             if finding is not None:
@@ -336,8 +339,8 @@ class Examination:
         return self._precise and self._is_finding(price) and rough and self._spent < _FOR_PRECISION * self._budget
 
     def _can_turn(self, *conditions: Condition) -> bool:
-        """Whether there is time for some more rounds."""
-        return bool(self._plans(*conditions))
+        """Whether there is time for some more rounds, and whether the suspicions that are left need none of it."""
+        return self._spent < self._share_ends and bool(self._plans(*conditions))
 
     def _plans(self, *conditions: Condition) -> list[tuple[int, int]]:
         """Rounds and steps of their blocks for which there is time, the most first."""

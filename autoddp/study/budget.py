@@ -24,9 +24,9 @@ _CHEAP = 0.25  # of the baseline's step, see `cheap`
 # Rounds of the finals for steps of medium length, for fast and for slow steps. With 5, 6 or 8 rounds the 99 % interval
 # reaches 2.1, 1.6 or 1.2 times the rounds' spread to either side (Student's t), so each further round adds less.
 _ROUNDS, _ROUNDS_OF_FAST, _ROUNDS_OF_SLOW = 6, 8, 5
-# Rounds for the headroom. Four rounds give an interval of three times their spread to either side, three of six times,
-# which is enough on slow steps, because their headroom is large. With two it is 45 times, which proves next to nothing.
-_HEADROOM_ROUNDS, _HEADROOM_ROUNDS_OF_SLOW = 4, 3
+# Rounds for the headroom. Four rounds give an interval of three times their spread. Two give a wide one, which is
+# mostly enough on slow steps, because their headroom is large. To prove a cause by them takes three.
+_HEADROOM_ROUNDS, _HEADROOM_ROUNDS_OF_SLOW, _HEADROOM_ROUNDS_FOR_DIAGNOSIS = 4, 2, 3
 _MORE_HEADROOM_ROUNDS = 3  # times as many rounds at most, where the headroom decides whether trials are run at all
 # Steps of a block, at least: three, so that one step in which the script saved or evaluated does not move the median.
 _FEWEST, _FEWEST_OF_SLOW = 3, 2
@@ -96,15 +96,15 @@ class StepBudget:
         """Number of steps whose gradients and buckets are recorded for predictions."""
         return _RECORDED_OF_SLOW if self.slow else _RECORDED
 
-    @property
-    def headroom_rounds(self) -> int:
+    def headroom_rounds(self, diagnoses: bool = False) -> int:
         """How many times reduction is switched off and on again to measure the headroom."""
-        return _HEADROOM_ROUNDS_OF_SLOW if self.slow else _HEADROOM_ROUNDS
+        of_slow = _HEADROOM_ROUNDS_FOR_DIAGNOSIS if diagnoses else _HEADROOM_ROUNDS_OF_SLOW
+        return of_slow if self.slow else _HEADROOM_ROUNDS
 
     @property
     def most_headroom_rounds(self) -> int:
         """Largest number of headroom rounds, used while it is uncertain whether there is anything to win."""
-        return _MORE_HEADROOM_ROUNDS * self.headroom_rounds
+        return _MORE_HEADROOM_ROUNDS * self.headroom_rounds()
 
     def compared(self, rung: Rung) -> int:
         """Number of steps on which a hook is compared with the exact mean.

@@ -123,7 +123,8 @@ class Study:
         budget = StepBudget(pilot.median)
         on: list[Block] = []
         off: list[Block] = []
-        while len(on) < budget.headroom_rounds or self._is_open(headroom(on, off), len(on), budget):
+        diagnoses = self._diagnose is not None and self._asked.diagnose_budget != 0
+        while len(on) < budget.headroom_rounds(diagnoses) or self._is_open(headroom(on, off), len(on), budget):
             cost.phase = "headroom"
             try:
                 off.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), reduce=False, apply=False))

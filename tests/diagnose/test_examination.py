@@ -273,6 +273,14 @@ def test_a_script_that_ends_leaves_what_was_seen() -> None:
     assert all("the script ended" in one.text for one in found.findings)
 
 
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_what_cannot_be_decided_leaves_time_for_others(noise: float) -> None:
+    """The link has exactly the rate below which it counts as slow, so no number of rounds is enough."""
+    job = SlowJob(transfer=40.0, backward=[30.0, 45.0], noise=noise, more=BETWEEN | {"network_gbps": 10.0})
+    status = {one.cause: one.status for one in examined(job, budget=30.0).findings}
+    assert status == {"exposed_communication": "proved", "slow_link": "suspected", "straggler": "proved"}
+
+
 def test_a_small_budget_leaves_suspicions() -> None:
     found = examined(SlowJob(data=10.0), budget=0.3)
     assert [one.cause for one in found.findings] == ["data_loader"]
