@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 from autoddp.isolation.elsewhere.patch import Call, Client, plain
+from autoddp.isolation.elsewhere.requests import is_own
 
 _TRUE = ("1", "true", "yes", "on")
 
@@ -73,6 +74,12 @@ _TRACKIO = ("SPACE_ID", "SERVER_URL", "BUCKET_ID", "DATASET_ID")
 def _sqlalchemy(call: Call) -> str:
     name = getattr(call.owner, "name", "a database")
     return "" if name in ("sqlite", "duckdb") else f"connects to {name}"
+
+
+def _manager(call: Call) -> str:
+    """A manager or a listener of multiprocessing on another machine, or one that the attempt has not started."""
+    address: Any = call.argument("address")
+    return "" if not isinstance(address, tuple) or is_own(*address[:2]) else f"connects to {address[0]}"
 
 
 _CONNECTS = "connects to a database"
@@ -155,6 +162,7 @@ MESSAGES = (
     Client("pika", "pika.adapters.blocking_connection", "BlockingConnection.__init__", "connects to a message queue"),
     Client("paho", "paho.mqtt.client", "Client.publish", "sends to", "topic"),
     Client("celery", "celery.app.task", "Task.apply_async", "sends a task to a queue"),
+    Client("multiprocessing", "multiprocessing.connection", "SocketClient", judge=_manager),
     Client("nats", "nats.aio.client", "Client.publish", "sends to", "subject"),
 )
 
