@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,39 @@ nvidia-settings -a [gpu:0]/GPUFanControlState=1
 nvpmodel -m 0
 jetson_clocks
 ipcrm -a
+sshpass -p word scp f me@host:
+sshpass -f file rsync -a d host:d
+aws-vault exec dev -- aws s3 cp f s3://b
+busybox wget --post-data=a http://store.invalid/
+mc cp f minio/bucket
+hg push
+svn ci -m x
+ssh-copy-id host
+mosquitto_pub -t loss -m 1
+lpr plot.pdf
+wall done
+gcsfuse bucket /mnt/bucket
+sshfs host:/d /mnt/d
+mount -t nfs host:/d /mnt/d
+mount /dev/sdb1 /mnt
+sudo mount -o rw host:/d /mnt/d
+renice -n 10 -p 1
+renice 10 1
+renice +5 -u me
+taskset -pc 0-3 1
+taskset -p 0xff 1
+chrt -b -p 0 1
+ionice -c 3 -p 1
+prlimit --pid 1 --nofile=9
+prlimit --pid=1 --nofile=9
+date -s 12:00
+date --set=12:00
+hwclock --systohc
+hostname me
+ifconfig eth0 mtu 9000
+nmcli con up x
+swapon /swap
+tuned-adm profile throughput-performance
 """.strip().splitlines()
 
 READS = r"""
@@ -215,6 +249,32 @@ ip route get 10.0.0.1
 tc qdisc show
 nvidia-settings -q all
 nvpmodel -q
+sshpass -p word scp host:f .
+mc ls minio/bucket
+hg commit -m x
+svn update
+mount
+mount -l
+mount -t tmpfs none x
+mount --bind a b
+mount -o ro,loop image x
+gcsfuse -o ro bucket /mnt/bucket
+renice -n 19 $$
+renice -n 19 -p $$
+taskset -c 0-3 python train_tokenizer.py
+taskset -cp 0-3 $$
+ionice -c 3 python prepare.py
+prlimit --nofile=9 python prepare.py
+date +%s
+date
+hwclock -r
+hostname
+hostname -I
+ifconfig
+ifconfig eth0
+nmcli device status
+swapon --show
+mpirun -np 2 python prepare.py
 """.strip().splitlines()
 
 
@@ -226,6 +286,20 @@ def test_changes_something_elsewhere(line: str) -> None:
 @pytest.mark.parametrize("line", READS)
 def test_only_reads(line: str) -> None:
     assert judge_shell(line) == ""
+
+
+def test_processes_of_the_run_may_be_changed() -> None:
+    for line in (
+        "renice -n 19 {0}",
+        "renice 19 -p {0}",
+        "taskset -p 0x1 {0}",
+        "taskset -cp 0 {0}",
+        "ionice -c3 -p {0}",
+    ):
+        assert judge_shell(line.format(os.getpid())) == ""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert judge_shell(f"chrt -b -p 0 {child.pid}; prlimit --pid {child.pid} --nofile=9") == ""
+        child.kill()
 
 
 def test_no_program_is_declared_twice() -> None:

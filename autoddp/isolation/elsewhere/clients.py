@@ -10,6 +10,7 @@ import functools
 import os
 from typing import Any
 
+from autoddp.isolation.elsewhere.own import is_own_process
 from autoddp.isolation.elsewhere.patch import Call, Client, plain
 from autoddp.isolation.elsewhere.requests import is_own
 
@@ -80,6 +81,14 @@ def _manager(call: Call) -> str:
     """A manager or a listener of multiprocessing on another machine, or one that the attempt has not started."""
     address: Any = call.argument("address")
     return "" if not isinstance(address, tuple) or is_own(*address[:2]) else f"connects to {address[0]}"
+
+
+def _psutil(call: Call) -> str:
+    """Without arguments they only ask."""
+    values = (*call.args, *call.kwargs.values())
+    if not any(value is not None for value in values[call.operation == "rlimit" :]) or is_own_process(call.owner.pid):
+        return ""
+    return f"changes process {call.owner.pid}, which this run did not start"
 
 
 _CONNECTS = "connects to a database"
@@ -181,6 +190,7 @@ MACHINE = (
            reads="nvml*Get* nvml*EventSet* nvmlDevice*CpuAffinity nvmlGpmSetStreamingEnabled nvml*_v[0-9]_t nvml*_t"),
     Client("amdsmi", "amdsmi.amdsmi_interface", "amdsmi_set_* amdsmi_reset_* amdsmi_clean_*",
            "changes the GPU's settings"),
+    Client("psutil", "psutil", "Process.nice .ionice .cpu_affinity .rlimit", judge=_psutil),
     Client("posix_ipc", "posix_ipc",
            "SharedMemory.__init__ Semaphore.__init__ MessageQueue.__init__ unlink_shared_memory unlink_semaphore "
            "unlink_message_queue", _SHARES),

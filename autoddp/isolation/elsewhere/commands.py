@@ -26,7 +26,10 @@ _WRAPPERS = word_set(
     "env sudo doas nohup time nice ionice timeout exec command builtin eval stdbuf setsid xargs parallel watch taskset "
     "numactl unbuffer script flock chrt strace ltrace find uv uvx pipx poetry pdm conda mamba micromamba pixi "
     "coproc chroot unshare nsenter su runuser catchsegv proxychains "
-    "pkexec apptainer singularity"
+    "pkexec apptainer singularity sshpass gosu su-exec tini dumb-init setpriv systemd-inhibit caffeinate fakeroot "
+    "dbus-run-session xvfb-run aws-vault doppler op chamber direnv dotenv pipenv hatch rye pyenv npx bunx mise asdf "
+    "perf nsys ncu valgrind gdb rr heaptrack cgexec chpst eatmydata nocache torsocks tsocks proxychains4 trickle "
+    "mpirun mpiexec busybox toybox firejail bwrap nix-shell retry entr watchexec cpulimit faketime chronic"
 )
 """Programs and commands of the shell that run the command that follows them. Their options are not parsed: the command
 begins at the first word that is a known program."""

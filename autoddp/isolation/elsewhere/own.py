@@ -68,6 +68,23 @@ def is_below(pid: int, *roots: int) -> bool:
     return pid in (*roots, -1)
 
 
+def is_own_process(pid: int) -> bool:
+    """Whether a process, or a thread, belongs to the attempt: this one, its parent, and what either has started.
+
+    Also True if it has ended.
+    """
+    if not os.path.isdir("/proc/self"):  # not Linux: all processes of the same session pass
+        return pid == _ROOT or _session(pid) in (-1, os.getsid(0))
+    return is_below(pid, os.getpid(), _ROOT)
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
 def _is_at(line: list[str], port: int) -> bool:
     return len(line) > 9 and line[3] == _LISTENS and _port(line[1]) == port
 

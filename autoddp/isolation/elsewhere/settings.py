@@ -1,4 +1,6 @@
-"""Ends tuning before the script changes a setting of this machine by a file of the kernel, in Python or a shell line.
+"""Ends tuning before the script changes a setting of this machine: its clock, its name, or a file of the kernel.
+
+Such a file may be written in Python or in a shell line.
 
 An attempt ends by SIGKILL, so the script never gets to restore the old value.
 """
@@ -8,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from autoddp.isolation.elsewhere.patch import Stop
-from autoddp.isolation.hooks import check_events
+from autoddp.isolation.hooks import check_events, replace_everywhere
 
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _QUEUES = ("/dev/mqueue/", "/dev/hugepages/")
@@ -49,6 +52,9 @@ def watch_settings(stop: Stop) -> None:
 
     events: dict[str, Callable[..., None]] = {"open": opened, "os.truncate": changed, "os.remove": removed}
     check_events({event: _careful(check) for event, check in events.items()})
+    check_events({"socket.sethostname": lambda *_: stop("the script changes the name of this machine")})
+    for name in ("clock_settime", "clock_settime_ns"):
+        replace_everywhere(getattr(time, name, None), lambda _: lambda *_: stop("the script sets this machine's clock"))
 
 
 def changed_by(words: Sequence[str], folder: str) -> str:
