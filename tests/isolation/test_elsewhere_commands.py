@@ -302,6 +302,74 @@ def test_processes_of_the_run_may_be_changed() -> None:
         child.kill()
 
 
+MAKEFILE = """\
+BUCKET ?= s3://b
+SYNC := aws s3 sync
+include more.mk
+.PHONY: all up
+all: data.bin
+\tpython prepare.py
+data.bin: prepare.py ; echo $@
+up: pack
+\t@echo uploading
+\t-$(SYNC) ckpt $(BUCKET) \\
+\t\t--quiet
+pack:
+\ttar cf x.tar ckpt
+%.gz: %
+\tcurl -T $< https://store.invalid/
+twice: all
+\t$(MAKE) up
+loop: loop
+\tfor i in 1 2; do echo $$i; done
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "make up",
+        "make -s -j 4 up",
+        "make -C . BUCKET=s3://c up",
+        "cd .. && make -C {folder} -f Makefile up",
+        "make --directory={folder} twice",
+        "make x.gz",
+        "make release",
+        "nice -n 19 make up",
+        "sh -c 'make all up'",
+    ],
+)
+def test_what_make_would_run_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    (tmp_path / "more.mk").write_text("release:\n\tgit push --tags\n")
+    monkeypatch.chdir(tmp_path)
+    assert "changes something outside this run" in judge_shell(line.format(folder=tmp_path))
+
+
+@pytest.mark.parametrize("line", ["make", "make pack all", "make loop", "make -n up", "make none", "make -C none up"])
+def test_what_make_would_not_run_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    (tmp_path / "Makefile").write_text(MAKEFILE.replace("include more.mk\n", ""))
+    monkeypatch.chdir(tmp_path)
+    assert judge_shell(line) == ""
+
+
+@pytest.mark.parametrize("where", ["", "hooks"])
+def test_what_git_would_run_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    if where:
+        subprocess.run(["git", "-C", str(tmp_path), "config", "core.hooksPath", where], check=True)
+    hook = tmp_path / (where or ".git/hooks") / "post-commit"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\n{UP}")
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "inside")
+    assert judge_shell("git commit -am x") == ""  # it is not executable, so git leaves it out
+    hook.chmod(0o755)
+    for line in ("git commit -am x", "cd / && git -C {0} commit -m x", "git -c a.b=c commit"):
+        assert "aws changes something outside this run" in judge_shell(line.format(tmp_path))
+    assert judge_shell("git add x; git status; git checkout y") == ""
+
+
 def test_no_program_is_declared_twice() -> None:
     assert len(BY_NAME) == sum(len(tool.names.split()) for tool in TOOLS)
 
