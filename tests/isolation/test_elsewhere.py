@@ -360,6 +360,10 @@ STOPS = {
         ("", "import os; os.unlink('/dev/mqueue/autoddp')", "the script changes /dev/mqueue/autoddp"),
         ("", "import os; os.open('/proc/1/oom_score_adj', os.O_WRONLY)",
          "the script changes /proc/1/oom_score_adj, which belongs to another process"),
+        ("", "import os; os.mkdir('/sys/fs/cgroup/none/none')", "the script changes /sys/fs/cgroup/none/none"),
+        ("", "open('/sys/fs/cgroup/none/memory.max', 'w')", "the script changes /sys/fs/cgroup/none/memory.max"),
+        ("", "import os; os.system('mkdir -p /sys/fs/cgroup/none/none')", "a command changes /sys/fs/cgroup/none/none"),
+        ("", "import os; os.system('echo 9 > /sys/fs/cgroup/none/memory.max')", "a command changes /sys/fs/cgroup/"),
         ("", "import time; time.clock_settime(time.CLOCK_REALTIME, 0.0)", "the script sets this machine's clock"),
         ("", "import socket; socket.sethostname(socket.gethostname())", "the script changes the name of this machine"),
         ("", "import os; os.system('echo never > /sys/kernel/none/enabled')",
@@ -448,6 +452,8 @@ PASSES = {
         ("", "import os; open('/dev/null', 'w').write('x'); open(f'/proc/{os.getpid()}/comm', 'w').write('name')"),
         ("", "import os; read, write = os.pipe(); open(f'/proc/self/fd/{write}', 'w').write('x')"),
         ("", "import os; os.system('cat /proc/sys/vm/swappiness 2>/dev/null >here; cp /proc/sys/vm/swappiness x')"),
+        ("", "import os; os.system('echo $$ > /sys/fs/cgroup/none/cgroup.procs 2>/dev/null')\n"
+         "try: open('/sys/fs/cgroup/none/tasks', 'w')\nexcept OSError: pass"),
         ("", "import os; os.system('echo 1000 > /proc/self/oom_score_adj; echo 1 > /proc/$$/oom_score_adj')"),
     ),
 }  # fmt: skip
