@@ -3,7 +3,7 @@
 The first bytes of a connection that the script has opened tell its protocol. The rule, first match decides:
 
     1  from a library that is checked by its operations              passes
-    2  TLS, SSH and HTTP/2, whose libraries are checked              passes; what goes into TLS is looked at before
+    2  TLS, SSH, SOCKS and HTTP/2, whose libraries are checked       passes; what goes into TLS is looked at before
     3  HTTP                                                          as `requests` says
     4  to a server that the attempt runs itself                      passes
     5  to a Unix socket                                              passes, except D-Bus and the system's log
@@ -16,6 +16,7 @@ Not promised: native code that uses the network by itself is not seen.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -50,11 +51,13 @@ _CHECKED = (
 _DNS, _NTP = 53, 123
 _ANSWERS = (_DNS, _NTP)
 """Ports of servers that only answer."""
-_LIBRARY_IS_CHECKED = re.compile(rb"\x16\x03|SSH-|PRI \* HTTP/2")
+_LIBRARY_IS_CHECKED = re.compile(rb"\x16\x03|SSH-|PRI \* HTTP/2|\x05[\x01-\x05][\x00-\x09]|\x04\x01")
+"""TLS, SSH, HTTP/2, and a proxy's SOCKS, beneath which one of these or HTTP follows."""
 _REQUEST = re.compile(rb"([A-Z]{3,12}) (\S+) HTTP/1\.[01]\r?\n")
 _HOST = re.compile(rb"\r?\nhost:[ \t]*([^\r\n]*)", re.IGNORECASE)
 _WEB_SOCKET = re.compile(rb"\r?\nupgrade:[ \t]*websocket", re.IGNORECASE)
 _SERVICES = ((re.compile(rb"\0?AUTH "), "calls a service by D-Bus"), (re.compile(rb"<\d{1,3}>"), "writes to the log"))
+_ADDRESS = re.compile(r"[\d.]+|[\da-f:.]*:[\da-f:.]*")
 _LOOKED_AT = 4096  # bytes
 
 
@@ -126,9 +129,9 @@ class _Judge:
         else:  # asyncio: the connection below is not known here
 
             def own() -> bool:
-                return not host or is_this_machine(host)
+                return is_this_machine(host)
 
-            where = host
+            where = host or "another machine"
         self._require(_stream(_beginning(data), own, where, 443))
         self._passed.add(connection)
 
@@ -156,14 +159,24 @@ _UNIX = getattr(socket, "AF_UNIX", None)
 
 
 def _is_here(connection: Any, host: str) -> bool:
-    return is_this_machine(host) or host == connection.getsockname()[0]
+    """Whether a socket would reach this machine at `host`."""
+    if is_this_machine(host):
+        return True
+    if not _ADDRESS.fullmatch(host):
+        return False
+    with socket.socket(connection.family, socket.SOCK_DGRAM) as asks, contextlib.suppress(OSError):
+        asks.connect((host, 9))  # sends nothing; to reach an address of its own, the kernel takes the same one
+        return bool(asks.getsockname()[0] == host)
+    return False
 
 
 def _is_own_peer(connection: Any, peer: Any) -> bool:
     here = connection.getsockname()
+    if peer[1] in _ANSWERS:
+        return True
     if is_this_machine(peer[0]) or peer[0] == here[0]:
         return runs_peer(peer[1], here[1])
-    return peer[1] in _ANSWERS or is_own(peer[0], peer[1])
+    return is_own(peer[0], peer[1])
 
 
 def _stream(data: bytes, own: Callable[[], bool], where: str, port: int) -> str:
