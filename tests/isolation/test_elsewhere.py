@@ -264,6 +264,10 @@ STOPS = {
     "others": (
         ("", "from ftplib import FTP; FTP().storbinary('STOR x', None)", "ftplib writes STOR x (storbinary)"),
         ("", "from ftplib import FTP; FTP().delete('x')", "ftplib writes x (delete)"),
+        ("zmq", "import zmq; zmq.Context().socket(zmq.PUSH).connect('tcp://192.0.2.1:5555')",
+         "zmq connects to 192.0.2.1 (connect)"),
+        ("zmq", "import zmq.asyncio as z; z.Context().socket(z.zmq.SUB).connect('tcp://eth0:0;192.0.2.1:5555')",
+         "zmq connects to 192.0.2.1 (connect)"),
         ("", "from smtplib import SMTP; SMTP().sendmail('a@x', 'b@x', 'm')", "smtplib sends mail to b@x (sendmail)"),
         ("", "import smtplib, email.message as e; smtplib.SMTP().send_message(e.EmailMessage())", "smtplib sends mail"),
         ("", "import imaplib as i; i.IMAP4.append(object.__new__(i.IMAP4), 'box', None, None, b'')",
@@ -419,6 +423,9 @@ PASSES = {
         ("aiohttp", AIO + "asyncio.run(ask('POST', url + '/x'))"),
     ),
     "others": (
+        ("zmq", "import zmq; c = zmq.Context(); s = c.socket(zmq.PULL); port = s.bind_to_random_port('tcp://127.0.0.1')\n"
+         "p = c.socket(zmq.PUSH); p.connect(f'tcp://127.0.0.1:{port}'); p.send(b'x'); assert s.recv() == b'x'\n"
+         "p.connect('inproc://x'); p.close(0); s.close(0); c.term()"),
         ("", "import sqlite3; sqlite3.connect('here.db').execute('create table t (x)')"),
         ("", "import sqlalchemy as s; s.create_engine('sqlite:///here2.db').connect().close()"),
         ("", "import optuna; optuna.create_study(storage='sqlite:///here3.db')"),

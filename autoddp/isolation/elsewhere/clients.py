@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from typing import Any
+from urllib.parse import urlsplit
 
 from autoddp.isolation.elsewhere.own import is_own_process
 from autoddp.isolation.elsewhere.patch import Call, Client, plain
@@ -81,6 +83,15 @@ def _manager(call: Call) -> str:
     """A manager or a listener of multiprocessing on another machine, or one that the attempt has not started."""
     address: Any = call.argument("address")
     return "" if not isinstance(address, tuple) or is_own(*address[:2]) else f"connects to {address[0]}"
+
+
+def _zmq(call: Call) -> str:
+    """Native code sends. Threads and Unix sockets pass; where nobody listens yet, the attempt may do so later."""
+    address = str(call.argument("addr", default=""))
+    place = urlsplit(re.sub("//.*;", "//", address))  # before a semicolon stands this end's address
+    if place.scheme not in ("tcp", "udp", "pgm", "epgm", "ws", "wss"):
+        return ""
+    return "" if place.port and is_own(place.hostname or "", place.port) else f"connects to {place.hostname}"
 
 
 def _psutil(call: Call) -> str:
@@ -172,6 +183,7 @@ MESSAGES = (
     Client("paho", "paho.mqtt.client", "Client.publish", "sends to", "topic"),
     Client("celery", "celery.app.task", "Task.apply_async", "sends a task to a queue"),
     Client("multiprocessing", "multiprocessing.connection", "SocketClient", judge=_manager),
+    Client("zmq", "zmq.sugar.socket", "Socket.connect", judge=_zmq),
     Client("nats", "nats.aio.client", "Client.publish", "sends to", "subject"),
 )
 
