@@ -266,7 +266,7 @@ STOPS = {
         ("", "from ftplib import FTP; FTP().delete('x')", "ftplib writes x (delete)"),
         ("zmq", "import zmq; zmq.Context().socket(zmq.PUSH).connect('tcp://192.0.2.1:5555')",
          "zmq connects to 192.0.2.1 (connect)"),
-        ("zmq", "import zmq.asyncio as z; z.Context().socket(z.zmq.SUB).connect('tcp://eth0:0;192.0.2.1:5555')",
+        ("zmq", "import zmq, zmq.asyncio as z; z.Context().socket(zmq.SUB).connect('tcp://eth0:0;192.0.2.1:5555')",
          "zmq connects to 192.0.2.1 (connect)"),
         ("", "from smtplib import SMTP; SMTP().sendmail('a@x', 'b@x', 'm')", "smtplib sends mail to b@x (sendmail)"),
         ("", "import smtplib, email.message as e; smtplib.SMTP().send_message(e.EmailMessage())", "smtplib sends mail"),
