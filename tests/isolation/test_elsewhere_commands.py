@@ -266,6 +266,8 @@ taskset -cp 0-3 $$
 ionice -c 3 python prepare.py
 prlimit --nofile=9 python prepare.py
 date +%s
+date +model-step-%H
+date -d yesterday +%F
 date
 hwclock -r
 hostname

@@ -259,7 +259,7 @@ TOOLS = (
     Tool("taskset chrt", judge=changes_others),
     Tool("ionice", judge=changes_others, valued="-c --class -n --classdata"),
     Tool("prlimit cpulimit", judge=changes_others, valued="-l --limit"),
-    Tool("date", writes="*-s*;*--set*", whole=True),
+    Tool("date", writes="-s*;* -s*;--set*;* --set*", whole=True),
     Tool("hwclock", "-r*;--show*;--get*", whole=True),
     Tool("hostname domainname", "-*", whole=True),
     Tool("pkill killall killall5 skill"),
