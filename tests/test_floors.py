@@ -101,6 +101,11 @@ PRIVATE_TO_OTHERS = {
     ("isolation/elsewhere/requests.py", "_tunnel_host"),
     ("isolation/elsewhere/requests.py", "_method"),
     ("isolation/elsewhere/requests.py", "_channel"),
+    # Which library sends: Python has no public way to the frames of a call that does not import inspect.
+    ("isolation/elsewhere/sockets.py", "_getframe"),
+    # Where torch gives a tensor's shared memory a name.
+    ("isolation/guard/shared_memory.py", "_share_filename_cpu_"),
+    ("isolation/guard/shared_memory.py", "_new_using_filename_cpu"),
 }
 PRIVATE_ALLOWED_IN = "worker/ddp.py"  # the single file that touches DistributedDataParallel's private names
 

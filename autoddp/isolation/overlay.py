@@ -154,7 +154,7 @@ class _Build:
         self._cover("/")
         for path in _listening_sockets(self.looks):
             with contextlib.suppress(OSError):  # gone meanwhile, or in a folder of another user
-                self._bind(path)
+                self._bind_read_only(path)
         for path in real:
             self._bind(path)
         for path in self.layers.folders:
@@ -168,6 +168,11 @@ class _Build:
     def _bind(self, path: str, flags: int = 0, source: str = "") -> None:
         """Let a path of the new root show the same file or folder as now, or `source`."""
         mount(source or path, self._new(path), flags=MS_BIND | flags)
+
+    def _bind_read_only(self, path: str) -> None:
+        """As `_bind`, of what is no folder: its mode, owner and times stay. Sockets and devices still work."""
+        self._bind(path)
+        mount("none", self._new(path), flags=MS_BIND | MS_REMOUNT | MS_RDONLY | _locked_flags(self._new(path)))
 
     def _below(self, path: str) -> list[str]:
         """Mount points below a folder, parents first."""
@@ -272,13 +277,14 @@ class _Build:
 
     def _cover_file(self, path: str) -> None:
         """A file that is a mount point, or lies in a folder that is rebuilt: a copy of it, if it could be changed."""
-        copy = ""
         if os.path.isfile(path) and os.access(path, os.W_OK):
             if os.path.getsize(path) > _LARGEST_COPY:
                 raise OSError(27, "a large file is a mount point", path)
             copy = os.path.join(self.layers.scratch, f"file-{self.layers.name_of(path)}")
             shutil.copy2(path, copy)
-        self._bind(path, source=copy)
+            self._bind(path, source=copy)
+        else:
+            self._bind_read_only(path)
 
     def _make_read_only(self, path: str) -> None:
         """Mount again, read-only, what was bound at `path` and below it."""

@@ -33,6 +33,7 @@ from autoddp.isolation.overlay import Layers, OverlayRefused, enter
 from autoddp.launch.processes import fork, how_ended, kill_child, kill_descendants
 from autoddp.launch.removal import remove_folder
 from autoddp.launch.signals import ENDING
+from autoddp.launch.terminal import Terminal
 from autoddp.log import tell
 
 
@@ -272,6 +273,7 @@ def _outcome(reader: Connection, launcher: Connection) -> str:
 
 def _run(connection: Connection, attempt: Attempt) -> None:
     """One attempt, to its end or the launcher's."""
+    terminal = Terminal()
     alive, child_holds = os.pipe()  # closed by the kernel when the child ends
     child = os.fork()
     if child == 0:
@@ -286,6 +288,7 @@ def _run(connection: Connection, attempt: Attempt) -> None:
         os.close(alive)
         status = kill_child(child)
         kill_descendants()
+        terminal.restore()
         _clean_up_after(attempt.shelter)
     how = "could not be ended" if status is None else how_ended(os.waitstatus_to_exitcode(status))
     connection.send(_AttemptEnded(f"was {how}" if how.startswith("killed") else how))
@@ -308,10 +311,10 @@ def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
         for number in ENDING:
             signal.signal(number, signal.SIG_DFL)
         _close_all_but(connection.fileno(), alive)
-        _own_standard_input()
         os.environ.clear()
         os.environ.update(attempt.environment)
         _enter(attempt.shelter)
+        _own_standard_input()
         threading.Thread(target=_report_ends, args=(connection,), name="autoddp-ends", daemon=True).start()
         from autoddp.launch.elastic import run_tuning_job
 
@@ -356,7 +359,7 @@ def _own_standard_input() -> None:
     try:
         mode = os.fstat(0).st_mode
         if stat.S_ISREG(mode):
-            position, again = os.lseek(0, 0, os.SEEK_CUR), os.open("/dev/fd/0", os.O_RDONLY)
+            position, again = os.lseek(0, 0, os.SEEK_CUR), _opened_again(0)
             os.lseek(again, position, os.SEEK_SET)
         elif stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
             again = os.open(os.devnull, os.O_RDONLY)  # what is read from a pipe cannot be read again
@@ -366,6 +369,21 @@ def _own_standard_input() -> None:
         return  # there is no standard input
     os.dup2(again, 0)
     os.close(again)
+
+
+def _opened_again(descriptor: int) -> int:
+    """The same file, opened to be read.
+
+    It is opened by its path in the overlay, if it has one there. By `/dev/stdin` the script can open it to be written.
+    """
+    before = os.fstat(descriptor)
+    with contextlib.suppress(OSError):
+        again = os.open(os.readlink(f"/proc/self/fd/{descriptor}"), os.O_RDONLY | os.O_NONBLOCK)
+        found = os.fstat(again)
+        if (found.st_size, found.st_mtime_ns, found.st_mode) == (before.st_size, before.st_mtime_ns, before.st_mode):
+            return again
+        os.close(again)
+    return os.open(f"/dev/fd/{descriptor}", os.O_RDONLY)
 
 
 def _report_ends(connection: Connection) -> None:

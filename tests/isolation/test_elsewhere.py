@@ -264,6 +264,10 @@ STOPS = {
     "others": (
         ("", "from ftplib import FTP; FTP().storbinary('STOR x', None)", "ftplib writes STOR x (storbinary)"),
         ("", "from ftplib import FTP; FTP().delete('x')", "ftplib writes x (delete)"),
+        ("zmq", "import zmq; zmq.Context().socket(zmq.PUSH).connect('tcp://192.0.2.1:5555')",
+         "zmq connects to 192.0.2.1 (connect)"),
+        ("zmq", "import zmq, zmq.asyncio as z; z.Context().socket(zmq.SUB).connect('tcp://eth0:0;192.0.2.1:5555')",
+         "zmq connects to 192.0.2.1 (connect)"),
         ("", "from smtplib import SMTP; SMTP().sendmail('a@x', 'b@x', 'm')", "smtplib sends mail to b@x (sendmail)"),
         ("", "import smtplib, email.message as e; smtplib.SMTP().send_message(e.EmailMessage())", "smtplib sends mail"),
         ("", "import imaplib as i; i.IMAP4.append(object.__new__(i.IMAP4), 'box', None, None, b'')",
@@ -324,6 +328,21 @@ STOPS = {
         ("", "import os; os.kill(1, 18)", "os.kill sends signal 18 to process 1, which this run did not start"),
         ("", "import sys; sys.audit('os.kill', -1, 9)", "os.kill sends signal 9 to every process"),
         ("", "import os; os.killpg(1, 18)", "os.killpg sends signal 18 to group 1"),
+        ("", "import os, signal; signal.pidfd_send_signal(os.pidfd_open(1), 18)",
+         "os.kill sends signal 18 to process 1"),
+        ("", "import os; os.setpriority(os.PRIO_PROCESS, 1, os.getpriority(os.PRIO_PROCESS, 1))",
+         "os.setpriority changes process 1, which this run did not start"),
+        ("", "import os; os.setpriority(os.PRIO_USER, 65533, 5)", "os.setpriority changes all processes of a user"),
+        ("", "from os import sched_setaffinity as s, sched_getaffinity as g; s(1, g(1))",
+         "os.sched_setaffinity changes process 1"),
+        ("", "import os; os.sched_setscheduler(1, os.sched_getscheduler(1), os.sched_getparam(1))",
+         "os.sched_setscheduler changes process 1"),
+        ("", "import resource as r; r.prlimit(1, r.RLIMIT_CORE, r.prlimit(1, r.RLIMIT_CORE))",
+         "resource.prlimit changes process 1"),
+        ("", "import psutil; p = psutil.Process(1); p.nice(p.nice())", "psutil changes process 1"),
+        ("", "import psutil; p = psutil.Process(1); p.cpu_affinity(p.cpu_affinity())", "psutil changes process 1"),
+        ("", "import psutil as p; p.Process(1).rlimit(p.RLIMIT_CORE, p.Process(1).rlimit(p.RLIMIT_CORE))",
+         "psutil changes process 1"),
     ),
     "machine": (
         ("pynvml", "import pynvml; pynvml.nvmlDeviceSetPowerManagementLimit(None, 200000)",
@@ -345,6 +364,12 @@ STOPS = {
         ("", "import os; os.unlink('/dev/mqueue/autoddp')", "the script changes /dev/mqueue/autoddp"),
         ("", "import os; os.open('/proc/1/oom_score_adj', os.O_WRONLY)",
          "the script changes /proc/1/oom_score_adj, which belongs to another process"),
+        ("", "import os; os.mkdir('/sys/fs/cgroup/none/none')", "the script changes /sys/fs/cgroup/none/none"),
+        ("", "open('/sys/fs/cgroup/none/memory.max', 'w')", "the script changes /sys/fs/cgroup/none/memory.max"),
+        ("", "import os; os.system('mkdir -p /sys/fs/cgroup/none/none')", "a command changes /sys/fs/cgroup/none/none"),
+        ("", "import os; os.system('echo 9 > /sys/fs/cgroup/none/memory.max')", "a command changes /sys/fs/cgroup/"),
+        ("", "import time; time.clock_settime(time.CLOCK_REALTIME, 0.0)", "the script sets this machine's clock"),
+        ("", "import socket; socket.sethostname(socket.gethostname())", "the script changes the name of this machine"),
         ("", "import os; os.system('echo never > /sys/kernel/none/enabled')",
          "a command changes /sys/kernel/none/enabled, which all programs of this machine share"),
         ("", "import subprocess as s; s.run('echo 1 | sudo tee -a /proc/sys/none >/dev/null', shell=True)",
@@ -398,6 +423,9 @@ PASSES = {
         ("aiohttp", AIO + "asyncio.run(ask('POST', url + '/x'))"),
     ),
     "others": (
+        ("zmq", "import zmq; c = zmq.Context(); s = c.socket(zmq.PULL); port = s.bind_to_random_port('tcp://127.0.0.1')\n"
+         "p = c.socket(zmq.PUSH); p.connect(f'tcp://127.0.0.1:{port}'); p.send(b'x'); assert s.recv() == b'x'\n"
+         "p.connect('inproc://x'); p.close(0); s.close(0); c.term()"),
         ("", "import sqlite3; sqlite3.connect('here.db').execute('create table t (x)')"),
         ("", "import sqlalchemy as s; s.create_engine('sqlite:///here2.db').connect().close()"),
         ("", "import optuna; optuna.create_study(storage='sqlite:///here3.db')"),
@@ -410,6 +438,15 @@ PASSES = {
         ("", "import subprocess; p = subprocess.Popen(['sleep', '9']); p.terminate(); p.wait()"),
         ("", "import os, signal; signal.signal(signal.SIGUSR1, lambda *a: None); os.kill(os.getpid(), signal.SIGUSR1)"),
         ("", "import os; os.kill(1, 0); os.kill(os.getppid(), 0)"),
+        ("", "import os, signal; signal.pidfd_send_signal(os.pidfd_open(1), 0)"),
+        ("", "import os, resource as r; os.nice(1); os.setpriority(os.PRIO_PROCESS, os.getpid(), 5)\n"
+         "for pid in (0, os.getpid()): os.sched_setaffinity(pid, os.sched_getaffinity(pid))\n"
+         "r.prlimit(1, r.RLIMIT_CORE); r.prlimit(0, r.RLIMIT_CORE, (0, 0))"),
+        ("", "import os, threading as t\n"
+         "def work(): os.sched_setaffinity(t.get_native_id(), os.sched_getaffinity(0))\n"
+         "x = t.Thread(target=work); x.start(); x.join()"),
+        ("", "import psutil, subprocess as s; psutil.Process(1).nice(); p = psutil.Process(); p.nice(5)\n"
+         "p.cpu_affinity([]); c = psutil.Popen(['sleep', '9']); c.nice(6); c.kill(); c.wait()"),
         ("", "import subprocess as s; p = s.Popen(['sh', '-c', 'sleep 9 & echo $!; wait'], stdout=s.PIPE, text=True)\n"
          "import os; os.kill(int(p.stdout.readline()), 15); p.wait()"),  # a grandchild
         ("", "import multiprocessing as m, time\n"
@@ -422,6 +459,8 @@ PASSES = {
         ("", "import os; open('/dev/null', 'w').write('x'); open(f'/proc/{os.getpid()}/comm', 'w').write('name')"),
         ("", "import os; read, write = os.pipe(); open(f'/proc/self/fd/{write}', 'w').write('x')"),
         ("", "import os; os.system('cat /proc/sys/vm/swappiness 2>/dev/null >here; cp /proc/sys/vm/swappiness x')"),
+        ("", "import os; os.system('echo $$ > /sys/fs/cgroup/none/cgroup.procs 2>/dev/null')\n"
+         "try: open('/sys/fs/cgroup/none/tasks', 'w')\nexcept OSError: pass"),
         ("", "import os; os.system('echo 1000 > /proc/self/oom_score_adj; echo 1 > /proc/$$/oom_score_adj')"),
     ),
 }  # fmt: skip
@@ -432,7 +471,7 @@ IMPORTS = {
     "fsspec": ["fsspec", "fsspec.asyn", "aiohttp"],
     "http": ["requests", "httpx", "aiohttp"],
     "others": ["sqlalchemy", "redis", "pymysql", "optuna"],
-    "processes": ["asyncio"],
+    "processes": ["asyncio", "psutil"],
     "machine": ["pynvml"],
 }
 

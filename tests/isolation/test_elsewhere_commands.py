@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,39 @@ nvidia-settings -a [gpu:0]/GPUFanControlState=1
 nvpmodel -m 0
 jetson_clocks
 ipcrm -a
+sshpass -p word scp f me@host:
+sshpass -f file rsync -a d host:d
+aws-vault exec dev -- aws s3 cp f s3://b
+busybox wget --post-data=a http://store.invalid/
+mc cp f minio/bucket
+hg push
+svn ci -m x
+ssh-copy-id host
+mosquitto_pub -t loss -m 1
+lpr plot.pdf
+wall done
+gcsfuse bucket /mnt/bucket
+sshfs host:/d /mnt/d
+mount -t nfs host:/d /mnt/d
+mount /dev/sdb1 /mnt
+sudo mount -o rw host:/d /mnt/d
+renice -n 10 -p 1
+renice 10 1
+renice +5 -u me
+taskset -pc 0-3 1
+taskset -p 0xff 1
+chrt -b -p 0 1
+ionice -c 3 -p 1
+prlimit --pid 1 --nofile=9
+prlimit --pid=1 --nofile=9
+date -s 12:00
+date --set=12:00
+hwclock --systohc
+hostname me
+ifconfig eth0 mtu 9000
+nmcli con up x
+swapon /swap
+tuned-adm profile throughput-performance
 """.strip().splitlines()
 
 READS = r"""
@@ -215,6 +249,34 @@ ip route get 10.0.0.1
 tc qdisc show
 nvidia-settings -q all
 nvpmodel -q
+sshpass -p word scp host:f .
+mc ls minio/bucket
+hg commit -m x
+svn update
+mount
+mount -l
+mount -t tmpfs none x
+mount --bind a b
+mount -o ro,loop image x
+gcsfuse -o ro bucket /mnt/bucket
+renice -n 19 $$
+renice -n 19 -p $$
+taskset -c 0-3 python train_tokenizer.py
+taskset -cp 0-3 $$
+ionice -c 3 python prepare.py
+prlimit --nofile=9 python prepare.py
+date +%s
+date +model-step-%H
+date -d yesterday +%F
+date
+hwclock -r
+hostname
+hostname -I
+ifconfig
+ifconfig eth0
+nmcli device status
+swapon --show
+mpirun -np 2 python prepare.py
 """.strip().splitlines()
 
 
@@ -226,6 +288,88 @@ def test_changes_something_elsewhere(line: str) -> None:
 @pytest.mark.parametrize("line", READS)
 def test_only_reads(line: str) -> None:
     assert judge_shell(line) == ""
+
+
+def test_processes_of_the_run_may_be_changed() -> None:
+    for line in (
+        "renice -n 19 {0}",
+        "renice 19 -p {0}",
+        "taskset -p 0x1 {0}",
+        "taskset -cp 0 {0}",
+        "ionice -c3 -p {0}",
+    ):
+        assert judge_shell(line.format(os.getpid())) == ""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert judge_shell(f"chrt -b -p 0 {child.pid}; prlimit --pid {child.pid} --nofile=9") == ""
+        child.kill()
+
+
+MAKEFILE = """\
+BUCKET ?= s3://b
+SYNC := aws s3 sync
+include more.mk
+.PHONY: all up
+all: data.bin
+\tpython prepare.py
+data.bin: prepare.py ; echo $@
+up: pack
+\t@echo uploading
+\t-$(SYNC) ckpt $(BUCKET) \\
+\t\t--quiet
+pack:
+\ttar cf x.tar ckpt
+%.gz: %
+\tcurl -T $< https://store.invalid/
+twice: all
+\t$(MAKE) up
+loop: loop
+\tfor i in 1 2; do echo $$i; done
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "make up",
+        "make -s -j 4 up",
+        "make -C . BUCKET=s3://c up",
+        "cd .. && make -C {folder} -f Makefile up",
+        "make --directory={folder} twice",
+        "make x.gz",
+        "make release",
+        "nice -n 19 make up",
+        "sh -c 'make all up'",
+    ],
+)
+def test_what_make_would_run_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    (tmp_path / "more.mk").write_text("release:\n\tgit push --tags\n")
+    monkeypatch.chdir(tmp_path)
+    assert "changes something outside this run" in judge_shell(line.format(folder=tmp_path))
+
+
+@pytest.mark.parametrize("line", ["make", "make pack all", "make loop", "make -n up", "make none", "make -C none up"])
+def test_what_make_would_not_run_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    (tmp_path / "Makefile").write_text(MAKEFILE.replace("include more.mk\n", ""))
+    monkeypatch.chdir(tmp_path)
+    assert judge_shell(line) == ""
+
+
+@pytest.mark.parametrize("where", ["", "hooks"])
+def test_what_git_would_run_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    if where:
+        subprocess.run(["git", "-C", str(tmp_path), "config", "core.hooksPath", where], check=True)
+    hook = tmp_path / (where or ".git/hooks") / "post-commit"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\n{UP}")
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "inside")
+    assert judge_shell("git commit -am x") == ""  # it is not executable, so git leaves it out
+    hook.chmod(0o755)
+    for line in ("git commit -am x", "cd / && git -C {0} commit -m x", "git -c a.b=c commit"):
+        assert "aws changes something outside this run" in judge_shell(line.format(tmp_path))
+    assert judge_shell("git add x; git status; git checkout y") == ""
 
 
 def test_no_program_is_declared_twice() -> None:

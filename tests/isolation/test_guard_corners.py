@@ -121,6 +121,17 @@ CASES = {
     "a big file renamed is not copied": """
         os.rename("ckpt/step-1/model.bin", "best"); os.replace("best", "model.pt")
         assert os.path.getsize("model.pt") == 700""",
+    "files that Python's own C code opens": """
+        import importlib.util, ssl
+        ssl.create_default_context().keylog_filename = "keys.txt"
+        context = ssl.create_default_context(); context.keylog_filename = "model.pt"
+        assert os.path.exists("keys.txt") and context.keylog_filename == os.path.abspath("model.pt")
+        if importlib.util.find_spec("readline"):
+            import readline
+            os.environ["HOME"] = tree
+            readline.add_history("typed"); readline.write_history_file(); readline.write_history_file("log.txt")
+            readline.append_history_file(1, "log.txt"); readline.read_history_file("log.txt")
+            assert os.path.exists(".history") and open("log.txt").read().count("typed") == 2""",
     "names of the overlay's own": """
         os.mkdir("mine"); assert os.listdir("mine") == []; shutil.rmtree("ckpt"); os.mkdir("ckpt")
         assert os.listdir("ckpt") == [] and [*os.scandir("ckpt")] == []

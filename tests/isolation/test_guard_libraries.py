@@ -109,6 +109,15 @@ class Data(torch.utils.data.Dataset):
 if __name__ == "__main__":
     loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2)
     assert [batch.sum().item() for batch in loader] == [2, 10] and len(list(Path(".").glob("item*"))) == 4
+    own = os.path.dirname(json.loads(os.environ["AUTODDP_ISOLATION"])["socket"])
+    os.environ["TMPDIR"] = own  # as the launcher does
+    torch.multiprocessing.set_sharing_strategy("file_system")  # what is left of it, the keeper has to remove
+    shared = [torch.ones(3).share_memory_(), *torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2)]
+    names = [each.untyped_storage()._share_filename_cpu_()[1].decode().strip("/") for each in shared]
+    inodes = [os.stat("/dev/shm/" + name).st_ino for name in names]
+    listed = open(own + "/shared-memory").read()
+    assert all(f"{inode} {name}" in listed.splitlines() for inode, name in zip(inodes, names)), (names, listed)
+    assert len(set(names)) == 3
     os.makedirs("outputs/today"); os.chdir("outputs/today"); torch.save(1, "here.pt")
     assert os.listdir() == ["here.pt"] and os.getcwd().endswith("outputs/today") and torch.load("here.pt") == 1
     assert Path("../..").resolve().joinpath("outputs/today/here.pt").exists()

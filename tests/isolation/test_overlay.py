@@ -171,13 +171,21 @@ def test_sockets_lead_to_those_outside_and_pipes_to_nobody(place: Place) -> None
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(place.base / "s"))
         os.chmod(place.base / "s", 0o777)
+        if place.user is not None:
+            os.chown(place.base / "s", place.user, place.user)
         server.listen()
+        before = (place.base / "s").stat()
         reader = os.open(place.work / "pipe", os.O_RDONLY | os.O_NONBLOCK)
         found = place.run("""
             import socket
             client = socket.socket(socket.AF_UNIX)
             client.connect(base + "/s")
             client.sendall(b"by socket")
+            for change in (lambda: os.chmod(base + "/s", 0o600), lambda: os.utime(base + "/s", (0, 0))):
+                try:
+                    change()
+                except OSError as error:
+                    found.setdefault("changed", []).append(error.strerror)
             try:
                 os.open("pipe", os.O_WRONLY | os.O_NONBLOCK)
             except OSError as error:
@@ -190,7 +198,9 @@ def test_sockets_lead_to_those_outside_and_pipes_to_nobody(place: Place) -> None
         connection, _ = server.accept()
         with connection:
             assert connection.recv(100) == b"by socket"
-        assert found == {"pipe": os.strerror(errno.ENXIO), "own": "by pipe"}
+        assert found == {"changed": [os.strerror(errno.EROFS)] * 2, "pipe": os.strerror(errno.ENXIO), "own": "by pipe"}
+        after = (place.base / "s").stat()
+        assert (after.st_mode, after.st_mtime) == (before.st_mode, before.st_mtime)
         os.close(reader)
 
 
@@ -217,8 +227,12 @@ def test_what_is_mounted_below_is_covered_too(place: Place) -> None:
     other = place.base / "one"
     other.write_text("one")
     os.chmod(other, 0o666)
+    protected = place.base / "protected"
+    protected.write_text("protected")
+    os.chmod(protected, 0o444)
     if place.user is not None:
         os.chown(inner, place.user, place.user)
+        os.chown(protected, place.user, place.user)
     setup = (
         f"mount -t tmpfs -o mode=777 none {inner} && echo kept > {inner}/kept && mkdir {inner}/deep && chmod 777 "
         f"{inner}/deep && mount -t tmpfs -o mode=777 none {inner}/deep && echo deep > {inner}/deep/d && "
@@ -230,6 +244,11 @@ def test_what_is_mounted_below_is_covered_too(place: Place) -> None:
         except OSError as error:
             found["removed"] = error.errno
         open("{other}", "w").write("changed")
+        try:
+            os.chmod("{protected}", 0o644)
+            open("{protected}", "w").write("changed")
+        except OSError as error:
+            found["protected"] = error.errno
         found["deep"] = os.listdir("{inner}/deep")
         found["in"] = sorted(os.listdir("{inner}"))
         try:
@@ -245,6 +264,9 @@ def test_what_is_mounted_below_is_covered_too(place: Place) -> None:
         assert found["removed"] == 30
     assert found["in"] == ["deep", "kept"]
     assert (place.base / "source").read_text() == "one"
+    # an ordinary user's new root is put together of such files, each a mount of its own
+    assert found.get("protected") == (None if place.user is None else errno.EROFS)
+    assert (protected.read_text(), protected.stat().st_mode & 0o777) == ("protected", 0o444)
     # no overlay of an ordinary user's lies over a folder with mounts below it: there it is read-only
     assert found["written"] is True or (place.user is not None and found["written"] == 30)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import signal
 import subprocess
 import sys
 import tempfile
+import termios
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -40,7 +42,7 @@ def folder_with_state(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["file", whole("pipe")])
+@pytest.mark.parametrize("kind", ["file", whole("pipe"), whole("terminal")])
 def test_every_attempt_begins_from_the_users_state(kind: str, tmp_path: Path, temporary: Path) -> None:
     """Trials that fail cost an attempt each. The data is prepared once; standard input is whole in the real job."""
     folder = folder_with_state(tmp_path)
@@ -51,9 +53,15 @@ def test_every_attempt_begins_from_the_users_state(kind: str, tmp_path: Path, te
             cat = stack.enter_context(subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE))
             assert cat.stdout is not None
             stdin = cat.stdout.fileno()
+        if kind == "terminal":
+            ends = pty.openpty()
+            stack.callback(os.closerange, min(ends), max(ends) + 1)
+            stdin, as_it_was = ends[1], termios.tcgetattr(ends[1])
         words = ["--nproc-per-node", "2", "--trials", "3", "--allow", "exact", STATEFUL]
         env = {**LONG, "TMPDIR": str(temporary)}
         launch = start(AUTODDP, folder, words, env, popen=partial(subprocess.Popen, stdin=stdin)).wait()
+        assert kind != "terminal" or termios.tcgetattr(stdin) == as_it_was
+    assert (tmp_path / "input").read_text() == "x" * 1000
     assert launch.returncode == 0, launch.stderr[-2000:]
     attempts = list(folder.glob(".autoddp/*/attempt*"))
     assert len(attempts) > 1
@@ -61,13 +69,14 @@ def test_every_attempt_begins_from_the_users_state(kind: str, tmp_path: Path, te
     assert said.count("state: the user's") == len(attempts)
     assert "state: changed" not in said
     assert said.count("preparing the data") == 1
-    assert said.count("input: 1000" if kind == "file" else "input: 0") == len(attempts)
+    found = {"file": "input: 1000", "pipe": "input: 0", "terminal": "terminal: as it was"}[kind]
+    assert said.count(found) == len(attempts)
     failed = [trial for trial in summary(launch)["trials"] if trial["state"] == "failed"]
     assert failed
     assert all("planted: cannot train" in trial["reason"] for trial in failed)
     # the real job, which prints where the user sees it
     assert launch.stdout.count("state: the user's") == 1
-    assert launch.stdout.count("input: 1000") == 1
+    assert launch.stdout.count("terminal: as it was" if kind == "terminal" else "input: 1000") == 1
     assert launch.stdout.count("preparing the data") == 1
     assert (folder / "state.txt").read_text() == "changed\n"
     assert launch.processes() == []

@@ -3,8 +3,13 @@
 Every start must find the user's own state, not what an earlier start has written; only the prepared data may be there.
 """
 
+import atexit
+import fcntl
 import os
+import stat
 import sys
+import termios
+import tty
 from pathlib import Path
 
 import torch.distributed as dist
@@ -22,12 +27,27 @@ def meet_at_the_agents_store() -> None:
     store.wait([f"stateful/{other}" for other in range(int(os.environ["WORLD_SIZE"]))])
 
 
+def listen_to_keys() -> None:
+    """As scripts that end when somebody presses q: they put the terminal back at their end."""
+    before, mode = termios.tcgetattr(0), fcntl.fcntl(0, fcntl.F_GETFL)
+    print("terminal:", "as it was" if before[3] & termios.ECHO and not mode & os.O_NONBLOCK else "changed", flush=True)
+    tty.setcbreak(0)
+    fcntl.fcntl(0, fcntl.F_SETFL, mode | os.O_NONBLOCK)
+    atexit.register(termios.tcsetattr, 0, termios.TCSANOW, before)
+    atexit.register(fcntl.fcntl, 0, fcntl.F_SETFL, mode)
+
+
 def main() -> None:
     meet_at_the_agents_store()
     rank = start()
     if rank == 0:
         print("state:", STATE.read_text().strip(), flush=True)
-        print("input:", len(sys.stdin.read()), flush=True)
+        if os.isatty(0):
+            listen_to_keys()
+        else:
+            print("input:", len(sys.stdin.read()), flush=True)
+            if os.environ.get("AUTODDP_TUNING") == "1" and stat.S_ISREG(os.fstat(0).st_mode):
+                Path("/dev/stdin").write_text("changed")
         STATE.write_text("changed\n")
         if not PREPARED.exists():
             print("preparing the data", flush=True)

@@ -2,17 +2,18 @@
 
     watch_clients(stop, pipes)      # at the start of every Python process of a tuning attempt
 
-Four checks, from the named to the general:
+Five checks, from the named to the general:
 
     clients, storage, filesystems   libraries by name (huggingface_hub, boto3, MLflow, databases, fsspec, …), so that
                                     the reason names them
     requests                        any HTTP request that is not clearly a read, whichever library sends it
+    sockets                         what Python sends beneath these libraries: other protocols, and datagrams
     settings                        files of the kernel that hold a setting of this machine
     processes, commands, tools      programs that the script starts (`aws s3 cp`, `git push`, `scancel`)
                                     or gives a named pipe of others, and signals
 
 No library is imported for this: each is patched when the script imports it, and importing alone never ends tuning.
-Not promised: raw sockets, and native code that uses the network itself, are not seen.
+Not promised: native code that uses the network itself is not seen.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from autoddp.isolation.elsewhere.patch import watch
 from autoddp.isolation.elsewhere.processes import watch_processes
 from autoddp.isolation.elsewhere.requests import REQUESTS
 from autoddp.isolation.elsewhere.settings import watch_settings
+from autoddp.isolation.elsewhere.sockets import watch_sockets
 from autoddp.isolation.elsewhere.storage import STORAGE
 from autoddp.isolation.pipes import Pipes
 
@@ -36,5 +38,6 @@ def watch_clients(stop: Callable[[str], NoReturn], pipes: Pipes) -> None:
     """Call `stop` with one plain line before the script changes anything elsewhere. Forked children inherit it."""
     watch((*CLIENTS, *STORAGE, *REQUESTS), stop)
     watch_fsspec(stop)
+    watch_sockets(stop)
     watch_processes(stop, pipes)
     watch_settings(stop)

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from typing import Any
+from urllib.parse import urlsplit
 
+from autoddp.isolation.elsewhere.own import is_own_process
 from autoddp.isolation.elsewhere.patch import Call, Client, plain
+from autoddp.isolation.elsewhere.requests import is_own
 
 _TRUE = ("1", "true", "yes", "on")
 
@@ -73,6 +77,29 @@ _TRACKIO = ("SPACE_ID", "SERVER_URL", "BUCKET_ID", "DATASET_ID")
 def _sqlalchemy(call: Call) -> str:
     name = getattr(call.owner, "name", "a database")
     return "" if name in ("sqlite", "duckdb") else f"connects to {name}"
+
+
+def _manager(call: Call) -> str:
+    """A manager or a listener of multiprocessing on another machine, or one that the attempt has not started."""
+    address: Any = call.argument("address")
+    return "" if not isinstance(address, tuple) or is_own(*address[:2]) else f"connects to {address[0]}"
+
+
+def _zmq(call: Call) -> str:
+    """Native code sends. Threads and Unix sockets pass; where nobody listens yet, the attempt may do so later."""
+    address = str(call.argument("addr", default=""))
+    place = urlsplit(re.sub("//.*;", "//", address))  # before a semicolon stands this end's address
+    if place.scheme not in ("tcp", "udp", "pgm", "epgm", "ws", "wss"):
+        return ""
+    return "" if place.port and is_own(place.hostname or "", place.port) else f"connects to {place.hostname}"
+
+
+def _psutil(call: Call) -> str:
+    """Without arguments they only ask."""
+    values = (*call.args, *call.kwargs.values())
+    if not any(value is not None for value in values[call.operation == "rlimit" :]) or is_own_process(call.owner.pid):
+        return ""
+    return f"changes process {call.owner.pid}, which this run did not start"
 
 
 _CONNECTS = "connects to a database"
@@ -155,6 +182,8 @@ MESSAGES = (
     Client("pika", "pika.adapters.blocking_connection", "BlockingConnection.__init__", "connects to a message queue"),
     Client("paho", "paho.mqtt.client", "Client.publish", "sends to", "topic"),
     Client("celery", "celery.app.task", "Task.apply_async", "sends a task to a queue"),
+    Client("multiprocessing", "multiprocessing.connection", "SocketClient", judge=_manager),
+    Client("zmq", "zmq.sugar.socket", "Socket.connect", judge=_zmq),
     Client("nats", "nats.aio.client", "Client.publish", "sends to", "subject"),
 )
 
@@ -173,6 +202,7 @@ MACHINE = (
            reads="nvml*Get* nvml*EventSet* nvmlDevice*CpuAffinity nvmlGpmSetStreamingEnabled nvml*_v[0-9]_t nvml*_t"),
     Client("amdsmi", "amdsmi.amdsmi_interface", "amdsmi_set_* amdsmi_reset_* amdsmi_clean_*",
            "changes the GPU's settings"),
+    Client("psutil", "psutil", "Process.nice .ionice .cpu_affinity .rlimit", judge=_psutil),
     Client("posix_ipc", "posix_ipc",
            "SharedMemory.__init__ Semaphore.__init__ MessageQueue.__init__ unlink_shared_memory unlink_semaphore "
            "unlink_message_queue", _SHARES),

@@ -15,18 +15,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autoddp.isolation.children import is_watched, watched
+from autoddp.isolation.elsewhere.makefiles import recipes
 from autoddp.isolation.elsewhere.patch import words as word_set
 from autoddp.isolation.elsewhere.settings import changed_by
 from autoddp.isolation.elsewhere.tools import BY_NAME, MODULES
 from autoddp.isolation.pipes import OTHERS
 
 _SHELLS = word_set("sh bash dash zsh ksh ash fish busybox")
+_MAKES = word_set("make gmake")
 _PYTHON = re.compile(r"python[\d.]*|pypy[\d.]*")
 _WRAPPERS = word_set(
     "env sudo doas nohup time nice ionice timeout exec command builtin eval stdbuf setsid xargs parallel watch taskset "
     "numactl unbuffer script flock chrt strace ltrace find uv uvx pipx poetry pdm conda mamba micromamba pixi "
     "coproc chroot unshare nsenter su runuser catchsegv proxychains "
-    "pkexec apptainer singularity"
+    "pkexec apptainer singularity sshpass gosu su-exec tini dumb-init setpriv systemd-inhibit caffeinate fakeroot "
+    "dbus-run-session xvfb-run aws-vault doppler op chamber direnv dotenv pipenv hatch rye pyenv npx bunx mise asdf "
+    "perf nsys ncu valgrind gdb rr heaptrack cgexec chpst eatmydata nocache torsocks tsocks proxychains4 trickle "
+    "mpirun mpiexec busybox toybox firejail bwrap nix-shell retry entr watchexec cpulimit faketime chronic"
 )
 """Programs and commands of the shell that run the command that follows them. Their options are not parsed: the command
 begins at the first word that is a known program."""
@@ -279,8 +284,12 @@ def _judge(words: list[str], place: _Place) -> Iterator[str]:
     if tool is not None:
         if tool.changes(args):
             yield f"{name} changes something outside this run ({_shown(name, args)})"
+        if name == "git":
+            yield from _judge_hooks(tool.positional(args), args, place)
     elif name in _SHELLS:
         yield from _judge_shell_program(args, place)
+    elif name in _MAKES:
+        yield from _judge_make(args, place)
     elif words[0] in (".", "source"):
         yield from _judge_script(args, place, shell=True, sourced=True)
     elif _PYTHON.fullmatch(name):
@@ -305,7 +314,7 @@ def _judge_wrapped(wrapper: str, args: list[str], place: _Place) -> Iterator[str
             place.variables.pop(word.removeprefix("--unset=").removeprefix("-u"), None)
         elif _ASSIGNMENT.match(word):
             _assign([word], place)
-        elif name in BY_NAME or name in _SHELLS or name in _WRAPPERS or _PYTHON.fullmatch(name):
+        elif name in BY_NAME or name in _SHELLS or name in _WRAPPERS or name in _MAKES or _PYTHON.fullmatch(name):
             yield from _judge(args[index:], place)
             return
         elif " " in word:  # `eval "git push"`, `su -c "…"`
@@ -315,6 +324,46 @@ def _judge_wrapped(wrapper: str, args: list[str], place: _Place) -> Iterator[str
             yield from _judge_script(args[index:], place)
             if any(os.access(path, os.X_OK) for path in _found(word, place, everywhere=True)):
                 return
+
+
+def _judge_hooks(words: list[str], args: list[str], place: _Place) -> Iterator[str]:
+    """The user's own scripts that git runs with a command."""
+    hooks = _HOOKS.get(words[0] if words else "", "").split()
+    inside = args[args.index("-C") + 1 : args.index("-C") + 2] if "-C" in args else [""]
+    for folder in place.folders if hooks else ():
+        here = os.path.abspath(os.path.join(folder, *inside))
+        while here != os.path.dirname(here) and not os.path.isdir(os.path.join(here, ".git")):
+            here = os.path.dirname(here)
+        try:
+            with open(os.path.join(here, ".git", "config"), encoding="utf-8", errors="replace") as file:
+                set_to = _HOOKS_PATH.search(file.read(_SCRIPT_SIZE))
+        except OSError:
+            continue
+        for hook in hooks:
+            path = os.path.join(here, os.path.expanduser(set_to[1].strip()) if set_to else ".git/hooks", hook)
+            if os.access(path, os.X_OK):
+                yield from _judge_file(path, [path], replace(place.inner(), folders=[here]), shell=False, sourced=False)
+
+
+_COMMITS = "pre-commit prepare-commit-msg commit-msg post-commit"
+_HOOKS = {
+    "commit": _COMMITS,
+    "merge": f"pre-merge-commit post-merge {_COMMITS}",
+    "pull": f"pre-merge-commit post-merge post-checkout {_COMMITS}",
+    "am": "applypatch-msg pre-applypatch post-applypatch",
+    "rebase": f"pre-rebase post-rewrite post-checkout {_COMMITS}",
+    **dict.fromkeys(("checkout", "switch", "clone", "worktree"), "post-checkout"),
+}
+"""By git's command, those that it runs."""
+_HOOKS_PATH = re.compile(r"^\s*hooksPath\s*=\s*(.+)$", re.IGNORECASE | re.MULTILINE)
+
+
+def _judge_make(args: list[str], place: _Place) -> Iterator[str]:
+    if {"-n", "--dry-run", "--just-print", "--recon", "-q", "--question", "--version", "-v"}.intersection(args):
+        return
+    for folder in place.folders:
+        for inside, text in recipes(args, folder):
+            yield from _judge_text(text, replace(place.inner(), folders=[inside]))
 
 
 def _judge_shell_program(args: list[str], place: _Place) -> Iterator[str]:

@@ -23,8 +23,33 @@ def serves_port(port: int) -> bool:
 
 def serves_path(path: str) -> bool:
     """As `serves_port`, of a Unix socket."""
+    path = path.replace("\0", "@", 1)
     found = (line for line in _table("unix") if len(line) > 7 and line[7] == path and int(line[3], 16) & _ACCEPTS)
     return _are_own(line[6] for line in found)
+
+
+def runs_peer(place: int | str, mine: int = 0) -> bool:
+    """Whether a connection of this process ends in the attempt.
+
+    `place` is the other end's TCP port on this machine, with `mine` as this end's, or the path of a Unix socket.
+    """
+    if isinstance(place, str):
+        return serves_path(place)
+    lines = [line for name in ("tcp", "tcp6") for line in _table(name) if len(line) > 9 and _port(line[1]) == place]
+    accepted = {line[9] for line in lines if _port(line[2]) == mine} - {"0"}
+    listens = {line[9] for line in lines if line[3] == _LISTENS}
+    return bool(accepted or listens) and _are_own(iter(accepted or listens))
+
+
+def receives(place: int | str) -> bool:
+    """Whether all that receives datagrams on a port of this machine, or at a path, belongs to the attempt, or nothing.
+
+    A path of Linux that begins with a zero byte is a name in no folder.
+    """
+    if isinstance(place, int):
+        return _are_own(line[9] for name in ("udp", "udp6") for line in _table(name) if _port(line[1]) == place)
+    place = place.replace("\0", "@", 1)
+    return _are_own(line[6] for line in _table("unix") if len(line) > 7 and line[7] == place)
 
 
 def parent_of(pid: int) -> int:
@@ -43,8 +68,29 @@ def is_below(pid: int, *roots: int) -> bool:
     return pid in (*roots, -1)
 
 
+def is_own_process(pid: int) -> bool:
+    """Whether a process, or a thread, belongs to the attempt: this one, its parent, and what either has started.
+
+    Also True if it has ended.
+    """
+    if not os.path.isdir("/proc/self"):  # not Linux: all processes of the same session pass
+        return pid == _ROOT or _session(pid) in (-1, os.getsid(0))
+    return is_below(pid, os.getpid(), _ROOT)
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
 def _is_at(line: list[str], port: int) -> bool:
-    return len(line) > 9 and line[3] == _LISTENS and int(line[1].rpartition(":")[2], 16) == port
+    return len(line) > 9 and line[3] == _LISTENS and _port(line[1]) == port
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
 
 
 def _table(name: str) -> Iterator[list[str]]:

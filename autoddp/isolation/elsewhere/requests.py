@@ -17,6 +17,7 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import urlsplit
@@ -72,10 +73,15 @@ def is_own(host: str, port: int) -> bool:
     host = host.strip("[]").lower().rstrip(".")
     if not host or (host, str(port)) == (os.environ.get("MASTER_ADDR", "").lower(), os.environ.get("MASTER_PORT")):
         return True
-    return (host == socket.gethostname().lower() or _LOOPBACK.fullmatch(host) is not None) and serves_port(port)
+    return is_this_machine(host) and serves_port(port)
 
 
-def sends(method: Any, host: Any, path: Any, port: int = 80) -> str:
+def is_this_machine(host: str) -> bool:
+    """Whether this name or address is known to be this machine's, without asking a name server."""
+    return host == socket.gethostname().lower() or _LOOPBACK.fullmatch(host) is not None
+
+
+def sends(method: Any, host: Any, path: Any, port: int = 80, is_own: Callable[[str, int], bool] = is_own) -> str:
     """ "" if this request may go, else what it does: "sends PUT to store.example.com". Takes str and bytes."""
     method, host, path = _text(method).upper(), _text(host).lower(), _text(path).partition("?")[0] or "/"
     if inside_read():

@@ -1,4 +1,6 @@
-"""Ends tuning before the script changes a setting of this machine by a file of the kernel, in Python or a shell line.
+"""Ends tuning before the script changes a setting of this machine: its clock, its name, or a file of the kernel.
+
+Such a file may be written in Python or in a shell line.
 
 An attempt ends by SIGKILL, so the script never gets to restore the old value.
 """
@@ -8,22 +10,24 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from autoddp.isolation.elsewhere.patch import Stop
-from autoddp.isolation.hooks import check_events
+from autoddp.isolation.hooks import check_events, replace_everywhere
 
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _QUEUES = ("/dev/mqueue/", "/dev/hugepages/")
 """File systems of the kernel in which programs keep what they share."""
-_SETTING = r"/proc/(?!self/|thread-self/|\d|\$)|/sys/(?!fs/cgroup/)|/dev/cpu/|/dev/mqueue/|/dev/hugepages/"
-"""The beginnings of the paths. A process may write of itself below /proc/self, and below /sys/fs/cgroup."""
+_OWN_CGROUP = r"fs/cgroup/[^\s\"';|&)]*/(?:cgroup\.procs|cgroup\.threads|tasks)\b"
+_SETTING = rf"/proc/(?!self/|thread-self/|\d|\$)|/sys/(?!{_OWN_CGROUP})|/dev/cpu/|/dev/mqueue/|/dev/hugepages/"
+"""The beginnings of the paths. A process may write of itself below /proc/self, and may enter a group of processes."""
 _PATH = re.compile(_SETTING)
 _IN_SHELL = re.compile(
     # a redirection, tee and dd; then the programs whose last argument is changed
     rf"""(?:>[>|&]?\s*|\btee\s[^|;&\n]*?|\bof=)["']?((?:{_SETTING})[^\s"';|&)]*)"""
-    rf"""|\b(?:cp|mv|ln|install)\s[^|;&\n]*?\s["']?((?:{_SETTING})[^\s"';|&)]*)["']?\s*(?:$|[|;&)\n])"""
+    rf"""|\b(?:cp|mv|ln|install|mkdir|rmdir)\s[^|;&\n]*?\s["']?((?:{_SETTING})[^\s"';|&)]*)["']?\s*(?:$|[|;&)\n])"""
 )
 
 
@@ -47,8 +51,16 @@ def watch_settings(stop: Stop) -> None:
         if isinstance(path, (str, bytes)) and os.path.abspath(os.fsdecode(path)).startswith(_QUEUES):
             changed(path)
 
+    def made(path: Any, *_more: Any) -> None:
+        if isinstance(path, (str, bytes)) and os.path.abspath(os.fsdecode(path)).startswith("/sys/"):
+            changed(path)  # a group of processes, which would stay
+
     events: dict[str, Callable[..., None]] = {"open": opened, "os.truncate": changed, "os.remove": removed}
+    events |= {"os.mkdir": made, "os.rmdir": made}
     check_events({event: _careful(check) for event, check in events.items()})
+    check_events({"socket.sethostname": lambda *_: stop("the script changes the name of this machine")})
+    for name in ("clock_settime", "clock_settime_ns"):
+        replace_everywhere(getattr(time, name, None), lambda _: lambda *_: stop("the script sets this machine's clock"))
 
 
 def changed_by(words: Sequence[str], folder: str) -> str:

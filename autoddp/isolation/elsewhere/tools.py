@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from autoddp.isolation.elsewhere.own import is_own_process
 from autoddp.isolation.elsewhere.requests import READING_METHODS, judge_url
 
 Judge = Callable[["Tool", Sequence[str]], bool]
@@ -132,6 +133,36 @@ def kills_others(tool: Tool, args: Sequence[str]) -> bool:
     return args[0] not in ("-0", "-l", "-L", "--list")
 
 
+def changes_others(tool: Tool, args: Sequence[str]) -> bool:
+    """renice and its like: whether one of the processes is not the attempt's. A shell's `$$` is."""
+    pids, asked = [], False
+    for arg in args:
+        option, _, value = arg.partition("=")
+        if arg.startswith("-") and re.fullmatch(_OF_A_PROCESS, option) is not None:
+            asked = True
+            pids += [value] if value else []
+        elif asked and not arg.startswith("-"):
+            pids.append(arg)
+        elif arg in ("-u", "--user", "-g", "--pgrp", "-P", "--pgid"):
+            return True
+    if "renice" in tool.names and not asked:
+        pids = tool.positional(args)[0 if "-n" in args or "--priority" in args else 1 :]
+    elif tool.valued == "":  # taskset and chrt: what is set comes before the process
+        pids = pids[-1:]
+    return any(pid.isdigit() and not is_own_process(int(pid)) for pid in pids)
+
+
+_OF_A_PROCESS = r"-[a-z]*p[a-z]*|--pid"
+
+
+def mounts(tool: Tool, args: Sequence[str]) -> bool:
+    """What is written to a disk, a share or a bucket that the script mounts is real: the overlay does not cover it."""
+    kind = next((args[place + 1] for place, arg in enumerate(args[:-1]) if arg in ("-t", "--types")), "")
+    options = {each for arg in args for each in re.split("[,=]", arg.removeprefix("-o"))}
+    harmless = {"ro", "bind", "rbind", "--bind", "--rbind", "--move", "--make-private", "--make-rprivate", "-l", "-r"}
+    return kind not in ("tmpfs", "ramfs", "proc", "overlay") and not options & harmless
+
+
 _GPU_SETTINGS = re.compile(
     r"-r|--gpu-reset|-(pl|pm|lgc|rgc|lmc|rmc|ac|rac|c|e|p|mig|am|caa|acp|gtt|cc|fdm)|mig|drain|clocks"
     r"|--(power-limit|persistence-mode|lock-|reset-|applications-clocks|compute-mode|ecc-config|multi-instance-gpu).*"
@@ -162,6 +193,12 @@ TOOLS = (
          valued="--endpoint-url --profile"),
     Tool("ossutil ossutil64 coscli coscmd obsutil", "ls*;stat *;cat *;du *;list*", judge=downloads, copies="cp sync",
          remote=r"(oss|cos|obs)://"),
+    Tool("mc", writes="cp *;mirror *;mv *;rm *;mb *;rb *;put *;pipe *;tag *;retention *;legalhold *;admin *;event *"),
+    # Mounted places: what is written there is elsewhere.
+    Tool("mount", judge=mounts),
+    Tool("gcsfuse goofys s3fs ossfs cosfs sshfs mount-s3 blobfuse blobfuse2 curlftpfs mount.nfs mount.cifs mount.davfs",
+         "*-o ro*;*--read-only*", whole=True),
+    Tool("juicefs", "info *;status *;stats *;summary *;version*"),
     Tool("b2 oci swift ibmcloud bcecmd mcli", "*ls*;*list*;*download*;*get*;stat*"),
     Tool("hdfs hadoop", "* -ls*;* -cat*;* -get*;* -copyToLocal*;* -test*;* -du*;* -count*;* -stat*;* -tail*;* -text*;"
          "* -df*;* -find*;* -head*;version*;classpath*;getconf*", whole=True),
@@ -174,7 +211,14 @@ TOOLS = (
     Tool("wget wget2", judge=web_writes),
     Tool("http https xh", judge=httpie_writes),
     Tool("nc ncat netcat socat telnet", "*-z*;*-l*;*-k*", whole=True),
-    Tool("mail mailx sendmail mutt msmtp swaks s-nail"),
+    Tool("mail mailx sendmail mutt msmtp ssmtp sendemail swaks s-nail"),
+    Tool("ssh-copy-id croc wormhole globus globus-url-copy ascp unison lsyncd restic borg duplicity websocat wscat"),
+    Tool("ssh-add", "-l*;-L*", whole=True),
+    Tool("kcat kafkacat kafka-console-producer kafka-console-producer.sh mosquitto_pub amqp-publish"),
+    Tool("rabbitmqadmin nats ntfy noti slackcat signal-cli wall write lp lpr lprm"),
+    Tool("doctl flyctl fly heroku vercel netlify firebase wrangler aliyun runai beaker argo pachctl lakectl",
+         "*list*;*ls*;*get*;*show*;*status*;*logs*;version*"),
+    Tool("consul vault nomad", "*get*;*read*;*list*;*status*;version*;*members*"),
     # Model hubs, repositories, trackers.
     Tool("hf huggingface-cli", "download*;scan-cache*;cache*;env*;version*;whoami*;auth whoami*;auth list*;repo list*;"
          "models *;datasets *;spaces *"),
@@ -182,6 +226,8 @@ TOOLS = (
     Tool("git", writes="push*;send-email*;lfs push*;svn dcommit*;p4 submit*;annex copy*;annex sync*;subtree push*",
          valued="-C -c --git-dir --work-tree --namespace"),
     Tool("git-lfs", writes="push*"),
+    Tool("hg datalad dolt jj bzr", writes="push*;publish*;git push*;email*", valued="-R --repository --cwd -C -d"),
+    Tool("svn", writes="commit*;ci *;import *;delete *;copy *;move *;mkdir *;lock *;propset *"),
     Tool("gh glab hub", "* view*;* list*;* status*;* clone*;* download*;* diff*;* checkout*;search *;status*"),
     Tool("dvc", writes="push*;exp push*;exp remove*;gc*;studio *"),
     Tool("twine npm cargo poetry flit hatch", writes="upload*;publish*"),
@@ -209,6 +255,13 @@ TOOLS = (
          "etcdctl influx"),
     # This machine, beyond the script.
     Tool("kill", judge=kills_others),
+    Tool("renice", judge=changes_others, valued="-n --priority --relative"),
+    Tool("taskset chrt", judge=changes_others),
+    Tool("ionice", judge=changes_others, valued="-c --class -n --classdata"),
+    Tool("prlimit cpulimit", judge=changes_others, valued="-l --limit"),
+    Tool("date", writes="-s*;* -s*;--set*;* --set*", whole=True),
+    Tool("hwclock", "-r*;--show*;--get*", whole=True),
+    Tool("hostname domainname", "-*", whole=True),
     Tool("pkill killall killall5 skill"),
     Tool("fuser", writes="*-k*", whole=True),
     Tool("shutdown reboot halt poweroff init telinit"),
@@ -218,7 +271,7 @@ TOOLS = (
     Tool("rocm-smi amd-smi xpu-smi hl-smi", writes="*--set*;*--reset*;set *;reset *;*--gpureset*", whole=True),
     Tool("dcgmi", writes="config *--set*;policy *--set*;diag *;group -*", whole=True),
     Tool("sysctl", writes="*-w *;*=*;-p*;*--system*", whole=True),
-    Tool("modprobe rmmod insmod swapoff iptables nft nvidia-cuda-mps-control"),
+    Tool("modprobe rmmod insmod swapoff iptables ip6tables nft nvidia-cuda-mps-control"),
     # Services of the user's on this machine, which do the work outside the run.
     Tool("tmux", "-V*;ls*;list-*;lsp*;lsw*;has*;show*;info*;display* -p*;capture* -p*", whole=True),
     Tool("screen", "-v*;-ls*;-list*;-Q *", whole=True),
@@ -249,6 +302,13 @@ TOOLS = (
     Tool("ethtool", writes="-[ACEGKLNUWXfprst] *;--set-*;--change*;--coalesce*;--pause *;--offload*;"
          "--features*;--config-*;--negotiate*;--identify*;--flash*;--reset*", whole=True),
     Tool("ip tc", writes="* add *;* del *;* delete *;* change *;* replace *;* set *;* flush*;* append *"),
+    Tool("ifconfig iwconfig", writes="* *"),
+    Tool("route", writes="add *;del *;flush*"),
+    Tool("nmcli", writes="* up*;* down*;* add*;* modify*;* delete*;* connect*;* disconnect*;* set*;* off*;* on*"),
+    Tool("ufw firewall-cmd", "status*;*--list*;*--get*;*--state*;*--query*;version*", whole=True),
+    Tool("swapon", "-s*;--show*;--summary*", whole=True),
+    Tool("cpufreq-set tuned-adm powerprofilesctl setenforce setpci wrmsr", "list*;get*;active*;recommend*"),
+    Tool("ipmitool racadm", "*list*;*get*;*status*;sensor*;*info*"),
     Tool("nvidia-settings", writes="*-a *;*--assign*;*-l*;*--load-config-only*", whole=True),
     Tool("nvpmodel", writes="*-m *;*--mode*;*-f *", whole=True),
     Tool("jetson_clocks ipcrm ipcmk"),

@@ -76,6 +76,8 @@ class Native:
         when_imported("torch.distributed", self._patch_distributed)
         when_imported("tokenizers", self._patch_tokenizers)
         when_imported("ctypes", self._patch_ctypes)
+        when_imported("readline", self._patch_readline)
+        when_imported("ssl", self._patch_key_log)
 
     # Paths
 
@@ -184,6 +186,38 @@ class Native:
             self.view.stop(f"tokenizers saves a model to {text(folder)} by itself")
 
         model.save = save
+
+    def _patch_readline(self, readline: ModuleType) -> None:
+        """The history of what was typed, by default in a file of the user's home folder."""
+
+        def replace(name: str, position: int, change: Callable[[Any], Any]) -> None:
+            original = getattr(readline, name, None)
+            if original is not None:
+
+                @functools.wraps(original)
+                def called(*args: Any) -> Any:
+                    path = args[position] if len(args) > position else None
+                    default = os.path.expanduser("~/.history")
+                    return original(*args[:position], change(default if path is None else path))
+
+                setattr(readline, name, called)
+
+        replace("read_history_file", 0, self.to_read)
+        replace("write_history_file", 0, self.to_write)
+        replace("append_history_file", 1, functools.partial(self.to_write, keep=True))
+
+    def _patch_key_log(self, ssl: ModuleType) -> None:
+        """OpenSSL appends the keys of each connection to this file, which SSLKEYLOGFILE may name."""
+        original = ssl.SSLContext.keylog_filename
+
+        def assign(context: Any, path: Any) -> None:
+            original.__set__(context, self.to_write(path, keep=True))
+
+        def found(context: Any) -> Any:
+            path = original.__get__(context)
+            return path if path is None else self.view.virtual(os.fsdecode(path))
+
+        ssl.SSLContext.keylog_filename = property(found, assign)
 
     def _patch_ctypes(self, _ctypes: ModuleType) -> None:
         def make(load: Any) -> Any:

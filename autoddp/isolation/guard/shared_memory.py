@@ -1,5 +1,7 @@
 """POSIX shared memory and named semaphores, which `multiprocessing` makes: the script may use those that it has made.
 
+torch makes shared memory too, for tensors under the sharing strategy "file_system".
+
 All programs of the machine share their names, and native code must find them, so nothing is redirected. What another
 program has made stays as it is: tuning ends before it is opened to be written, or removed. What the script makes is
 listed in a file, with its inode number and its name in each line, because ranks that are killed do not remove it: the
@@ -42,6 +44,7 @@ class SharedMemory:
         """Wait for the modules."""
         when_imported("_posixshmem", self._patch_memory)
         when_imported("_multiprocessing", self._patch_semaphores)
+        when_imported("torch", self._patch_torch)
 
     def _patch_memory(self, module: ModuleType) -> None:
         opened, unlink = module.shm_open, module.shm_unlink
@@ -76,6 +79,30 @@ class SharedMemory:
         space = {"__new__": make, "__module__": kind.__module__, "__doc__": kind.__doc__}
         module.SemLock = type(kind.__name__, (kind,), space)  # type: ignore[attr-defined]
         module.sem_unlink = sem_unlink  # type: ignore[attr-defined]
+
+    def _patch_torch(self, torch: ModuleType) -> None:
+        """List each tensor's memory when it gets a name. torch's own process, which would remove it, is killed too."""
+        kind = torch.UntypedStorage
+        share, make = kind._share_filename_cpu_, kind._new_using_filename_cpu
+
+        @functools.wraps(share)
+        def shared(storage: Any, *args: Any, **kwargs: Any) -> Any:
+            has_a_name = storage.is_shared()  # whoever gave it has listed it
+            found = share(storage, *args, **kwargs)
+            if not has_a_name:
+                list_name(found)
+            return found
+
+        def new(size: int) -> Any:
+            storage = make(size)
+            list_name(share(storage))
+            return storage
+
+        def list_name(handles: tuple[bytes, bytes, int]) -> None:
+            with self.view.lock.held():
+                self._list(os.fsdecode(handles[1]).lstrip("/"))
+
+        kind._share_filename_cpu_, kind._new_using_filename_cpu = shared, staticmethod(new)
 
     def _open(self, opened: Callable[..., Any], path: str, flags: int, mode: int) -> Any:
         name = _plain(path)

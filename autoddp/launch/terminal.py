@@ -1,0 +1,81 @@
+"""What a killed script cannot put back: the terminal's settings, and the modes of the standard descriptors.
+
+    before = Terminal()
+    ...                  # an attempt, which is killed
+    before.restore()
+
+All programs on a terminal share its settings, and all that have inherited a descriptor share its mode. A script that
+listens to keys switches the echo off, and asyncio makes standard input non-blocking: with it the shell's, and the
+standard output of the same terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import termios
+from typing import Any
+
+_STANDARD = range(3)
+
+
+class Terminal:
+    """The settings and modes now; `restore` makes them as they were.
+
+    If another job of the shell is in the foreground, the settings are that job's and are left alone.
+    """
+
+    def __init__(self) -> None:
+        self._modes: dict[int, int] = {}
+        self._settings: dict[int, list[Any]] = {}
+        is_in_foreground = _is_in_foreground()
+        for number in _STANDARD:
+            with contextlib.suppress(OSError, termios.error):  # it is closed, or no terminal
+                self._modes[number] = fcntl.fcntl(number, fcntl.F_GETFL)
+                if is_in_foreground:
+                    self._settings[number] = termios.tcgetattr(number)
+
+    def restore(self) -> None:
+        """Does nothing where nothing has changed."""
+        for number, mode in self._modes.items():
+            with contextlib.suppress(OSError):
+                if fcntl.fcntl(number, fcntl.F_GETFL) != mode:
+                    fcntl.fcntl(number, fcntl.F_SETFL, mode)
+        if not _is_in_foreground():
+            return
+        for number, settings in self._settings.items():
+            with contextlib.suppress(OSError, termios.error):
+                if termios.tcgetattr(number) != settings:
+                    _set(number, settings)
+
+
+def _set(number: int, settings: list[Any]) -> None:
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it would stop this process, whose group is its own
+    try:
+        termios.tcsetattr(number, termios.TCSANOW, settings)
+    finally:
+        signal.signal(signal.SIGTTOU, before)
+
+
+def _is_in_foreground() -> bool:
+    """Whether the command is in its terminal's foreground, or no shell shares the terminal with it.
+
+    The command is the nearest ancestor that has a terminal: this process, and under `--no-orphans` the launcher too,
+    have groups or sessions of their own.
+    """
+    pid = os.getppid()
+    while pid > 0:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                _, parent, group, _, terminal, foreground = file.read().rpartition(b")")[2].split()[:6]
+        except OSError:  # not Linux, or it has ended
+            break
+        if terminal != b"0":
+            return group == foreground
+        pid = int(parent)
+    for number in _STANDARD:
+        with contextlib.suppress(OSError):
+            return os.tcgetpgrp(number) == os.getpgid(os.getppid())
+    return True

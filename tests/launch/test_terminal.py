@@ -1,0 +1,81 @@
+"""The terminal and the standard descriptors are put back as they were; another job's terminal is left alone."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import fcntl, os, signal, sys, termios, tty
+from autoddp.launch.terminal import Terminal
+
+def settings():
+    return [termios.tcgetattr(0), fcntl.fcntl(0, fcntl.F_GETFL), fcntl.fcntl(1, fcntl.F_GETFL)]
+if "shell" in sys.argv:  # the terminal belongs to this session, whose shell this process is
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+command = os.fork()
+if command:
+    os.waitpid(command, 0)
+    os._exit(0)
+if "shell" in sys.argv:
+    os.setpgid(0, 0)
+if "foreground" in sys.argv:
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    os.tcsetpgrp(0, os.getpgrp())
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+if "own session" in sys.argv:  # as the launcher's under --no-orphans
+    launcher = os.fork()
+    if launcher:
+        os.waitpid(launcher, 0)
+        os._exit(0)
+    os.setsid()
+keeper = os.fork()
+if keeper:
+    os.waitpid(keeper, 0)
+    os._exit(0)
+os.setpgid(0, 0)
+before = settings()
+terminal = Terminal()
+script = os.fork()
+if script == 0:
+    os.setsid()
+    tty.setcbreak(0)
+    for number in (0, 1):
+        fcntl.fcntl(number, fcntl.F_SETFL, fcntl.fcntl(number, fcntl.F_GETFL) | os.O_NONBLOCK)
+    os._exit(0)
+os.waitpid(script, 0)
+assert settings() != before
+terminal.restore()
+found = [now == then for now, then in zip(settings(), before)]
+os.write(2, repr(found).encode())
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "is_restored"),
+    [
+        ([], True),  # a terminal without a shell, as of a container
+        (["shell", "foreground"], True),
+        (["shell", "foreground", "own session"], True),
+        (["shell"], False),  # started with &: the terminal is the shell's
+        (["shell", "own session"], False),
+    ],
+    ids=str,
+)
+def test_it_is_as_before(words: list[str], is_restored: bool) -> None:
+    ends, (reader, writer) = pty.openpty(), os.pipe()
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    program = [sys.executable, "-c", PROGRAM, *words]
+    done = subprocess.run(
+        program, stdin=ends[1], stdout=writer, stderr=subprocess.PIPE, env=env, text=True, timeout=60, check=False,
+        start_new_session=True,
+    )  # fmt: skip
+    for number in (*ends, reader, writer):
+        os.close(number)
+    assert done.stderr == repr([is_restored, True, True])
