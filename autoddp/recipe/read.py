@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 from autoddp.codec import convert
 from autoddp.errors import RecipeError, did_you_mean, shown
+from autoddp.files import read_at_most
 from autoddp.knobs import BY_NAME, Configuration, Rung
 from autoddp.log import printable
 from autoddp.recipe.env import ENV_ALLOWED
@@ -95,8 +96,7 @@ def _content(path: Path, name: str) -> bytes:
         raise IsADirectoryError
     if not stat.S_ISREG(kind):
         raise RecipeError(f"{name}: no regular file, so not a recipe; name a file such as train.autoddp.toml")
-    with open(path, "rb", opener=lambda file, flags: os.open(file, flags | os.O_NONBLOCK)) as file:
-        content = file.read(_LARGEST + 1)
+    content = read_at_most(path, _LARGEST + 1)
     if len(content) > _LARGEST:
         raise RecipeError(f"{name}: larger than {_LARGEST >> 10} KiB, so not a recipe; tune again with --trials 20")
     return content
