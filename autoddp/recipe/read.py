@@ -32,11 +32,6 @@ from autoddp.recipe.schema import (
     defaults,
 )
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 _LARGEST = 2**16  # bytes; a recipe has some 2,000
 _DOTS = 64  # between two of `,=[]{}` in a line: Python's parser takes time by the square of a dotted key's parts
 
@@ -66,10 +61,20 @@ def _values(text: str, name: str) -> dict[str, Any]:
     if any(part.count(".") > _DOTS for part in re.split(r"[,=\[\]{}\n]", text)):
         raise RecursionError
     try:
-        values: dict[str, Any] = tomllib.loads(text)
+        values = _toml(text)
     except ValueError as problem:  # TOMLDecodeError is one, and so is a number with too many digits
         line = printable(str(problem))
         raise RecipeError(f"{name}: not TOML: {line}; correct it there, or tune again with --trials 20") from None
+    return values
+
+
+def _toml(text: str) -> dict[str, Any]:
+    # Not imported above: a rank imports this module, and there the name may stand for a file of the user's.
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    values: dict[str, Any] = tomllib.loads(text)
     return values
 
 
