@@ -35,8 +35,10 @@ _PLAIN_WIDTH = 200  # columns of a log file, where a folded line is harder to re
 def _console() -> Console:
     # rich answers a broken pipe by ending the program.
     stderr = cast("IO[str]", UnfailingStderr())
-    console = Console(file=stderr, **LITERAL)
-    return console if console.is_terminal else Console(file=stderr, width=_PLAIN_WIDTH, **LITERAL)
+    if stderr.isatty():
+        return Console(file=stderr, **LITERAL)
+    # Services that run tests set FORCE_COLOR. rich then takes a file for a terminal, and would draw a spinner there.
+    return Console(file=stderr, force_terminal=False, width=_PLAIN_WIDTH, **LITERAL)
 
 
 _drawn_on: Console | None = None

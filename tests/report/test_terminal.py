@@ -161,6 +161,13 @@ tell("the end of it")
 """
 
 
+def test_nothing_is_drawn_in_a_file_whatever_the_environment_says(tmp_path: Path) -> None:
+    env = {**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    words = [sys.executable, "-c", SPINS]
+    done = subprocess.run(words, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert done.stderr == "".join(f"autoddp: {line}\n" for line in ("said", "told", "said again", "the end of it"))
+
+
 def test_on_a_terminal_lines_stand_above_the_spinner(tmp_path: Path) -> None:
     """A thread redraws it meanwhile. In a process of its own, because the two once waited for each other for ever."""
     ours, theirs = os.openpty()
