@@ -1,4 +1,4 @@
-"""Floor 0. Atomic writes, where a reader always finds a whole file, and private files, for this user alone.
+"""Floor 0. Bounded reads; atomic writes, where a reader always finds a whole file; private files, for this user alone.
 
 What belongs to a run is private, because it may repeat anything that the script has said. A recipe is a file as any
 editor writes it: its mode is what the umask gives, and one that replaces another keeps its mode.
@@ -37,6 +37,17 @@ def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> N
         with contextlib.suppress(OSError):
             scratch.unlink()
         raise
+
+
+def read_at_most(path: Path, most: int) -> bytes:
+    """The first `most` bytes of a file, or of what a pipe or a device gives. OSError.
+
+    A pipe into which nobody writes is empty: nothing waits until it is opened for writing.
+    """
+    # O_NONBLOCK only for the opening: what a command writes into a pipe is waited for.
+    with open(path, "rb", opener=lambda file, flags: os.open(file, flags | os.O_NONBLOCK)) as file:
+        os.set_blocking(file.fileno(), True)
+        return file.read(most)
 
 
 def write_private(path: Path, text: str) -> None:

@@ -50,10 +50,20 @@ class UnfailingStderr:
         return sys.stderr.fileno()
 
 
+_CLEAR_LINE = "\r\x1b[K"
+_is_in_a_drawing = False
+
+
+def cursor_is_in_a_drawing(it_is: bool) -> None:
+    """Say whether a bar or a spinner is in the terminal's present line: `tell` then writes its line in that place."""
+    global _is_in_a_drawing
+    _is_in_a_drawing = it_is
+
+
 def tell(text: str) -> None:
     """Print one line for the user to stderr, after `autoddp: `."""
     stderr = UnfailingStderr()
-    stderr.write(f"autoddp: {printable(text)}\n")
+    stderr.write(f"{_CLEAR_LINE if _is_in_a_drawing else ''}autoddp: {printable(text)}\n")
     stderr.flush()
 
 

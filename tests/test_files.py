@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Files are written whole or not at all, and read up to a limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.files import write_whole
+from autoddp.files import read_at_most, write_whole
 
 
 @pytest.mark.parametrize("content", ["Übermut\n", "Übermut\n".encode()])
@@ -73,3 +73,19 @@ def test_a_reader_never_finds_half(tmp_path: Path) -> None:
     over.set()
     reader.join()
     assert found <= set(sizes)
+
+
+def test_no_more_is_read_than_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"0123456789")
+    assert read_at_most(tmp_path / "a", 4) == b"0123"
+    assert read_at_most(tmp_path / "a", 20) == b"0123456789"
+    assert read_at_most(Path("/dev/zero"), 3) == b"\0\0\0"
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    """As a shell's `<(command)`, whose command may take its time. A named pipe without a writer is empty."""
+    os.mkfifo(tmp_path / "pipe")
+    assert read_at_most(tmp_path / "pipe", 100) == b""
+    with subprocess.Popen(["sh", "-c", "echo first; sleep 0.2; echo last"], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert read_at_most(Path(f"/dev/fd/{writer.stdout.fileno()}"), 100) == b"first\nlast\n"

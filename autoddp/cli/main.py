@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 from autoddp.errors import AutoddpError
-from autoddp.launch.elastic import environment_with, load_torchrun, run_real_job
+from autoddp.launch.elastic import ending_signals, environment_with, load_torchrun, run_real_job
 from autoddp.launch.hosts import Hosts
 from autoddp.launch.job_environment import job_environment
 from autoddp.launch.joining import Running
@@ -99,7 +99,7 @@ def prepare(options: Options) -> Job | None:
             from autoddp.cli.tuned import Results
             from autoddp.launch.tune import Tuning, prepared
 
-            until_tuned.enter_context(signals_end_tuning())
+            until_tuned.enter_context(signals_end_tuning(ending_signals(options.torchrun)))
             preparation = until_tuned.enter_context(prepared(options))
         agreement = _agreement(options, mode)
         network = agreement.network if agreement is not None else Network()

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 from autoddp.codec import convert, decode, plain
 from autoddp.errors import UsageError, first_line
+from autoddp.files import read_at_most
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.knobs.hook import HOOK, HOOKS, POWERSGD_RANK
@@ -164,9 +165,10 @@ def _summary_of(file: str) -> Path:
 def _read(place: Path) -> _Known:
     name = printable(str(place))
     try:
-        if place.stat().st_size > _LARGEST:
+        content = read_at_most(place, _LARGEST + 1)
+        if len(content) > _LARGEST:
             raise UsageError(f"predict: {name}: larger than {_LARGEST >> 20} MiB, so it is no summary of a run")
-        found = decode(place.read_bytes(), dict)
+        found = decode(content, dict)
     except OSError as problem:
         raise UsageError(f"predict: {name}: {problem.strerror}; name the summary.json of a run") from None
     except ValueError:

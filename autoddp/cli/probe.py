@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from autoddp.errors import NothingReadable, UsageError
+from autoddp.files import read_at_most
 from autoddp.topology import Node, verdicts
 from autoddp.topology.tool_outputs import SOURCES, Output, node_of
 
@@ -72,9 +73,10 @@ def _read(name: str, place: str) -> Output:
     try:
         if name == "sysfs":
             return SOURCES[name].read(path)
-        if path.stat().st_size > _MOST:
+        content = read_at_most(path, _MOST + 1)
+        if len(content) > _MOST:
             raise NothingReadable(f"larger than {_MOST >> 20} MiB; cut out the part that matters")
-        return SOURCES[name].read(path.read_bytes().decode(errors="replace"))
+        return SOURCES[name].read(content.decode(errors="replace"))
     except NothingReadable as problem:
         raise NothingReadable(f"{option} {place}: {problem}") from None
     except OSError as problem:

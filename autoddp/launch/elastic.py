@@ -189,6 +189,14 @@ def _agents_share_one_store() -> bool:
     return "server_port" not in inspect.signature(RendezvousStoreInfo.build).parameters
 
 
+def ending_signals(torchrun: argparse.Namespace) -> frozenset[int]:
+    """The usual signals that end a job, and those that the user's options add."""
+    names = getattr(torchrun, "signals_to_handle", "").split(",")  # older versions of torch have no such option
+    added = {getattr(signal, name.strip(), None) for name in names}
+    settable = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    return frozenset(ENDING) | frozenset(number for number in added if number in settable)
+
+
 def run_own_job(torchrun: argparse.Namespace, name: str, more: dict[str, str]) -> str:
     """A job of ours on the user's hosts, without restarts, with the variables `more`. Blocks; "" or why it failed.
 

@@ -30,9 +30,10 @@ from autoddp.errors import first_line
 from autoddp.isolation import Level
 from autoddp.isolation.caches import keep_caches
 from autoddp.isolation.overlay import Layers, OverlayRefused, enter
+from autoddp.launch.polling import polls
 from autoddp.launch.processes import fork, how_ended, kill_child, kill_descendants
 from autoddp.launch.removal import remove_folder
-from autoddp.launch.signals import ENDING
+from autoddp.launch.signals import NOT_FOR_THE_KEEPER
 from autoddp.launch.terminal import Terminal
 from autoddp.log import tell
 
@@ -146,6 +147,7 @@ class Keeper:
             while True:
                 if not self._connection.poll(_ASKS):
                     if stops():
+                        self._continue()
                         self._connection.send(_STOP)
                     continue
                 message = self._connection.recv()
@@ -164,8 +166,18 @@ class Keeper:
         with contextlib.suppress(ChildProcessError):
             if self._is_silent:
                 kill_child(self.pid)
-            else:
-                os.waitpid(self.pid, 0)
+                return
+            for _ in polls(_FIRST_WORD, _LOOKS):
+                if os.waitpid(self.pid, os.WNOHANG)[0]:
+                    return
+            self._continue()
+            tell(f"waiting for the process that removes what tuning has left ({self.pid})")
+            os.waitpid(self.pid, 0)
+
+    def _continue(self) -> None:
+        """Continue the keeper, in case a signal has stopped it: until then it could not do what it is told to."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
 
 
 # From here on: in the keeper's process
@@ -175,7 +187,7 @@ def _serve(connection: Connection) -> None:
     """All that the keeper does; never returns."""
     code = 1
     try:
-        for number in ENDING:  # it ends after the launcher, and not before it has cleaned up
+        for number in NOT_FOR_THE_KEEPER:  # it ends after the launcher, and not before it has cleaned up
             signal.signal(number, signal.SIG_IGN)
         # Some schedulers start the launcher with SIGCHLD ignored: the kernel then keeps no exit code of a child.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -308,8 +320,9 @@ def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
     """The attempt's own process: isolated, then elastic; never returns."""
     failure = "it could not begin"
     try:
-        for number in ENDING:
+        for number in NOT_FOR_THE_KEEPER:
             signal.signal(number, signal.SIG_DFL)
+        os.setsid()  # the terminal stops no process of another session, such as elastic where it prints a warning
         _close_all_but(connection.fileno(), alive)
         os.environ.clear()
         os.environ.update(attempt.environment)
@@ -361,8 +374,10 @@ def _own_standard_input() -> None:
         if stat.S_ISREG(mode):
             position, again = os.lseek(0, 0, os.SEEK_CUR), _opened_again(0)
             os.lseek(again, position, os.SEEK_SET)
-        elif stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-            again = os.open(os.devnull, os.O_RDONLY)  # what is read from a pipe cannot be read again
+        elif stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(0):
+            # What is read from a pipe cannot be read again. On a terminal nobody would answer, because the script's
+            # question goes to a log.
+            again = os.open(os.devnull, os.O_RDONLY)
         else:
             return
     except OSError:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from autoddp.log import tell
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""The signals that end a job."""
+"""The signals that end a job, unless `--signals-to-handle` names others."""
+NOT_FOR_THE_KEEPER = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+"""What schedulers send to every process of a job, and terminals to those that are not in their foreground."""
 _SHOW_THE_CURSOR = b"\x1b[?25h"  # a spinner on a terminal hides it
 
 
@@ -27,7 +29,7 @@ class Interrupted(SystemExit):
 
 
 @contextlib.contextmanager
-def signals_end_tuning() -> Iterator[None]:
+def signals_end_tuning(numbers: Iterable[int] = ENDING) -> Iterator[None]:
     """Main thread only. Meanwhile the first signal raises `Interrupted`; then the former handlers come back."""
     interrupted = False
 
@@ -43,7 +45,7 @@ def signals_end_tuning() -> Iterator[None]:
             tell(f"{signal.Signals(number).name}: tuning ends, no job is started")
         raise Interrupted(number)
 
-    heeded = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]  # as under nohup
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # as under nohup
     before = {number: signal.signal(number, ended) for number in heeded}
     try:
         yield

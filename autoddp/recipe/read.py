@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 from autoddp.codec import convert
 from autoddp.errors import RecipeError, did_you_mean, shown
+from autoddp.files import read_at_most
 from autoddp.knobs import BY_NAME, Configuration, Rung
 from autoddp.log import printable
 from autoddp.recipe.env import ENV_ALLOWED
@@ -30,11 +31,6 @@ from autoddp.recipe.schema import (
     Text,
     defaults,
 )
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _LARGEST = 2**16  # bytes; a recipe has some 2,000
 _DOTS = 64  # between two of `,=[]{}` in a line: Python's parser takes time by the square of a dotted key's parts
@@ -65,10 +61,20 @@ def _values(text: str, name: str) -> dict[str, Any]:
     if any(part.count(".") > _DOTS for part in re.split(r"[,=\[\]{}\n]", text)):
         raise RecursionError
     try:
-        values: dict[str, Any] = tomllib.loads(text)
+        values = _toml(text)
     except ValueError as problem:  # TOMLDecodeError is one, and so is a number with too many digits
         line = printable(str(problem))
         raise RecipeError(f"{name}: not TOML: {line}; correct it there, or tune again with --trials 20") from None
+    return values
+
+
+def _toml(text: str) -> dict[str, Any]:
+    # Not imported above: a rank imports this module, and there the name may stand for a file of the user's.
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    values: dict[str, Any] = tomllib.loads(text)
     return values
 
 
@@ -95,8 +101,7 @@ def _content(path: Path, name: str) -> bytes:
         raise IsADirectoryError
     if not stat.S_ISREG(kind):
         raise RecipeError(f"{name}: no regular file, so not a recipe; name a file such as train.autoddp.toml")
-    with open(path, "rb", opener=lambda file, flags: os.open(file, flags | os.O_NONBLOCK)) as file:
-        content = file.read(_LARGEST + 1)
+    content = read_at_most(path, _LARGEST + 1)
     if len(content) > _LARGEST:
         raise RecipeError(f"{name}: larger than {_LARGEST >> 10} KiB, so not a recipe; tune again with --trials 20")
     return content

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
 from autoddp.diagnose import Diagnosis
 from autoddp.files import append
 from autoddp.knobs import Configuration, Rung
-from autoddp.log import UnfailingStderr, printable, printable_lines
+from autoddp.log import UnfailingStderr, cursor_is_in_a_drawing, printable, printable_lines
 from autoddp.report.diagnosis_text import parts
 from autoddp.study import Observer, Outcome, Screened, TrialRecord
 from autoddp.tables import LITERAL, Harmless, text_of
@@ -33,14 +35,26 @@ _PLAIN_WIDTH = 200  # columns of a log file, where a folded line is harder to re
 def _console() -> Console:
     # rich answers a broken pipe by ending the program.
     stderr = cast("IO[str]", UnfailingStderr())
-    console = Console(file=stderr, **LITERAL)
-    return console if console.is_terminal else Console(file=stderr, width=_PLAIN_WIDTH, **LITERAL)
+    if stderr.isatty():
+        return Console(file=stderr, **LITERAL)
+    # Services that run tests set FORCE_COLOR. rich then takes a file for a terminal, and would draw a spinner there.
+    return Console(file=stderr, force_terminal=False, width=_PLAIN_WIDTH, **LITERAL)
+
+
+_drawn_on: Console | None = None
+"""The console of the bar or the spinner that is on the terminal now."""
+
+
+def _is_drawn_on(console: Console | None) -> None:
+    global _drawn_on
+    _drawn_on = console
+    cursor_is_in_a_drawing(console is not None)
 
 
 def say(text: str, style: str = "") -> None:
     """One line for the user; `style` in rich's words, for a terminal that has colours."""
-    # While a bar is on the terminal, a line must be printed through its console, which moves the bar down.
-    (_Bar.drawn_on or _console()).print(Text(f"autoddp: {printable(text)}", style=style), soft_wrap=True)
+    # While a bar or a spinner is on the terminal, only its own console can print a line above it.
+    (_drawn_on or _console()).print(Text(f"autoddp: {printable(text)}", style=style), soft_wrap=True)
 
 
 def warn(text: str) -> None:
@@ -67,7 +81,7 @@ class Terminal(Observer):
         # Only until the job runs: redrawing takes a core from the steps that are timed.
         self._waiting = contextlib.ExitStack()
         if self._console.is_terminal:
-            self._waiting.enter_context(self._console.status("starting the script"))
+            self._waiting.enter_context(_spinner(self._console, "starting the script"))
 
     def close(self) -> None:
         """Remove the bar and the spinner from the terminal."""
@@ -205,15 +219,26 @@ class Terminal(Observer):
             append(self._log, f"{printable_lines(text)}\n")
 
 
+@contextlib.contextmanager
+def _spinner(console: Console, text: str) -> Iterator[None]:
+    """A spinner before `text`, which a thread redraws."""
+    # rich's own `status` puts a file of its own in the place of sys.stderr, which prints on this console. This console
+    # prints to sys.stderr, so the first line would be printed without end, and its locks would be held for ever.
+    spinner = Spinner("dots", Text(text), style="status.spinner")
+    with Live(spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False):
+        _is_drawn_on(console)
+        try:
+            yield
+        finally:
+            _is_drawn_on(None)
+
+
 class _Bar:
     """One progress bar on a terminal, nothing elsewhere.
 
     It is drawn only by `draw`, which is called between two measurements: a bar that redraws itself would take a core
     from timed steps.
     """
-
-    drawn_on: Console | None = None
-    """The console of the bar that is on the terminal now."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -237,14 +262,15 @@ class _Bar:
         if self._task is None:
             self._progress.start()
             self._task = self._progress.add_task(what, completed=done, total=of, more=more)
-            _Bar.drawn_on = self._console
+            _is_drawn_on(self._console)
         self._progress.update(self._task, description=what, completed=done, total=of, more=more, refresh=True)
 
     def stop(self) -> None:
         """Remove the bar from the terminal."""
         if self._task is not None:
             self._progress.stop()
-            self._task, _Bar.drawn_on = None, None
+            self._task = None
+            _is_drawn_on(None)
 
 
 def _ladder(outcome: Outcome, allows: Callable[[Configuration], bool], boxed: bool) -> Table:

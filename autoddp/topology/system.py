@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import resource
 from pathlib import Path
 from typing import Literal
 
@@ -61,6 +60,8 @@ def cpus(node: NumaNode) -> set[int]:
 
 def limits() -> Limits:
     """What the operating system grants this process."""
+    import resource  # not above: a rank imports this module, and there the name may stand for a file of the user's
+
     return Limits(
         shm_bytes=_size_of(Path("/dev/shm")),
         memlock_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],

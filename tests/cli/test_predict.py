@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,12 @@ def test_there_is_no_such_file(tmp_path: Path, missing: str) -> None:
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("autoddp: error: ")
+
+
+def test_a_pipe_into_which_nobody_writes(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="pipe: not JSON"):
+        run([str(tmp_path / "pipe")])
 
 
 def test_the_page_shows_what_it_prints() -> None:

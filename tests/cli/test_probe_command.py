@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as xml
@@ -17,7 +18,7 @@ TOPO = DATA / "topo" / "h200_8gpu_ansi_10nic.txt"
 
 def typed(folder: Path, *words: object) -> tuple[int, str, str]:
     command = [sys.executable, "-m", "autoddp", "probe", *map(str, words)]
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=100)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -104,6 +105,8 @@ def test_every_kind_of_file(tmp_path: Path, option: str, file: str) -> None:
         (("--topo-matrix", "rubbish"), "no GPU matrix in the text"),
         (("--topo-matrix", "absent.txt"), "--topo-matrix absent.txt: No such file or directory; name a readable file"),
         (("--topo-matrix", "."), "--topo-matrix .: Is a directory"),
+        (("--topo-matrix", "pipe"), "--topo-matrix pipe: no GPU matrix in the text"),
+        (("--topo-matrix", "/dev/zero"), "--topo-matrix /dev/zero: larger than 256 MiB"),
         (("--nccl-log", "rubbish"), "autoddp: error: "),
         (("--ibv-devinfo", "rubbish"), "autoddp: error: "),
         (("--show-gids", "rubbish"), "autoddp: error: "),
@@ -120,6 +123,7 @@ def test_every_kind_of_file(tmp_path: Path, option: str, file: str) -> None:
 def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
     (tmp_path / "rubbish").write_bytes(bytes(range(256)) * 40)
     (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")  # into which nobody writes
     code, out, err = typed(tmp_path, *words)
     assert (code, out) == (2, "")
     assert says in err

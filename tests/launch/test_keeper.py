@@ -7,6 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,10 @@ from launchers import ROOT, environment
 from traces.room import may_bind
 
 from autoddp.isolation import Level
+from autoddp.launch import elastic
 from autoddp.launch import keeper as keeper_module
 from autoddp.launch.keeper import Attempt, Keeper, Shelter
+from autoddp.launch.signals import NOT_FOR_THE_KEEPER
 
 
 @pytest.fixture
@@ -75,6 +80,74 @@ def test_a_keeper_that_does_not_answer_is_a_reason(tmp_path: Path, monkeypatch: 
     assert keeper.run(attempt, lambda _: None, lambda: False) == silent
     keeper.close()
     assert not os.path.exists(f"/proc/{keeper.pid}")
+
+
+@pytest.fixture
+def keeper() -> Iterator[Keeper]:
+    """One that is killed after a minute, so that a test that waits for it fails."""
+    one = Keeper()
+    killer = threading.Timer(60, os.kill, (one.pid, signal.SIGKILL))
+    killer.start()
+    try:
+        assert one.why_no_overlay(Shelter(Level.OFF)) == ""  # it has begun its work
+        yield one
+    finally:
+        killer.cancel()
+        one.close()
+
+
+def an_attempt(tmp_path: Path) -> Attempt:
+    return Attempt(argparse.Namespace(), tmp_path, 0, dict(os.environ), Shelter(Level.OFF))
+
+
+def test_a_keeper_that_was_stopped_ends_its_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that comes to the keeper alone stops it. The launcher would wait for it for ever."""
+    monkeypatch.setattr(elastic, "run_tuning_job", lambda *_: time.sleep(1000))  # in the attempt too: it is forked
+    keeper = Keeper()
+    killer = threading.Timer(60, os.kill, (keeper.pid, signal.SIGKILL))
+    killer.start()
+
+    def stops() -> bool:  # it is asked again and again
+        os.kill(keeper.pid, signal.SIGSTOP)
+        return True
+
+    try:
+        ended = "torch elastic, which starts the ranks, was killed by SIGKILL"
+        assert keeper.run(an_attempt(tmp_path), lambda _: None, stops) == ended
+    finally:
+        keeper.close()
+        killer.cancel()
+
+
+def test_a_keeper_that_was_stopped_is_not_waited_for_in_vain(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(keeper_module, "_FIRST_WORD", 0.05)
+    os.kill(keeper.pid, signal.SIGSTOP)
+    keeper.close()
+    said = f"autoddp: waiting for the process that removes what tuning has left ({keeper.pid})\n"
+    assert capfd.readouterr().err == said
+    assert not os.path.exists(f"/proc/{keeper.pid}")
+
+
+def test_signals_for_all_processes_of_a_job_leave_the_keeper_alone(keeper: Keeper) -> None:
+    """Schedulers send SIGUSR1 to every process of a job. Who else would clean up?"""
+    for number in NOT_FOR_THE_KEEPER:
+        os.kill(keeper.pid, number)
+    assert keeper.why_no_overlay(Shelter(Level.OFF)) == ""
+
+
+def test_an_attempt_gets_signals_and_no_terminal_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_tuning_job(*_: object) -> str:
+        heeded = {signal.getsignal(number) for number in NOT_FOR_THE_KEEPER}
+        return f"{heeded == {signal.SIG_DFL}} {os.getsid(0) == os.getpid()}"
+
+    monkeypatch.setattr(elastic, "run_tuning_job", run_tuning_job)
+    keeper = Keeper()
+    try:
+        assert keeper.run(an_attempt(tmp_path), lambda _: None, lambda: False) == "True True"
+    finally:
+        keeper.close()
 
 
 DEAD = """

@@ -27,8 +27,11 @@ OF_BARS = torch.nn.Linear(8, 8)
 VERSION = torch.__version__.split("+")[0]
 
 
-def on_a_terminal(command, folder: Path, words) -> bytes:
-    """All that a launch writes to the terminal that is its standard output and error."""
+def on_a_terminal(command, folder: Path, words, asked: bytes = b"\0", answer: bytes = b"") -> bytes:
+    """All that a launch writes to the terminal that is its standard input, output and error.
+
+    `answer` is typed once the terminal shows what is `asked`, again and again.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 70, 0, 0))
     written: list[bytes] = []
@@ -40,6 +43,8 @@ def on_a_terminal(command, folder: Path, words) -> bytes:
             except OSError:  # the last process has closed it
                 return
             written.append(part)
+            if b"".join(written).endswith(asked):
+                os.write(ours, answer)
 
     def popen(argv, **options):
         return subprocess.Popen(argv, **{**options, "stdin": theirs, "stdout": theirs, "stderr": theirs})
@@ -84,3 +89,22 @@ def test_the_terminal_shows_what_torchrun_shows(under_torchrun: bytes, tmp_path:
     assert found is not None
     assert found[2] == under_torchrun
     assert found[1].startswith(b"autoddp: ") == (options[0] == "--recipe")
+
+
+ASKS = """
+import os
+if os.environ["RANK"] == "0":
+    print("hello", input("your name? "))
+"""
+
+
+def test_a_question_is_the_real_jobs(tmp_path: Path) -> None:
+    """While a script is tuned its questions go to a log, so nobody could answer them: it reads an empty input."""
+    (tmp_path / "asks.py").write_text(ASKS)
+    words = ["--nproc-per-node", "2", "--trials", "2", "../asks.py"]
+    shown = on_a_terminal(AUTODDP, tmp_path / "job", words, b"your name? ", b"Ada\n")
+    tuned, job = shown.split(b"launching as written", 1)
+    assert b"isolation: " in tuned
+    assert b"your name" not in tuned
+    assert b"EOFError" in job
+    assert job.endswith(b"your name? Ada\r\nhello Ada\r\n")

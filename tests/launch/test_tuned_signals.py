@@ -1,5 +1,6 @@
 """A signal while tuning ends the tuning: no job is started, no process is left, and no trial is said to have failed."""
 
+import contextlib
 import signal
 
 import psutil
@@ -33,7 +34,8 @@ def tuning(moment, tmp_path):
     """A launch that has come to the moment."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    words = ["--nproc-per-node", "2", "--trials", "1000", str(script), moment]
+    signals = ["--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1,SIGNONSENSE"]
+    words = ["--nproc-per-node", "2", "--trials", "1000", *signals, str(script), moment]
     launch = start(AUTODDP, tmp_path / "run", words)
     if moment == "start-up":
         logs = ".autoddp/*/attempt0/*/*/*/stdout.log"
@@ -54,10 +56,13 @@ def nothing_else_happened(launch):
     assert "launching" not in launch.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 @pytest.mark.parametrize("moment", [whole("start-up"), whole("baseline"), "trial"])
 def test_one_signal(moment, number, code, tmp_path):
     launch = tuning(moment, tmp_path)
+    if number == signal.SIGUSR1:  # schedulers send it to every process of a job
+        (keeper,) = psutil.Process(launch.process.pid).children()
+        keeper.send_signal(number)
     launch.process.send_signal(number)
     assert launch.wait().returncode == code
     assert launch.processes() == []
@@ -76,6 +81,7 @@ def test_a_second_signal_waits_for_nothing(moment, tmp_path):
     wait_for(lambda: "SIGINT: tuning ends" in launch.stderr, "the first signal")
     launch.process.send_signal(signal.SIGINT)
     assert launch.process.wait(30) == 130
-    keeper.resume()
+    with contextlib.suppress(psutil.NoSuchProcess):  # the launcher continues it after a while, which is enough for it
+        keeper.resume()
     wait_for(lambda: not launch.processes(), "the end of every process")
     nothing_else_happened(launch)

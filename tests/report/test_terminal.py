@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -143,3 +144,53 @@ def test_on_a_terminal_there_is_one_bar_with_the_time_left(tmp_path: Path, monke
     assert "autoddp: trial " not in text
     assert "autoddp: launching " in text.splitlines()[-2]
     assert (tmp_path / "tuning.log").read_text().count("trial ") >= 7
+
+
+SPINS = """
+import sys
+from pathlib import Path
+from autoddp.log import tell
+from autoddp.report import Terminal, say
+
+terminal = Terminal(lambda _: True, Path("tuning.log"))
+say("said")
+tell("told")
+say("said again")
+terminal.close()
+tell("the end of it")
+"""
+
+
+def test_nothing_is_drawn_in_a_file_whatever_the_environment_says(tmp_path: Path) -> None:
+    env = {**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    words = [sys.executable, "-c", SPINS]
+    done = subprocess.run(words, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert done.stderr == "".join(f"autoddp: {line}\n" for line in ("said", "told", "said again", "the end of it"))
+
+
+def test_on_a_terminal_lines_stand_above_the_spinner(tmp_path: Path) -> None:
+    """A thread redraws it meanwhile. In a process of its own, because the two once waited for each other for ever."""
+    ours, theirs = os.openpty()
+    written: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # the last process has closed the terminal
+            while part := os.read(ours, 65536):
+                written.append(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, "-c", SPINS], cwd=tmp_path, env=env, stdin=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        try:
+            assert process.wait(100) == 0
+        finally:
+            process.kill()
+            reader.join()
+            os.close(ours)
+    shown = b"".join(written).decode()
+    assert "starting the script" in shown
+    cleared = re.sub(r"\r?\x1b\[(2?K|1A|\?25[lh])", "\n", shown)  # what is written then begins a line
+    found = re.findall(r"^autoddp: ([^\r\n]*)\r$", cleared, re.MULTILINE)
+    assert found == ["said", "told", "said again", "the end of it"]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 from launchers import environment
 
@@ -120,3 +121,19 @@ def test_a_process_started_again_leaves_when_the_launcher_is_gone(folder: Path) 
     env = {**bare(folder, None), "TORCHELASTIC_RESTART_COUNT": "1"}
     found = run(folder, {**env, **ORDERS["tuning"].environment(env)}, "-c", "print('trained')")
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+
+
+IMPORTS = """
+import sys
+before = set(sys.modules)
+assert "torch._dynamo" in before
+import autoddp.worker.applying, autoddp.worker.bypass, autoddp.worker.runner, autoddp.worker.tuning
+added = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*sorted(added & sys.stdlib_module_names))
+"""
+
+
+def test_a_file_of_the_users_is_not_imported_in_place_of_a_module_of_pythons(folder: Path) -> None:
+    """The script's folder comes first in a rank. A name there that torch imports too is a fault without autoddp."""
+    done = forks.run(["-c", IMPORTS], cwd=folder, env=environment())
+    assert (done.stdout, done.stderr) == ("\n", "")
