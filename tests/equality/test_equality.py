@@ -122,6 +122,12 @@ def test_evaluation_sees_rank_0s_statistics_where_a_reduction_was_put_off(bench:
 
 
 @pytest.mark.parametrize("way", [RECIPE, TUNED])
+def test_views_stay_where_a_pass_gives_no_gradients(bench: Bench, way: str) -> None:
+    found = bench.judged("view", Cell("adversarial", way, CONFIGURATIONS["view"]))
+    assert (found.verdict, found.distance) == (EQUAL, 0.0)
+
+
+@pytest.mark.parametrize("way", [RECIPE, TUNED])
 def test_parameters_of_many_types_are_compressed(bench: Bench, way: str) -> None:
     found = bench.judged("powersgd", Cell("many types", way, CONFIGURATIONS["powersgd"]))
     assert found.verdict == STATED_ERROR

@@ -681,6 +681,19 @@ def penalty(rank: int) -> list[nn.Module]:
     return [model]
 
 
+def adversarial(rank: int) -> list[nn.Module]:
+    """Moves the inputs by a gradient from a pass of its own, before the gradients of the last step are cleared."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for inputs, targets in batches(rank, STEPS):
+        inputs.requires_grad_()
+        (slope,) = torch.autograd.grad(loss(model(inputs), (inputs, targets)), inputs)
+        optimizer.zero_grad()
+        loss(model(inputs.detach() + 0.01 * slope.sign()), (inputs, targets)).backward()
+        optimizer.step()
+    return [model]
+
+
 class Opaque(nn.Module):
     """Returns an object in which DDP finds no tensors."""
 
@@ -904,6 +917,7 @@ TRAININGS: dict[str, Training] = {
     "without backward": without_backward,
     "rank 0 evaluates": rank0_evaluates,
     "penalty": penalty,
+    "adversarial": adversarial,
     "opaque": opaque,
     "own hook": lambda rank: own_hook(rank, by_signs),
     "own hook local": lambda rank: own_hook(rank, nothing_sent),
