@@ -96,7 +96,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._thrown_away = 0
         """How often the script has thrown away what was kept, since the last of several steps."""
         self._looks = _LOOKS
-        self._passes = 0  # forward passes of training: at the same place of the script, the same number on all ranks
+        self._ended = 0  # steps that were made or thrown away: at the same place of the script as many on all ranks
         self._before = ""
         """Checksum of the parameters, where the optimizer must not change them; "" where nothing is compared."""
         self._norms = _Norms()
@@ -234,7 +234,6 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         # To reduce what is equal on all ranks again changes nothing: the mean of equal parts is that part.
         if must_reduce(ddp) or not self._holds:
             self._in_place = False
-        self._passes += 1
         if not self._holds:
             return
         if (
@@ -336,6 +335,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._inside = max(0, self._inside - 1)
         if self._idle or self._inside:
             return
+        self._ended += 1
         self._begin_step()
         if not self._holding:
             self._has_updated = True
@@ -380,11 +380,12 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         As written, the script decides by gradients that are the same on all ranks. Those that it reads itself in a step
         that is kept are this rank's own. Ranks that decide differently would reduce in different steps from then on.
         """
-        for ddp in self._local:
+        self._ended += 1
+        for ddp in {id(ddp.process_group): ddp for ddp in self._local}.values():
             store, size = store_of(ddp), ddp.process_group.size()
             if store is None:
                 continue
-            key = f"autoddp/thrown/{self._passes}"
+            key = f"autoddp/thrown/{self._ended}"
             store.add(key, 1)
             if not waited(functools.partial(_has_reached, store, key, size), _PATIENCE):
                 raise left_unreduced("some ranks alone leave out a step", ACCUMULATE_STEPS.name)
