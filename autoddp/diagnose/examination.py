@@ -490,7 +490,7 @@ class Examination:
             self._all_mended = next((blocks for mend, blocks in self._mended_blocks if mend == named[0]), [])
             for finding in findings:
                 if finding.cause in causes:
-                    levels.append(Level(finding.cause, levels[-1].seconds - finding.seconds))
+                    levels.append(Level(finding.cause, max(0.0, levels[-1].seconds - finding.seconds)))
         elif named and not self._over:
             kept = {rank for condition in conditions for rank in condition.experiment.kept_batches}
             try:
@@ -512,7 +512,7 @@ class Examination:
                     left += gain
                     continue
                 left = 0.0 if conditions[number] == conditions[number - 1] else left + gain * (1 - proofs[cause].share)
-                levels.append(Level(cause, added + usual * (means[number] + left) / means[0]))
+                levels.append(Level(cause, max(0.0, added + usual * (means[number] + left) / means[0])))
         for one in events:
             levels.append(Level(one.cause, max(0.0, levels[-1].seconds - one.seconds)))
         return levels

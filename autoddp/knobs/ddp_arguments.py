@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autoddp.knobs.base import Knob, Phase, Reach, Rung, boolean, number_between
-from autoddp.knobs.job import FirstLook, JobToTune
+from autoddp.knobs.job import OWN_HOOK, FirstLook, JobToTune
 from autoddp.units import MIB
 
 SMALLEST_MIB = 0.5
@@ -64,6 +64,8 @@ def _is_worth_cutting(job: JobToTune) -> bool:
 
 
 def _why_no_other_cuts(look: FirstLook) -> str:
+    if look.hook_sees_buckets:
+        return OWN_HOOK_SEES_BUCKETS
     if not look.compiled:
         return ""
     if RECOMPILE in look.options:
@@ -74,8 +76,10 @@ def _why_no_other_cuts(look: FirstLook) -> str:
 def _why_not_static(look: FirstLook) -> str:
     if look.passes(STATIC_GRAPH.name):
         return "the script sets it already"
+    if look.hook_sees_buckets:
+        return OWN_HOOK_SEES_BUCKETS
     is_static = all(one.is_static for one in look.steps)
-    return "" if is_static else "gradients did not become ready once per step in one order"
+    return "" if is_static else "gradients did not become ready once per step in one order, from the model's output on"
 
 
 def why_no_views(look: FirstLook) -> str:
@@ -91,6 +95,7 @@ def _why_no_own_buffers(look: FirstLook) -> str:
     return look.why_buffers_alike if look.buffer_bytes else "DDP broadcasts no buffers here"
 
 
+OWN_HOOK_SEES_BUCKETS = f"{OWN_HOOK}, whose result may depend on the buckets"
 KEEPS_GRADIENTS = "the script keeps gradients, which the next backward pass would change"
 RECOMPILE = "--recompile"
 FIND_UNUSED = "find_unused_parameters"
@@ -141,6 +146,9 @@ STATIC_GRAPH = Knob[bool](
     why_not=_why_not_static,
     could_part_ranks=True,
 )
+
+OF_BUCKETS = (BUCKET_CAP_MB.name, BUCKET_CAP_MB_LIST.name, STATIC_GRAPH.name)
+"""Knobs that change which gradients lie in one bucket. A static graph also reduces its first pass in another way."""
 
 BROADCAST_BUFFERS = Knob[bool](
     name="broadcast_buffers",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autoddp.knobs.base import AnyKnob, Candidate, Knob, Reach, Rung, boolean, nothing, one_of, whole_number_between
-from autoddp.knobs.job import SPARSE, FirstLook, JobToTune
+from autoddp.knobs.job import OWN_HOOK, SPARSE, FirstLook, JobToTune
 from autoddp.units import MIB
 
 Size = Literal["whole", "quarter", "tail"]
@@ -64,7 +64,7 @@ def start_step(job_steps: int | None) -> int:
 
 def _why_no_hook(look: FirstLook) -> str:
     if look.script_hook:
-        return "the script registers a hook of its own"
+        return OWN_HOOK
     return SPARSE if look.sparse else ""
 
 

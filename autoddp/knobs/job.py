@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 SPARSE = "the model has sparse gradients"
+OWN_HOOK = "the script registers a communication hook of its own"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class FirstLook:
     """Why the DDP objects must not be changed; "" if they may be."""
     script_hook: bool = False
     """The script registers a communication hook of its own."""
+    hook_sees_buckets: bool = False
+    """The result of that hook may depend on how gradients are put together in buckets."""
     sparse: bool = False
     """A model has sparse gradients."""
     options: frozenset[str] = frozenset()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from autoddp.knobs.base import Knob, Phase, Reach, Rung, whole_number_between
 from autoddp.knobs.ddp_arguments import FIND_UNUSED, KEEPS_GRADIENTS, STATIC_GRAPH
-from autoddp.knobs.job import SPARSE, FirstLook
+from autoddp.knobs.job import OWN_HOOK, SPARSE, FirstLook
 
 _MOST = 4096
 _REPLACES = (STATIC_GRAPH.name,)  # DDP takes a static graph to reduce after every backward pass
 
 CHANGES_GRADIENTS = "the script reads and changes gradients itself"
-DISCARDS_GRADIENTS = "the script clears or changes gradients between two backward passes of a step"
+DISCARDS_GRADIENTS = "the script reads, clears or changes gradients between two backward passes of a step"
 FINDS_UNUSED = "find_unused_parameters is set, and DDP keeps what a pass has used until it reduces"
+STEPS_WITHOUT_GRADIENTS = "the optimizer changes parameters that have no gradients"
 STEPS_OTHERS = "an optimizer also steps what DDP does not reduce"
 _JOINS = "the script uses join()"
 
@@ -20,6 +21,8 @@ def _why_no_implicit_no_sync(look: FirstLook) -> str:
     counts = {count for one in look.steps for count in one.forwards}
     if len(look.arguments) > 1 or any(one.steps_by_closure for one in look.steps):
         return "backward passes do not belong to one step of one model (several DDP models, or a closure)"
+    if look.script_hook:
+        return OWN_HOOK
     if look.passes(FIND_UNUSED):
         return FINDS_UNUSED
     if look.sparse:
@@ -38,6 +41,8 @@ def _why_no_implicit_no_sync(look: FirstLook) -> str:
 def _why_no_accumulation(look: FirstLook) -> str:
     if any(one.steps_by_closure for one in look.steps):
         return "the optimizer runs backward itself (a closure)"
+    if look.script_hook:
+        return OWN_HOOK
     if any(one.joins for one in look.steps):
         return _JOINS
     if any(one.discards_gradients for one in look.steps):

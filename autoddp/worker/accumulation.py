@@ -12,26 +12,67 @@ present step becomes the last of its kind, with the mean of what was kept. Where
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import Configuration
 from autoddp.knobs.ddp_arguments import KEEPS_GRADIENTS
-from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DISCARDS_GRADIENTS, STEPS_OTHERS
+from autoddp.knobs.micro_batches import (
+    ACCUMULATE_STEPS,
+    DISCARDS_GRADIENTS,
+    STEPS_OTHERS,
+    STEPS_WITHOUT_GRADIENTS,
+)
 from autoddp.worker.bucket_views import are_held
-from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, must_reduce, version_of
+from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, must_reduce, store_of, version_of
 from autoddp.worker.effect import Effect
+from autoddp.worker.fitting import waited
 from autoddp.worker.gradient_access import GradientHandler, are_reduced, held_by, ids_of, parameters_of
+from autoddp.worker.guard import checksum
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.sync_switch import ReductionSwitch, StillThere, left_unreduced
 
-_LOOKS = 20  # steps that are kept, in which the script may be seen to hold gradients
+_LOOKS = 20  # steps that are kept, in which it may be seen that the script holds gradients, or steps without them
+_PATIENCE = 60.0  # seconds in which the other ranks come to the same place of the script
+
+
+def _has_reached(store: Any, key: str, count: int) -> bool:
+    return bool(store.add(key, 0) >= count)
+
+
+class _Norms:
+    """Norms of gradients that are the same on all ranks, by what has read them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, torch.Tensor] = {}
+
+    def of_all(self, which: str, norm: torch.Tensor) -> torch.Tensor:
+        """Remember this one, of gradients that are reduced, if it is finite; and return it."""
+        before = self._known.get(which, norm)
+        # The host need not wait for the device.
+        self._known[which] = torch.where(norm.isfinite(), norm, before).detach()
+        return norm
+
+    def last(self, which: str, norm: torch.Tensor, ddp: DDP) -> torch.Tensor:
+        """The one that was remembered; where there is none yet, rank 0's own `norm`, which it gives to all ranks."""
+        if which not in self._known:
+            store, size = store_of(ddp), ddp.process_group.size()
+            if store is not None and size > 1:
+                key = f"autoddp/norm/{which}"
+                if dist.get_rank(ddp.process_group) == 0:
+                    store.set(key, repr(float(norm)))
+                if waited(lambda: store.check([key]), _PATIENCE):
+                    norm = torch.full_like(norm, float(store.get(key)))
+            self._known[which] = norm.detach()
+        return self._known[which].clone()
 
 
 class Accumulation(Effect, DdpEvents, GradientHandler):
@@ -55,6 +96,10 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._thrown_away = 0
         """How often the script has thrown away what was kept, since the last of several steps."""
         self._looks = _LOOKS
+        self._ended = 0  # steps that were made or thrown away: at the same place of the script as many on all ranks
+        self._before = ""
+        """Checksum of the parameters, where the optimizer must not change them; "" where nothing is compared."""
+        self._norms = _Norms()
         self._unchanged = StillThere(ACCUMULATE_STEPS.name)
         self._aside: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._groups: list[dict[str, Any]] = []
@@ -178,6 +223,8 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
             self._end("the script uses join()")
         if any(p.requires_grad for p in self._others):
             self._end(STEPS_OTHERS)
+        if torch.is_grad_enabled():
+            self._average_again_later()
         if not (torch.is_grad_enabled() and self._switch.as_written(ddp)):
             return
         self._trains = self.in_step = True
@@ -189,7 +236,10 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
             self._in_place = False
         if not self._holds:
             return
-        self._unchanged.check()
+        if (
+            not self._kept
+        ):  # once a torch optimizer has stepped, what the script changes itself is made of something else
+            self._unchanged.check()
         self._unchanged.begin(self._parameters)
         if not must_reduce(ddp):
             self._switch.put_off = True
@@ -227,6 +277,22 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._average()
         return False
 
+    def norm_read(self, function: str, parameters: Sequence[torch.Tensor], norm: torch.Tensor) -> torch.Tensor:
+        """See `GradientHandler`. In a step that is kept, the norm of the last step in which it was that of all ranks.
+
+        The norm of a kept step is this rank's own. A script that leaves out a step by its norm, or clips by the norms
+        so far, would decide otherwise on each rank.
+        """
+        wrapped = self._wrapped()
+        if self._steps == 1 or not are_reduced(parameters, wrapped):
+            return norm
+        given, reduced = ids_of(parameters), self._parameters
+        places = (n for n, p in enumerate(reduced) if id(p) in given or id(p.grad) in given)
+        which = f"{function} {next(places, 0)} {len(parameters)}"
+        if not (self._left_out and self._holds):
+            return self._norms.of_all(which, norm)
+        return self._norms.last(which, norm, next(w.ddp for w in wrapped if w.ddp is not None))
+
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         """Average the gradients in the last step; put them aside in the others."""
         held = held_by(optimizer)
@@ -256,7 +322,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._holding = self._keeps()
         if not self._holding:
             return self._average()
-        self._look_for_holders()
+        self._look()
         self._aside = [(p, p.grad) for p in self._parameters if p.grad is not None]
         for p, _ in self._aside:
             p.grad = None
@@ -269,12 +335,15 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self._inside = max(0, self._inside - 1)
         if self._idle or self._inside:
             return
+        self._ended += 1
         self._begin_step()
         if not self._holding:
             self._has_updated = True
             if self._steps > 1:  # else a backward pass whose reduction was put off may be yet to come
                 self._local = {}
             return self._start_over()
+        if self._before and checksum(self._parameters) != self._before:
+            raise left_unreduced(STEPS_WITHOUT_GRADIENTS, ACCUMULATE_STEPS.name)
         self._put_back()
         for group, before in zip(optimizer.param_groups, self._groups, strict=True):
             group.clear()
@@ -300,20 +369,40 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         if self._kept and not has_more:
             return True
         self._thrown_away += bool(self._kept)
+        if self.in_step and self._local and any(p.grad is not None for p in self._parameters):
+            self._agree()
         self._start_over()
         return False
+
+    def _agree(self) -> None:
+        """Wait until all ranks throw this step away; RuntimeError if some do not.
+
+        As written, the script decides by gradients that are the same on all ranks. Those that it reads itself in a step
+        that is kept are this rank's own. Ranks that decide differently would reduce in different steps from then on.
+        """
+        self._ended += 1
+        for ddp in {id(ddp.process_group): ddp for ddp in self._local}.values():
+            store, size = store_of(ddp), ddp.process_group.size()
+            if store is None:
+                continue
+            key = f"autoddp/thrown/{self._ended}"
+            store.add(key, 1)
+            if not waited(functools.partial(_has_reached, store, key, size), _PATIENCE):
+                raise left_unreduced("some ranks alone leave out a step", ACCUMULATE_STEPS.name)
 
     def keeps_scale(self) -> bool:
         """What is kept is scaled by the present scale."""
         return self._holding
 
-    def _look_for_holders(self) -> None:
+    def _look(self) -> None:
         """Stop the job if the script holds gradients that are kept: they are not reduced, and more is added to them.
 
         One rank alone may hold some, so the ranks cannot all make single steps again.
         """
+        self._before = ""
         if not self._looks:
             return
+        self._before = checksum(self._parameters)
         self._looks -= 1
         if are_held([p.grad for p in self._parameters if p.grad is not None]):
             raise left_unreduced(KEEPS_GRADIENTS, ACCUMULATE_STEPS.name)
@@ -343,6 +432,15 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         for p in self._parameters:
             if p.grad is not None:
                 p.grad.div_(self._kept + 1)
+
+    @torch.no_grad()
+    def _average_again_later(self) -> None:
+        """Make gradients a sum again: the script has read them, and now another pass of the same step adds to them."""
+        if self._averaged:
+            self._averaged = False
+            for p in self._parameters:
+                if p.grad is not None:
+                    p.grad.mul_(self._kept + 1)
 
     @property
     def _parameters(self) -> list[nn.Parameter]:

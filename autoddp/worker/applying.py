@@ -11,7 +11,13 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, REDUCE_OVERHEAD, THREADS
-from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS, GRADIENT_AS_BUCKET_VIEW, STATIC_GRAPH
+from autoddp.knobs.ddp_arguments import (
+    BROADCAST_BUFFERS,
+    GRADIENT_AS_BUCKET_VIEW,
+    OF_BUCKETS,
+    OWN_HOOK_SEES_BUCKETS,
+    STATIC_GRAPH,
+)
 from autoddp.knobs.hook import HOOK
 from autoddp.knobs.job import SPARSE
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
@@ -211,6 +217,14 @@ class _Applied(DdpEvents):
 
     def script_registered(self, wrapped: Wrapped) -> None:
         """The script's own hook is set in place of the recipe's."""
+        of_buckets = (name for name in OF_BUCKETS if name in self._configuration)
+        left_out = list(of_buckets) if wrapped.takes and wrapped.hook_sees_buckets else []
+        for name in left_out:
+            _warn(f"the recipe's {name} is left out: {OWN_HOOK_SEES_BUCKETS}")
+        if STATIC_GRAPH.name in left_out and self._used_parameters is not None:
+            self._used_parameters.forget(wrapped)
+        for part in self._parts:
+            part.script_registered(wrapped)
         if HOOK.of(self._configuration):
             _warn("the script registers a communication hook of its own: it stays, the recipe's is set aside")
 

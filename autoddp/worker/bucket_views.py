@@ -30,6 +30,7 @@ from autoddp.worker.ddp import (
     base_of,
     has_final_buckets,
     uses_of,
+    version_of,
     when_backward_begins,
 )
 from autoddp.worker.sync_switch import ReductionSwitch
@@ -92,6 +93,8 @@ class _Watched:
         self.reduces = False
         self.before: list[torch.Tensor | None] = []
         """Of each parameter, its gradient when the present pass began."""
+        self.versions: list[int | None] = []
+        """Of each of these gradients, its version then."""
         self.saved: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Tensors in the buckets that the script keeps, and what they held when the present pass began."""
         # Weak, because strong ones would keep the first buckets, which DDP replaces after the first pass.
@@ -100,7 +103,18 @@ class _Watched:
 
     def forget_pass(self) -> None:
         """No pass is under way: the last one may have ended with an exception."""
-        self.passes, self.before, self.saved = False, [], []
+        self.passes, self.before, self.versions, self.saved = False, [], [], []
+
+    def begins(self) -> None:
+        """Note the gradients at the beginning of a pass."""
+        self.before = [p.grad for p in self.parameters]
+        self.versions = [None if gradient is None else version_of(gradient) for gradient in self.before]
+
+    @property
+    def gave_gradients(self) -> bool:
+        """Whether the pass has written any: `torch.autograd.grad` writes none, and DDP reduces nothing then."""
+        now = [None if p.grad is None else version_of(p.grad) for p in self.parameters]
+        return now != self.versions
 
     def kept(self) -> list[torch.Tensor]:
         """The tensors in the buckets that are no gradients any more, if the script may hold any of them."""
@@ -195,7 +209,7 @@ class BucketViews(DdpEvents):
         if kept:
             self._give_copies(one)
             one.saved = [(view, view.clone()) for view in kept]
-        one.before = [p.grad for p in one.parameters]
+        one.begins()
         after_this_backward(lambda: self._ended(one))
 
     @torch.no_grad()
@@ -206,7 +220,7 @@ class BucketViews(DdpEvents):
         new = [n for n, gradient in enumerate(one.before) if gradient is None]
         self._put_back(one)
         if not one.gives_copies:
-            if one.reduces:
+            if one.reduces and one.gave_gradients:
                 one.look_again()
             return
         for p in (one.parameters[n] for n in new if one.reduces):

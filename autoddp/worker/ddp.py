@@ -28,6 +28,7 @@ from autoddp.knobs.ddp_arguments import (
     BUCKET_CAP_MB_LIST,
     FIND_UNUSED,
     GRADIENT_AS_BUCKET_VIEW,
+    OF_BUCKETS,
     STATIC_GRAPH,
 )
 from autoddp.worker.device import is_capturing
@@ -70,6 +71,8 @@ class Wrapped:
         self._reduced = {id(p) for p in ddp._module_parameters if p.requires_grad}
         self.script_hook: Callable[[DDP], None] | None = None
         """Registers the script's own communication hook on the object's reducer; None if the script has none."""
+        self.hook_sees_buckets = False
+        """Whether the result of that hook may depend on how gradients are put together in buckets."""
         self.is_rebuilt = False
         """Whether DDP's constructor runs again just now, and calls other methods of the object."""
         self._own_hook: Hook | None = None
@@ -137,11 +140,14 @@ class Wrapped:
     def rebuild(self, configuration: Configuration, start_step: int | None, around: Around | None = None) -> None:
         """Run DDP's constructor again on the same object, with `configuration`.
 
-        All ranks must call this between the same two steps. `around` wraps the hook of the configuration, if any.
+        All ranks must call this between the same two steps. `around` wraps the hook of the configuration, if any. What
+        changes the buckets is left out beside a hook of the script whose result may depend on them.
         """
         ddp = self.ddp
         if ddp is None:
             return
+        if self.hook_sees_buckets:
+            configuration = Configuration({k: v for k, v in configuration.items() if k not in OF_BUCKETS})
         tried = {name: value for name, value in self.experimental.items() if name != BROADCAST_BUFFERS.name}
         arguments = {**self.arguments, **_as_arguments(configuration), **tried, "init_sync": False}
         if arguments.get("device_mesh") is None:
@@ -230,6 +236,11 @@ class Wrapped:
         self._samples, ddp = False, self.ddp
         if ddp is not None and ddp.logger is not None and not isinstance(ddp.logger, _LoggerWithoutSamples):
             ddp.logger = cast("Any", _LoggerWithoutSamples(ddp.logger))
+
+    @property
+    def has_buckets_of_ours(self) -> bool:
+        """Whether the configuration changes the buckets, and the script has a hook that may depend on them."""
+        return self.hook_sees_buckets and not self._present[0].keys().isdisjoint(OF_BUCKETS)
 
     @property
     def is_changed(self) -> bool:
@@ -533,8 +544,10 @@ class Patch:
             def again(ddp: DDP) -> None:
                 register(ddp, *args, **kwargs)
 
-            if getattr(ddp, "_comm_hooks", None) and wrapped.script_hook is None:
-                # A hook of ours is registered already, and a reducer takes only one: build a new reducer.
+            wrapped.hook_sees_buckets = register is _register and _sees_buckets((*args, *kwargs.values()))
+            has_ours = bool(getattr(ddp, "_comm_hooks", None)) or wrapped.has_buckets_of_ours
+            if has_ours and wrapped.script_hook is None:
+                # The reducer has a hook of ours, and takes only one, or the buckets are ours: build a new reducer.
                 wrapped.script_hook = again
                 wrapped.rebuild_as_it_is()
             else:
@@ -774,6 +787,17 @@ def inside_forward(ddp: DDP) -> contextlib.AbstractContextManager[None]:
     """A context as inside the object's forward pass: torch.compile cuts graphs in it at this object's buckets."""
     inside: contextlib.AbstractContextManager[None] = ddp._inside_ddp_forward()
     return inside
+
+
+def _sees_buckets(given: tuple[Any, ...]) -> bool:
+    """Whether these are the arguments of a hook whose result may depend on how gradients are put together in buckets.
+
+    A few hooks of torch are known to give each element of a gradient the same value in whatever bucket it lies.
+    """
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # most jobs register none
+
+    by_element = default_hooks.allreduce_hook, default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook
+    return not any(one is hook for one in given for hook in by_element)
 
 
 def _bind(ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:

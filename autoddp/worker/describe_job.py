@@ -81,6 +81,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
         arguments=[w.arguments for w in wrapped],
         untouchable=next((why for w in wrapped if (why := w.why_untouchable())), ""),
         script_hook=any(w.script_hook is not None for w in wrapped),
+        hook_sees_buckets=any(w.hook_sees_buckets for w in wrapped),
         sparse=any(w.is_sparse for w in wrapped),
         options=frozenset(knob.option for knob, is_asked in asked.items() if is_asked),
         threads_pinned=next(filter(None, pinned), ""),

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from autoddp.knobs import GradientError
 from autoddp.worker.hooks import Hook
-from autoddp.worker.hooks.bucket import GradBucket
+from autoddp.worker.hooks.bucket import GradBucket, gradients_in
 
 
 @dataclass
@@ -34,7 +34,7 @@ class _Parts:
         if not by_parameter:
             return cls(identities[:1], (slice(None),))
         slices, offset = [], 0
-        for gradient in bucket.gradients():
+        for gradient in gradients_in(bucket):
             slices.append(slice(offset, offset + gradient.numel()))
             offset += gradient.numel()
         return cls(identities, tuple(slices))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.knobs.job import SPARSE
+from autoddp.knobs.job import OWN_HOOK, SPARSE
 from autoddp.knobs.micro_batches import (
     ACCUMULATE_STEPS,
     CHANGES_GRADIENTS,
@@ -24,7 +24,15 @@ from autoddp.knobs.micro_batches import (
 )
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.bucket_views import held_elsewhere
-from autoddp.worker.ddp import CAPTURES, DdpEvents, Wrapped, after_this_backward, base_of, version_of
+from autoddp.worker.ddp import (
+    CAPTURES,
+    DdpEvents,
+    Wrapped,
+    after_this_backward,
+    base_of,
+    version_of,
+    when_backward_begins,
+)
 from autoddp.worker.gradient_access import parameters_of
 from autoddp.worker.guard import sum_of_bits
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
@@ -37,8 +45,13 @@ class ReadyOrder:
     """Watches in which order gradients become ready: DDP may be told of a static graph only if it never changes.
 
     order = ReadyOrder(parameters)
-    …                       # some steps, order.step() at the end of each
+    …                       # some steps: order.returned(output) in each forward pass, order.step() at the end of each
     order.stop(); order.is_static
+
+    DDP learns a static graph from the first backward pass that begins at what the module has returned. So the graph
+    counts as static only if each pass that begins there gives gradients, and each pass that gives gradients begins
+    there. `torch.autograd.grad` begins there and gives none; where the module returns an object in which DDP finds no
+    tensors, or the script takes its loss from elsewhere, the pass begins elsewhere.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -46,12 +59,37 @@ class ReadyOrder:
         self._count = len(watched)
         self._now: list[int] = []
         self._steps: list[tuple[int, ...]] = []
+        self._in_pass = self._began = self._gave = self._differed = False
         # A frozen parameter has no hook: no step is seen as static then, since it may be thawed later.
         asking = [(number, p) for number, p in enumerate(watched) if p.requires_grad]
         self._handles = [p.register_post_accumulate_grad_hook(self._note(number)) for number, p in asking]
 
     def _note(self, index: int) -> Callable[[torch.Tensor], None]:
-        return lambda _parameter: self._now.append(index)
+        def ready(_parameter: torch.Tensor) -> None:
+            self._now.append(index)
+            self._gave = True
+            self._watch_pass()
+
+        return ready
+
+    def returned(self, output: object) -> None:
+        """A module has returned `output`."""
+        if self._handles and torch.is_grad_enabled():
+            when_backward_begins(output, self._begins)
+
+    def _begins(self) -> None:
+        if self._handles:
+            self._began = True
+            self._watch_pass()
+
+    def _watch_pass(self) -> None:
+        if not self._in_pass:
+            self._in_pass = True
+            after_this_backward(self._ended)
+
+    def _ended(self) -> None:
+        self._differed |= self._began != self._gave
+        self._in_pass = self._began = self._gave = False
 
     def step(self) -> None:
         """A step has ended."""
@@ -66,12 +104,17 @@ class ReadyOrder:
 
     @property
     def is_static(self) -> bool:
-        """Whether every gradient became ready once in each full step, always in one order.
+        """Whether every gradient became ready once in each full step, always in one order, and DDP can see that.
 
         It takes three full steps to say so; the first step seen may be a part of one.
         """
         full = self._steps[1:]
-        return len(full) >= 3 and len(set(full)) == 1 and sorted(full[0]) == list(range(self._count))
+        return (
+            not self._differed
+            and len(full) >= 3
+            and len(set(full)) == 1
+            and sorted(full[0]) == list(range(self._count))
+        )
 
     @property
     def uses_all(self) -> bool:
@@ -133,18 +176,22 @@ class ByHand(_BackwardPasses):
         """Whether they were not what such a function had left, when another one or an optimizer read them."""
         self.discards = False
         """Whether they were not what a backward pass had left when the next one began, and no function of torch nor an
-        optimizer had read them in between. `discarded` is called then, in that pass."""
+        optimizer had read them in between; `discarded` is called then, in that pass. Or whether a function of torch was
+        the last to read them, and the next pass adds to what it has left."""
         self._discarded = discarded
-        self._later = False
+        self._later = self._has_just_read = False
         self._left: list[tuple[nn.Parameter, _Left]] = []
 
     @torch.no_grad()
     def _begins(self, first: torch.Tensor) -> None:
         left, self._left = self._left, []
+        discarded = any(_is_discarded(p, before, p is first) for p, before in left)
         # What the script does after such a function is its own affair: that function has read what it should.
-        if not self._later and any(_is_discarded(p, before, p is first) for p, before in left):
+        if discarded and not self._later:
             self.found = self.discards = True
             self._discarded()
+        elif left and not discarded and self._has_just_read:
+            self.found = self.discards = True  # it has read, perhaps clipped, what this pass adds to
 
     def _ended(self) -> None:
         self._later = False
@@ -161,6 +208,7 @@ class ByHand(_BackwardPasses):
         Whether the script has changed gradients since the last backward pass, or since `has_read`.
         """
         left, self._left = self._left, []
+        self._has_just_read = False
         changed = any(p.grad is not None and _differs(p.grad, *before) for p, before in left)
         self.found_later |= changed and self._later
         self.found |= changed and not self._later
@@ -168,7 +216,7 @@ class ByHand(_BackwardPasses):
 
     def has_read(self) -> None:
         """The function of torch has ended."""
-        self._later = True
+        self._later = self._has_just_read = True
         self._look()
 
     def stop(self) -> None:
@@ -276,13 +324,21 @@ class FirstSteps(DdpEvents):
 
     def script_captures(self, ddp: DDP) -> None:
         """See `DdpEvents`. The graph would repeat one pass of several, with or without its reduction, for ever."""
+        self._put_nothing_off(CAPTURES)
+
+    def script_registered(self, wrapped: Wrapped) -> None:
+        """See `DdpEvents`. What the hook makes may depend on how often it is called; what it leaves out stays so."""
+        self._put_nothing_off(OWN_HOOK)
+
+    def _put_nothing_off(self, why: str) -> None:
+        """From now on. RuntimeError where something was put off in the present step."""
         if self._implicit_no_sync.pending:
-            raise left_unreduced(CAPTURES, DEFER_REDUCTIONS.name)
+            raise left_unreduced(why, DEFER_REDUCTIONS.name)
         if self._accumulation.steps > 1 and self._accumulation.in_step:
-            raise left_unreduced(CAPTURES, ACCUMULATE_STEPS.name)
+            raise left_unreduced(why, ACCUMULATE_STEPS.name)
         if self._accumulation.leave_out():
-            self._say(ACCUMULATE_STEPS.name, CAPTURES)
-        self._end(CAPTURES)
+            self._say(ACCUMULATE_STEPS.name, why)
+        self._end(why)
         self._implicit_no_sync.end()
 
     def forward_begins(self, ddp: DDP) -> None:

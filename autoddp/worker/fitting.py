@@ -187,7 +187,7 @@ class Fitting(DdpEvents):
         assert ddp is not None
         store, size = store_of(ddp), ddp.process_group.size()
         limit = store.timeout.total_seconds() if seconds is None else seconds
-        all_have_said = _waited(lambda: store.add(f"{one.key}/said", 0) >= size, limit)
+        all_have_said = waited(lambda: store.add(f"{one.key}/said", 0) >= size, limit)
         # The first rank decides for all, also for ranks that have waited until the limit: all must do the same.
         answer = store.compare_set(f"{one.key}/answer", "", _found(store, one.key) if all_have_said else _FITS)
         one.answer = "" if answer.decode() == _FITS else answer.decode()
@@ -252,7 +252,7 @@ def _found(store: Any, key: str) -> str:
     return _FITS if there is None else str(store.get(there).decode())
 
 
-def _waited(is_there: Callable[[], bool], seconds: float) -> bool:
+def waited(is_there: Callable[[], bool], seconds: float) -> bool:
     """Whether `is_there` becomes true within that time. A blocking call would keep other threads from the store."""
     end, pause = time.monotonic() + seconds, _LOOKS
     while not is_there():

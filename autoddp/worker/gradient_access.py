@@ -43,6 +43,10 @@ class GradientHandler:
         """
         return False
 
+    def norm_read(self, function: str, parameters: Sequence[torch.Tensor], norm: torch.Tensor) -> torch.Tensor:
+        """The function of torch with this name has read the gradients' norm; the script gets what this one returns."""
+        return norm
+
     def after_reading(self) -> None:
         """That function has ended; the gradients may be others now."""
 
@@ -166,6 +170,8 @@ def _clip(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if _tell(GradientHandler.before_reading, parameters):
         call.arguments.update({name: math.inf for name in _LIMITS if name in call.arguments})
     returned = function(*call.args, **call.kwargs)
+    for handler in _handlers if isinstance(returned, torch.Tensor) else ():
+        returned = handler.norm_read(function.__name__, parameters, returned)
     _tell(GradientHandler.after_reading)
     return returned
 

@@ -6,8 +6,9 @@ compares its own with it in one of its next forward passes. No collective is add
 forward pass alone. If the checksums differ, every rank stops with an exception that names the knob.
 
 Ranks may differ on purpose. So nothing is compared for parameters that DDP does not reduce, for ranks that differ at
-the first step, for an object whose script has once stepped without reducing (local SGD), for passes inside `join()` or
-in evaluation, and between ranks on unlike devices, whose arithmetic may differ in the last bit.
+the first step, for an object whose script has once stepped without reducing (local SGD) or reduces by a communication
+hook of its own, for passes inside `join()` or in evaluation, and between ranks on unlike devices, whose arithmetic may
+differ in the last bit.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Guard(DdpEvents, GradientHandler):
             one.is_off |= not one.reduces
             one.reduces = False
         one.reduces |= self._switch.as_written(ddp)
-        one.is_off |= is_joining(ddp) or ddp.process_group.size() == 1
+        one.is_off |= is_joining(ddp) or ddp.process_group.size() == 1 or wrapped.script_hook is not None
         if one.is_off or not self._switch.as_written(ddp):
             return
         one.passes += 1

@@ -6,6 +6,7 @@ same. Where a step comes earlier than expected, its gradients are reduced before
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -36,6 +37,8 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         self.pending = False
         """Whether there may be gradients that are not reduced."""
         self._parameters = StillThere(DEFER_REDUCTIONS.name)
+        # Of which the last forward pass was put off. DDP broadcasts buffers only after one that was not.
+        self._broadcasts: weakref.WeakSet[DDP] = weakref.WeakSet()
         self.steps_by_closure = False
         """Whether an optimizer of DDP's parameters runs backward passes itself: it may read gradients after each."""
         self.reads: Callable[[], object] = lambda: None
@@ -65,6 +68,9 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run; what is decided here holds for its backward pass."""
         self._switch.put_off = False
+        if ddp in self._broadcasts:
+            self._broadcasts.discard(ddp)
+            ddp.require_forward_param_sync = True
         if self.pending:
             self._parameters.check()
         if self._every < 2 or not (torch.is_grad_enabled() and self._switch.reduces(ddp)) or is_joining(ddp):
@@ -72,11 +78,10 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         if not ddp.training:  # an evaluation, which may be one rank's alone
             return
         self._forwards += 1
-        # Buffers are synchronised before each forward, as they are where every backward reduces.
-        ddp.require_forward_param_sync = True
         self._switch.put_off = self._forwards % self._every != 0 and not must_reduce(ddp)
         if self._switch.put_off:
             self.pending = True
+            self._broadcasts.add(ddp)
             self._parameters.begin(next(w.parameters for w in self._wrapped() if w.ddp is ddp))
 
     def returned(self, ddp: DDP, what: Any) -> Any:

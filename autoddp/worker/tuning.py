@@ -140,6 +140,8 @@ class _TuningJob(DdpEvents):
     def returned(self, ddp: DDP, what: Any) -> Any:
         """See `DdpEvents`."""
         self._stages.returned(ddp, what)
+        if self._ready_order is not None:
+            self._ready_order.returned(what)
         what = self._bucket_views.returned(ddp, self.implicit_no_sync.returned(ddp, what))
         return self.compiling.replays.returned(ddp, what) if self._config.cuda_graphs else what
 

@@ -203,6 +203,12 @@ def test_the_fix_of_copies_is_the_one_that_was_tried() -> None:
     assert "proved with pinned batches" in fixed.text
 
 
+def test_a_step_takes_no_negative_time_where_a_cause_grows_while_it_is_examined() -> None:
+    found = examined(SlowJob(data=10.0, event=lambda _rank, step: {"data": 80.0} if step > 100 else {}))
+    assert [level.cause for level in found.waterfall] == ["as written", "data_loader"]
+    assert found.waterfall[1].seconds == 0.0
+
+
 def test_copies_do_not_take_the_loaders_place_in_the_waterfall() -> None:
     found = examined(SlowJob(data=10.0, from_workers=9.9, copy=20.0, pinned=0.0))
     assert [one.cause for one in found.findings] == ["host_device_copy", "data_loader"]

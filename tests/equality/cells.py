@@ -26,7 +26,7 @@ from trainings import BY_HAND_UNTIL, MOMENTUM, STEPS, TRAININGS, parameters, sta
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.wire import BlockDone, Measure, Message, Ready, WorkerConfig
-from autoddp.worker import applying, tuning
+from autoddp.worker import accumulation, applying, tuning
 
 WORLD = 2
 PATIENCE = 180.0  # seconds for a cell; it takes one, and many where threads wait spinning for busy cores
@@ -130,6 +130,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _rank(rank: int, cell: Cell, folder: Path) -> dict[str, Any]:
     configuration = Configuration(cell.configuration)
+    accumulation._PATIENCE = PATIENCE / 9  # seconds in which ranks agree: here all are on one machine
     if cell.fault is not None:
         cell.fault()
     torch.set_num_threads(int(str(configuration.get("threads", 1))) if cell.way == RECIPE else 1)

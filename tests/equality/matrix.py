@@ -99,10 +99,14 @@ class Verdict:
 def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
     if one.keys() != other.keys():
         return float("inf")
-    pairs = [(one[name].double(), other[name].double()) for name in one]
+    pairs = [(_reals(one[name]), _reals(other[name])) for name in one]
     apart = sum(float((a - b).square().sum()) for a, b in pairs)
     whole = sum(float(a.square().sum()) for a, _ in pairs)
     return (apart / whole) ** 0.5 if whole else apart**0.5
+
+
+def _reals(tensor: torch.Tensor) -> torch.Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
 
 
 def judge(cell: Cell, name: str, ran: Ran, written: Ran, loop: Callable[[], Ran] | None = None) -> Verdict:

@@ -9,11 +9,22 @@ from typing import Any
 import pytest
 import torch
 from cells import RECIPE, TUNED, Cell, Matrix
-from matrix import CONFIGURATIONS, HEADROOM, LARGER, LEFT_OUT, STOPPED, Bench, Verdict, run
+from matrix import (
+    CONFIGURATIONS,
+    EQUAL,
+    HEADROOM,
+    LARGER,
+    LEFT_OUT,
+    STATED_ERROR,
+    STOPPED,
+    Bench,
+    Verdict,
+    run,
+)
 
-from autoddp.knobs.job import SPARSE
-from autoddp.knobs.micro_batches import CHANGES_GRADIENTS, STEPS_OTHERS
-from autoddp.worker import hooks, implicit_no_sync
+from autoddp.knobs.job import OWN_HOOK, SPARSE
+from autoddp.knobs.micro_batches import CHANGES_GRADIENTS, STEPS_OTHERS, STEPS_WITHOUT_GRADIENTS
+from autoddp.worker import accumulation, hooks, implicit_no_sync
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.sixteen_bit import sixteen_bit_hook
 from autoddp.worker.sync_switch import ReductionSwitch
@@ -53,6 +64,8 @@ def bench() -> Bench:
         ("returns loss", "steps 2", "a closure"),
         ("sparse", "defer 4 view", SPARSE),
         ("sparse", "steps 2 defer 4", SPARSE),
+        ("own hook", "defer 2", OWN_HOOK),
+        ("own hook", "steps 2", OWN_HOOK),
     ],
 )
 def test_reductions_that_cannot_be_put_off(bench: Bench, training: str, configuration: str, why: str) -> None:
@@ -73,6 +86,8 @@ def test_reductions_that_cannot_be_put_off(bench: Bench, training: str, configur
         ("around", "steps 2"),
         ("micro even", "steps 4 view"),
         ("join later", "steps 2"),
+        ("clips each", "steps 2"),
+        ("evaluates average", "steps 4 view"),
     ],
 )
 def test_several_steps_train_as_the_loop_by_hand(bench: Bench, training: str, configuration: str) -> None:
@@ -82,6 +97,58 @@ def test_several_steps_train_as_the_loop_by_hand(bench: Bench, training: str, co
 
 def test_models_that_are_used_by_turns_are_reduced_all_the_same(bench: Bench) -> None:
     assert bench.judged("steps 2", Cell("by turns", RECIPE, CONFIGURATIONS["steps 2"])).verdict == LARGER
+
+
+@pytest.mark.parametrize(
+    ("training", "configuration", "way"),
+    [
+        ("penalty", "static", TUNED),
+        ("opaque", "static", TUNED),
+        ("own hook", "caps", TUNED),
+        ("own hook", "static", TUNED),
+        ("own hook", "caps", RECIPE),
+        ("own hook", "static view", RECIPE),
+        ("own hook local", "static", RECIPE),
+    ],
+)
+def test_buckets_that_stay_as_they_are(bench: Bench, training: str, configuration: str, way: str) -> None:
+    found = bench.judged(configuration, Cell(training, way, CONFIGURATIONS[configuration]))
+    assert (found.verdict, found.distance) == (LEFT_OUT, 0.0)
+
+
+def test_evaluation_sees_rank_0s_statistics_where_a_reduction_was_put_off(bench: Bench) -> None:
+    found = bench.judged("defer 4", Cell("teaches itself", RECIPE, CONFIGURATIONS["defer 4"]))
+    assert (found.verdict, found.distance) == (EQUAL, 0.0)
+
+
+@pytest.mark.parametrize("way", [RECIPE, TUNED])
+def test_views_stay_where_a_pass_gives_no_gradients(bench: Bench, way: str) -> None:
+    found = bench.judged("view", Cell("adversarial", way, CONFIGURATIONS["view"]))
+    assert (found.verdict, found.distance) == (EQUAL, 0.0)
+
+
+@pytest.mark.parametrize("way", [RECIPE, TUNED])
+def test_parameters_of_many_types_are_compressed(bench: Bench, way: str) -> None:
+    found = bench.judged("powersgd", Cell("many types", way, CONFIGURATIONS["powersgd"]))
+    assert found.verdict == STATED_ERROR
+
+
+def test_ranks_decide_alike_by_the_norm_that_torch_tells(bench: Bench) -> None:
+    assert bench.judged("steps 2", Cell("skips", RECIPE, CONFIGURATIONS["steps 2"])).verdict == LARGER
+
+
+def patience_ends() -> None:
+    """At once, where a rank waits for the others to come to the same place."""
+    accumulation._PATIENCE = 1.0
+
+
+@pytest.mark.parametrize(
+    ("training", "why"), [("skips by hand", "some ranks alone leave out a step"), ("pulls", STEPS_WITHOUT_GRADIENTS)]
+)
+def test_the_job_stops_where_several_steps_cannot_be_one(bench: Bench, training: str, why: str) -> None:
+    found = bench.judged("steps 2", Cell(training, RECIPE, CONFIGURATIONS["steps 2"], patience_ends))
+    assert found.verdict == STOPPED
+    assert why in found.why
 
 
 def put_off_for_ever() -> None:

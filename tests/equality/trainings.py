@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -666,6 +667,192 @@ def rank0_evaluates(rank: int) -> list[nn.Module]:
     return [model]
 
 
+def penalty(rank: int) -> list[nn.Module]:
+    """The loss has the gradient of the output with respect to the input in it: a pass that gives no gradients."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for inputs, targets in batches(rank, STEPS):
+        optimizer.zero_grad()
+        inputs.requires_grad_()
+        outputs = model(inputs)
+        (slope,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+        (loss(outputs, (inputs, targets)) + 0.1 * (slope.norm(dim=1) - 1).square().mean()).backward()
+        optimizer.step()
+    return [model]
+
+
+def adversarial(rank: int) -> list[nn.Module]:
+    """Moves the inputs by a gradient from a pass of its own, before the gradients of the last step are cleared."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for inputs, targets in batches(rank, STEPS):
+        inputs.requires_grad_()
+        (slope,) = torch.autograd.grad(loss(model(inputs), (inputs, targets)), inputs)
+        optimizer.zero_grad()
+        loss(model(inputs.detach() + 0.01 * slope.sign()), (inputs, targets)).backward()
+        optimizer.step()
+    return [model]
+
+
+class Opaque(nn.Module):
+    """Returns an object in which DDP finds no tensors."""
+
+    class Output:
+        def __init__(self, scores: torch.Tensor) -> None:
+            self.scores = scores
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, inputs: torch.Tensor) -> Output:
+        return self.Output(self.inner(inputs))
+
+
+def opaque(rank: int) -> list[nn.Module]:
+    model = DDP(Opaque())
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        loss(model(batch[0]).scores, batch).backward()
+        optimizer.step()
+    return [model]
+
+
+def by_signs(_state, bucket):  # DDP reads a hook's annotations and wants its own types there
+    """The signs of a bucket and one size for all of it."""
+    buffer = bucket.buffer()
+    buffer.copy_(buffer.sign() * buffer.abs().mean() / dist.get_world_size())
+    return dist.all_reduce(buffer, async_op=True).get_future().then(lambda future: future.value()[0])
+
+
+def nothing_sent(_state, bucket):
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def own_hook(rank: int, hook: Callable[..., torch.futures.Future[torch.Tensor]]) -> list[nn.Module]:
+    """The last step of a round has fewer micro-batches."""
+    model = DDP(network())
+    model.register_comm_hook(None, hook)
+    optimizer = sgd(model)
+    data = batches(rank, STEPS * 2)
+    for step in range(STEPS):
+        for _ in range(1 if step % 10 == 9 else 2):
+            batch = next(data)
+            (loss(model(batch[0]), batch) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [model]
+
+
+def skips(rank: int, by_hand: bool = False) -> list[nn.Module]:
+    """Leaves a step out where the norm is not finite, which each rank alone sees of its own batch now and then."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for step, batch in enumerate(batches(rank, STEPS)):
+        optimizer.zero_grad()
+        found = loss(model(batch[0]), batch)
+        (found * float("nan") if step % 14 == 10 + rank else found).backward()
+        if by_hand:
+            norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+        else:
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if norm.isfinite():
+            optimizer.step()
+    return [model]
+
+
+class Pulls(torch.optim.SGD):
+    """Moves parameters in each step, with or without gradients."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.mul_(0.999)
+
+
+def clips_each(rank: int) -> list[nn.Module]:
+    """Clips what there is after each micro-batch."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    data = batches(rank, STEPS * 2)
+    for _ in range(STEPS):
+        for _ in range(2):
+            batch = next(data)
+            (loss(model(batch[0]), batch) / 2).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [model]
+
+
+def evaluates_average(rank: int) -> list[nn.Module]:
+    """Keeps its weights in bounds itself, and now and then puts their average in their place for an evaluation."""
+    model = DDP(network())
+    optimizer, parameters = sgd(model), list(model.parameters())
+    average = [p.detach().clone() for p in parameters]
+    for step, batch in enumerate(batches(rank, STEPS)):
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_clamp_min_(parameters, -0.15)
+            torch._foreach_lerp_(average, parameters, 0.1)
+            if step % 6 == 1:
+                kept = [p.clone() for p in parameters]
+                torch._foreach_copy_(parameters, average)
+                model.eval()(batch[0])
+                model.train()
+                torch._foreach_copy_(parameters, kept)
+    return [model]
+
+
+def teaches_itself(rank: int) -> list[nn.Module]:
+    """Each step begins with a pass in evaluation, by rank 0's running statistics."""
+    model = DDP(network(WIDTH, nn.BatchNorm1d(CLASSES)))
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        with torch.inference_mode():
+            hints = model.eval()(batch[0]).softmax(dim=1)
+        optimizer.zero_grad()
+        outputs = model.train()(batch[0])
+        (loss(outputs, batch) + (outputs.softmax(dim=1) - hints.clone()).square().sum()).backward()
+        optimizer.step()
+    return [model]
+
+
+class ManyTypes(nn.Module):
+    """Parameters of several types and odd shapes, complex ones among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+        self.turn = nn.Parameter(torch.randn(FEATURES, FEATURES, dtype=torch.complex64) / 6)
+        self.phase = nn.Parameter(torch.ones((), dtype=torch.complex64))
+        self.mix = nn.Parameter(torch.randn(FEATURES, FEATURES, dtype=torch.float64) / 6)
+        self.shift = nn.Parameter(torch.zeros(FEATURES, dtype=torch.bfloat16))
+        self.scale, self.empty = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.zeros(0, 4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        turned = (inputs.to(torch.complex64) @ self.turn) * self.phase
+        mixed = (torch.view_as_real(turned).sum(dim=2).double() @ self.mix).float()
+        return self.network(mixed * self.scale + self.shift.float() + self.empty.sum())
+
+
+def many_types(rank: int) -> list[nn.Module]:
+    model = DDP(ManyTypes())
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        optimizer.step()
+    return [model]
+
+
 TRAININGS: dict[str, Training] = {
     "plain": plain,
     "zeros": zeros,
@@ -729,18 +916,31 @@ TRAININGS: dict[str, Training] = {
     "no optimizer": no_optimizer,
     "without backward": without_backward,
     "rank 0 evaluates": rank0_evaluates,
+    "penalty": penalty,
+    "adversarial": adversarial,
+    "opaque": opaque,
+    "own hook": lambda rank: own_hook(rank, by_signs),
+    "own hook local": lambda rank: own_hook(rank, nothing_sent),
+    "skips": skips,
+    "skips by hand": lambda rank: skips(rank, by_hand=True),
+    "pulls": lambda rank: stepped_by(rank, lambda given: Pulls(given, lr=0.05, momentum=0.9)),
+    "clips each": clips_each,
+    "evaluates average": evaluates_average,
+    "teaches itself": teaches_itself,
+    "many types": many_types,
 }
 
 BESIDE = ("beside", "beside scaled", "beside apart", "beside later")
-DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", *BESIDE)
+DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", "own hook local", *BESIDE)
 """Ranks end with other parameters, also under torchrun."""
 
 BY_HAND_UNTIL = {"second DDP later": TURN, "folds": TURN, "join later": TURN, "beside later": TURN}
 """The step from which on several steps can be one no more."""
 
-NO_LOOP_BY_HAND = ("noise scale", "kept later", "flat later")
+NO_LOOP_BY_HAND = ("noise scale", "kept later", "flat later", "skips", "skips by hand")
 """They clear gradients within each step: no loop makes several of them one. The steps that autoddp needs to see that
-train nothing, and each later one is a step of its own."""
+train nothing, and each later one is a step of its own. Or they go by the norm of gradients, which the loop does not
+have."""
 
 
 def parameters(modules: list[nn.Module]) -> dict[str, torch.Tensor]:

@@ -77,7 +77,7 @@ OF_SCRIPT: dict[str, dict[str, dict[str, Any]]] = {
     },
     "sets threads": {"cap": {"bucket_cap_mb": 0.5}},
     "builds later": {"bf16": {"hook": "bf16", "bucket_cap_mb": 0.5}},
-    "registers a hook": {"fp16": {"hook": "fp16", "bucket_cap_mb": 0.5}},
+    "registers a hook": {"fp16": {"hook": "fp16", "gradient_as_bucket_view": True}},
     "registers torch's hook": {"bf16": {"hook": "bf16", "bucket_cap_mb": 0.5}},
     "sets a static graph": {"cap": {"bucket_cap_mb": 0.5}},
 }

@@ -10,62 +10,104 @@ from torch import nn
 
 from autoddp.worker.first_steps import ReadyOrder
 
-Step = Callable[[nn.ModuleList, int], None]
+
+class Model:
+    """Three layers. What they return is told to `order`, as what DDP's module returns is."""
+
+    def __init__(self) -> None:
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+        self.order = ReadyOrder(self.layers.parameters())
+
+    def __call__(self, *numbers: int, at: torch.Tensor | None = None) -> torch.Tensor:
+        values = torch.ones(1, 3) if at is None else at
+        for number in numbers:
+            values = self.layers[number](values)
+        self.order.returned(values)
+        return values.sum()
 
 
-def forward(layers: list[nn.Module]) -> torch.Tensor:
-    values = torch.ones(1, 3)
-    for layer in layers:
-        values = layer(values)
-    return values.sum()
+Step = Callable[[Model, int], None]
 
 
-def plain(layers: nn.ModuleList, _step: int) -> None:
-    forward(list(layers)).backward()
+def plain(model: Model, _step: int) -> None:
+    model(0, 1, 2).backward()
 
 
-def one_is_never_used(layers: nn.ModuleList, _step: int) -> None:
-    forward(list(layers)[:-1]).backward()
+def one_is_never_used(model: Model, _step: int) -> None:
+    model(0, 1).backward()
 
 
-def one_is_used_in_turn(layers: nn.ModuleList, step: int) -> None:
-    forward(list(layers)[: 3 - step % 2]).backward()
+def one_is_used_in_turn(model: Model, step: int) -> None:
+    model(*range(3 - step % 2)).backward()
 
 
-def order_changes(layers: nn.ModuleList, step: int) -> None:
-    forward([layers[0], layers[1 + step % 2], layers[2 - step % 2]]).backward()
+def order_changes(model: Model, step: int) -> None:
+    model(0, 1 + step % 2, 2 - step % 2).backward()
 
 
-def two_micro_batches(layers: nn.ModuleList, step: int) -> None:
-    plain(layers, step)
-    plain(layers, step)
+def two_micro_batches(model: Model, step: int) -> None:
+    plain(model, step)
+    plain(model, step)
 
 
-def no_backward(_layers: nn.ModuleList, _step: int) -> None:
+def no_backward(_model: Model, _step: int) -> None:
     pass
 
 
+def gradient_penalty(model: Model, _step: int) -> None:
+    inputs = torch.ones(1, 3, requires_grad=True)
+    output = model(0, 1, 2, at=inputs)
+    (gradient,) = torch.autograd.grad(output, inputs, create_graph=True)
+    (output + gradient.square().sum()).backward()
+
+
+def nothing_is_returned(model: Model, _step: int) -> None:
+    """DDP finds no tensors in what the module returns."""
+    model.layers[2](model.layers[1](model.layers[0](torch.ones(1, 3)))).sum().backward()
+
+
+def evaluates(model: Model, step: int) -> None:
+    with torch.no_grad():
+        model(0, 1, 2)
+    plain(model, step)
+
+
+def part_is_not_returned(model: Model, _step: int) -> None:
+    """Another head's output is taken by other ways; the pass begins at what is returned all the same."""
+    (model(0, 1) + model.layers[2](torch.ones(1, 3)).sum()).backward()
+
+
 def watched(step: Step, steps: int = 6, partial: bool = False) -> ReadyOrder:
-    layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
-    order = ReadyOrder(layers.parameters())
+    model = Model()
     if partial:  # the watch began in the middle of a step
-        forward(list(layers)[:1]).backward()
-        order.step()
+        model(0).backward()
+        model.order.step()
     for number in range(steps):
-        step(layers, number)
-        order.step()
-    order.stop()
-    plain(layers, 0)  # no longer watched
-    return order
+        step(model, number)
+        model.order.step()
+    model.order.stop()
+    plain(model, 0)  # no longer watched
+    return model.order
 
 
 def test_the_same_in_every_step_is_static() -> None:
     assert watched(plain).is_static
     assert watched(plain, partial=True).is_static
+    assert watched(evaluates).is_static
+    assert watched(part_is_not_returned).is_static
 
 
 @pytest.mark.parametrize(
-    "step", [one_is_never_used, one_is_used_in_turn, order_changes, two_micro_batches, no_backward]
+    "step",
+    [
+        one_is_never_used,
+        one_is_used_in_turn,
+        order_changes,
+        two_micro_batches,
+        no_backward,
+        gradient_penalty,
+        nothing_is_returned,
+    ],
 )
 def test_what_is_not_static(step: Step) -> None:
     assert not watched(step).is_static

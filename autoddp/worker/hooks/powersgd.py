@@ -30,7 +30,7 @@ from autoddp.knobs.hook import (
     POWERSGD_START_STEP,
 )
 from autoddp.worker.hooks.all_reduce import AllReduce, all_reduce
-from autoddp.worker.hooks.bucket import GradBucket
+from autoddp.worker.hooks.bucket import GradBucket, gradients_in
 from autoddp.worker.hooks.exact import exact_mean
 
 _ROWS_OF_CHOLESKY = 4
@@ -167,7 +167,7 @@ def _take_off(state: PowerSGDState, bucket: GradBucket) -> None:
     """Issue the first collective of a bucket: every pᵀ = qᵀ Mᵀ, and the plain gradients."""
     index, buffer = bucket.index(), bucket.buffer()
     _drop_what_belongs_to_others(state, index, [id(parameter) for parameter in bucket.parameters()])
-    matrices, plain = _sort(state, index, _as_one_matrix(buffer) if state.batched else bucket.gradients())
+    matrices, plain = _sort(state, index, _as_one_matrix(buffer) if state.batched else gradients_in(bucket))
     wire = _to_send(state, [torch.bmm(m.q, m.stacked.transpose(1, 2)) for m in matrices] + plain)
     work = state.all_reduce(wire, state.group)
     devices: list[int | str | torch.device] = [buffer.device] if buffer.device.type != "cpu" else []
