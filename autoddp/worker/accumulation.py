@@ -236,9 +236,8 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
             self._in_place = False
         if not self._holds:
             return
-        if (
-            not self._kept
-        ):  # once a torch optimizer has stepped, what the script changes itself is made of something else
+        # Once a torch optimizer has stepped, what the script changes itself is made of something else.
+        if not self._kept:
             self._unchanged.check()
         self._unchanged.begin(self._parameters)
         if not must_reduce(ddp):
