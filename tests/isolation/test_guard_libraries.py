@@ -110,7 +110,7 @@ if __name__ == "__main__":
     loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2)
     assert [batch.sum().item() for batch in loader] == [2, 10] and len(list(Path(".").glob("item*"))) == 4
     own = os.path.dirname(json.loads(os.environ["AUTODDP_ISOLATION"])["socket"])
-    os.environ["TMPDIR"] = own  # as the launcher does
+    os.environ["TMPDIR"] = os.path.relpath(own)  # short, as the launcher's: torch makes a socket there
     torch.multiprocessing.set_sharing_strategy("file_system")  # what is left of it, the keeper has to remove
     shared = [torch.ones(3).share_memory_(), *torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2)]
     names = [each.untyped_storage()._share_filename_cpu_()[1].decode().strip("/") for each in shared]
