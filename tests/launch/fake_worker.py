@@ -57,7 +57,9 @@ class FakeWorker:
         self.say(Hello(VERSION, rank, rank, self.process.pid, 0))
         self.welcome = decode(self.connection.recv_bytes())
         if self.welcome == Welcome(True):
-            threading.Thread(target=self._serve, args=(Ready(facts(nodes)),), daemon=True).start()
+            with contextlib.suppress(OSError):  # the launcher may hang up at any moment
+                self.say(Ready(facts(nodes)))
+            threading.Thread(target=self._serve, daemon=True).start()
         else:
             self.left.set()
 
@@ -65,9 +67,8 @@ class FakeWorker:
         self.failed = message != Goodbye(0, "")
         self.connection.send_bytes(encode(message))
 
-    def _serve(self, ready: Ready) -> None:
-        with contextlib.suppress(EOFError, OSError):  # the launcher may hang up at any moment
-            self.say(ready)
+    def _serve(self) -> None:
+        with contextlib.suppress(EOFError, OSError):  # as above
             while not self.connection.closed:
                 order = decode(self.connection.recv_bytes())
                 assert isinstance(order, (Measure, Finish))

@@ -53,7 +53,7 @@ def test_nobody_gets_in(lab, open_folder):
     folder.mkdir(mode=0o755)
     (folder / HOSTILE).write_text(SCRIPT)
     words = ["--nproc-per-node", "2", "--trials", "2", "--tune-only", "--allow", "exact", HOSTILE, "--token", "hunter2"]
-    variables = {"OMP_NUM_THREADS": "1", "TUNED_TIMES_LONGER": "12", "MY_SECRET": "hunter3"}
+    variables = {"OMP_NUM_THREADS": "1", "TUNED_TIMES_LONGER": "1000", "MY_SECRET": "hunter3"}
 
     def popen(argv, **options):
         return hosts.popen(0, ["env", "-u", "GLOO_SOCKET_IFNAME", *argv], **options)
