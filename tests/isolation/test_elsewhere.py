@@ -25,16 +25,16 @@ DRIVER = """
 import contextlib, importlib, json, os, socket, sys
 from autoddp.isolation.elsewhere import watch_clients
 from autoddp.isolation.pipes import Pipes
-
-def stop(reason):
-    os.write(told, reason.encode())
-    os._exit(77)
+from forked_cases import end, outcome, stop
 
 def resolve(host, *rest, **options):
     if host in ("127.0.0.1", "localhost", None):
         return genuine(host, *rest, **options)
-    os.write(told, f"asked for the address of {host}".encode())
-    os._exit(78)
+    end(78, f"asked for the address of {host}")
+
+def case(code):
+    os.dup2(2, 1)
+    exec(code, {"__name__": "__main__", "url": order["url"]})
 
 order = json.load(sys.stdin)
 watch_clients(stop, Pipes(0))
@@ -42,23 +42,7 @@ for module in order["imports"]:
     with contextlib.suppress(ImportError):
         importlib.import_module(module)
 genuine, socket.getaddrinfo = socket.getaddrinfo, resolve
-answers = []
-for code in order["cases"]:
-    heard, told = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.dup2(2, 1)
-        try:
-            exec(code, {"__name__": "__main__", "url": order["url"]})
-            os._exit(0)
-        except BaseException as error:
-            os.write(told, repr(error).encode())
-            os._exit(1)
-    os.close(told)
-    with open(heard) as answer:
-        said = answer.read()
-    answers.append([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said])
-print(json.dumps(answers))
+print(json.dumps([outcome(lambda: case(code)) for code in order["cases"]]))
 """
 
 HUB = """
@@ -519,7 +503,7 @@ def answers(group: str) -> dict[str, tuple[int, str]]:
             timeout=120,
             env={
                 **os.environ,
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}",
                 "HOME": folder,
                 "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
                 "AWS_EC2_METADATA_DISABLED": "true",

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+HERE = Path(__file__).resolve().parent
 SERVERS = """
 import json, os, signal, socket, sys, threading
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
@@ -72,34 +73,19 @@ CLIENT = (
 import time
 from autoddp.isolation.elsewhere import watch_clients
 from autoddp.isolation.pipes import Pipes
-def stop(reason):
-    os.write(told, reason.encode())
-    os._exit(77)
+from forked_cases import outcome, stop
 watch_clients(stop, Pipes(time.time()))
 import asyncio, logging.handlers, ssl, http.client, urllib.request
-order, answers = json.load(sys.stdin), []
+order = json.load(sys.stdin)
 os.mkdir("own")
 own = serve("own")
 os.chdir("..")
-for side, code in order["cases"]:
-    heard, told = os.pipe()
-    pid = os.fork()
-    if not pid:
-        signal.alarm(30)  # a case that waits for ever ends by this signal
-        try:
-            at = {"outside": order["outside"], "own": {**own, "http_port": own["http"]}}[side]
-            os.chdir(order["folder"] if side == "outside" else "own")
-            space = {"__name__": "__main__", **globals(), **at, "http": http, "here": os.getcwd()}
-            exec(code, space)
-            os._exit(0)
-        except BaseException as error:
-            os.write(told, repr(error).encode())
-            os._exit(1)
-    os.close(told)
-    with open(heard) as answer:
-        said = answer.read()
-    answers.append([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said])
-print(json.dumps(answers))
+def case(side, code):
+    signal.alarm(30)  # a case that waits for ever ends by this signal
+    at = {"outside": order["outside"], "own": {**own, "http_port": own["http"]}}[side]
+    os.chdir(order["folder"] if side == "outside" else "own")
+    exec(code, {"__name__": "__main__", **globals(), **at, "http": http, "here": os.getcwd()})
+print(json.dumps([outcome(lambda: case(*one)) for one in order["cases"]]))
 os._exit(0)
 """
 )
@@ -243,7 +229,7 @@ def answers() -> dict[tuple[str, str], tuple[int, str]]:
     """What became of each case. A shell stands for the agent, so that the servers outside are not below its parent."""
     import tempfile
 
-    env, pipe = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}, subprocess.PIPE
+    env, pipe = {**os.environ, "PYTHONPATH": f"{HERE.parents[1]}:{HERE}"}, subprocess.PIPE
     with tempfile.TemporaryDirectory() as base:
         folder = Path(base)
         (folder / "outside").mkdir()
