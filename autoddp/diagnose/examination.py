@@ -145,7 +145,7 @@ class Examination:
         proofs: dict[str, _Proof] = {}
         for number, suspicion in enumerate(found := suspicions(evidence, self._around), 1):
             self._tell(suspicion.cause, number, len(found))
-            # Twice as much as each of those after it may have. What one leaves over is shared by the others.
+            # It may take twice as long as each of those after it. They share what it leaves over.
             self._share_ends = self._spent + 2 * (self._budget - self._spent) / (len(found) - number + 2)
             proof = self._prove(suspicion, evidence) if not self._over else _Proof(None, self._over)
             finding = self._finding(suspicion, proof)
@@ -339,7 +339,7 @@ class Examination:
         return self._precise and self._is_finding(price) and rough and self._spent < _FOR_PRECISION * self._budget
 
     def _can_turn(self, *conditions: Condition) -> bool:
-        """Whether there is time for some more rounds, and whether the suspicions that are left need none of it."""
+        """Whether some more rounds fit into the time of this suspicion and into the budget."""
         return self._spent < self._share_ends and bool(self._plans(*conditions))
 
     def _plans(self, *conditions: Condition) -> list[tuple[int, int]]:

@@ -316,7 +316,7 @@ def _communication(evidence: Evidence, around: Surroundings) -> Iterator[Suspici
             "most of them begin to travel when the backward pass is over"
         )
         cut = Condition(Configuration({BUCKET_CAP_MB.name: smaller}))
-        # No more than the backward pass lasts can be hidden behind it.
+        # Smaller buckets hide at most as much as the backward pass lasts.
         hidden = min(exposed, max(evidence.means(evidence.stage("backward"))))
         yield Suspicion("no_overlap", everyone, hidden, seen, Mend(cut))
     if around.job.nodes > 1:

@@ -34,7 +34,7 @@ from autoddp.launch.polling import polls
 from autoddp.launch.processes import fork, how_ended, kill_child, kill_descendants
 from autoddp.launch.removal import remove_folder
 from autoddp.launch.signals import NOT_FOR_THE_KEEPER
-from autoddp.launch.terminal import Terminal
+from autoddp.launch.standard_streams import StandardStreams
 from autoddp.log import tell
 
 
@@ -285,7 +285,7 @@ def _outcome(reader: Connection, launcher: Connection) -> str:
 
 def _run(connection: Connection, attempt: Attempt) -> None:
     """One attempt, to its end or the launcher's."""
-    terminal = Terminal()
+    streams = StandardStreams()
     alive, child_holds = os.pipe()  # closed by the kernel when the child ends
     child = os.fork()
     if child == 0:
@@ -300,7 +300,7 @@ def _run(connection: Connection, attempt: Attempt) -> None:
         os.close(alive)
         status = kill_child(child)
         kill_descendants()
-        terminal.restore()
+        streams.restore()
         _clean_up_after(attempt.shelter)
     how = "could not be ended" if status is None else how_ended(os.waitstatus_to_exitcode(status))
     connection.send(_AttemptEnded(f"was {how}" if how.startswith("killed") else how))

@@ -348,6 +348,42 @@ def test_what_make_would_run_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "changes something outside this run" in judge_shell(line.format(folder=tmp_path))
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "HEAD := $(shell git push && git rev-parse HEAD)",
+        "HEAD ::= ${{shell {up}}}",
+        "HEAD != {up}",
+        "HEAD := $(strip $(shell (cd . && {up})))",
+        "$(shell {up})",
+        "ifeq ($(shell {up}),)\nendif",
+        "TELL = $(shell {up})\n$(info $(TELL))",
+        "TELL = $(shell {up})\nall: ; echo $(TELL)",
+        "all: ; @echo $(word 1,$(shell {up}))",
+        "all: ; @echo ${{shell true}} ${{shell {up}}}",
+        "UP = {up}\nexport HEAD := $(shell $(UP))",
+    ],
+)
+def test_what_make_runs_while_it_reads_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str) -> None:
+    (tmp_path / "Makefile").write_text(f"{written.format(up='aws s3 sync ckpt s3://b')}\nlast:\n\ttrue\n")
+    monkeypatch.chdir(tmp_path)
+    assert "changes something outside this run" in judge_shell("make")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "HEAD := $(shell git rev-parse HEAD)\nCPUS != nproc\nall: ; echo $(HEAD) $(shell date)",
+        "TELL = $(shell aws s3 sync ckpt s3://b)",  # nothing uses it
+        "# $(shell aws s3 sync ckpt s3://b)",
+    ],
+)
+def test_what_make_only_asks_the_shell_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str) -> None:
+    (tmp_path / "Makefile").write_text(f"{written}\nlast:\n\ttrue\n")
+    monkeypatch.chdir(tmp_path)
+    assert judge_shell("make") == ""
+
+
 @pytest.mark.parametrize("line", ["make", "make pack all", "make loop", "make -n up", "make none", "make -C none up"])
 def test_what_make_would_not_run_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     (tmp_path / "Makefile").write_text(MAKEFILE.replace("include more.mk\n", ""))

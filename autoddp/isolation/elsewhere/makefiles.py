@@ -1,4 +1,4 @@
-"""What `make` would run: the recipes of the targets that it is asked for, as lines for the shell.
+"""What `make` would run: while it reads the makefile, and the recipes of the targets that it is asked for.
 
 Makefiles are read and not run. Names that only make could compute stay as they are written.
 """
@@ -14,13 +14,15 @@ _NAMES = ("GNUmakefile", "makefile", "Makefile")
 _VALUED = ("-C", "--directory", "-f", "--file", "--makefile", "-I", "-o", "-W", "-j", "-l", "-O")
 _LARGEST = 256 * 1024  # bytes of a makefile that are looked at
 _RULE = re.compile(r"([^\t#:=][^:=]*)::?(?!=)([^=;]*)(?:;(.*))?")
-_VALUE = re.compile(r"\s*(?:export\s+|override\s+)*([\w.-]+)\s*(?:::?|\?|\+)?=\s*(.*)")
+_VALUE = re.compile(r"\s*(?:export\s+|override\s+)*([\w.-]+)\s*(:{1,3}|[?+!])?=\s*(.*)")
 _INCLUDE = re.compile(r"[-s]?include\s+(.*)")
+_AT_ONCE = re.compile(r":+|!")  # the kinds of assignment whose value make computes when it reads them
+_SHELL = re.compile(r"\$([({])shell\s+")
 _REFERENCE = re.compile(r"\$[({]([\w.-]+)[)}]")
 
 
 def recipes(args: Sequence[str], folder: str) -> Iterator[tuple[str, str]]:
-    """The folder and the shell lines of each recipe that `make` with these arguments would run in `folder`."""
+    """The folder and the lines for the shell that `make` with these arguments would run in `folder`."""
     files: list[str] = []
     targets: list[str] = []
     values = {"MAKE": "make", "CURDIR": "."}
@@ -42,6 +44,7 @@ def recipes(args: Sequence[str], folder: str) -> Iterator[tuple[str, str]]:
     files = files or [name for name in _NAMES if os.path.isfile(os.path.join(folder, name))][:1]
     text = "\n".join(_text(os.path.join(folder, name), folder) for name in files)
     rules = list(_rules(text, values))
+    yield folder, "\n".join(_while_read(text, values))
     wanted = targets or [name for names, _, _ in rules[:1] for name in names[:1]]
     for lines in _reached(rules, wanted):
         yield folder, lines
@@ -68,7 +71,8 @@ def _rules(text: str, values: dict[str, str]) -> Iterator[tuple[list[str], list[
             continue
         value, rule = _VALUE.match(line), _RULE.match(line)
         if value is not None and value[1] not in given:
-            values[value[1]] = value[2].partition(" #")[0]
+            written = value[3].partition(" #")[0]
+            values[value[1]] = f"$(shell {written})" if value[2] == "!" else written
         elif rule is not None and value is None:
             if names:
                 yield names, needs, _expanded("\n".join(recipe), values)
@@ -79,12 +83,46 @@ def _rules(text: str, values: dict[str, str]) -> Iterator[tuple[list[str], list[
         yield names, needs, _expanded("\n".join(recipe), values)
 
 
-def _expanded(text: str, values: dict[str, str], depth: int = 5) -> str:
+def _while_read(text: str, values: dict[str, str]) -> Iterator[str]:
+    """What the shell is asked for outside of recipes, except by values that are computed where they are used."""
+    for line in text.split("\n"):
+        value = _VALUE.match(line)
+        if line.startswith(("\t", "#")) or (value is not None and not _AT_ONCE.fullmatch(value[2] or "")):
+            continue
+        if value is not None and value[2] == "!":
+            yield _expanded(value[3], values)
+            continue
+        line = _in_make(line, values)
+        for call in _SHELL.finditer(line):
+            yield _inside(line[call.end() :], call[1])
+
+
+def _inside(text: str, bracket: str) -> str:
+    """The text until the bracket that ends it."""
+    depth, close = 1, {"(": ")", "{": "}"}[bracket]
+    for index, character in enumerate(text):
+        depth += (character == bracket) - (character == close)
+        if not depth:
+            return text[:index]
+    return text
+
+
+def _expanded(text: str, values: dict[str, str]) -> str:
+    """As the shell gets it: make's `$(shell …)` written as the shell's own `$(…)`, which runs the same."""
+    text = _in_make(text, values)
+    while call := _SHELL.search(text):
+        rest = text[call.end() :]
+        line = _inside(rest, call[1])
+        text = f"{text[: call.start()]}$({line}){rest[len(line) + 1 :]}"
+    return text
+
+
+def _in_make(text: str, values: dict[str, str], depth: int = 5) -> str:
     """With the values of make's variables. The shell's own, which make writes with two dollars, stay."""
 
     def value(found: re.Match[str]) -> str:
         known = values.get(found[1])
-        return f"${{{found[1]}}}" if known is None or not depth else _expanded(known, values, depth - 1)
+        return f"${{{found[1]}}}" if known is None or not depth else _in_make(known, values, depth - 1)
 
     parts = text.split("$$")
     return "$".join(_REFERENCE.sub(value, part) for part in parts)

@@ -1,6 +1,6 @@
 """What a killed script cannot put back: the terminal's settings, and the modes of the standard descriptors.
 
-    before = Terminal()
+    before = StandardStreams()
     ...                  # an attempt, which is killed
     before.restore()
 
@@ -21,7 +21,7 @@ from typing import Any
 _STANDARD = range(3)
 
 
-class Terminal:
+class StandardStreams:
     """The settings and modes now; `restore` makes them as they were.
 
     If another job of the shell is in the foreground, the settings are that job's and are left alone.
