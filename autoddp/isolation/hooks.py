@@ -15,7 +15,7 @@ from typing import Any
 import wrapt
 
 _HEAP_TYPE = 1 << 9  # of a class's __flags__: its attributes can be set
-_GUARD = "autoddp.isolation.guard"  # this package keeps the originals
+_KEEP = ("autoddp.isolation.guard", "autoddp.isolation.real")  # these modules keep the originals
 
 
 def when_imported(module: str, patch: Callable[[ModuleType], None]) -> None:
@@ -66,7 +66,7 @@ def _spaces(classes: bool) -> Iterator[tuple[dict[str, Any], Any]]:
     """Each module's names, and each of its classes'."""
     for module in (builtins, posix, os, io, *list(sys.modules.values())):
         space = getattr(module, "__dict__", None)
-        if type(space) is not dict or str(getattr(module, "__name__", "")).startswith(_GUARD):
+        if type(space) is not dict or str(getattr(module, "__name__", "")).startswith(_KEEP):
             continue
         yield space, module
         for value in list(space.values()) if classes else ():

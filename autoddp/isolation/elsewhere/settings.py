@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from autoddp.isolation import real
 from autoddp.isolation.elsewhere.patch import Stop
 from autoddp.isolation.hooks import check_events, replace_everywhere
 
@@ -39,7 +40,7 @@ def watch_settings(stop: Stop) -> None:
             changed(path)
 
     def changed(path: Any, *_more: Any) -> None:
-        place = os.path.realpath(os.fsdecode(path))
+        place = real.resolved(os.fsdecode(path))
         if _PATH.match(place):
             stop(f"the script changes {place}, which all programs of this machine share")
         if place.startswith("/proc/") and place.split("/")[2] != str(os.getpid()):
@@ -91,6 +92,6 @@ def _careful(check: Callable[..., None]) -> Callable[..., None]:
 
 def _is_disk(path: str) -> bool:
     try:
-        return stat.S_ISBLK(os.stat(path).st_mode)
+        return stat.S_ISBLK(real.stat(path).st_mode)
     except OSError:
         return False

@@ -2,7 +2,6 @@
 
     start_guard(plan, stop, pipes)
 
-    real                     the functions of the operating system as they were before
     lock, view               what a path means to the script: the real files, with the script's changes on top, which
                              are kept in the scratch folder
     reading, writing,        Python's own path operations on that view, and
@@ -24,7 +23,7 @@ import os
 from collections.abc import Callable
 from typing import NoReturn
 
-from autoddp.isolation.guard import real
+from autoddp.isolation import real
 from autoddp.isolation.guard.audit import Audit
 from autoddp.isolation.guard.databases import Databases
 from autoddp.isolation.guard.install import install
@@ -52,10 +51,10 @@ def start_guard(plan: IsolationPlan, stop: Callable[[str], NoReturn], pipes: Pip
     if not os.path.isabs(plan.scratch) or not all(map(os.path.isabs, plan.writable)):
         raise ValueError("the plan's folders must be absolute paths: the script's processes may change their folder")
     _started.append(plan)
-    scratch = real.realpath(plan.scratch)
+    scratch = real.resolved(plan.scratch)
     for folder in (scratch, f"{scratch}/upper", f"{scratch}/aside"):
         os.makedirs(folder, mode=0o700, exist_ok=True)
-    view = View(scratch, map(real.realpath, plan.writable), stop)
+    view = View(scratch, map(real.resolved, plan.writable), stop)
     native = Native(view)
     programs = Programs(native, plan)
     install(view)

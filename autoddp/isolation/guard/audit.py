@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autoddp.isolation.guard import real
+from autoddp.isolation import real
 from autoddp.isolation.guard.opening import CHANGES, announced
 from autoddp.isolation.guard.paths import is_path, text
 from autoddp.isolation.guard.sockets import is_abstract

@@ -8,7 +8,7 @@ import urllib.parse
 from types import ModuleType
 from typing import Any
 
-from autoddp.isolation.guard import real
+from autoddp.isolation import real
 from autoddp.isolation.guard.native import Native
 from autoddp.isolation.guard.paths import Path, text
 from autoddp.isolation.hooks import replace_everywhere, when_imported

@@ -7,7 +7,7 @@ import io
 import os
 from typing import Any
 
-from autoddp.isolation.guard import real
+from autoddp.isolation import real
 from autoddp.isolation.guard.opening import Opening
 from autoddp.isolation.guard.paths import OpenFunction, PathFunction
 from autoddp.isolation.guard.reading import Entry, Reading

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from autoddp.isolation.guard import real
+from autoddp.isolation import real
 
 T = TypeVar("T")
 

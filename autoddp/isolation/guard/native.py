@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from autoddp.isolation.guard import real
+from autoddp.isolation import real
 from autoddp.isolation.guard.paths import is_path, text
 from autoddp.isolation.guard.view import Place, View
 from autoddp.isolation.hooks import replace_everywhere, when_imported

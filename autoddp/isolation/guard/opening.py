@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from autoddp.isolation.guard import real
+from autoddp.isolation import real
 from autoddp.isolation.guard.paths import Descriptor, MalformedPathError, Path, plain, text
 from autoddp.isolation.guard.view import Place, View
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from stat import S_ISREG
 from typing import Any
 
+from autoddp.isolation import real
 from autoddp.isolation.children import as_list, as_mapping
-from autoddp.isolation.guard import real
 from autoddp.isolation.guard.native import Native
 from autoddp.isolation.hooks import replace_everywhere
 from autoddp.isolation.plan import IsolationPlan

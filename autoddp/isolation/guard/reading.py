@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
-from autoddp.isolation.guard import real
+from autoddp.isolation import real
 from autoddp.isolation.guard.paths import Descriptor, Path, like
 from autoddp.isolation.guard.view import Folder, View
 

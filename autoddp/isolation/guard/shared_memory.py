@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn
 
-from autoddp.isolation.guard import real
+from autoddp.isolation import real
 from autoddp.isolation.guard.opening import CHANGES
 from autoddp.isolation.guard.view import View
 from autoddp.isolation.hooks import when_imported

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from autoddp.isolation.guard import real
+from autoddp.isolation import real
 from autoddp.isolation.guard.paths import is_path
 from autoddp.isolation.guard.view import View
 from autoddp.isolation.hooks import when_imported

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from autoddp.isolation.guard import real
+from autoddp.isolation import real
 from autoddp.isolation.guard.paths import Descriptor, Path, text
 from autoddp.isolation.guard.view import BENEATH, GONE, SAME, Place, View
 

@@ -1,6 +1,7 @@
 """The operating system's functions as they were before the guard took their names.
 
-All other files of the guard use these, never `os.open` or `open`: once the guard has started, those call the guard.
+The guard uses these, never `os.open` or `open`: once it has started, those call the guard. So does what looks at paths
+that the kernel is about to open, such as `elsewhere.settings`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+_MOST_LINKS = 40  # in one path, as for Linux; beyond, it raises ELOOP
 LINUX = sys.platform.startswith("linux")
 
 functions: dict[str, Any] = {name: value for name, value in vars(posix).items() if callable(value)}
@@ -24,7 +26,6 @@ read, readlink, rename, rmdir, scandir, stat = os.read, os.readlink, os.rename, 
 statvfs, symlink, unlink, utime, write = os.statvfs, os.symlink, os.unlink, os.utime, os.write
 
 Status = os.stat_result
-realpath = os.path.realpath  # correct only before the guard has started: it calls os.lstat by name
 
 
 def fail(number: int) -> NoReturn:
@@ -46,6 +47,27 @@ def link_target(path: str) -> str | None:
         return readlink(path)
     except OSError:
         return None
+
+
+def resolved(path: str) -> str:
+    """The path that the kernel will open: absolute and without symbolic links. What is last need not exist.
+
+    `os.path.realpath` would ask the guard.
+    """
+    parts, place, links = os.path.join(getcwd(), path).split("/")[::-1], "", 0
+    while parts:
+        part = parts.pop()
+        if part == "..":
+            place = place.rpartition("/")[0]
+        elif part not in ("", "."):
+            target = link_target(f"{place}/{part}") if links < _MOST_LINKS else None
+            if target is None:
+                place += f"/{part}"
+                continue
+            links += 1
+            place = "" if target.startswith("/") else place
+            parts += target.split("/")[::-1]
+    return place or "/"
 
 
 def path_of(descriptor: int) -> str:
