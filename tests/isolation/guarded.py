@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autoddp.isolation import Level, children
+from autoddp.isolation.elsewhere import watch_clients
 from autoddp.isolation.guard import start_guard
 from autoddp.isolation.pipes import Pipes
 from autoddp.isolation.plan import IsolationPlan
@@ -112,6 +113,7 @@ def _start(plan: IsolationPlan) -> None:
     children.INJECT = os.environ["PYTHONPATH"].partition(os.pathsep)[0]  # in tests this sitecustomize starts the guard
     children.watch_children(plan.text())
     start_guard(plan, stop, pipes)
+    watch_clients(stop, pipes)
 
 
 if __name__ == "__main__":

@@ -77,12 +77,16 @@ class ChangeLock:
             if self._owner:  # it is this thread, because `_threads` is
                 yield
                 return
-            with real.opened(self._path, os.O_RDWR | os.O_CREAT) as descriptor:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                self._owner = threading.get_ident()
-                try:
-                    yield
-                finally:
-                    self._owner = 0
-                    if self.number() % 2:  # also where a process has died in the middle of a change
-                        self._set(self.number() + 1)
+            # Set before the file is opened: that is an audit event, and a check of it may look paths up, which would
+            # ask for the lock again.
+            self._owner = threading.get_ident()
+            try:
+                with real.opened(self._path, os.O_RDWR | os.O_CREAT) as descriptor:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                    try:
+                        yield
+                    finally:
+                        if self.number() % 2:  # also where a process has died in the middle of a change
+                            self._set(self.number() + 1)
+            finally:
+                self._owner = 0
