@@ -37,7 +37,7 @@ from autoddp.launch.run_folder import RunFolder, temporary_folder
 from autoddp.launch.signals import Interrupted
 from autoddp.launch.usual_folders import OUTPUT, elsewhere
 from autoddp.launch.waiting import Waiting
-from autoddp.log import get_logger, tell
+from autoddp.log import get_logger, printable, tell
 from autoddp.recipe import require_replaceable
 from autoddp.settings import StudySettings
 from autoddp.study import FailsWithoutReduction, Observer, Outcome, Study, TrialFailed, TuningOver
@@ -309,7 +309,19 @@ class Tuning:
             number += 1
 
     def _make_attempt(self, number: int, job: LiveJob) -> str:
-        """One attempt to its end; "" or why it failed. None is made where tuning is over."""
+        """One attempt to its end; "" or why it failed. None is made where tuning is over.
+
+        Tuning is over too where the attempt's files cannot be made: the disk is full, or the run's folder was removed.
+        The job needs none of them.
+        """
+        try:
+            return self._attempt(number, job)
+        except OSError as error:
+            place = printable(error.filename or str(self._folder.path))
+            job.give_up(f"{place} cannot be written ({error.strerror or error}); --output names another place")
+            return ""
+
+    def _attempt(self, number: int, job: LiveJob) -> str:
         place = self._folder.attempt(number)
         written = self._where_writes_go(number, place)
         wanted = job.attempt_begins(number, place / "heartbeats")
