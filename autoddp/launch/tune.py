@@ -115,11 +115,12 @@ def _require_place_for_recipe(options: Options) -> None:
         except OSError as error:
             why = f"cannot be written ({error.strerror}); name a file with --recipe"
             raise UsageError(f"{folders.recipes}: {why}") from None
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UsageError(f"--recipe {path}: its folder cannot be written; name another file")
+    target = Path(os.path.realpath(path))  # a linked recipe stays a link
+    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
+        raise UsageError(f"--recipe {path}: the folder {target.parent} takes no files; name another file")
     if options.recipe is not None:
         try:
-            require_replaceable(Path(os.path.realpath(path)))
+            require_replaceable(target)
         except OSError as error:
             raise UsageError(f"--recipe {path}: cannot be read ({error.strerror}); name another file") from None
 
