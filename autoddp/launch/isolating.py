@@ -171,8 +171,10 @@ def _important(options: Options) -> Iterator[str]:
     yield tempfile.gettempdir()
     for word in options.torchrun.training_script_args:
         path = os.path.abspath(word.partition("=")[2] or word)
-        if os.path.sep in word and os.path.exists(path):
-            yield path if os.path.isdir(path) else os.path.dirname(path)
+        while not os.path.isdir(path):  # the script may make what is missing
+            path = os.path.dirname(path)
+        if os.path.sep in word and path != "/":
+            yield path
 
 
 def _places(folder: RunFolder) -> Iterator[Path]:
