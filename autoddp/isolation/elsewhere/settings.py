@@ -7,6 +7,7 @@ An attempt ends by SIGKILL, so the script never gets to restore the old value.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -23,11 +24,16 @@ _QUEUES = ("/dev/mqueue/", "/dev/hugepages/")
 _OWN_CGROUP = r"fs/cgroup/[^\s\"';|&)]*/(?:cgroup\.procs|cgroup\.threads|tasks)\b"
 _SETTING = rf"/proc/(?!self/|thread-self/|\d|\$)|/sys/(?!{_OWN_CGROUP})|/dev/cpu/|/dev/mqueue/|/dev/hugepages/"
 """The beginnings of the paths. A process may write of itself below /proc/self, and may enter a group of processes."""
+_FILES = r"/proc/\d+/(?:root|cwd|fd)/"
+"""What a process sees and has open."""
 _PATH = re.compile(_SETTING)
+_OF_A_PROCESS = re.compile(r"/proc/(\d+)(?:/task/\d+)?/(?:root|cwd|fd/\d+)")
+_MOST_LINKS = 40  # as in the kernel
+_OF_ANOTHER = re.compile(r"/proc/(\d+)/")
 _IN_SHELL = re.compile(
     # a redirection, tee and dd; then the programs whose last argument is changed
-    rf"""(?:>[>|&]?\s*|\btee\s[^|;&\n]*?|\bof=)["']?((?:{_SETTING})[^\s"';|&)]*)"""
-    rf"""|\b(?:cp|mv|ln|install|mkdir|rmdir)\s[^|;&\n]*?\s["']?((?:{_SETTING})[^\s"';|&)]*)["']?\s*(?:$|[|;&)\n])"""
+    rf"""(?:>[>|&]?\s*|\btee\s[^|;&\n]*?|\bof=)["']?((?:{_SETTING}|{_FILES})[^\s"';|&)]*)"""
+    rf"""|\b(?:cp|mv|ln|install|mkdir|rmdir)\s[^|;&\n]*?\s["']?((?:{_SETTING}|{_FILES})[^\s"';|&)]*)["']?\s*(?:$|[|;&)\n])"""
 )
 
 
@@ -39,7 +45,7 @@ def watch_settings(stop: Stop) -> None:
             changed(path)
 
     def changed(path: Any, *_more: Any) -> None:
-        place = os.path.realpath(os.fsdecode(path))
+        place = _followed(os.fsdecode(path))
         if _PATH.match(place):
             stop(f"the script changes {place}, which all programs of this machine share")
         if place.startswith("/proc/") and place.split("/")[2] != str(os.getpid()):
@@ -69,7 +75,42 @@ def changed_by(words: Sequence[str], folder: str) -> str:
     A word may be a line for another shell.
     """
     found = _IN_SHELL.search(" ".join([*words[:1], *(_placed(word, folder) for word in words[1:])]))
-    return f"a command changes {found[1] or found[2]}, which all programs of this machine share" if found else ""
+    place = (found[1] or found[2]) if found else ""
+    process = _OF_ANOTHER.match(place)
+    if process is not None:
+        return f"a command changes {place}, which belongs to another process" if int(process[1]) != os.getpid() else ""
+    return f"a command changes {place}, which all programs of this machine share" if place else ""
+
+
+def _followed(path: str) -> str:
+    """The path without links, or where it enters the files of another process.
+
+    /proc/1/root and /proc/1/fd/1 are read as links, but the kernel does not go by their text: it goes to the file that
+    the other process sees, which no overlay covers.
+    """
+    here, left = "", os.path.join(os.getcwd(), path).split("/")[::-1]
+    links = 0
+    while left:
+        part = left.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            here = os.path.dirname(here).rstrip("/")
+            continue
+        found = _OF_A_PROCESS.fullmatch(f"{here}/{part}")
+        if found and found[1] != str(os.getpid()):
+            return "/".join([found[0], *left[::-1]])
+        try:
+            target = os.readlink(f"{here}/{part}")
+        except OSError:
+            here = f"{here}/{part}"
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        here = "" if target.startswith("/") else here
+        left += target.split("/")[::-1]
+    return here or "/"
 
 
 def _placed(word: str, folder: str) -> str:
