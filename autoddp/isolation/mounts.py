@@ -53,8 +53,9 @@ def mount_at(path: str) -> Mount | None:
 
 
 def _listed() -> list[Mount]:
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        return [parse(line) for line in file]
+    # The kernel escapes blanks and line feeds in a path. A carriage return, and blanks of other scripts, stay.
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        return [parse(line.removesuffix("\n")) for line in file]
 
 
 def parse(line: str) -> Mount:
@@ -63,8 +64,8 @@ def parse(line: str) -> Mount:
     >>> parse("36 35 98:0 /mnt1 /a\\\\040b rw,noatime master:1 - ext3 /dev/root rw,errors=continue")
     Mount(number=36, point='/a b', kind='ext3', read_only=False)
     """
-    fields = line.split()
-    after = fields[fields.index("-") + 1 :]
+    fields = line.split(" ")
+    after = fields[fields.index("-", 6) + 1 :]
     options = {*fields[5].split(","), *(after[2].split(",") if len(after) > 2 else ())}
     point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
     return Mount(int(fields[0]), point, after[0], "ro" in options)

@@ -358,8 +358,9 @@ def _listening_sockets(looks: Callable[[str], None]) -> Iterator[str]:
     Named pipes are no part of this. Under the overlay they have no other end, so what a program writes reaches nobody
     outside, and `isolation.pipes` ends tuning before Python opens one.
     """
-    with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
-        listed = {line.split(maxsplit=7)[7].rstrip("\n") for line in file if line.count(" /")}
+    # A line feed in a path is not escaped: the parts of such a line are no paths of sockets.
+    with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        listed = {path for line in file for path in line.removesuffix("\n").split(maxsplit=7)[7:] if path[0] == "/"}
     for path in sorted(listed):
         looks(path)
         if _is_socket(path):

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-_MOST_LINKS = 40  # in one path, as for Linux; beyond, it raises ELOOP
+_MOST_LINKS = 40  # in one path, as for Linux
 LINUX = sys.platform.startswith("linux")
 
 functions: dict[str, Any] = {name: value for name, value in vars(posix).items() if callable(value)}
@@ -49,9 +49,10 @@ def link_target(path: str) -> str | None:
         return None
 
 
-def resolved(path: str) -> str:
+def resolved(path: str, ends_at: Callable[[str], bool] = lambda _: False) -> str:
     """The path that the kernel will open: absolute and without symbolic links. What is last need not exist.
 
+    A link for which `ends_at` is true is not followed, nor are those after it. OSError if there are too many links.
     `os.path.realpath` would ask the guard.
     """
     parts, place, links = os.path.join(getcwd(), path).split("/")[::-1], "", 0
@@ -60,11 +61,15 @@ def resolved(path: str) -> str:
         if part == "..":
             place = place.rpartition("/")[0]
         elif part not in ("", "."):
-            target = link_target(f"{place}/{part}") if links < _MOST_LINKS else None
+            if ends_at(f"{place}/{part}"):
+                return "/".join([place, part, *parts[::-1]])
+            target = link_target(f"{place}/{part}")
             if target is None:
                 place += f"/{part}"
                 continue
             links += 1
+            if links > _MOST_LINKS:
+                fail(errno.ELOOP)
             place = "" if target.startswith("/") else place
             parts += target.split("/")[::-1]
     return place or "/"

@@ -30,6 +30,7 @@ _NO_LAYERS_ON = frozenset(
 )
 """File systems that cannot hold an overlay's upper layer, or hold it in memory or over the network."""
 _BLOCK = 512  # bytes: what the field `st_blocks` counts in, whatever the file system's own blocks are
+_ROOMY = 2**30  # bytes: with less than that free, a disk is taken for the layers only if there is no other
 _ALLOWED = Allowance(share=0.2)  # of what is free on the disk that the layers lie on
 
 
@@ -75,13 +76,14 @@ class Isolation:
         return Shelter(Level.OFF)
 
     def variables(self, attempt: Path, written: Path, present: Mapping[str, str]) -> dict[str, str]:
-        """Variables for the attempt's processes.
+        """Variables for the attempt's processes. OSError where their folders cannot be made.
 
         `written`: the folder to which guard redirects what the script writes; all hosts share it, if all can reach it.
         """
         if self.level is not Level.GUARD:
             plan = IsolationPlan(self.level, self._folder.socket, copied_at_most=self.limit)
             return {VARIABLE: plan.text()}
+        self.caches.mkdir(exist_ok=True)
         writable = (str(attempt), str(self._folder.sockets), str(self.caches))
         plan = IsolationPlan(Level.GUARD, self._folder.socket, str(written), writable, landlock=self.landlock)
         # A guard in Python does not cover compilers, which are programs: their files get folders of their own.
@@ -131,9 +133,7 @@ def _guard(folder: RunFolder, why: str) -> Isolation:
     from autoddp.isolation.landlock import supported
 
     landlock = os.environ.get(NO_LANDLOCK) != "1" and supported()
-    found = Isolation(Level.GUARD, folder, why, landlock=landlock)
-    found.caches.mkdir(exist_ok=True)
-    return found
+    return Isolation(Level.GUARD, folder, why, landlock=landlock)
 
 
 def _overlay(options: Options, folder: RunFolder, keeper: Keeper) -> tuple[Isolation | None, str]:
@@ -142,8 +142,12 @@ def _overlay(options: Options, folder: RunFolder, keeper: Keeper) -> tuple[Isola
         return None, "only Linux has it"
     important = tuple(dict.fromkeys(_important(options)))
     why = "no local disk can hold the upper layer (container file systems, tmpfs and network disks cannot)"
-    for parent in _places(folder):
-        layers = folder.private(parent)
+    for parent in sorted(_places(folder), key=_is_nearly_full):
+        try:
+            layers = folder.private(parent)
+        except OSError as error:
+            why = f"{parent} cannot hold the upper layer ({error.strerror})"
+            continue
         keeper.removes([str(layers)])  # before it is tried, which takes a while: the launcher may be killed meanwhile
         tried = Layers(str(layers / "try"), str(layers / "kept"), options.diagnose_only)
         why = keeper.why_no_overlay(Shelter(Level.OVERLAY, tried, (str(folder.sockets),), important))
@@ -167,8 +171,10 @@ def _important(options: Options) -> Iterator[str]:
     yield tempfile.gettempdir()
     for word in options.torchrun.training_script_args:
         path = os.path.abspath(word.partition("=")[2] or word)
-        if os.path.sep in word and os.path.exists(path):
-            yield path if os.path.isdir(path) else os.path.dirname(path)
+        while not os.path.isdir(path):  # the script may make what is missing
+            path = os.path.dirname(path)
+        if os.path.sep in word and path != "/":
+            yield path
 
 
 def _places(folder: RunFolder) -> Iterator[Path]:
@@ -185,6 +191,12 @@ def _places(folder: RunFolder) -> Iterator[Path]:
         if local and not found.read_only and found.number not in seen:
             seen.add(found.number)
             yield Path(path)
+
+
+def _is_nearly_full(folder: Path) -> bool:
+    """Whether a script that saves its model may not fit there."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize < _ROOMY
 
 
 def _size_of(folder: Path) -> int:

@@ -37,7 +37,7 @@ from autoddp.launch.run_folder import RunFolder, temporary_folder
 from autoddp.launch.signals import Interrupted
 from autoddp.launch.usual_folders import OUTPUT, elsewhere
 from autoddp.launch.waiting import Waiting
-from autoddp.log import get_logger, tell
+from autoddp.log import get_logger, printable, tell
 from autoddp.recipe import require_replaceable
 from autoddp.settings import StudySettings
 from autoddp.study import FailsWithoutReduction, Observer, Outcome, Study, TrialFailed, TuningOver
@@ -115,11 +115,12 @@ def _require_place_for_recipe(options: Options) -> None:
         except OSError as error:
             why = f"cannot be written ({error.strerror}); name a file with --recipe"
             raise UsageError(f"{folders.recipes}: {why}") from None
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UsageError(f"--recipe {path}: its folder cannot be written; name another file")
+    target = Path(os.path.realpath(path))  # a linked recipe stays a link
+    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
+        raise UsageError(f"--recipe {path}: the folder {target.parent} takes no files; name another file")
     if options.recipe is not None:
         try:
-            require_replaceable(Path(os.path.realpath(path)))
+            require_replaceable(target)
         except OSError as error:
             raise UsageError(f"--recipe {path}: cannot be read ({error.strerror}); name another file") from None
 
@@ -309,7 +310,19 @@ class Tuning:
             number += 1
 
     def _make_attempt(self, number: int, job: LiveJob) -> str:
-        """One attempt to its end; "" or why it failed. None is made where tuning is over."""
+        """One attempt to its end; "" or why it failed. None is made where tuning is over.
+
+        Tuning is over too where the attempt's files cannot be made: the disk is full, or the run's folder was removed.
+        The job needs none of them.
+        """
+        try:
+            return self._attempt(number, job)
+        except OSError as error:
+            place = printable(error.filename or str(self._folder.path))
+            job.give_up(f"{place} cannot be written ({error.strerror or error}); --output names another place")
+            return ""
+
+    def _attempt(self, number: int, job: LiveJob) -> str:
         place = self._folder.attempt(number)
         written = self._where_writes_go(number, place)
         wanted = job.attempt_begins(number, place / "heartbeats")

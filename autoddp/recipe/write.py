@@ -103,7 +103,8 @@ def save(recipe: Recipe | str, path: str | os.PathLike[str], previous: Path | No
 def require_replaceable(path: Path) -> None:
     """RecipeError if anything but a recipe stands at `path`, or an empty file: a checkpoint may be named by mistake.
 
-    A recipe that was damaged, or is of another version, is one all the same. OSError if the file cannot be read.
+    So it is if the file is read-only, for root too: its owner wants to keep it, or it belongs to another user. A recipe
+    that was damaged, or is of another version, is one all the same. OSError if the file cannot be read.
     """
     if not os.path.lexists(path):
         return
@@ -114,6 +115,8 @@ def require_replaceable(path: Path) -> None:
         begins = file.read(_BEGINNING)
     if begins and not _A_RECIPE.search(begins):
         raise RecipeError(f"{name}: this file is not a recipe, so it is not replaced; name another file")
+    if not os.access(path, os.W_OK) or not path.stat().st_mode & 0o222:
+        raise RecipeError(f"{name}: this recipe is read-only, so it is not replaced; name another file")
 
 
 def _keep(old: bytes, path: str, previous: Path | None) -> Path:

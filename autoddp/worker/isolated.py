@@ -46,6 +46,7 @@ def start(text: str, is_rank: bool) -> None:
     elif plan.level is Level.OVERLAY:
         under_guard = stopper(plan.socket, overlay_is_to_blame=True)
         _at_the_end_of(_is_overflow, under_guard, "files of another group cannot be changed under the overlay")
+        _at_the_end_of(_is_read_only, under_guard, "this folder cannot be changed under the overlay")
         _rename_folders_by_copying()
         if plan.copied_at_most:
             _watch_copies(plan.copied_at_most, stop)
@@ -86,6 +87,12 @@ def _is_overflow(error: BaseException) -> bool:
     """Whether the error is EOVERFLOW: the user namespace has no mapping for the file's owner or group."""
     is_it = isinstance(error, OSError) and error.errno == errno.EOVERFLOW
     return is_it or "value too large for" in str(error).lower()
+
+
+def _is_read_only(error: BaseException) -> bool:
+    """Whether the error is EROFS: a folder with mounts below it cannot be covered by an overlay of an ordinary user."""
+    is_it = isinstance(error, OSError) and error.errno == errno.EROFS
+    return is_it or "read-only file system" in str(error).lower() or "os error 30" in str(error).lower()
 
 
 def _watch_copies(most: int, stop: Callable[[str], NoReturn]) -> None:

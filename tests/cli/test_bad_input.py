@@ -49,6 +49,7 @@ FILES = {
     "code.toml": RECIPE + '\n[env]\nLD_PRELOAD = "/tmp/x.so"\n',
 }
 MIB = "must be a number from 0.5 to 100000 MiB"
+NOWHERE = "link.toml"
 CASES = {
     # what is typed, what the line says besides the prefix
     "unknown option": ("--trails 20 train.py", "unknown option --trails (did you mean '--trials'?)"),
@@ -84,6 +85,10 @@ CASES = {
         "not.toml: this file is not a recipe, so it is not replaced; name another file",
     ),
     "recipe to a folder": ("--nproc-per-node 2 --trials 2 --recipe /tmp train.py", "/tmp: no regular file"),
+    "recipe by a link that leads nowhere": (
+        f"--nproc-per-node 2 --trials 2 --recipe {NOWHERE} train.py",
+        f"--recipe {NOWHERE}: the folder {{cwd}}/nowhere takes no files; name another file",
+    ),
     "no ranks": ("--nproc-per-node 0 train.py", "--nproc-per-node 0: must be 1 or more, e.g. --nproc-per-node 2"),
     "no ranks as torchrun": ("--trials 0 --nproc-per-node -2 train.py", "--nproc-per-node -2: must be 1 or more"),
     "no nodes": ("--nnodes 0 train.py", "--nnodes 0: must be 1 or more, or a range such as 1:4"),
@@ -111,6 +116,7 @@ def make(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     for name, text in FILES.items():
         (folder / name).write_text(text)
+    (folder / NOWHERE).symlink_to("nowhere/recipe.toml")
     return folder
 
 
@@ -146,7 +152,7 @@ def test_one_line_and_nothing_else(cases: Path, name: str) -> None:
     assert CASES[name][1].format(cwd=cases / name) in err
     assert err.endswith("\n")
     assert err.count("\n") == 1
-    assert everything_below(cases / name) == FILES
+    assert everything_below(cases / name) == {**FILES, NOWHERE: ""}
 
 
 @pytest.mark.parametrize("words", [whole("--trails 20 train.py"), "--recipe key.toml train.py"])

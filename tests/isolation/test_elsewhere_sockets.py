@@ -58,6 +58,7 @@ def serve(folder):
     for name, family, address in (
         ("udp", socket.AF_INET, ("127.0.0.1", 0)),
         ("log", socket.AF_UNIX, os.path.abspath("log.sock")),
+        ("blanks", socket.AF_UNIX, os.path.abspath("a log.sock")),
     ):
         listener = socket.socket(family, socket.SOCK_DGRAM)
         listener.bind(address)
@@ -93,6 +94,7 @@ CONNECT = "s = socket.create_connection(('127.0.0.1', tcp)); "
 UNIX = "s = socket.socket(socket.AF_UNIX); s.connect('stream.sock'); "
 UDP = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); "
 LOG = "s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.connect('log.sock'); "
+LOG_TO = "s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); "
 RECORD = "; h.emit(logging.makeLogRecord({'msg': 'x'})); "
 UNIX_HTTP = """
 class C(http.client.HTTPConnection):
@@ -158,6 +160,15 @@ ENDS = {
         "the script sends datagrams to",
     ),
     "systemd's socket": (LOG + "s.send(b'READY=1')", "the script sends datagrams to /"),
+    "datagrams to a relative path": (LOG_TO + "s.sendto(b'x', 'log.sock')", "the script sends datagrams to log.sock"),
+    "datagrams to a link": (
+        "os.symlink(os.path.abspath('log.sock'), 'link'); " + LOG_TO + "s.sendto(b'x', 'link')",
+        "the script sends datagrams to link",
+    ),
+    "datagrams to a path with blanks": (
+        LOG_TO + "s.sendto(b'x', os.path.abspath('a log.sock'))",
+        "the script sends datagrams to /",
+    ),
     "log by a connection": (UNIX + "s.sendall(b'<14>x\\0')", "the script writes to the log"),
     "D-Bus": (UNIX + "s.sendall(b'\\0AUTH EXTERNAL 30\\r\\n')", "the script calls a service by D-Bus (/"),
     "statsd": (UDP + "s.sendto(b'loss:1|g', ('127.0.0.1', udp))", "the script sends datagrams to 127.0.0.1:"),
@@ -213,6 +224,7 @@ PASSES = {
 OWN_TOO = (
     "metrics", "send", "sendmsg", "a file of the socket", "the port is not blocking", "asyncio", "HTTP by hand",
     "WebSocket", "log of another machine", "log by datagrams", "handler of syslog", "systemd's socket",
+    "datagrams to a relative path", "datagrams to a link", "datagrams to a path with blanks",
     "log by a connection", "D-Bus", "statsd", "statsd, connected", "HTTP to a Unix socket",
     "HTTP to a Unix socket, kept open",
 )  # fmt: skip

@@ -132,6 +132,11 @@ CASES = {
             readline.add_history("typed"); readline.write_history_file(); readline.write_history_file("log.txt")
             readline.append_history_file(1, "log.txt"); readline.read_history_file("log.txt")
             assert os.path.exists(".history") and open("log.txt").read().count("typed") == 2""",
+    "another process is in the middle of a change": """
+        from autoddp.isolation.guard.lock import ChangeLock
+        for action in (lambda: open("log.txt").read(), lambda: open("x", "w").close(), lambda: os.remove("model.pt")):
+            ChangeLock(scratch).begin_change(); action()  # as if it had died there
+        assert sorted(os.listdir())[-1] == "x" and not os.path.exists("model.pt")""",
     "names of the overlay's own": """
         os.mkdir("mine"); assert os.listdir("mine") == []; shutil.rmtree("ckpt"); os.mkdir("ckpt")
         assert os.listdir("ckpt") == [] and [*os.scandir("ckpt")] == []

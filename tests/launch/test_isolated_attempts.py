@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from launchers import AUTODDP, ROOT, SCRIPTS, Launch, start, wait_for, whole
 from test_tuned_scripts import run, summary
-from traces.room import may_bind
+from traces.room import ORDINARY, Room, _readable_interpreter, may_bind
 
 LONG = {"TUNED_TIMES_LONGER": "40"}
 STATEFUL = str(SCRIPTS / "stateful.py")
@@ -210,6 +210,34 @@ def test_a_host_without_the_overlay_refuses_it_in_one_line(tmp_path: Path) -> No
     assert launch.returncode == 2, launch.stderr
     assert launch.stderr.count("\n") == 1
     assert launch.stderr.startswith("autoddp: error: --isolation overlay: ")
+
+
+@pytest.mark.skipif(not may_bind(), reason="needs root, to become a user with mounts")
+@pytest.mark.parametrize("is_named", [False, True], ids=["unnamed", "named by an argument"])
+def test_a_folder_that_the_overlay_of_a_user_cannot_cover_is_written_under_guard(is_named: bool) -> None:
+    """An ordinary user's overlay cannot lie over a folder with mounts below it, which is read-only then."""
+    writes = "import os\nopen(os.environ['DATA'] + '/new-' + os.environ['RANK'], 'w').write('x')\nprint('written')\n"
+    with Room(ORDINARY, private=False) as room:  # the checkout may be below /tmp
+        data = room.part("elsewhere")
+        (data / "mounted").mkdir()
+        (room.work / "writes.py").write_text(writes)
+        room.settle()
+        lines = [*_readable_interpreter(), f"mount -t tmpfs none {data}/mounted", f"cd {room.work}", 'exec "$@"']
+        as_root = ["unshare", "-m", "--propagation", "private", "bash", "-c", " && ".join(lines), "room"]
+        words = ["--nproc-per-node", "2", "writes.py", *([f"--output={data}/not/there/yet"] if is_named else [])]
+        command = [*as_root, *room.prefix(), *AUTODDP, *words]
+        env = room.environment({"DATA": str(data)})
+        done = subprocess.run(command, cwd=room.work, env=env, capture_output=True, text=True, timeout=300)
+        made = sorted(path.name for path in data.iterdir())
+    assert done.returncode == 0, done.stderr
+    assert made == ["mounted", "new-0", "new-1"]
+    assert done.stdout == "written\n" * 2
+    if is_named:
+        assert "isolation: overlay" not in done.stderr
+        assert "no overlay: the overlay cannot be mounted (there are mounts below" in done.stderr
+    else:
+        assert "another attempt; isolation: guard" in done.stderr
+        assert "this folder cannot be changed under the overlay: [Errno 30] Read-only file system" in done.stderr
 
 
 @pytest.mark.whole

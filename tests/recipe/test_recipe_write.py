@@ -97,6 +97,18 @@ def test_what_is_no_recipe_stays(tmp_path: Path, content: bytes) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_a_recipe_that_is_read_only_stays(tmp_path: Path) -> None:
+    """For root too, to whom the system refuses nothing."""
+    file = tmp_path / "a.toml"
+    file.write_text(MINE)
+    file.chmod(0o444)
+    with pytest.raises(RecipeError) as caught:
+        save(RECIPE, file, tmp_path / "previous.toml")
+    assert str(caught.value) == f"{file}: this recipe is read-only, so it is not replaced; name another file"
+    assert file.read_text() == MINE
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_an_empty_file_is_written(tmp_path: Path) -> None:
     (tmp_path / "a.toml").touch()
     save(RECIPE, tmp_path / "a.toml", tmp_path / "previous.toml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 
 from autoddp.isolation.children import VARIABLE
@@ -23,9 +24,7 @@ def serves_port(port: int) -> bool:
 
 def serves_path(path: str) -> bool:
     """As `serves_port`, of a Unix socket."""
-    path = path.replace("\0", "@", 1)
-    found = (line for line in _table("unix") if len(line) > 7 and line[7] == path and int(line[3], 16) & _ACCEPTS)
-    return _are_own(line[6] for line in found)
+    return _are_own_at(path, _ACCEPTS)
 
 
 def runs_peer(place: int | str, mine: int = 0) -> bool:
@@ -48,8 +47,7 @@ def receives(place: int | str) -> bool:
     """
     if isinstance(place, int):
         return _are_own(line[9] for name in ("udp", "udp6") for line in _table(name) if _port(line[1]) == place)
-    place = place.replace("\0", "@", 1)
-    return _are_own(line[6] for line in _table("unix") if len(line) > 7 and line[7] == place)
+    return _are_own_at(place)
 
 
 def parent_of(pid: int) -> int:
@@ -95,9 +93,41 @@ def _port(address: str) -> int:
 
 def _table(name: str) -> Iterator[list[str]]:
     """The lines of a table of sockets, without its heading; none where the kernel has no such table."""
-    with contextlib.suppress(FileNotFoundError), open(f"/proc/net/{name}", errors="surrogateescape") as file:
+    place = f"/proc/net/{name}"
+    with (
+        contextlib.suppress(FileNotFoundError),
+        open(place, encoding="utf-8", errors="surrogateescape", newline="\n") as file,
+    ):
         next(file)
-        yield from (line.split() for line in file)
+        # The last column of Unix sockets is a path, in which there may be blanks.
+        yield from (line.removesuffix("\n").split(maxsplit=7 if name == "unix" else -1) for line in file)
+
+
+def _are_own_at(path: str, flags: int = 0) -> bool:
+    """Whether all Unix sockets at a path, with these flags, belong to the attempt, or there is none.
+
+    The table has the name by which each socket was made: it may be relative, lead over links, or hold a line feed.
+    """
+    abstract, real = path.startswith("\0"), os.path.realpath(path.replace("\0", ""))
+    name = path.replace("\0", "@", 1)
+
+    def is_it(bound: str) -> bool:
+        if abstract or bound == name:
+            return bound == name
+        near = os.path.basename(bound) == os.path.basename(real)  # no other path is looked at: that may take for ever
+        return near and os.path.realpath(bound) == real
+
+    lines = [line for line in _table("unix") if len(line) > 7 and is_it(line[7]) and int(line[3], 16) & flags == flags]
+    if not lines and not abstract and _is_socket(real):
+        return False
+    return _are_own(line[6] for line in lines)
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def _are_own(sockets: Iterator[str]) -> bool:

@@ -24,11 +24,15 @@ _QUEUES = ("/dev/mqueue/", "/dev/hugepages/")
 _OWN_CGROUP = r"fs/cgroup/[^\s\"';|&)]*/(?:cgroup\.procs|cgroup\.threads|tasks)\b"
 _SETTING = rf"/proc/(?!self/|thread-self/|\d|\$)|/sys/(?!{_OWN_CGROUP})|/dev/cpu/|/dev/mqueue/|/dev/hugepages/"
 """The beginnings of the paths. A process may write of itself below /proc/self, and may enter a group of processes."""
+_FILES = r"/proc/\d+/(?:root|cwd|fd)/"
+"""What a process sees and has open."""
 _PATH = re.compile(_SETTING)
+_OF_A_PROCESS = re.compile(r"/proc/(\d+)(?:/task/\d+)?/(?:root|cwd|fd/\d+)")
+_OF_ANOTHER = re.compile(r"/proc/(\d+)/")
 _IN_SHELL = re.compile(
     # a redirection, tee and dd; then the programs whose last argument is changed
-    rf"""(?:>[>|&]?\s*|\btee\s[^|;&\n]*?|\bof=)["']?((?:{_SETTING})[^\s"';|&)]*)"""
-    rf"""|\b(?:cp|mv|ln|install|mkdir|rmdir)\s[^|;&\n]*?\s["']?((?:{_SETTING})[^\s"';|&)]*)["']?\s*(?:$|[|;&)\n])"""
+    rf"""(?:>[>|&]?\s*|\btee\s[^|;&\n]*?|\bof=)["']?((?:{_SETTING}|{_FILES})[^\s"';|&)]*)"""
+    rf"""|\b(?:cp|mv|ln|install|mkdir|rmdir)\s[^|;&\n]*?\s["']?((?:{_SETTING}|{_FILES})[^\s"';|&)]*)["']?\s*(?:$|[|;&)\n])"""
 )
 
 
@@ -40,7 +44,7 @@ def watch_settings(stop: Stop) -> None:
             changed(path)
 
     def changed(path: Any, *_more: Any) -> None:
-        place = real.resolved(os.fsdecode(path))
+        place = real.resolved(os.fsdecode(path), _is_of_another)
         if _PATH.match(place):
             stop(f"the script changes {place}, which all programs of this machine share")
         if place.startswith("/proc/") and place.split("/")[2] != str(os.getpid()):
@@ -70,7 +74,20 @@ def changed_by(words: Sequence[str], folder: str) -> str:
     A word may be a line for another shell.
     """
     found = _IN_SHELL.search(" ".join([*words[:1], *(_placed(word, folder) for word in words[1:])]))
-    return f"a command changes {found[1] or found[2]}, which all programs of this machine share" if found else ""
+    place = (found[1] or found[2]) if found else ""
+    process = _OF_ANOTHER.match(place)
+    if process is not None:
+        return f"a command changes {place}, which belongs to another process" if int(process[1]) != os.getpid() else ""
+    return f"a command changes {place}, which all programs of this machine share" if place else ""
+
+
+def _is_of_another(path: str) -> bool:
+    """Whether another process sees something else at this path, or has something else open, than its link says.
+
+    The kernel does not go by the text of these links: it goes to the file itself, which no overlay covers.
+    """
+    found = _OF_A_PROCESS.fullmatch(path)
+    return found is not None and found[1] != str(os.getpid())
 
 
 def _placed(word: str, folder: str) -> str:

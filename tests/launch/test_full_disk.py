@@ -1,0 +1,49 @@
+"""A disk without room, and a run's folder that is gone: tuning ends with a line, and the job runs as written."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from launchers import AUTODDP, start
+from traces.room import may_bind
+
+TRAINS = "import os; os.environ['RANK'] == '0' and print('tuned' if 'AUTODDP_TUNING' in os.environ else 'trained')"
+
+
+def may_mount_an_image(folder: Path) -> bool:
+    """Whether an image of a small disk can be made and mounted here."""
+    if shutil.which("mkfs.ext4") is None or not may_bind():
+        return False
+    image = folder / "image"
+    with open(image, "wb") as file:
+        file.truncate(8 * 2**20)
+    subprocess.run(["mkfs.ext4", "-q", "-N", "64", image], check=True)
+    mount = ["unshare", "-m", "--propagation", "private", "mount", "-o", "loop", image, "/mnt"]
+    return subprocess.run(mount, capture_output=True).returncode == 0
+
+
+def test_the_job_runs_where_the_current_folder_is_on_a_full_disk(tmp_path: Path) -> None:
+    if not may_mount_an_image(tmp_path):
+        pytest.skip("needs root, mkfs.ext4 and a loop device")
+    work = tmp_path / "work"
+    work.mkdir()
+    (tmp_path / "train.py").write_text(TRAINS)
+    # The run's folder and the mark in it are the last two files that the disk takes.
+    lines = f"""
+        set -e
+        mount -o loop {tmp_path}/image {work}
+        cd {work}
+        mkdir .autoddp
+        cp ../train.py .
+        touch $(seq $(($(stat -f -c %d .) - 2)))
+        exec "$@"
+    """
+    command = ("unshare", "-m", "--propagation", "private", "bash", "-c", lines, "bash", *AUTODDP)
+    launch = start(command, work, ["--nproc-per-node", "2", "train.py"], env={"HOME": str(tmp_path)}).wait()
+    assert launch.returncode == 0, launch.stderr
+    assert launch.stdout == "trained\n"
+    assert "Traceback" not in launch.stderr
+    assert "/attempt0 cannot be written (No space left on device); --output names another place" in launch.stderr
