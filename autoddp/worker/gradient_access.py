@@ -22,7 +22,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -141,7 +141,7 @@ class OwnReads:
         if not self._watched:
             self._watched = ids_of(parameters)
             _readers.append(self)
-            nn.Parameter.grad = _WATCHED_GRAD  # type: ignore[assignment]
+            nn.Parameter.grad = _watched_grad()  # type: ignore[assignment]
 
     def end(self) -> None:
         """Watch nothing."""
@@ -169,14 +169,43 @@ _GRAD: Any = torch.Tensor.grad
 _readers: list[OwnReads] = []
 
 
-def _read_grad(parameter: nn.Parameter) -> torch.Tensor | None:
-    gradient: torch.Tensor | None = _GRAD.__get__(parameter)
-    reader = sys._getframe(1)  # `inspect` would build the whole stack
-    module = str(reader.f_globals.get("__name__", ""))
-    if module.partition(".")[0] not in _NOT_THE_SCRIPT and not _compares_with_none(reader.f_code, reader.f_lasti):
+@functools.cache
+def _watched_grad() -> property:
+    """In the place of torch's own `grad` only while gradients are watched, since it makes each read by Python slower.
+
+    torch.compile must leave these functions alone. To tell it so imports its machinery, which takes a second: so this
+    waits until there is a model.
+    """
+    note = torch.compiler.disable(_note)
+    here = sys._getframe()  # `inspect` would build the whole stack
+
+    def frames_to_here() -> int:
+        frame, count = sys._getframe(), 0
+        while frame is not here and frame.f_back is not None:
+            frame, count = frame.f_back, count + 1
+        return count
+
+    frames: int = _skipped(frames_to_here)()  # more than one: some versions of torch put a function around it
+
+    def read(parameter: nn.Parameter) -> torch.Tensor | None:
+        gradient: torch.Tensor | None = _GRAD.__get__(parameter)
+        reader = sys._getframe(frames)
+        note(parameter, gradient, str(reader.f_globals.get("__name__", "")), reader.f_code, reader.f_lasti)
+        return gradient
+
+    return property(_skipped(read), _GRAD.__set__, _GRAD.__delete__)
+
+
+def _skipped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which torch.compile does not look into."""
+    return cast("Callable[..., Any]", torch.compiler.disable(function, recursive=False))
+
+
+def _note(parameter: nn.Parameter, gradient: torch.Tensor | None, module: str, code: CodeType, place: int) -> None:
+    """Tell who watches that the code at `place`, of that module, reads a gradient."""
+    if module.partition(".")[0] not in _NOT_THE_SCRIPT and not _compares_with_none(code, place):
         for one in _readers:
             one.read(parameter, gradient)
-    return gradient
 
 
 @functools.lru_cache(maxsize=256)
@@ -194,8 +223,6 @@ def _compares_with_none(code: CodeType, place: int) -> bool:
 
 
 _NOT_THE_SCRIPT = ("torch", __name__.partition(".")[0])
-_WATCHED_GRAD = property(_read_grad, _GRAD.__set__, _GRAD.__delete__)
-"""In the place of torch's own `grad` only while gradients are watched, since it makes each read by Python slower."""
 
 
 def _patch(wrapper: Callable[..., Any], owners: Iterable[Any], *names: str) -> None:
