@@ -103,6 +103,8 @@ PRIVATE_TO_OTHERS = {
     ("isolation/elsewhere/requests.py", "_channel"),
     # Which library sends: Python has no public way to the frames of a call that does not import inspect.
     ("isolation/elsewhere/sockets.py", "_getframe"),
+    # The same of who reads a gradient.
+    ("worker/gradient_access.py", "_getframe"),
     # Where torch gives a tensor's shared memory a name.
     ("isolation/guard/shared_memory.py", "_share_filename_cpu_"),
     ("isolation/guard/shared_memory.py", "_new_using_filename_cpu"),

@@ -39,9 +39,11 @@ class ObservedSteps:
     uses_all: bool = False
     """Every gradient became ready in each step."""
     discards_gradients: bool = False
-    """The script clears or changes gradients between two backward passes of a step."""
+    """The script reads, clears or changes gradients between two backward passes of a step."""
     keeps_gradients: bool = False
     """The script holds gradients, or other tensors in their memory, over a backward pass."""
+    reads_gradients: bool = False
+    """The script itself reads gradients, within a backward pass or after it, before any function of torch does."""
 
     @property
     def micro_batches(self) -> float:

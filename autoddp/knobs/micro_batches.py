@@ -10,6 +10,7 @@ _MOST = 4096
 _REPLACES = (STATIC_GRAPH.name,)  # DDP takes a static graph to reduce after every backward pass
 
 CHANGES_GRADIENTS = "the script reads and changes gradients itself"
+READS_GRADIENTS = "the script reads gradients itself"
 DISCARDS_GRADIENTS = "the script reads, clears or changes gradients between two backward passes of a step"
 FINDS_UNUSED = "find_unused_parameters is set, and DDP keeps what a pass has used until it reduces"
 STEPS_WITHOUT_GRADIENTS = "the optimizer changes parameters that have no gradients"
@@ -35,7 +36,9 @@ def _why_no_implicit_no_sync(look: FirstLook) -> str:
         return CHANGES_GRADIENTS
     if len(counts) != 1:
         return "steps differ in their number of reductions"
-    return "each step has one reduction" if max(counts) < 2 else ""
+    if max(counts) < 2:
+        return "each step has one reduction"
+    return READS_GRADIENTS if any(one.reads_gradients for one in look.steps) else ""
 
 
 def _why_no_accumulation(look: FirstLook) -> str:

@@ -46,6 +46,8 @@ class StepClock(GradientHandler):
         self._by_forwards = False
         self._patience = _FORWARDS
         self._stopped = False
+        # Of each optimizer that is stepping, what others have stepped inside it.
+        self._stepping: dict[int, set[frozenset[int]]] = {}
         add_handler(self)
 
     def stop(self) -> None:
@@ -76,14 +78,26 @@ class StepClock(GradientHandler):
         else:
             self._by_forwards = True
 
-    def after_step(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         """See `GradientHandler`."""
+        self._stepping[id(optimizer)] = set()
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """See `GradientHandler`. An optimizer around another one of the same parameters (SAM, Lookahead) is no second.
+
+        The inner one counts: if its step raises, nothing has to be undone here.
+        """
+        inside = self._stepping.pop(id(optimizer), set())
         if self._by_forwards:
             return
         ours = self._ids()
         held = ids_of(held_by(optimizer)) & ours
+        for others in self._stepping.values():
+            others.add(held)
         if not held:
             self.steps_without_ddp += 1
+        elif held in inside:
+            return
         elif self._is_clock(held, ours, optimizer):
             self._others = 0
             self._on_step()

@@ -291,8 +291,11 @@ class Wrapped:
 
     @contextlib.contextmanager
     def _as_it_was_built(self, ddp: DDP) -> Iterator[None]:
-        """Restore `requires_grad` as it was when the object was built, because DDP's constructor goes by it."""
-        now = [(p, p.requires_grad) for p in ddp._module_parameters]
+        """Restore `requires_grad` as it was when the object was built, because DDP's constructor goes by it.
+
+        Parameters that the script has added to the module since are not reduced, so they do not ask for it either.
+        """
+        now = [(p, p.requires_grad) for p in dict.fromkeys((*ddp._module_parameters, *ddp.module.parameters()))]
         for p, asks in now:
             if asks != (id(p) in self._reduced):
                 p.requires_grad_(not asks)
@@ -721,8 +724,20 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
     return list(torch.nn.parallel.distributed._find_tensors(output))
 
 
-def when_backward_begins(output: Any, call: Callable[[], object]) -> None:
-    """Call `call` at each gradient of a tensor in `output`, which a module has returned.
+def tensors_of_static_graph(output: Any) -> list[torch.Tensor]:
+    """The tensors in the output of a module from which DDP learns a static graph.
+
+    These are others than those of `tensors_in`: torch's pytrees do not see into dataclasses, nor into classes that a
+    script has derived from dict, list or tuple.
+    """
+    leaves = torch.nn.parallel.distributed._tree_flatten_with_rref(output)[0]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def when_backward_begins(
+    output: Any, call: Callable[[], object], tensors: Callable[[Any], list[torch.Tensor]] = tensors_in
+) -> None:
+    """Call `call` at each gradient of a tensor in `output`, which a module has returned; `tensors` finds them.
 
     A script may save the tensor: without the mark torch would warn that this hook is not saved with it.
     """
@@ -731,7 +746,7 @@ def when_backward_begins(output: Any, call: Callable[[], object]) -> None:
         call()
 
     unserializable_hook(begins)
-    for tensor in tensors_in(output):
+    for tensor in tensors(output):
         if tensor.requires_grad:
             tensor.register_hook(begins)
 

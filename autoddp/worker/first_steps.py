@@ -30,10 +30,11 @@ from autoddp.worker.ddp import (
     Wrapped,
     after_this_backward,
     base_of,
+    tensors_of_static_graph,
     version_of,
     when_backward_begins,
 )
-from autoddp.worker.gradient_access import parameters_of
+from autoddp.worker.gradient_access import OwnReads, parameters_of
 from autoddp.worker.guard import sum_of_bits
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.sync_switch import left_unreduced
@@ -51,7 +52,8 @@ class ReadyOrder:
     DDP learns a static graph from the first backward pass that begins at what the module has returned. So the graph
     counts as static only if each pass that begins there gives gradients, and each pass that gives gradients begins
     there. `torch.autograd.grad` begins there and gives none; where the module returns an object in which DDP finds no
-    tensors, or the script takes its loss from elsewhere, the pass begins elsewhere.
+    tensors for this purpose (a dataclass, for example), or the script takes its loss from elsewhere, the pass begins
+    elsewhere.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -75,7 +77,7 @@ class ReadyOrder:
     def returned(self, output: object) -> None:
         """A module has returned `output`."""
         if self._handles and torch.is_grad_enabled():
-            when_backward_begins(output, self._begins)
+            when_backward_begins(output, self._begins, tensors_of_static_graph)
 
     def _begins(self) -> None:
         if self._handles:
@@ -254,6 +256,39 @@ def _is_discarded(parameter: nn.Parameter, before: _Left, has_more: bool) -> boo
     return int(bits_now) != int(bits)
 
 
+class ReadsGradients(_BackwardPasses):
+    """Finds out whether the script itself reads gradients, as `p.grad`, before a function of torch has read them.
+
+    Watches from its making until `stop()`. Call `reads()` with what a function of torch is given, before it reads
+    gradients; with nothing before an optimizer steps.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__(parameters)
+        self.found = False
+        """Whether the script has read any within a backward pass, or after the last one of a step."""
+        self.between = False
+        """Whether it has read any between two backward passes of a step."""
+        self._own_reads = OwnReads()
+
+    def _begins(self, first: torch.Tensor) -> None:
+        self.between |= self._own_reads.has_read()
+        self._own_reads.begin(self._parameters)
+
+    def _ended(self) -> None:
+        self.found |= self._own_reads.has_read()
+
+    def reads(self, given: Sequence[torch.Tensor]) -> None:
+        """What the script reads from here on, until the next backward pass, torch has read before."""
+        self.found |= self._own_reads.has_read(given)
+        self._own_reads.end()
+
+    def stop(self) -> None:
+        """See `_BackwardPasses`."""
+        super().stop()
+        self._own_reads.end()
+
+
 class KeepsGradients(_BackwardPasses):
     """Finds out whether the script holds gradients, or other tensors in their memory, over a backward pass.
 
@@ -302,6 +337,7 @@ class FirstSteps(DdpEvents):
         self._wrapped, self._implicit_no_sync, self._accumulation = wrapped, implicit_no_sync, accumulation
         self._warn = warn
         self._by_hand: ByHand | None = None
+        self._reads_gradients: ReadsGradients | None = None
         self._left = _READS
         self._built = 0
         self._was_put_off = False
@@ -345,13 +381,20 @@ class FirstSteps(DdpEvents):
         """Begin to watch, if reductions are put off."""
         self._was_put_off = self._implicit_no_sync.pending
         if self._by_hand is None and self._left and (self._implicit_no_sync.every > 1 or self._accumulation.steps > 1):
-            self._by_hand = ByHand(parameters_of(self._wrapped()), self._discarded)
+            parameters = parameters_of(self._wrapped())
+            self._by_hand = ByHand(parameters, self._discarded)
+            self._reads_gradients = ReadsGradients(parameters)
             self._implicit_no_sync.reads, self._implicit_no_sync.has_read = self._reads, self._by_hand.has_read
 
-    def _reads(self) -> None:
+    def _reads(self, given: Sequence[torch.Tensor]) -> None:
         assert self._by_hand is not None
+        assert self._reads_gradients is not None
         changed = self._by_hand.reads()
+        self._reads_gradients.reads(given)
         self._left -= 1
+        # `ImplicitNoSync` itself sees what is read where it has put a reduction off.
+        if self._reads_gradients.between and self._accumulation.keeps_on():
+            raise left_unreduced(DISCARDS_GRADIENTS, ACCUMULATE_STEPS.name)
         # `Accumulation` itself sees what is thrown away between two passes: that has not been used.
         if changed and self._accumulation.keeps_on():
             raise left_unreduced(CHANGES_GRADIENTS, ACCUMULATE_STEPS.name)
@@ -381,6 +424,8 @@ class FirstSteps(DdpEvents):
 
     def _stop(self) -> None:
         self._left = 0
-        self._implicit_no_sync.reads = self._implicit_no_sync.has_read = lambda: None
+        self._implicit_no_sync.reads, self._implicit_no_sync.has_read = lambda _given: None, lambda: None
         if self._by_hand is not None:
             self._by_hand.stop()
+        if self._reads_gradients is not None:
+            self._reads_gradients.stop()

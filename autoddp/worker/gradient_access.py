@@ -8,16 +8,21 @@
 
 Each function of torch is patched once, and only when a handler comes that has a method for it. A handler must be added
 before the script binds these functions to names of its own.
+
+What the script itself reads as `p.grad` is seen by `OwnReads`.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from types import CodeType
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -119,6 +124,105 @@ def are_reduced(tensors: Iterable[torch.Tensor], wrapped: Iterable[Wrapped]) -> 
 def ids_of(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
     """What tells these tensors from others, without keeping them alive."""
     return frozenset(map(id, tensors))
+
+
+class OwnReads:
+    """Notices gradients that the script itself reads, as `p.grad`, between `begin` and `end`.
+
+    What torch and autoddp read does not count, nor does `p.grad is None`. See also `has_read`.
+    """
+
+    def __init__(self) -> None:
+        self._watched: frozenset[int] = frozenset()
+        self._read: set[int] = set()  # ids of the gradients
+
+    def begin(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Watch the gradients of these parameters until `end`; nothing is done where some are watched already."""
+        if not self._watched:
+            self._watched = ids_of(parameters)
+            _readers.append(self)
+            nn.Parameter.grad = _watched_grad()  # type: ignore[assignment]
+
+    def end(self) -> None:
+        """Watch nothing."""
+        if self._watched:
+            self._watched, self._read = frozenset(), set()
+            _readers.remove(self)
+            if not _readers:
+                del nn.Parameter.grad
+
+    def read(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
+        """The script reads the gradient of this parameter."""
+        if id(parameter) in self._watched:
+            self._read.add(id(gradient))
+
+    def has_read(self, given: Iterable[torch.Tensor] = ()) -> bool:
+        """Whether the script has read a gradient since this was asked before.
+
+        Those that are among `given` do not count: the script has read them for a function of torch that gets them now.
+        """
+        read, self._read = self._read, set()
+        return not read <= ids_of(given)
+
+
+_GRAD: Any = torch.Tensor.grad
+_readers: list[OwnReads] = []
+
+
+@functools.cache
+def _watched_grad() -> property:
+    """In the place of torch's own `grad` only while gradients are watched, since it makes each read by Python slower.
+
+    torch.compile must leave these functions alone. To tell it so imports its machinery, which takes a second: so this
+    waits until there is a model.
+    """
+    note = torch.compiler.disable(_note)
+    here = sys._getframe()  # `inspect` would build the whole stack
+
+    def frames_to_here() -> int:
+        frame, count = sys._getframe(), 0
+        while frame is not here and frame.f_back is not None:
+            frame, count = frame.f_back, count + 1
+        return count
+
+    frames: int = _skipped(frames_to_here)()  # more than one: some versions of torch put a function around it
+
+    def read(parameter: nn.Parameter) -> torch.Tensor | None:
+        gradient: torch.Tensor | None = _GRAD.__get__(parameter)
+        reader = sys._getframe(frames)
+        note(parameter, gradient, str(reader.f_globals.get("__name__", "")), reader.f_code, reader.f_lasti)
+        return gradient
+
+    return property(_skipped(read), _GRAD.__set__, _GRAD.__delete__)
+
+
+def _skipped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which torch.compile does not look into."""
+    return cast("Callable[..., Any]", torch.compiler.disable(function, recursive=False))
+
+
+def _note(parameter: nn.Parameter, gradient: torch.Tensor | None, module: str, code: CodeType, place: int) -> None:
+    """Tell who watches that the code at `place`, of that module, reads a gradient."""
+    if module.partition(".")[0] not in _NOT_THE_SCRIPT and not _compares_with_none(code, place):
+        for one in _readers:
+            one.read(parameter, gradient)
+
+
+@functools.lru_cache(maxsize=256)
+def _compares_with_none(code: CodeType, place: int) -> bool:
+    """Whether the value of the instruction at `place` is only compared with None.
+
+    Versions of Python have other instructions for that; one that is not known here counts as a read.
+    """
+    following = (one for one in dis.get_instructions(code) if one.offset > place)
+    first, second = next(following, None), next(following, None)
+    if first is None or second is None:
+        return False
+    jumps = first.opname.startswith("POP_JUMP") and first.opname.endswith("NONE")
+    return jumps or (first.opname == "LOAD_CONST" and first.argval is None and second.opname == "IS_OP")
+
+
+_NOT_THE_SCRIPT = ("torch", __name__.partition(".")[0])
 
 
 def _patch(wrapper: Callable[..., Any], owners: Iterable[Any], *names: str) -> None:

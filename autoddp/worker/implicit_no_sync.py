@@ -1,7 +1,8 @@
 """Puts the reductions of a step's micro-batches off to the last one, in scripts that accumulate without `no_sync`.
 
 Reducing after each backward pass gives mean(g1) + mean(g2) + …, reducing once gives mean(g1 + g2 + …), which is the
-same. Where a step comes earlier than expected, its gradients are reduced before anything reads them.
+same. Where a step comes earlier than expected, its gradients are reduced before torch reads them. They cannot be
+reduced where the script itself reads them, as `p.grad`, because one rank alone may do so: the job stops there.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import Configuration
-from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
+from autoddp.knobs.micro_batches import DEFER_REDUCTIONS, DISCARDS_GRADIENTS, READS_GRADIENTS
 from autoddp.worker.ddp import DdpEvents, Wrapped, is_joining, must_reduce, when_backward_begins
 from autoddp.worker.effect import Effect
-from autoddp.worker.gradient_access import GradientHandler, are_reduced, held_by
-from autoddp.worker.sync_switch import ReductionSwitch, StillThere
+from autoddp.worker.gradient_access import GradientHandler, OwnReads, are_reduced, held_by
+from autoddp.worker.sync_switch import ReductionSwitch, StillThere, left_unreduced
 
 _CHUNK = 25 * 2**20  # bytes that are flattened at once
 
@@ -37,12 +38,14 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         self.pending = False
         """Whether there may be gradients that are not reduced."""
         self._parameters = StillThere(DEFER_REDUCTIONS.name)
+        self._own_reads = OwnReads()  # while there may be gradients that are not reduced
         # Of which the last forward pass was put off. DDP broadcasts buffers only after one that was not.
         self._broadcasts: weakref.WeakSet[DDP] = weakref.WeakSet()
         self.steps_by_closure = False
         """Whether an optimizer of DDP's parameters runs backward passes itself: it may read gradients after each."""
-        self.reads: Callable[[], object] = lambda: None
-        """Called before an optimizer or another function of torch reads gradients, and before they are reduced here."""
+        self.reads: Callable[[Sequence[torch.Tensor]], object] = lambda given: None
+        """Called before an optimizer or another function of torch reads gradients, and before they are reduced here;
+        with what that function was given: parameters or gradients, and nothing by an optimizer."""
         self.has_read: Callable[[], None] = lambda: None
         """Called when such a function has ended, which may have changed the gradients; not after an optimizer."""
 
@@ -58,8 +61,8 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
     @every.setter
     def every(self, micro_batches: int) -> None:
         """At a step boundary."""
-        self._every, self._forwards, self.pending, self._switch.put_off = micro_batches, 0, False, False
-        self._parameters.end()
+        self._every, self._forwards, self._switch.put_off = micro_batches, 0, False
+        self._is_reduced()
 
     def end(self) -> None:
         """Put nothing off from now on; allowed at any time. What was put off before is reduced when it is read."""
@@ -73,6 +76,8 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
             ddp.require_forward_param_sync = True
         if self.pending:
             self._parameters.check()
+            if self._own_reads.has_read():
+                raise left_unreduced(DISCARDS_GRADIENTS, DEFER_REDUCTIONS.name)
         if self._every < 2 or not (torch.is_grad_enabled() and self._switch.reduces(ddp)) or is_joining(ddp):
             return
         if not ddp.training:  # an evaluation, which may be one rank's alone
@@ -82,7 +87,9 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         if self._switch.put_off:
             self.pending = True
             self._broadcasts.add(ddp)
-            self._parameters.begin(next(w.parameters for w in self._wrapped() if w.ddp is ddp))
+            parameters = next(w.parameters for w in self._wrapped() if w.ddp is ddp)
+            self._parameters.begin(parameters)
+            self._own_reads.begin(parameters)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
         """See `DdpEvents`. Only a backward pass from what the module has returned reduces what was put off before."""
@@ -93,10 +100,11 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
     def _is_reduced(self) -> None:
         self.pending = False
         self._parameters.end()
+        self._own_reads.end()
 
     def before_reading(self, parameters: Sequence[torch.Tensor]) -> bool:
         """See `GradientHandler`."""
-        self.reduce_what_is_missing()
+        self.reduce_what_is_missing(parameters)
         return False
 
     def after_reading(self) -> None:
@@ -116,14 +124,19 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         if are_reduced(held_by(optimizer), self._wrapped()):
             self._forwards = 0
 
-    def reduce_what_is_missing(self) -> None:
-        """Put the mean over the ranks into all gradients, if their reduction was put off."""
-        self.reads()
+    def reduce_what_is_missing(self, given: Sequence[torch.Tensor] = ()) -> None:
+        """Put the mean over the ranks into all gradients, if their reduction was put off.
+
+        `given` is what a function of torch is about to read. RuntimeError if the script itself has read others.
+        """
+        self.reads(given)
         if not self.pending:
             return
+        if self._own_reads.has_read(given):
+            raise left_unreduced(READS_GRADIENTS, DEFER_REDUCTIONS.name)
         self.reduce(self._wrapped())
-        self.pending, self._forwards = False, 0
-        self._parameters.end()
+        self._forwards = 0
+        self._is_reduced()
 
     @staticmethod
     def reduce(objects: Iterable[Wrapped]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -31,7 +33,7 @@ from autoddp.worker.ddp import (
 )
 from autoddp.worker.describe_job import gather_facts
 from autoddp.worker.experiments import Experiments
-from autoddp.worker.first_steps import ByHand, KeepsGradients, ReadyOrder
+from autoddp.worker.first_steps import ByHand, KeepsGradients, ReadsGradients, ReadyOrder
 from autoddp.worker.gradient_access import add_handler, parameters_of
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
@@ -161,7 +163,8 @@ class _TuningJob(DdpEvents):
             self._ready_order = ReadyOrder(self._all_parameters())
             self._by_hand = ByHand(self._all_parameters())
             self._keeps_gradients = KeepsGradients(self._parameters_without_views())
-            self.implicit_no_sync.reads, self.implicit_no_sync.has_read = self._by_hand.reads, self._by_hand.has_read
+            self._reads_gradients = ReadsGradients(self._all_parameters())
+            self.implicit_no_sync.reads, self.implicit_no_sync.has_read = self._reads, self._by_hand.has_read
             if self._config.cuda_graphs:
                 self._graphs.watch()
                 self.compiling.replays.watch()
@@ -174,10 +177,16 @@ class _TuningJob(DdpEvents):
             self._ready_order.stop()
             self._by_hand.stop()
             self._keeps_gradients.stop()
-            self.implicit_no_sync.reads = self.implicit_no_sync.has_read = lambda: None
+            self._reads_gradients.stop()
+            self.implicit_no_sync.reads, self.implicit_no_sync.has_read = lambda _given: None, lambda: None
             self._graphs.stop_watching()
             self.compiling.replays.stop_watching()
             self._begin()
+
+    def _reads(self, given: Sequence[torch.Tensor]) -> None:
+        """A function of torch is about to read gradients."""
+        self._by_hand.reads()
+        self._reads_gradients.reads(given)
 
     def _all_parameters(self) -> list[nn.Parameter]:
         return parameters_of(self._patch.alive())
@@ -208,8 +217,9 @@ class _TuningJob(DdpEvents):
             any(is_joining(w.ddp) for w in wrapped if w.ddp is not None),
             compiled,
             self._ready_order.uses_all,
-            self._by_hand.discards,
+            self._by_hand.discards or self._reads_gradients.between,
             self._keeps_gradients.found,
+            self._reads_gradients.found,
         )
         facts = gather_facts(wrapped, ranks, self._threads, binding, watched, self._config)
         director = LauncherDirector(self._launcher, facts)

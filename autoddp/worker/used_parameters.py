@@ -29,6 +29,8 @@ class _Watched:
         self.missing: set[int] = set()
         """Places of those whose gradients the present backward pass has not given yet."""
         self._count = len(parameters)
+        self.ids = [id(p) for p in parameters]
+        """Of the parameters, which the DDP object keeps alive."""
         self._handles = [p.register_post_accumulate_grad_hook(self._note(place)) for place, p in enumerate(parameters)]
 
     def _note(self, place: int) -> Callable[[torch.Tensor], None]:
@@ -77,7 +79,7 @@ class UsedParameters(DdpEvents):
         if ddp is None or watched is None or not watched.missing:
             return
         names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
-        name = names[id(wrapped.parameters[min(watched.missing)])]
+        name = names.get(watched.ids[min(watched.missing)], "one that the script has taken out of the model")
         why = (
             f"the recipe's {STATIC_GRAPH.name} needs the gradients of all parameters in each step, {name} has none: "
             "the job stops; launch it without the recipe (--trials 0), or tune again (--trials 20)"

@@ -33,12 +33,12 @@ class Loop:
 
     def install(self) -> None:
         """Patch what the training calls."""
-        self._around(torch.Tensor, "backward", lambda backward, one, *a: backward(one / self._number, *a))
+        self._around(torch.Tensor, "backward", lambda backward, one, *a, **k: backward(one / self._number, *a, **k))
         self._around(DDP, "forward", self._forward)
         self._around(torch.optim.Optimizer, "__init__", self._made)
         for owner in (torch.optim.Optimizer, nn.Module):
             self._around(owner, "zero_grad", lambda clear, *a, **k: None if self._kept else clear(*a, **k))
-        for name in ("clip_grad_norm_", "clip_grad_value_"):
+        for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
             self._around(nn.utils, name, lambda clip, *a, **k: clip(*a, **k) if self._updates() else None)
         scaler = torch.amp.GradScaler
         self._around(scaler, "unscale_", lambda unscale, *a: unscale(*a) if self._updates() else None)

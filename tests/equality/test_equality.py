@@ -10,6 +10,7 @@ import pytest
 import torch
 from cells import RECIPE, TUNED, Cell, Matrix
 from matrix import (
+    CLOSE,
     CONFIGURATIONS,
     EQUAL,
     HEADROOM,
@@ -21,9 +22,16 @@ from matrix import (
     Verdict,
     run,
 )
+from trainings import HEADS
 
 from autoddp.knobs.job import OWN_HOOK, SPARSE
-from autoddp.knobs.micro_batches import CHANGES_GRADIENTS, STEPS_OTHERS, STEPS_WITHOUT_GRADIENTS
+from autoddp.knobs.micro_batches import (
+    CHANGES_GRADIENTS,
+    DISCARDS_GRADIENTS,
+    READS_GRADIENTS,
+    STEPS_OTHERS,
+    STEPS_WITHOUT_GRADIENTS,
+)
 from autoddp.worker import accumulation, hooks, implicit_no_sync
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.sixteen_bit import sixteen_bit_hook
@@ -66,6 +74,8 @@ def bench() -> Bench:
         ("sparse", "steps 2 defer 4", SPARSE),
         ("own hook", "defer 2", OWN_HOOK),
         ("own hook", "steps 2", OWN_HOOK),
+        ("clip at usual norm", "defer 4", READS_GRADIENTS),
+        ("rate by norms", "defer 4", DISCARDS_GRADIENTS),
     ],
 )
 def test_reductions_that_cannot_be_put_off(bench: Bench, training: str, configuration: str, why: str) -> None:
@@ -95,6 +105,12 @@ def test_several_steps_train_as_the_loop_by_hand(bench: Bench, training: str, co
     assert (found.verdict, found.distance) == (LARGER, 0.0)
 
 
+@pytest.mark.parametrize("way", [RECIPE, TUNED])
+def test_reductions_are_put_off_where_the_script_reads_gradients_only_for_torch(bench: Bench, way: str) -> None:
+    found = bench.judged("defer 4 view", Cell("hands on", way, CONFIGURATIONS["defer 4 view"]))
+    assert found.verdict == CLOSE
+
+
 def test_models_that_are_used_by_turns_are_reduced_all_the_same(bench: Bench) -> None:
     assert bench.judged("steps 2", Cell("by turns", RECIPE, CONFIGURATIONS["steps 2"])).verdict == LARGER
 
@@ -104,6 +120,8 @@ def test_models_that_are_used_by_turns_are_reduced_all_the_same(bench: Bench) ->
     [
         ("penalty", "static", TUNED),
         ("opaque", "static", TUNED),
+        ("dataclass", "static", TUNED),
+        ("kind of dict", "static", TUNED),
         ("own hook", "caps", TUNED),
         ("own hook", "static", TUNED),
         ("own hook", "caps", RECIPE),
@@ -114,6 +132,18 @@ def test_models_that_are_used_by_turns_are_reduced_all_the_same(bench: Bench) ->
 def test_buckets_that_stay_as_they_are(bench: Bench, training: str, configuration: str, way: str) -> None:
     found = bench.judged(configuration, Cell(training, way, CONFIGURATIONS[configuration]))
     assert (found.verdict, found.distance) == (LEFT_OUT, 0.0)
+
+
+@pytest.mark.parametrize("training", HEADS)
+def test_what_a_script_adds_to_a_model_later_is_not_reduced(bench: Bench, training: str) -> None:
+    found = bench.judged("cap view batched", Cell(training, TUNED, CONFIGURATIONS["cap view batched"]))
+    assert (found.verdict, found.distance) == (EQUAL, 0.0)
+
+
+def test_the_job_stops_where_a_parameter_has_left_the_model(bench: Bench) -> None:
+    found = bench.judged("static", Cell("head replaced", RECIPE, CONFIGURATIONS["static"]))
+    assert found.verdict == STOPPED
+    assert "one that the script has taken out of the model" in found.why
 
 
 def test_evaluation_sees_rank_0s_statistics_where_a_reduction_was_put_off(bench: Bench) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -93,6 +95,82 @@ def clip_by_hand(rank: int) -> list[nn.Module]:
         norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
         for p in model.parameters():
             p.grad.mul_(0.3 / norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [model]
+
+
+def clip_at_usual_norm(rank: int) -> list[nn.Module]:
+    """AutoClip: the norm at which torch clips is that of the calmest quarter of the steps; the script reads the norms.
+
+    The last step of a round has fewer micro-batches.
+    """
+    model = DDP(network())
+    optimizer = sgd(model)
+    data = batches(rank, STEPS * 4)
+    norms: list[float] = []
+    for step in range(STEPS):
+        for _ in range(2 if step % 10 == 9 else 4):
+            batch = next(data)
+            (loss(model(batch[0]), batch) / 4).backward()
+        norms.append(float(torch.stack([p.grad.norm() for p in model.parameters()]).norm()))
+        nn.utils.clip_grad_norm_(model.parameters(), sorted(norms)[len(norms) // 4])
+        optimizer.step()
+        optimizer.zero_grad()
+    return [model]
+
+
+def rate_by_norms(rank: int) -> list[nn.Module]:
+    """The learning rate depends on the norms after each micro-batch, which the script only reads."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    data = batches(rank, STEPS * 4)
+    for _ in range(STEPS):
+        size = 0.0
+        for _ in range(4):
+            batch = next(data)
+            (loss(model(batch[0]), batch) / 4).backward()
+            size += float(torch.stack([p.grad.norm() for p in model.parameters()]).norm())
+        optimizer.param_groups[0]["lr"] = 0.05 / (1 + size)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [model]
+
+
+def clamped_within_passes(rank: int) -> list[nn.Module]:
+    """A hook clamps each gradient with what it has so far, inside the backward pass."""
+    model = DDP(network())
+    optimizer = sgd(model)
+
+    def clamp(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.clamp_(-0.001, 0.001)
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(clamp)
+    data = batches(rank, STEPS * 4)
+    for _ in range(STEPS):
+        for _ in range(4):
+            batch = next(data)
+            (loss(model(batch[0]), batch) / 4).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [model]
+
+
+def hands_gradients_on(rank: int) -> list[nn.Module]:
+    """Reads gradients only to see which are there, and for a function of torch; the last step of a round is shorter."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    data = batches(rank, STEPS * 4)
+    for step in range(STEPS):
+        for _ in range(2 if step % 10 == 9 else 4):
+            batch = next(data)
+            (loss(model(batch[0]), batch) / 4).backward()
+        with_gradients = [p for p in model.parameters() if p.grad is not None]
+        assert not any(p.grad is None for p in with_gradients)
+        norm = nn.utils.get_total_norm([p.grad for p in with_gradients])
+        nn.utils.clip_grads_with_norm_(with_gradients, 0.3, norm)
         optimizer.step()
         optimizer.zero_grad()
     return [model]
@@ -709,6 +787,48 @@ class Opaque(nn.Module):
         return self.Output(self.inner(inputs))
 
 
+@dataclass
+class Scores:
+    """DDP finds the tensor in it where it looks for unused parameters, but not where it learns a static graph."""
+
+    scores: torch.Tensor
+
+
+class OfScores(dict[str, torch.Tensor]):
+    """The same."""
+
+
+def returns(
+    rank: int, make: Callable[[torch.Tensor], Any], scores_of: Callable[[Any], torch.Tensor]
+) -> list[nn.Module]:
+    """`make` makes what the model returns of the scores, from which `scores_of` takes them."""
+    module = network()
+    module.register_forward_hook(lambda _module, _inputs, scores: make(scores))
+    model = DDP(module)
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        loss(scores_of(model(batch[0])), batch).backward()
+        optimizer.step()
+    return [model]
+
+
+def head_of_its_own(rank: int, in_place: bool = False) -> list[nn.Module]:
+    """Each rank gives the model a head of its own after DDP was built; `in_place` of the last layer."""
+    model = DDP(network(), find_unused_parameters=in_place)
+    torch.manual_seed(rank)
+    if in_place:
+        model.module[len(model.module) - 1] = nn.Linear(WIDTH, CLASSES)
+    else:
+        model.module.append(nn.Linear(CLASSES, CLASSES))
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        optimizer.step()
+    return [model]
+
+
 def opaque(rank: int) -> list[nn.Module]:
     model = DDP(Opaque())
     optimizer = sgd(model)
@@ -886,6 +1006,10 @@ TRAININGS: dict[str, Training] = {
     "micro uneven": lambda rank: micro(rank, lambda step: 4 - step % 3),
     "micro short last": lambda rank: micro(rank, lambda step: 1 if step % 10 == 9 else 4, clips=True),
     "clip by hand": clip_by_hand,
+    "clip at usual norm": clip_at_usual_norm,
+    "rate by norms": rate_by_norms,
+    "clamped within": clamped_within_passes,
+    "hands on": hands_gradients_on,
     "kept": lambda rank: surgery(rank, lambda p: p.grad),
     "kept detached": lambda rank: surgery(rank, lambda p: p.grad.detach()),
     "kept flat": lambda rank: surgery(rank, lambda p: p.grad.view(-1)),
@@ -919,6 +1043,10 @@ TRAININGS: dict[str, Training] = {
     "penalty": penalty,
     "adversarial": adversarial,
     "opaque": opaque,
+    "dataclass": lambda rank: returns(rank, Scores, lambda found: found.scores),
+    "kind of dict": lambda rank: returns(rank, lambda scores: OfScores(scores=scores), lambda found: found["scores"]),
+    "head added": head_of_its_own,
+    "head replaced": lambda rank: head_of_its_own(rank, in_place=True),
     "own hook": lambda rank: own_hook(rank, by_signs),
     "own hook local": lambda rank: own_hook(rank, nothing_sent),
     "skips": skips,
@@ -931,7 +1059,8 @@ TRAININGS: dict[str, Training] = {
 }
 
 BESIDE = ("beside", "beside scaled", "beside apart", "beside later")
-DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", "own hook local", *BESIDE)
+HEADS = ("head added", "head replaced")
+DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", "own hook local", *BESIDE, *HEADS)
 """Ranks end with other parameters, also under torchrun."""
 
 BY_HAND_UNTIL = {"second DDP later": TURN, "folds": TURN, "join later": TURN, "beside later": TURN}

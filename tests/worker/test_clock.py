@@ -56,6 +56,31 @@ def test_one_optimizer(script: Script) -> None:
     assert [script.during(one.step) for _ in range(6)] == [0, 0, 1, 1, 1, 1]
 
 
+class Around(torch.optim.Optimizer):
+    """Steps by another optimizer of the same parameters, as SAM and Lookahead do; fails when told to."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+        self.fails = False
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        if self.fails:
+            raise ValueError("out of memory")
+        self.inner.step(closure)
+
+
+def test_an_optimizer_around_another_one_is_no_second(script: Script) -> None:
+    outer = Around(Around(optimizer(script.ours, script.second)))
+    assert [script.during(outer.step) for _ in range(5)] == [0, 0, 1, 1, 1]
+    outer.inner.fails = True  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="out of memory"):
+        outer.step()
+    outer.inner.fails = False  # type: ignore[attr-defined]
+    assert [script.during(outer.step) for _ in range(2)] == [1, 1]
+    assert script.during(optimizer(script.ours, script.second).step) == 1
+
+
 @pytest.mark.parametrize("bad", [float("inf"), float("nan"), 1.0])
 def test_a_step_that_a_scaler_leaves_out_is_one(script: Script, bad: float) -> None:
     """Where nothing is reduced one rank alone may leave it out, and all ranks count alike."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 
@@ -15,7 +16,7 @@ from autoddp.knobs.micro_batches import DISCARDS_GRADIENTS
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.clock import StepClock
 from autoddp.worker.ddp import Wrapped
-from autoddp.worker.gradient_access import GradientHandler, add_handler, remove_handler
+from autoddp.worker.gradient_access import GradientHandler, OwnReads, add_handler, remove_handler
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.sync_switch import ReductionSwitch
 
@@ -217,3 +218,38 @@ def test_a_handler_that_is_removed_is_told_no_more() -> None:
     for _ in range(3):
         optimizer.step()
     assert ends.count == 1
+
+
+def _reads_values(network: nn.Module) -> object:
+    return [p.grad.norm() for p in network.parameters() if p.grad is not None]
+
+
+def _looks_which_are_there(network: nn.Module) -> object:
+    assert not any(p.grad is None for p in network.parameters())
+    return list(filter(lambda p: p.grad is not None, network.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("what", "counts"),
+    [
+        (_reads_values, True),
+        (torch.compile(_reads_values, backend="eager"), True),
+        (_looks_which_are_there, False),
+        (lambda network: nn.utils.clip_grad_norm_(network.parameters(), 1.0), False),
+        (copy.deepcopy, False),
+        (lambda network: network.zero_grad(), False),
+    ],
+)
+def test_what_the_script_itself_reads_is_told_apart(what: Callable[[nn.Module], object], counts: bool) -> None:
+    network, reads = nn.Linear(2, 2), OwnReads()
+    network(torch.ones(1, 2)).sum().backward()
+    reads.begin(network.parameters())
+    what(network)
+    assert reads.has_read() == counts
+    assert not reads.has_read()
+    gradients = [p.grad for p in network.parameters() if p.grad is not None]
+    assert not reads.has_read(gradients)
+    reads.end()
+    assert "grad" not in vars(nn.Parameter)
+    _reads_values(network)
+    assert not reads.has_read()

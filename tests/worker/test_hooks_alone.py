@@ -84,7 +84,7 @@ def test_gradients_are_whole_before_a_scaler_judges_them(monkeypatch: pytest.Mon
     monkeypatch.setattr(scaler, "_check_inf_per_device", judged)
     implicit_no_sync = ImplicitNoSync(ReductionSwitch(lambda ddp: None), list)
     add_handler(implicit_no_sync)
-    implicit_no_sync.reads = lambda: order.append("whole")
+    implicit_no_sync.reads = lambda _given: order.append("whole")
     layer = torch.nn.Linear(2, 2)
     fused = torch.optim.SGD(layer.parameters(), lr=0.1, fused=True)
     this = scaler("cpu", init_scale=2.0)
