@@ -96,10 +96,10 @@ def prepare(options: Options) -> Job | None:
         return None
     with contextlib.ExitStack() as until_tuned:
         if mode.tune:
-            from autoddp.cli.tuned import Results
+            until_tuned.enter_context(signals_end_tuning(ending_signals(options.torchrun)))
+            from autoddp.cli.tuned import Results  # they take a while
             from autoddp.launch.tune import Tuning, prepared
 
-            until_tuned.enter_context(signals_end_tuning(ending_signals(options.torchrun)))
             preparation = until_tuned.enter_context(prepared(options))
         agreement = _agreement(options, mode)
         network = agreement.network if agreement is not None else Network()

@@ -53,6 +53,13 @@ class Notices:
     def __init__(self, board: Any, run_id: str) -> None:
         self._board, self._plan, self._running = board, f"{run_id}/plan", f"{run_id}/running"
 
+    @property
+    def has_plan(self) -> bool:
+        """Whether the hosts have met already, as far as the store says."""
+        with contextlib.suppress(RuntimeError):  # the meeting itself reports what is wrong
+            return bool(self._board.check([self._plan]))
+        return False
+
     def plan(self, plan: Plan) -> None:
         """Say what is about to be done. RuntimeError if the store does not answer."""
         self._board.set(self._plan, encode(plan))

@@ -419,6 +419,7 @@ class _Limits:
             unmoved = self.waiting.look()
         elif self.job.machine.follows:
             unmoved = self.waiting.look_in_silence()
+        self.waiting.measuring(self.job.machine.measuring, self.job.machine.at_most)
         if unmoved:
             self.job.give_up(unmoved)
         return bool(unmoved)
