@@ -215,7 +215,8 @@ def end_in_silence(place: Endpoint) -> None:
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 with socket.socket(fileno=os.dup(int(name))) as connection:
-                    if connection.getpeername()[1] == place.port:
+                    internet = connection.family in (socket.AF_INET, socket.AF_INET6)
+                    if internet and connection.getpeername()[1] == place.port:
                         for option, value in _SILENCE.items():
                             connection.setsockopt(*option, value)
 

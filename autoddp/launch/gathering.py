@@ -124,7 +124,7 @@ class Arrivals:
         def watch() -> None:
             told, pause = "", _GATHERING
             while not over.wait(pause):
-                text = self.so_far()
+                text = _within(_GATHERING, self.so_far, f"{self._endpoint} does not answer: the link to it may be down")
                 if text and text != told and not over.is_set():
                     say(f"waiting: {text}")
                 told, pause = text, min(pause, _AGAIN)

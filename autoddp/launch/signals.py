@@ -34,8 +34,11 @@ class Interrupted(SystemExit):
 
 
 @contextlib.contextmanager
-def signals_end_tuning(numbers: Iterable[int] = ENDING) -> Iterator[None]:
-    """Main thread only. Meanwhile the first signal raises `Interrupted`; then the former handlers come back."""
+def signals_end_tuning(numbers: Iterable[int] = ENDING, tunes: bool = True) -> Iterator[None]:
+    """Main thread only. Meanwhile the first signal raises `Interrupted`; then the former handlers come back.
+
+    `tunes`: whether there is tuning to end, or only a meeting of hosts.
+    """
     came = 0
 
     def ended(number: int, _: object) -> None:
@@ -44,7 +47,7 @@ def signals_end_tuning(numbers: Iterable[int] = ENDING) -> Iterator[None]:
         if came > 1:
             _end_now(number)
         with contextlib.suppress(RuntimeError):  # the signal came while this thread wrote a line itself
-            tell(f"{signal.Signals(number).name}: tuning ends, no job is started")
+            tell(f"{signal.Signals(number).name}: {'tuning ends, ' if tunes else ''}no job is started")
         raise Interrupted(number)
 
     heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # as under nohup

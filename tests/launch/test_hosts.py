@@ -216,6 +216,43 @@ def test_a_host_that_comes_back_in_time_launches_with_the_others(
     assert until(lambda: two[1].why_over) == two[0].why_over
 
 
+class Link:
+    """A store behind a link that may be down: then a question waits, and arrives once the link is up again."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.up = threading.Event()
+        self.up.set()
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*words: Any) -> Any:
+            self.up.wait(60)
+            return getattr(self._store, name)(*words)
+
+        return ask
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_host_whose_link_was_down_launches_with_the_others(two: list[Hosts], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the others as long as they wait for it."""
+    monkeypatch.setattr(module, "_RETURN", 60.0)
+    two[1].store = link = Link(two[1].store)
+    together(*((host.worst, Level.OFF, quiet) for host in two))
+    link.up.clear()
+    until(lambda: two[0].why_over)
+    assert "the hosts meet, has not answered for 2" in until(lambda: two[1].why_over)
+    assert [host.agree(0, Next(True), quiet).more for host in two] == [False, False]
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        link.up.set()
+
+    found = together((two[0].one_recipe, "", False, quiet), (two[1].one_recipe, "", True, say))
+    assert found == [("", True)] * 2
+    assert [line.partition(": waiting")[2] for line in said] == [" for it (up to 60 s)"]
+
+
 @pytest.mark.parametrize("leaves", [0, 1])
 def test_a_host_that_leaves_is_missed_at_once(two: list[Hosts], leaves: int) -> None:
     stays = two[1 - leaves]
