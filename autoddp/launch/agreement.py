@@ -210,12 +210,12 @@ def agree(
     elif endpoint is not None and static:
         say_if_not_ours(endpoint, ours, tell)
     handler = elastic.meeting_point(torchrun, "plan")
-    fewest = elastic.node_range(torchrun)[0]
+    fewest, most = elastic.node_range(torchrun)
     arrivals = notices = None
     shown: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if endpoint is not None:
         board = board or elastic.board(endpoint)
-        arrivals = Arrivals(board, endpoint, str(torchrun.rdzv_id), fewest)
+        arrivals = Arrivals(board, endpoint, str(torchrun.rdzv_id), (fewest, most), elastic.last_call(torchrun))
         notices = Notices(board, str(torchrun.rdzv_id))
         if has_store:
             shown = Clock(board).shown()

@@ -45,6 +45,7 @@ _SILENCE = (
 )
 """Options of sockets, with which a connection ends two minutes after the other host was last heard."""
 _TIMEOUT = 900  # seconds; torchrun's own for a static rendezvous, where --rdzv-conf names none
+_LAST_CALL = 30  # seconds; torch's own, likewise
 _READ_TIMEOUT = 60  # seconds; torch's own for c10d, likewise
 _AHEAD = "AUTODDP_CLOCK_AHEAD"
 """Variable that tells our own jobs by how many seconds the clock that they follow is ahead of this host's."""
@@ -191,6 +192,11 @@ def endpoint_patience(torchrun: argparse.Namespace) -> float:
     static = torchrun.rdzv_backend == "static"
     name, usual = ("timeout", _TIMEOUT) if static else ("read_timeout", _READ_TIMEOUT)
     return float(_settings(torchrun).get(name, usual))
+
+
+def last_call(torchrun: argparse.Namespace) -> float:
+    """Seconds for which further hosts may come once the fewest have come."""
+    return float(_settings(torchrun).get("last_call_timeout", _LAST_CALL))
 
 
 def board(place: Endpoint) -> Any:

@@ -96,10 +96,14 @@ def say_if_not_ours(endpoint: Endpoint, ours: set[str], say: Callable[[str], Non
 
 
 class Arrivals:
-    """Who has come to the endpoint. Each host sets a key in `board`, a store of torch's that all hosts share."""
+    """Who has come to the endpoint. Each host sets a key in `board`, a store of torch's that all hosts share.
 
-    def __init__(self, board: Any, endpoint: Endpoint, run_id: str, nodes: int) -> None:
+    `nodes`: the fewest and the most hosts. Once the fewest have come, others may come for `last_call` seconds.
+    """
+
+    def __init__(self, board: Any, endpoint: Endpoint, run_id: str, nodes: tuple[int, int], last_call: float) -> None:
         self._board, self._endpoint, self._run_id, self._nodes = board, endpoint, run_id, nodes
+        self._last_call = last_call
         with contextlib.suppress(RuntimeError):  # it is for messages only; the meeting itself reports what is wrong
             number = board.add("arrived", 1)
             board.set(f"arrived/{number}", json.dumps([run_id, socket.gethostname()]))
@@ -112,7 +116,11 @@ class Arrivals:
         except RuntimeError:
             return ""
         here = [name for run_id, name in everybody if run_id == self._run_id]
-        text = f"{len(here)} of {self._nodes} hosts have arrived at {self._endpoint} ({', '.join(here)})"
+        fewest, most = self._nodes
+        wanted = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        text = f"{len(here)} of {wanted} hosts have arrived at {self._endpoint} ({', '.join(here)})"
+        if fewest <= len(here) < most:
+            text += f"; others may come for {duration(self._last_call)}"
         others = [f"{name} ({run_id})" for run_id, name in everybody if run_id != self._run_id]
         return text + (f"; under another --rdzv-id: {', '.join(others)}" if others else "")
 

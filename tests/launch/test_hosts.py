@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from launchers import free_port
@@ -17,8 +19,11 @@ from autoddp.errors import HostLost
 from autoddp.isolation import Level
 from autoddp.launch import hosts as module
 from autoddp.launch import presence
+from autoddp.launch.elastic import node_range
 from autoddp.launch.gathering import Endpoint
 from autoddp.launch.hosts import Hosts, Next
+from autoddp.launch.options import parse
+from autoddp.launch.tune import Tuning
 
 
 def connected(number: int, fewest: int = 0) -> list[Hosts]:
@@ -316,3 +321,14 @@ def test_a_store_that_is_gone_is_one_line(capfd: pytest.CaptureFixture[str]) -> 
     )
     assert lost_hosts(hosts).endswith("; no job is started")
     assert "frame #" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_start_for_tuning_waits_for_no_further_hosts(number: int, tmp_path: Path) -> None:
+    """Where --nnodes is a range, its first number has come, and torch would give the others half a minute."""
+    (tmp_path / "train.py").touch()
+    options = parse(["--nnodes", "1:3", "--nproc-per-node", "2", str(tmp_path / "train.py")])
+    made: Any = SimpleNamespace(folder=None, keeper=None, isolation=None)
+    tuning = Tuning(options, made, Hosts() if number == 1 else connected(number)[0], cast(Any, None))
+    assert node_range(tuning._torchrun) == (number, number)
+    assert node_range(options.torchrun) == (1, 3)  # of the job itself
