@@ -28,7 +28,10 @@ _SOON = 2.5  # seconds without an answer before the user is told why
 _PAUSE = 0.2  # seconds between two attempts
 _GATHERING = 10.0  # seconds of waiting for other hosts before the user is told which have arrived
 _AGAIN = 60.0  # seconds between two looks at who has arrived
-_MUTE = "connections are accepted there, but no launcher answers (another program may have this port)"
+_MUTE = (
+    "connections are accepted there, but no launcher has answered yet (another program may have this port, or the name "
+    "service is slow)"
+)
 
 T = TypeVar("T")
 

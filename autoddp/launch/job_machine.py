@@ -375,9 +375,9 @@ class JobMachine:
 
     @property
     def measuring(self) -> float:
-        """Seconds for which the study has waited for a measurement of an attempt that is ready; 0.0 if it does not."""
+        """Seconds for which a measurement of an attempt that is ready has been waited for; 0.0 if none is."""
         measured = self.state in (State.READY, State.MEASURING) and isinstance(self._question, MeasureAsked)
-        return self._clock() - self._asked_at if measured else 0.0
+        return self._clock() - max(self._asked_at, self._attempt.ready_at) if measured else 0.0
 
     @property
     def at_most(self) -> float | None:

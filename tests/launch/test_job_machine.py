@@ -531,3 +531,12 @@ def test_how_long_the_study_waits_for_a_measurement(tmp_path: Path) -> None:
     desk.asks()
     desk.passes(3)
     assert desk.machine.measuring == 3.0
+    desk.goodbye(0)
+    desk.ended()
+    desk.begins()
+    desk.hello(0)
+    desk.passes(50)
+    assert desk.machine.measuring == 0.0
+    desk.ready()
+    desk.passes(7)
+    assert desk.machine.measuring == 7.0  # and not also what the start has taken

@@ -198,7 +198,7 @@ FAULTS = {
     ),
     "port of a program that says nothing": (
         lambda *a: taken_port(*a, "says nothing"),
-        [r"host\d\): connections are accepted there, but no launcher answers .*this port\), for \d s"] * 2,
+        [r"host\d\): connections are accepted there, but no launcher has answered yet .*this port.*, for \d s"] * 2,
     ),
     "port of a program that closes": (
         lambda *a: taken_port(*a, "closes"),
