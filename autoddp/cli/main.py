@@ -95,11 +95,12 @@ def prepare(options: Options) -> Job | None:
         _show(options, mode)
         return None
     with contextlib.ExitStack() as until_tuned:
+        if mode.tune or _meets(mode):
+            until_tuned.enter_context(signals_end_tuning(ending_signals(options.torchrun), mode.tune))
         if mode.tune:
-            from autoddp.cli.tuned import Results
+            from autoddp.cli.tuned import Results  # they take a while
             from autoddp.launch.tune import Tuning, prepared
 
-            until_tuned.enter_context(signals_end_tuning(ending_signals(options.torchrun)))
             preparation = until_tuned.enter_context(prepared(options))
         agreement = _agreement(options, mode)
         network = agreement.network if agreement is not None else Network()
@@ -133,9 +134,14 @@ def launch(job: Job) -> None:
         record(run_real_job)(job.options.torchrun)
 
 
+def _meets(mode: Mode) -> bool:
+    """Whether the launchers of several hosts meet before the job."""
+    return mode.several_nodes and not mode.as_torchrun
+
+
 def _agreement(options: Options, mode: Mode) -> Agreement | None:
     """On several nodes: make sure that all are about to do the same, and find the network."""
-    if not mode.several_nodes or mode.as_torchrun:
+    if not _meets(mode):
         return None
     from autoddp.launch.agreement import agree
 

@@ -9,18 +9,22 @@ warning. They come at most five seconds after the last host has arrived, and are
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import os
+import queue
 import socket
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from autoddp.codec import Struct, convert, encode
 from autoddp.errors import UsageError, first_line
 from autoddp.launch import elastic
+from autoddp.launch.clock import Clock
 from autoddp.launch.gathering import Arrivals, say_if_not_ours, wait_for_answer
 from autoddp.launch.hosts import Hosts
 from autoddp.launch.interface_selection import choose, places_here, towards, with_rdma
@@ -28,7 +32,7 @@ from autoddp.launch.joining import Notices, Plan, Running, cannot_join
 from autoddp.launch.local_fingerprint import may_have_gpus
 from autoddp.launch.mode import torch_version
 from autoddp.launch.network import Network
-from autoddp.launch.polling import polls
+from autoddp.launch.polling import Asked, polls
 from autoddp.log import tell
 from autoddp.topology import interfaces
 from autoddp.units import duration
@@ -37,6 +41,8 @@ from autoddp.version import __version__
 _SILENT = 10.0  # seconds of waiting for another launcher before the user is told
 _ANSWER = 60.0  # seconds for one answer of another launcher, on a machine that is busy elsewhere
 _CLOCKS = 5.0  # seconds; less may come from the exchange itself, on a machine that is busy
+
+T = TypeVar("T")
 
 
 class HostFacts(Struct, frozen=True):
@@ -145,15 +151,19 @@ class _Meeting:
 
     def exchange(self, key: str, mine: Any) -> list[Any]:
         """What each node says under the key (JSON types), by node. TimeoutError as `await_all`."""
-        self._store.set(f"{key}/{self._rank}", encode(mine))
+        self.say(f"{key}/{self._rank}", encode(mine))
         self.await_all(key)
-        return [json.loads(self._store.get(f"{key}/{node}")) for node in range(self._nodes)]
+        return [json.loads(self._ask(functools.partial(self._store.get, f"{key}/{n}"))) for n in range(self._nodes)]
+
+    def say(self, key: str, text: str) -> None:
+        """Put a text into the store. TimeoutError if the store does not answer."""
+        self._ask(lambda: self._store.set(key, text))
 
     def await_all(self, key: str) -> None:
         """Wait until each node has said something under the key. TimeoutError names the nodes that have not."""
         told = False
         for waited in polls(_ANSWER):
-            if self._store.check([f"{key}/{node}" for node in range(self._nodes)]):
+            if self._are_there([f"{key}/{node}" for node in range(self._nodes)]):
                 return
             if waited > _SILENT and not told:
                 told = True
@@ -161,8 +171,23 @@ class _Meeting:
         raise TimeoutError(f"{self._silent(key)} does not answer, for {_ANSWER:.0f} s: see what that launcher does")
 
     def _silent(self, key: str) -> str:
-        absent = [node for node in range(self._nodes) if not self._store.check([f"{key}/{node}"])]
+        absent = [node for node in range(self._nodes) if not self._are_there([f"{key}/{node}"])]
         return ", ".join(self.called[node] for node in absent) or "another host"
+
+    def _are_there(self, keys: list[str]) -> bool:
+        return self._ask(lambda: bool(self._store.check(keys)))
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """What the store answers. TimeoutError if it does not, because the link is down or the other host is off."""
+        asked = Asked(question)
+        with contextlib.suppress(queue.Empty):
+            return asked.answer(_SILENT)
+        tell(f"waiting for an answer of the launcher where the hosts meet (up to {_ANSWER:.0f} s)")
+        with contextlib.suppress(queue.Empty):
+            return asked.answer(_ANSWER)
+        raise TimeoutError(
+            f"the launcher where the hosts meet does not answer, for {_ANSWER:.0f} s: look at the link to it"
+        )
 
 
 def agree(
@@ -178,18 +203,27 @@ def agree(
     elastic.host_endpoint_if_ours(torchrun, ours)
     static = torchrun.rdzv_backend == "static"
     endpoint, has_store = elastic.endpoint(torchrun) or (None, False)
+    board = None
     if endpoint is not None and not has_store:
-        wait_for_answer(endpoint, elastic.endpoint_patience(torchrun), tell)
+        where = endpoint
+        board = wait_for_answer(endpoint, elastic.endpoint_patience(torchrun), tell, lambda: elastic.board(where))
     elif endpoint is not None and static:
         say_if_not_ours(endpoint, ours, tell)
     handler = elastic.meeting_point(torchrun, "plan")
-    fewest = elastic.node_range(torchrun)[0]
+    fewest, most = elastic.node_range(torchrun)
     arrivals = notices = None
+    shown: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if endpoint is not None:
-        board = elastic.board(endpoint)
-        arrivals = Arrivals(board, endpoint, str(torchrun.rdzv_id), fewest)
+        board = board or elastic.board(endpoint)
+        arrivals = Arrivals(board, endpoint, str(torchrun.rdzv_id), (fewest, most), elastic.last_call(torchrun))
         notices = Notices(board, str(torchrun.rdzv_id))
-    info = elastic.meet(handler, torchrun, arrivals)
+        if has_store:
+            shown = Clock(board).shown()
+        elif not notices.has_plan and (ahead := Clock(board).ahead()):
+            elastic.follow_clock(ahead)
+        elastic.end_in_silence(endpoint)
+    with shown:
+        info = elastic.meet(handler, torchrun, arrivals)
     if info is None:
         if notices is None or endpoint is None:
             raise cannot_join(torchrun.rdzv_backend)
@@ -224,9 +258,11 @@ def agree(
             meeting.exchange, rank, labels(all_), places_here(torchrun.local_addr, may_have_gpus(os.environ))
         )
         handler.shutdown()
-        store.set(f"read/{rank}", "1")
+        meeting.say(f"read/{rank}", "1")
         if has_store:  # it ends with this process, and the others still have to read
-            meeting.await_all("read")
+            # The endpoint's name may stand for another host's address: then that host has the store, which has ended.
+            with contextlib.suppress(RuntimeError):
+                meeting.await_all("read")
     except TimeoutError as error:
         raise UsageError(str(error)) from None
     except (RuntimeError, ValueError) as error:

@@ -54,9 +54,14 @@ class Deadline:
         return None if self._since is None else self._seconds - (self._clock() - self._since)
 
     @property
+    def at_most(self) -> float | None:
+        """Seconds until `why_over` ends tuning; None before the first step."""
+        return None if self.left is None else self.left + max(1.0, _GRACE * self._seconds)
+
+    @property
     def why_over(self) -> str:
         """Why tuning has to end now; "" as long as it may go on."""
-        if self.left is None or self.left > -max(1.0, _GRACE * self._seconds):
+        if self.at_most is None or self.at_most > 0:
             return ""
         if self._budget is not None:
             return f"--budget {duration(self._budget)} is over"

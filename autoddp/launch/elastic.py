@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import errno
 import inspect
 import logging
 import os
 import signal
 import socket
+import stat
+import sys
 import uuid
 from collections.abc import Iterator, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +32,23 @@ _AGENTS_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
 """Our own workers meet in the agent's store before they make a process group, so rank 0 must not make another one."""
 _ROOT = Path(__file__).resolve().parents[2]
 _BOARD = timedelta(seconds=60)  # for an answer of the store
+_SILENCE = (
+    {
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 30,  # seconds, of a question that has arrived
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 30,
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 3,
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): 120_000,  # milliseconds, of one that has not
+    }
+    if sys.platform == "linux"
+    else {}
+)
+"""Options of sockets, with which a connection ends two minutes after the other host was last heard."""
 _TIMEOUT = 900  # seconds; torchrun's own for a static rendezvous, where --rdzv-conf names none
+_LAST_CALL = 30  # seconds; torch's own, likewise
 _READ_TIMEOUT = 60  # seconds; torch's own for c10d, likewise
+_AHEAD = "AUTODDP_CLOCK_AHEAD"
+"""Variable that tells our own jobs by how many seconds the clock that they follow is ahead of this host's."""
 DEFAULT_PORT = 29500  # torchrun's, for a static rendezvous without --master-port
 
 
@@ -65,7 +83,36 @@ def run_real_job(torchrun: argparse.Namespace) -> None:
     """Run the job with these arguments by torchrun's own code."""
     from torch.distributed.run import run
 
+    os.environ.pop(_AHEAD, None)  # this process follows that clock already
     run(torchrun)
+
+
+def follow_clock(ahead: float) -> None:
+    """From here on torch's rendezvous, here and in our own jobs, goes by a clock that is `ahead` seconds ahead.
+
+    Torch compares times that the hosts have written, each by its own clock. Where these differ by 15 seconds it takes
+    living hosts for lost.
+    """
+    os.environ[_AHEAD] = str(ahead)
+    _follow(ahead)
+
+
+def _follow(ahead: float) -> None:
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    module: Any = dynamic_rendezvous
+    theirs, difference = module.datetime, timedelta(seconds=ahead)
+
+    class Followed(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return theirs.now(tz) + difference
+
+        @classmethod
+        def utcnow(cls) -> Any:  # older versions of torch
+            return theirs.utcnow() + difference
+
+    module.datetime = Followed
 
 
 def processes_per_node(torchrun: argparse.Namespace) -> int:
@@ -125,7 +172,19 @@ def endpoint(torchrun: argparse.Namespace) -> tuple[Endpoint, bool] | None:
         host, port = parse_rendezvous_endpoint(arguments.rdzv_endpoint, DEFAULT_PORT)
     place = Endpoint("--rdzv-endpoint" if torchrun.rdzv_endpoint else "--master-addr", host, port)
     told = RendezvousParameters("c10d", str(place), "", 1, 1, **settings).get_as_bool("is_host")
-    return place, bool(_matches_machine_hostname(host) if told is None else told)
+    # Where torch is not told, it becomes a client if the port is taken: by another launcher, or by another program.
+    return place, bool(_matches_machine_hostname(host) and not _is_taken(port) if told is None else told)
+
+
+def _is_taken(port: int) -> bool:
+    """Whether a program on this host listens at a port. Another one may have taken it a moment later."""
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("", port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
 
 
 def endpoint_patience(torchrun: argparse.Namespace) -> float:
@@ -135,6 +194,11 @@ def endpoint_patience(torchrun: argparse.Namespace) -> float:
     return float(_settings(torchrun).get(name, usual))
 
 
+def last_call(torchrun: argparse.Namespace) -> float:
+    """Seconds for which further hosts may come once the fewest have come."""
+    return float(_settings(torchrun).get("last_call_timeout", _LAST_CALL))
+
+
 def board(place: Endpoint) -> Any:
     """A store at the endpoint, by which hosts know who has arrived; a prefix keeps its keys apart from elastic's."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -142,8 +206,25 @@ def board(place: Endpoint) -> Any:
     try:
         store = TCPStore(place.host, place.port, is_master=False, timeout=_BOARD)
     except RuntimeError as error:
-        raise UsageError(f"the hosts cannot meet at {place}: {first_line(error)}") from None
+        raise UsageError(f"the hosts cannot meet at {place}: {first_line(error)}") from error
     return PrefixStore("autoddp", store)
+
+
+def end_in_silence(place: Endpoint) -> None:
+    """Let this process's connections to the store at `place` end if its host says nothing for two minutes.
+
+    A question to a host that was switched off would else be waited for without an end.
+    """
+    if sys.platform != "linux":
+        return
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as connection:
+                    internet = connection.family in (socket.AF_INET, socket.AF_INET6)
+                    if internet and connection.getpeername()[1] == place.port:
+                        for option, value in _SILENCE.items():
+                            connection.setsockopt(*option, value)
 
 
 def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> str:
@@ -159,6 +240,7 @@ def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> s
     arguments.log_dir = str(folder)
     arguments.redirects, arguments.tee, arguments.local_ranks_filter = "3", "0", ""
     fresh = _FRESH_STORE if node_range(torchrun)[1] > 1 and _agents_share_one_store() else {}
+    _follow_as_told()
     with _quiet_elastic(folder / "elastic.log"), environment_with(fresh):
         return _run_without_restarts(arguments)
 
@@ -291,7 +373,7 @@ def _rendezvous_errors(arguments: argparse.Namespace, arrivals: Arrivals | None 
             where = f"--master-addr {arguments.master_addr} --master-port {arguments.master_port or DEFAULT_PORT}"
         came = f"; {so_far}" if arrivals is not None and (so_far := arrivals.so_far()) else ""
         raise UsageError(
-            f"the hosts cannot meet ({where}): {first_line(error)}{came}: check both on every host"
+            f"the hosts cannot meet ({where}): {first_line(error.__cause__ or error)}{came}: check both on every host"
         ) from None
 
 
@@ -335,9 +417,20 @@ def _beside_the_meeting_point(torchrun: argparse.Namespace, name: str) -> argpar
     return arguments
 
 
-def torchrun_module(torchrun: argparse.Namespace) -> str:
-    """The module to start as torchrun with the words of `meeting_words`."""
-    return "torch.distributed.run" if node_range(torchrun)[1] > 1 else "autoddp.launch.loopback"
+def be_torchrun() -> None:
+    """Run torchrun with this process's command line, which has the words of `meeting_words`; see `own_torchrun`."""
+    from torch.distributed.run import main
+
+    from autoddp.launch import loopback
+
+    loopback.register()
+    _follow_as_told()
+    main()
+
+
+def _follow_as_told() -> None:
+    if ahead := float(os.environ.get(_AHEAD, "0")):
+        _follow(ahead)
 
 
 def meeting_words(torchrun: argparse.Namespace, name: str) -> list[str]:

@@ -22,13 +22,14 @@ from typing import Any
 from autoddp.bench.burst import Burst
 from autoddp.files import append
 from autoddp.knobs import Configuration, Value
-from autoddp.launch.elastic import for_own_workers, meeting_words, torchrun_module
+from autoddp.launch.elastic import for_own_workers, meeting_words
 from autoddp.log import get_logger
 from autoddp.timing import median
 from autoddp.wire import JobFacts
 
 logger = get_logger(__name__)
 
+_TORCHRUN = "autoddp.launch.own_torchrun"
 _MODULE = "autoddp.worker.bench.burst"
 _PATIENCE = 120.0  # seconds for one setting, its start included
 _ENDING = 30.0  # seconds that elastic has for stopping its workers
@@ -73,7 +74,7 @@ class Screening:
         environment = {**self.environment, **variables, **for_own_workers(self.environment)}
         words = [*meeting_words(self.torchrun, f"screening{self._number}"), "--redirects", "3"]
         words += ["--log-dir", str(self.folder), "-m", _MODULE, str(place), json.dumps(asdict(burst))]
-        self._run([sys.executable, "-m", torchrun_module(self.torchrun), *words], environment)
+        self._run([sys.executable, "-m", _TORCHRUN, *words], environment)
         try:
             plain: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -14,18 +14,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from autoddp.errors import UsageError
+from autoddp.errors import UsageError, first_line
 from autoddp.launch.interface_probe import why_not_connected
+from autoddp.launch.polling import Asked
 from autoddp.units import duration
 
 _CONNECTING = 1.5  # seconds for one address
+_FIRST = 0.2  # seconds in which a program that speaks first, or closes the connection, does so
 _ATTEMPT = 3.5  # seconds for one attempt, including the name service
 _SOON = 2.5  # seconds without an answer before the user is told why
 _PAUSE = 0.2  # seconds between two attempts
 _GATHERING = 10.0  # seconds of waiting for other hosts before the user is told which have arrived
 _AGAIN = 60.0  # seconds between two looks at who has arrived
+_MUTE = (
+    "connections are accepted there, but no launcher has answered yet (another program may have this port, or the name "
+    "service is slow)"
+)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,13 +49,29 @@ class Endpoint:
         return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
-def wait_for_answer(endpoint: Endpoint, limit: float, say: Callable[[str], None]) -> None:
-    """Return once the endpoint accepts connections. UsageError, with the cause, after `limit` seconds."""
+def wait_for_answer(endpoint: Endpoint, limit: float, say: Callable[[str], None], connect: Callable[[], T]) -> T:
+    """What `connect` makes: a store of torch's at the endpoint. UsageError, with the cause, after `limit` seconds.
+
+    A thread makes it, because torch waits for ever, and heeds no signal, where a program accepts connections and says
+    nothing.
+    """
     began, told = time.monotonic(), ""
-    while why := _within(_ATTEMPT, lambda: _unreachable(endpoint), f"the name service says nothing of {endpoint.host}"):
+    nameless = f"the name service says nothing of {endpoint.host}"
+    asked: Asked[T] | None = None
+    while True:
+        why = ""
+        if asked is None and not (why := _within(_ATTEMPT, lambda: _unreachable(endpoint), nameless)):
+            asked = Asked(connect)
+        if asked is not None:
+            try:
+                return asked.answer(_PAUSE)
+            except queue.Empty:
+                why = _MUTE if asked.seconds > _GATHERING else told
+            except UsageError as error:
+                asked, why = None, first_line(error.__cause__ or error)
         here = f"{endpoint.option} {endpoint} from this host ({socket.gethostname()}): {why}"
         waited = time.monotonic() - began
-        if waited > limit:
+        if waited > limit and (asked is None or asked.seconds > _GATHERING):
             raise UsageError(
                 f"the hosts cannot meet at {here}, for {duration(waited)}: start the host that has this address, open "
                 "the port there, or correct the option on this host"
@@ -55,7 +79,8 @@ def wait_for_answer(endpoint: Endpoint, limit: float, say: Callable[[str], None]
         if waited > _SOON and why != told:
             told = why
             say(f"waiting at {here}; trying for {duration(limit)}")
-        time.sleep(_PAUSE)
+        if asked is None:
+            time.sleep(_PAUSE)
 
 
 def say_if_not_ours(endpoint: Endpoint, ours: set[str], say: Callable[[str], None]) -> None:
@@ -63,7 +88,8 @@ def say_if_not_ours(endpoint: Endpoint, ours: set[str], say: Callable[[str], Non
 
     It is no error, because a router may translate addresses.
     """
-    found = _within(_ATTEMPT, lambda: _addresses(endpoint), [])
+    nothing: list[str] = []
+    found = _within(_ATTEMPT, lambda: _addresses(endpoint), nothing)
     if any(address in ours or address.startswith("127.") or address == "::1" for address in found):
         return
     why = f"that is no address of this host, which has {', '.join(sorted(ours)) or 'none'}"
@@ -73,10 +99,14 @@ def say_if_not_ours(endpoint: Endpoint, ours: set[str], say: Callable[[str], Non
 
 
 class Arrivals:
-    """Who has come to the endpoint. Each host sets a key in `board`, a store of torch's that all hosts share."""
+    """Who has come to the endpoint. Each host sets a key in `board`, a store of torch's that all hosts share.
 
-    def __init__(self, board: Any, endpoint: Endpoint, run_id: str, nodes: int) -> None:
+    `nodes`: the fewest and the most hosts. Once the fewest have come, others may come for `last_call` seconds.
+    """
+
+    def __init__(self, board: Any, endpoint: Endpoint, run_id: str, nodes: tuple[int, int], last_call: float) -> None:
         self._board, self._endpoint, self._run_id, self._nodes = board, endpoint, run_id, nodes
+        self._last_call = last_call
         with contextlib.suppress(RuntimeError):  # it is for messages only; the meeting itself reports what is wrong
             number = board.add("arrived", 1)
             board.set(f"arrived/{number}", json.dumps([run_id, socket.gethostname()]))
@@ -89,7 +119,11 @@ class Arrivals:
         except RuntimeError:
             return ""
         here = [name for run_id, name in everybody if run_id == self._run_id]
-        text = f"{len(here)} of {self._nodes} hosts have arrived at {self._endpoint} ({', '.join(here)})"
+        fewest, most = self._nodes
+        wanted = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        text = f"{len(here)} of {wanted} hosts have arrived at {self._endpoint} ({', '.join(here)})"
+        if fewest <= len(here) < most:
+            text += f"; others may come for {duration(self._last_call)}"
         others = [f"{name} ({run_id})" for run_id, name in everybody if run_id != self._run_id]
         return text + (f"; under another --rdzv-id: {', '.join(others)}" if others else "")
 
@@ -101,7 +135,7 @@ class Arrivals:
         def watch() -> None:
             told, pause = "", _GATHERING
             while not over.wait(pause):
-                text = self.so_far()
+                text = _within(_GATHERING, self.so_far, f"{self._endpoint} does not answer: the link to it may be down")
                 if text and text != told and not over.is_set():
                     say(f"waiting: {text}")
                 told, pause = text, min(pause, _AGAIN)
@@ -121,8 +155,11 @@ def _unreachable(endpoint: Endpoint) -> str:
     causes = []
     for address in addresses:
         try:
-            socket.create_connection((address, endpoint.port), timeout=_CONNECTING).close()
-            return ""
+            with socket.create_connection((address, endpoint.port), timeout=_CONNECTING) as connected:
+                stranger = _why_no_store(connected)
+            if not stranger:
+                return ""
+            causes.append(f"{address}: {stranger}")
         except TimeoutError:
             causes.append(f"{address} does not answer (a firewall, or a wrong address)")
         except OSError as error:
@@ -131,10 +168,22 @@ def _unreachable(endpoint: Endpoint) -> str:
     return "; ".join(causes)
 
 
+def _why_no_store(connected: socket.socket) -> str:
+    """Why the other end is no store of torch's, which speaks when it is asked and never closes; "" if it may be."""
+    connected.settimeout(_FIRST)
+    try:
+        said = connected.recv(1)
+    except TimeoutError:
+        return ""
+    except OSError:
+        said = b""
+    return "another program answers there" if said else "the connection is closed at once (nobody may be behind it yet)"
+
+
 def _addresses(endpoint: Endpoint) -> list[str]:
     try:
         found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for what can be no name, such as a..b
         return []
     return list(dict.fromkeys(str(one[4][0]) for one in found))
 
@@ -147,11 +196,9 @@ def _is_here(address: str) -> bool:
     return False
 
 
-def _within(seconds: float, ask: Callable[[], Any], otherwise: Any) -> Any:
+def _within(seconds: float, ask: Callable[[], T], otherwise: T) -> T:
     """What `ask` returns; `otherwise` if it takes longer. A name service may not answer for a minute."""
-    answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answer.put(ask()), name="autoddp-endpoint", daemon=True).start()
     try:
-        return answer.get(timeout=seconds)
+        return Asked(ask).answer(seconds)
     except queue.Empty:
         return otherwise

@@ -151,11 +151,12 @@ class Hosts:
         """The recipe that all hosts launch with, and whether the script has built a DDP model on any.
 
         The recipe is "" if there is none, or if a host says nothing. HostLost if the job cannot run with the hosts that
-        are left. A silent one is waited for, for a minute.
+        are left. A silent one is waited for, for a minute, and so is the one that keeps the store.
         """
         if self.store is None:
             return found, built_ddp
         try:
+            self._presence.await_store(_RETURN, say)  # as long as the others wait for this host
             self._set(f"recipe/{self.rank}", (found, built_ddp))
             decided = self._decided_by_the_first(self._absent("recipe", say))
         except (RuntimeError, TimeoutError) as error:

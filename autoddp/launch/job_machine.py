@@ -336,6 +336,7 @@ class JobMachine:
         self._facts: JobFacts | None = None
         self._question: Question | None = None
         self._waiting_since: float | None = None
+        self._asked_at = 0.0
         self._most_steps: int | None = None  # no limit, until the script has ended within a measurement
         self._fresh_start = True
         self._known_to_all = 0
@@ -371,6 +372,17 @@ class JobMachine:
     def follows(self) -> bool:
         """Whether the study waits for a measurement that another host's rank 0 makes."""
         return self.state is State.READY and self._question is not None
+
+    @property
+    def measuring(self) -> float:
+        """Seconds for which a measurement of an attempt that is ready has been waited for; 0.0 if none is."""
+        measured = self.state in (State.READY, State.MEASURING) and isinstance(self._question, MeasureAsked)
+        return self._clock() - max(self._asked_at, self._attempt.ready_at) if measured else 0.0
+
+    @property
+    def at_most(self) -> float | None:
+        """Seconds that tuning may still take, where that is known."""
+        return self._deadline.at_most
 
     def handle(self, event: Event) -> None:
         """Take one event and do all that follows from it."""
@@ -423,7 +435,8 @@ class JobMachine:
     # The study's question
 
     def _asked(self, question: Question) -> None:
-        self._question, self._waiting_since = question, self._clock()
+        self._question = question
+        self._waiting_since = self._asked_at = self._clock()
         if not isinstance(question, FactsAsked):
             self._starts.wanted = dict(question.variables) if isinstance(question, MeasureAsked) else {}
 

@@ -17,6 +17,7 @@ from autoddp.knobs import Rung
 from autoddp.launch.polling import polls
 
 _EVERY = 0.5  # seconds between two looks at what the job is launched with
+_AGAIN = 60.0  # seconds from one line to the next
 
 
 class Plan(Struct, frozen=True):
@@ -53,6 +54,13 @@ class Notices:
     def __init__(self, board: Any, run_id: str) -> None:
         self._board, self._plan, self._running = board, f"{run_id}/plan", f"{run_id}/running"
 
+    @property
+    def has_plan(self) -> bool:
+        """Whether the hosts have met already, as far as the store says."""
+        with contextlib.suppress(RuntimeError):  # the meeting itself reports what is wrong
+            return bool(self._board.check([self._plan]))
+        return False
+
     def plan(self, plan: Plan) -> None:
         """Say what is about to be done. RuntimeError if the store does not answer."""
         self._board.set(self._plan, encode(plan))
@@ -63,7 +71,7 @@ class Notices:
             self._board.set(self._running, encode(running))
 
     def awaited(self, say: Callable[[str], None]) -> tuple[Plan, Running]:
-        """What the hosts that have met planned, and what they launch; tuning may take long, and is waited for.
+        """What the hosts that have met planned, and what they launch; tuning may take long, and `say` tells so.
 
         UsageError where no job follows that could be joined, HostLost if there is none any more.
         """
@@ -71,10 +79,12 @@ class Notices:
             plan = decode(self._board.get(self._plan), Plan) if self._board.check([self._plan]) else Plan()
             if not plan.job:
                 raise UsageError(_without_this_host(plan.reads))
+            due = 0.0
             for waited in polls(math.inf, _EVERY):
                 if self._board.check([self._running]):
                     break
-                if not waited:
+                if waited >= due:
+                    due = waited + _AGAIN
                     say(f"the other hosts have begun already ({plan.reads}): joining them when the job is launched")
             return plan, decode(self._board.get(self._running), Running)
         except (RuntimeError, ValueError) as error:

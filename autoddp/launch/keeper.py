@@ -187,6 +187,7 @@ def _serve(connection: Connection) -> None:
     """All that the keeper does; never returns."""
     code = 1
     try:
+        signal.set_wakeup_fd(-1)  # the launcher's, which tells it of its own signals
         for number in NOT_FOR_THE_KEEPER:  # it ends after the launcher, and not before it has cleaned up
             signal.signal(number, signal.SIG_IGN)
         # Some schedulers start the launcher with SIGCHLD ignored: the kernel then keeps no exit code of a child.

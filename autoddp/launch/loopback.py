@@ -4,7 +4,7 @@ torchrun's c10d rendezvous keeps a TCP store that listens on all interfaces, ask
 launcher unpickles: whoever connects to it can run code as this user. One host alone needs no such store. The launcher's
 own store is in its memory here, and the one in which the ranks meet listens on 127.0.0.1.
 
-    python -m autoddp.launch.loopback --rdzv-backend autoddp-loopback …    # torchrun, with this rendezvous known to it
+    register()                                  # then elastic knows --rdzv-backend autoddp-loopback
 """
 
 from __future__ import annotations
@@ -87,10 +87,3 @@ def _free_port() -> int:
     """For a store that rank 0 makes itself."""
     with socket.create_server((ADDRESS, 0)) as free:
         return int(free.getsockname()[1])
-
-
-if __name__ == "__main__":
-    from torch.distributed.run import main
-
-    register()
-    main()

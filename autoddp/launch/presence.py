@@ -171,6 +171,16 @@ class Presence:
             return f"the launcher {self._where}where the hosts meet, has not answered for {seconds:.0f} s"
         return ""
 
+    def await_store(self, limit: float, say: Callable[[str], None]) -> None:
+        """Return once the store answers again, or after `limit` seconds; at once if its connection has broken."""
+        told = False
+        for _ in polls(limit):
+            if self._broken or not self.store_is_gone:
+                return
+            if not told:
+                told = True
+                say(f"{self.store_is_gone}: waiting for it (up to {limit:.0f} s)")
+
     def missing(self) -> dict[int, str]:
         """Rank → why, of the launchers that are not here now: "has left: …" or "has not been heard of for …"."""
         with self._lock:

@@ -8,14 +8,19 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Iterator
+import socket
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import NoReturn
 
+from autoddp.launch.polling import polls
 from autoddp.log import tell
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals that end a job, unless `--signals-to-handle` names others."""
 NOT_FOR_THE_KEEPER = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 """What schedulers send to every process of a job, and terminals to those that are not in their foreground."""
+_HEEDED = 5.0  # seconds in which the main thread must heed a signal, on a machine that is busy elsewhere
 _SHOW_THE_CURSOR = b"\x1b[?25h"  # a spinner on a terminal hides it
 
 
@@ -29,26 +34,69 @@ class Interrupted(SystemExit):
 
 
 @contextlib.contextmanager
-def signals_end_tuning(numbers: Iterable[int] = ENDING) -> Iterator[None]:
-    """Main thread only. Meanwhile the first signal raises `Interrupted`; then the former handlers come back."""
-    interrupted = False
+def signals_end_tuning(numbers: Iterable[int] = ENDING, tunes: bool = True) -> Iterator[None]:
+    """Main thread only. Meanwhile the first signal raises `Interrupted`; then the former handlers come back.
+
+    `tunes`: whether there is tuning to end, or only a meeting of hosts.
+    """
+    came = 0
 
     def ended(number: int, _: object) -> None:
-        nonlocal interrupted
-        if interrupted:
-            with contextlib.suppress(OSError):
-                if os.isatty(2):
-                    os.write(2, _SHOW_THE_CURSOR)
-            os._exit(128 + number)  # the keeper ends the attempt and removes its folders
-        interrupted = True
+        nonlocal came
+        came += 1
+        if came > 1:
+            _end_now(number)
         with contextlib.suppress(RuntimeError):  # the signal came while this thread wrote a line itself
-            tell(f"{signal.Signals(number).name}: tuning ends, no job is started")
+            tell(f"{signal.Signals(number).name}: {'tuning ends, ' if tunes else ''}no job is started")
         raise Interrupted(number)
 
     heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # as under nohup
     before = {number: signal.signal(number, ended) for number in heeded}
     try:
-        yield
+        with _ending_if_unheeded(heeded, lambda: came):
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _ending_if_unheeded(numbers: Collection[int], heeded: Callable[[], int]) -> Iterator[None]:
+    """End the process if a signal comes and its handler does not run; `heeded` tells how many have run so far.
+
+    Python runs handlers in the main thread alone, which may wait in torch for a host that does not answer.
+    """
+    woken, wakes = socket.socketpair()
+    wakes.setblocking(False)
+    before = signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+
+    def watch() -> None:
+        came = 0
+        while said := woken.recv(1):
+            if said[0] not in numbers:
+                continue
+            came += 1
+            for _ in polls(_HEEDED):
+                if heeded() >= came:
+                    break
+            else:
+                tell(f"{signal.Signals(said[0]).name}: ended, no job is started")
+                _end_now(said[0])
+
+    thread = threading.Thread(target=watch, name="autoddp-signals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        wakes.close()
+        thread.join()
+        woken.close()
+
+
+def _end_now(number: int) -> NoReturn:
+    """The keeper ends the attempt and removes its folders."""
+    with contextlib.suppress(OSError):
+        if os.isatty(2):
+            os.write(2, _SHOW_THE_CURSOR)
+    os._exit(128 + number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 import threading
@@ -21,7 +22,6 @@ from autoddp.knobs import AS_WRITTEN
 from autoddp.knobs.computing import THREADS
 from autoddp.launch import nccl_logs
 from autoddp.launch.deadline import Deadline, command_given
-from autoddp.launch.elastic import node_range
 from autoddp.launch.env_screening import Screening
 from autoddp.launch.hosts import Hosts, Next
 from autoddp.launch.isolating import Isolation, choose_isolation
@@ -178,7 +178,10 @@ class Tuning:
         self._keeper = preparation.keeper
         self._isolation = preparation.isolation  # of the next attempt
         self._job = job_now(self.options)  # the user may change the files of the script while it is being tuned
-        self._own_network = on_one_host(os.environ) if node_range(self.options.torchrun)[1] == 1 else {}
+        # The hosts have met: no start of the script waits for further ones, where --nnodes is a range.
+        self._torchrun = copy.copy(self.options.torchrun)
+        self._torchrun.nnodes = str(self.hosts.nodes)
+        self._own_network = {} if self.hosts.several else on_one_host(os.environ)
 
     def run(self) -> Tuned:
         """Run the study on the live script.
@@ -195,7 +198,7 @@ class Tuning:
         limit = self.options.budget or (_LONGEST_DIAGNOSIS if self.options.diagnose_only else None)
         job = LiveJob(self._folder.socket, Journal(self._folder.journal), Deadline(limit, self.began))
         environment = {**os.environ, **self._own_network}
-        screening = Screening(self.options.torchrun, self._folder.path / "screening", environment)
+        screening = Screening(self._torchrun, self._folder.path / "screening", environment)
         arguments = (job, screening, tuned, began)
         thread = threading.Thread(target=self._study, args=arguments, name="autoddp-study", daemon=True)
         thread.start()
@@ -329,7 +332,7 @@ class Tuning:
         if wanted is None:
             return ""
         attempt = Attempt(
-            self.options.torchrun,
+            self._torchrun,
             place,
             number,
             {**os.environ, **self._variables(place, written), **nccl_logs.variables(place, wanted), **wanted},
@@ -432,6 +435,7 @@ class _Limits:
             unmoved = self.waiting.look()
         elif self.job.machine.follows:
             unmoved = self.waiting.look_in_silence()
+        self.waiting.measuring(self.job.machine.measuring, self.job.machine.at_most)
         if unmoved:
             self.job.give_up(unmoved)
         return bool(unmoved)

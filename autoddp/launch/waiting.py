@@ -1,4 +1,4 @@
-"""Whether ranks move: when each one's main thread moved last, and lines for the user while an attempt begins.
+"""Whether ranks move: when each one's main thread moved last, and lines for the user where an attempt takes long.
 
 An attempt in which no rank has moved for half an hour before its first measurement is ended.
 """
@@ -58,6 +58,8 @@ class Waiting:
         self._began = self.clock()
         self._due = self._began + _FIRST_WORD
         self._movement = Movement(self.heartbeats, self.clock)
+        self._measuring = 0.0
+        self._next_word = _FIRST_WORD
 
     def look(self) -> str:
         """Call this repeatedly until the attempt can measure: why the attempt must be ended, or ""."""
@@ -72,6 +74,17 @@ class Waiting:
     def look_in_silence(self) -> str:
         """As `look`, without lines for the user."""
         return self._unmoved(self._ranks(), self.clock())
+
+    def measuring(self, seconds: float, left: float | None) -> None:
+        """Call this repeatedly while the study waits for a measurement: for how long it has, and still may in all."""
+        if seconds < self._measuring:
+            self._next_word = _FIRST_WORD
+        self._measuring = seconds
+        if seconds > self._next_word:
+            self._next_word = seconds + _NEXT_WORD
+            limit = "" if left is None else f"; tuning ends in at most {duration(max(0.0, left))}"
+            where = self._where(self._ranks(), self.clock())
+            self.say(f"waiting for the end of some measured steps, {duration(seconds)}: {where}{limit}")
 
     def _unmoved(self, ranks: dict[int, tuple[float, str]], now: float) -> str:
         moved = max([self._began, *(since for since, _ in ranks.values())])

@@ -19,14 +19,17 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from forks import enter_host
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from autoddp.errors import AutoddpError
 from autoddp.launch import agreement, elastic, gathering
+from autoddp.launch import clock as hosts_clock
 
 PATIENCE = 150  # seconds; a meeting takes 1 to 7
 UNSET = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -118,7 +121,7 @@ def meet(order: dict[str, Any]) -> Host:
     agreement.torch_version = torch_version
     agreement._SILENT, agreement._ANSWER = planted.get("silent", (agreement._SILENT, agreement._ANSWER))
     agreement.__version__ = planted.get("autoddp", "1.0")
-    agreement.time = SimpleNamespace(time=lambda: clock() + planted.get("ahead", 0.0))
+    set_clock(clock, planted.get("ahead", 0.0))
     gathering._GATHERING = planted.get("gathering", gathering._GATHERING)
     while planted.get("after") and not Path(planted["after"]).exists():
         time.sleep(0.05)
@@ -132,6 +135,22 @@ def meet(order: dict[str, Any]) -> Host:
         Path(planted["ends"]).touch()
     host.seconds, host.local_addr = time.monotonic() - began, torchrun.local_addr
     return host
+
+
+def set_clock(clock: Callable[[], float], ahead: float) -> None:
+    """Let autoddp and torch's rendezvous see a clock that is so many seconds ahead."""
+    agreement.time = hosts_clock.time = SimpleNamespace(time=lambda: clock() + ahead)
+
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) + timedelta(seconds=ahead)
+
+        @classmethod
+        def utcnow(cls) -> datetime:  # older versions of torch
+            return datetime.utcnow() + timedelta(seconds=ahead)
+
+    dynamic_rendezvous.datetime = Ahead
 
 
 def serve() -> None:

@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from launchers import free_port
@@ -17,8 +19,11 @@ from autoddp.errors import HostLost
 from autoddp.isolation import Level
 from autoddp.launch import hosts as module
 from autoddp.launch import presence
+from autoddp.launch.elastic import node_range
 from autoddp.launch.gathering import Endpoint
 from autoddp.launch.hosts import Hosts, Next
+from autoddp.launch.options import parse
+from autoddp.launch.tune import Tuning
 
 
 def connected(number: int, fewest: int = 0) -> list[Hosts]:
@@ -216,6 +221,43 @@ def test_a_host_that_comes_back_in_time_launches_with_the_others(
     assert until(lambda: two[1].why_over) == two[0].why_over
 
 
+class Link:
+    """A store behind a link that may be down: then a question waits, and arrives once the link is up again."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.up = threading.Event()
+        self.up.set()
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*words: Any) -> Any:
+            self.up.wait(60)
+            return getattr(self._store, name)(*words)
+
+        return ask
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_host_whose_link_was_down_launches_with_the_others(two: list[Hosts], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the others as long as they wait for it."""
+    monkeypatch.setattr(module, "_RETURN", 60.0)
+    two[1].store = link = Link(two[1].store)
+    together(*((host.worst, Level.OFF, quiet) for host in two))
+    link.up.clear()
+    until(lambda: two[0].why_over)
+    assert "the hosts meet, has not answered for 2" in until(lambda: two[1].why_over)
+    assert [host.agree(0, Next(True), quiet).more for host in two] == [False, False]
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        link.up.set()
+
+    found = together((two[0].one_recipe, "", False, quiet), (two[1].one_recipe, "", True, say))
+    assert found == [("", True)] * 2
+    assert [line.partition(": waiting")[2] for line in said] == [" for it (up to 60 s)"]
+
+
 @pytest.mark.parametrize("leaves", [0, 1])
 def test_a_host_that_leaves_is_missed_at_once(two: list[Hosts], leaves: int) -> None:
     stays = two[1 - leaves]
@@ -279,3 +321,14 @@ def test_a_store_that_is_gone_is_one_line(capfd: pytest.CaptureFixture[str]) -> 
     )
     assert lost_hosts(hosts).endswith("; no job is started")
     assert "frame #" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_start_for_tuning_waits_for_no_further_hosts(number: int, tmp_path: Path) -> None:
+    """Where --nnodes is a range, its first number has come, and torch would give the others half a minute."""
+    (tmp_path / "train.py").touch()
+    options = parse(["--nnodes", "1:3", "--nproc-per-node", "2", str(tmp_path / "train.py")])
+    made: Any = SimpleNamespace(folder=None, keeper=None, isolation=None)
+    tuning = Tuning(options, made, Hosts() if number == 1 else connected(number)[0], cast(Any, None))
+    assert node_range(tuning._torchrun) == (number, number)
+    assert node_range(options.torchrun) == (1, 3)  # of the job itself

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from launchers import AUTODDP, ROOT, Launch, free_port, start, wait_for
+from torch.distributed import HashStore
 
 from autoddp.knobs import Configuration
+from autoddp.launch.joining import Notices, Plan, Running
 from autoddp.launch.mode import torch_version
 from autoddp.recipe import Recipe, dump, load
 from autoddp.wire.worker_config import APPLY
@@ -30,6 +32,19 @@ done
 # Without it torch 2.13's own agents fail: the one that stays the first gives its store's address to no host that joins.
 STORE_OF_ITS_OWN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 LAST_CALL = "last_call_timeout=6"  # seconds; a host that joins looks once a second whether it may
+
+
+def test_a_host_that_waits_for_the_end_of_tuning_says_so() -> None:
+    notices = Notices(HashStore(), "job")
+    notices.plan(Plan("digest", "tuning with 20 trials", job=True))
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        notices.running(Running("digest"))
+
+    assert notices.awaited(say)[1].digest == "digest"
+    assert said == ["the other hosts have begun already (tuning with 20 trials): joining them when the job is launched"]
 
 
 def host(

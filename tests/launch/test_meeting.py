@@ -1,6 +1,14 @@
 """Hosts that cannot meet: one line, exit code 2, nothing started."""
 
-from launchers import AUTODDP, SCRIPTS, start
+import signal
+import socket
+import threading
+
+from launchers import AUTODDP, ROOT, SCRIPTS, start, wait_for
+from torch.distributed import HashStore
+
+from autoddp.launch import gathering
+from autoddp.launch.gathering import Arrivals, Endpoint
 
 
 def test_an_unknown_rendezvous_is_one_line(tmp_path):
@@ -12,3 +20,52 @@ def test_an_unknown_rendezvous_is_one_line(tmp_path):
     assert "--rdzv-backend bogus" in errors[0]
     assert "Traceback" not in launch.stderr
     assert not list(launch.folder.glob("*.toml"))
+
+
+def test_a_signal_while_hosts_gather_for_a_recipe_is_one_line(tmp_path):
+    recipe = ROOT / "tests" / "recipe" / "sound.autoddp.toml"
+    words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:{port}", "--rdzv-conf"]
+    words += ["is_host=0", "--recipe", str(recipe), "--force", str(SCRIPTS / "plain.py")]
+    launch = start(AUTODDP, tmp_path / "run", words)
+    wait_for(lambda: "waiting at --rdzv-endpoint" in launch.stderr, "the line about the endpoint")
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.wait().returncode == 130
+    assert launch.stderr.splitlines()[-1] == "autoddp: SIGINT: no job is started"
+    assert "Traceback" not in launch.stderr
+
+
+def test_an_endpoint_that_answers_no_more_is_told_while_hosts_gather(monkeypatch):
+    """As where the link breaks: the question has been sent, and nothing comes back."""
+    monkeypatch.setattr(gathering, "_GATHERING", 0.1)
+    over, told, said = threading.Event(), threading.Event(), []
+
+    class Silent:
+        def __init__(self):
+            self._store = HashStore()
+
+        def set(self, *words):
+            self._store.set(*words)
+
+        def add(self, *words):
+            return self._store.add(*words) if words[1] else over.wait(60)
+
+    def say(text):
+        said.append(text)
+        told.set()
+
+    with Arrivals(Silent(), Endpoint("--rdzv-endpoint", "10.0.0.1", 29500), "job", (2, 2), 30.0).told(say):
+        assert told.wait(60)
+    over.set()
+    assert said[0] == "waiting: 10.0.0.1:29500 does not answer: the link to it may be down"
+
+
+def test_who_has_come_of_a_range_of_hosts_and_how_long_others_may():
+    board, place = HashStore(), Endpoint("--rdzv-endpoint", "10.0.0.1", 29500)
+    here, said = socket.gethostname(), []
+    for _ in range(3):
+        said.append(Arrivals(board, place, "job", (2, 3), 30.0).so_far())
+    assert said == [
+        f"1 of 2 to 3 hosts have arrived at 10.0.0.1:29500 ({here})",
+        f"2 of 2 to 3 hosts have arrived at 10.0.0.1:29500 ({here}, {here}); others may come for 30 s",
+        f"3 of 2 to 3 hosts have arrived at 10.0.0.1:29500 ({here}, {here}, {here})",
+    ]

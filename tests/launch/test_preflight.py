@@ -7,6 +7,8 @@ fault of each kind; `--whole` all of them, and all kinds of names.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import msgspec
@@ -143,6 +145,29 @@ def down(lab, meetings):
     return meetings.hold(lab, static(lab), lambda _: {"GLOO_SOCKET_IFNAME": "eth1"})
 
 
+PROGRAM = """
+import socket, sys
+listening, taken = socket.create_server(("", int(sys.argv[1]))), []
+print("listening", flush=True)
+while True:
+    taken.append(listening.accept()[0])
+    if sys.argv[2] == "closes":
+        taken.pop().close()
+"""
+
+
+def taken_port(lab, meetings, does):
+    """Another program has the port; it `closes` each connection, or `says nothing`."""
+    argv = [sys.executable, "-c", PROGRAM, str(PORT), does]
+    with lab.popen(0, argv, stdout=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stdout.readline() == "listening\n"
+            words = c10d(lab, rdzv_conf=f"{SHORT},is_host=0")
+            return meetings.hold(lab, words, lambda _: {"GLOO_SOCKET_IFNAME": "eth0"}, gathering=[1.0, 1.0])
+        finally:
+            program.kill()
+
+
 GLOO = "GLOO_SOCKET_IFNAME"
 FAULTS = {
     # name: (what is planted, the host that says it, what must be said: the host's name and the cause)
@@ -170,6 +195,14 @@ FAULTS = {
             r"1 of 2 hosts have arrived",
             r"10\.77\.0\.1:29509 from this host \(host1\): 10\.77\.0\.1: connection refused",
         ],
+    ),
+    "port of a program that says nothing": (
+        lambda *a: taken_port(*a, "says nothing"),
+        [r"host\d\): connections are accepted there, but no launcher has answered yet .*this port.*, for \d s"] * 2,
+    ),
+    "port of a program that closes": (
+        lambda *a: taken_port(*a, "closes"),
+        [r"host\d\): 10\.77\.0\.1: the connection is closed at once .*, for \d s"] * 2,
     ),
     "port behind a firewall that drops": (
         lambda *a: closed_port(*a, drops),
@@ -223,6 +256,7 @@ FAULTS = {
 SAMPLE = (
     "name without an address",
     "port behind a firewall that drops",
+    "port of a program that says nothing",
     "ports of the ranks behind a firewall that drops",
     "interface that is not there",
     "interface of the same address on all",
@@ -264,6 +298,17 @@ def test_what_torchrun_accepts_is_a_warning_on_one_host(lab, meetings):
         "the hosts' clocks are 1 min 30 s apart",
     ]
     assert "1 on node 0 (host0); 2 on node 1 (host1)" in warnings[1]
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize(("rendezvous", "ahead"), [(static, [0, 3600]), whole(c10d, [0, 3600]), whole(c10d, [7200, 0])])
+def test_clocks_that_are_hours_apart(lab, meetings, rendezvous, ahead):
+    """Torch compares times that two hosts have written, and would take the host that is behind for lost."""
+    hosts = lab(hosts=2)
+    found = meetings.hold(hosts, rendezvous(hosts), ahead=ahead)
+    assert [one.error for one in found] == ["", ""]
+    assert [one.local_addr for one in found] == [hosts.address(0), hosts.address(1)]
+    assert any("the hosts' clocks are" in line for one in found for line in one.said)
 
 
 @pytest.mark.lab

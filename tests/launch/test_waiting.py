@@ -59,6 +59,20 @@ def test_lines_come_after_half_a_minute_and_each_minute(tmp_path: Path) -> None:
     assert "rank 0 is in read_all, called in data.py, line 3 (host " in said[0][1]
 
 
+def test_a_measurement_that_takes_long_is_told_with_its_limit(tmp_path: Path) -> None:
+    said: list[str] = []
+    waiting = Waiting(tmp_path, said.append, lambda: 1000.0)
+    (tmp_path / "0").write_text("train.py, line 9")
+    for measured in (20, 40, 20, 100):  # seconds of four measurements, one after another
+        for second in range(measured):
+            waiting.measuring(float(second), 200.0 - second)
+    where = f"rank 0 is in train.py, line 9 (host {os.uname().nodename})"
+    assert said == [
+        f"waiting for the end of some measured steps, {after}: {where}; tuning ends in at most {left}"
+        for after, left in (("31 s", "2 min 49 s"), ("31 s", "2 min 49 s"), ("1 min 32 s", "1 min 48 s"))
+    ]
+
+
 @pytest.mark.parametrize("jump", [0.0, 86400.0, -86400.0])
 def test_movement_starts_the_clock_again(jump: float, tmp_path: Path) -> None:
     """The files' times are the system's, which may jump in between; the clock of the launcher does not."""
