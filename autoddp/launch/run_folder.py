@@ -21,6 +21,7 @@ from contextlib import closing
 from pathlib import Path
 
 from autoddp.errors import RecipeError, UsageError
+from autoddp.files import write_private
 from autoddp.launch.owner import MARK, Claim, Mark, Marked, Owner, marked_in, read_mark
 from autoddp.launch.removal import opened, remove_contents, remove_entry
 from autoddp.launch.usual_folders import make
@@ -57,6 +58,7 @@ class RunFolder:
         try:
             self.path = _new_folder(output)
             self._claim = Claim(self.path, self._owner, self.path.name)
+            write_private(self.path / ".gitignore", "*\n")  # else `git add -A`, also in the script, would add the logs
         except OSError as error:
             raise UsageError(
                 f"--output {output}: cannot be written ({error.strerror}); name a folder that can"

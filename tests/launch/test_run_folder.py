@@ -1021,3 +1021,12 @@ def test_reading_a_mark_leaves_nothing_open(host: Host) -> None:
                 found.may_be_cleaned()
     host.clean()
     assert len(os.listdir("/dev/fd")) == before
+
+
+def test_git_adds_nothing_of_a_run(host: Host) -> None:
+    subprocess.run(["git", "init", "-q"], check=True)
+    Path("train.py").touch()
+    host.ended()
+    subprocess.run(["git", "add", "-A"], check=True)
+    added = subprocess.run(["git", "ls-files"], check=True, capture_output=True, text=True).stdout
+    assert added.split() == ["train.py"]
