@@ -14,6 +14,8 @@ writes null for a float that is not finite.
 from __future__ import annotations
 
 import json
+import os
+import threading
 from typing import Any, TypeVar
 
 from msgspec import Meta, MsgspecError, Struct, field
@@ -24,6 +26,15 @@ from msgspec.structs import replace
 __all__ = ["Meta", "Struct", "convert", "decode", "encode", "field", "plain", "replace"]
 
 T = TypeVar("T")
+
+# msgspec looks through a type when it converts to it for the first time. If a second thread meets a type of which only
+# a part is known, the process ends by a segmentation fault (0.22). So would a process that is forked meanwhile.
+_one_at_a_time = threading.RLock()
+os.register_at_fork(
+    before=_one_at_a_time.acquire,
+    after_in_parent=_one_at_a_time.release,
+    after_in_child=_one_at_a_time.release,
+)
 
 
 def plain(value: Any) -> Any:
@@ -37,7 +48,8 @@ def convert(value: Any, kind: type[T]) -> T:
     An int is taken for a float; a bool is no number, and 8.0 no int.
     """
     try:
-        return _convert(value, kind, dec_hook=_constructed)
+        with _one_at_a_time:
+            return _convert(value, kind, dec_hook=_constructed)
     except (MsgspecError, RecursionError) as error:  # before msgspec 0.22 its errors are no ValueErrors
         raise ValueError(str(error)) from error
 
