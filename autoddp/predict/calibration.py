@@ -28,15 +28,18 @@ from autoddp.predict.profile import Profile
 from autoddp.predict.step import computing_key, predictable, step_seconds
 
 _SPREADS = {
+    "pace": 0.2,
     "latency": 1.0,
     "per_byte": 0.3,
     "sharing": 0.05,
+    "burst": 2.0,
     "stretch": 1.0,
     "copying": 0.7,
     "rounding": 0.7,
     "low_rank": 0.7,
     "call": 0.7,
     "wake": 1.0,
+    "crowding": 1.5,
 }
 """Number of `Coefficients` → spread of its logarithm around the guess; 1.0: three times as much is possible."""
 _UNMEASURED_LINK = {"per_byte": 3.0}

@@ -14,12 +14,16 @@ _BESIDE_A_STEP = 1.3  # times as long on a CPU as by itself: the threads that mo
 class Coefficients(Struct, frozen=True, forbid_unknown_fields=True):
     """What a machine takes for what. The defaults are guesses; a study replaces them by what it has measured."""
 
+    pace: float = 1.0
+    """Times the seconds of computing in the few steps without reductions that were measured."""
     latency: float = 1.0
     """Times the latency of the model of the link."""
     per_byte: float = 1.0
     """Times the seconds that bytes take in the model of the link."""
     sharing: float = 1.0
     """How many times longer the link takes in all where reductions share it."""
+    burst: float = 32e3
+    """Bytes that the link carries at once after a pause. Links whose rate is limited by a token bucket save them up."""
     stretch: float = 0.05
     """Share by which computing is slower while gradients travel: both use the same cores or memory."""
     copying: float = 2e-10
@@ -36,19 +40,20 @@ class Coefficients(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds by which PowerSGD takes longer for a shape for each further rank."""
     wake: float = 6e-4
     """Seconds that a hook on a CPU waits for a reduction beyond its time on the link: for ranks and for a core."""
+    crowding: float = 1e-3
+    """Seconds by which PowerSGD takes longer on a CPU for each bucket beyond the first: their reductions are under way
+    while all ranks compute, so each of gloo's threads waits for a core."""
     computing: dict[str, float] = field(default_factory=dict)
     """Settings of computing, such as threads → how many times as long computing takes as in the script as written."""
 
 
 def first_coefficients(backend: str, arithmetic: Sequence[HookArithmetic | None]) -> Coefficients:
     """Guesses, with what was measured of each rank's hooks in their place: the slowest rank counts."""
+    guess, measured = Coefficients(), HookArithmetic.__struct_fields__
+    if backend != "gloo":
+        guess = replace(guess, **{name: getattr(guess, name) * _ON_A_GPU for name in (*measured, "crowding")})
     known = [one for one in arithmetic if one is not None]
     if known:
         times = _BESIDE_A_STEP if backend == "gloo" else 1.0
-        names = HookArithmetic.__struct_fields__
-        return Coefficients(**{name: times * max(getattr(one, name) for one in known) for name in names})
-    guess = Coefficients()
-    if backend == "gloo":
-        return guess
-    names = ("copying", "rounding", "low_rank", "further_rank", "call", "further_row")
-    return replace(guess, **{name: getattr(guess, name) * _ON_A_GPU for name in names})
+        guess = replace(guess, **{name: times * max(getattr(one, name) for one in known) for name in measured})
+    return guess

@@ -77,6 +77,8 @@ def moved(here: Profile, there: Elsewhere) -> tuple[Profile, list[str]]:
         notes.append(f"a latency of {there.latency * 1e6:g} µs in each of the {2 * (ranks - 1)} steps of the ring")
         link = _with_latency(link, 2 * (ranks - 1) * there.latency)
     fitted = replace(here.coefficients, latency=1.0, per_byte=1.0)  # they are in the link now
+    if there.rate is not None:
+        fitted = replace(fitted, burst=0.0)  # what the link here saves up tells nothing of another one
     return replace(profile, link=link, coefficients=fitted), notes
 
 

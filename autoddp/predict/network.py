@@ -27,6 +27,8 @@ class Link:
     """Bytes of each rank → seconds on the link, which several reductions at once have to share."""
     sharing: float = 1.0
     """How many times longer the link takes in all if reductions share it."""
+    burst: float = 0.0
+    """Seconds of transfer that the link makes up for at once, if nothing has travelled for as long before."""
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Network:
         self._link = link
         self._at_once = at_once
         self.now = 0.0
+        self._saved = 0.0  # seconds of `Link.burst`; none is left at the begin of a step, where gradients came last
         self._waiting: deque[_Flight] = deque()
         self._active: list[_Flight] = []
         self._ended: list[float] = []
@@ -82,6 +85,7 @@ class Network:
         passed = self._until_change()
         self._pass(passed)
         self.now += passed
+        self._spend()
         for flight in [one for one in self._active if _is_done(one)]:
             self._active.remove(flight)
             self._ended[flight.number] = self.now
@@ -99,6 +103,8 @@ class Network:
 
     def _pass(self, seconds: float) -> None:
         rate = self._rate()
+        if not any(map(_transfers, self._active)):
+            self._saved = min(self._link.burst, self._saved + seconds)
         for flight in self._active:
             if flight.latency > 0:
                 flight.latency = _less(flight.latency, seconds)
@@ -107,6 +113,13 @@ class Network:
             else:
                 flight.after = _less(flight.after, seconds)
 
+    def _spend(self) -> None:
+        """Transfer at once what the link has saved up."""
+        for flight in filter(_transfers, self._active):
+            used = min(self._saved, flight.transfer)
+            flight.transfer = _less(flight.transfer, used)
+            self._saved -= used
+
     def _start(self) -> None:
         while self._waiting and len(self._active) < self._at_once:
             flight = self._waiting.popleft()
@@ -114,11 +127,17 @@ class Network:
                 self._ended[flight.number] = self.now
             else:
                 self._active.append(flight)
+        self._spend()
 
     def _rate(self) -> float:
         """The part of the link that each reduction has which transfers now."""
-        sharing = sum(1 for flight in self._active if flight.latency <= 0 and flight.transfer > 0)
+        sharing = sum(map(_transfers, self._active))
         return 1.0 if sharing < 2 else 1.0 / (sharing * self._link.sharing)
+
+
+def _transfers(flight: _Flight) -> bool:
+    """Whether its bytes are on the link now."""
+    return flight.latency <= 0 and flight.transfer > 0
 
 
 def _left(flight: _Flight, rate: float) -> float:

@@ -57,7 +57,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def computing(self) -> float:
         """Seconds of a step in which gradients travel in no time."""
-        return self.fixed + self.before + self.backward
+        return (self.fixed + self.before + self.backward) * self.coefficients.pace
 
     @property
     def order(self) -> list[int]:

@@ -51,10 +51,11 @@ def step_seconds(
     if not predictable(configuration):
         return None
     found = coefficients or profile.coefficients
-    slower = found.computing.get(computing_key(configuration), 1.0)
+    slower = found.pace * found.computing.get(computing_key(configuration), 1.0)
     reducing = _reducing(profile, configuration, found, slower)
     together = configuration.steps_per_update
-    return (reducing + (together - 1) * profile.computing * slower) / together
+    alone = (profile.fixed + profile.before + profile.backward) * slower
+    return (reducing + (together - 1) * alone) / together
 
 
 def exposed_seconds(profile: Profile, configuration: Configuration) -> float | None:
@@ -104,7 +105,8 @@ def _link(model: LinkModel, found: Coefficients) -> Link:
     def transfer(size: float) -> float:
         return max(0.0, model.seconds(size) - latency) * found.per_byte
 
-    return Link(latency * found.latency, transfer, max(1.0, found.sharing))
+    per_byte = model.segments[-1].seconds_per_byte * found.per_byte
+    return Link(latency * found.latency, transfer, max(1.0, found.sharing), found.burst * per_byte)
 
 
 class _Thread:
@@ -196,6 +198,7 @@ class _LowRank(_Hook):
         # A pass reads the gradients once, whatever the rank is, and computes a little more for each further rank.
         self._seconds = found.low_rank + found.further_rank * (self._rank - 1)
         # Factors are made orthogonal row by row.
+        self._crowding = found.crowding
         self._call = found.call + found.further_row * (self._rank - 1)
         self._first: list[tuple[int, float, float]] = []
         self._second: list[tuple[int, float]] = []
@@ -208,6 +211,7 @@ class _LowRank(_Hook):
         shapes = 1 if self._batched else len({one.shape for one in gradients if len(one.shape) > 1})
         self._first.append((thread.launch(first), second, seconds + (1 + shapes) * self._call))
         if len(self._first) > 1:
+            thread.work(self._crowding)
             self._second_half(thread)
         if is_last:
             self._second_half(thread)

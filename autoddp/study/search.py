@@ -65,11 +65,12 @@ class Study:
         """
         self._observer.ready(self._facts)
         baseline, won, off = self._headroom()
+        without = Block(tuple(second for block in off for second in block.seconds))
         self._observer.baseline(baseline, won)
         self._budget = StepBudget(baseline.seconds)
         diagnosis = self._diagnosed(baseline, off)
         recorded = self._recorded(baseline) if won.high >= WORTHWHILE else ()
-        forecast = self._forecast(recorded, baseline, off)
+        forecast = self._forecast(recorded, baseline, without.median)
         self._trials = Trials(self._cost, self._facts, self._asked, self._observer, baseline, forecast)
         fixed = self._trials.find_computing()
         judged: list[Screened] = []
@@ -78,7 +79,7 @@ class Study:
             judged, settings = self._judge_settings()
             kept = self._trials.kept_for_settings_on_top + self._trials.kept_for_accumulation
             kept += RESERVED if settings else 0
-            self._trials.run(fixed, self._asked.trials - kept, off.median)
+            self._trials.run(fixed, self._asked.trials - kept, without.median)
             self._trials.add_on_top(fixed)
             self._trials.accumulate(fixed)
         rounds: list[Block] = []
@@ -93,7 +94,7 @@ class Study:
             baseline=baseline,
             headroom=won.share,
             headroom_interval=(won.low, won.high),
-            headroom_block=off,
+            headroom_block=without,
             diagnosis=diagnosis,
             trials=tuple(self._trials.records),
             baseline_rounds=tuple(rounds),
@@ -111,11 +112,12 @@ class Study:
         self._observer.finished(outcome)
         return outcome
 
-    def _headroom(self) -> tuple[TrialRecord, Headroom, Block]:
+    def _headroom(self) -> tuple[TrialRecord, Headroom, list[Block]]:
         """Measure the script as written with and without DDP's reduction, alternating, to find what could be won.
 
-        Returns the baseline, the headroom, and a block of the steps without reduction, each with the time of its
-        slowest rank. More rounds are measured while it is uncertain whether trials are worth running.
+        Returns the baseline, the headroom, and the steps without reduction, each with the time of its slowest rank.
+        Where these are much shorter, more of them are measured: they tell what computing takes, and the first ones take
+        longer. More rounds are measured while it is uncertain whether trials are worth running.
         """
         cost = self._cost
         cost.phase = "baseline"
@@ -127,15 +129,16 @@ class Study:
         while len(on) < budget.headroom_rounds(diagnoses) or self._is_open(headroom(on, off), len(on), budget):
             cost.phase = "headroom"
             try:
-                off.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), reduce=False, apply=False))
+                steps = budget.block(off[-1].median if off else pilot.median)
+                off.append(cost.block(AS_WRITTEN, 1, steps, reduce=False, apply=False))
             except TrialFailed as failed:
                 raise FailsWithoutReduction(str(failed)) from None
             cost.phase = "baseline"
             on.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), apply=False))
         baseline = TrialRecord(0, AS_WRITTEN, "measured", tuple(on))
-        return baseline, headroom(on, off), Block(tuple(second for block in off for second in block.slowest))
+        return baseline, headroom(on, off), [Block(block.slowest) for block in off]
 
-    def _diagnosed(self, baseline: TrialRecord, off: Block) -> Diagnosis | None:
+    def _diagnosed(self, baseline: TrialRecord, off: Sequence[Block]) -> Diagnosis | None:
         """Why the job is slow. None where there is no time for it, or where finding out has failed."""
         asked = self._asked.diagnose_budget
         usual = max(_AT_LEAST_FOR_DIAGNOSIS, _SHARE_FOR_DIAGNOSIS * self._asked.trials * self._budget.trial())
@@ -143,8 +146,7 @@ class Study:
         if self._diagnose is None or budget < _FEWEST_FOR_DIAGNOSIS * baseline.seconds:
             return None
         before = [statistics.fmean(block.seconds) for block in baseline.blocks]
-        each = len(off.seconds) // len(before)
-        after = [statistics.fmean(off.seconds[n * each : (n + 1) * each]) for n in range(len(before))]
+        after = [statistics.fmean(block.seconds) for block in off]
         try:
             found = self._diagnose(self._cost.recorded, budget, difference(before, after))
         except TrialFailed:  # the job was started again, and is as it was
@@ -161,7 +163,7 @@ class Study:
         except TrialFailed:  # the job was started again, and is as it was
             return ()
 
-    def _forecast(self, recorded: Sequence[Timeline], baseline: TrialRecord, off: Block) -> Forecast:
+    def _forecast(self, recorded: Sequence[Timeline], baseline: TrialRecord, computing: float) -> Forecast:
         """What predicts the trials. Jobs with several models, or several reductions a step, are not predicted."""
         facts = self._facts
         if "+" in facts.parameters_digest or facts.micro_batches != 1 or "the script registers" in str(facts.left_out):
@@ -172,7 +174,7 @@ class Study:
             facts.backend,
             facts.nodes,
             facts.ddp_arguments,
-            min(off.median, baseline.seconds),
+            min(computing, baseline.seconds),
             facts.link,
         )
         try:

@@ -34,7 +34,7 @@ PROFILE: dict[str, Any] = {  # 24 gradients of 1 MiB each, over a link of 100 Mi
         "segments": [{"from_bytes": 0.0, "alpha_seconds": LATENCY, "seconds_per_byte": 1 / (MIB_PER_SECOND * 2**20)}],
         "residuals": [],
     },
-    "coefficients": {"stretch": 1e-9, "copying": 0.0, "rounding": 0.0, "low_rank": 0.0, "call": 0.0},
+    "coefficients": {"burst": 0.0, "stretch": 1e-9, "copying": 0.0, "rounding": 0.0, "low_rank": 0.0, "call": 0.0},
     "measured": 0.253,
     "typical_error": 0.03,
     "large_error": 0.09,

@@ -13,12 +13,22 @@ from autoddp.bench import LinkModel, Segment
 from autoddp.codec import replace
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.predict import Coefficients, Gradient, Profile, step_seconds, what_if
+from autoddp.predict.elsewhere import Elsewhere, moved
 from autoddp.predict.network import Link, Network
 from autoddp.predict.step import low_rank_bytes
 from autoddp.units import MIB
 
 PLAIN = Coefficients(
-    stretch=1e-12, copying=0.0, rounding=0.0, low_rank=0.0, further_rank=0.0, call=0.0, further_row=0.0, wake=0.0
+    burst=0.0,
+    stretch=1e-12,
+    copying=0.0,
+    rounding=0.0,
+    low_rank=0.0,
+    further_rank=0.0,
+    call=0.0,
+    further_row=0.0,
+    wake=0.0,
+    crowding=0.0,
 )
 """Nothing but the link costs anything."""
 
@@ -88,6 +98,30 @@ def test_gloo_moves_two_at_once() -> None:
     assert seconds(late, bucket_cap_mb=2) == pytest.approx(0.020 + 0.005 + 0.040)
 
 
+def test_a_link_that_has_been_idle_catches_up() -> None:
+    saves = replace(THREE, coefficients=replace(PLAIN, burst=1 * MIB))
+    # Of each 20 ms, 10 are saved up in the idle 20 ms before the first bucket, and none between buckets that follow
+    # each other: busy from 20 to 30, 30 to 50, 50 to 70.
+    assert seconds(saves, bucket_cap_mb=2) == pytest.approx(0.070)
+    assert seconds(saves, bucket_cap_mb=6) == pytest.approx(0.040 + 0.060 - 0.010)
+    # No more is saved up than the link could have carried meanwhile.
+    saves = replace(THREE, coefficients=replace(PLAIN, burst=100 * MIB))
+    assert seconds(saves, bucket_cap_mb=6) == pytest.approx(0.040 + 0.060 - 0.040)
+
+
+def test_a_nominal_rate_is_that_of_a_link_that_saves_nothing_up() -> None:
+    job = replace(THREE, coefficients=replace(PLAIN, burst=1 * MIB))
+    assert moved(job, Elsewhere(nodes=4))[0].coefficients.burst == 1 * MIB
+    assert moved(job, Elsewhere(rate=1e9))[0].coefficients.burst == 0
+
+
+def test_computing_that_was_measured_too_slow() -> None:
+    job = replace(THREE, coefficients=replace(PLAIN, pace=0.5))
+    assert job.computing == pytest.approx(0.020)
+    assert seconds(job, bucket_cap_mb=6) == pytest.approx(0.020 + 0.060)
+    assert seconds(job, bucket_cap_mb=6, accumulate_steps=4) == pytest.approx((0.080 + 3 * 0.020) / 4)
+
+
 def test_half_the_bytes() -> None:
     assert seconds(THREE, bucket_cap_mb=6, hook="bf16") == pytest.approx(0.040 + 0.030)
 
@@ -115,6 +149,16 @@ def test_low_rank_with_one_bucket() -> None:
     job = profile([4], [0.020], latency=0.003, per_mib=1024.0, backend="gloo")  # 1 ms per KiB
     job = replace(job, gradients=(Gradient((1024, 1024), 4 * MIB),))
     assert seconds(job, hook="powersgd", powersgd_rank=1) == pytest.approx(0.030 + 2 * (0.003 + 4.0))
+
+
+def test_low_rank_on_busy_cores_costs_more_for_each_further_bucket() -> None:
+    job = profile([4, 4, 4], [0.020, 0.020, 0.020], backend="gloo")
+    job = replace(job, gradients=(Gradient((1024, 1024), 4 * MIB),) * 3)
+    busy = replace(job, coefficients=replace(PLAIN, crowding=0.002))
+    one, three = ({"hook": "powersgd", "powersgd_rank": 1, "bucket_cap_mb": cap} for cap in (12, 4))
+    assert seconds(busy, **one) == seconds(job, **one)
+    # what travels meanwhile is waited for less
+    assert seconds(busy, **three) - seconds(job, **three) == pytest.approx(2 * 0.002, rel=0.05)
 
 
 def test_copies_that_the_view_saves() -> None:
@@ -186,6 +230,8 @@ CONFIGURATIONS = st.sampled_from(
 )
 COEFFICIENTS = st.builds(
     Coefficients,
+    pace=st.floats(0.5, 2.0),
+    burst=st.floats(0, 1e7),
     stretch=st.floats(1e-9, 1.0),
     copying=st.floats(0, 1e-9),
     rounding=st.floats(0, 1e-9),
@@ -201,16 +247,16 @@ def test_a_step_takes_as_long_as_computing_and_as_the_link(
     found = step_seconds(job, configuration, of)
     assert found is not None
     assert math.isfinite(found)
-    assert found >= job.computing * (1 - 1e-9)
+    assert found >= replace(job, coefficients=of).computing * (1 - 1e-9)
     if not configuration.hook:
         per_byte = job.link.segments[0].seconds_per_byte
-        assert found >= job.gradient_bytes * per_byte * (1 - 1e-6)
+        assert found >= (job.gradient_bytes - of.burst) * per_byte * (1 - 1e-6) - 1e-9
 
 
-@given(JOBS, CONFIGURATIONS, st.floats(1.0, 10.0))
-def test_more_bandwidth_is_never_slower(job: Profile, configuration: Configuration, times: float) -> None:
-    faster = replace(PLAIN, per_byte=1 / times)
-    slow, fast = (step_seconds(job, configuration, of) for of in (PLAIN, faster))
+@given(JOBS, CONFIGURATIONS, st.floats(1.0, 10.0), st.floats(0, 1e7))
+def test_more_bandwidth_is_never_slower(job: Profile, configuration: Configuration, times: float, burst: float) -> None:
+    slower = replace(PLAIN, burst=burst)
+    slow, fast = (step_seconds(job, configuration, of) for of in (slower, replace(slower, per_byte=1 / times)))
     assert slow is not None
     assert fast is not None
     assert fast <= slow * (1 + 1e-9)
