@@ -58,7 +58,7 @@ dist.init_process_group("gloo")
 torch.manual_seed(7)
 model = DistributedDataParallel(nn.Linear(16, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(200):
+for _ in range(600):
     optimizer.zero_grad()
     model(torch.randn(8, 16)).square().mean().backward()
     optimizer.step()

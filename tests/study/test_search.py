@@ -100,6 +100,15 @@ def test_rounds_are_added_only_where_they_decide() -> None:
     assert 4 < sum(not asked.reduce for asked in unsure.asked) <= 12
 
 
+def test_short_steps_without_reduction_are_measured_more_often_than_long_steps_with_it() -> None:
+    job = job_on("slow")
+    run(job, trials=0)
+    places = [place for place, asked in enumerate(job.asked) if not asked.reduce]
+    without, with_it = ([job.asked[place + after].steps for place in places] for after in (0, 1))
+    assert {without[0], *with_it} == {3}
+    assert min(without[1:]) > 6
+
+
 def test_never_slower_where_the_script_is_best_already() -> None:
     """A latency that makes one bucket the best, and only bucket caps to turn: the default of 25 MiB is it."""
     whys = []

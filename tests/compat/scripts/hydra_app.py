@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 MODULES = ("hydra",)
 EXPECTED = "tuned"
 NOTE = "hydra names each run's folder by the time, so a tuning run never shares one with the real job."
-WORDS = ("hydra.job.chdir=True", "+lr=0.05", "+steps=240")
+WORDS = ("hydra.job.chdir=True", "+lr=0.05", "+steps=600")
 
 log = logging.getLogger(__name__)
 
