@@ -22,7 +22,7 @@ class Coefficients(Struct, frozen=True, forbid_unknown_fields=True):
     """Times the seconds that bytes take in the model of the link."""
     sharing: float = 1.0
     """How many times longer the link takes in all where reductions share it."""
-    burst: float = 32e3
+    burst: float = 64e3
     """Bytes that the link carries at once after a pause. Links whose rate is limited by a token bucket save them up."""
     stretch: float = 0.05
     """Share by which computing is slower while gradients travel: both use the same cores or memory."""
@@ -35,8 +35,10 @@ class Coefficients(Struct, frozen=True, forbid_unknown_fields=True):
     further_rank: float = 7.5e-11
     """Seconds per byte by which such a pass takes longer for each further rank."""
     call: float = 1e-4
-    """Seconds of a hook for each bucket, however small; PowerSGD of rank 1 takes them for each shape."""
-    further_row: float = 1e-4
+    """Seconds of a hook for each bucket, however small; PowerSGD takes them twice."""
+    shape: float = 4e-5
+    """Seconds of PowerSGD of rank 1 for the matrices of one shape in a bucket, in each of its two halves."""
+    further_row: float = 3e-5
     """Seconds by which PowerSGD takes longer for a shape for each further rank."""
     wake: float = 6e-4
     """Seconds that a hook on a CPU waits for a reduction beyond its time on the link: for ranks and for a core."""

@@ -198,8 +198,9 @@ class _LowRank(_Hook):
         # A pass reads the gradients once, whatever the rank is, and computes a little more for each further rank.
         self._seconds = found.low_rank + found.further_rank * (self._rank - 1)
         # Factors are made orthogonal row by row.
+        self._call = found.call
+        self._shape = found.shape + found.further_row * (self._rank - 1)
         self._crowding = found.crowding
-        self._call = found.call + found.further_row * (self._rank - 1)
         self._first: list[tuple[int, float, float]] = []
         self._second: list[tuple[int, float]] = []
 
@@ -209,7 +210,7 @@ class _LowRank(_Hook):
         seconds = self._seconds * sum(gradient.bytes for gradient in gradients)
         thread.work(seconds)
         shapes = 1 if self._batched else len({one.shape for one in gradients if len(one.shape) > 1})
-        self._first.append((thread.launch(first), second, seconds + (1 + shapes) * self._call))
+        self._first.append((thread.launch(first), second, seconds + self._call + shapes * self._shape))
         if len(self._first) > 1:
             thread.work(self._crowding)
             self._second_half(thread)

@@ -17,6 +17,8 @@ class HookArithmetic(Struct, frozen=True, forbid_unknown_fields=True):
     further_rank: float
     """Seconds per byte by which such a pass takes longer for each further rank."""
     call: float
-    """Seconds that PowerSGD of rank 1 takes in each half for matrices of one shape, however small they are."""
+    """Seconds that PowerSGD takes in each half of a bucket, however small it is."""
+    shape: float
+    """Seconds that PowerSGD of rank 1 takes in each half for the matrices of one shape, however small they are."""
     further_row: float
     """Seconds by which that takes longer for each further rank."""

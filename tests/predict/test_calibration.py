@@ -184,9 +184,11 @@ def test_records_that_do_not_tell_enough(timelines: list[Timeline]) -> None:
 
 
 def test_what_hooks_compute_is_that_of_the_slowest_rank() -> None:
-    slow = HookArithmetic(copying=2e-10, rounding=5e-10, low_rank=1e-9, further_rank=2e-10, call=5e-5, further_row=4e-5)
+    slow = HookArithmetic(
+        copying=2e-10, rounding=5e-10, low_rank=1e-9, further_rank=2e-10, call=5e-5, shape=2e-5, further_row=4e-5
+    )
     fast = HookArithmetic(
-        copying=1e-10, rounding=6e-10, low_rank=9e-10, further_rank=1e-10, call=4e-5, further_row=3e-5
+        copying=1e-10, rounding=6e-10, low_rank=9e-10, further_rank=1e-10, call=4e-5, shape=1e-5, further_row=3e-5
     )
     ranks = [replace(timeline(number), arithmetic=one) for number, one in enumerate((slow, fast))]
     found = of(ranks)
@@ -197,6 +199,7 @@ def test_what_hooks_compute_is_that_of_the_slowest_rank() -> None:
         ("low_rank", 1e-9),
         ("further_rank", 2e-10),
         ("call", 5e-5),
+        ("shape", 2e-5),
         ("further_row", 4e-5),
     ):
         assert seconds <= getattr(found.coefficients, name) < 1.5 * seconds

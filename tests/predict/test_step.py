@@ -26,6 +26,7 @@ PLAIN = Coefficients(
     low_rank=0.0,
     further_rank=0.0,
     call=0.0,
+    shape=0.0,
     further_row=0.0,
     wake=0.0,
     crowding=0.0,
@@ -149,6 +150,15 @@ def test_low_rank_with_one_bucket() -> None:
     job = profile([4], [0.020], latency=0.003, per_mib=1024.0, backend="gloo")  # 1 ms per KiB
     job = replace(job, gradients=(Gradient((1024, 1024), 4 * MIB),))
     assert seconds(job, hook="powersgd", powersgd_rank=1) == pytest.approx(0.030 + 2 * (0.003 + 4.0))
+
+
+def test_low_rank_computes_for_each_bucket_shape_and_rank() -> None:
+    job = profile([4], [0.020], per_mib=0.0, backend="gloo")
+    shapes = ((1024, 512), (1024, 512), (512, 1024))
+    costs = replace(PLAIN, call=0.001, shape=0.0001, further_row=0.00002)
+    job = replace(job, gradients=tuple(Gradient(one, 2 * MIB) for one in shapes), ready=(0.020,) * 3)
+    found = seconds(replace(job, coefficients=costs), hook="powersgd", powersgd_rank=3, bucket_cap_mb=8)
+    assert found == pytest.approx(0.030 + 2 * (0.001 + 2 * (0.0001 + 2 * 0.00002)))
 
 
 def test_low_rank_on_busy_cores_costs_more_for_each_further_bucket() -> None:

@@ -20,7 +20,8 @@ from autoddp.worker.device import synchronize
 from autoddp.worker.hooks.by_itself import FullBucket, by_itself
 
 _MOST = 16 * MIB  # bytes of gradients that are computed with
-_TINY, _LARGE = (32, 32), (1024, 1024)  # shapes: one whose arithmetic takes no time, and one where the model's are huge
+_TINY = ((32, 32), (32, 31), (31, 32), (31, 31))  # shapes whose arithmetic takes no time
+_LARGE = (1024, 1024)  # where the model's are huge
 _HIGH_RANK = 8
 _TIMES = 3
 _CACHES = 64 * MIB  # more than a processor's caches hold for a core
@@ -43,22 +44,26 @@ def arithmetic_of(parameters: Sequence[torch.Tensor]) -> HookArithmetic | None:
             room -= size
     try:
         with torch.no_grad():
-            return _measured(FullBucket.of(shapes or [_LARGE], like), FullBucket.of([_TINY], like))
+            return _measured(
+                FullBucket.of(shapes or [_LARGE], like), FullBucket.of(_TINY[:1], like), FullBucket.of(_TINY, like)
+            )
     except RuntimeError:  # no memory, or a type for which this torch has no products
         return None
 
 
-def _measured(full: FullBucket, tiny: FullBucket) -> HookArithmetic:
+def _measured(full: FullBucket, one_shape: FullBucket, more_shapes: FullBucket) -> HookArithmetic:
     size = full.flat.numel() * full.flat.element_size()
     gradients = torch.empty_like(full.flat)
     copied = _seconds(full, lambda bucket: bucket.flat.copy_(gradients.copy_(bucket.flat)))
     rounded = _seconds(full, by_itself(Configuration({"hook": "bf16"})))
     shapes = len({view.shape for view in full.views if view.dim() > 1})
-    calls, passes = [], []
+    calls, of_shape, passes = [], [], []
     for rank in (1, _HIGH_RANK):
         hook = Configuration({"hook": "powersgd", "powersgd_rank": rank})
-        calls.append(max(_LEAST, _seconds(tiny, by_itself(hook)) / _HALVES))
-        all_passes = _seconds(full, by_itself(hook)) - _HALVES * shapes * calls[-1]
+        once, more = (_seconds(bucket, by_itself(hook)) / _HALVES for bucket in (one_shape, more_shapes))
+        of_shape.append(min(once, max(_LEAST, (more - once) / (len(_TINY) - 1))))
+        calls.append(max(_LEAST, once - of_shape[-1]))
+        all_passes = _seconds(full, by_itself(hook)) - _HALVES * (calls[-1] + shapes * of_shape[-1])
         passes.append(max(_LEAST, all_passes / _PASSES / size))
     return HookArithmetic(
         copying=max(_LEAST, copied / size),
@@ -66,7 +71,8 @@ def _measured(full: FullBucket, tiny: FullBucket) -> HookArithmetic:
         low_rank=passes[0],
         further_rank=max(0.0, passes[1] - passes[0]) / (_HIGH_RANK - 1),
         call=calls[0],
-        further_row=max(0.0, calls[1] - calls[0]) / (_HIGH_RANK - 1),
+        shape=of_shape[0],
+        further_row=max(0.0, of_shape[1] - of_shape[0]) / (_HIGH_RANK - 1),
     )
 
 
