@@ -191,7 +191,10 @@ class Sampler:
     The sequence is deterministic for a seed and the results.
     """
 
-    def __init__(self, space: Space, seed: int, forecast: Forecast | None = None) -> None:
+    def __init__(
+        self, space: Space, seed: int, forecast: Forecast | None = None, as_written: float | None = None
+    ) -> None:
+        """`as_written`: seconds of the script as written, which is then not asked for."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = space
         tpe = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_UNGUIDED, n_ei_candidates=_CANDIDATES)
@@ -202,7 +205,7 @@ class Sampler:
             places = {name: space.choices[name].index(setting) for name, setting in guess.items()}
             self._study.enqueue_trial(places, skip_if_exists=True)
         self._pending: optuna.trial.Trial | None = None
-        self._told: dict[Configuration, float | None] = {}
+        self._told: dict[Configuration, float | None] = {} if as_written is None else {AS_WRITTEN: as_written}
 
     def ask(self, excluded: Set[tuple[str, Value]] = frozenset()) -> Configuration | None:
         """The next configuration to measure, without any of the `excluded` values, which must not be launched.
@@ -296,7 +299,8 @@ class Trials:
         """
         self._cost.phase = "trials"
         spaces = [Space(rung, self._facts, fixed, self._first_cap(rung, computing)) for rung in GRADIENT_RUNGS]
-        samplers = {space.rung: Sampler(space, self._asked.seed, self._forecast) for space in spaces if not space.empty}
+        seed, as_written = self._asked.seed, self._baseline.seconds
+        samplers = {s.rung: Sampler(s, seed, self._forecast, as_written) for s in spaces if not s.empty}
         turns = deque(samplers)  # rungs alternate, so each has its share, however many trials there are
         while turns and len(self.records) < last and self._has_time():
             rung = turns.popleft()

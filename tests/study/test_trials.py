@@ -82,6 +82,18 @@ def test_the_sampler_begins_with_the_guesses_and_repeats_nothing() -> None:
     assert len(set(asked)) == 20
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_script_as_written_is_no_trial(seed: int) -> None:
+    space = Space(Rung.EXACT, facts(("static_graph", "gradient_as_bucket_view")))
+    sampler = Sampler(space, seed, as_written=1.0)
+    asked = []
+    for _ in range(3):
+        asked.append(sampler.ask())
+        sampler.tell(2.0)
+    assert len(set(asked)) == 3
+    assert AS_WRITTEN not in asked
+
+
 def test_a_space_that_is_used_up_is_asked_on() -> None:
     sampler = Sampler(Space(Rung.EXACT, facts(("static_graph",))), seed=0)
     asked = []
