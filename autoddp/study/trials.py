@@ -424,6 +424,7 @@ class Trials:
             first = self._cost.block(configuration, budget.warmup_of(configuration), steps)
             limit = best * (_HOPELESS_AT_FIRST if budget.gains(first.median) else _HOPELESS)
             if first.median > limit and (more := budget.until_settled(first.median)):
+                steps = budget.block(first.median, at_once)  # they are short: a verdict from a few would be noise
                 first = self._cost.block(configuration, more, steps, apply=False)
             hopeless = first.median > limit
             # A 16-bit hook is compared even if it is slow: overflow may be the cause, and the user should learn of it.
