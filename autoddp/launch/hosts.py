@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -20,6 +20,10 @@ from autoddp.isolation import Level
 from autoddp.launch.gathering import Endpoint
 from autoddp.launch.polling import polls
 from autoddp.launch.presence import HostsGone, Presence
+from autoddp.log import get_logger
+from autoddp.wire import Entry
+
+logger = get_logger(__name__)
 
 _GRACE = 3.0  # seconds that an attempt has for ending by itself after it has ended on another host
 _ANSWER = timedelta(seconds=60)  # for one answer of the store; torch's own is five minutes
@@ -139,6 +143,26 @@ class Hosts:
             return Next(False, wanted.why or f"the other hosts do not answer: {first_line(error)}", wanted.level)
         why = " | ".join(dict.fromkeys(filter(None, (wanted.why, *(one.why for one in all_)))))
         return Next(all(one.more for one in all_), why, max((one.level for one in all_), key=list(Level).index))
+
+    def measured_elsewhere(self, number: int, mine: Sequence[Entry], say: Callable[[str], None]) -> Sequence[Entry]:
+        """After attempt `number`: measurements that other launchers know and this one, with its `mine`, lacks.
+
+        All that one knows and another does not come from the host of rank 0, so the longest journal has them all.
+        """
+        key = f"attempt{number}/measured"
+        try:
+            counts = self._exchange(key, len(mine), int, say)
+            fewest, most = min(counts), max(counts)
+            if self.rank == counts.index(most) and fewest < most:
+                self._set(f"{key}/entries", mine[fewest:])
+            if len(mine) == most:
+                return ()
+            for _ in polls(_ANSWER.total_seconds()):
+                if self._are_there([f"{key}/entries"]):
+                    return self._get(f"{key}/entries", tuple[Entry, ...])
+        except (RuntimeError, TimeoutError) as error:  # the next attempt, or its end, will tell the user
+            logger.warning("the other hosts' measurements are not known: %s", first_line(error))
+        return ()
 
     def of_the_first(self, key: str, mine: str, say: Callable[[str], None]) -> str:
         """What the first host says under a key; "" if the hosts do not answer."""

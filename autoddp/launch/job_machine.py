@@ -36,6 +36,9 @@ LEAVING             | after 20 s                                   | LEAVING    
 JUDGING             | the study asks, or Tick: 10 s                | BETWEEN    | reply: another attempt
 JUDGING             | the same; another attempt makes no sense     | OVER       | reply: none
 JUDGING             | the study asks what has made this start fail | JUDGING    | the measurement fails
+BETWEEN             | Learned                                      | BETWEEN    | journal
+any                 | what another host has measured contradicts   |            |
+                    | the journal, or the study's question         | OVER       | as for GaveUp
 any                 | GaveUp, StopAsked, Finish of another host    | OVER       | hang up on all ranks; the study gets
                     |                                              |            | TuningOver; end the attempt
 any                 | the time is over, see `deadline`              | OVER       | the same
@@ -71,7 +74,7 @@ from pathlib import Path
 from autoddp.codec import replace
 from autoddp.launch.deadline import Deadline
 from autoddp.launch.hang_timeout import HangTimeout
-from autoddp.launch.journal import Journal
+from autoddp.launch.journal import Journal, answers
 from autoddp.launch.restarts import Starts
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.timing import median
@@ -96,6 +99,7 @@ TOO_SHORT = "the script ends before a single measurement can be made"
 _FEWEST_STEPS = 2  # of a measurement, however often the script ends before one is done: one step would be a guess
 _FUTILE_ATTEMPTS = 3  # one after another without a measurement; each may ask for half as many steps as the one before
 _MOST_FAULTS = 12  # attempts that may fail in a trial before tuning is given up
+_PARTED = "the hosts no longer agree on what has been measured"
 _CAUSE = 5.0  # seconds in which the ends of all ranks must be known once one of them has failed
 _LEAVING = 20.0  # seconds in which ranks that leave must be gone
 _SETTLING = 10.0  # seconds in which the study must have said what it wants next
@@ -216,6 +220,17 @@ class TakenOver:
 
 
 @dataclass(frozen=True)
+class Learned:
+    """Before the next attempt: measurements of the last one that another host's launcher knows, and this one may lack.
+
+    The next rank 0 may be on another host, where the study would ask for them again.
+    """
+
+    entries: Sequence[Entry]
+    reply: Future[None]
+
+
+@dataclass(frozen=True)
 class AttemptBegins:
     """Another start is about to be made. The reply: its variables, or None for no more attempts."""
 
@@ -262,6 +277,7 @@ Event = (
     Question
     | GaveUp
     | TakenOver
+    | Learned
     | AttemptBegins
     | AttemptEnded
     | EndedElsewhere
@@ -380,6 +396,11 @@ class JobMachine:
         return self._clock() - max(self._asked_at, self._attempt.ready_at) if measured else 0.0
 
     @property
+    def measured(self) -> Sequence[Entry]:
+        """All measurements so far; the same on all hosts when an attempt begins."""
+        return tuple(self._journal.entries)
+
+    @property
     def at_most(self) -> float | None:
         """Seconds that tuning may still take, where that is known."""
         return self._deadline.at_most
@@ -395,6 +416,9 @@ class JobMachine:
                 event.reply.set_result(None)
             case TakenOver(entries):
                 self._journal.earlier = entries
+                event.reply.set_result(None)
+            case Learned(entries):
+                self._learn(entries)
                 event.reply.set_result(None)
             case AttemptBegins():
                 self._attempt_begins(event)
@@ -444,6 +468,9 @@ class JobMachine:
         """Answer the study's question, or send it on to rank 0, if the state allows either."""
         question, leader = self._question, self._attempt.leader
         entry = self._journal.answer(question.asked) if isinstance(question, MeasureAsked) else None
+        if entry is not None and isinstance(question, MeasureAsked) and not answers(entry, question.asked):
+            self._end(_PARTED)
+            entry = None
         match question:
             case FactsAsked() if self._facts is not None:
                 question.reply.set_result(self._facts)
@@ -605,9 +632,15 @@ class JobMachine:
         order = message.measure
         if order is None:
             return
-        for entry in order.missed:
+        self._learn([*order.missed, Entry(replace(order, missed=()), replace(message, measure=None))])
+
+    def _learn(self, entries: Sequence[Entry]) -> None:
+        """What another host's journal has."""
+        if any(map(self._journal.contradicts, entries)):
+            self._end(_PARTED)
+            return
+        for entry in entries:
             self._journal.add(entry)
-        self._journal.add(Entry(replace(order, missed=()), replace(message, measure=None)))
 
     def _closed(self, worker: Worker) -> None:
         if not worker.said_goodbye and not self._attempt.told_to_leave:

@@ -34,6 +34,7 @@ from autoddp.launch.job_machine import (
     FinishAsked,
     GaveUp,
     JobMachine,
+    Learned,
     MeasureAsked,
     RankEnded,
     Said,
@@ -141,6 +142,11 @@ class LiveJob:
         self._close_server()
         reply: Future[bool] = Future()
         return self._ask(AttemptEnded(failure, blames_overlay, reply), reply)
+
+    def learn(self, entries: Sequence[Entry]) -> None:
+        """Between two attempts: what another host's launcher has measured, see `Learned`."""
+        reply: Future[None] = Future()
+        self._ask(Learned(entries, reply), reply)
 
     def close(self) -> None:
         """Tuning is over, if it was not; the study has ended."""

@@ -375,10 +375,12 @@ class Tuning:
         together = self.hosts.agree(number, wanted, self.reporter.say)
         if not together.more:
             job.give_up(together.why or "another host has ended the tuning")
-        elif together.level is not self._isolation.level:
+            return False
+        job.learn(self.hosts.measured_elsewhere(number, job.machine.measured, self.reporter.say))
+        if together.level is not self._isolation.level:
             self._isolate(together.level, f"the script failed under it: {together.why}")
             self.reporter.say(f"another attempt; {self._isolation.says}")
-        return together.more
+        return True
 
     def _isolate(self, level: Level, why: str) -> None:
         if level is not self._isolation.level:

@@ -154,7 +154,7 @@ class TrialRunner:
 
     def begin(self) -> None:
         """Take the first order; every rank at the same step boundary."""
-        self._obey(None)
+        self._obey(self._director.next(None) if self._ranks.rank == 0 else None)
 
     def on_step(self) -> None:
         """A step of the script has ended; several of them may count as one."""
@@ -167,9 +167,9 @@ class TrialRunner:
         if self._steps_left == 0:
             self._then()
 
-    def _obey(self, done: BlockDone | None) -> None:
-        """Rank 0 hands its block to the director and gives the next order to all ranks."""
-        order = self._ranks.broadcast(self._director.next(done) if self._ranks.rank == 0 else None)
+    def _obey(self, order: Message | None) -> None:
+        """Rank 0 gives the order to all ranks; the others pass None."""
+        order = self._ranks.broadcast(order)
         if isinstance(order, Finish):
             finish_queued_work(PATIENCE)
             self._ranks.part()
@@ -284,11 +284,14 @@ class TrialRunner:
             ranks=tuple(convert(recorded, RankSteps) for _, _, recorded, _ in gathered if recorded is not None),
             timelines=_fitting([convert(one, Timeline) for *_, one in gathered if one is not None]),
         )
-        told = self._ranks.broadcast(done if self._ranks.rank == 0 else None)
+        # Rank 0's launcher first: no other one may know of a block that this one has missed, and calls failed.
+        leads = self._ranks.rank == 0
+        following = self._director.next(done) if leads else None
+        told = self._ranks.broadcast(done if leads else None)
         assert isinstance(told, BlockDone)
-        if self._ranks.rank != 0:
+        if not leads:
             self._director.heard(told)
-        self._obey(told)
+        self._obey(following)
 
 
 def _fitting(timelines: Sequence[Timeline]) -> tuple[Timeline, ...]:

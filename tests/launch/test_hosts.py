@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from autoddp.errors import HostLost
 from autoddp.isolation import Level
+from autoddp.knobs import Configuration
 from autoddp.launch import hosts as module
 from autoddp.launch import presence
 from autoddp.launch.elastic import node_range
@@ -24,6 +25,7 @@ from autoddp.launch.gathering import Endpoint
 from autoddp.launch.hosts import Hosts, Next
 from autoddp.launch.options import parse
 from autoddp.launch.tune import Tuning
+from autoddp.wire import BlockDone, Entry, Measure
 
 
 def connected(number: int, fewest: int = 0) -> list[Hosts]:
@@ -71,12 +73,19 @@ def quiet(text: str) -> None:
     raise AssertionError(text)
 
 
+ENTRIES = (
+    Entry(Measure(0, Configuration(), 1, 2), BlockDone(0, (0.1, 0.2), 0.1, 0.001)),
+    Entry(Measure(1, Configuration({"static_graph": True}), 1, 2), None, "rank 0 was killed"),
+)
+
+
 def test_one_host_asks_nobody() -> None:
     alone = Hosts()
     assert not alone.several
     assert alone.worst(Level.OVERLAY, quiet) is Level.OVERLAY
     assert alone.ended_elsewhere(0) is None
     assert alone.agree(0, Next(True), quiet) == Next(True)
+    assert alone.measured_elsewhere(0, ENTRIES, quiet) == ()
     assert alone.one_recipe("x", True, quiet) == ("x", True)
 
 
@@ -126,6 +135,17 @@ def test_a_host_that_says_nothing_ends_the_tuning_and_not_the_job(
     assert "waited 1 s for the launchers of 2 hosts" in found.why
     assert said == ["waiting for the launchers of the other hosts (up to 1 s)"]
     assert two[0].one_recipe("x", True, said.append) == ("", True)
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_host_is_told_what_it_has_missed_of_an_attempt(two: list[Hosts], behind: int) -> None:
+    journals = [ENTRIES, ENTRIES]
+    journals[behind] = ENTRIES[:1]
+    calls = [(host.measured_elsewhere, 0, journal, quiet) for host, journal in zip(two, journals, strict=True)]
+    found = together(*calls)
+    assert found.pop(behind) == ENTRIES[1:]
+    assert found == [()]
+    assert together(*((host.measured_elsewhere, 1, ENTRIES, quiet) for host in two)) == [(), ()]
 
 
 def test_all_launch_the_same_recipe(two: list[Hosts]) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from desk import VARIABLES, Desk, Rank
 
-from autoddp.launch.job_machine import Closed, Said, State
+from autoddp.knobs import Configuration
+from autoddp.launch.job_machine import Closed, Learned, Said, State
 from autoddp.study import TrialFailed, TuningOver
-from autoddp.wire import Finish, Goodbye, Welcome
+from autoddp.wire import BlockDone, Entry, Finish, Goodbye, Measure, Welcome
 
 EVENTS: dict[str, Callable[[Desk], Any]] = {
     "another rank says hello": lambda desk: desk.hello(2),
@@ -398,6 +399,43 @@ def test_a_follower_copies_what_the_leader_measures(tmp_path: Path) -> None:
     with pytest.raises(TuningOver, match=r"^the study was finished by another node's launcher$"):
         following.result(0)
     assert desk.finishes().result(0) is None
+
+
+def test_a_measurement_that_failed_is_not_made_again_by_another_host(tmp_path: Path) -> None:
+    """Rank 0 may be on the other host after a fault, where nobody has said that the measurement has failed."""
+    one, other = (Desk(tmp_path / name, nodes=2) for name in ("one", "other"))
+    for number, desk in enumerate((one, other)):
+        desk.begins()
+        desk.hello(number)
+        desk.ready(number)
+    failing, awaited = one.asks(), other.asks()
+    one.closed(0)
+    one.ended("rank 0 ended with exit code 1")
+    with pytest.raises(TrialFailed):
+        failing.result(0)
+    other.ended("another host's part ended")
+    assert not awaited.done()
+    other.happens(Learned(one.machine.measured[len(other.machine.measured) :], Future()))
+    with pytest.raises(TrialFailed):
+        awaited.result(0)
+    assert other.machine.measured == one.machine.measured
+
+
+@pytest.mark.parametrize("here", ["a failure", "another question"])
+def test_hosts_whose_studies_have_parted_stop_tuning(tmp_path: Path, here: str) -> None:
+    """Else a figure of one configuration would be taken for that of another."""
+    desk = Desk(tmp_path / "journal", nodes=2)
+    desk.begins()
+    desk.hello(1)
+    desk.ready(1)
+    if here == "a failure":
+        desk.happens(Learned([Entry(Measure(0, Configuration(), 1, 3), None, "it failed here")], Future()))
+        desk.block(index=0, rank=1)  # there it did not
+    else:
+        desk.says(1, BlockDone(0, (0.05,) * 3, 0.05, 0.001, Measure(0, Configuration({"static_graph": True}), 1, 3)))
+        with pytest.raises(TuningOver):
+            desk.asks().result(0)
+    assert desk.machine.why_over == "the hosts no longer agree on what has been measured"
 
 
 def test_the_end_is_told_on_several_hosts(tmp_path: Path) -> None:

@@ -141,9 +141,16 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return [[codec.decode(told, tuple[BlockDone, ...]), *more] for told, *more in found]
 
 
+def test_the_leading_launcher_hears_of_a_block_first(measured: list[Any]) -> None:
+    """If it never does, because rank 0 is killed, no other host may have a figure for what this one calls failed."""
+    (*_, first), (*_, then) = measured
+    assert len(first) == len(then) == 4
+    assert all(one < other for one, other in zip(first, then, strict=True))
+
+
 def test_a_block_ends_with_the_steps_that_are_recorded(measured: list[Any]) -> None:
     """All ranks hear of all timelines; before them comes one more step, and after them two."""
-    (done, steps, left, _), (heard, *_) = measured
+    (done, steps, left, *_), (heard, *_) = measured
     assert [[len(one.steps) for one in block.timelines] for block in done] == [[3, 3], [2, 2], [], [1, 1]]
     assert [block.timelines for block in heard] == [block.timelines for block in done]
     assert steps == [1 + 2 + 2 + 1 + 3 + 2, 2 + 1 + 1 + 1 + 2 + 2, 2, 1 + 1 + 1 + 1 + 2]

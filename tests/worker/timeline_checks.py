@@ -180,13 +180,20 @@ class Orders:
     def __init__(self, *asked: Measure) -> None:
         self._asked = iter([*asked, Finish("")])
         self.blocks: list[BlockDone] = []
+        self.at: list[float] = []
+        """When each block was here; one clock on all ranks."""
 
     def next(self, done: BlockDone | None) -> Message:
         if done is not None:
-            self.blocks.append(done)
+            time.sleep(0.05)  # a launcher that is busy
+            self._keep(done)
         return next(self._asked)
 
     def heard(self, done: BlockDone) -> None:
+        self._keep(done)
+
+    def _keep(self, done: BlockDone) -> None:
+        self.at.append(time.monotonic())
         self.blocks.append(done)
 
     def finish(self, order: Finish) -> None:
@@ -231,7 +238,13 @@ def blocks(rank: int) -> list[Any]:
             runner.begin() if step == 0 else runner.on_step()
     except StopIteration:
         left = [len(ddp._comm_hooks), len([p for p in ddp.parameters() if p._post_accumulate_grad_hooks])]
-        return [codec.encode(orders.blocks), [counted.count(block) for block in range(4)], left, host is None]
+        return [
+            codec.encode(orders.blocks),
+            [counted.count(block) for block in range(4)],
+            left,
+            host is None,
+            orders.at,
+        ]
     raise AssertionError("there were more orders than steps")
 
 
