@@ -87,7 +87,8 @@ def run(package: Path, *words: str) -> subprocess.CompletedProcess[str]:
     finished = subprocess.run(
         [sys.executable, *words],
         cwd=package.parents[1],
-        env={**environment(), "PYTHONPATH": str(package.parent)},
+        # With more cores than ranks, a trial would go to a number of threads.
+        env={**environment(OMP_NUM_THREADS="1"), "PYTHONPATH": str(package.parent)},
         capture_output=True,
         text=True,
         timeout=PATIENCE,

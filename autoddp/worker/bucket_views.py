@@ -14,9 +14,10 @@ from __future__ import annotations
 import functools
 import operator
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -59,6 +60,22 @@ def held_elsewhere(gradients: Sequence[torch.Tensor], in_use: bool = True) -> bo
     return any(uses[0] > len(uses) + _OF_THE_STORAGE_OBJECT for pointer, uses in sharing.items() if pointer)
 
 
+def _for_longer(look: Callable[[], _T]) -> _T:
+    """What `look` finds, if it still does some milliseconds later: a thread of the backend may hold a part of a bucket.
+
+    It does so while it runs what follows a collective, and it needs Python's lock for letting go.
+    """
+    found = look()
+    for _ in range(_LOOKS):
+        if not found:
+            break
+        time.sleep(_MOMENT)
+        found = look()
+    return found
+
+
+_T = TypeVar("_T")
+_LOOKS, _MOMENT = 4, 0.002  # seconds
 _OF_THE_STORAGE_OBJECT = 1  # Python's object of a storage holds it, like each tensor in it
 
 
@@ -205,7 +222,7 @@ class BucketViews(DdpEvents):
         if one.passes:
             return
         one.passes = True
-        kept = one.kept()
+        kept = one.kept() if one.gives_copies else _for_longer(one.kept)
         if kept:
             self._give_copies(one)
             one.saved = [(view, view.clone()) for view in kept]
@@ -239,7 +256,7 @@ class BucketViews(DdpEvents):
             return
         gradients = [cast("torch.Tensor", before[n]) for n in places]
         before.clear()
-        if not one.gives_copies and held_elsewhere(gradients, in_use=False):
+        if not one.gives_copies and _for_longer(lambda: held_elsewhere(gradients, in_use=False)):
             self._give_copies(one)
         if one.gives_copies:
             for p, gradient in zip((one.parameters[n] for n in places), gradients, strict=True):
