@@ -140,6 +140,12 @@ def test_what_a_script_adds_to_a_model_later_is_not_reduced(bench: Bench, traini
     assert (found.verdict, found.distance) == (EQUAL, 0.0)
 
 
+@pytest.mark.parametrize("name", ["cap view batched", "fp16 cap"])
+def test_buffers_that_a_script_adds_later_are_not_broadcast(bench: Bench, name: str) -> None:
+    found = bench.judged(name, Cell("masks added", TUNED, CONFIGURATIONS[name]))
+    assert found.verdict == (EQUAL if name == "cap view batched" else STATED_ERROR)
+
+
 def test_the_job_stops_where_a_parameter_has_left_the_model(bench: Bench) -> None:
     found = bench.judged("static", Cell("head replaced", RECIPE, CONFIGURATIONS["static"]))
     assert found.verdict == STOPPED

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.utils import prune
 
 STEPS, FEATURES, WIDTH, CLASSES, BATCH = 40, 32, 256, 8, 8
 TURN = STEPS // 2
@@ -829,6 +830,25 @@ def head_of_its_own(rank: int, in_place: bool = False) -> list[nn.Module]:
     return [model]
 
 
+def masks_of_its_own(rank: int) -> list[nn.Module]:
+    """Each rank gives the model buffers after DDP was built, which had none: masks that pruning makes, for a while."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    layers = [model.module[number] for number in (0, 2, 4)]
+    for step, batch in enumerate(batches(rank, STEPS)):
+        if step == TURN // 2:
+            torch.manual_seed(rank)
+            for layer in layers:
+                prune.random_unstructured(layer, "weight", amount=0.3)
+        if step == TURN + TURN // 2:
+            for layer in layers:
+                prune.remove(layer, "weight")
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        optimizer.step()
+    return [model]
+
+
 def opaque(rank: int) -> list[nn.Module]:
     model = DDP(Opaque())
     optimizer = sgd(model)
@@ -1047,6 +1067,7 @@ TRAININGS: dict[str, Training] = {
     "kind of dict": lambda rank: returns(rank, lambda scores: OfScores(scores=scores), lambda found: found["scores"]),
     "head added": head_of_its_own,
     "head replaced": lambda rank: head_of_its_own(rank, in_place=True),
+    "masks added": masks_of_its_own,
     "own hook": lambda rank: own_hook(rank, by_signs),
     "own hook local": lambda rank: own_hook(rank, nothing_sent),
     "skips": skips,
@@ -1060,7 +1081,7 @@ TRAININGS: dict[str, Training] = {
 
 BESIDE = ("beside", "beside scaled", "beside apart", "beside later")
 HEADS = ("head added", "head replaced")
-DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", "own hook local", *BESIDE, *HEADS)
+DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", "own hook local", "masks added", *BESIDE, *HEADS)
 """Ranks end with other parameters, also under torchrun."""
 
 BY_HAND_UNTIL = {"second DDP later": TURN, "folds": TURN, "join later": TURN, "beside later": TURN}
