@@ -36,6 +36,7 @@ from autoddp.worker.experiments import Experiments
 from autoddp.worker.first_steps import ByHand, KeepsGradients, ReadsGradients, ReadyOrder
 from autoddp.worker.gradient_access import add_handler, parameters_of
 from autoddp.worker.graphs import Graphs
+from autoddp.worker.guard import checksum
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.inputs import InputsSeen, compares
 from autoddp.worker.live_ddp import LiveDdp, effects_of
@@ -195,6 +196,12 @@ class _TuningJob(DdpEvents):
         """Where the script itself sets the argument, DDP holds the memory of all gradients."""
         return parameters_of(w for w in self._patch.alive() if not w.arguments.get(GRADIENT_AS_BUCKET_VIEW.name))
 
+    def _checksum(self, wrapped: Sequence[Wrapped]) -> str:
+        """See `ObservedSteps.parameters`. Ranks may differ on purpose as they may for `guard.Guard`."""
+        alike = [w for w in wrapped if w.ddp is not None and w.script_hook is None and not is_joining(w.ddp)]
+        of_all = [p for w in alike if w.ddp and w.ddp.process_group.size() == self._started for p in w.parameters]
+        return checksum(of_all) if of_all and all(self._forwards[1:]) else ""
+
     def _begin(self) -> None:
         assert self._ready_order is not None
         ranks = RankStore()
@@ -220,6 +227,7 @@ class _TuningJob(DdpEvents):
             self._by_hand.discards or self._reads_gradients.between,
             self._keeps_gradients.found,
             self._reads_gradients.found,
+            self._checksum(wrapped),
         )
         facts = gather_facts(wrapped, ranks, self._threads, binding, watched, self._config)
         director = LauncherDirector(self._launcher, facts)

@@ -904,6 +904,19 @@ def skips(rank: int, by_hand: bool = False) -> list[nn.Module]:
     return [model]
 
 
+def two_passes(rank: int) -> list[nn.Module]:
+    """Two backward passes from one forward pass: DDP reduces in the first one only, so the ranks part."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        scores = model(batch[0])
+        loss(scores, batch).backward(retain_graph=True)
+        (0.01 * scores.square().mean()).backward()
+        optimizer.step()
+    return [model]
+
+
 class Pulls(torch.optim.SGD):
     """Moves parameters in each step, with or without gradients."""
 
@@ -1070,6 +1083,7 @@ TRAININGS: dict[str, Training] = {
     "masks added": masks_of_its_own,
     "own hook": lambda rank: own_hook(rank, by_signs),
     "own hook local": lambda rank: own_hook(rank, nothing_sent),
+    "two passes": two_passes,
     "skips": skips,
     "skips by hand": lambda rank: skips(rank, by_hand=True),
     "pulls": lambda rank: stepped_by(rank, lambda given: Pulls(given, lr=0.05, momentum=0.9)),
@@ -1081,7 +1095,8 @@ TRAININGS: dict[str, Training] = {
 
 BESIDE = ("beside", "beside scaled", "beside apart", "beside later")
 HEADS = ("head added", "head replaced")
-DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", "own hook local", "masks added", *BESIDE, *HEADS)
+PARTS = ("masks added", "two passes")
+DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", "own hook local", *PARTS, *BESIDE, *HEADS)
 """Ranks end with other parameters, also under torchrun."""
 
 BY_HAND_UNTIL = {"second DDP later": TURN, "folds": TURN, "join later": TURN, "beside later": TURN}
