@@ -34,7 +34,7 @@ from autoddp.worker.ddp import (
 from autoddp.worker.describe_job import gather_facts
 from autoddp.worker.experiments import Experiments
 from autoddp.worker.first_steps import ByHand, KeepsGradients, ReadsGradients, ReadyOrder
-from autoddp.worker.gradient_access import add_handler, parameters_of
+from autoddp.worker.gradient_access import add_handler, keep_compilers_out, parameters_of
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.guard import checksum
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
@@ -101,6 +101,7 @@ class _TuningJob(DdpEvents):
 
     def built(self, wrapped: Wrapped) -> None:
         """The first DDP object: this process takes part from here on."""
+        keep_compilers_out()
         self._clock.model_built()
         self._bucket_views.built(wrapped)
         if not self._wrapped_any:

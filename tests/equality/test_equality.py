@@ -160,6 +160,15 @@ def test_where_the_script_parts_the_ranks_other_knobs_are_tried(bench: Bench) ->
     assert (found.verdict, found.distance) == (EQUAL, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("training", "name", "verdict"), [("compiled micro", "defer 4", CLOSE), ("compiled steps", "steps 2", LARGER)]
+)
+def test_reductions_are_put_off_where_the_whole_step_is_compiled(
+    bench: Bench, training: str, name: str, verdict: str
+) -> None:
+    assert bench.judged(name, Cell(training, RECIPE, CONFIGURATIONS[name])).verdict == verdict
+
+
 def test_the_job_stops_where_a_parameter_has_left_the_model(bench: Bench) -> None:
     found = bench.judged("static", Cell("head replaced", RECIPE, CONFIGURATIONS["static"]))
     assert found.verdict == STOPPED

@@ -904,6 +904,25 @@ def skips(rank: int, by_hand: bool = False) -> list[nn.Module]:
     return [model]
 
 
+def compiled_steps(rank: int, micro_batches: int) -> list[nn.Module]:
+    """The whole step is a compiled function, with clipping, the optimizer and `zero_grad` in it."""
+    model = DDP(network())
+    optimizer = sgd(model)
+
+    @torch.compile(backend="eager")
+    def step(some: list[Batch]) -> None:
+        for batch in some:
+            (loss(model(batch[0]), batch) / len(some)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    data = batches(rank, STEPS * micro_batches)
+    for _ in range(STEPS):
+        step([next(data) for _ in range(micro_batches)])
+    return [model]
+
+
 def two_passes(rank: int) -> list[nn.Module]:
     """Two backward passes from one forward pass: DDP reduces in the first one only, so the ranks part."""
     model = DDP(network())
@@ -1083,6 +1102,8 @@ TRAININGS: dict[str, Training] = {
     "masks added": masks_of_its_own,
     "own hook": lambda rank: own_hook(rank, by_signs),
     "own hook local": lambda rank: own_hook(rank, nothing_sent),
+    "compiled steps": lambda rank: compiled_steps(rank, 1),
+    "compiled micro": lambda rank: compiled_steps(rank, 4),
     "two passes": two_passes,
     "skips": skips,
     "skips by hand": lambda rank: skips(rank, by_hand=True),
