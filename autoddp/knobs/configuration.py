@@ -19,7 +19,7 @@ from autoddp.knobs.ddp_arguments import (
 )
 from autoddp.knobs.env import START_KNOBS
 from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_FACTORS, POWERSGD_RANK, POWERSGD_START_STEP
-from autoddp.knobs.job import FirstLook
+from autoddp.knobs.job import PARTED, FirstLook
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 
 KNOBS: tuple[AnyKnob, ...] = (
@@ -67,7 +67,8 @@ def _why_not(knob: AnyKnob, look: FirstLook) -> str:
         return look.untouchable
     if knob.reach is Reach.DDP and knob.name not in look.available_arguments:
         return f"DDP of torch {look.torch} has no such argument"
-    return knob.why_not(look)
+    # The job would stop: it compares its ranks under these knobs.
+    return knob.why_not(look) or (PARTED if knob.could_part_ranks and look.parted else "")
 
 
 class Configuration(Mapping[str, Value]):

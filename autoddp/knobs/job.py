@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 SPARSE = "the model has sparse gradients"
 OWN_HOOK = "the script registers a communication hook of its own"
+PARTED = "as the script is written, the ranks have different parameters after a few steps"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ class ObservedSteps:
     """The script holds gradients, or other tensors in their memory, over a backward pass."""
     reads_gradients: bool = False
     """The script itself reads gradients, within a backward pass or after it, before any function of torch does."""
+
+    parameters: str = ""
+    """Checksum of the parameters that all ranks should have alike, and the device on which it was computed; "" where
+    ranks may differ on purpose."""
 
     @property
     def micro_batches(self) -> float:
@@ -94,6 +99,12 @@ class FirstLook:
     def compiled(self) -> bool:
         """Whether torch.compile is used with a model on any rank."""
         return any(one.compiled for one in self.steps)
+
+    @property
+    def parted(self) -> bool:
+        """Whether the ranks' parameters differ already. Unlike devices may differ in the last bit."""
+        found = [one.parameters.split(" ", 1) for one in self.steps if one.parameters]
+        return any(bits != found[0][0] for bits, device in found if device == found[0][1])
 
     @property
     def graph_modes(self) -> tuple[str, ...]:

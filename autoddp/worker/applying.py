@@ -40,7 +40,7 @@ from autoddp.worker.ddp import (
 from autoddp.worker.effect import Effect
 from autoddp.worker.first_steps import FirstSteps
 from autoddp.worker.fitting import Expected, Fitting
-from autoddp.worker.gradient_access import add_handler
+from autoddp.worker.gradient_access import add_handler, keep_compilers_out
 from autoddp.worker.gradient_monitor import Watch
 from autoddp.worker.graphs import Graphs, GraphsInTheJob
 from autoddp.worker.guard import Guard, guarded
@@ -155,6 +155,7 @@ class _Applied(DdpEvents):
 
     def built(self, wrapped: Wrapped) -> None:
         """See `DdpEvents`."""
+        keep_compilers_out()
         if wrapped.takes and wrapped.is_sparse and HOOK.of(self._configuration):
             _warn(f"the recipe's {HOOK.name} is left out: {SPARSE}")
         for part in self._parts:

@@ -388,6 +388,9 @@ _CARRIED_OVER = _MODULE_STATE | {
     "require_forward_param_sync",
     "_join_config",
     "_ddp_sink_clone",
+    # An object without buffers never broadcasts those that the script has added to the module since.
+    "modules_buffers",
+    "named_module_buffers",
 }
 
 

@@ -102,7 +102,31 @@ def _has(handler: GradientHandler, event: Callable[..., Any]) -> bool:
 
 def _tell(event: Callable[..., Any], *what: Any) -> bool:
     """Call this method of all handlers. Whether one of them says yes."""
+    return _tell_all(event, *what)
+
+
+def _tell_all(event: Callable[..., Any], *what: Any) -> bool:
     return True in [getattr(handler, event.__name__)(*what) for handler in _handlers]
+
+
+def _norm_read(function: str, parameters: Sequence[torch.Tensor], norm: torch.Tensor) -> torch.Tensor:
+    for handler in _handlers:
+        norm = handler.norm_read(function, parameters, norm)
+    return norm
+
+
+def keep_compilers_out() -> None:
+    """Have torch.compile leave the handlers alone: the script may compile a function that clips, steps and clears.
+
+    Call this when there is a model: to tell torch.compile so imports its machinery, which takes a second.
+    """
+    global _tell_all, _norm_read
+    if not _is_kept_out:
+        _tell_all, _norm_read = torch.compiler.disable(_tell_all), torch.compiler.disable(_norm_read)
+        _is_kept_out.append(True)
+
+
+_is_kept_out: list[bool] = []
 
 
 def parameters_of(wrapped: Iterable[Wrapped]) -> list[nn.Parameter]:
@@ -274,8 +298,8 @@ def _clip(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if _tell(GradientHandler.before_reading, parameters):
         call.arguments.update({name: math.inf for name in _LIMITS if name in call.arguments})
     returned = function(*call.args, **call.kwargs)
-    for handler in _handlers if isinstance(returned, torch.Tensor) else ():
-        returned = handler.norm_read(function.__name__, parameters, returned)
+    if isinstance(returned, torch.Tensor):
+        returned = _norm_read(function.__name__, parameters, returned)
     _tell(GradientHandler.after_reading)
     return returned
 

@@ -37,6 +37,16 @@ class RankStore:
         self._store = PrefixStore(f"autoddp/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", store)
         self._turn = 0
 
+    def missing(self, seconds: float) -> list[int]:
+        """The ranks that have not called this within that time."""
+        keys = [f"here/{rank}" for rank in range(self.world_size)]
+        self._store.set(keys[self.rank], "")
+        try:
+            self._store.wait(keys, timedelta(seconds=seconds))
+        except RuntimeError:  # torch's of a wait that has taken too long
+            return [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+        return []
+
     def gather(self, values: Sequence[Any]) -> list[list[Any]]:
         """The values of all ranks (JSON types), by rank, on rank 0; an empty list on the other ranks."""
         self._turn += 1

@@ -34,8 +34,9 @@ from autoddp.worker.ddp import (
 from autoddp.worker.describe_job import gather_facts
 from autoddp.worker.experiments import Experiments
 from autoddp.worker.first_steps import ByHand, KeepsGradients, ReadsGradients, ReadyOrder
-from autoddp.worker.gradient_access import add_handler, parameters_of
+from autoddp.worker.gradient_access import add_handler, keep_compilers_out, parameters_of
 from autoddp.worker.graphs import Graphs
+from autoddp.worker.guard import checksum
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.inputs import InputsSeen, compares
 from autoddp.worker.live_ddp import LiveDdp, effects_of
@@ -48,6 +49,7 @@ from autoddp.worker.worker_exit import leave, leave_at_the_end_of_training
 
 _WATCHED_STEPS = 4  # before anything is measured: the first may differ, and three more show whether all steps are alike
 _UNEVEN = "inside join() a rank has no more inputs while others have: from then on its steps cannot be measured"
+_OTHER_GROUPS = 60.0  # seconds that ranks may take longer to their first steps than those of another group
 _STEPS_WITHOUT_DDP = 20  # of an optimizer: a script that trains with DDP has built its model by then
 
 
@@ -99,6 +101,7 @@ class _TuningJob(DdpEvents):
 
     def built(self, wrapped: Wrapped) -> None:
         """The first DDP object: this process takes part from here on."""
+        keep_compilers_out()
         self._clock.model_built()
         self._bucket_views.built(wrapped)
         if not self._wrapped_any:
@@ -195,10 +198,32 @@ class _TuningJob(DdpEvents):
         """Where the script itself sets the argument, DDP holds the memory of all gradients."""
         return parameters_of(w for w in self._patch.alive() if not w.arguments.get(GRADIENT_AS_BUCKET_VIEW.name))
 
+    def _wait_for_ranks_of_other_groups(self, ranks: RankStore, wrapped: Sequence[Wrapped]) -> None:
+        """End tuning if some ranks train nothing: they may make data for the others, or evaluate, in the same world.
+
+        Ranks of one group have all made their first steps when one has.
+        """
+        if any(w.ddp is not None and w.ddp.process_group.size() == ranks.world_size for w in wrapped):
+            return
+        missing = ranks.missing(_OTHER_GROUPS)
+        if missing:
+            which = ", ".join(map(str, missing))
+            stopper(self._config.socket)(
+                f"rank {which} has not trained a DDP model {_OTHER_GROUPS:.0f} s after the others: only a job in which "
+                "all ranks do can be tuned"
+            )
+
+    def _checksum(self, wrapped: Sequence[Wrapped]) -> str:
+        """See `ObservedSteps.parameters`. Ranks may differ on purpose as they may for `guard.Guard`."""
+        alike = [w for w in wrapped if w.ddp is not None and w.script_hook is None and not is_joining(w.ddp)]
+        of_all = [p for w in alike if w.ddp and w.ddp.process_group.size() == self._started for p in w.parameters]
+        return checksum(of_all) if of_all and all(self._forwards[1:]) else ""
+
     def _begin(self) -> None:
         assert self._ready_order is not None
         ranks = RankStore()
         wrapped = self._patch.alive()
+        self._wait_for_ranks_of_other_groups(ranks, wrapped)
         one_forward_each = all(count == len(wrapped) for count in self._forwards[1:])
         is_static = self._ready_order.is_static and one_forward_each
         device = next(iter(self._all_parameters())).device
@@ -220,6 +245,7 @@ class _TuningJob(DdpEvents):
             self._by_hand.discards or self._reads_gradients.between,
             self._keeps_gradients.found,
             self._reads_gradients.found,
+            self._checksum(wrapped),
         )
         facts = gather_facts(wrapped, ranks, self._threads, binding, watched, self._config)
         director = LauncherDirector(self._launcher, facts)

@@ -24,7 +24,7 @@ from matrix import (
 )
 from trainings import HEADS
 
-from autoddp.knobs.job import OWN_HOOK, SPARSE
+from autoddp.knobs.job import OWN_HOOK, PARTED, SPARSE
 from autoddp.knobs.micro_batches import (
     CHANGES_GRADIENTS,
     DISCARDS_GRADIENTS,
@@ -138,6 +138,35 @@ def test_buckets_that_stay_as_they_are(bench: Bench, training: str, configuratio
 def test_what_a_script_adds_to_a_model_later_is_not_reduced(bench: Bench, training: str) -> None:
     found = bench.judged("cap view batched", Cell(training, TUNED, CONFIGURATIONS["cap view batched"]))
     assert (found.verdict, found.distance) == (EQUAL, 0.0)
+
+
+@pytest.mark.parametrize("name", ["cap view batched", "fp16 cap"])
+def test_buffers_that_a_script_adds_later_are_not_broadcast(bench: Bench, name: str) -> None:
+    found = bench.judged(name, Cell("masks added", TUNED, CONFIGURATIONS[name]))
+    assert found.verdict == (EQUAL if name == "cap view batched" else STATED_ERROR)
+
+
+@pytest.mark.parametrize("name", ["bf16", "powersgd", "fp16 cap"])
+def test_where_the_script_parts_the_ranks_nothing_is_tried_under_which_the_job_would_stop(
+    bench: Bench, name: str
+) -> None:
+    found = bench.judged(name, Cell("two passes", TUNED, CONFIGURATIONS[name]))
+    assert (found.verdict, found.distance) == (LEFT_OUT, 0.0)
+    assert PARTED in found.why
+
+
+def test_where_the_script_parts_the_ranks_other_knobs_are_tried(bench: Bench) -> None:
+    found = bench.judged("cap view batched", Cell("two passes", TUNED, CONFIGURATIONS["cap view batched"]))
+    assert (found.verdict, found.distance) == (EQUAL, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("training", "name", "verdict"), [("compiled micro", "defer 4", CLOSE), ("compiled steps", "steps 2", LARGER)]
+)
+def test_reductions_are_put_off_where_the_whole_step_is_compiled(
+    bench: Bench, training: str, name: str, verdict: str
+) -> None:
+    assert bench.judged(name, Cell(training, RECIPE, CONFIGURATIONS[name])).verdict == verdict
 
 
 def test_the_job_stops_where_a_parameter_has_left_the_model(bench: Bench) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.utils import prune
 
 STEPS, FEATURES, WIDTH, CLASSES, BATCH = 40, 32, 256, 8, 8
 TURN = STEPS // 2
@@ -829,6 +830,25 @@ def head_of_its_own(rank: int, in_place: bool = False) -> list[nn.Module]:
     return [model]
 
 
+def masks_of_its_own(rank: int) -> list[nn.Module]:
+    """Each rank gives the model buffers after DDP was built, which had none: masks that pruning makes, for a while."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    layers = [model.module[number] for number in (0, 2, 4)]
+    for step, batch in enumerate(batches(rank, STEPS)):
+        if step == TURN // 2:
+            torch.manual_seed(rank)
+            for layer in layers:
+                prune.random_unstructured(layer, "weight", amount=0.3)
+        if step == TURN + TURN // 2:
+            for layer in layers:
+                prune.remove(layer, "weight")
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        optimizer.step()
+    return [model]
+
+
 def opaque(rank: int) -> list[nn.Module]:
     model = DDP(Opaque())
     optimizer = sgd(model)
@@ -881,6 +901,38 @@ def skips(rank: int, by_hand: bool = False) -> list[nn.Module]:
             norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         if norm.isfinite():
             optimizer.step()
+    return [model]
+
+
+def compiled_steps(rank: int, micro_batches: int) -> list[nn.Module]:
+    """The whole step is a compiled function, with clipping, the optimizer and `zero_grad` in it."""
+    model = DDP(network())
+    optimizer = sgd(model)
+
+    @torch.compile(backend="eager")
+    def step(some: list[Batch]) -> None:
+        for batch in some:
+            (loss(model(batch[0]), batch) / len(some)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    data = batches(rank, STEPS * micro_batches)
+    for _ in range(STEPS):
+        step([next(data) for _ in range(micro_batches)])
+    return [model]
+
+
+def two_passes(rank: int) -> list[nn.Module]:
+    """Two backward passes from one forward pass: DDP reduces in the first one only, so the ranks part."""
+    model = DDP(network())
+    optimizer = sgd(model)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        scores = model(batch[0])
+        loss(scores, batch).backward(retain_graph=True)
+        (0.01 * scores.square().mean()).backward()
+        optimizer.step()
     return [model]
 
 
@@ -1047,8 +1099,12 @@ TRAININGS: dict[str, Training] = {
     "kind of dict": lambda rank: returns(rank, lambda scores: OfScores(scores=scores), lambda found: found["scores"]),
     "head added": head_of_its_own,
     "head replaced": lambda rank: head_of_its_own(rank, in_place=True),
+    "masks added": masks_of_its_own,
     "own hook": lambda rank: own_hook(rank, by_signs),
     "own hook local": lambda rank: own_hook(rank, nothing_sent),
+    "compiled steps": lambda rank: compiled_steps(rank, 1),
+    "compiled micro": lambda rank: compiled_steps(rank, 4),
+    "two passes": two_passes,
     "skips": skips,
     "skips by hand": lambda rank: skips(rank, by_hand=True),
     "pulls": lambda rank: stepped_by(rank, lambda given: Pulls(given, lr=0.05, momentum=0.9)),
@@ -1060,7 +1116,8 @@ TRAININGS: dict[str, Training] = {
 
 BESIDE = ("beside", "beside scaled", "beside apart", "beside later")
 HEADS = ("head added", "head replaced")
-DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", "own hook local", *BESIDE, *HEADS)
+PARTS = ("masks added", "two passes")
+DIFFER_ON_PURPOSE = ("local SGD", "local SGD later", "ignored", "own hook local", *PARTS, *BESIDE, *HEADS)
 """Ranks end with other parameters, also under torchrun."""
 
 BY_HAND_UNTIL = {"second DDP later": TURN, "folds": TURN, "join later": TURN, "beside later": TURN}

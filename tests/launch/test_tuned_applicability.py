@@ -6,7 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from launchers import AUTODDP, SCRIPTS, start
+import torch
+from launchers import AUTODDP, SCRIPTS, TORCHRUN, start, whole
 
 from autoddp.knobs import Configuration
 from autoddp.recipe import load, save
@@ -56,3 +57,16 @@ def test_ranks_that_the_script_has_started_are_not_tuned(tmp_path):
     launch = start(AUTODDP, tmp_path / "out", words).wait()
     assert "no recipe was written: the script trains with 4 ranks, and autoddp has started 2" in launch.stderr
     assert launch.processes() == []
+
+
+@pytest.mark.parametrize("ranks", [whole(3)])  # it waits for a minute
+def test_a_job_in_which_a_rank_trains_nothing_runs_as_written(ranks, tmp_path):
+    """The others would wait for that rank's steps, for half an hour or for ever."""
+    words = ["--nproc-per-node", str(ranks)]
+    script = str(SCRIPTS / "learners.py")
+    plain = start(TORCHRUN, tmp_path / "torchrun", [*words, script]).wait()
+    launch = start(AUTODDP, tmp_path / "out", [*words, "--trials", "2", script]).wait()
+    assert "not tuned, launching as written: rank 0 has not trained a DDP model" in launch.stderr
+    assert launch.returncode == plain.returncode == 0
+    left = [[torch.load(of.folder / f"rank{rank}.pt") for rank in range(ranks)] for of in (plain, launch)]
+    assert all(torch.equal(a[name], b[name]) for a, b in zip(*left, strict=True) for name in a | b)
