@@ -12,7 +12,8 @@ import hashlib
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, cast
 
 import torch
@@ -62,8 +63,10 @@ class Wrapped:
     `takes` says whether configurations are applied to the object; if not, it stays as the script wrote it.
     """
 
-    def __init__(self, ddp: DDP, arguments: dict[str, Any], takes: bool = True) -> None:
+    def __init__(self, ddp: DDP, arguments: dict[str, Any], takes: bool = True, name: str = "") -> None:
         self.takes = takes
+        self.name = name
+        """The same on all ranks that build this object, and no other object's."""
         self.digest = parameters_digest(ddp.module)
         """Digest of the parameters as they were when the object was built: the script may freeze some later."""
         self._ddp = weakref.ref(ddp)  # this must not keep the script's model alive
@@ -487,6 +490,24 @@ class Patch:
         """Whether DDP's logger reads the times of some passes; see `Wrapped.leave_out_samples`."""
         self._constructing = 0
         self._watches = False
+        self._names: dict[str, list[str]] = {}
+        """Process group → the objects that were built on it."""
+
+    @property
+    def freed(self) -> set[str]:
+        """The names of objects that the script holds no more, and that this rank's garbage collector has freed."""
+        built = {name for names in self._names.values() for name in names}
+        return built - {wrapped.name for wrapped in self.alive()}
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """Nothing is done to these objects any more."""
+        self.wrapped = [wrapped for wrapped in self.alive() if wrapped.name not in names]
+
+    def _name_of(self, ddp: DDP) -> str:
+        group = f"{zlib.crc32(repr(dist.get_process_group_ranks(ddp.process_group)).encode()):08x}"
+        names = self._names.setdefault(group, [])
+        names.append(f"{group}/{len(names)}")
+        return names[-1]
 
     def alive(self) -> list[Wrapped]:
         """The DDP objects that the script still holds, in order of construction."""
@@ -528,7 +549,7 @@ class Patch:
             stay = _gradients_stay(given["module"]) if is_ours else contextlib.nullcontext()
             with self._inside_construction(), stay:
                 _construct(ddp, **{**_plain(given), **_as_arguments(configuration)})
-            wrapped = Wrapped(ddp, given, takes)
+            wrapped = Wrapped(ddp, given, takes, self._name_of(ddp))
             wrapped.set_buffers(configuration)
             if not self.samples:
                 wrapped.leave_out_samples()

@@ -32,6 +32,7 @@ from autoddp.worker.graphs import Graphs
 from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.arithmetic import arithmetic_of
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
+from autoddp.worker.rank_store import RankStore
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
 from autoddp.worker.timeline import Recording
@@ -94,6 +95,13 @@ class LiveDdp:
         patch.start_step, patch.around, patch.samples = 0, self._around, False
         for wrapped in patch.alive():
             wrapped.leave_out_samples()
+
+    def only_what_all_have(self, ranks: RankStore) -> object:
+        """See `LiveModel`."""
+        held = [wrapped.ddp for wrapped in self._patch.alive()]
+        freed = ranks.gather([sorted(self._patch.freed)])
+        self._patch.leave_out(ranks.share(sorted({name for (names,) in freed for name in names})))
+        return held
 
     def apply(self, configuration: Configuration) -> None:
         """Apply `configuration`, which is in effect from the next forward pass on."""

@@ -33,6 +33,13 @@ class LiveModel(Protocol):
     Not promised: that parameters stay equal on all ranks while `reduce(False)` holds.
     """
 
+    def only_what_all_have(self, ranks: RankStore) -> object:
+        """Leave out models that some rank has freed already. The others stay at least as long as the result.
+
+        What follows may communicate for each model. Python frees a model that the script has dropped at another moment
+        on each rank.
+        """
+
     def apply(self, configuration: Configuration) -> None:
         """Bring `configuration` into effect from the next forward on; every rank calls it at the same step boundary."""
 
@@ -182,6 +189,7 @@ class TrialRunner:
         self._order, self._at_once = order, order.at_once
         self._recorded, self._timeline = None, None
         self._again, self._compiled_at_start = _TIMED_AGAIN, self._model.compilations
+        models = self._model.only_what_all_have(self._ranks)
         began = time.perf_counter()
         self._model.experiment(order.experiment if order.anatomy else None)
         if order.apply:
@@ -189,6 +197,7 @@ class TrialRunner:
         self._model.reduce(order.reduce)
         self._warm_from = time.perf_counter()
         self._apply_seconds = self._warm_from - began
+        del models
         self._lap = lambda: None
         self._expect(order.warmup, self._time)
 
