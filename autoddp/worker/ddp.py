@@ -13,7 +13,7 @@ import inspect
 import warnings
 import weakref
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -35,6 +35,7 @@ from autoddp.knobs.ddp_arguments import (
 from autoddp.worker.device import is_capturing
 from autoddp.worker.hooks import Hook, hook_for
 from autoddp.worker.hooks.exact import exact_mean
+from autoddp.worker.rank_store import RankStore
 
 _construct = DDP.__init__
 _register = DDP.register_comm_hook
@@ -493,15 +494,17 @@ class Patch:
         self._names: dict[str, list[str]] = {}
         """Process group → the objects that were built on it."""
 
-    @property
-    def freed(self) -> set[str]:
-        """The names of objects that the script holds no more, and that this rank's garbage collector has freed."""
-        built = {name for names in self._names.values() for name in names}
-        return built - {wrapped.name for wrapped in self.alive()}
+    def only_what_all_have(self, ranks: RankStore) -> object:
+        """Leave out the objects that some rank has freed already. The others stay at least as long as the result.
 
-    def leave_out(self, names: Collection[str]) -> None:
-        """Nothing is done to these objects any more."""
-        self.wrapped = [wrapped for wrapped in self.alive() if wrapped.name not in names]
+        What the script has dropped is freed at another moment on each rank. All ranks call this at the same boundary.
+        """
+        held = {wrapped.name: wrapped.ddp for wrapped in self.alive()}
+        freed = [name for names in self._names.values() for name in names if name not in held]
+        of_all = ranks.gather([freed])
+        left_out = set(ranks.share(sorted({name for (names,) in of_all for name in names})))
+        self.wrapped = [wrapped for wrapped in self.alive() if wrapped.name not in left_out]
+        return held
 
     def _name_of(self, ddp: DDP) -> str:
         group = f"{zlib.crc32(repr(dist.get_process_group_ranks(ddp.process_group)).encode()):08x}"

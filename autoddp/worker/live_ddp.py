@@ -98,10 +98,7 @@ class LiveDdp:
 
     def only_what_all_have(self, ranks: RankStore) -> object:
         """See `LiveModel`."""
-        held = [wrapped.ddp for wrapped in self._patch.alive()]
-        freed = ranks.gather([sorted(self._patch.freed)])
-        self._patch.leave_out(ranks.share(sorted({name for (names,) in freed for name in names})))
-        return held
+        return self._patch.only_what_all_have(ranks)
 
     def apply(self, configuration: Configuration) -> None:
         """Apply `configuration`, which is in effect from the next forward pass on."""

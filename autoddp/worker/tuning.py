@@ -222,8 +222,9 @@ class _TuningJob(DdpEvents):
     def _begin(self) -> None:
         assert self._ready_order is not None
         ranks = RankStore()
+        self._wait_for_ranks_of_other_groups(ranks, self._patch.alive())
+        models = self._patch.only_what_all_have(ranks)
         wrapped = self._patch.alive()
-        self._wait_for_ranks_of_other_groups(ranks, wrapped)
         one_forward_each = all(count == len(wrapped) for count in self._forwards[1:])
         is_static = self._ready_order.is_static and one_forward_each
         device = next(iter(self._all_parameters())).device
@@ -248,6 +249,7 @@ class _TuningJob(DdpEvents):
             self._checksum(wrapped),
         )
         facts = gather_facts(wrapped, ranks, self._threads, binding, watched, self._config)
+        del models
         director = LauncherDirector(self._launcher, facts)
         self.compiling.begin()
         self._measured = set(facts.parameters_digest.split("+"))
