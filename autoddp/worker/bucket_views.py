@@ -14,10 +14,9 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -34,12 +33,14 @@ from autoddp.worker.ddp import (
     version_of,
     when_backward_begins,
 )
+from autoddp.worker.heartbeat import no_frame_is_held
 from autoddp.worker.sync_switch import ReductionSwitch
 
 
 def are_held(gradients: Sequence[torch.Tensor], in_use: bool = True) -> bool:
     """As `held_elsewhere`, of the tensors themselves and not of their memory."""
-    return max(map(sys.getrefcount, gradients), default=0) > _references(in_use)
+    with no_frame_is_held():
+        return max(map(sys.getrefcount, gradients), default=0) > _references(in_use)
 
 
 def held_elsewhere(gradients: Sequence[torch.Tensor], in_use: bool = True) -> bool:
@@ -51,31 +52,16 @@ def held_elsewhere(gradients: Sequence[torch.Tensor], in_use: bool = True) -> bo
     wholes = {id(whole): whole for whole in map(base_of, gradients) if whole is not None}
     if are_held(gradients, in_use):
         return True
-    if max(map(sys.getrefcount, wholes.values()), default=0) > _references(True):
-        return True
     sharing: dict[int, list[int]] = {}
-    for tensor in (*gradients, *wholes.values()):
-        storage = tensor.untyped_storage()
-        sharing.setdefault(storage.data_ptr(), []).append(uses_of(storage))
+    with no_frame_is_held():
+        if max(map(sys.getrefcount, wholes.values()), default=0) > _references(True):
+            return True
+        for tensor in (*gradients, *wholes.values()):
+            storage = tensor.untyped_storage()
+            sharing.setdefault(storage.data_ptr(), []).append(uses_of(storage))
     return any(uses[0] > len(uses) + _OF_THE_STORAGE_OBJECT for pointer, uses in sharing.items() if pointer)
 
 
-def _for_longer(look: Callable[[], _T]) -> _T:
-    """What `look` finds, if it still does some milliseconds later: a thread of the backend may hold a part of a bucket.
-
-    It does so while it runs what follows a collective, and it needs Python's lock for letting go.
-    """
-    found = look()
-    for _ in range(_LOOKS):
-        if not found:
-            break
-        time.sleep(_MOMENT)
-        found = look()
-    return found
-
-
-_T = TypeVar("_T")
-_LOOKS, _MOMENT = 4, 0.002  # seconds
 _OF_THE_STORAGE_OBJECT = 1  # Python's object of a storage holds it, like each tensor in it
 
 
@@ -137,9 +123,10 @@ class _Watched:
         """The tensors in the buckets that are no gradients any more, if the script may hold any of them."""
         # No `:=` here: its variable would be one more reference to the last one.
         views = [view for view in [reference() for reference in self._views] if view is not None]
-        counts = list(map(sys.getrefcount, views))
         ordinary = _references(True)
-        has_aliases = any(uses > least for uses, least in self._uses())
+        with no_frame_is_held():
+            counts = list(map(sys.getrefcount, views))
+            has_aliases = any(uses > least for uses, least in self._uses())
         if not has_aliases and sum(counts) <= ordinary * len(counts):
             return []
         present = {id(p.grad) for p in self.parameters}
@@ -222,7 +209,7 @@ class BucketViews(DdpEvents):
         if one.passes:
             return
         one.passes = True
-        kept = one.kept() if one.gives_copies else _for_longer(one.kept)
+        kept = one.kept()
         if kept:
             self._give_copies(one)
             one.saved = [(view, view.clone()) for view in kept]
@@ -256,7 +243,7 @@ class BucketViews(DdpEvents):
             return
         gradients = [cast("torch.Tensor", before[n]) for n in places]
         before.clear()
-        if not one.gives_copies and _for_longer(lambda: held_elsewhere(gradients, in_use=False)):
+        if not one.gives_copies and held_elsewhere(gradients, in_use=False):
             self._give_copies(one)
         if one.gives_copies:
             for p, gradient in zip((one.parameters[n] for n in places), gradients, strict=True):

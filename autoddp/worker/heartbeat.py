@@ -2,6 +2,9 @@
 
 A daemon thread looks at the main thread's stack once a second. If it has changed since the last look, the thread writes
 the file again, with the place in the script at which the main thread is. The launcher looks at the files of all ranks.
+
+Whoever looks at a stack holds its frames, and a frame that is held keeps its variables when its function returns. So a
+look is short, and who counts references waits for its end (`no_frame_is_held`).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 
 _INTERVAL = 1.0
@@ -18,6 +22,9 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _NOT_THE_USERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", "<frozen ", _PACKAGE)
 _DECORATORS = frozenset(("wrapper", "wrapped", "inner", "inside", "decorate_context", "_fn", "_wrapped_call_impl"))
 """Names of functions inside decorators, which say nothing about the script."""
+_LONGEST_WAIT = 1.0  # seconds
+_look = threading.Lock()
+"""Held during a look."""
 
 
 def start_heartbeat(folder: str) -> None:
@@ -32,14 +39,38 @@ def start_heartbeat(folder: str) -> None:
 def _beat(path: str, main: int) -> None:
     last: tuple[object, ...] = ()
     while True:
-        frame = sys._current_frames().get(main)
-        now = _position(frame)
-        if now != last:
+        with _look:
+            frame = sys._current_frames().get(main)
+            now = _position(frame)
+            place = where(frame) if now != last else ""
+            del frame
+        if place:
             with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:  # a full disk, say
-                file.write(where(frame))
+                file.write(place)
         last = now
-        del frame  # it would keep the script's variables alive
         time.sleep(_INTERVAL)
+
+
+@contextlib.contextmanager
+def no_frame_is_held() -> Iterator[None]:
+    """Inside, the heartbeat keeps no variable of a function that has returned. A count of references is true there.
+
+    The wait has an end, because letting go of frames may run finalizers of the script, which may wait for this thread.
+    """
+    has_lock = _look.acquire(timeout=_LONGEST_WAIT)
+    try:
+        yield
+    finally:
+        if has_lock:
+            _look.release()
+
+
+def _make_lock() -> None:
+    global _look
+    _look = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_make_lock)  # the parent's heartbeat may look just now, and the child has none
 
 
 def _position(frame: FrameType | None) -> tuple[object, ...]:

@@ -1,0 +1,53 @@
+"""What the heartbeat holds of a script while it looks at the stack."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from autoddp.worker import heartbeat
+
+
+class _Variable:
+    """Anything that can be referred to weakly."""
+
+
+def _function_of_a_script() -> weakref.ref[_Variable]:
+    variable = _Variable()
+    time.sleep(0.0002)
+    return weakref.ref(variable)
+
+
+@pytest.fixture
+def slow_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The file of a heartbeat that looks again and again, each time as long as on a busy machine."""
+
+    def slow(frame: FrameType | None) -> str:
+        time.sleep(0.002)
+        return place(frame)
+
+    place = heartbeat.where
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(heartbeat, "where", slow)
+    monkeypatch.setattr(heartbeat, "_INTERVAL", 0.0005)
+    heartbeat.start_heartbeat(str(tmp_path))
+    yield tmp_path / "0"
+    monkeypatch.setattr(heartbeat, "_INTERVAL", 3600.0)  # until this process ends
+    time.sleep(0.1)
+
+
+def test_a_count_of_references_has_no_variable_of_a_function_that_has_returned(slow_looks: Path) -> None:
+    kept, kept_at_the_count = 0, 0
+    for _ in range(500):
+        reference = _function_of_a_script()
+        kept += reference() is not None
+        with heartbeat.no_frame_is_held():
+            kept_at_the_count += reference() is not None
+    assert slow_looks.exists()
+    assert kept > 0, "no look fell into the function: this test shows nothing"
+    assert kept_at_the_count == 0
