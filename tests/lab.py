@@ -154,6 +154,13 @@ class Lab:
         """Take a host's link "down", or "up" again."""
         self.run(host, "ip", "link", "set", "eth0", state)
 
+    def carry(self, size: int) -> None:
+        """From now on the bridge drops packets of more than `size` bytes, and tells no host."""
+        for host in range(len(self)):
+            # The hosts cut messages into packets themselves: the bridge would forward one that its NIC has yet to cut.
+            self.run(host, "ip", "link", "set", "eth0", "gso_max_size", "1500", "gso_max_segs", "1")
+            self.run(len(self), "ip", "link", "set", f"port{host}", "mtu", str(size))
+
     def processes(self, host: int) -> list[int]:
         """The ids of all processes on a host, however they were started, without the one that holds it open."""
         holder = self._holders[host].pid

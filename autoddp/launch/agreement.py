@@ -214,9 +214,11 @@ def agree(
     arrivals = notices = None
     shown: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if endpoint is not None:
-        board = board or elastic.board(endpoint)
-        arrivals = Arrivals(board, endpoint, str(torchrun.rdzv_id), (fewest, most), elastic.last_call(torchrun))
-        notices = Notices(board, str(torchrun.rdzv_id))
+        connect = functools.partial(elastic.board, endpoint)
+        board = board or connect()
+        last_call, run_id = elastic.last_call(torchrun), str(torchrun.rdzv_id)
+        arrivals = Arrivals(board, endpoint, run_id, (fewest, most), last_call, connect)
+        notices = Notices(board, run_id)
         if has_store:
             shown = Clock(board).shown()
         elif not notices.has_plan and (ahead := Clock(board).ahead()):

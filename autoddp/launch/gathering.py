@@ -28,9 +28,15 @@ _SOON = 2.5  # seconds without an answer before the user is told why
 _PAUSE = 0.2  # seconds between two attempts
 _GATHERING = 10.0  # seconds of waiting for other hosts before the user is told which have arrived
 _AGAIN = 60.0  # seconds between two looks at who has arrived
+_LONG = 1 << 14  # characters: several packets, of the usual size and of jumbo frames
 _MUTE = (
     "connections are accepted there, but no launcher has answered yet (another program may have this port, or the name "
     "service is slow)"
+)
+
+_VANISH = (
+    "long messages from or to {} get lost (a switch or a tunnel may carry smaller packets than the hosts send: compare "
+    "the MTUs, which `ip link` shows)"
 )
 
 T = TypeVar("T")
@@ -102,20 +108,55 @@ class Arrivals:
     """Who has come to the endpoint. Each host sets a key in `board`, a store of torch's that all hosts share.
 
     `nodes`: the fewest and the most hosts. Once the fewest have come, others may come for `last_call` seconds.
+    `connect` makes another connection to the board: it finds out whether long messages get through.
     """
 
-    def __init__(self, board: Any, endpoint: Endpoint, run_id: str, nodes: tuple[int, int], last_call: float) -> None:
+    def __init__(
+        self,
+        board: Any,
+        endpoint: Endpoint,
+        run_id: str,
+        nodes: tuple[int, int],
+        last_call: float,
+        connect: Callable[[], Any],
+    ) -> None:
         self._board, self._endpoint, self._run_id, self._nodes = board, endpoint, run_id, nodes
         self._last_call = last_call
         with contextlib.suppress(RuntimeError):  # it is for messages only; the meeting itself reports what is wrong
             number = board.add("arrived", 1)
             board.set(f"arrived/{number}", json.dumps([run_id, socket.gethostname()]))
+            looks = threading.Thread(target=self._send_long, args=(number, connect), name="autoddp-long", daemon=True)
+            looks.start()
+
+    def _send_long(self, number: int, connect: Callable[[], Any]) -> None:
+        """Send a long message to the board and read it, and leave a key there while it is stuck.
+
+        Where a network carries smaller packets than the hosts send, connections and short messages succeed, and long
+        ones vanish. A connection with such a message takes no other one, so this is one of its own.
+        """
+        key, stuck = f"long/{number}", f"stuck/{number}"
+
+        def there_and_back() -> None:
+            other = connect()
+            other.set(key, "-" * _LONG)
+            other.get(key)
+            other.delete_key(key)
+
+        asked = Asked(there_and_back)
+        with contextlib.suppress(RuntimeError, UsageError):
+            try:
+                asked.answer(_GATHERING / 2)
+            except queue.Empty:
+                self._board.set(stuck, "")
+                asked.answer(threading.TIMEOUT_MAX)
+                self._board.delete_key(stuck)
 
     def so_far(self) -> str:
         """How many hosts have arrived, and which; "" where the store does not answer."""
         try:
             came = range(1, self._board.add("arrived", 0) + 1)
             everybody = [json.loads(self._board.get(f"arrived/{number}")) for number in came]
+            stuck = [self._board.check([f"stuck/{number}"]) for number in came]
         except RuntimeError:
             return ""
         here = [name for run_id, name in everybody if run_id == self._run_id]
@@ -125,7 +166,9 @@ class Arrivals:
         if fewest <= len(here) < most:
             text += f"; others may come for {duration(self._last_call)}"
         others = [f"{name} ({run_id})" for run_id, name in everybody if run_id != self._run_id]
-        return text + (f"; under another --rdzv-id: {', '.join(others)}" if others else "")
+        text += f"; under another --rdzv-id: {', '.join(others)}" if others else ""
+        unheard = [name for (_, name), is_stuck in zip(everybody, stuck, strict=True) if is_stuck]
+        return text + (f"; {_VANISH.format(', '.join(unheard))}" if unheard else "")
 
     @contextlib.contextmanager
     def told(self, say: Callable[[str], None]) -> Iterator[None]:

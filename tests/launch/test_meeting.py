@@ -53,7 +53,8 @@ def test_an_endpoint_that_answers_no_more_is_told_while_hosts_gather(monkeypatch
         said.append(text)
         told.set()
 
-    with Arrivals(Silent(), Endpoint("--rdzv-endpoint", "10.0.0.1", 29500), "job", (2, 2), 30.0).told(say):
+    place = Endpoint("--rdzv-endpoint", "10.0.0.1", 29500)
+    with Arrivals(Silent(), place, "job", (2, 2), 30.0, HashStore).told(say):
         assert told.wait(60)
     over.set()
     assert said[0] == "waiting: 10.0.0.1:29500 does not answer: the link to it may be down"
@@ -63,7 +64,7 @@ def test_who_has_come_of_a_range_of_hosts_and_how_long_others_may():
     board, place = HashStore(), Endpoint("--rdzv-endpoint", "10.0.0.1", 29500)
     here, said = socket.gethostname(), []
     for _ in range(3):
-        said.append(Arrivals(board, place, "job", (2, 3), 30.0).so_far())
+        said.append(Arrivals(board, place, "job", (2, 3), 30.0, lambda: board).so_far())
     assert said == [
         f"1 of 2 to 3 hosts have arrived at 10.0.0.1:29500 ({here})",
         f"2 of 2 to 3 hosts have arrived at 10.0.0.1:29500 ({here}, {here}); others may come for 30 s",

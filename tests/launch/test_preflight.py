@@ -168,6 +168,12 @@ def taken_port(lab, meetings, does):
             program.kill()
 
 
+def small_packets(lab, meetings):
+    """As where hosts send jumbo frames and a switch takes none: connections and short messages succeed."""
+    lab.carry(800)
+    return meetings.hold(lab, c10d(lab, rdzv_conf=SHORT), gathering=[2.0, 2.0])
+
+
 GLOO = "GLOO_SOCKET_IFNAME"
 FAULTS = {
     # name: (what is planted, the host that says it, what must be said: the host's name and the cause)
@@ -248,6 +254,10 @@ FAULTS = {
         lambda lab, meetings: meetings.hold(lab, static(lab), plan=["bf16", "fp16"].__getitem__),
         [r"hosts differ: plan bf16 on node 0 \(host0\); plan fp16 on node 1 \(host1\)"] * 2,
     ),
+    "long packets that vanish": (
+        small_packets,
+        [r"2 of 2 hosts have arrived .*; long messages from or to host1 get lost \(.* compare the MTUs"] * 2,
+    ),
     "job ids that differ": (
         lambda lab, meetings: meetings.hold(lab, c10d(lab, rdzv_id=["a", "b"], rdzv_conf=SHORT), gathering=[1.0, 1.0]),
         [r"1 of 2 hosts have arrived .*\(host0\); under another --rdzv-id: host1 \(b\)", r"\(host1\); .*host0 \(a\)"],
@@ -258,6 +268,7 @@ SAMPLE = (
     "port behind a firewall that drops",
     "port of a program that says nothing",
     "ports of the ranks behind a firewall that drops",
+    "long packets that vanish",
     "interface that is not there",
     "interface of the same address on all",
     "recipes that differ",
