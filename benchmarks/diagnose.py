@@ -1,6 +1,6 @@
 """Claim: `autoddp diagnose` names why a job is slow, on which ranks, and what mending it gives.
 
-    python benchmarks/diagnose.py --json diagnose.json             # as root, on a quiet machine: about two hours
+    python benchmarks/diagnose.py --json diagnose.json             # as root, on a quiet machine: about three hours
     python benchmarks/diagnose.py --rows rows.jsonl                # in parts: what stands in the file is not run again
     python benchmarks/diagnose.py --only straggler --clean 0       # one cause
     python benchmarks/diagnose.py --gains-only                     # only what the jobs gain when they are mended
@@ -9,7 +9,7 @@ Each script in jobs/slow/ is slow for one known reason, in two sizes. Three thin
 
 - the diagnosis, `autoddp diagnose --json`, `--runs` times: whether the right cause comes first, with the right ranks
 - the real gain: whole jobs under torchrun, as written and `--mended`, in pairs with alternating order (AB BA …), until
-  the standard error of the gain is half of the 15 % that prices may be off, or `--most-rounds` are over
+  the standard error of the gain is a third of the 15 % that prices may be off, or `--most-rounds` are over
 - the price in the diagnosis beside that gain, both in milliseconds of a step, with 99 % intervals
 
 `clean.py` has no reason to be slow: a proved finding in it is wrong. Targets: the right cause first, with the right
@@ -253,7 +253,7 @@ def real_gain(here: Local, job: Sequence[str], least: int, most: int) -> dict[st
         gains = [before - after for before, after in zip(seconds["as written"], seconds["mended"], strict=True)]
         if len(gains) < max(2, least):
             return False
-        return bool(statistics.stdev(gains) <= PRICE / 2 * statistics.fmean(gains) * len(gains) ** 0.5)
+        return bool(statistics.stdev(gains) <= PRICE / 3 * statistics.fmean(gains) * len(gains) ** 0.5)
 
     return paired({"as written": mean, "mended": lambda: mean("--mended")}, most, known)
 
@@ -387,8 +387,8 @@ def main() -> None:
     parser.add_argument("--match", metavar="PATTERN", default="", help="jobs whose name and size match (all)")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--runs", type=int, default=1, help="diagnoses of each job and size (1)")
-    parser.add_argument("--rounds", type=int, default=2, help="of whole jobs, as written and mended, at least (2)")
-    parser.add_argument("--most-rounds", type=int, default=6, help="of them, where the gain is not known before (6)")
+    parser.add_argument("--rounds", type=int, default=3, help="of whole jobs, as written and mended, at least (3)")
+    parser.add_argument("--most-rounds", type=int, default=8, help="of them, where the gain is not known before (8)")
     parser.add_argument("--clean", type=int, default=20, help="diagnoses of jobs that are not slow (20)")
     parser.add_argument("--rows", metavar="FILE", type=Path, help="keep the rows there, and use those it has")
     parser.add_argument("--gains-only", action="store_true", help="no diagnosis: what the jobs gain when mended")

@@ -45,8 +45,7 @@ _MOST_RECORDS = 4  # as long as the first one: events that have been seen too se
 _ROUNDS = 6  # pairs of blocks: Student's t for 99 % reaches 1.6 times their spread to either side
 _ROUNDS_OF_SLOW = 4  # 2.9 times, where steps are so long that the link decides their time
 _MOST_ROUNDS = 24  # where fewer neither prove nor refute anything
-_ROUGH = 0.15  # of a price: an interval that reaches further to either side is made smaller by more rounds
-_FOR_PRECISION = 0.5  # of the time for diagnosing: after that, rounds are made only to prove or refute
+_ROUGH = 0.1  # of a price: an interval that reaches further to either side is made smaller by more rounds
 _SLOW = 0.3  # seconds
 _BLOCK = 0.25  # seconds of a block, at least
 _FEWEST, _MOST = 3, 40  # steps of a block
@@ -87,6 +86,18 @@ class _Proof:
     """Whether `Suspicion.fixed` is the fix; None where there are others too: it was not tried, or gives little."""
     share: float = 1.0
     """The part of what `mended` gives that mending this cause would give."""
+    blocks: Sequence[Evidence] = ()
+    """Those of `mended`."""
+    is_open: bool = False
+    """Whether the blocks so far neither prove nor refute the suspicion."""
+    again: Callable[[], _Proof] | None = None
+    """Measures some more blocks, and gives what they and those before them say; None where more would say the same."""
+    takes: float = 0.0
+    """Seconds that `again` takes."""
+
+
+_Judge = Callable[[Sequence[Evidence], Sequence[Evidence]], _Proof]
+"""What blocks under two conditions say."""
 
 
 class CannotRun(Exception):
@@ -98,8 +109,8 @@ class Examination:
 
     `budget`: seconds of steps that it may take. `fails`: the exception of a block that cannot run.
     `ends`: that of a job that is over; what was found until then is told. `tell` hears of each experiment.
-    `reduction`: what steps without reduction save, where that has been measured before. `precise`: whether proved
-    prices are measured further, until they are known well; else the job's steps are left for other things.
+    `reduction`: what steps without reduction save, where that has been measured before. `precise`: whether the time
+    that is left in the end makes prices more precise; else the job's steps are left for other things.
     """
 
     def __init__(
@@ -129,10 +140,11 @@ class Examination:
         self._queued = 0
         self._late = self._alone_takes = 1.0
         self._stored: list[tuple[int, ...]] = []
-        self._kept = 0
-        self._alone: list[Evidence] = []
-        self._all_mended: list[Evidence] = []
-        self._mended_blocks: list[tuple[Condition, list[Evidence]]] = []
+        self._kept = self._count = 0
+        self._recorded: list[Evidence] = []
+        self._off: _Proof | None = None
+        self._alone: Sequence[Evidence] = ()
+        self._all_mended: Sequence[Evidence] = ()
 
     def run(self) -> Diagnosis:
         """Examine the job. Raises what `measure` raises for the script as written."""
@@ -141,20 +153,20 @@ class Examination:
         self._step = self._seconds(evidence)
         self._late = max(evidence.means(evidence.stage("data"))) / evidence.seconds
         self._alone_takes = 1.0 - evidence.mean(evidence.transfer) / evidence.seconds
-        findings: list[Finding] = []
-        proofs: dict[str, _Proof] = {}
+        proofs: list[tuple[Suspicion, _Proof]] = []
         for number, suspicion in enumerate(found := suspicions(evidence, self._around), 1):
             self._tell(suspicion.cause, number, len(found))
             # It may take twice as long as each of those after it. They share what it leaves over.
             self._share_ends = self._spent + 2 * (self._budget - self._spent) / (len(found) - number + 2)
             proof = self._prove(suspicion, evidence) if not self._over else _Proof(None, self._over)
-            finding = self._finding(suspicion, proof)
-            if finding is not None:
-                findings.append(finding)
-                if finding.status == "proved":
-                    proofs[suspicion.cause] = proof
+            proofs.append((suspicion, proof))
+        if self._precise:
+            proofs = self._measured_further(proofs)
+        each = [(self._finding(suspicion, proof), proof) for suspicion, proof in proofs]
+        findings = [finding for finding, _ in each if finding is not None]
+        proved = {one.cause: proof for one, proof in each if one is not None and one.status == "proved"}
         findings = _told_apart(findings, WORTHWHILE * self._seconds(evidence))
-        waterfall = self._waterfall(findings, proofs, evidence)
+        waterfall = self._waterfall(findings, proved, evidence)
         scaling = words.scaling(evidence, self._alone)
         return Diagnosis(
             seconds=self._seconds(evidence),
@@ -235,14 +247,15 @@ class Examination:
         count = int(_FIRST_SHARE * self._budget / self._step)
         most = min(_MOST_FIRST, _MOST_RECORDED // self._around.job.world_size)
         count = max(_FEWEST_FIRST, min(most, count))
-        blocks = [self._block(Condition(), count)]
-        while len(blocks) < _MOST_RECORDS and self._affords(2 * count):
-            evidence = joined(blocks)
+        self._count = count
+        self._recorded = [self._block(Condition(), count)]
+        while len(self._recorded) < _MOST_RECORDS and self._affords(2 * count):
+            evidence = joined(self._recorded)
             rare = [s for s in suspicions(evidence, self._around) if isinstance(s.proof, Events)]
             if all(priced_by_events(evidence, s.proof) for s in rare if isinstance(s.proof, Events)):
                 break
-            blocks.append(self._block(Condition(), count))
-        return joined(blocks)
+            self._recorded.append(self._block(Condition(), count))
+        return joined(self._recorded)
 
     # Proofs
 
@@ -250,8 +263,7 @@ class Examination:
         try:
             match suspicion.proof:
                 case Events() as events:
-                    price = priced_by_events(evidence, events)
-                    return _Proof(price, "" if price else "too few of these steps were seen to give an interval")
+                    return self._by_events(events, evidence)
                 case Mend() as mend:
                     return self._as_fixed(suspicion, mend)
                 case Probe() as probe:
@@ -267,16 +279,70 @@ class Examination:
             return _Proof(None, self._over)
         return _Proof(None, suspicion.why_not or "no experiment is known for it")
 
+    def _measured_further(self, proofs: Sequence[tuple[Suspicion, _Proof]]) -> list[tuple[Suspicion, _Proof]]:
+        """The same, with more blocks for what is undecided and for prices that are not known well, in the time left.
+
+        Always for the one that has had the least time here. What the waterfall needs is left for it.
+        """
+        proofs = list(proofs)
+        took = [0.0] * len(proofs)
+        while not self._over:
+            left = self._budget - self._for_waterfall([proof for _, proof in proofs]) - self._spent
+            unsettled = [n for n, (_, proof) in enumerate(proofs) if self._is_unsettled(proof) and proof.takes < left]
+            if not unsettled:
+                break
+            number = min(unsettled, key=took.__getitem__)
+            suspicion, proof = proofs[number]
+            assert proof.again is not None
+            if not took[number]:
+                self._tell(f"more rounds for {suspicion.cause}", number + 1, len(proofs))
+            began = self._spent
+            try:
+                proof = proof.again()
+            except (self._fails, CannotRun):
+                proof = replace(proof, again=None)
+            except self._ends as over:
+                self._over = f"the script ended before: {over}"
+            proofs[number] = suspicion, proof
+            took[number] += self._spent - began
+        return proofs
+
+    def _is_unsettled(self, proof: _Proof) -> bool:
+        if proof.again is None or proof.is_open:
+            return proof.again is not None
+        price = proof.price
+        return price is not None and self._is_finding(price) and (price.high - price.low) / 2 > _ROUGH * price.seconds
+
+    def _for_waterfall(self, proofs: Sequence[_Proof]) -> float:
+        """Seconds, at least, if all of them are to be mended one after the other."""
+        conditions = [Condition()]
+        for proof in proofs:
+            if proof.mended is not None and proof.price is not None and self._is_finding(proof.price):
+                conditions.append(conditions[-1].with_(proof.against).with_(proof.mended))
+        if len(conditions) < 3:  # nothing to measure, or measured already
+            return 0.0
+        return self._cost(conditions, _ROUNDS_OF_SLOW, self._steps) * self._step
+
+    def _by_events(self, events: Events, evidence: Evidence) -> _Proof:
+        price = priced_by_events(evidence, events)
+
+        def again() -> _Proof:
+            self._recorded.append(self._block(Condition(), self._count))
+            return self._by_events(events, joined(self._recorded))
+
+        few = "" if price else "too few of these steps were seen to give an interval"
+        takes = self._count * self._step
+        return _Proof(price, few, is_open=price is None or self._is_open(price), again=again, takes=takes)
+
     def _as_fixed(self, suspicion: Suspicion, mend: Mend) -> _Proof:
         """Measure the mended script, and the fix itself, where that is known to give less."""
         fixed = suspicion.fixed
         try:
-            proof = self._mended(mend, precise=fixed is None)
+            proof = self._mended(mend)
         except (self._fails, CannotRun):
             if fixed is None or fixed.mended.experiment.memory == mend.mended.experiment.memory:
                 raise
-            by_fix = self._mended(fixed)
-            return replace(by_fix, text=f"proved with {suspicion.fix}", by_fix=True)
+            return _with_words(self._mended(fixed), f"proved with {suspicion.fix}", by_fix=True)
         price = proof.price
         if fixed is None or price is None or not self._is_finding(price):
             return proof
@@ -284,59 +350,68 @@ class Examination:
         try:
             by_fix = self._mended(fixed)
         except CannotRun as impossible:
-            return replace(proof, text=f"{what}; {suspicion.fix} were not tried: {impossible}")
+            return _with_words(proof, f"{what}; {suspicion.fix} were not tried: {impossible}")
         except self._fails as failed:
-            return replace(proof, text=f"{what}; the script fails with {suspicion.fix}: {failed}")
+            return _with_words(proof, f"{what}; the script fails with {suspicion.fix}: {failed}")
         except self._ends as over:
             self._over = f"the script ended before: {over}"
-            return replace(proof, text=f"{what}; {suspicion.fix} were not tried: {self._over}")
+            return _with_words(proof, f"{what}; {suspicion.fix} were not tried: {self._over}")
         assert by_fix.price is not None
         if self._is_finding(by_fix.price):
             most_of_it = by_fix.price.seconds > price.seconds / 2
-            return replace(by_fix, text=f"proved with {suspicion.fix}; {what}", by_fix=most_of_it or None)
+            return _with_words(by_fix, f"proved with {suspicion.fix}; {what}", by_fix=most_of_it or None)
         if self._is_open(by_fix.price):
-            return replace(proof, text=f"{what}; {suspicion.fix} were tried, but the rounds differed too much")
-        return replace(proof, text=f"{what}; {suspicion.fix} were tried and save next to nothing", by_fix=False)
+            return _with_words(proof, f"{what}; {suspicion.fix} were tried, but the rounds differed too much")
+        return _with_words(proof, f"{what}; {suspicion.fix} were tried and save next to nothing", by_fix=False)
 
     def _is_finding(self, price: Difference) -> bool:
         """Whether it is surely more than nothing, and worth while."""
         return price.sure and price.seconds >= WORTHWHILE * self._step
 
-    def _mended(self, mend: Mend, precise: bool = True) -> _Proof:
+    def _mended(self, mend: Mend) -> _Proof:
         """The script as written, or as `against`, in turns with the script mended: A B B A A B …"""
         mended, against = mend.mended, mend.against
-        known = self._reduction if mended == Condition(reduce=False) else None
-        if known is not None and not self._is_open(known):
-            return _Proof(known, "", mended)
+        is_off = mended == Condition(reduce=False)
+        if is_off and self._off is None and self._reduction is not None:
+            self._off = _Proof(self._reduction, "", mended, is_open=self._is_open(self._reduction))
+        if is_off and self._off is not None and not self._off.is_open:
+            return self._off
         if mended.experiment.kept_batches:
             self._keep(mended.experiment.kept_batches)
         if mend.even:
             mended = replace(mended, experiment=codec.replace(mended.experiment, sizes=self._sizes))
-        before: list[float] = []
-        after: list[float] = []
-        blocks: list[Evidence] = []
-        while True:
-            first, second = self._in_turns(against, mended)
-            before += [_step_of(block, against) for block in first]
-            after += [_step_of(block, mended) for block in second]
-            blocks += second
-            price = difference(before, after)
-            wanted = self._is_open(price) or (precise and self._is_rough(price))
-            if not wanted or len(before) >= _MOST_ROUNDS or not self._can_turn(against, mended):
-                break
-        if mended == Condition(reduce=False):
-            self._alone, self._reduction = blocks, price
-        self._mended_blocks.append((mended, blocks))
-        return _Proof(price, "", mended, against)
+
+        def judge(before: Sequence[Evidence], after: Sequence[Evidence]) -> _Proof:
+            price = difference([_step_of(b, against) for b in before], [_step_of(b, mended) for b in after])
+            if is_off:
+                self._alone = after
+            return _Proof(price, "", mended, against, blocks=after, is_open=self._is_open(price))
+
+        proof = self._in_turns_until_sure((against, mended), judge)
+        if is_off:
+            self._off = proof
+        return proof
+
+    def _in_turns_until_sure(self, conditions: tuple[Condition, Condition], judge: _Judge) -> _Proof:
+        """Rounds of two conditions until `judge` finds them sufficient, or the time for this suspicion is over."""
+        first: list[Evidence] = []
+        second: list[Evidence] = []
+
+        def again() -> _Proof:
+            began = self._spent
+            more = self._in_turns(*conditions)
+            first.extend(more[0])
+            second.extend(more[1])
+            return replace(judge(first, second), again=again, takes=self._spent - began)
+
+        proof = again()
+        while proof.is_open and len(first) < _MOST_ROUNDS and self._can_turn(*conditions):
+            proof = again()
+        return proof
 
     def _is_open(self, price: Difference) -> bool:
         """Whether nothing is proved, and nothing refuted."""
         return price.low <= 0 < WORTHWHILE * self._step < price.high
-
-    def _is_rough(self, price: Difference) -> bool:
-        """Whether it is a finding whose price should be known better, and there is time left for that."""
-        rough = (price.high - price.low) / 2 > _ROUGH * price.seconds
-        return self._precise and self._is_finding(price) and rough and self._spent < _FOR_PRECISION * self._budget
 
     def _can_turn(self, *conditions: Condition) -> bool:
         """Whether some more rounds fit into the time of this suspicion and into the budget."""
@@ -344,20 +419,19 @@ class Examination:
 
     def _plans(self, *conditions: Condition) -> list[tuple[int, int]]:
         """Rounds and steps of their blocks for which there is time, the most first."""
-        # Blocks of one condition that follow each other need none.
-        settling = sum(max(self._settling(a, b), self._settling(b, a)) for a, b in pairwise(conditions))
-
-        each = sum(1.0 if condition.reduce else self._alone_takes for condition in conditions)
-
-        def cost(rounds: int, steps: int) -> float:
-            return rounds * (each * steps + settling)
-
         plans = [(self._rounds, self._steps), (_ROUNDS_OF_SLOW, self._steps), (_ROUNDS_OF_SLOW, _FEWEST)]
         if any(condition.experiment.sizes for condition in conditions):
             # Blocks of the same batches: all of them, once or several times.
             whole = self._kept * max(1, round(self._steps / self._kept))
             plans = [(self._rounds, whole), (_ROUNDS_OF_SLOW, whole), (_ROUNDS_OF_SLOW, self._kept)]
-        return [plan for plan in plans if self._affords(cost(*plan))]
+        return [plan for plan in plans if self._affords(self._cost(conditions, *plan))]
+
+    def _cost(self, conditions: Sequence[Condition], rounds: int, steps: int) -> float:
+        """Steps as written that take as long as so many rounds of blocks."""
+        # Blocks of one condition that follow each other need no steps to settle.
+        settling = sum(max(self._settling(a, b), self._settling(b, a)) for a, b in pairwise(conditions))
+        each = sum(1.0 if condition.reduce else self._alone_takes for condition in conditions)
+        return rounds * (each * steps + settling)
 
     def _in_turns(self, *conditions: Condition) -> list[list[Evidence]]:
         """The same number of blocks of each. Every second round goes backwards, so that a drift hits all alike."""
@@ -396,30 +470,23 @@ class Examination:
     def _probed(self, probe: Probe, suspicion: Suspicion) -> _Proof:
         """A delay on the rank that all are said to wait for: if they do, each step grows by as much."""
         delay = probe.delay
-        conditions = Condition(), Condition(experiment=Experiment(delay=delay))
-        as_written: list[Evidence] = []
-        delayed: list[Evidence] = []
-        while True:
-            first, second = self._in_turns(*conditions)
-            as_written, delayed = as_written + first, delayed + second
+
+        def judge(as_written: Sequence[Evidence], delayed: Sequence[Evidence]) -> _Proof:
             grows = difference([block.seconds for block in delayed], [block.seconds for block in as_written])
             slope = grows.times(1 / delay.seconds)
-            is_open = slope.low < _CRITICAL <= slope.high
+            grown = f"a delay of {delay.seconds * 1e3:.3g} ms there made a step {grows.seconds * 1e3:.3g} ms longer"
+            if slope.high < _CRITICAL:
+                return _Proof(Difference(0.0, 0.0, 0.0), f"{grown}: the other ranks do not wait for it")
+            if slope.low < _CRITICAL:
+                return _Proof(None, f"{grown}, but the rounds differed too much to be sure", is_open=True)
             prices = [gain_of_slow_rank(block, suspicion) for block in as_written]
-            price = difference(prices, [0.0] * len(prices))
-            wanted = is_open or (slope.low >= _CRITICAL and self._is_rough(price))
-            if not wanted or len(as_written) >= _MOST_ROUNDS or not self._can_turn(*conditions):
-                break
-        grown = f"a delay of {delay.seconds * 1e3:.3g} ms there made a step {grows.seconds * 1e3:.3g} ms longer"
-        if slope.high < _CRITICAL:
-            return _Proof(Difference(0.0, 0.0, 0.0), f"{grown}: the other ranks do not wait for it")
-        if is_open:
-            return _Proof(None, f"{grown}, but the rounds differed too much to be sure")
-        text = (
-            f"proved by a delay of {delay.seconds * 1e3:.3g} ms there, which made each step of all ranks "
-            f"{grows.seconds * 1e3:.3g} ms longer"
-        )
-        return _Proof(price, text)
+            text = (
+                f"proved by a delay of {delay.seconds * 1e3:.3g} ms there, which made each step of all ranks "
+                f"{grows.seconds * 1e3:.3g} ms longer"
+            )
+            return _Proof(difference(prices, [0.0] * len(prices)), text)
+
+        return self._in_turns_until_sure((Condition(), Condition(experiment=Experiment(delay=delay))), judge)
 
     def _dosed(self, dose: Dose) -> _Proof:
         """The link's rate by what added bytes cost, and what its due rate would leave of the ranks' waiting."""
@@ -427,29 +494,40 @@ class Examination:
         due, _ = around.due
         slow = around.travels(dose.bytes) / (STARVED * due)  # seconds: what takes longer is a slow link
         added = Condition(experiment=Experiment(added_bytes=dose.bytes))
-        as_written: list[float] = []
-        more: list[float] = []
-        while True:
-            first, second = self._in_turns(Condition(), added)
-            as_written += [block.seconds for block in first]
-            more += [block.seconds for block in second]
-            cost = difference(more, as_written)
-            is_open = cost.low < slow <= cost.high
-            if not is_open or len(more) >= _MOST_ROUNDS or not self._can_turn(Condition(), added):
-                break
-        measured = f"{data_size(dose.bytes)} more made a step {cost.seconds * 1e3:.3g} ms longer"
-        if cost.high < slow:
-            return _Proof(Difference(0.0, 0.0, 0.0), measured)
-        if is_open:
-            return _Proof(None, f"{measured}, but the rounds differed too much to be sure of the link's rate")
-        off = self._mended(Mend(Condition(reduce=False)))
+
+        def judge(as_written: Sequence[Evidence], more: Sequence[Evidence]) -> _Proof:
+            cost = difference([block.seconds for block in more], [block.seconds for block in as_written])
+            measured = f"{data_size(dose.bytes)} more made a step {cost.seconds * 1e3:.3g} ms longer"
+            if cost.high < slow:
+                return _Proof(Difference(0.0, 0.0, 0.0), measured)
+            if cost.low < slow:
+                unsure = f"{measured}, but the rounds differed too much to be sure of the link's rate"
+                return _Proof(None, unsure, is_open=True)
+            return _Proof(cost, measured)
+
+        def settled(of_bytes: _Proof) -> _Proof:
+            again = of_bytes.again
+            if of_bytes.is_open and again is not None:
+                return replace(of_bytes, again=lambda: settled(again()))
+            if of_bytes.price is None or not of_bytes.price.sure:
+                return replace(of_bytes, again=None)
+            rate = around.travels(dose.bytes) / of_bytes.price.seconds
+            text = f"proved: {of_bytes.text}, which is {data_size(int(rate))}/s"
+            return self._of_faster_link(rate, text, self._mended(Mend(Condition(reduce=False))))
+
+        return settled(self._in_turns_until_sure((Condition(), added), judge))
+
+    def _of_faster_link(self, rate: float, text: str, off: _Proof) -> _Proof:
+        """What the due rate would leave of the ranks' waiting. `off`: the steps without reduction."""
+        around = self._around
+        due, _ = around.due
         assert off.price is not None
         # What is latency stays. If a part is hidden now, a faster link hides more, and gives a little more than this.
-        rate = around.travels(dose.bytes) / cost.seconds
         bytes_take = around.travels(around.job.gradient_bytes) / rate
         share = (1 - rate / due) * min(1.0, bytes_take / off.price.seconds if off.price.sure else 1.0)
-        text = f"proved: {measured}, which is {data_size(int(rate))}/s"
-        return _Proof(off.price.times(share), text, off.mended, share=share)
+        again = off.again
+        further = None if again is None else lambda: self._of_faster_link(rate, text, again())
+        return replace(off, price=off.price.times(share), text=text, share=share, again=further)
 
     def _finding(self, suspicion: Suspicion, proof: _Proof) -> Finding | None:
         """None where the experiment says that it is no cause, or a small one."""
@@ -487,7 +565,7 @@ class Examination:
                 events.append(finding)
         named = [condition for condition, cause in zip(conditions, causes, strict=True) if cause]
         if named and all(condition == named[0] for condition in named):  # measured already
-            self._all_mended = next((blocks for mend, blocks in self._mended_blocks if mend == named[0]), [])
+            self._all_mended = next((proof.blocks for proof in proofs.values() if proof.mended == named[0]), ())
             for finding in findings:
                 if finding.cause in causes:
                     levels.append(Level(finding.cause, max(0.0, levels[-1].seconds - finding.seconds)))
@@ -516,6 +594,13 @@ class Examination:
         for one in events:
             levels.append(Level(one.cause, max(0.0, levels[-1].seconds - one.seconds)))
         return levels
+
+
+def _with_words(proof: _Proof, text: str, by_fix: bool | None = None) -> _Proof:
+    """The same proof told in other words, also after more blocks."""
+    again = proof.again
+    further = None if again is None else lambda: _with_words(again(), text, by_fix)
+    return replace(proof, text=text, by_fix=by_fix, again=further)
 
 
 def _why_none_kept(experiment: Experiment) -> str:

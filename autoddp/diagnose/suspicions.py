@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from autoddp.codec import replace
 from autoddp.diagnose.evidence import A_PART, Evidence, Table, irregularity
@@ -31,6 +32,7 @@ _SLOWEST_GBPS = 1.0  # of a network between hosts that train together, where no 
 _ADDED = 0.25  # of a step, which bytes are to cost that an experiment adds
 _MOST_ADDED = 64 * MIB
 _FEWEST_EVENTS = 3  # of a kind: fewer give no interval that says anything
+_SAME_GAP = 0.8  # of the distances between events, which must be alike for events of every n-th step
 _IRREGULAR = 0.6  # spread of the distances between events, as a share of their mean; 1 where they come at random
 _MANY_WORKERS, _MOST_WORKERS = 8, 16  # of one rank's loader: if it has few now, and at all
 _QUEUED = 0.1  # of a step's computing, for which the device is behind the script: if it is less, it waits for work
@@ -535,13 +537,24 @@ _RULES = (
 def priced_by_events(evidence: Evidence, events: Events) -> Difference | None:
     """What events cost in each step, against the usual steps around each of them; None for too few."""
     usual = set(evidence.usual)
-    before, after = [], []
+    before, after, found = [], [], []
     for n in range(evidence.count):
         if not events.is_event(evidence, n):
             continue
+        found.append(n)
         around = sorted(usual, key=lambda other: abs(other - n))[:4]
         before.append(evidence.steps[n])
         after.append(statistics.fmean(evidence.steps[other] for other in around))
     if len(before) < _FEWEST_EVENTS:
         return None
-    return difference(before, after).times(len(before) / evidence.count)
+    return difference(before, after).times(_share_of_steps(found, evidence.count))
+
+
+def _share_of_steps(events: Sequence[int], count: int) -> float:
+    """How many of all steps are such events, if these of `count` steps are.
+
+    Of what happens in every n-th step it is 1/n, wherever in a period the record begins and ends.
+    """
+    gaps = [after - before for before, after in pairwise(events)]
+    usual = statistics.mode(gaps)
+    return 1 / usual if gaps.count(usual) >= _SAME_GAP * len(gaps) else len(events) / count

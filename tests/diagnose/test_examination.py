@@ -16,6 +16,7 @@ from slow_job import MS, Failed, Over, SlowJob
 
 from autoddp.diagnose import CAUSES, Diagnosis, Examination, Surroundings
 from autoddp.diagnose.evidence import Evidence, joined
+from autoddp.diagnose.suspicions import Events, priced_by_events
 from autoddp.knobs import AS_WRITTEN
 from autoddp.timing import STAGES, RankSteps
 from autoddp.wire import AS_IT_IS
@@ -285,6 +286,44 @@ def test_what_cannot_be_decided_leaves_time_for_others(noise: float) -> None:
     job = SlowJob(transfer=40.0, backward=[30.0, 45.0], noise=noise, more=BETWEEN | {"network_gbps": 10.0})
     status = {one.cause: one.status for one in examined(job, budget=30.0).findings}
     assert status == {"exposed_communication": "proved", "slow_link": "suspected", "straggler": "proved"}
+
+
+def test_the_time_that_is_left_makes_prices_more_precise() -> None:
+    planted = {"transfer": 2.0, "data": [2.0, 2.0], "noise": 0.1}
+    short, long = (examined(SlowJob(**planted), budget) for budget in (30.0, 90.0))
+    for found in short, long:
+        assert {one.cause for one in found.findings} == {"data_loader", "exposed_communication"}
+        assert [one.cause for one in found.waterfall[1:]] == [one.cause for one in found.findings]
+    for one in long.findings:
+        assert one.low is not None
+        assert one.high is not None
+        assert (one.high - one.low) / 2 <= 0.1 * one.seconds
+    assert 30.5 < long.spent <= 90.5
+
+
+def test_what_a_first_look_leaves_open_is_decided_in_the_time_that_is_left() -> None:
+    """Here the rate of the link is not sure at first. Its price is what a faster link saves, not what bytes cost."""
+    job = SlowJob(transfer=40.0, backward=[30.0, 45.0], noise=0.05, more=BETWEEN | {"network_gbps": 10.5})
+    found = examined(job, budget=120.0)
+    link = next(one for one in found.findings if one.cause == "slow_link")
+    assert link.status == "proved"
+    assert "proved: " in link.text
+    assert link.seconds * 1e3 == pytest.approx(21.2, rel=0.1)
+    assert "slow_link" in [one.cause for one in found.waterfall]
+
+
+@pytest.mark.parametrize("first", range(10))
+def test_events_of_every_tenth_step_are_counted_as_a_tenth(first: int) -> None:
+    """Wherever in a period a record begins."""
+    steps = [0.05 + (0.1 if (n - first) % 10 == 0 else 0.0) + 1e-5 * (n % 3) for n in range(34)]
+    other = STAGES.index("other")
+    stages = tuple(
+        tuple(s - 0.04 if i == other else 0.04 if i == 0 else 0.0 for i in range(len(STAGES))) for s in steps
+    )
+    ranks = [RankSteps(rank, "host", tuple(steps), stages) for rank in range(2)]
+    price = priced_by_events(Evidence(ranks), Events(lambda of, n: n in of.events))
+    assert price is not None
+    assert price.seconds == pytest.approx(0.01, rel=0.01)
 
 
 def test_a_small_budget_leaves_suspicions() -> None:
