@@ -45,7 +45,12 @@ def run(arguments: list[str]) -> int:
         print(f"{_HELP}\n{help_text().partition(chr(10) * 2)[2]}", end="")
         return 0
     load_torchrun()
-    options, as_json = parse_with_switch(arguments, "--json")
+    examine(*parse_with_switch(arguments, "--json"))
+    return 0
+
+
+def examine(options: Options, as_json: bool) -> None:
+    """Diagnose this job and print what was found; AutoddpError as for `run`."""
     options = replace(options, diagnose_only=True, tune_only=True)
     require_script(options.torchrun)
     for line in options.says:
@@ -66,7 +71,6 @@ def run(arguments: list[str]) -> int:
         print(json.dumps(tuned.diagnosis.plain()))
     else:
         show(text_of(for_stdout(tuned.diagnosis), width_of_stdout()))
-    return 0
 
 
 def _examined(options: Options, mode: Mode) -> tuple[Tuned, Path]:

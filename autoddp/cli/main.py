@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from autoddp.errors import AutoddpError
 from autoddp.launch.elastic import ending_signals, environment_with, load_torchrun, run_real_job
@@ -49,7 +49,7 @@ def main() -> None:
     words = sys.argv[1:]
     if "AUTODDP_WRAP" in os.environ:  # autoddp within the command of `autoddp wrap`
         import_module("autoddp.cli.wrap").leave()
-    try:
+    with errors_end_the_process():
         if words and words[0] in COMMANDS and not os.path.exists(words[0]):
             sys.exit(import_module(f"autoddp.cli.{words[0]}").run(words[1:]))
         if words and words[0] == "--version":
@@ -57,26 +57,27 @@ def main() -> None:
 
             print(f"autoddp {__version__}")
             sys.exit(0)
-    except AutoddpError as error:
-        _refused(error)
     run(lambda: parse(words))
 
 
 def run(command_line: Callable[[], Options]) -> None:
     """A training job. Returns when it has ended well; ends the process for a user's error."""
-    try:
+    with errors_end_the_process():
         with _no_garbage_collection():
             load_torchrun()
         job = prepare(command_line())
-    except AutoddpError as error:
-        _refused(error)
     if job is not None:
         launch(job)
 
 
-def _refused(error: AutoddpError) -> NoReturn:
-    tell(f"error: {error}")
-    sys.exit(error.exit_code)
+@contextlib.contextmanager
+def errors_end_the_process() -> Iterator[None]:
+    """A user's error inside is one line on stderr and the error's exit code."""
+    try:
+        yield
+    except AutoddpError as error:
+        tell(f"error: {error}")
+        sys.exit(error.exit_code)
 
 
 def prepare(options: Options) -> Job | None:

@@ -1,6 +1,7 @@
 """`autoddp wrap [autoddp's options] COMMAND …`: run a command in which each torchrun is autoddp.
 
     autoddp wrap --trials 20 accelerate launch --num_processes 8 train.py
+    autoddp wrap diagnose accelerate launch --num_processes 8 train.py
     eval "$(autoddp wrap --trials 20)"          # the same for all that this shell starts from now on
 
 For programs that call torchrun themselves. `accelerate launch`, `fabric run` and `tune run` call its function `run` or
@@ -26,20 +27,23 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from autoddp.errors import UsageError
-from autoddp.launch.options import Options, leading_own, own_parser, parse_apart
+from autoddp.launch.options import leading_own, own_parser, parse_apart
 from autoddp.log import tell
 from autoddp.wire.worker_config import INJECT
 
 VARIABLE = "AUTODDP_WRAP"
 """`inject/sitecustomize.py` spells this name again: it imports nothing."""
 _TORCHRUN = "torch.distributed.run"
+_DIAGNOSE, _JSON = "diagnose", "--json"
 _HELP = """\
 usage: autoddp wrap [options of autoddp] COMMAND [its arguments]
+       autoddp wrap diagnose [--json] [options of autoddp] COMMAND [its arguments]
        eval "$(autoddp wrap [options of autoddp])"
 
 Run a command that starts torchrun itself, for example `accelerate launch`. Each torchrun in it becomes autoddp with the
-options given here, and says so in one line. Without a command: print the lines by which a shell does the same for all
-that it starts. A Python that ignores PYTHONPATH (-E, -I) keeps its torchrun.
+options given here, and says so in one line. After the word diagnose, each becomes `autoddp diagnose`; a program of that
+name stands behind a `--`. Without a command: print the lines by which a shell does the same for all that it starts. A
+Python that ignores PYTHONPATH (-E, -I) keeps its torchrun.
 """
 
 
@@ -48,7 +52,7 @@ def run(arguments: list[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         print(_HELP + "\n" + own_parser().format_help().partition("\n\n")[2], end="")
         return 0
-    ours, command = leading_own(arguments)
+    ours, command = _divided(arguments)
     leave()  # where one `autoddp wrap` stands inside another one, the inner one counts
     theirs = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(INJECT), *([] if theirs is None else [theirs])])
@@ -64,6 +68,21 @@ def run(arguments: list[str]) -> int:
         os.execve(program, command, {**os.environ, **variables})
     except OSError as error:
         raise UsageError(f"wrap {command[0]}: cannot be started ({error.strerror})") from None
+
+
+def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words for autoddp in each torchrun's place, and the command; UsageError for a word that is neither."""
+    if list(arguments[:1]) != [_DIAGNOSE]:
+        return leading_own(arguments)
+    ours, rest = [_DIAGNOSE], list(arguments[1:])
+    while True:
+        at = rest.index(_JSON) if _JSON in rest else len(rest)
+        own, command = leading_own(rest[:at])
+        ours += own
+        if command or at == len(rest) or rest[at - 1 : at] == ["--"]:
+            return ours, [*command, *rest[at:]]
+        ours.append(_JSON)
+        rest = rest[at + 1 :]
 
 
 def leave() -> None:
@@ -145,19 +164,27 @@ class _Loader:
 
 def run_in_place_of_torchrun(options: str, torchrun: Sequence[str] | argparse.Namespace) -> None:
     """autoddp with these options, and with what torchrun was called with. It ends as torchrun would."""
-    from autoddp.cli.main import run
+    from autoddp.cli.main import errors_end_the_process, run
 
-    def command_line() -> Options:
+    def words() -> list[str]:
         tell(f"runs in place of torchrun: autoddp wrap {options}".rstrip())
         try:
-            words = shlex.split(options)
+            return shlex.split(options)
         except ValueError as error:
             raise UsageError(f"{VARIABLE}={options}: {error}; set it by autoddp wrap") from None
-        return parse_apart(words, torchrun)
 
     before = {name: os.environ[name] for name in (VARIABLE, "PYTHONPATH") if name in os.environ}
     leave()
     try:
-        run(command_line)
+        if options.split(None, 1)[:1] == [_DIAGNOSE]:
+            from autoddp.cli.diagnose import examine
+            from autoddp.launch.elastic import load_torchrun
+
+            with errors_end_the_process():
+                ours = words()[1:]
+                load_torchrun()
+                examine(parse_apart([word for word in ours if word != _JSON], torchrun), _JSON in ours)
+        else:
+            run(lambda: parse_apart(words(), torchrun))
     finally:
         os.environ.update(before)

@@ -112,6 +112,28 @@ def test_accelerate_launch_is_tuned(tmp_path: Path) -> None:
     assert list((tmp_path / "job").glob("*.autoddp.toml"))
 
 
+def test_accelerate_launch_is_diagnosed(tmp_path: Path) -> None:
+    """stdout has the document and what accelerate's own process prints, and no job is launched afterwards."""
+    accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    more = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "{port}"]
+    options = (*AUTODDP, "wrap", "diagnose", "--diagnose-budget", "4s", "--json")
+    launch = wrapped(tmp_path / "job", *accelerate, *more, str(SCRIPTS / "slow_loader.py"), options=options)
+    assert launch.returncode == 0, launch.stderr
+    assert launch.stderr.count(SAID) == 1
+    (document,) = (json.loads(line) for line in launch.stdout.splitlines() if line.startswith("{"))
+    assert document["findings"][0]["cause"] == "data_loader"
+    assert not launch.reports()
+
+
+def test_a_diagnosis_in_torchruns_place_fails_as_one(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("raise RuntimeError('planted')\n")
+    command = ["torchrun", *TWO, str(tmp_path / "fails.py")]
+    launch = wrapped(tmp_path / "job", *command, options=(*AUTODDP, "wrap", "diagnose"))
+    assert launch.returncode == 1
+    assert "nothing was diagnosed: " in launch.stderr
+    assert "Traceback" not in launch.stderr
+
+
 def test_a_command_without_torchrun_runs_as_it_is(tmp_path: Path) -> None:
     launch = wrapped(tmp_path / "job", sys.executable, "-c", "import torch, sys; print('hello'); sys.exit(5)")
     assert (launch.returncode, launch.stdout, launch.stderr) == (5, "hello\n", "")
@@ -154,6 +176,10 @@ def test_a_python_without_autoddps_dependencies_keeps_its_torchrun(tmp_path: Pat
         (["--trials"], "needs a value"),
         (["--nproc-per-node", "2", "x"], "--nproc-per-node: no option of autoddp"),
         (["no-such-command"], "no such command"),
+        (["--json", "x"], "--json: no option of autoddp"),
+        (["diagnose", "--jsno", "x"], "--jsno: no option of autoddp"),
+        (["diagnose", "--json", "no-such-command", "--json"], "wrap no-such-command: no such command"),
+        (["--", "diagnose"], "wrap diagnose: no such command"),
         (["./folder"], "no such command"),
     ],
 )
