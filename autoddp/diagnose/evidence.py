@@ -218,6 +218,7 @@ def joined(blocks: Sequence[Evidence]) -> Evidence:
     ranks = []
     for same in zip(*(block.ranks for block in blocks), strict=True):
         first = same[0]
+        slowest = min(same, key=lambda one: one.mhz)
         ranks.append(
             RankSteps(
                 rank=first.rank,
@@ -231,6 +232,8 @@ def joined(blocks: Sequence[Evidence]) -> Evidence:
                 meeting=tuple(s for one in same for s in one.meeting),
                 waited_for_cpu=sum(one.waited_for_cpu for one in same),
                 threads=first.threads,
+                mhz=slowest.mhz,
+                held_back=slowest.held_back,
                 prefetched=max(one.prefetched for one in same),
                 loader_workers=max(one.loader_workers for one in same),
                 indexed=all(one.indexed for one in same),

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from autoddp.codec import replace
 from autoddp.diagnose.evidence import A_PART, Evidence, Table, irregularity
@@ -33,6 +34,8 @@ _ADDED = 0.25  # of a step, which bytes are to cost that an experiment adds
 _MOST_ADDED = 64 * MIB
 _FEWEST_EVENTS = 3  # of a kind: fewer give no interval that says anything
 _SAME_GAP = 0.8  # of the distances between events, which must be alike for events of every n-th step
+_SLOW_CLOCK = 0.9  # of the other GPUs' clocks, below which a GPU's clock is why its rank is slow
+_LARGER = 1.2  # times the elements of the other ranks' batches, from which a rank has more work
 _IRREGULAR = 0.6  # spread of the distances between events, as a share of their mean; 1 where they come at random
 _MANY_WORKERS, _MOST_WORKERS = 8, 16  # of one rank's loader: if it has few now, and at all
 _QUEUED = 0.1  # of a step's computing, for which the device is behind the script: if it is less, it waits for work
@@ -103,6 +106,10 @@ class Events:
     is_event: Callable[[Evidence, int], bool]
 
 
+Reason = Literal["", "cores", "batches", "clock"]
+"""Why a rank is slow: its threads wait for cores, its batches are larger, its GPU's clock is low; "" if not seen."""
+
+
 @dataclass(frozen=True)
 class Suspicion:
     """A cause that may be at work."""
@@ -122,6 +129,8 @@ class Suspicion:
     """What `proof` does then: "with …"."""
     fix: str = ""
     """What `fixed` does, as a plural: "2 workers"."""
+    reason: Reason = ""
+    """Why a rank is slow, as far as that is seen."""
 
 
 @dataclass(frozen=True)
@@ -265,9 +274,32 @@ def _straggler(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
         f"rank {rank} on {host} takes {each[stage][rank] * 1e3:.3g} ms {what}, the others {usual * 1e3:.3g} ms, and "
         "they wait for it"
     )
-    yield Suspicion(
-        "straggler", (rank,), guess, seen, Probe(Delay(rank, "forward", max(guess, 0.1 * evidence.seconds)))
-    )
+    longer = evidence.mean([_more_computing(evidence, rank, n) for n in range(evidence.count)])
+    reason, why = _why_slow(evidence, rank, longer)
+    probe = Probe(Delay(rank, "forward", max(guess, 0.1 * evidence.seconds)))
+    yield Suspicion("straggler", (rank,), guess, seen + why, probe, reason=reason)
+
+
+def _why_slow(evidence: Evidence, rank: int, longer: float) -> tuple[Reason, str]:
+    """Why a rank computes `longer` seconds than the others in a step, and the end of a sentence that says so."""
+    mine, others = evidence.ranks[rank], [one for r, one in enumerate(evidence.ranks) if r != rank]
+    clocks = [one.mhz[0] for one in others if one.mhz]
+    if mine.mhz and clocks and mine.mhz[0] < _SLOW_CLOCK * (usual := median(clocks)):
+        because = f" because {mine.held_back}" if mine.held_back else ""
+        why = f"; its GPU runs at {mine.mhz[0]:,} MHz of {mine.mhz[1]:,}{because}, those of the others at {usual:,.0f}"
+        return "clock", why
+    waits = mine.waited_for_cpu / evidence.count
+    usual = median([one.waited_for_cpu for one in others]) / evidence.count
+    if waits - usual > longer / 2:
+        why = (
+            f"; its threads wait {waits * 1e3:.3g} ms of each step for a core, those of the others "
+            f"{usual * 1e3:.3g} ms: other programs run on its cores"
+        )
+        return "cores", why
+    sizes = [statistics.fmean(one.elements) if one.elements else 0.0 for one in (mine, *others)]
+    if (usual := median(sizes[1:])) and sizes[0] > _LARGER * usual:
+        return "batches", f"; its batches have {sizes[0] / usual:.2g} times as many numbers as those of the others"
+    return "", ""
 
 
 def _uneven_batches(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:

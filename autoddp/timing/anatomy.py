@@ -45,6 +45,10 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of all steps together for which threads of the rank could have run and had no core."""
     threads: int = 0
     """Of torch's operators."""
+    mhz: tuple[int, ...] = ()
+    """The clock of the rank's GPU at the end of the block, and the fastest that it can have; empty if not known."""
+    held_back: str = ""
+    """Why that clock is not faster, as a sentence without a period; "" if nothing keeps it, or nobody tells."""
     queued: tuple[float, ...] = ()
     """Seconds that the device was behind the host at most, in each step; empty on a CPU."""
     waits: dict[str, float] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from autoddp.topology.facts import Gpu, GpuPair, Nic, Node, NumaNode, switches
 from autoddp.topology.fingerprint import Fingerprint, fingerprint
 from autoddp.topology.interfaces import interfaces
+from autoddp.topology.nvml import GpuClock, read_gpu_clock
 from autoddp.topology.rdma import RdmaPort
 from autoddp.topology.system import cpus, free_memory, numa_nodes, own_memory
 from autoddp.topology.verdict import Verdict, verdicts
@@ -10,6 +11,7 @@ from autoddp.topology.verdict import Verdict, verdicts
 __all__ = [
     "Fingerprint",
     "Gpu",
+    "GpuClock",
     "GpuPair",
     "Nic",
     "Node",
@@ -22,6 +24,7 @@ __all__ = [
     "interfaces",
     "numa_nodes",
     "own_memory",
+    "read_gpu_clock",
     "switches",
     "verdicts",
 ]

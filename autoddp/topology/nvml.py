@@ -53,6 +53,17 @@ _KNOWN: dict[tuple[int, int], tuple[int, float]] = {
 _SPEED_OF_LINK, _SPEED_OF_ALL = 164, 90  # NVML_FI_DEV_NVLINK_GET_SPEED, _SPEED_MBPS_COMMON: MB/s, one direction
 _VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # nvmlValueType_t → member of the union
 
+_OF_PROCESSORS = 1  # NVML_CLOCK_SM
+_HELD_BACK = {
+    0x40: "it is too hot",  # nvmlClocksThrottleReasonHwThermalSlowdown
+    0x20: "it is too hot",  # …SwThermalSlowdown
+    0x80: "its power supply asks for it",  # …HwPowerBrakeSlowdown
+    0x08: "the hardware slows it down",  # …HwSlowdown
+    0x04: "it is at its power limit",  # …SwPowerCap
+    0x02: "its clock was set by nvidia-smi",  # …ApplicationsClocksSetting
+}
+"""Bits of nvmlDeviceGetCurrentClocksThrottleReasons, the strongest first. Idling is no reason."""
+
 
 @dataclass(frozen=True)
 class NvmlFacts:
@@ -89,6 +100,40 @@ def read_nvml() -> NvmlFacts:
     finally:
         with suppress(Refusal):
             library.ask("nvmlShutdown")
+
+
+@dataclass(frozen=True)
+class GpuClock:
+    """Of the processors, in MHz."""
+
+    now: int
+    most: int
+    held_back: str = ""
+    """Why it is not faster, as a sentence without a period; "" if nothing keeps it, or the driver does not tell."""
+
+
+def read_gpu_clock(uuid: str) -> GpuClock | None:
+    """The clock of the GPU of this UUID ("GPU-…"); None where there is no driver, or it does not tell."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    library = Library(pynvml)
+    try:
+        library.ask("nvmlInit")
+    except Refusal:
+        return None
+    try:
+        gpu = library.ask("nvmlDeviceGetHandleByUUID", uuid)
+        now = int(library.ask("nvmlDeviceGetClockInfo", gpu, _OF_PROCESSORS))
+        most = int(library.ask("nvmlDeviceGetMaxClockInfo", gpu, _OF_PROCESSORS))
+        reasons = int(library.try_to_ask("nvmlDeviceGetCurrentClocksThrottleReasons", gpu) or 0)
+    except Refusal:
+        return None
+    finally:
+        with suppress(Refusal):
+            library.ask("nvmlShutdown")
+    return GpuClock(now, most, next((why for bit, why in _HELD_BACK.items() if reasons & bit), ""))
 
 
 class Refusal(Exception):

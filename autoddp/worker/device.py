@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from autoddp.topology import GpuClock, read_gpu_clock
+
 _NEARLY_FULL = 0.1  # share of a device's memory: the device is nearly full if less than that is free
 
 
@@ -53,6 +55,14 @@ def finish_queued_work(seconds: float) -> None:
     waiting = threading.Thread(target=wait, name="autoddp-device", daemon=True)
     waiting.start()
     waiting.join(seconds)
+
+
+def clock_of(device: torch.device) -> GpuClock | None:
+    """How fast the device's processors run now; None for a CPU, and where the driver does not tell."""
+    if device.type != "cuda":
+        return None
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)  # torch has it for CUDA, not for ROCm
+    return None if uuid is None else read_gpu_clock(f"GPU-{uuid}")
 
 
 def as_current(device: torch.device) -> contextlib.AbstractContextManager[object]:

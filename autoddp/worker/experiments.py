@@ -13,6 +13,7 @@ from autoddp.timing.anatomy import RankSteps
 from autoddp.wire import AS_IT_IS, PINNED, Experiment
 from autoddp.worker.collectives import Collectives
 from autoddp.worker.ddp import Patch
+from autoddp.worker.device import clock_of
 from autoddp.worker.gradient_access import are_reduced, held_by
 from autoddp.worker.loader import Loaders
 from autoddp.worker.stages import Recorded, Stages
@@ -112,6 +113,7 @@ class Experiments:
     def recorded(self) -> RankSteps:
         """What was recorded, without the seconds of the steps."""
         found = self.stop()
+        clock = clock_of(self._device)
         return RankSteps(
             rank=self.stages.rank,
             host=socket.gethostname(),
@@ -126,6 +128,8 @@ class Experiments:
             queued=found.queued,
             waits=found.waits,
             threads=torch.get_num_threads(),
+            mhz=() if clock is None else (clock.now, clock.most),
+            held_back="" if clock is None else clock.held_back,
             prefetched=self._loaders.prefetched,
             loader_workers=self._loaders.workers,
             stored=self._loaders.stored,

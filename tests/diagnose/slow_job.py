@@ -56,6 +56,11 @@ class SlowJob:
     oversubscribed: float = 1.0
     """Times that computing takes longer with too many threads."""
     threads: int = 1
+    waited: Any = 0.0
+    """For which a rank's threads wait for a core in each step."""
+    mhz: list[tuple[int, int]] = field(default_factory=list)
+    """The clock of each rank's GPU, and the fastest that it can have."""
+    held_back: str = ""
     from_workers: float = 0.1
     """Of waiting for a batch that worker processes load."""
     copy: Any = 0.0
@@ -106,6 +111,7 @@ class SlowJob:
         warmed = sum(sum(stages.values()) for stages in warm)
         each = [self._one(configuration, reduce, experiment) for _ in range(steps)]
         found = []
+        crowded = self.oversubscribed > 1 and not experiment.threads
         for rank in range(self.ranks):
             mine = [of_step[rank] for of_step in each]
             found.append(
@@ -118,7 +124,9 @@ class SlowJob:
                     elements=tuple(size for _, size, _ in mine),
                     begun=tuple(int(begun) for _, _, begun in mine),
                     collecting=(0.0,) * steps,
-                    waited_for_cpu=steps * 5 * MS if self.oversubscribed > 1 and not experiment.threads else 0.0,
+                    waited_for_cpu=steps * MS * (5 * crowded + (self._of(self.waited, rank) if self.waited else 0)),
+                    mhz=self.mhz[rank] if self.mhz else (),
+                    held_back=self.held_back,
                     threads=experiment.threads or self.threads,
                     prefetched=self.prefetched,
                     stored=tuple(self.sizes(rank, n) for n in range(20)),

@@ -358,6 +358,34 @@ def test_every_block_after_an_experiment_undoes_it() -> None:
     assert any(one.delay for one in job.asked)
 
 
+@pytest.mark.parametrize(
+    ("planted", "seen", "fix"),
+    [
+        (
+            {"waited": [0.1, 5.0]},
+            "ms of each step for a core, those of the others 0.",
+            "keep other programs off the cores",
+        ),
+        ({"waited": [4.0, 5.0]}, "they wait for it; proved by", "look at its device"),
+        ({"mhz": [(1980, 1980), (1005, 1980)], "held_back": "it is too hot"}, "1,005 MHz of 1,980 because", "cooling"),
+        ({"mhz": [(1980, 1980), (1900, 1980)]}, "they wait for it; proved by", "look at its device"),
+        ({"mhz": [(1980, 1980), ()]}, "they wait for it; proved by", "look at its device"),
+    ],
+)
+def test_why_a_rank_is_slow(planted: dict[str, Any], seen: str, fix: str) -> None:
+    first, *_ = examined(SlowJob(forward=[5.0, 12.0], **planted)).findings
+    assert (first.cause, first.ranks, first.status) == ("straggler", (1,), "proved")
+    assert seen in first.text
+    assert fix in first.fix
+
+
+def test_a_rank_with_larger_batches() -> None:
+    first, *_ = examined(SlowJob(sizes=lambda rank, step: 1500 if rank == 0 else 1000)).findings
+    assert (first.cause, first.ranks) == ("straggler", (0,))
+    assert "its batches have 1.5 times as many numbers as those of the others" in first.text
+    assert "DistributedSampler" in first.fix
+
+
 def test_many_ranks() -> None:
     job = SlowJob(ranks=64, forward=[5.0] * 40 + [11.0] + [5.0] * 23, noise=0.002)
     first, *_ = examined(job, budget=10.0).findings

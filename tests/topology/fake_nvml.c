@@ -75,6 +75,20 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, gpu_t *gpu) {
     return failing(*gpu, 5) ? GPU_IS_LOST : OK;
 }
 
+int nvmlDeviceGetHandleByUUID(const char *uuid, gpu_t *gpu) {
+    *gpu = (gpu_t)&gpus[uuid[4] - '0'];
+    return strncmp(uuid, "GPU-", 4) ? INVALID_ARGUMENT : failing(*gpu, 5) ? GPU_IS_LOST : OK;
+}
+int nvmlDeviceGetClockInfo(gpu_t gpu, unsigned type, unsigned *mhz) {
+    *mhz = type != 1 ? 7 : gpu->index == 3 ? 1005 : 1980;
+    return failing(gpu, 6) ? NOT_SUPPORTED : OK;
+}
+int nvmlDeviceGetMaxClockInfo(gpu_t gpu, unsigned type, unsigned *mhz) { *mhz = type == 1 ? 1980 : 7; return OK; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(gpu_t gpu, unsigned long long *bits) {
+    *bits = gpu->index == 3 ? 0x25 : 1; /* power limit, too hot, idle */
+    return failing(gpu, 7) ? NO_PERMISSION : OK;
+}
+
 int nvmlDeviceGetName(gpu_t gpu, char *to, unsigned size) {
     return say(to, size, machine("nvlink") ? "NVIDIA H200" : machine("old") ? "Tesla V100-SXM3-32GB" :
                a6000(gpu) ? "NVIDIA RTX A6000" : machine("mixed") ? "NVIDIA A100 80GB PCIe" : "NVIDIA L40S");

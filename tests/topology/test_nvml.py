@@ -206,3 +206,24 @@ def test_another_pynvml() -> None:
     other = Library(SimpleNamespace(NVMLError=ZeroDivisionError))
     with pytest.raises(Refusal, match="nvmlDeviceGetMigMode: the installed pynvml does not have it"):
         other.ask("nvmlDeviceGetMigMode", None)
+
+
+@pytest.mark.parametrize(
+    ("machine", "uuid", "clock"),
+    [
+        ("pcie", "GPU-0", (1980, 1980, "")),
+        ("pcie", "GPU-3", (1005, 1980, "it is too hot")),
+        ("failing", "GPU-7", (1980, 1980, "")),  # why it is slow is not told
+        ("failing", "GPU-6", None),
+        ("failing", "GPU-5", None),
+        ("pcie", "MIG-0", None),
+        ("unloaded", "GPU-0", None),
+    ],
+)
+def test_the_clock_of_a_gpu(libraries: Path, machine: str, uuid: str, clock: tuple[int, int, str] | None) -> None:
+    program = f"from autoddp.topology import read_gpu_clock; print(read_gpu_clock({uuid!r}))"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(libraries / "new"), "FAKE_NVML": machine}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    now, most, why = clock or (0, 0, "")
+    expected = f"GpuClock(now={now}, most={most}, held_back={why!r})" if clock else "None"
+    assert done.stdout.strip() == expected
