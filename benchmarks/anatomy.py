@@ -69,8 +69,9 @@ def stamps_of_a_step(folder: Path) -> float:
 
 def diagnosed(script: str, budget: str) -> tuple[dict[str, Any], float]:
     """What `autoddp diagnose --json` says of a script, and stamps of a step. A ValueError says why it says nothing."""
-    more = {"TUNED_TIMES_LONGER": "20"}
     with tempfile.TemporaryDirectory(prefix="anatomy-") as name:
+        more = {"TUNED_TIMES_LONGER": "20", "OUT": name, "SHARED": name}
+        (Path(name) / "state.txt").write_text("0\n")  # some scripts read these
         words = [*autoddp("diagnose"), "--json", "--nproc-per-node", "2", "--diagnose-budget", budget]
         words += [str(SCRIPTS / script), *WORDS.get(script, ())]
         run = subprocess.run(

@@ -75,6 +75,7 @@ from autoddp.codec import replace
 from autoddp.launch.deadline import Deadline
 from autoddp.launch.hang_timeout import HangTimeout
 from autoddp.launch.journal import Journal, answers
+from autoddp.launch.processes import ENDED_WELL
 from autoddp.launch.restarts import Starts
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.timing import median
@@ -130,6 +131,10 @@ class Worker:
     said_goodbye: bool = False
     end: str = ""
     """How the process ended, where that is known: "killed by SIGABRT"."""
+
+    def has_ended_well(self, if_not_known: bool) -> bool:
+        """Whether the process has ended with exit code 0."""
+        return self.end == ENDED_WELL if self.end else if_not_known
 
     def send(self, message: Message) -> None:
         """OSError if the worker is gone, or does not take the message in time; the connection then closes."""
@@ -728,14 +733,21 @@ class JobMachine:
 
     @property
     def _cause(self) -> str:
-        """Why the ranks are gone. One that was killed cannot say so, and its peers may complain before it is missed."""
+        """Why the ranks are gone. One that was killed cannot say so, and its peers may complain before it is missed.
+
+        "" if nothing has failed. A script that ends by `os._exit(0)`, or becomes another program, says no goodbye.
+        """
         attempt = self._attempt
         for worker in attempt.workers:
             # SIGTERM is elastic's, for those that are left.
             killed = worker.end.startswith("killed by") and not worker.end.endswith("SIGTERM")
             if killed and not worker.said_goodbye and not attempt.hung:
                 return f"rank {worker.hello.rank} {worker.end}"
-        first = next(iter(attempt.failures), "")
+        failures = attempt.failures
+        if all(isinstance(one, Worker) for one in failures):  # none of them has complained
+            all_well = attempt.ended is not None and not attempt.ended.failure
+            failures = [one for one in failures if not (isinstance(one, Worker) and one.has_ended_well(all_well))]
+        first = next(iter(failures), "")
         return f"rank {first.hello.rank} {first.end or 'vanished'}" if isinstance(first, Worker) else first
 
     # The end of an attempt, and of tuning

@@ -33,6 +33,10 @@ def fork() -> int:
         return os.fork()
 
 
+ENDED_WELL = "ended with exit code 0"
+"""What `how_ended` says of a process that has not failed."""
+
+
 def how_ended(code: int) -> str:
     """ "killed by SIGABRT" or "ended with exit code 1"; `code` is as `os.waitstatus_to_exitcode` gives it."""
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -63,6 +63,19 @@ def test_a_script_without_ddp(tmp_path: Path, json_too: bool) -> None:
         assert done.stdout == f"nothing to measure: {why}\n"
 
 
+@pytest.mark.parametrize("how", ["_exit(0)", "execv('/bin/true', ['true'])"])
+def test_a_script_that_ends_without_a_word(tmp_path: Path, how: str) -> None:
+    """It has 40 steps, and ends in the middle of a block. That is no failure, so it is started again."""
+    code = (SCRIPTS / "plain.py").read_text().replace("    stop()\n", f"    import os; os.{how}\n")
+    assert how in code
+    (tmp_path / "short.py").write_text(f"import sys\nsys.path.insert(0, {str(SCRIPTS)!r})\n{code}")
+    words = ["--json", "--nproc-per-node", "2", "--diagnose-budget", "1s", "short.py", "--steps", "60"]
+    done = diagnose(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step_ms"] > 0
+    assert "exit code 0" not in done.stdout + done.stderr
+
+
 def test_a_script_that_fails(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("raise RuntimeError('planted')\n")
     done = diagnose(tmp_path, "--json", "--nproc-per-node", "2", "fails.py")

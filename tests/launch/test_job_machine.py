@@ -262,6 +262,39 @@ def test_a_start_that_hangs_fails_its_measurement(desk: Desk) -> None:
     assert not desk.machine.attempt_must_end
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("seen", [True, False])  # else the end of the attempt is the first sign of the other rank's
+def test_a_script_that_ends_without_a_word_has_not_failed(desk: Desk, first: int, seen: bool) -> None:
+    """It may end by os._exit(0), or become another program."""
+    desk.reach(State.READY)
+    block = desk.asks(steps=40)
+    for rank in (1, 0):
+        desk.closed(rank)
+    desk.process_ended(first, "ended with exit code 0")
+    if seen:
+        desk.process_ended(1 - first, "ended with exit code 0")
+    assert desk.ended().result(0) is True
+    desk.begins()
+    leader = desk.hello(0)
+    desk.ready()
+    assert [order.steps for order in leader.orders] == [20]
+    desk.block()
+    assert block.done()
+    assert not block.exception()
+
+
+def test_a_rank_that_ends_alone_is_the_cause(desk: Desk) -> None:
+    desk.reach(State.READY)
+    block = desk.asks()
+    desk.closed(1)
+    desk.process_ended(1, "ended with exit code 0")
+    desk.goodbye(0, "RuntimeError: Connection closed by peer")
+    desk.process_ended(0, "ended with exit code 1")
+    desk.ended("rank 0 ended with exit code 1")
+    with pytest.raises(TrialFailed, match=r"^rank 1 ended with exit code 0$"):
+        block.result(0)
+
+
 def test_a_study_that_is_busy_is_waited_for_ten_seconds(desk: Desk) -> None:
     desk.reach(State.READY)
     desk.goodbye(0)
