@@ -44,7 +44,11 @@ def write_page(path: Path, summary: Mapping[str, Any]) -> None:
 
 def page(summary: Mapping[str, Any]) -> str:
     """The page's HTML. ValueError if `summary` is not a summary of this schema."""
-    return _page_of(page_content(summary))
+    content = page_content(summary)
+    try:
+        return _page_of(content)
+    except RecursionError as error:  # a configuration of lists in lists
+        raise ValueError(str(error)) from error
 
 
 def _require_replaceable(path: Path) -> None:
