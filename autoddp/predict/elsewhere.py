@@ -51,7 +51,8 @@ def moved(here: Profile, there: Elsewhere) -> tuple[Profile, list[str]]:
             f"a batch {there.batch_times:g} times as large: data, forward and backward take as many times longer"
         )
     if ranks != here.world_size:
-        notes.append(f"{ranks} ranks in place of {here.world_size}: a ring, and computing as long as it was")
+        reduces = f"{ranks} ranks in place of {here.world_size}: a ring" if ranks > 1 else "one rank reduces nothing"
+        notes.append(f"{reduces}, and computing as long as it was")
     if there.ranks_per_node and ranks * here.nodes != here.world_size * nodes:
         notes.append(
             "another number of ranks on a node: how much they slow each other down stays as it was in the prediction"

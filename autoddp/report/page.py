@@ -76,6 +76,7 @@ def _page_of(content: PageContent) -> str:
             before_trials=_before_trials(content),
             launched=_launched(content),
             knobs={name: knob.says for name, knob in BY_NAME.items()},
+            predicts=any(one.predicted is not None for one in content.trials),
             prediction_error=_prediction_error(content),
             many_trials=_MANY_TRIALS,
             not_measured=list(_not_measured(content)),

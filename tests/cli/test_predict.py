@@ -126,6 +126,7 @@ def test_other_settings(answer: Callable[..., dict[str, Any]]) -> None:
 def test_one_rank_reduces_nothing(answer: Callable[..., dict[str, Any]]) -> None:
     found = answer("--nodes", "1")
     assert [row["step_ms"] for row in found["rows"]] == [pytest.approx(COMPUTING * 1e3)] * 2
+    assert found["extrapolated"] == ["one rank reduces nothing, and computing as long as it was"]
 
 
 def test_a_link_that_nobody_knows(summary: Path) -> None:

@@ -245,6 +245,15 @@ def test_next_to_no_time_is_none() -> None:
     assert not re.search(r"\b(inf|nan)\b", said(page(content)))
 
 
+def test_predictions_of_trials_that_failed_are_told() -> None:
+    content = summary()
+    for trial in content["trials"]:
+        trial |= {"seconds": None, "state": "failed", "reason": "no memory"}
+    text = said(page(content))
+    assert "A line across a column is what was predicted before the trial." in text
+    assert " predicted against as written " in text
+
+
 def test_thousands_of_ranks_have_numbers() -> None:
     rows = page_content({"schema": 1, "trials": [], "diagnosis": diagnosis(3000)})
     assert rows.diagnosis is not None
