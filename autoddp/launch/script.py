@@ -156,12 +156,12 @@ def _files_of_module(name: str, roots: list[str], also_installed: bool = True) -
 
 
 def _is_module(path: Path) -> bool:
-    return path.is_dir() or path.with_name(f"{path.name}.py").is_file()
+    return os.path.isdir(path) or os.path.isfile(path.with_name(f"{path.name}.py"))
 
 
 def _file_of(path: Path) -> Iterator[Path]:
     found = (path / "__init__.py", path.with_name(f"{path.name}.py"))
-    yield from [file for file in found if file.is_file()][:1]
+    yield from [file for file in found if os.path.isfile(file)][:1]
 
 
 def _where_installed(name: str) -> list[Path]:
