@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
-from autoddp.codec import Meta, Struct, convert, decode, field, finite, plain
+from autoddp.codec import Meta, Struct, convert, field, finite, plain
 from autoddp.errors import UsageError, first_line
 from autoddp.files import read_at_most
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration
@@ -187,6 +187,8 @@ def _asked(chosen: Configuration, options: argparse.Namespace) -> Configuration 
 
 def _summary_of(file: str) -> Path:
     """The summary that a file or a run's folder stands for: of a recipe, that of its run."""
+    if not file:
+        raise UsageError("predict: the file's name is empty; name a run's folder, its summary.json, or its recipe")
     place = Path(file)
     if os.path.isdir(place):  # Path's own method raises an error where the name is too long, or may not be looked at
         return place / "summary.json"
@@ -210,12 +212,12 @@ def _read(place: Path) -> _Known:
         content = read_at_most(place, _LARGEST + 1)
         if len(content) > _LARGEST:
             raise UsageError(f"predict: {name}: larger than {_LARGEST >> 20} MiB, so it is no summary of a run")
-        found = decode(content, dict)
+        found = json.loads(content)
     except OSError as problem:
         raise UsageError(f"predict: {name}: {problem.strerror}; name the summary.json of a run") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(f"predict: {name}: not JSON; name the summary.json of a run") from None
-    if "trials" not in found or "decision" not in found:
+    if not isinstance(found, dict) or "trials" not in found or "decision" not in found:
         raise UsageError(f"predict: {name}: not the summary of a tuning run; name .autoddp/<run>/summary.json")
     if found.get("schema") != SUMMARY_SCHEMA:
         raise UsageError(

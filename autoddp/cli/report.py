@@ -27,8 +27,10 @@ def run(arguments: list[str]) -> int:
     Prints where the page is. AutoddpError where there is no summary, or the page cannot be written.
     """
     options = _parser().parse_args(arguments)
-    place = _summary_of(Path(options.run)) if options.run else _newest()
-    page = Path(options.output) if options.output else place.with_name(_REPORT)
+    if "" in (options.run, options.output):
+        raise UsageError(f"report: a name is empty; name a run's folder or its {_SUMMARY}")
+    place = _newest() if options.run is None else _summary_of(Path(options.run))
+    page = place.with_name(_REPORT) if options.output is None else Path(options.output)
     content = _read(place)
     from autoddp.report.page import write_page
 

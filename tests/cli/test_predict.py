@@ -381,6 +381,20 @@ def test_there_is_no_such_file(tmp_path: Path, missing: str) -> None:
     assert line.startswith("autoddp: error: ")
 
 
+@pytest.mark.parametrize("content", ["null", "[]", '"x"', "3"])
+def test_json_that_is_no_summary(tmp_path: Path, content: str) -> None:
+    (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(UsageError, match="not the summary of a tuning run"):
+        run([str(tmp_path)])
+
+
+def test_an_empty_name(summary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a variable that is not set: not the summary in the current folder."""
+    monkeypatch.chdir(summary.parent)
+    with pytest.raises(UsageError, match="the file's name is empty"):
+        run([""])
+
+
 def test_a_pipe_into_which_nobody_writes(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="pipe: not JSON"):

@@ -67,6 +67,8 @@ BAD = {
     # what is typed, what the line says; the files are those of `files`
     "no run": ([], "report: no run in .autoddp has a summary.json; name a run's folder"),
     "absent": (["nowhere"], "report: nowhere: No such file or directory; name a run's folder or its summary.json"),
+    "an empty name": ([""], "report: a name is empty; name a run's folder or its summary.json"),
+    "to an empty name": (["good.json", "--output", ""], "report: a name is empty"),
     "a long name": (["long" * 100], f"report: {'long' * 100}: File name too long; name a run's folder or its summary"),
     "a link to itself": (["itself"], "report: itself: Too many levels of symbolic links; name a run's folder or its"),
     "to a long name": (
