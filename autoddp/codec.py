@@ -14,6 +14,7 @@ writes null for a float that is not finite.
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from msgspec import convert as _convert
 from msgspec import to_builtins as _to_builtins
 from msgspec.structs import replace
 
-__all__ = ["Meta", "Struct", "convert", "decode", "encode", "field", "plain", "replace"]
+__all__ = ["Meta", "Struct", "convert", "decode", "encode", "field", "finite", "plain", "replace"]
 
 T = TypeVar("T")
 
@@ -40,6 +41,28 @@ os.register_at_fork(
 def plain(value: Any) -> Any:
     """Dictionaries, lists, texts, numbers, booleans and None only; a tuple may stay one."""
     return _to_builtins(value, enc_hook=lambda other: other.plain())
+
+
+def finite(value: Any) -> Any:
+    """As `plain`, with None for numbers that are not finite: JSON has none, and other programs refuse `Infinity`.
+
+    >>> finite({"seconds": [0.1, float("inf")]})
+    {'seconds': [0.1, None]}
+
+    ValueError for what is nested too deep.
+    """
+    try:
+        return _finite(plain(value))
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def convert(value: Any, kind: type[T]) -> T:

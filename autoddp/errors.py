@@ -82,7 +82,7 @@ def shown(value: Any) -> str:
     """
     try:
         text = json.dumps(value, default=str)
-    except ValueError:  # a hexadecimal number too long for Python to print
+    except (ValueError, RecursionError):  # a hexadecimal number too long for Python to print, or lists in lists
         return "…"
     return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "…"
 

@@ -1,3 +1,6 @@
 """The version, in a file of its own so that building the package imports nothing else."""
 
 __version__ = "0.1.0"
+
+SUMMARY_SCHEMA = 1
+"""Of summary.json: those who read one of another schema refuse it."""

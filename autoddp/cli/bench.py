@@ -52,5 +52,5 @@ def _require_room(request: BenchRequest) -> None:
         raise UsageError(f"bench: --output {output}: cannot be written ({problem.strerror}); name a folder") from None
     if not os.access(output, os.W_OK):
         raise UsageError(f"bench: --output {output}: cannot be written; name a folder that can")
-    if svg is not None and (svg.is_dir() or not os.access(svg if svg.exists() else svg.parent, os.W_OK)):
+    if svg is not None and (os.path.isdir(svg) or not os.access(svg if os.path.exists(svg) else svg.parent, os.W_OK)):
         raise UsageError(f"bench: --svg {svg}: cannot be written; name a file in a folder that exists")

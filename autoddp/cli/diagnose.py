@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autoddp.cli.tuned import Results
+from autoddp.codec import finite
 from autoddp.diagnose import NOTHING
 from autoddp.errors import NotTuned
 from autoddp.launch.agreement import agree
@@ -68,7 +69,7 @@ def examine(options: Options, as_json: bool) -> None:
         if not as_json:
             show(f"nothing to measure: {why}")
     elif as_json:
-        print(json.dumps(tuned.diagnosis.plain()))
+        print(json.dumps(finite(tuned.diagnosis.plain())))
     else:
         show(text_of(for_stdout(tuned.diagnosis), width_of_stdout()))
 

@@ -4,28 +4,52 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
-from autoddp.codec import convert, decode, plain
+from autoddp.codec import Meta, Struct, convert, field, finite, plain
 from autoddp.errors import UsageError, first_line
 from autoddp.files import read_at_most
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.knobs.hook import HOOK, HOOKS, POWERSGD_RANK
 from autoddp.log import printable, show
-from autoddp.predict import Elsewhere, Profile, UnknownLink, moved, step_seconds
+from autoddp.predict import Elsewhere, Profile, UnknownLink, computing_seconds, moved, step_seconds
 from autoddp.recipe import load
 from autoddp.units import byte_rate, milliseconds, seconds
+from autoddp.version import SUMMARY_SCHEMA
 
 T = TypeVar("T")
 
 _LARGEST = 256 * 2**20  # bytes; a summary of hundreds of ranks is a tenth of this
 _MOST_RANKS = 1_000_000
 _LONGEST_LATENCY = 60.0  # seconds
+_MOST = 1e12  # keeps sums and products finite: of seconds, bytes and whatever else a summary has
+_MOST_DIMENSIONS = 64  # of a tensor, in torch
+
+
+class _Trial(Struct, frozen=True):
+    """What is read of a trial."""
+
+    configuration: dict[str, Any]
+    state: str
+    seconds: Annotated[float, Meta(ge=0, le=_MOST)] | None = None
+
+
+class _Job(Struct, frozen=True):
+    """What is read of the job's facts."""
+
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Knob → why this job cannot have it."""
+
+
+class _Decision(Struct, frozen=True):
+    """What is read of the decision."""
+
+    configuration: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,8 +60,10 @@ class _Known:
     chosen: Configuration
     measured: Mapping[Configuration, float]
     """Configuration → seconds per step, where the study has measured it."""
-    hooks: frozenset[str]
-    """Names of the hooks that the study has measured."""
+    hooks: frozenset[Configuration]
+    """The hooks that the study has measured, with their own knobs."""
+    left_out: Mapping[str, str]
+    """Knob → why autoddp leaves it as it is in this job."""
 
 
 def run(arguments: list[str]) -> int:
@@ -49,21 +75,24 @@ def run(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     place = _summary_of(options.file)
     known = _read(place)
-    if (options.nodes or 1) * (options.nproc_per_node or 1) > _MOST_RANKS:
-        raise UsageError(f"predict: more than {_MOST_RANKS} ranks: give smaller --nodes or --nproc-per-node")
     there = Elsewhere(options.nodes, options.nproc_per_node, options.link, options.latency, options.batch_times or 1.0)
     try:
         profile, notes = moved(known.profile, there)
     except UnknownLink as unknown:
         raise UsageError(f"predict: {unknown}; say its rate, as in --link 25Gbit") from None
+    if profile.world_size > _MOST_RANKS:
+        raise UsageError(f"predict: more than {_MOST_RANKS} ranks: give smaller --nodes or --nproc-per-node")
     asked = _asked(known.chosen, options)
     rows = {"as written": AS_WRITTEN, "as tuned": known.chosen, "as asked": asked}
     if not known.chosen:
         del rows["as tuned"]
     if asked is None:
         del rows["as asked"]
-    elif (name := HOOK.of(asked)) and name not in known.hooks:
-        notes.append(f"the hook {name}: no trial has measured it, so what it computes is a guess")
+    else:
+        notes += _of_hook(asked, known)
+        given = [BUCKET_CAP_MB.name] * (options.cap is not None) + [HOOK.name] * (options.hook is not None)
+        why = known.left_out
+        notes += [f"autoddp would leave {name} as it is in this job: {why[name]}" for name in given if name in why]
     same = profile == known.profile
     try:
         found = [_row(name, one, profile, known if same else None) for name, one in rows.items() if one is not None]
@@ -79,22 +108,35 @@ def run(arguments: list[str]) -> int:
         "large_error": profile.large_error,
     }
     if options.json:
-        print(json.dumps(plain(answer)))
+        print(json.dumps(finite(answer)))
     else:
         _show(answer)
     return 0
 
 
+def _of_hook(asked: Configuration, known: _Known) -> list[str]:
+    """What is extrapolated where the study has not measured the hook that is asked for."""
+    name = HOOK.of(asked)
+    if not name or asked.hook in known.hooks:
+        return []
+    if name in map(HOOK.of, known.hooks):
+        return [f"{asked.hook}: trials have measured this hook with other settings only"]
+    if known.profile.hooks_are_measured:
+        return [f"the hook {name}: no trial has measured it; what it computes was measured by itself"]
+    return [f"the hook {name}: no trial has measured it, so what it computes is a guess"]
+
+
 def _row(name: str, configuration: Configuration, profile: Profile, measured: _Known | None) -> dict[str, Any]:
     """One configuration. `measured`: what was measured, where the job is not elsewhere."""
-    predicted = step_seconds(profile, configuration) if profile.world_size > 1 else profile.computing
+    computing = computing_seconds(profile, configuration)
+    predicted = step_seconds(profile, configuration) if profile.world_size > 1 else computing
     was = measured.measured.get(configuration) if measured else None
     return {
         "name": name,
         "configuration": configuration,
         "step_ms": None if predicted is None else predicted * 1e3,
-        "computing_ms": profile.computing * 1e3,
-        "efficiency": None if predicted is None else min(1.0, profile.computing / predicted),
+        "computing_ms": computing * 1e3,
+        "efficiency": min(1.0, computing / predicted) if predicted else None,
         "measured_ms": None if was is None else was * 1e3,
     }
 
@@ -119,9 +161,9 @@ def _show(answer: Mapping[str, Any]) -> None:
     )
     lines = [f"{ranks}, of which each computes {computing} ms per step", "", aligned([head, *rows]), ""]
     lines += [f"extrapolated: {note}" for note in answer["extrapolated"]]
-    if answer["typical_error"] is not None:
-        errors = f"half of its predictions were within {answer['typical_error']:.1%}"
-        lines.append(f"in the study {errors}, nine of ten within {answer['large_error']:.1%}")
+    typical, large = answer["typical_error"], answer["large_error"]
+    if typical is not None and large is not None:
+        lines.append(f"in the study half of its predictions were within {typical:.1%}, nine of ten within {large:.1%}")
     show("\n".join(lines))
 
 
@@ -145,8 +187,10 @@ def _asked(chosen: Configuration, options: argparse.Namespace) -> Configuration 
 
 def _summary_of(file: str) -> Path:
     """The summary that a file or a run's folder stands for: of a recipe, that of its run."""
+    if not file:
+        raise UsageError("predict: the file's name is empty; name a run's folder, its summary.json, or its recipe")
     place = Path(file)
-    if place.is_dir():
+    if os.path.isdir(place):  # Path's own method raises an error where the name is too long, or may not be looked at
         return place / "summary.json"
     if place.suffix != ".toml":
         return place
@@ -154,7 +198,7 @@ def _summary_of(file: str) -> Path:
     if not run:
         raise UsageError(f"predict: {printable(file)}: a recipe without its run; name the run's summary.json")
     for folder in (place.parent / ".autoddp", Path(".autoddp")):
-        if (folder / run / "summary.json").is_file():
+        if os.path.isfile(folder / run / "summary.json"):
             return folder / run / "summary.json"
     raise UsageError(
         f"predict: {printable(file)}: a recipe has too little, and its run's folder {printable(run)} is not in "
@@ -168,13 +212,17 @@ def _read(place: Path) -> _Known:
         content = read_at_most(place, _LARGEST + 1)
         if len(content) > _LARGEST:
             raise UsageError(f"predict: {name}: larger than {_LARGEST >> 20} MiB, so it is no summary of a run")
-        found = decode(content, dict)
+        found = json.loads(content)
     except OSError as problem:
         raise UsageError(f"predict: {name}: {problem.strerror}; name the summary.json of a run") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(f"predict: {name}: not JSON; name the summary.json of a run") from None
-    if "trials" not in found or "decision" not in found:
+    if not isinstance(found, dict) or "trials" not in found or "decision" not in found:
         raise UsageError(f"predict: {name}: not the summary of a tuning run; name .autoddp/<run>/summary.json")
+    if found.get("schema") != SUMMARY_SCHEMA:
+        raise UsageError(
+            f"predict: {name}: a summary of schema {SUMMARY_SCHEMA} was expected; upgrade autoddp, or tune again"
+        )
     if not found.get("profile"):
         raise UsageError(
             f"predict: {name}: its run has recorded no usable steps; only jobs with one DDP model that "
@@ -183,14 +231,16 @@ def _read(place: Path) -> _Known:
     try:
         profile = convert(found["profile"], Profile)
         _check(profile)
-        chosen = Configuration(found["decision"]["configuration"])
-        ran = [(Configuration(t["configuration"]), t["seconds"]) for t in found["trials"] if t["state"] == "measured"]
-        measured = {one: float(took) for one, took in ran}
-    except (ValueError, TypeError, KeyError) as problem:
+        job = convert(found.get("job") or {}, _Job)
+        chosen = Configuration(convert(found["decision"], _Decision).configuration)
+        ran = [one for one in convert(finite(found["trials"]), tuple[_Trial, ...]) if one.state != "failed"]
+        tried = [(Configuration(one.configuration), one) for one in ran]
+    except ValueError as problem:
         raise _broken(place, problem) from None
+    measured = {c: one.seconds for c, one in tried if one.state == "measured" and one.seconds is not None}
     if profile.measured is not None:
         measured[AS_WRITTEN] = profile.measured
-    return _Known(profile, chosen, measured, frozenset(h for one in measured if (h := HOOK.of(one))))
+    return _Known(profile, chosen, measured, frozenset(configuration.hook for configuration, _ in tried), job.left_out)
 
 
 def _broken(place: Path, problem: Exception) -> UsageError:
@@ -199,16 +249,27 @@ def _broken(place: Path, problem: Exception) -> UsageError:
 
 def _check(profile: Profile) -> None:
     """ValueError for a profile that cannot have been measured."""
-    numbers = [profile.fixed, profile.before, profile.backward, *profile.ready]
-    numbers += [gradient.bytes for gradient in profile.gradients]
-    for name, value in plain(profile.coefficients).items():
-        numbers += value.values() if name == "computing" else [value]
-    if not all(0 <= one < math.inf for one in numbers) or profile.computing <= 0:
+    found = plain(profile)
+    found["link"] = [(one["from_bytes"], one["seconds_per_byte"]) for one in found["link"]["segments"]]
+    # Of further segments the line at no bytes, where they are not used, may be below 0.
+    lines = [one.alpha_seconds for one in profile.link.segments]
+    if not all(0 <= one <= _MOST for one in (*_numbers(found), *lines[:1], *map(abs, lines))) or profile.computing <= 0:
         raise ValueError("profile: times and sizes must be positive")
+    if any(len(one.shape) > _MOST_DIMENSIONS or one.elements > one.bytes for one in profile.gradients):
+        raise ValueError("profile: a gradient has more values than bytes")
     if len(profile.ready) != len(profile.gradients) or not profile.gradients:
         raise ValueError("profile: every gradient needs the time at which it is ready")
     if not 1 <= profile.nodes <= profile.world_size <= _MOST_RANKS or not profile.link.segments:
         raise ValueError("profile: nodes, ranks or link are missing")
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """All numbers in it, at any depth."""
+    if isinstance(value, (int, float)):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(part)
 
 
 # The command line.
@@ -262,7 +323,8 @@ def _whole(text: str) -> int:
 
 def _latency(text: str) -> float:
     found = seconds(text)
-    if not 0 <= found <= _LONGEST_LATENCY:
+    has_unit = not text.strip()[-1:].isdigit() or not found  # a number alone would be taken for seconds
+    if not has_unit or not 0 <= found <= _LONGEST_LATENCY:
         raise ValueError(f"{text!r} is no latency of a link: write 20us or 0.5ms")
     return found
 

@@ -68,7 +68,7 @@ def _show_files(read: dict[str, Output], options: argparse.Namespace) -> int:
 def _read(name: str, place: str) -> Output:
     """What is read of a file, or for --sysfs of a folder."""
     option, path = f"--{name.replace('_', '-')}", Path(place)
-    if name == "sysfs" and not path.is_dir():
+    if name == "sysfs" and not os.path.isdir(path):
         raise UsageError(f"probe: {option} {place}: not a folder; name one that holds a copy of /sys as sys/")
     try:
         if name == "sysfs":

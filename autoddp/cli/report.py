@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,8 +27,10 @@ def run(arguments: list[str]) -> int:
     Prints where the page is. AutoddpError where there is no summary, or the page cannot be written.
     """
     options = _parser().parse_args(arguments)
-    place = _summary_of(Path(options.run)) if options.run else _newest()
-    page = Path(options.output) if options.output else place.with_name(_REPORT)
+    if "" in (options.run, options.output):
+        raise UsageError(f"report: a name is empty; name a run's folder or its {_SUMMARY}")
+    place = _newest() if options.run is None else _summary_of(Path(options.run))
+    page = place.with_name(_REPORT) if options.output is None else Path(options.output)
     content = _read(place)
     from autoddp.report.page import write_page
 
@@ -54,13 +57,13 @@ def _newest() -> Path:
 
 
 def _summary_of(place: Path) -> Path:
-    return place / _SUMMARY if place.is_dir() else place
+    return place / _SUMMARY if os.path.isdir(place) else place  # which is no error for a name that is too long
 
 
 def _read(place: Path) -> dict[str, Any]:
     name = printable(str(place))
     try:
-        if place.exists() and not place.is_file():
+        if not stat.S_ISREG(place.stat().st_mode):
             raise UsageError(f"report: {name}: no regular file; name a run's folder or its {_SUMMARY}")
         if place.stat().st_size > _MOST:
             raise NothingReadable(f"report: {name}: larger than {_MOST >> 20} MiB, so not the summary of a run")

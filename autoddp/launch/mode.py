@@ -164,7 +164,7 @@ def _is_read_once(torchrun: argparse.Namespace) -> bool:
     """Whether the script is a pipe or a device: a tuning run would take it away from the real job."""
     path = Path(torchrun.training_script)
     is_path = not torchrun.module and not torchrun.no_python
-    return is_path and path.exists() and not path.is_file() and not path.is_dir()
+    return is_path and os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 def _settle_ranks(options: Options) -> str:
@@ -184,7 +184,7 @@ def _chosen_mode(options: Options) -> Mode:
         return _Saved(path, options, here, mode.several_nodes)
 
     if options.trials is None and options.recipe is not None:
-        if options.recipe.is_dir():
+        if os.path.isdir(options.recipe):
             return _the_one_that_fits([saved(path) for path in sorted(options.recipe.glob("*.toml"))], options.recipe)
         return _with_given_recipe(saved(options.recipe), options.force)
     if options.trials == 0:
@@ -419,7 +419,7 @@ def script_names(options: Options) -> tuple[str, ...]:
         return (f"-m {script}",)
     if options.torchrun.no_python and not os.path.exists(script):
         return (script,)
-    folder = Path() if recipe is None else recipe if recipe.is_dir() else recipe.parent
+    folder = Path() if recipe is None else recipe if os.path.isdir(recipe) else recipe.parent
     kept = _from(os.path.abspath(folder), os.path.abspath(script))
     followed = _from(os.path.realpath(folder), os.path.realpath(script))
     return tuple(dict.fromkeys(printable(name) for name in (kept, followed)))
@@ -443,7 +443,7 @@ def found_recipes(options: Options) -> list[Path]:
     folders = (options.folders.recipes, Path())
     numbered = [place for folder in folders for place in _places(folder / options.recipe_name)]
     older = [folder / options.older_recipe_name for folder in folders]
-    return [place for place in dict.fromkeys([*numbered, *older]) if place.is_file()]
+    return [place for place in dict.fromkeys([*numbered, *older]) if os.path.isfile(place)]
 
 
 def recipe_may_be_anothers(options: Options) -> bool:
@@ -451,7 +451,7 @@ def recipe_may_be_anothers(options: Options) -> bool:
     if options.recipe is None or options.trials is not None:
         return False
     others = []
-    for path in options.recipe.glob("*.toml") if options.recipe.is_dir() else [options.recipe]:
+    for path in options.recipe.glob("*.toml") if os.path.isdir(options.recipe) else [options.recipe]:
         with contextlib.suppress(RecipeError):  # said when it is used
             fits = load(path).fits
             others.append(not fits.script or bool(differences(fits, script=script_names(options))))
@@ -516,7 +516,7 @@ class Note:
 
         Such a one had other arguments, while the recipe was made with these.
         """
-        if not self.path.is_file():  # a pipe would be waited for
+        if not os.path.isfile(self.path):  # a pipe would be waited for
             return ""
         try:
             lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()

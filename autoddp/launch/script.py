@@ -21,7 +21,7 @@ def script_path(torchrun: argparse.Namespace) -> Path | None:
     """The script's file, or None where there is none to read (a program that is found by PATH, an unknown module)."""
     if not torchrun.module:
         path = Path(torchrun.training_script)
-        return path / "__main__.py" if path.is_dir() and not torchrun.no_python else path
+        return path / "__main__.py" if os.path.isdir(path) and not torchrun.no_python else path
     found = list(_files_of_module(torchrun.training_script, _roots(Path.cwd())))
     last = found[-1] if found else Path()
     if last.name == "__init__.py" and last.parent.name == torchrun.training_script.rpartition(".")[2]:
@@ -38,10 +38,10 @@ def require_script(torchrun: argparse.Namespace) -> None:
         raise UsageError("the script's name is empty: autoddp [options] train.py [its arguments]")
     if torchrun.no_python and shutil.which(script):
         return
-    if not Path(script).exists():
+    if not os.path.exists(script):
         kind = "program" if torchrun.no_python else "script"
         raise UsageError(f"{kind} not found: {script} (looked in {Path.cwd()}); check the path, or -m for a module")
-    if Path(script).is_dir() and not any(Path(script, f"__main__.{kind}").is_file() for kind in ("py", "pyc")):
+    if os.path.isdir(script) and not any(Path(script, f"__main__.{kind}").is_file() for kind in ("py", "pyc")):
         raise UsageError(f"{script} is a folder without a __main__.py: name the script in it")
 
 
@@ -60,7 +60,7 @@ class ScriptSource:
         self._strings: set[str] = set()
         self._words: set[str] | None = None
         path = None if torchrun.no_python else script_path(torchrun)
-        if path is not None and path.is_file():  # a pipe can be read only once: its content is the script's
+        if path is not None and os.path.isfile(path):  # a pipe can be read only once: its content is the script's
             self._read(path, torchrun)
 
     def may_have(self, option: str) -> bool:
@@ -156,12 +156,12 @@ def _files_of_module(name: str, roots: list[str], also_installed: bool = True) -
 
 
 def _is_module(path: Path) -> bool:
-    return path.is_dir() or path.with_name(f"{path.name}.py").is_file()
+    return os.path.isdir(path) or os.path.isfile(path.with_name(f"{path.name}.py"))
 
 
 def _file_of(path: Path) -> Iterator[Path]:
     found = (path / "__init__.py", path.with_name(f"{path.name}.py"))
-    yield from [file for file in found if file.is_file()][:1]
+    yield from [file for file in found if os.path.isfile(file)][:1]
 
 
 def _where_installed(name: str) -> list[Path]:

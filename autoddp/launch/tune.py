@@ -120,6 +120,8 @@ def _require_place_for_recipe(options: Options) -> None:
         raise UsageError(f"--recipe {path}: the folder {target.parent} takes no files; name another file")
     if options.recipe is not None:
         try:
+            with contextlib.suppress(FileNotFoundError):
+                os.lstat(target)  # an error where the name is too long
             require_replaceable(target)
         except OSError as error:
             raise UsageError(f"--recipe {path}: cannot be read ({error.strerror}); name another file") from None

@@ -13,7 +13,7 @@ from autoddp.predict.coefficients import Coefficients
 from autoddp.predict.elsewhere import Elsewhere, UnknownLink, moved, what_if
 from autoddp.predict.plan import Cuts, Gradient, buckets
 from autoddp.predict.profile import Profile, profile_of
-from autoddp.predict.step import computing_key, predictable, step_seconds
+from autoddp.predict.step import computing_key, computing_seconds, predictable, step_seconds
 
 __all__ = [
     "Calibration",
@@ -25,6 +25,7 @@ __all__ = [
     "UnknownLink",
     "buckets",
     "computing_key",
+    "computing_seconds",
     "moved",
     "predictable",
     "profile_of",

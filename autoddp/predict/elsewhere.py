@@ -17,7 +17,7 @@ from autoddp.bench.model import Segment
 from autoddp.codec import replace
 from autoddp.knobs import Configuration
 from autoddp.predict.profile import Profile, first_link, ring_share
-from autoddp.predict.step import step_seconds
+from autoddp.predict.step import computing_seconds, step_seconds
 
 _PAYLOAD = 0.956  # of a link's rate: 1448 of the 1514 bytes of an Ethernet frame are gradients
 
@@ -43,17 +43,21 @@ class Elsewhere:
 def moved(here: Profile, there: Elsewhere) -> tuple[Profile, list[str]]:
     """The profile of the job elsewhere, and what is extrapolated. UnknownLink where the link there must be given."""
     nodes = there.nodes or here.nodes
-    ranks = nodes * (there.ranks_per_node or max(1, here.world_size // here.nodes))
+    # Nodes may have different numbers of ranks; then so many as they have on average.
+    ranks = nodes * there.ranks_per_node if there.ranks_per_node else here.world_size * nodes // here.nodes
     notes = []
     if there.batch_times != 1:
         notes.append(
             f"a batch {there.batch_times:g} times as large: data, forward and backward take as many times longer"
         )
     if ranks != here.world_size:
-        notes.append(f"{ranks} ranks in place of {here.world_size}: a ring, and computing as long as it was")
-    if ranks > nodes and ranks // nodes != here.world_size // here.nodes:
-        notes.append("another number of ranks on a node: they may slow each other down, which is not in the prediction")
-    if not notes and there.rate is None and there.latency is None:
+        reduces = f"{ranks} ranks in place of {here.world_size}: a ring" if ranks > 1 else "one rank reduces nothing"
+        notes.append(f"{reduces}, and computing as long as it was")
+    if there.ranks_per_node and ranks * here.nodes != here.world_size * nodes:
+        notes.append(
+            "another number of ranks on a node: how much they slow each other down stays as it was in the prediction"
+        )
+    if not notes and nodes == here.nodes and there.rate is None and there.latency is None:
         return here, []
     profile = replace(
         here,
@@ -67,8 +71,9 @@ def moved(here: Profile, there: Elsewhere) -> tuple[Profile, list[str]]:
     if ranks < 2:
         return profile, notes
     link = _scaled(here, ranks)
-    if there.rate is None and (here.world_size < 2 or (nodes > 1) != (here.nodes > 1)):
-        known = "one process" if here.world_size < 2 else "one node" if here.nodes == 1 else f"{here.nodes} nodes"
+    is_another_link = here.world_size < 2 or (nodes > 1) != (here.nodes > 1)
+    known = "one process" if here.world_size < 2 else _nodes(here.nodes)
+    if is_another_link and there.rate is None:
         raise UnknownLink(f"it ran on {known}, so the link between {ranks} ranks on {_nodes(nodes)} is not known")
     if there.rate is not None:
         notes.append(f"a link of {there.rate * 8 / 1e9:g} Gbit/s: it carries gradients at {_PAYLOAD:.1%} of that")
@@ -76,6 +81,9 @@ def moved(here: Profile, there: Elsewhere) -> tuple[Profile, list[str]]:
     if there.latency is not None:
         notes.append(f"a latency of {there.latency * 1e6:g} µs in each of the {2 * (ranks - 1)} steps of the ring")
         link = _with_latency(link, 2 * (ranks - 1) * there.latency)
+    elif is_another_link and there.latency is None:
+        guess = "a guess" if here.world_size < 2 else f"that of {known}"
+        notes.append(f"the latency of this link is not known, and {guess} is used: say it, as in --latency 20us")
     fitted = replace(here.coefficients, latency=1.0, per_byte=1.0)  # they are in the link now
     if there.rate is not None:
         fitted = replace(fitted, burst=0.0)  # what the link here saves up tells nothing of another one
@@ -91,7 +99,9 @@ def what_if(here: Profile, configuration: Configuration) -> list[dict[str, Any]]
         places += [
             (f"{times * here.nodes} nodes", moved(here, Elsewhere(nodes=times * here.nodes))[0]) for times in (2, 4)
         ]
-    found = [(label, place.computing, step_seconds(place, configuration)) for label, place in places]
+    found = [
+        (label, computing_seconds(place, configuration), step_seconds(place, configuration)) for label, place in places
+    ]
     return [
         {"label": label, "step_ms": seconds * 1e3, "efficiency": min(1.0, computing / seconds)}
         for label, computing, seconds in found

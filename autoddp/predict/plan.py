@@ -11,18 +11,17 @@ last one for all that follow. A bucket ends with the gradient with which it reac
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autoddp.codec import Struct
+from autoddp.codec import Struct, decode
 from autoddp.knobs import Configuration
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST, FIND_UNUSED, STATIC_GRAPH
 from autoddp.units import MIB
 
 _FIRST = 1 * MIB  # torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
 _CAP = 25 * MIB
+_MOST_MIB = 1e12  # more than any model has
 
 
 class Gradient(Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,7 +96,7 @@ def _cut(gradients: Sequence[Gradient], order: Sequence[int], limits: Sequence[i
 
 def _number(text: str | None) -> float | None:
     number = None if text is None or text == "None" else float(text)
-    if number is not None and not 0 < number < math.inf:
+    if number is not None and not 0 < number <= _MOST_MIB:
         raise ValueError(f"{text}: no size of a bucket")
     return number
 
@@ -105,7 +104,5 @@ def _number(text: str | None) -> float | None:
 def _numbers(text: str | None) -> tuple[float, ...] | None:
     if text is None or text == "None":
         return None
-    found = json.loads(text.replace("(", "[").replace(",)", "]").replace(")", "]"))
-    if not isinstance(found, list):
-        raise ValueError(f"{text}: no list of sizes")
+    found = decode(text.replace("(", "[").replace(",)", "]").replace(")", "]"), list)
     return tuple(_number(str(entry)) or 0.0 for entry in found)

@@ -51,17 +51,21 @@ def step_seconds(
     if not predictable(configuration):
         return None
     found = coefficients or profile.coefficients
-    slower = found.pace * found.computing.get(computing_key(configuration), 1.0)
+    slower = found.pace * _times(configuration, found)
     reducing = _reducing(profile, configuration, found, slower)
     together = configuration.steps_per_update
     alone = (profile.fixed + profile.before + profile.backward) * slower
     return (reducing + (together - 1) * alone) / together
 
 
-def exposed_seconds(profile: Profile, configuration: Configuration) -> float | None:
-    """Seconds of a step in which nothing is computed and gradients travel."""
-    seconds = step_seconds(profile, configuration)
-    return None if seconds is None else max(0.0, seconds - profile.computing)
+def computing_seconds(profile: Profile, configuration: Configuration) -> float:
+    """Seconds of a step under the configuration in which gradients travel in no time."""
+    return profile.computing * _times(configuration, profile.coefficients)
+
+
+def _times(configuration: Configuration, found: Coefficients) -> float:
+    """How many times as long computing takes as in the script as written: threads and the like change it."""
+    return found.computing.get(computing_key(configuration), 1.0)
 
 
 def _reducing(profile: Profile, configuration: Configuration, found: Coefficients, slower: float) -> float:

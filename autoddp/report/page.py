@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,15 @@ from autoddp.files import write_whole
 from autoddp.knobs import BY_NAME, Configuration, Rung
 from autoddp.log import printable, printable_lines
 from autoddp.report import page_pictures as pictures
-from autoddp.report.page_content import Headroom, PageContent, Standing, Values, page_content
+from autoddp.report.page_content import Headroom, PageContent, RankStages, Standing, Values, page_content
 from autoddp.units import data_size, duration, gradient_error, milliseconds
 from autoddp.version import __version__
 
+_SHARED = ("transfer", "waiting", "buffers")  # stages that end on all ranks together
 _MARK = b'<meta name="generator" content="autoddp'
 _BEGINNING = 4096  # bytes in which a page shows that it is autoddp's
 _MANY_TRIALS = 25  # a longer table is folded
+_MOST_RANKS = 1024  # in a picture or a table: a page has some kilobytes for each
 
 
 def write_page(path: Path, summary: Mapping[str, Any]) -> None:
@@ -44,7 +46,11 @@ def write_page(path: Path, summary: Mapping[str, Any]) -> None:
 
 def page(summary: Mapping[str, Any]) -> str:
     """The page's HTML. ValueError if `summary` is not a summary of this schema."""
-    return _page_of(page_content(summary))
+    content = page_content(summary)
+    try:
+        return _page_of(content)
+    except RecursionError as error:  # a configuration of lists in lists
+        raise ValueError(str(error)) from error
 
 
 def _require_replaceable(path: Path) -> None:
@@ -72,6 +78,7 @@ def _page_of(content: PageContent) -> str:
             before_trials=_before_trials(content),
             launched=_launched(content),
             knobs={name: knob.says for name, knob in BY_NAME.items()},
+            predicts=any(one.predicted is not None for one in content.trials),
             prediction_error=_prediction_error(content),
             many_trials=_MANY_TRIALS,
             not_measured=list(_not_measured(content)),
@@ -118,15 +125,28 @@ def _pictures(content: PageContent) -> dict[str, Any]:
     ranks = found.ranks if found else ()
     steps = found.waterfall if found else ()
     last = steps[-1].step_ms if len(steps) > 1 else None
+    shown = _slowest(ranks)
+    numbers = {one.rank for one in shown}
+    recorded = [one for one in content.timelines if not numbers or one.rank in numbers][:_MOST_RANKS]
     return {
+        "shown": shown,
+        "left_out": len(content.timelines) - len(recorded),
         "bars": pictures.stage_bars(ranks, found.mended if found else (), last) if ranks else [],
         "waterfall": pictures.waterfall(steps) if len(steps) > 1 else [],
-        "heat": pictures.heat_map(ranks) if ranks else [],
+        "heat": pictures.heat_map(shown) if shown else [],
         "ranks_text": pictures.ranks_text,
-        "step": pictures.one_step(content.timelines),
+        "step": pictures.one_step(recorded),
         "ladder": list(zip(content.ladder, pictures.ladder(content.ladder), strict=True)),
         "trials_picture": pictures.trials(content.trials, _before_trials(content)) if content.trials else "",
     }
+
+
+def _slowest(ranks: Sequence[RankStages]) -> Sequence[RankStages]:
+    """All of them; of very many, those that need longest by themselves, in their order."""
+    if len(ranks) <= _MOST_RANKS:
+        return ranks
+    own = [sum(ms for name, ms in pictures.stages_of(one).items() if name not in _SHARED) for one in ranks]
+    return [ranks[place] for place in sorted(sorted(range(len(ranks)), key=lambda n: -own[n])[:_MOST_RANKS])]
 
 
 def _as_written(content: PageContent) -> float | None:

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 
 from autoddp.codec import Meta, Struct, convert, field
 from autoddp.codec import plain as as_plain
-from autoddp.report.summary import SCHEMA
 from autoddp.timing import Speedup
+from autoddp.version import SUMMARY_SCHEMA
 
-_MOST = 1e12  # keeps sums and quotients finite
+_MOST = 1e12  # keeps sums and quotients finite, with `_LEAST`
+_LEAST = 1e-12  # what is closer to 0 is 0
 Amount = Annotated[float, Meta(ge=0, le=_MOST)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Factor = Annotated[float, Meta(ge=1 / _MOST, le=_MOST)]
@@ -245,8 +246,8 @@ def page_content(summary: Any) -> PageContent:
     if not isinstance(summary, Mapping) or not {"trials", "diagnosis"} & summary.keys():
         raise ValueError("not the summary of a run: it has neither trials nor a diagnosis")
     schema = summary.get("schema")
-    if schema != SCHEMA:
-        raise ValueError(f"a summary of schema {SCHEMA} was expected; upgrade autoddp, or make the run again")
+    if schema != SUMMARY_SCHEMA:
+        raise ValueError(f"a summary of schema {SUMMARY_SCHEMA} was expected; upgrade autoddp, or make the run again")
     try:
         return convert(_without_nothing(as_plain(summary)), PageContent)
     except RecursionError as error:
@@ -257,6 +258,8 @@ def _without_nothing(value: Any) -> Any:
     """Without the fields that are null or not finite: both mean that there is no such number."""
     if isinstance(value, Mapping):
         return {key: _without_nothing(part) for key, part in value.items() if not _is_nothing(part)}
+    if isinstance(value, float) and abs(value) < _LEAST:
+        return 0.0
     return [_without_nothing(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 

@@ -141,7 +141,9 @@ def _cell(place: int, count: int, share: float, stands_out: bool, label: str, ms
 
 
 def _rank_numbers(numbers: Sequence[int]) -> Iterator[str]:
-    every = next(step for step in (1, 2, 4, 8, 16, 32, 64, len(numbers)) if len(numbers) / step <= _MANY_RANKS)
+    every = 1
+    while len(numbers) / every > _MANY_RANKS:
+        every *= 2
     for place in range(0, len(numbers), every):
         yield _words(place + 0.5, len(numbers), 12, str(numbers[place]))
 

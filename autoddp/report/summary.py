@@ -6,20 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autoddp.codec import encode, plain
+from autoddp.codec import encode, finite, plain
 from autoddp.diagnose import Diagnosis
 from autoddp.files import write_whole
 from autoddp.predict import what_if
 from autoddp.study import Outcome, Semifinal, Standing, TrialRecord
 from autoddp.timing import Block
-
-SCHEMA = 1
+from autoddp.version import SUMMARY_SCHEMA
 
 
 def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> dict[str, Any]:
     """For `write_summary`. Times are seconds per step unless the name says otherwise."""
     return {
-        "schema": SCHEMA,
+        "schema": SUMMARY_SCHEMA,
         "recipe": recipe,
         "job": outcome.facts,
         "baseline": _trial(outcome.baseline),
@@ -49,12 +48,12 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
 
 def summary_of_diagnosis(diagnosis: Diagnosis, wall_seconds: dict[str, float]) -> dict[str, Any]:
     """The same where nothing was studied but why the job is slow."""
-    return {"schema": SCHEMA, "diagnosis": diagnosis.plain(), "wall_seconds": wall_seconds}
+    return {"schema": SUMMARY_SCHEMA, "diagnosis": diagnosis.plain(), "wall_seconds": wall_seconds}
 
 
 def write_summary(path: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all. OSError."""
-    write_whole(path, encode(content, indent=1), private=True)
+    """Whole or not at all. OSError. A number that is not finite becomes null, because JSON has no other word for it."""
+    write_whole(path, encode(finite(content), indent=1), private=True)
 
 
 def _trial(record: TrialRecord) -> dict[str, Any]:

@@ -8,12 +8,14 @@ are spread over several threads.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from autoddp.timing.timeline import Bucket, Timeline
-from autoddp.trace.order import Reduction, order_of, reductions_of, step_of
+from autoddp.trace.order import Part, order_of, reductions_of, step_of
 from autoddp.version import __version__
 
 _THREADS = (
@@ -43,12 +45,16 @@ def trace_of(timelines: Sequence[Timeline]) -> dict[str, Any]:
     Not promised: that an arrow goes forward in time by more than the clocks' error, which is named in the trace.
     """
     ranks = sorted(timelines, key=lambda one: one.rank)
-    reductions, _ = reductions_of(ranks)
+    last: dict[int, _Last] = defaultdict(dict)
+    for reduction in reductions_of(ranks)[0]:
+        latest = reduction.last
+        for part in reduction.parts:
+            last[part.rank][part.bucket.index, part.launched] = latest
     zero = min((_earliest(one) for one in ranks), default=0.0)
     events: list[dict[str, Any]] = []
     flows = 0
     for one in ranks:
-        process = _Process(one, zero, reductions, flows)
+        process = _Process(one, zero, last[one.rank], flows)
         events += process.events()
         flows += len(one.buckets)
     order = order_of(ranks)
@@ -68,18 +74,19 @@ def _earliest(one: Timeline) -> float:
     return one.began + min([0.0, *one.steps, *itertools.chain(*begins)])
 
 
+_Last = dict[tuple[int, float], Part]
+"""Of one rank, a bucket's index and its launch on the clock of rank 0 → the part of its reduction launched last."""
+
+
 class _Process:
     """One rank's events."""
 
-    def __init__(self, timeline: Timeline, zero: float, reductions: Sequence[Reduction], flows: int) -> None:
+    def __init__(self, timeline: Timeline, zero: float, last: _Last, flows: int) -> None:
         self._timeline = timeline
         self._zero = zero
-        self._last = {
-            (part.bucket.index, part.launched): one.last
-            for one in reductions
-            for part in one.parts
-            if part.rank == timeline.rank
-        }
+        self._last = last
+        self._ready = sorted(gradient.ready for gradient in timeline.gradients)
+        self._backwards = sorted(span.begin for span in timeline.spans if span.name == "backward")
         self._pid = timeline.rank + 1  # 0 is the idle process in Perfetto
         self._first_flow = flows
 
@@ -146,8 +153,14 @@ class _Process:
         return {"steps": steps, "stages": stages, "buckets": buckets, "reductions": reductions}
 
     def _filling(self, bucket: Bucket, launched_before: float, flow: int) -> _Slice:
-        """From the first gradient that became ready after the launch before until the launch."""
-        ready = [g.ready for g in self._timeline.gradients if launched_before < g.ready <= bucket.launched]
+        """From the first gradient that became ready after the launch before, in this backward pass, until the launch.
+
+        Those of passes without a reduction, as in `no_sync`, are no gradients of the bucket.
+        """
+        pass_ = bisect_right(self._backwards, bucket.launched)
+        began = self._backwards[pass_ - 1] if pass_ else float("-inf")
+        first = max(bisect_right(self._ready, launched_before), bisect_left(self._ready, began))
+        ready = self._ready[first : bisect_right(self._ready, bucket.launched)]
         begin, end = self._ns(min(ready, default=bucket.launched)), self._ns(bucket.launched)
         told = {"bytes": bucket.bytes, "gradients": len(ready)}
         return _Slice(f"bucket {bucket.index}", begin, end, told, flow_out=flow)

@@ -50,6 +50,7 @@ FILES = {
 }
 MIB = "must be a number from 0.5 to 100000 MiB"
 NOWHERE = "link.toml"
+LONG = "long" * 100
 CASES = {
     # what is typed, what the line says besides the prefix
     "unknown option": ("--trails 20 train.py", "unknown option --trails (did you mean '--trials'?)"),
@@ -59,6 +60,13 @@ CASES = {
     "missing value of torchrun's": ("--nnodes", "--nnodes: expected one argument"),
     "no script": ("--trials 3", "no script given: autoddp [options] train.py [its arguments]"),
     "script not found": ("nowhere.py", "script not found: nowhere.py (looked in {cwd}); check the path, or -m"),
+    "long name": (f"{LONG}.py", f"script not found: {LONG}.py (looked in {{cwd}})"),
+    "recipe with a long name": (f"--recipe {LONG}.toml train.py", f"{LONG}.toml: cannot be read: File name too long"),
+    "recipe to a long name": (
+        f"--nproc-per-node 2 --trials 2 --recipe {LONG}.toml train.py",
+        f"--recipe {LONG}.toml: cannot be read (File name too long); name another file",
+    ),
+    "probe of a long name": (f"probe --sysfs {LONG}", f"probe: --sysfs {LONG}: not a folder"),
     "folder": (".", ". is a folder without a __main__.py: name the script in it"),
     "escapes in a name": ("\x1b[31mred.py", "script not found: \\x1b[31mred.py (looked in {cwd})"),
     "program not found": ("--no-python nowhere", "program not found: nowhere (looked in {cwd})"),

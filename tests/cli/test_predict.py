@@ -20,6 +20,7 @@ from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, save
 
 MIB, MIB_PER_SECOND, LATENCY = 24, 100.0, 0.001
 COMPUTING = 0.030
+SEGMENT = {"from_bytes": 0.0, "alpha_seconds": LATENCY, "seconds_per_byte": 1 / (MIB_PER_SECOND * 2**20)}
 PROFILE: dict[str, Any] = {  # 24 gradients of 1 MiB each, over a link of 100 MiB/s between two hosts
     "world_size": 2,
     "nodes": 2,
@@ -31,7 +32,7 @@ PROFILE: dict[str, Any] = {  # 24 gradients of 1 MiB each, over a link of 100 Mi
     "backward": 0.020,
     "ready": [0.020 * (MIB - place) / MIB for place in range(MIB)],
     "link": {
-        "segments": [{"from_bytes": 0.0, "alpha_seconds": LATENCY, "seconds_per_byte": 1 / (MIB_PER_SECOND * 2**20)}],
+        "segments": [SEGMENT],
         "residuals": [],
     },
     "coefficients": {"burst": 0.0, "stretch": 1e-9, "copying": 0.0, "rounding": 0.0, "low_rank": 0.0, "call": 0.0},
@@ -125,12 +126,101 @@ def test_other_settings(answer: Callable[..., dict[str, Any]]) -> None:
 def test_one_rank_reduces_nothing(answer: Callable[..., dict[str, Any]]) -> None:
     found = answer("--nodes", "1")
     assert [row["step_ms"] for row in found["rows"]] == [pytest.approx(COMPUTING * 1e3)] * 2
+    assert found["extrapolated"] == ["one rank reduces nothing, and computing as long as it was"]
 
 
 def test_a_link_that_nobody_knows(summary: Path) -> None:
     with pytest.raises(UsageError, match=r"ran on 2 nodes, .*on one node is not known; say its rate"):
         run([str(summary), "--nodes", "1", "--nproc-per-node", "2"])
     assert run([str(summary), "--nodes", "1", "--nproc-per-node", "2", "--link", "10GB/s"]) == 0
+
+
+def other(summary: Path, **profile: Any) -> Path:
+    """A summary beside it, of a profile in which that is different."""
+    place = summary.with_name("other.json")
+    place.write_text(encode(SUMMARY | {"profile": PROFILE | profile}))
+    return place
+
+
+def asked(place: Path, words: str, capsys: Any) -> dict[str, Any]:
+    assert run([str(place), *words.split(), "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    return found
+
+
+def test_as_many_ranks_on_more_nodes(summary: Path, capsys: Any) -> None:
+    one_node = other(summary, nodes=1)
+    with pytest.raises(UsageError, match="it ran on one node, so the link between 2 ranks on 2 nodes is not known"):
+        run([str(one_node), "--nodes", "2", "--nproc-per-node", "1"])
+    found = asked(one_node, "--nodes 2 --nproc-per-node 1 --link 1Gbit", capsys)
+    assert (found["nodes"], found["ranks"]) == (2, 2)
+    assert step(found) == pytest.approx(COMPUTING + LATENCY + (MIB - 1) * 2**20 / (0.956 * 125e6))
+    assert [line.split(":")[0] for line in found["extrapolated"]] == [
+        "another number of ranks on a node",
+        "a link of 1 Gbit/s",
+        "the latency of this link is not known, and that of one node is used",
+    ]
+    eight = other(summary, nodes=4, world_size=8)
+    found = asked(eight, "--nodes 8 --nproc-per-node 1", capsys)
+    assert (found["nodes"], found["ranks"]) == (8, 8)
+    assert len(found["extrapolated"]) == 1
+    assert all(row["measured_ms"] is None for row in found["rows"])
+
+
+def test_nodes_with_different_numbers_of_ranks(summary: Path, capsys: Any) -> None:
+    """Two ranks on one host and one on the other: where nothing is said they stay three."""
+    uneven = other(summary, world_size=3)
+    here = asked(uneven, "", capsys)
+    assert (here["ranks"], here["extrapolated"]) == (3, [])
+    assert here["rows"][0]["measured_ms"] == 253.0
+    assert asked(uneven, "--nodes 4", capsys)["ranks"] == 6
+    assert asked(uneven, "--nodes 4 --nproc-per-node 2", capsys)["ranks"] == 8
+
+
+def test_efficiency_is_the_part_that_is_computed_under_these_settings(summary: Path, capsys: Any) -> None:
+    """Threads that halve computing leave the same reductions to wait for."""
+    coefficients = PROFILE["coefficients"] | {"computing": {"threads=4": 0.5}}
+    place = other(summary, coefficients=coefficients)
+    found = json.loads(place.read_text())
+    place.write_text(encode(found | {"decision": {"configuration": {"threads": 4}}}))
+    written, tuned = asked(place, "", capsys)["rows"]
+    assert tuned["computing_ms"] == pytest.approx(written["computing_ms"] / 2)
+    assert tuned["efficiency"] == pytest.approx(tuned["computing_ms"] / tuned["step_ms"])
+    assert tuned["efficiency"] < written["efficiency"]
+    one = asked(place, "--nodes 1", capsys)["rows"]
+    assert [row["efficiency"] for row in one] == [1.0, 1.0]
+    assert one[1]["step_ms"] == pytest.approx(one[0]["step_ms"] / 2)
+
+
+def test_a_hook_that_was_measured_otherwise_is_extrapolated(summary: Path, capsys: Any) -> None:
+    found = json.loads(other(summary, hooks_are_measured=True).read_text())
+    refused = {"configuration": {"hook": "powersgd", "powersgd_rank": 1}, "seconds": float("inf"), "state": "refused"}
+    place = summary.with_name("refused.json")
+    place.write_text(encode(found | {"trials": [*SUMMARY["trials"], refused]}))
+    assert asked(place, "--hook powersgd", capsys)["extrapolated"] == []
+    assert asked(place, "--hook bf16", capsys)["extrapolated"] == []
+    (line,) = asked(place, "--hook powersgd:8", capsys)["extrapolated"]
+    assert line == 'hook="powersgd" powersgd_rank=8: trials have measured this hook with other settings only'
+    (line,) = asked(place, "--hook fp16", capsys)["extrapolated"]
+    assert line == "the hook fp16: no trial has measured it; what it computes was measured by itself"
+
+
+def test_what_the_job_cannot_have_is_said(summary: Path, capsys: Any) -> None:
+    place = summary.with_name("left.json")
+    place.write_text(encode(SUMMARY | {"job": {"left_out": {"hook": "the ranks part", "bucket_cap_mb": "compiled"}}}))
+    assert asked(place, "", capsys)["extrapolated"] == []
+    assert asked(place, "--cap 8 --latency 0", capsys)["extrapolated"][-1:] == [
+        "autoddp would leave bucket_cap_mb as it is in this job: compiled"
+    ]
+    assert asked(place, "--hook bf16", capsys)["extrapolated"] == [
+        "autoddp would leave hook as it is in this job: the ranks part"
+    ]
+
+
+def test_errors_of_which_one_is_not_known(summary: Path, capsys: Any) -> None:
+    place = other(summary, large_error=None)
+    assert run([str(place)]) == 0
+    assert "None" not in capsys.readouterr().out
 
 
 def test_a_table(summary: Path, capsys: Any) -> None:
@@ -192,6 +282,35 @@ BROKEN = {
     "no ranks": encode(SUMMARY | {"profile": PROFILE | {"world_size": 0}}),
     "NaN": encode(SUMMARY | {"profile": PROFILE | {"backward": float("nan")}}),
     "a coefficient of 0": encode(SUMMARY | {"profile": PROFILE | {"coefficients": {"per_byte": -1.0}}}),
+    "an endless time": encode(SUMMARY | {"profile": PROFILE | {"before": float("inf")}}),
+    "a time of 1e300": encode(SUMMARY | {"profile": PROFILE | {"before": 1e300}}),
+    "a long number of ranks": encode(SUMMARY | {"profile": PROFILE | {"world_size": 10**40, "nodes": 10**40}}),
+    "a long size": encode(SUMMARY | {"profile": PROFILE | {"gradients": [{"shape": [2], "bytes": 10**400}] * MIB}}),
+    "a long shape": encode(SUMMARY | {"profile": PROFILE | {"gradients": [{"shape": [2**60] * 90, "bytes": 8}] * MIB}}),
+    "a shape below 0": encode(SUMMARY | {"profile": PROFILE | {"gradients": [{"shape": [-2, 3], "bytes": 8}] * MIB}}),
+    "a link of NaN": encode(
+        SUMMARY | {"profile": PROFILE | {"link": {"segments": [{**SEGMENT, "seconds_per_byte": float("nan")}]}}}
+    ),
+    "an endless latency": encode(
+        SUMMARY | {"profile": PROFILE | {"link": {"segments": [{**SEGMENT, "alpha_seconds": float("inf")}]}}}
+    ),
+    "a latency below 0": encode(
+        SUMMARY | {"profile": PROFILE | {"link": {"segments": [{**SEGMENT, "alpha_seconds": -1.0}]}}}
+    ),
+    "an endless coefficient": encode(SUMMARY | {"profile": PROFILE | {"coefficients": {"sharing": float("inf")}}}),
+    "an error of text": encode(SUMMARY | {"profile": PROFILE | {"typical_error": "small"}}),
+    "an endless error": encode(SUMMARY | {"profile": PROFILE | {"large_error": float("inf")}}),
+    "a huge argument": encode(SUMMARY | {"profile": PROFILE | {"ddp_arguments": {"bucket_cap_mb": "1e308"}}}),
+    "a nested argument": encode(
+        SUMMARY | {"profile": PROFILE | {"ddp_arguments": {"bucket_cap_mb_list": "[" * 10_000}}}
+    ),
+    "a nested setting": encode(SUMMARY | {"decision": {"configuration": {"hook": "?"}}}).replace(
+        '"?"', "[" * 950 + "]" * 950
+    ),
+    "seconds of text": encode(SUMMARY | {"trials": [SUMMARY["trials"][0] | {"seconds": "1"}]}),
+    "seconds below 0": encode(SUMMARY | {"trials": [SUMMARY["trials"][0] | {"seconds": -1}]}),
+    "another schema": encode(SUMMARY | {"schema": 2}),
+    "no schema": encode({name: value for name, value in SUMMARY.items() if name != "schema"}),
     "no decision": encode({name: value for name, value in SUMMARY.items() if name != "decision"}),
     "trials are numbers": encode(SUMMARY | {"trials": [1]}),
     "trials are text": encode(SUMMARY | {"trials": "text"}),
@@ -222,6 +341,7 @@ def test_a_broken_file_is_one_line(tmp_path: Path, case: str) -> None:
         ["--nodes", "99999999"],
         ["--nproc-per-node", "0"],
         ["--nodes", "1000000", "--nproc-per-node", "1000000"],
+        ["--nodes", "1000000", "--nproc-per-node", "2"],
         ["--link", "0Gbit"],
         ["--link", "-5Gbit"],
         ["--link=-5Gbit"],
@@ -231,6 +351,7 @@ def test_a_broken_file_is_one_line(tmp_path: Path, case: str) -> None:
         ["--latency", "-1us"],
         ["--latency", "fast"],
         ["--latency", "1000h"],
+        ["--latency", "20"],
         ["--cap", "0"],
         ["--cap", "nan"],
         ["--hook", "bf17"],
@@ -251,13 +372,27 @@ def test_nonsense_is_one_line(summary: Path, words: list[str]) -> None:
     assert len(str(refused.value)) < 1000
 
 
-@pytest.mark.parametrize("missing", ["nothing.json", "nothing.toml", "."])
+@pytest.mark.parametrize("missing", ["nothing.json", "nothing.toml", ".", "long" * 100, f"{'long' * 100}.toml"])
 def test_there_is_no_such_file(tmp_path: Path, missing: str) -> None:
     done = forks.run(["-m", "autoddp", "predict", missing], cwd=tmp_path, env=environment())
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("autoddp: error: ")
+
+
+@pytest.mark.parametrize("content", ["null", "[]", '"x"', "3"])
+def test_json_that_is_no_summary(tmp_path: Path, content: str) -> None:
+    (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(UsageError, match="not the summary of a tuning run"):
+        run([str(tmp_path)])
+
+
+def test_an_empty_name(summary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a variable that is not set: not the summary in the current folder."""
+    monkeypatch.chdir(summary.parent)
+    with pytest.raises(UsageError, match="the file's name is empty"):
+        run([""])
 
 
 def test_a_pipe_into_which_nobody_writes(tmp_path: Path) -> None:

@@ -67,6 +67,14 @@ BAD = {
     # what is typed, what the line says; the files are those of `files`
     "no run": ([], "report: no run in .autoddp has a summary.json; name a run's folder"),
     "absent": (["nowhere"], "report: nowhere: No such file or directory; name a run's folder or its summary.json"),
+    "an empty name": ([""], "report: a name is empty; name a run's folder or its summary.json"),
+    "to an empty name": (["good.json", "--output", ""], "report: a name is empty"),
+    "a long name": (["long" * 100], f"report: {'long' * 100}: File name too long; name a run's folder or its summary"),
+    "a link to itself": (["itself"], "report: itself: Too many levels of symbolic links; name a run's folder or its"),
+    "to a long name": (
+        ["good.json", "--output", "long" * 100],
+        f"report: {'long' * 100}: cannot be written: File name",
+    ),
     "a folder of no run": (["empty"], "report: empty/summary.json: No such file or directory"),
     "not JSON": (["broken.json"], "report: broken.json: not the summary of a run: Expecting"),
     "an empty file": (["nothing.json"], "report: nothing.json: not the summary of a run: Expecting value"),
@@ -111,6 +119,7 @@ def files() -> None:
     Path("binary.json").write_bytes(b"\xff\xfe\x00\x80")
     Path("empty").mkdir()
     os.mkfifo("pipe")
+    os.symlink("itself", "itself")
     with open("huge.json", "wb") as file:
         file.truncate(65 * 2**20)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -17,11 +18,16 @@ from xml.etree import ElementTree
 
 import pytest
 from page_samples import HOSTILE, diagnosis, saying, stages, summary
+from study.simulated import SimulatedJob, error_of, facts
 
 from autoddp.errors import UsageError
+from autoddp.knobs import Rung
+from autoddp.report import summary as summary_of
+from autoddp.report import write_summary
 from autoddp.report.page import page, write_page
 from autoddp.report.page_content import page_content
 from autoddp.report.page_pictures import heat_map, one_step, stages_of, trials
+from autoddp.study import Observer, Study, StudySettings
 from autoddp.timing import median
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "autoddp" / "report" / "templates"
@@ -216,6 +222,66 @@ def test_the_script_as_written_is_said_to_stay_or_what_is_launched() -> None:
 def test_what_is_no_summary_is_refused(content: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         page(content)
+
+
+@pytest.mark.parametrize("depth", [100, 900, 950, 970, 985])
+def test_settings_of_lists_in_lists_are_shown_or_refused(depth: int) -> None:
+    nested: list[Any] = []
+    for _ in range(depth):
+        nested = [nested]
+    content = summary()
+    content["trials"][0]["configuration"] = {"deep": nested}
+    with contextlib.suppress(ValueError):
+        assert "deep=[" in page(content)
+
+
+def test_next_to_no_time_is_none() -> None:
+    """Or quotients would be infinite."""
+    content = summary()
+    content["diagnosis"] |= {"step_ms": 1e-320}
+    for trial in content["trials"]:
+        trial["seconds"] = 5e-324
+    content["baseline"]["seconds"] = 1e11
+    assert not re.search(r"\b(inf|nan)\b", said(page(content)))
+
+
+def test_predictions_of_trials_that_failed_are_told() -> None:
+    content = summary()
+    for trial in content["trials"]:
+        trial |= {"seconds": None, "state": "failed", "reason": "no memory"}
+    text = said(page(content))
+    assert "A line across a column is what was predicted before the trial." in text
+    assert " predicted against as written " in text
+
+
+def test_thousands_of_ranks_have_numbers() -> None:
+    rows = page_content({"schema": 1, "trials": [], "diagnosis": diagnosis(3000)})
+    assert rows.diagnosis is not None
+    *_, axis = heat_map(rows.diagnosis.ranks)
+    assert re.findall(r">(\d+)</text>", axis.svg) == ["0", "512", "1024", "1536", "2048", "2560"]
+
+
+def test_of_very_many_ranks_the_slowest_are_shown() -> None:
+    content = summary(3000)
+    text = page(content)
+    assert len(text) < 5_000_000
+    assert "Of 3000 ranks, these are the 1024 that need longest by themselves." in said(text)
+    assert "1976 ranks are left out, for room." in said(text)
+    assert "rank 2999 on node374, backward" in text
+    assert "rank 0 on node0, backward" not in text
+    assert "3000 ranks on 1 host" in said(text)
+    assert "data_loader 6.13 ms per step" in said(text)
+
+
+def test_summary_json_is_json(tmp_path: Path) -> None:
+    """A refused trial has no seconds, and a number that is not finite is no JSON."""
+    job = SimulatedJob(error=lambda configuration: error_of(math.inf, finite=False))
+    outcome = Study(job, facts(), StudySettings(trials=9, allow=Rung.LOSSY), Observer()).run()
+    assert any(one.state == "refused" for one in outcome.trials)
+    write_summary(tmp_path / "summary.json", summary_of(outcome, {}, ""))
+    found = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert {one["seconds"] for one in found["trials"] if one["state"] == "refused"} == {None}
+    assert "refused: " in said(page(found))
 
 
 def test_texts_of_others_do_nothing() -> None:

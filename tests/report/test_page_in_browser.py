@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from page_samples import HOSTILE, diagnosis, saying, summary
 
+from autoddp.diagnose.findings import CAUSES
 from autoddp.report.page import page, write_page
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install selenium")
@@ -24,15 +25,29 @@ pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="needs a browser: apt-get install chromium chromium-driver"
 )
 
+
+def every_cause() -> dict[str, Any]:
+    """Each cause is proved, and mended after the others."""
+    content = summary(8)
+    found = content["diagnosis"]
+    one, step = found["findings"][0], found["step_ms"]
+    found["findings"] = [one | {"cause": cause, "ms": step / (4 + n)} for n, cause in enumerate(CAUSES)]
+    found["waterfall"] += [{"cause": cause, "step_ms": step * 0.9**n} for n, cause in enumerate(CAUSES)]
+    return content
+
+
 SAMPLES = {
     "two ranks": summary,
     "one rank": lambda: summary(1),
     "64 ranks and 100 trials": lambda: summary(64, 100),
     "next to nothing": lambda: {"schema": 1, "trials": []},
     "a diagnosis alone": lambda: {"schema": 1, "diagnosis": diagnosis(8)},
+    "all causes": every_cause,
     "hostile texts": lambda: saying(HOSTILE),
     "long words": lambda: saying("/a" * 150),
 }
+
+
 WIDTHS, SCHEMES = (1280, 390), ("light", "dark")
 
 LOOK = """
@@ -84,6 +99,17 @@ while (walker.nextNode()) {
   if (parseFloat(getComputedStyle(node).fontSize) < 11) told('small text', node);
   const [one, other] = [light(colour(getComputedStyle(node).color)), light(behind(node))];
   if ((Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05) < 4.5) told('little contrast', node);
+}
+for (const word of document.querySelectorAll('.heat svg text')) {
+  const at = word.getBoundingClientRect(), middle = (at.left + at.right) / 2;
+  for (const cell of word.closest('svg').querySelectorAll('rect')) {
+    const box = cell.getBoundingClientRect();
+    if (middle < box.left || middle > box.right) continue;
+    const look = getComputedStyle(cell), opacity = Number(look.fillOpacity), page = behind(word);
+    const mixed = colour(look.fill).map((part, n) => part * opacity + page[n] * (1 - opacity));
+    const [one, other] = [light(colour(getComputedStyle(word).fill)), light(mixed)];
+    if ((Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05) < 4.5) told('little contrast in a cell', word);
+  }
 }
 if (!words) faults.push('there are no words');
 if (document.scripts.length) faults.push('there are scripts');
@@ -152,6 +178,26 @@ def test_dark_is_dark(pages: Path, browser: Any) -> None:
         faults(browser, pages / "two ranks.html", 1280, scheme)
         shown[scheme] = browser.execute_script("return getComputedStyle(document.documentElement).backgroundColor")
     assert shown == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_names_of_causes_are_not_broken(width: int, pages: Path, browser: Any) -> None:
+    faults(browser, pages / "all causes.html", width, "light")
+    find = """return [...document.querySelectorAll('.row .name')].filter(one => {
+      const range = document.createRange();
+      range.selectNodeContents(one);
+      return new Set([...range.getClientRects()].map(box => box.top)).size > 1;
+    }).map(one => one.textContent)"""
+    assert browser.execute_script(find) == []
+
+
+def test_paper_is_white(pages: Path, browser: Any) -> None:
+    faults(browser, pages / "two ranks.html", 1280, "dark")
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": dark})
+    ink = browser.execute_script("return getComputedStyle(document.body).color")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert ink == "rgb(27, 31, 36)"
 
 
 def test_hostile_texts_are_words(pages: Path, browser: Any) -> None:

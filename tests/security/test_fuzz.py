@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
+import json
 import os
 import random
 import time
@@ -21,7 +23,8 @@ from typing import Any
 import pytest
 
 from autoddp import codec
-from autoddp.errors import AutoddpError, NothingReadable, RecipeError
+from autoddp.cli import predict
+from autoddp.errors import AutoddpError, NothingReadable, RecipeError, UsageError
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.launch.owner import Mark
 from autoddp.launch.resuming import _entries
@@ -143,6 +146,36 @@ SUMMARY = {
 """Of a run, with all that a page draws."""
 
 
+PROFILE = {
+    "world_size": 2,
+    "nodes": 1,
+    "backend": "gloo",
+    "ddp_arguments": {"bucket_cap_mb": "25", "bucket_cap_mb_list": "[1, 2]"},
+    "gradients": [{"shape": [512, 512], "bytes": 1048576}, {"shape": [512], "bytes": 2048}],
+    "fixed": 0.002,
+    "before": 0.008,
+    "backward": 0.02,
+    "ready": [0.02, 0.01],
+    "link": {"segments": [{"from_bytes": 0.0, "alpha_seconds": 0.001, "seconds_per_byte": 1e-8}], "residuals": []},
+    "coefficients": {"burst": 1000.0, "computing": {"threads=4": 0.5}},
+    "measured": 0.05,
+    "typical_error": 0.03,
+    "large_error": 0.09,
+}
+STUDIED = {**SUMMARY, "profile": PROFILE, "trials": [{**TRIAL, "state": "measured"}]}
+"""Of a run, with all that a prediction reads."""
+
+
+def prediction(data: bytes) -> bool:
+    file = Path(os.environ["FUZZ_FILE"]).with_name("summary.json")
+    file.write_bytes(data)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        predict.run([str(file), "--nodes", "2", "--link", "1Gbit", "--hook", "bf16", "--json"])
+    answer = json.loads(said.getvalue(), parse_constant=pytest.fail)
+    assert all(0 <= row["efficiency"] <= 1 for row in answer["rows"] if row["efficiency"] is not None)
+    return True
+
+
 M = 2**20
 R = 2**16
 """The largest recipe that is read."""
@@ -198,6 +231,7 @@ READERS = {
         (str,),
         [*NESTED, b'{"schema": 1, "trials": [], "script": "' + b"<" * M + b'"}'],
     ),
+    "prediction": Reader(prediction, lambda: [codec.encode(STUDIED).encode()], (UsageError,), (bool,)),
     "mark": Reader(Mark.parse, lambda: [mark()], (), (Mark, type(None)), NESTED),
     **{
         option: Reader(

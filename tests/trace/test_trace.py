@@ -110,6 +110,18 @@ def test_an_arrow_leads_from_a_bucket_to_its_reduction() -> None:
     assert (bucket["dur"], bucket["args"]) == (pytest.approx(50e3), {"bytes": 4096, "gradients": 2})
 
 
+def test_gradients_of_passes_without_a_reduction_fill_no_bucket() -> None:
+    """Two backward passes, of which the first is under no_sync: its gradients are not reduced."""
+    names = ("forward", "backward", "forward", "backward")
+    spans = tuple(Span(name, 0.1 * number, 0.1 * (number + 1)) for number, name in enumerate(names))
+    ready = tuple(Gradient(n, begin + 0.02 * (n + 1)) for begin in (0.1, 0.3) for n in range(4))
+    buckets = (Bucket(0, 8, 0.34, 0.36), Bucket(1, 8, 0.38, 0.42))
+    trace = read([Timeline(0, "", 0.0, 0.0, (0.5,), spans, ready, buckets, (4,) * 4)])
+    first, second = named(trace, "X", "bucket")
+    assert (first["ts"], first["dur"], first["args"]["gradients"]) == (pytest.approx(320e3), pytest.approx(20e3), 2)
+    assert (second["ts"], second["dur"], second["args"]["gradients"]) == (pytest.approx(360e3), pytest.approx(20e3), 2)
+
+
 def test_reductions_at_one_time_get_a_thread_each() -> None:
     """gloo moves two buckets at once."""
     buckets = (Bucket(0, 8, 0.0, 0.2), Bucket(1, 8, 0.1, 0.3), Bucket(2, 8, 0.2, 0.4))
