@@ -280,6 +280,20 @@ def odd_batches(rank: int) -> dict[str, Any]:
     return {"given": given}
 
 
+def compiled_collective(rank: int) -> dict[str, Any]:
+    """torch.compile takes a function with a collective of the script's whole, as without autoddp."""
+    script = _Script(rank)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def mean(x: torch.Tensor) -> torch.Tensor:
+        total = x * 1
+        dist.all_reduce(total)
+        return total / 2
+
+    script.experiments.record_stages(torch.device("cpu"))
+    return {"mean": mean(torch.full((3,), float(rank))).tolist()}
+
+
 def parameters_under_experiments(rank: int) -> dict[str, Any]:
     """The same steps, with what changes no arithmetic: the parameters must have the same bits."""
     script = _Script(rank)

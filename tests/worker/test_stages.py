@@ -14,6 +14,7 @@ from stages_checks import (
     SLEEP,
     STEPS,
     checks,
+    compiled_collective,
     lengths_of_epochs,
     odd_batches,
     one_reader,
@@ -56,6 +57,10 @@ def test_who_waits_in_a_collective_of_the_scripts_is_exposed(found: list[dict[st
         first, second = (rank[name] for rank in found)
         assert second["other"] >= 3 * SLEEP > SLEEP > first["other"]
         assert first["exposed"] >= 2 * SLEEP > second["exposed"]
+
+
+def test_a_collective_is_compiled_with_what_is_around_it(tmp_path: Path) -> None:
+    assert on_ranks(2, compiled_collective, tmp_path) == [{"mean": [0.5] * 3}] * 2
 
 
 def test_samples_are_counted(found: list[dict[str, Any]]) -> None:
