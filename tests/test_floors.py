@@ -83,6 +83,7 @@ PRIVATE_TO_OTHERS = {
     ("worker/loader.py", "_collate_fn"),
     ("worker/loader.py", "_next_index"),
     ("worker/loader.py", "_auto_collation"),
+    ("worker/loader.py", "_num_yielded"),
     ("worker/loader.py", "_pin_memory"),
     ("worker/loader.py", "_worker_init_fn"),
     # Where torch.compile's settings are, which its documentation names: whether it cuts at buckets, and replays.

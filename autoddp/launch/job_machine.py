@@ -25,7 +25,9 @@ MEASURING           | a rank fails, or rank 0's script ends        | LOST       
 MEASURING           | Tick: no rank has moved for too long         | LEAVING    | kill the ranks; the measurement fails
 LOST                | the end of each rank is known, or Tick: 5 s  | LEAVING    | the measurement fails; without any
                     |                                              |            | failure: it stays open, for half the
-                    |                                              |            | steps
+                    |                                              |            | steps; once, after steps without
+                    |                                              |            | reduction in this attempt: it stays
+                    |                                              |            | open as it is
 LOST                | BlockDone, late                              | LEAVING    | journal; the study gets the block
 STARTING … LOST     | Finish(again) from another host              | LEAVING    | the question stays open
 STARTING … LOST     | EndedElsewhere                               | as where a | end the attempt now
@@ -100,6 +102,7 @@ TOO_SHORT = "the script ends before a single measurement can be made"
 _FEWEST_STEPS = 2  # of a measurement, however often the script ends before one is done: one step would be a guess
 _FUTILE_ATTEMPTS = 3  # one after another without a measurement; each may ask for half as many steps as the one before
 _MOST_FAULTS = 12  # attempts that may fail in a trial before tuning is given up
+_MOST_AGAIN = 2  # orders that are given once more because the steps before them may be to blame for their failure
 _PARTED = "the hosts no longer agree on what has been measured"
 _CAUSE = 5.0  # seconds in which the ends of all ranks must be known once one of them has failed
 _LEAVING = 20.0  # seconds in which ranks that leave must be gone
@@ -315,6 +318,8 @@ class _Attempt:
     failures: list[str | Worker] = field(default_factory=list)
     """In order: a rank's reason, or a rank that has gone without one."""
     hung: str = ""
+    parted: bool = False
+    """Whether it has made steps without reduction. What optimizers have kept of them differs between ranks since."""
     told_to_leave: bool = False
     another_follows: bool = False
     """It was ended so that another one can be made."""
@@ -361,6 +366,7 @@ class JobMachine:
         self._most_steps: int | None = None  # no limit, until the script has ended within a measurement
         self._fresh_start = True
         self._known_to_all = 0
+        self._asked_again: list[int] = []
         self._futile_attempts = self._faults = 0
 
     @property
@@ -529,6 +535,7 @@ class JobMachine:
             self.waited += self._clock() - self._waiting_since
             self._waiting_since = None
         attempt.order, attempt.ordered_at = order, self._hang_timeout.clock()
+        attempt.parted |= not order.reduce
         self.state = State.MEASURING
 
     def _order_for(self, asked: Measure) -> Measure:
@@ -721,12 +728,26 @@ class JobMachine:
         """Rank 0 does not answer any more. Without a cause the script has simply ended."""
         assert self._attempt.order is not None
         assert isinstance(self._question, MeasureAsked)
-        if cause:
+        if cause and self._may_be_to_blame_for_nothing:
+            self._asked_again.append(self._attempt.order.index)
+        elif cause:
             self._journal.add(Entry(self._question.asked, None, cause))
         else:
             # Whatever remains must fit between two of the script's ends.
             self._most_steps = max(_FEWEST_STEPS, self._attempt.order.steps // 2)
         self._take_back_the_order()
+
+    @property
+    def _may_be_to_blame_for_nothing(self) -> bool:
+        """Whether the order is to be given once more, after another start.
+
+        A script may check that its ranks are alike. After steps without reduction they are not, and then the check
+        fails in whatever comes next.
+        """
+        order, attempt = self._attempt.order, self._attempt
+        assert order is not None
+        is_first = order.index not in self._asked_again and len(self._asked_again) < _MOST_AGAIN
+        return attempt.parted and order.reduce and not attempt.hung and is_first
 
     def _take_back_the_order(self) -> None:
         self._attempt.order, self._waiting_since = None, self._clock()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from autoddp.diagnose import Diagnosis, Examination, MeasureAnatomy, Surroundings
-from autoddp.errors import UsageError
+from autoddp.errors import HostLost, UsageError
 from autoddp.files import write_private
 from autoddp.isolation import Level
 from autoddp.isolation.trackers import TRACKERS_OFF, why_not
@@ -227,12 +227,22 @@ class Tuning:
         return tuned
 
     def _agree_on_the_recipe(self, tuned: Tuned, built_ddp: bool) -> None:
-        """All hosts launch with the same recipe, or none of them with one; HostLost where too few are left."""
+        """All hosts launch with the same recipe, or none of them with one; HostLost where too few are left.
+
+        Where nothing is to be launched, what was found stands on the hosts that are left.
+        """
+        why_over = self.hosts.why_over
+        if tuned.diagnosis is not None and why_over:
+            self.hosts.leave(why_over)
+            self.reporter.warn(f"the diagnosis ended early: {why_over}")
+            return
         try:
             tuned.recipe, tuned.built_ddp = self.hosts.one_recipe(tuned.recipe, built_ddp, self.reporter.say)
         except BaseException as error:
             self._leave(error)
-            raise
+            if tuned.diagnosis is None or not isinstance(error, HostLost):
+                raise
+            self.reporter.warn(f"the diagnosis ended early: {error}")
         self.hosts.close()
 
     def _leave(self, error: BaseException) -> None:
@@ -267,7 +277,7 @@ class Tuning:
         except TuningOver as over:
             tuned.why = str(over)
         except TrialFailed as failed:
-            when = "in steps without DDP's reduction" if isinstance(failed, FailsWithoutReduction) else "as written"
+            when = failed.when if isinstance(failed, FailsWithoutReduction) else "as written"
             tuned.why = f"the script fails {when}: {failed}"
             job.give_up(tuned.why)
         except Exception as error:

@@ -132,6 +132,11 @@ class Terminal(Observer):
             self._console.print(Text(plain), soft_wrap=True)
         self._note(plain)
 
+    def not_diagnosed(self, why: str) -> None:
+        """Nobody knows why the job is slow; the trials go on."""
+        self._bar.stop()
+        self._line(f"not diagnosed: the script has failed meanwhile: {why}")
+
     def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:
         """A trial has ended. The best trial shown is the best allowed one, so the study's own `best` is not used."""
         head = f"trial {record.number:>{len(str(planned))}}/{planned}"

@@ -15,7 +15,14 @@ class TrialFailed(Exception):
 
 
 class FailsWithoutReduction(TrialFailed):
-    """The script as written cannot make steps without DDP's reduction, so nobody knows what could be won."""
+    """The script as written cannot make steps without DDP's reduction, so nobody knows what could be won.
+
+    Or it cannot go on after them, because it checks that its ranks are alike.
+    """
+
+    def __init__(self, why: str, when: str = "in") -> None:
+        super().__init__(why)
+        self.when = f"{when} steps without DDP's reduction"
 
 
 class TuningOver(Exception):

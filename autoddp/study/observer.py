@@ -26,6 +26,9 @@ class Observer:
     def diagnosed(self, diagnosis: Any) -> None:
         """It is known why the job is slow, as far as there was time to find out: a `diagnose.Diagnosis`."""
 
+    def not_diagnosed(self, why: str) -> None:
+        """The script has failed while that was to be found out."""
+
     def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:
         """A trial has ended. `planned` is the number of all trials, `best` is the fastest of them so far."""
 

@@ -134,7 +134,10 @@ class Study:
             except TrialFailed as failed:
                 raise FailsWithoutReduction(str(failed)) from None
             cost.phase = "baseline"
-            on.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), apply=False))
+            try:
+                on.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), apply=False))
+            except TrialFailed as failed:
+                raise FailsWithoutReduction(str(failed), "after") from None
         baseline = TrialRecord(0, AS_WRITTEN, "measured", tuple(on))
         return baseline, headroom(on, off), [Block(block.slowest) for block in off]
 
@@ -149,7 +152,8 @@ class Study:
         after = [statistics.fmean(block.seconds) for block in off]
         try:
             found = self._diagnose(self._cost.recorded, budget, difference(before, after))
-        except TrialFailed:  # the job was started again, and is as it was
+        except TrialFailed as failed:  # the job was started again, and is as it was
+            self._observer.not_diagnosed(str(failed))
             return None
         self._observer.diagnosed(found)
         return found

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from autoddp.worker.training_thread import TrainingThread
@@ -61,6 +62,9 @@ class Collectives:
     def _wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def patched(*args: Any, **kwargs: Any) -> Any:
+            # torch.compile puts another function of its own in the place of torch's, not in that of this one.
+            if torch.compiler.is_compiling():
+                return function(*args, **kwargs)
             # The functions for objects call those for tensors: the outer call alone counts.
             if self._inside or kwargs.get("async_op") or not self._trains:
                 return function(*args, **kwargs)

@@ -6,6 +6,7 @@ uses private names of the DataLoader. Loaders that are not torch's are not seen.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import multiprocessing
@@ -34,9 +35,6 @@ _PATIENCE = 10.0  # seconds for a batch of our own workers: a fork may take a lo
 
 class LoaderEvents:
     """Handles what the script asks of its loaders. The methods do nothing here."""
-
-    optimizer_steps = 0
-    """How often optimizers have stepped."""
 
     def wait_begins(self) -> None:
         """The script asks for a batch, or for a new iterator."""
@@ -79,10 +77,6 @@ class _Kept:
     """That memory."""
     no_room: bool = False
     """Whether it was full."""
-    given: int = 0
-    """Batches given in place of the script's own since the optimizer's last step."""
-    step: int = -1
-    """That step."""
 
     def add(self, batch: Any, elements: int, size: int) -> None:
         """Keep a copy of `batch`, if there is room."""
@@ -140,16 +134,6 @@ class _Kept:
         """The sampler has drawn the indices of a batch."""
         if len(self.indices) < KEPT:
             self.indices.append(copy.copy(index))
-
-    def gives(self, step: int, length: int | None) -> bool:
-        """Whether to give one more batch in this step of the optimizer.
-
-        A loop over all of a loader within one step, as of a validation, must come to its end.
-        """
-        if step != self.step:
-            self.step, self.given = step, 0
-        self.given += 1
-        return length is None or self.given <= length
 
     def has_room_for(self, workers: int) -> bool:
         """Whether memory is enough, even if each worker comes to have a copy of all that this process has.
@@ -216,6 +200,8 @@ class Loaders:
         self._memory = ""
         self._device: torch.device | str = "cpu"
         self._gave_copy = False
+        self._served: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Iterators in whose present pass kept batches were given. They have more left than the pass may still have."""
         self._busy = False
         self.rank = int(os.environ.get("RANK", "0"))
         # Some scripts read their loader in another thread, which is never waited for here.
@@ -242,7 +228,8 @@ class Loaders:
         def drawing(iterator: Any) -> Any:
             index = draw(iterator)  # type: ignore[no-untyped-call]
             if self.keep and self._trains and not isinstance(iterator._dataset, IterableDataset):
-                self._kept_of(iterator).drawn(index)
+                with contextlib.suppress(Exception):  # an index of the script's own may refuse to be copied
+                    self._kept_of(iterator).drawn(index)
             return index
 
         _BaseDataLoaderIter._next_index = drawing  # type: ignore[method-assign]
@@ -292,7 +279,7 @@ class Loaders:
     def _wrapped(self, function: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def patched(of: Any, *args: Any, **kwargs: Any) -> Any:
-            idle = not (self.watch or self.keep or self._gives_kept)
+            idle = not (self.watch or self.keep or self._gives_kept or self._served)
             # A loader may be read inside another one's, as a wrapper does: only the outer one is the script's.
             if idle or self._busy or not self._trains:
                 return function(of, *args, **kwargs)
@@ -312,11 +299,14 @@ class Loaders:
 
     def _next(self, following: Callable[..., Any], iterator: Any) -> Any:
         kept = self._kept_of(iterator)
-        # A validation goes on with its own batches, so it ends as written.
-        instead = self._gives_kept and kept.batches and torch.is_grad_enabled()
-        if instead and not kept.gives(self._events.optimizer_steps, _length(iterator)):
-            raise StopIteration
-        batch = self._instead(kept, iterator) if instead else following(iterator)
+        # A validation goes on with its own batches.
+        instead = self._gives_kept and bool(kept.batches) and torch.is_grad_enabled()
+        self._end_pass_as_written(iterator, instead)
+        if instead:
+            batch = self._instead(kept, iterator)
+            iterator._num_yielded += 1
+        else:
+            batch = following(iterator)
         samples, elements, size = _measures(batch)
         if self.keep and not self._gives_kept and not kept.full:
             kept.add(batch, elements, size)
@@ -327,6 +317,23 @@ class Loaders:
         self.prefetched = max(self.prefetched, iterator._num_workers * waiting)
         self._events.gave(samples, elements)
         return batch
+
+    def _end_pass_as_written(self, iterator: Any, instead: bool) -> None:
+        """StopIteration where a pass with kept batches in it has had as many batches as it has without them.
+
+        Ranks may meet at the end of an epoch, and not all of them may be given kept batches. And a script may have
+        room for so many losses, or a schedule for so many steps.
+        """
+        if iterator._num_yielded == 0:  # also where an iterator is used for one pass after another
+            self._served.discard(iterator)
+        if not instead and iterator not in self._served:
+            return
+        length = _length(iterator)
+        if length is None:
+            return
+        if iterator._num_yielded >= length:
+            raise StopIteration
+        self._served.add(iterator)
 
     def _instead(self, kept: _Kept, iterator: Any) -> Any:
         if self._workers and kept.indices and not kept.no_workers:
@@ -361,7 +368,7 @@ def _length(iterator: Any) -> int | None:
     """Batches of one pass over the loader; None where that is not known."""
     try:
         return len(iterator)
-    except TypeError:
+    except Exception:  # a sampler of the script's own may raise any
         return None
 
 
@@ -416,6 +423,9 @@ def _moved(batch: Any, memory: str, device: torch.device | str) -> Any:
 
 def _measures(batch: Any) -> tuple[int, int, int]:
     """Samples (the first dimension of the first tensor), numbers, and bytes of a batch."""
-    tensors = tensors_in(batch)
-    samples = next((int(t.shape[0]) for t in tensors if t.dim()), len(tensors))
-    return samples, sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors)
+    try:
+        tensors = tensors_in(batch)
+        samples = next((int(t.size(0)) for t in tensors if t.dim()), len(tensors))  # a nested tensor has no `shape`
+        return samples, sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors)
+    except Exception:  # whatever the script puts into a batch, only the script uses it
+        return 0, 0, 0

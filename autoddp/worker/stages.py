@@ -248,7 +248,6 @@ class Stages(GradientHandler, LoaderEvents):
 
     def after_step(self, optimizer: Optimizer) -> None:
         """See `GradientHandler`."""
-        self.optimizer_steps += 1
         if self._awake:
             self._in_optimizer = False
             self.enter("other")

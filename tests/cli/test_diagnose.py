@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import AUTODDP, SCRIPTS, start
+from lab import Lab, unavailable
+from launchers import AUTODDP, PATIENCE, SCRIPTS, start, wait_for
 
 from autoddp.diagnose import CAUSES
 
@@ -82,6 +85,31 @@ def test_a_script_that_fails(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "nothing was diagnosed: " in done.stderr.strip().splitlines()[-1]
     assert json.loads(done.stdout)["not_measured"][0].startswith("everything: ")
+
+
+@pytest.mark.skipif(bool(unavailable()), reason=unavailable())
+def test_what_was_found_before_a_host_has_left_is_shown(tmp_path: Path) -> None:
+    """Nothing is launched afterwards, so the host that is left needs no other."""
+    with Lab(hosts=2) as lab:
+        words = ["--json", "--diagnose-budget", "60s", "--nnodes", "2", "--nproc-per-node", "1"]
+        words += ["--master-addr", lab.address(0), "--master-port", "29412"]
+        script = [str(SCRIPTS / "slow_loader.py"), "--epochs", "3000"]
+        launches = []
+        for host in range(2):
+            popen = functools.partial(lab.popen, host)
+            mine = [*words, "--node-rank", str(host), *script]
+            launches.append(start((*AUTODDP, "diagnose"), tmp_path / f"host{host}", mine, {}, popen=popen))
+        first, second = launches
+        try:
+            wait_for(lambda: "diagnosis 1/" in second.stderr, "the first experiment")
+            second.process.send_signal(signal.SIGINT)
+            first.process.wait(PATIENCE)
+        finally:
+            first.kill()
+            second.kill()
+    assert first.returncode == 0, first.stderr
+    assert json.loads(first.stdout)["findings"][0]["cause"] == "data_loader"
+    assert "the diagnosis ended early: node 1 (host1) has left: " in first.stderr
 
 
 @pytest.mark.parametrize(

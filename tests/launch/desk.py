@@ -165,9 +165,11 @@ class Desk:
         self.happens(FactsAsked(reply))
         return reply
 
-    def asks(self, variables: dict[str, str] | None = None, steps: int = 40, apply: bool = True) -> Future[BlockDone]:
+    def asks(
+        self, variables: dict[str, str] | None = None, steps: int = 40, apply: bool = True, reduce: bool = True
+    ) -> Future[BlockDone]:
         reply: Future[BlockDone] = Future()
-        self.happens(MeasureAsked(Measure(self.asked, {}, 1, steps, apply=apply), variables or {}, reply))
+        self.happens(MeasureAsked(Measure(self.asked, {}, 1, steps, reduce, apply), variables or {}, reply))
         self.asked += 1
         return reply
 

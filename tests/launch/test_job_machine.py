@@ -182,6 +182,65 @@ def test_a_script_that_ends_is_asked_again_for_half(desk: Desk) -> None:
     assert not block.done()
 
 
+def after_steps_without_reduction(desk: Desk, index: int) -> Future[BlockDone]:
+    """A block without reduction has been measured in the present attempt; the next order is out."""
+    desk.asks(reduce=False)
+    desk.block(index)
+    return desk.asks()
+
+
+def fails(desk: Desk, why: str = "AssertionError: ranks differ") -> None:
+    """The order that is out fails, and the next attempt is ready."""
+    desk.goodbye(1, why)
+    desk.process_ended(0, "killed by SIGTERM")
+    desk.closed(0)
+    desk.ended("rank 1 ended with exit code 1")
+    desk.begins()
+    desk.hello(0)
+    desk.hello(1)
+    desk.ready()
+
+
+def test_what_fails_after_steps_without_reduction_is_tried_once_more(desk: Desk) -> None:
+    """A script may check that its ranks are alike. After such steps they are not, and no configuration is to blame."""
+    desk.reach(State.READY)
+    block = after_steps_without_reduction(desk, 0)
+    fails(desk)
+    assert not block.done()
+    (order,) = desk.ranks[0].orders
+    assert (order.index, order.steps, order.apply) == (1, 40, True)
+    fails(desk)
+    with pytest.raises(TrialFailed, match=r"^rank 1: AssertionError: ranks differ$"):
+        block.result(0)
+
+
+def test_few_orders_are_given_once_more(desk: Desk) -> None:
+    desk.reach(State.READY)
+    for index in (0, 2):
+        block = after_steps_without_reduction(desk, index)
+        fails(desk)
+        desk.block(index + 1)
+        assert block.done()
+    block = after_steps_without_reduction(desk, 4)
+    desk.goodbye(1, "AssertionError")
+    desk.process_ended(0, "killed by SIGTERM")
+    desk.closed(0)
+    with pytest.raises(TrialFailed):
+        block.result(0)
+
+
+def test_what_fails_without_reduction_or_hangs_is_not_tried_again(desk: Desk) -> None:
+    desk.reach(State.READY)
+    block = desk.asks(reduce=False)
+    fails(desk)
+    assert block.done()
+    block = after_steps_without_reduction(desk, 1)
+    desk.hang_timeout.hangs = True
+    desk.passes()
+    with pytest.raises(TrialFailed, match=r"^hung"):
+        block.result(0)
+
+
 def test_an_order_that_cannot_be_sent_blames_no_configuration(desk: Desk) -> None:
     desk.reach(State.READY)
     desk.asks()

@@ -106,6 +106,17 @@ def test_uneven_inputs_under_join_end_tuning_and_that_is_said(tmp_path):
     assert (launch.folder / "rank1.pt").exists()
 
 
+def test_a_script_that_checks_its_ranks_is_launched_as_written_with_the_reason(tmp_path):
+    """The headroom needs steps without reduction. What its optimizer keeps of them parts the ranks later, too."""
+    launch = run(AUTODDP, tmp_path / "run", "alike.py", "--trials", "2", env=LONG)
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    said = (
+        "not tuned, launching as written: the script fails (in|after) steps without DDP's reduction: rank 1: Assertion"
+    )
+    assert re.search(said, launch.stderr), launch.stderr[-2000:]
+    assert (launch.folder / "rank1.pt").exists()
+
+
 def test_an_unpickled_model_ends_tuning_and_that_is_said(tmp_path):
     """DDP's constructor does not run for it. The first launch writes the file; the second one finds it."""
     assert run(AUTODDP, tmp_path / "run", "whole_object.py", "--trials", "0").returncode == 0

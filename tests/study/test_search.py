@@ -188,8 +188,8 @@ def test_without_a_baseline_there_is_no_outcome(error: type[Exception]) -> None:
         run(job_on("slow", spoil=spoil))
 
 
-@pytest.mark.parametrize(("fails_at", "without"), [(0, False), (1, True), (2, False), (3, True)])
-def test_whether_it_failed_without_reduction_is_known(fails_at: int, without: bool) -> None:
+@pytest.mark.parametrize(("fails_at", "when"), [(0, ""), (1, "in"), (2, "after"), (3, "in")])
+def test_whether_it_failed_without_reduction_is_known(fails_at: int, when: str) -> None:
     """Steps with and without reduction alternate; the script as written is not to blame for the latter."""
 
     def spoil(index: int, _configuration: Configuration) -> None:
@@ -198,8 +198,9 @@ def test_whether_it_failed_without_reduction_is_known(fails_at: int, without: bo
     job = job_on("slow", spoil=spoil)
     with pytest.raises(TrialFailed, match=r"^out of memory$") as raised:
         run(job)
-    assert isinstance(raised.value, FailsWithoutReduction) is without
-    assert job.asked[-1].reduce is not without
+    said = raised.value.when if isinstance(raised.value, FailsWithoutReduction) else ""
+    assert said == (f"{when} steps without DDP's reduction" if when else "")
+    assert job.asked[-1].reduce is (when != "in")
 
 
 def test_over_is_over_in_a_trial_too() -> None:

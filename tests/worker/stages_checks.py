@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, get_worker_info
 
 from autoddp.timing import STAGES
 from autoddp.wire import AS_IT_IS, ON_DEVICE, PINNED, Delay, Experiment
@@ -20,6 +21,8 @@ from autoddp.worker.gradient_access import GradientHandler, add_handler
 
 SLEEP = 0.03  # seconds, in each stage of each step
 STEPS = 6
+EPOCH = 5  # batches of a short epoch
+SAMPLES = 128  # of the data set
 ADDED = 32 * 2**20  # bytes, which take gloo on one machine more than 10 ms
 
 
@@ -28,7 +31,7 @@ class _Numbers(Dataset[tuple[torch.Tensor, int]]):
         self.alone = alone
 
     def __len__(self) -> int:
-        return 64
+        return SAMPLES
 
     def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
         time.sleep(SLEEP / 2)  # batches of two
@@ -163,7 +166,7 @@ def checks(rank: int) -> dict[str, Any]:
     chance, before = torch.get_rng_state(), len(script.places)
     script.steps(4)
     found["by workers"] = script.recorded(STEPS)
-    others = [(place + 8 * cycle) % 64 for cycle in (1, 2, 3) for place in kept]
+    others = [(place + 8 * cycle) % SAMPLES for cycle in (1, 2, 3) for place in kept]
     found["workers load"] = script.places[before:] == others[: 2 * (4 + STEPS)]
     found["same chance"] = torch.equal(chance, torch.get_rng_state())
     with torch.no_grad():
@@ -174,7 +177,7 @@ def checks(rank: int) -> dict[str, Any]:
     script.experiments.apply(AS_IT_IS)
     script.steps(1)
     found["validated in a step"] = script.validated
-    found["goes on"] = script.places[-2:] == [(kept[-1] + 1) % 64, (kept[-1] + 2) % 64]
+    found["goes on"] = script.places[-2:] == [(kept[-1] + 1) % SAMPLES, (kept[-1] + 2) % SAMPLES]
     script.experiments.apply(Experiment(kept_batches=(1,)))
     found["kept on rank 1"] = script.recorded(STEPS)
     script.experiments.apply(Experiment(kept_batches=(0, 1), memory=ON_DEVICE))
@@ -209,6 +212,86 @@ def one_reader(rank: int) -> dict[str, Any]:
     script.experiments.apply(Experiment(kept_batches=(0, 1), loader_workers=2))
     found = script.recorded(2)
     return {"given": found["kept"], "as kept": script.places[-4:] == kept[:4]}
+
+
+def lengths_of_epochs(rank: int) -> dict[str, list[int]]:
+    """Rank 1 alone is given kept batches: how many batches has each of its epochs?"""
+    script = _Script(rank)
+    found = {}
+    for workers in (0, 1):
+        lengths: list[int] = []
+        script.batches = _epochs(lengths, workers)
+        script.experiments.apply(Experiment(keep=True))
+        script.steps(3)
+        script.experiments.apply(Experiment(kept_batches=(1,)))
+        script.steps(2 * EPOCH)
+        script.experiments.apply(AS_IT_IS)
+        script.steps(2 * EPOCH)
+        script.experiments.forget()
+        found[f"{workers} workers"] = lengths
+    return found
+
+
+def _epochs(lengths: list[int], workers: int) -> Iterator[Any]:
+    """Batches of one epoch after another. Ranks meet after each one."""
+    numbers = Subset(_Numbers(False), range(2 * EPOCH))
+    loader = DataLoader(numbers, batch_size=2, num_workers=workers, persistent_workers=workers > 0)
+    while True:
+        lengths.append(0)
+        for batch in loader:
+            lengths[-1] += 1
+            yield batch
+        dist.barrier()
+
+
+class _Odd(Dataset[Any]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return torch.full((1 + place % 2, 4), float(place))
+
+
+class _OddBatches(Sampler[Any]):
+    """Batches of indices that cannot be copied, and nobody knows how many of them there are."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for first in range(0, 8, 2):
+            yield (place for place in (first, first + 1))
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def _nested(samples: list[torch.Tensor]) -> Any:
+    """A batch that has no shape."""
+    return {"x": torch.nested.nested_tensor(samples)}
+
+
+def odd_batches(rank: int) -> dict[str, Any]:
+    """Whatever a loader gives, the script gets it."""
+    script = _Script(rank)
+    loader = DataLoader(_Odd(), batch_sampler=_OddBatches(), collate_fn=_nested)
+    script.experiments.record_stages(torch.device("cpu"))
+    given = []
+    for experiment in (Experiment(keep=True), Experiment(kept_batches=(0, 1), loader_workers=1), AS_IT_IS):
+        script.experiments.apply(experiment)
+        given.append([batch["x"].size(0) for batch, _ in zip(loader, range(3), strict=False)])
+    return {"given": given}
+
+
+def compiled_collective(rank: int) -> dict[str, Any]:
+    """torch.compile takes a function with a collective of the script's whole, as without autoddp."""
+    script = _Script(rank)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def mean(x: torch.Tensor) -> torch.Tensor:
+        total = x * 1
+        dist.all_reduce(total)
+        return total / 2
+
+    script.experiments.record_stages(torch.device("cpu"))
+    return {"mean": mean(torch.full((3,), float(rank))).tolist()}
 
 
 def parameters_under_experiments(rank: int) -> dict[str, Any]:

@@ -8,7 +8,19 @@ from typing import Any
 import pytest
 import torch
 from on_ranks import on_ranks
-from stages_checks import SLEEP, STEPS, checks, one_reader, parameters_as_written, parameters_under_experiments
+from stages_checks import (
+    EPOCH,
+    SAMPLES,
+    SLEEP,
+    STEPS,
+    checks,
+    compiled_collective,
+    lengths_of_epochs,
+    odd_batches,
+    one_reader,
+    parameters_as_written,
+    parameters_under_experiments,
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +59,10 @@ def test_who_waits_in_a_collective_of_the_scripts_is_exposed(found: list[dict[st
         assert first["exposed"] >= 2 * SLEEP > second["exposed"]
 
 
+def test_a_collective_is_compiled_with_what_is_around_it(tmp_path: Path) -> None:
+    assert on_ranks(2, compiled_collective, tmp_path) == [{"mean": [0.5] * 3}] * 2
+
+
 def test_samples_are_counted(found: list[dict[str, Any]]) -> None:
     assert all(rank["as written"]["samples"] == (2,) * STEPS for rank in found)
 
@@ -69,9 +85,21 @@ def test_kept_batches_take_the_place_of_the_loader(found: list[dict[str, Any]]) 
 
 
 def test_a_loop_over_a_whole_loader_ends(found: list[dict[str, Any]]) -> None:
-    """A validation between two steps reads 32 batches. Without `no_grad` it is given kept ones, and ends as well."""
-    assert all(rank["validated"] == 32 for rank in found)
-    assert all(rank["validated in a step"] in (31, 32) for rank in found)
+    """A validation between two steps reads all batches. Without `no_grad` it is given kept ones, and ends as well."""
+    assert all(rank["validated"] == rank["validated in a step"] == SAMPLES // 2 for rank in found)
+
+
+def test_an_epoch_has_as_many_batches_as_written(tmp_path: Path) -> None:
+    """Else ranks that are given kept batches would train on where the others meet at the end of an epoch."""
+    for rank in on_ranks(2, lengths_of_epochs, tmp_path):
+        for lengths in rank.values():
+            assert lengths[:-1] == [EPOCH] * (len(lengths) - 1)
+            assert sum(lengths) == 3 + 4 * EPOCH
+
+
+def test_a_script_gets_its_batches_whatever_they_are(tmp_path: Path) -> None:
+    """Nested tensors have no shape, indices and samplers of the script's own can do next to nothing."""
+    assert on_ranks(2, odd_batches, tmp_path) == [{"given": [[2] * 3] * 3}] * 2
 
 
 def test_workers_load_other_samples_of_the_data_set(found: list[dict[str, Any]]) -> None:
