@@ -176,7 +176,7 @@ class Examination:
             mended=joined(self._all_mended).anatomy if self._all_mended else (),
             scaling=scaling,
             not_measured=words.not_measured(evidence, self._around.job, findings),
-            verdict=words.verdict(self._seconds(evidence), findings, waterfall, scaling),
+            verdict=words.verdict(evidence, findings, waterfall, scaling),
             spent=self._spent,
         )
 

@@ -73,6 +73,10 @@ class SlowJob:
     reads: float = 0.0
     """For which a line of the script waits for the device in each step, and the device then waits for the script."""
     prefetched: int = 0
+    workers: int = 0
+    persistent: bool = False
+    readers: tuple[int, ...] | None = None
+    """Ranks that read a loader of torch's; None for all."""
     no_room: tuple[str, ...] = ()
     """Kinds of memory that are full."""
     fails: Callable[[Experiment], bool] = lambda experiment: False
@@ -120,7 +124,7 @@ class SlowJob:
                     host=f"host{rank}",
                     seconds=tuple(sum(stages.values()) for stages, _, _ in mine),
                     stages=tuple(tuple(stages[name] for name in STAGES) for stages, _, _ in mine),
-                    samples=(8,) * steps,
+                    samples=(8 if self._reads(rank) else 0,) * steps,
                     elements=tuple(size for _, size, _ in mine),
                     begun=tuple(int(begun) for _, _, begun in mine),
                     collecting=(0.0,) * steps,
@@ -129,6 +133,8 @@ class SlowJob:
                     held_back=self.held_back,
                     threads=experiment.threads or self.threads,
                     prefetched=self.prefetched,
+                    loader_workers=self.workers,
+                    persistent=self.persistent,
                     stored=tuple(self.sizes(rank, n) for n in range(20)),
                     kept=steps if rank in experiment.kept_batches and experiment.memory not in self.no_room else 0,
                     queued=() if self.queued is None else (self.queued * MS,) * steps,
@@ -137,6 +143,9 @@ class SlowJob:
             )
         seconds = tuple(sum(one.seconds[n] for one in found) / self.ranks for n in range(steps))
         return BlockDone(0, seconds, warmed, 0.0, ranks=tuple(found))
+
+    def _reads(self, rank: int) -> bool:
+        return self.readers is None or rank in self.readers
 
     def _of(self, values: Any, rank: int) -> float:
         value = values[rank] if isinstance(values, list) else values
