@@ -201,6 +201,7 @@ def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence
     """At most three lines, the most important one first."""
     seconds = statistics.fmean(evidence.steps)
     proved = [one for one in findings if one.status == "proved"]
+    own = between_steps(evidence)
     lines = []
     if findings and findings[0].status == "suspected":
         first = findings[0]
@@ -218,10 +219,14 @@ def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence
             end = f"; all mended: {milliseconds(waterfall[-1].seconds)} ms per step" if len(waterfall) > 2 else ""
             lines.append(f"also proved: {', '.join(others)}{end}")
     elif not findings:
-        own = between_steps(evidence)
         rest = f", of which the script spends {milliseconds(own)} ms between two steps" if own else ""
         lines.append(f"nothing found that costs 3 % of a step of {milliseconds(seconds)} ms{rest}")
     else:
         lines.append("nothing proved that costs 3 % of a step")
+    if findings and own > findings[0].seconds and len(lines) < 2:
+        lines.append(
+            f"every rank spends {milliseconds(own)} of {milliseconds(seconds)} ms between two steps (`other`), which "
+            "is not taken apart"
+        )
     lines.append(scaled.text)
     return lines

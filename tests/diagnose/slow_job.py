@@ -75,6 +75,8 @@ class SlowJob:
     prefetched: int = 0
     workers: int = 0
     persistent: bool = False
+    absorbs: bool = False
+    """Whether a delay is time in which a thread of the script loads batches, for which the rank waits in `other`."""
     readers: tuple[int, ...] | None = None
     """Ranks that read a loader of torch's; None for all."""
     no_room: tuple[str, ...] = ()
@@ -186,6 +188,8 @@ class SlowJob:
                     stages[stage] += more
             if experiment.delay is not None and experiment.delay.rank == rank:
                 stages[experiment.delay.stage] += experiment.delay.seconds / MS
+                if self.absorbs:
+                    stages["other"] = max(0.1, stages["other"] - experiment.delay.seconds / MS)
             found.append(stages)
         if reduce:  # otherwise DDP broadcasts no buffers either
             latest = max(sum(stages.values()) for stages in found)

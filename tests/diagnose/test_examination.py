@@ -212,12 +212,22 @@ def test_loading_that_is_not_seen_is_thought_of() -> None:
         assert cause == "rank0_work" or "between two steps" in seen.fix
 
 
+@pytest.mark.parametrize(("other", "cause"), [([9.5, 0.5], "rank0_work"), ([0.5, 9.5], "straggler")])
+def test_a_rank_that_waits_for_a_thread_of_its_own_is_no_slack(other: list[float], cause: str) -> None:
+    """A delay there lets the thread load on, so steps grow no longer, though the other rank waits for this one."""
+    (first, *_) = examined(SlowJob(other=other, readers=(), absorbs=True)).findings
+    assert (first.cause, first.status) == (cause, "suspected")
+    assert first.seconds * 1e3 == pytest.approx(9.0, rel=0.15)
+    assert "a thread that loads batches" in first.text
+
+
 def test_what_the_script_does_between_steps_is_told_where_nothing_is_found() -> None:
     found = examined(SlowJob(other=20.0))
     assert not found.findings
     assert "of which the script spends 20" in found.verdict[0]
     assert any("between two steps on every rank" in sentence for sentence in found.not_measured)
     assert "between two steps" not in " ".join(examined(SlowJob()).verdict)
+    assert "between two steps" in " ".join(examined(SlowJob(other=20.0, transfer=3.0)).verdict)
 
 
 def test_two_things_that_come_regularly_are_told_apart() -> None:
