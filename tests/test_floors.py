@@ -78,6 +78,7 @@ PRIVATE_TO_OTHERS = {
     # What an iterator of torch's DataLoader is of: none of it has a public name.
     ("worker/loader.py", "_num_workers"),
     ("worker/loader.py", "_prefetch_factor"),
+    ("worker/loader.py", "_persistent_workers"),
     ("worker/loader.py", "_dataset"),
     ("worker/loader.py", "_index_sampler"),
     ("worker/loader.py", "_collate_fn"),

@@ -199,10 +199,11 @@ class Evidence:
         found = [statistics.fmean(one.samples) for one in self.ranks if one.samples]
         return sum(found) if len(found) == len(self.ranks) and all(found) else None
 
-    @property
-    def sees_loader(self) -> bool:
-        """Whether a loader of torch's gave the batches."""
-        return self.samples is not None
+    @cached_property
+    def readers(self) -> tuple[int, ...]:
+        """Ranks that read a loader of torch's. How many samples a batch has is not always known."""
+        data = self.stage("data")
+        return tuple(rank for rank, one in enumerate(self.ranks) if any(one.samples) or any(data[rank]))
 
 
 def _sums(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -237,6 +238,7 @@ def joined(blocks: Sequence[Evidence]) -> Evidence:
                 prefetched=max(one.prefetched for one in same),
                 loader_workers=max(one.loader_workers for one in same),
                 indexed=all(one.indexed for one in same),
+                persistent=any(one.persistent for one in same),
                 queued=tuple(s for one in same for s in one.queued),
                 waits=_sums(one.waits for one in same),
             )

@@ -176,7 +176,7 @@ class Examination:
             mended=joined(self._all_mended).anatomy if self._all_mended else (),
             scaling=scaling,
             not_measured=words.not_measured(evidence, self._around.job, findings),
-            verdict=words.verdict(self._seconds(evidence), findings, waterfall, scaling),
+            verdict=words.verdict(evidence, findings, waterfall, scaling),
             spent=self._spent,
         )
 
@@ -476,7 +476,14 @@ class Examination:
             slope = grows.times(1 / delay.seconds)
             grown = f"a delay of {delay.seconds * 1e3:.3g} ms there made a step {grows.seconds * 1e3:.3g} ms longer"
             if slope.high < _CRITICAL:
-                return _Proof(Difference(0.0, 0.0, 0.0), f"{grown}: the other ranks do not wait for it")
+                # The rank's own time grows by the delay, unless it waited there itself, as for a thread of its own.
+                longer = _own(delayed, delay.rank) - _own(as_written, delay.rank)
+                if longer >= _CRITICAL * delay.seconds:
+                    return _Proof(Difference(0.0, 0.0, 0.0), f"{grown}: the other ranks do not wait for it")
+                waits = (
+                    "the rank itself waits for something that goes on meanwhile, such as a thread that loads batches"
+                )
+                return _Proof(None, f"{grown}, because {waits}")
             if slope.low < _CRITICAL:
                 return _Proof(None, f"{grown}, but the rounds differed too much to be sure", is_open=True)
             prices = [gain_of_slow_rank(block, suspicion) for block in as_written]
@@ -601,6 +608,11 @@ def _with_words(proof: _Proof, text: str, by_fix: bool | None = None) -> _Proof:
     again = proof.again
     further = None if again is None else lambda: _with_words(again(), text, by_fix)
     return replace(proof, text=text, by_fix=by_fix, again=further)
+
+
+def _own(blocks: Sequence[Evidence], rank: int) -> float:
+    """Seconds of a step that this rank needs by itself."""
+    return statistics.fmean(block.means(block.own)[rank] for block in blocks)
 
 
 def _why_none_kept(experiment: Experiment) -> str:

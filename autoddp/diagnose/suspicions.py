@@ -5,6 +5,7 @@ One function for each cause. Each returns what it suspects; its guess says how m
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,16 @@ _MANY_WORKERS, _MOST_WORKERS = 8, 16  # of one rank's loader: if it has few now,
 _QUEUED = 0.1  # of a step's computing, for which the device is behind the script: if it is less, it waits for work
 _LINES = 3  # of the script that are named
 _COMPUTING = ("copy", "forward", "backward", "optimizer")
+
+Kind = Literal["", "some readers", "between steps", "unseen loading", "no workers", "workers stay"]
+"""What the fix of a cause depends on.
+
+- some readers: other ranks read their loaders fast
+- between steps: a rank is slow in what it does between two steps
+- unseen loading: the same, and that may be loading, because the script reads no loader of torch's
+- no workers: its loader has none
+- workers stay: from one epoch to the next
+"""
 
 
 @dataclass(frozen=True)
@@ -131,6 +142,7 @@ class Suspicion:
     """What `fixed` does, as a plural: "2 workers"."""
     reason: Reason = ""
     """Why a rank is slow, as far as that is seen."""
+    kind: Kind = ""
 
 
 @dataclass(frozen=True)
@@ -195,21 +207,18 @@ def _data_loader(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion
     if not ranks:
         return
     guess = evidence.gain(lambda r, n: evidence.own[r][n] - (data[r][n] if r in ranks else 0.0))
-    who = "every rank waits" if len(ranks) == len(means) else f"{_ranks(ranks)} alone waits"
+    alone = "reading for all" if ranks == evidence.readers else "alone"
+    who = "every rank waits" if len(ranks) == len(means) else f"{_ranks(ranks)} {alone} waits"
     seen = f"{who} for the data loader: {_share(max(means), evidence)}"
     # On all ranks, so that all their loaders stay at the same place: an epoch must end on all of them in one step.
-    kept = Experiment(kept_batches=_readers(evidence))
+    kept = Experiment(kept_batches=evidence.readers)
     # Handing batches over takes time, and loading them takes a core: no worker gives as much as kept batches.
     workers = _more_workers(evidence, max(means), around)
     loaded = Mend(Condition(experiment=replace(kept, loader_workers=workers))) if workers else None
     mended = Mend(Condition(experiment=kept))
     most, fix = "with all batches in memory", f"{workers} workers"
-    yield Suspicion("data_loader", ranks, guess, seen, mended, fixed=loaded, most=most, fix=fix)
-
-
-def _readers(evidence: Evidence) -> tuple[int, ...]:
-    """Ranks that read a loader of torch's."""
-    return tuple(rank for rank, one in enumerate(evidence.ranks) if any(one.samples))
+    kind: Kind = "" if ranks == evidence.readers else "some readers"
+    yield Suspicion("data_loader", ranks, guess, seen, mended, fixed=loaded, most=most, fix=fix, kind=kind)
 
 
 def _more_workers(evidence: Evidence, waits: float, around: Surroundings) -> int:
@@ -277,7 +286,13 @@ def _straggler(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
     longer = evidence.mean([_more_computing(evidence, rank, n) for n in range(evidence.count)])
     reason, why = _why_slow(evidence, rank, longer)
     probe = Probe(Delay(rank, "forward", max(guess, 0.1 * evidence.seconds)))
-    yield Suspicion("straggler", (rank,), guess, seen + why, probe, reason=reason)
+    kind = _kind_of_work(evidence) if stage == "other" and not reason else ""
+    yield Suspicion("straggler", (rank,), guess, seen + why, probe, reason=reason, kind=kind)
+
+
+def _kind_of_work(evidence: Evidence) -> Kind:
+    """Of what some rank does between two steps."""
+    return "between steps" if evidence.readers else "unseen loading"
 
 
 def _why_slow(evidence: Evidence, rank: int, longer: float) -> tuple[Reason, str]:
@@ -320,7 +335,7 @@ def _uneven_batches(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
         return own[r][n] - (table[r][n] - means[r]) + more[n]
 
     everyone = tuple(range(len(table)))
-    kept = Condition(experiment=Experiment(kept_batches=_readers(evidence)))
+    kept = Condition(experiment=Experiment(kept_batches=evidence.readers))
     seen = f"batches differ in size by {spread:.0%}, and in each step the ranks wait for the one with the largest"
     yield Suspicion("uneven_batches", everyone, evidence.gain(even), seen, Mend(kept, kept, even=True))
 
@@ -423,7 +438,7 @@ def _work_of_rank_0(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
         mean = evidence.mean(more)
         seen = f"rank 0 does other work between two steps ({_share(mean, evidence)}), and all others wait for it"
         probe = Probe(Delay(0, "other", max(usual, 0.1 * evidence.seconds)))
-        yield Suspicion("rank0_work", (0,), usual, seen, probe)
+        yield Suspicion("rank0_work", (0,), usual, seen, probe, kind=_kind_of_work(evidence))
 
 
 def _more_between(evidence: Evidence, rank: int, step: int) -> float:
@@ -438,7 +453,12 @@ def _epoch_start(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion
         data = of.stage("data")
         return n in of.epochs and max(rank[n] for rank in data) > (of.steps[n] - of.seconds) / 2
 
-    yield from _events("epoch_start", everyone, evidence, is_event, "a new epoch begins, and its first batch is late")
+    what = "a new epoch begins, and its first batch is late"
+    for found in _events("epoch_start", everyone, evidence, is_event, what):
+        if not any(one.loader_workers for one in evidence.ranks):
+            yield dataclasses.replace(found, kind="no workers")
+        else:
+            yield dataclasses.replace(found, kind="workers stay" if evidence.ranks[0].persistent else "")
 
 
 def _periodic_stall(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
@@ -448,7 +468,7 @@ def _periodic_stall(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
         # What hits the other stages alone is the machine's doing, not the script's.
         return max(of.more_of_the_scripts(n)) > (of.steps[n] - of.seconds) / 2
 
-    what = "the script does something else, such as saving, in some steps"
+    what = "the script does something else, such as saving or evaluating, in some steps"
     events = [n for n in range(evidence.count) if is_event(evidence, n)]
     if events:
         collected = sum(max(one.collecting[n] for one in evidence.ranks) for n in events)
@@ -483,7 +503,7 @@ def _host_device_copy(evidence: Evidence, around: Surroundings) -> Iterator[Susp
     guess = evidence.gain(lambda r, n: evidence.own[r][n] - copies[r][n])
     everyone = tuple(range(len(evidence.ranks)))
     seen = f"batches are copied to the device while nothing else runs there: {_share(guess, evidence)}"
-    readers = _readers(evidence)
+    readers = evidence.readers
     if not readers:
         why = "the batches come from no torch DataLoader, so none could be kept"
         yield Suspicion("host_device_copy", everyone, guess, seen, None, why)

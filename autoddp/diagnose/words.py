@@ -13,6 +13,7 @@ from autoddp.wire import JobFacts
 
 IN_SOME_STEPS = ("rank0_work", "epoch_start", "periodic_stall")
 """Causes that are at work in some steps only."""
+_MUCH = 0.2  # of a step, from which it is told how much of it the script spends between two steps
 _AS_WELL = 1.1  # times what one rank gives: no more than that is not worth several
 _LOADING = "DataLoader(num_workers={workers}, persistent_workers=True)"
 
@@ -31,7 +32,7 @@ def _fix_loader(suspicion: Suspicion, around: Surroundings, fixed: bool | None) 
     if fixed is not False and suspicion.fixed is not None:
         loading = _LOADING.format(workers=suspicion.fixed.mended.experiment.loader_workers)
         ways.append(f"{loading}: load batches while others are computed")
-    if not fixed and len(suspicion.ranks) == around.job.world_size:
+    if not fixed and not suspicion.kind:
         ways.append(
             "prepare the data once before training (decoded, cut to size, in few large files), or read it from a "
             "faster disk"
@@ -65,10 +66,27 @@ def _fix_straggler(suspicion: Suspicion, around: Surroundings) -> str:
             f"look at the cooling and the power limit of rank {rank}'s GPU "
             "(nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER)"
         )
+    if suspicion.kind:
+        return f"let rank {rank} do no more between two steps than the others{_OR_LOADING.get(suspicion.kind, '')}"
     return (
         f"give rank {rank} no more work than the others, and look at its device and host: other processes on it "
         "(nvidia-smi, top), its clock and its cooling"
     )
+
+
+_OR_LOADING = {"unseen loading": "; if it loads its data there, make that as fast as it is on the others"}
+"""What a rank may do between two steps where the script reads no loader of torch's."""
+_EPOCH_STARTS = {
+    "": "DataLoader(persistent_workers=True): its workers stay for the next epoch",
+    "no workers": (
+        "do once before training what the sampler and the data set do at the start of each epoch; or make epochs "
+        "longer: let the sampler go through the data several times"
+    ),
+    "workers stay": (
+        "make epochs longer, because workers load no batch of the next epoch before it begins: let the sampler go "
+        "through the data several times"
+    ),
+}
 
 
 _FIXES: dict[str, Callable[[Suspicion, Surroundings], str]] = {
@@ -103,12 +121,12 @@ _FIXES: dict[str, Callable[[Suspicion, Surroundings], str]] = {
     ),
     "rank0_work": lambda s, a: (
         f"let rank {s.ranks[0]} log, evaluate and save less often, or in a thread of its own (asynchronous saving: "
-        "torch.distributed.checkpoint.async_save)"
+        f"torch.distributed.checkpoint.async_save){_OR_LOADING.get(s.kind, '')}"
     ),
-    "epoch_start": lambda s, a: "DataLoader(persistent_workers=True): its workers stay for the next epoch",
+    "epoch_start": lambda s, a: _EPOCH_STARTS[s.kind],
     "periodic_stall": lambda s, a: (
-        "save less often or in a thread of its own (torch.distributed.checkpoint.async_save); where the garbage "
-        "collector runs: gc.freeze() before training, or gc.collect() at chosen steps"
+        "save and evaluate less often, or save in a thread of its own (torch.distributed.checkpoint.async_save); where "
+        "the garbage collector runs: gc.freeze() before training, or gc.collect() at chosen steps"
     ),
     "small_batch": lambda s, a: (
         "a larger batch per rank, or fewer ranks; --accumulate-up-to N lets autoddp reduce once in N steps"
@@ -128,8 +146,10 @@ def scaling(evidence: Evidence, alone: Sequence[Evidence]) -> Scaling:
     """What several ranks give against one, from steps in which each rank has computed for itself."""
     ranks = len(evidence.ranks)
     blocks = alone or [evidence]
-    one = statistics.fmean(statistics.fmean(block.means(block.own)) for block in blocks)
     whole = statistics.fmean(evidence.steps)
+    # What some steps have beside the usual, such as an evaluation, one rank would have as well.
+    events = whole - evidence.seconds
+    one = statistics.fmean(statistics.fmean(block.means(block.own)) for block in blocks) + events
     efficiency = min(1.0, one / whole)
     gain = ranks * efficiency
     samples = evidence.samples
@@ -147,10 +167,15 @@ def scaling(evidence: Evidence, alone: Sequence[Evidence]) -> Scaling:
 def not_measured(evidence: Evidence, job: JobFacts, findings: Sequence[Finding]) -> list[str]:
     """What the diagnosis cannot say, as sentences."""
     found = []
-    if not evidence.sees_loader:
+    if not evidence.readers:
         found.append(
             "the data loader: the script reads no torch DataLoader in its training loop, so waiting for data is part "
             "of `other`"
+        )
+    if own := between_steps(evidence):
+        found.append(
+            f"what takes the script {milliseconds(own)} of {milliseconds(evidence.seconds)} ms between two steps on "
+            "every rank (`other`): it is not taken apart"
         )
     if all(device == "cpu" for device in job.devices):
         found.append("what only a GPU has: launches of kernels, copies to the device, waiting for it")
@@ -166,9 +191,17 @@ def not_measured(evidence: Evidence, job: JobFacts, findings: Sequence[Finding])
     return found
 
 
-def verdict(seconds: float, findings: Sequence[Finding], waterfall: Sequence[Level], scaled: Scaling) -> list[str]:
+def between_steps(evidence: Evidence) -> float:
+    """Seconds that every rank spends between two steps, if that is much; else 0."""
+    least = min(evidence.means(evidence.stage("other")))
+    return least if least >= _MUCH * evidence.seconds else 0.0
+
+
+def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence[Level], scaled: Scaling) -> list[str]:
     """At most three lines, the most important one first."""
+    seconds = statistics.fmean(evidence.steps)
     proved = [one for one in findings if one.status == "proved"]
+    own = between_steps(evidence)
     lines = []
     if findings and findings[0].status == "suspected":
         first = findings[0]
@@ -186,8 +219,14 @@ def verdict(seconds: float, findings: Sequence[Finding], waterfall: Sequence[Lev
             end = f"; all mended: {milliseconds(waterfall[-1].seconds)} ms per step" if len(waterfall) > 2 else ""
             lines.append(f"also proved: {', '.join(others)}{end}")
     elif not findings:
-        lines.append(f"nothing found that costs 3 % of a step of {milliseconds(seconds)} ms")
+        rest = f", of which the script spends {milliseconds(own)} ms between two steps" if own else ""
+        lines.append(f"nothing found that costs 3 % of a step of {milliseconds(seconds)} ms{rest}")
     else:
         lines.append("nothing proved that costs 3 % of a step")
+    if findings and own > findings[0].seconds and len(lines) < 2:
+        lines.append(
+            f"every rank spends {milliseconds(own)} of {milliseconds(seconds)} ms between two steps (`other`), which "
+            "is not taken apart"
+        )
     lines.append(scaled.text)
     return lines

@@ -59,8 +59,10 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     """Worker processes of the script's loaders; of several loaders, of the one with the most."""
     indexed: bool = True
     """Whether all data sets of the script's loaders are read by indices, and none as a stream."""
+    persistent: bool = False
+    """Whether the worker processes of some loader stay for the next epoch."""
     stored: tuple[int, ...] = ()
-    """Numbers of elements of the batches of which copies are kept, of the loader that gave fewest."""
+    """Numbers of elements of the batches of which copies are kept, of the loader that gave most."""
     kept: int = 0
     """Batches that an experiment gave in place of the loaders' own."""
 

@@ -13,14 +13,14 @@ import inspect
 import warnings
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.hooks import unserializable_hook
+from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Reach
 from autoddp.knobs.ddp_arguments import (
@@ -763,19 +763,31 @@ def tensors_of_static_graph(output: Any) -> list[torch.Tensor]:
 
 def when_backward_begins(
     output: Any, call: Callable[[], object], tensors: Callable[[Any], list[torch.Tensor]] = tensors_in
-) -> None:
+) -> bool:
     """Call `call` at each gradient of a tensor in `output`, which a module has returned; `tensors` finds them.
 
-    A script may save the tensor: without the mark torch would warn that this hook is not saved with it.
+    Returns whether there is such a tensor. A script may save it: without the mark torch would warn that this hook is
+    not saved with it.
     """
 
     def begins(_gradient: torch.Tensor) -> None:
         call()
 
     unserializable_hook(begins)
-    for tensor in tensors(output):
-        if tensor.requires_grad:
-            tensor.register_hook(begins)
+    found = [tensor for tensor in tensors(output) if tensor.requires_grad]
+    for tensor in found:
+        tensor.register_hook(begins)
+    return bool(found)
+
+
+def when_gradients_come(parameters: Iterable[torch.Tensor], call: Callable[[], object]) -> list[RemovableHandle]:
+    """Call `call` at the gradient of each of these parameters, until the handles are removed."""
+
+    def comes(_gradient: torch.Tensor) -> None:
+        call()
+
+    unserializable_hook(comes)
+    return [parameter.register_hook(comes) for parameter in parameters if parameter.requires_grad]
 
 
 def version_of(tensor: torch.Tensor) -> int:

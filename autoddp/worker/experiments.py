@@ -17,6 +17,7 @@ from autoddp.worker.device import clock_of
 from autoddp.worker.gradient_access import are_reduced, held_by
 from autoddp.worker.loader import Loaders
 from autoddp.worker.stages import Recorded, Stages
+from autoddp.worker.training_thread import training_begins_here
 
 
 class Experiments:
@@ -100,7 +101,8 @@ class Experiments:
             self._threads_before = 0
 
     def record_stages(self, device: torch.device) -> None:
-        """Record the stages of the steps from here on."""
+        """Record the stages of the steps from here on. The thread that calls this is the one that trains."""
+        training_begins_here()
         self._loaders.watch = True
         self.stages.start(device)
 
@@ -135,4 +137,5 @@ class Experiments:
             stored=self._loaders.stored,
             kept=self._loaders.gave,
             indexed=self._loaders.indexed,
+            persistent=self._loaders.persistent,
         )

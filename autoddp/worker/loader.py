@@ -1,7 +1,7 @@
 """Stands in front of torch's DataLoader: times how long the script waits for a batch, and gives it kept batches.
 
 The iterator's class is patched in place, so the patch reaches iterators that exist already. This is the only file that
-uses private names of the DataLoader. Loaders that are not torch's are not seen.
+uses private names of the DataLoader. Loaders that are not torch's are not seen, nor is what a validation reads.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import multiprocessing
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,18 +25,22 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from autoddp.topology import free_memory, own_memory
 from autoddp.units import MIB
 from autoddp.wire.experiment import PINNED, PREFETCHED
-from autoddp.worker.ddp import tensors_in
 from autoddp.worker.device import has_room
 from autoddp.worker.training_thread import TrainingThread
 
 KEPT = 40
 """Batches of each loader that are kept, as far as `_MOST_BYTES` allows."""
 _MOST_BYTES = 256 * MIB
+_MOST_PARTS = 10_000  # of a batch, in which its tensors are looked for: it may lead to the whole data set
+_MOST_IN_A_STEP = 1000  # batches of a stream whose length is not known
 _PATIENCE = 10.0  # seconds for a batch of our own workers: a fork may take a lock along that nobody gives back
 
 
 class LoaderEvents:
     """Handles what the script asks of its loaders. The methods do nothing here."""
+
+    optimizer_steps = 0
+    """How often optimizers have stepped."""
 
     def wait_begins(self) -> None:
         """The script asks for a batch, or for a new iterator."""
@@ -152,7 +158,7 @@ class _Kept:
         if self.loaded is None:
             if multiprocessing.get_start_method(allow_none=True) not in (None, "fork"):
                 raise RuntimeError("other ways to start a worker run the script's main module once more")
-            samples = _others(self.indices, like._dataset)
+            samples = _others(self.indices, _size_of(like._dataset))  # a generator would keep the data set alive
             chosen: dict[str, Any] = (
                 {"batch_sampler": samples} if like._auto_collation else {"batch_size": None, "sampler": samples}
             )
@@ -202,6 +208,7 @@ class Loaders:
         self._gave_copy = False
         self._served: weakref.WeakSet[Any] = weakref.WeakSet()
         """Iterators in whose present pass kept batches were given. They have more left than the pass may still have."""
+        self._step, self._in_step = -1, 0  # batches of streams that were given in that step of the optimizer
         self._busy = False
         self.rank = int(os.environ.get("RANK", "0"))
         # Some scripts read their loader in another thread, which is never waited for here.
@@ -217,6 +224,9 @@ class Loaders:
         """Of the script's own loaders, at most."""
         self.indexed = True
         """Whether all data sets are read by indices, and none as a stream."""
+        self.persistent = False
+        """Whether the workers of some loader stay for the next epoch."""
+        self._gradients_wanted = False
 
     def install(self) -> None:
         """Patch the classes in place."""
@@ -266,8 +276,8 @@ class Loaders:
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """Elements of each batch that is kept, of the loader that gave fewest; empty where none are."""
-        kept = min((one for one in self._kept if one.batches), key=lambda one: len(one.batches), default=None)
+        """Elements of each batch that is kept, of the loader that gave most; empty where none are."""
+        kept = max(self._kept, key=lambda one: len(one.batches), default=None)
         return tuple(kept.sizes) if kept is not None else ()
 
     def forget(self) -> None:
@@ -281,7 +291,7 @@ class Loaders:
         def patched(of: Any, *args: Any, **kwargs: Any) -> Any:
             idle = not (self.watch or self.keep or self._gives_kept or self._served)
             # A loader may be read inside another one's, as a wrapper does: only the outer one is the script's.
-            if idle or self._busy or not self._trains:
+            if self._busy or not self._trains or self._validates() or idle:
                 return function(of, *args, **kwargs)
             self._busy = True
             self._events.wait_begins()
@@ -292,6 +302,12 @@ class Loaders:
                 self._busy = False
 
         return patched
+
+    def _validates(self) -> bool:
+        """Whether the script reads for a validation: without gradients, though it reads other batches with them."""
+        wanted = torch.is_grad_enabled()
+        self._gradients_wanted |= wanted
+        return self._gradients_wanted and not wanted
 
     def _iter(self, iterate: Callable[..., Any], loader: Any) -> Any:
         self._events.iterator_made()
@@ -311,9 +327,9 @@ class Loaders:
         if self.keep and not self._gives_kept and not kept.full:
             kept.add(batch, elements, size)
         waiting = getattr(iterator, "_prefetch_factor", 0) or 0
-        if torch.is_grad_enabled():  # not a validation
-            self.workers = max(self.workers, iterator._num_workers)
-            self.indexed &= not isinstance(iterator._dataset, IterableDataset)
+        self.workers = max(self.workers, iterator._num_workers)
+        self.persistent |= iterator._persistent_workers
+        self.indexed &= not isinstance(iterator._dataset, IterableDataset)
         self.prefetched = max(self.prefetched, iterator._num_workers * waiting)
         self._events.gave(samples, elements)
         return batch
@@ -322,7 +338,8 @@ class Loaders:
         """StopIteration where a pass with kept batches in it has had as many batches as it has without them.
 
         Ranks may meet at the end of an epoch, and not all of them may be given kept batches. And a script may have
-        room for so many losses, or a schedule for so many steps.
+        room for so many losses, or a schedule for so many steps. How long a stream is, nobody knows: there a loop that
+        reads all of it without a step, such as a validation, must come to an end.
         """
         if iterator._num_yielded == 0:  # also where an iterator is used for one pass after another
             self._served.discard(iterator)
@@ -330,6 +347,11 @@ class Loaders:
             return
         length = _length(iterator)
         if length is None:
+            if self._events.optimizer_steps != self._step:
+                self._step, self._in_step = self._events.optimizer_steps, 0
+            self._in_step += instead
+            if self._in_step > _MOST_IN_A_STEP:
+                raise StopIteration
             return
         if iterator._num_yielded >= length:
             raise StopIteration
@@ -372,16 +394,20 @@ def _length(iterator: Any) -> int | None:
         return None
 
 
-def _others(indices: Sequence[Any], data_set: Any) -> Iterator[Any]:
+def _size_of(data_set: Any) -> int:
+    """Samples; 0 where the data set has no length."""
+    try:
+        return len(data_set)
+    except TypeError:
+        return 0
+
+
+def _others(indices: Sequence[Any], length: int) -> Iterator[Any]:
     """Batches like these without end, of other samples each time.
 
     What the script has just read may still lie in memory, and would be loaded faster than what comes next. Where
-    indices are no numbers, or the data set has no length, the same samples come again.
+    indices are no numbers, or the data set has no length (0), the same samples come again.
     """
-    try:
-        length = len(data_set)
-    except TypeError:
-        length = 0
     shift = step = sum(len(one) if isinstance(one, list) else 1 for one in indices)
     while True:
         for one in indices:
@@ -411,21 +437,63 @@ def _reference(data_set: Any) -> Callable[[], Any]:
 
 def _copied(batch: Any) -> Any:
     """A batch that shares no memory with `batch`; pinned where that is."""
-    known = {id(t): t.clone().pin_memory() if t.is_pinned() else t.clone() for t in tensors_in(batch)}
+    known = {id(t): t.clone().pin_memory() if t.is_pinned() else t.clone() for t in _tensors_of(batch)}
     return copy.deepcopy(batch, known)
 
 
 def _moved(batch: Any, memory: str, device: torch.device | str) -> Any:
     """The batch in that memory. RuntimeError where it is full."""
-    known = {id(t): t.pin_memory() if memory == PINNED else t.to(device) for t in tensors_in(batch)}
+    known = {id(t): t.pin_memory() if memory == PINNED else t.to(device) for t in _tensors_of(batch)}
     return copy.deepcopy(batch, known)
 
 
 def _measures(batch: Any) -> tuple[int, int, int]:
-    """Samples (the first dimension of the first tensor), numbers, and bytes of a batch."""
+    """Samples (the first dimension of the first tensor or array), numbers, and bytes of a batch.
+
+    All are 0 where a batch does not tell, as a nested tensor has no dimensions.
+    """
     try:
-        tensors = tensors_in(batch)
-        samples = next((int(t.size(0)) for t in tensors if t.dim()), len(tensors))  # a nested tensor has no `shape`
-        return samples, sum(t.numel() for t in tensors), sum(t.numel() * t.element_size() for t in tensors)
+        arrays = _arrays_of(batch)
+        samples = next((int(one.shape[0]) for one in arrays if len(one.shape)), len(arrays))
+        return samples, sum(math.prod(one.shape) for one in arrays), sum(one.nbytes for one in arrays)
     except Exception:  # whatever the script puts into a batch, only the script uses it
         return 0, 0, 0
+
+
+def _tensors_of(batch: Any) -> list[torch.Tensor]:
+    return [one for one in _arrays_of(batch) if isinstance(one, torch.Tensor)]
+
+
+def _arrays_of(batch: Any) -> list[Any]:
+    """The tensors of a batch, and what has a shape as NumPy's arrays have.
+
+    It does not matter what the batch is made of: an object of the script's own class is as good as a dict.
+    """
+    found: list[Any] = []
+    parts, seen = deque([batch]), dict[int, Any]()  # alive, so that no other object gets the same id
+    for _ in range(_MOST_PARTS):
+        if not parts:
+            break
+        one = parts.popleft()
+        if isinstance(one, _PLAIN) or id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if isinstance(one, torch.Tensor) or (hasattr(one, "shape") and hasattr(one, "nbytes")):
+            found.append(one)
+        else:
+            parts.extend(_parts_of(one))
+    return found
+
+
+_PLAIN = (str, bytes, int, float, complex, type(None), type)
+
+
+def _parts_of(one: Any) -> Iterable[Any]:
+    if isinstance(one, Mapping):
+        return one.values()
+    if isinstance(one, list | tuple):
+        return one
+    named = getattr(one, "__dict__", {})
+    if named:
+        return named.values()
+    return (getattr(one, name, None) for kind in type(one).__mro__ for name in vars(kind).get("__slots__", ()))

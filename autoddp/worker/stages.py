@@ -23,11 +23,12 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from autoddp.timing.anatomy import STAGES
 from autoddp.timing.timeline import Span
 from autoddp.wire.experiment import Delay
-from autoddp.worker.ddp import after_backward_computed, after_this_backward, when_backward_begins
+from autoddp.worker.ddp import after_backward_computed, after_this_backward, when_backward_begins, when_gradients_come
 from autoddp.worker.device import synchronize
 from autoddp.worker.gradient_access import GradientHandler
 from autoddp.worker.host_device import CopiesToDevice, DeviceWaits
@@ -80,8 +81,9 @@ class Stages(GradientHandler, LoaderEvents):
         self._device = torch.device("cpu")
         self._stream: Any = None
         self._stage = "other"
-        self._in_optimizer = False
-        self._forward: object = None
+        self._in_optimizer = self._in_backward = False
+        self._trains_in_eval_mode = False
+        self._on_parameters: list[RemovableHandle] = []
         self._delayed = self._has_added = False
         self._marks: list[tuple[str, Any]] = []
         self._counts: list[list[float]] = []
@@ -97,7 +99,8 @@ class Stages(GradientHandler, LoaderEvents):
         self._device = device
         # All stamps are on one stream. On that of a copy beside the step, a stamp would come before those around it.
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._in_optimizer, self._stage, self.stamps = False, "other", 0
+        self._in_optimizer = self._in_backward = False
+        self._stage, self.stamps = "other", 0
         self._delayed = self._has_added = False
         self._counts = [[0.0] * _COUNTS]
         synchronize(device)
@@ -191,28 +194,61 @@ class Stages(GradientHandler, LoaderEvents):
 
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass begins; the buffers are about to be broadcast. Only passes of training are stages."""
-        if self._awake and ddp.training and torch.is_grad_enabled():
+        self._in_backward = False  # also where the one before it was broken off by an exception
+        if self._trains(ddp):
             self.enter("buffers")
 
     def called(self, ddp: DDP) -> None:
         """The module is about to be called."""
-        if self._awake and ddp.training and torch.is_grad_enabled():
+        if self._trains(ddp):
             self.enter("forward")
 
     def returned(self, ddp: DDP, what: Any) -> None:
-        """The module has returned `what`: its gradient is the first sign of the backward pass."""
-        if not (self._awake and ddp.training and torch.is_grad_enabled()):
-            return
-        self._forward = forward = object()
-        when_backward_begins(what, lambda: self._backward_begins(forward))
+        """The module has returned `what`: its gradient is the first sign of the backward pass.
 
-    def _backward_begins(self, forward: object) -> None:
-        if not self._awake or self._forward is not forward:
+        Where the module returns an object in which no tensors are found, the first gradient of a parameter is.
+        """
+        if not (self._awake and torch.is_grad_enabled()):
             return
-        self._forward = None  # several outputs, one backward pass
+        in_eval_mode = not ddp.training
+
+        def begins() -> None:
+            self._trains_in_eval_mode |= in_eval_mode
+            self._backward_begins()
+
+        if not when_backward_begins(what, begins):
+            self._watch_no_parameters()
+            self._on_parameters = when_gradients_come(ddp.parameters(), begins)
+
+    def _trains(self, ddp: DDP) -> bool:
+        """Whether a forward pass that begins now is one of training.
+
+        In eval mode it may be an evaluation; it is one until a backward pass has followed. Some scripts train in this
+        mode, because dropout and BatchNorm are to stand still.
+        """
+        return self._awake and torch.is_grad_enabled() and (ddp.training or self._trains_in_eval_mode)
+
+    def _backward_begins(self) -> None:
+        """A gradient of an output has come, which may not be the first one of this backward pass.
+
+        A forward pass may have several of them: a gradient penalty runs `autograd.grad` before the backward pass.
+        """
+        if not self._awake or self._in_backward:
+            return
+        self._in_backward = True
         self.enter("backward")
         after_backward_computed(lambda: self.enter("exposed"))
-        after_this_backward(lambda: self.enter(self._between))
+        after_this_backward(self._backward_ends)
+
+    def _backward_ends(self) -> None:
+        self._in_backward = False
+        self._watch_no_parameters()
+        self.enter(self._between)
+
+    def _watch_no_parameters(self) -> None:
+        for handle in self._on_parameters:
+            handle.remove()
+        self._on_parameters = []
 
     def collective_begins(self) -> str:
         """The script calls a collective of its own; the stage that it interrupts."""
@@ -248,6 +284,7 @@ class Stages(GradientHandler, LoaderEvents):
 
     def after_step(self, optimizer: Optimizer) -> None:
         """See `GradientHandler`."""
+        self.optimizer_steps += 1
         if self._awake:
             self._in_optimizer = False
             self.enter("other")

@@ -5,16 +5,29 @@ from __future__ import annotations
 import os
 import threading
 
+_place: tuple[int, int] | None = None
+"""The process and the thread that train."""
+
+
+def training_begins_here() -> None:
+    """This thread is the one that trains. Some scripts import torch in one thread and train in another."""
+    global _place
+    _place = _here()
+
+
+def _here() -> tuple[int, int]:
+    return os.getpid(), threading.get_ident()
+
 
 class TrainingThread:
-    """True in the thread and the process that have made it. A loader's worker is forked with all patches in place."""
+    """True in the thread that trains: the first that makes such an object, until another one begins to train.
+
+    False in other processes: a loader's worker is forked with all patches in place.
+    """
 
     def __init__(self) -> None:
-        self._place = self._now()
+        if _place is None or _place[0] != os.getpid():
+            training_begins_here()
 
     def __bool__(self) -> bool:
-        return self._now() == self._place
-
-    @staticmethod
-    def _now() -> tuple[int, int]:
-        return os.getpid(), threading.get_ident()
+        return _here() == _place

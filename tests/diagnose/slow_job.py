@@ -73,6 +73,12 @@ class SlowJob:
     reads: float = 0.0
     """For which a line of the script waits for the device in each step, and the device then waits for the script."""
     prefetched: int = 0
+    workers: int = 0
+    persistent: bool = False
+    absorbs: bool = False
+    """Whether a delay is time in which a thread of the script loads batches, for which the rank waits in `other`."""
+    readers: tuple[int, ...] | None = None
+    """Ranks that read a loader of torch's; None for all."""
     no_room: tuple[str, ...] = ()
     """Kinds of memory that are full."""
     fails: Callable[[Experiment], bool] = lambda experiment: False
@@ -120,7 +126,7 @@ class SlowJob:
                     host=f"host{rank}",
                     seconds=tuple(sum(stages.values()) for stages, _, _ in mine),
                     stages=tuple(tuple(stages[name] for name in STAGES) for stages, _, _ in mine),
-                    samples=(8,) * steps,
+                    samples=(8 if self._reads(rank) else 0,) * steps,
                     elements=tuple(size for _, size, _ in mine),
                     begun=tuple(int(begun) for _, _, begun in mine),
                     collecting=(0.0,) * steps,
@@ -129,6 +135,8 @@ class SlowJob:
                     held_back=self.held_back,
                     threads=experiment.threads or self.threads,
                     prefetched=self.prefetched,
+                    loader_workers=self.workers,
+                    persistent=self.persistent,
                     stored=tuple(self.sizes(rank, n) for n in range(20)),
                     kept=steps if rank in experiment.kept_batches and experiment.memory not in self.no_room else 0,
                     queued=() if self.queued is None else (self.queued * MS,) * steps,
@@ -137,6 +145,9 @@ class SlowJob:
             )
         seconds = tuple(sum(one.seconds[n] for one in found) / self.ranks for n in range(steps))
         return BlockDone(0, seconds, warmed, 0.0, ranks=tuple(found))
+
+    def _reads(self, rank: int) -> bool:
+        return self.readers is None or rank in self.readers
 
     def _of(self, values: Any, rank: int) -> float:
         value = values[rank] if isinstance(values, list) else values
@@ -177,6 +188,8 @@ class SlowJob:
                     stages[stage] += more
             if experiment.delay is not None and experiment.delay.rank == rank:
                 stages[experiment.delay.stage] += experiment.delay.seconds / MS
+                if self.absorbs:
+                    stages["other"] = max(0.1, stages["other"] - experiment.delay.seconds / MS)
             found.append(stages)
         if reduce:  # otherwise DDP broadcasts no buffers either
             latest = max(sum(stages.values()) for stages in found)

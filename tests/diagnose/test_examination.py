@@ -178,6 +178,58 @@ def test_the_fix_of_a_loader_is_the_one_that_was_tried() -> None:
     assert "prepare the data" in untried.fix
 
 
+def test_the_fix_of_a_late_epoch_is_for_the_workers_that_it_has() -> None:
+    late: dict[str, Any] = {
+        "event": lambda r, n: {"data": 80.0} if n % 16 == 0 else {},
+        "epochs": lambda n: n % 16 == 0,
+    }
+    fixes = [
+        examined(SlowJob(**late, **workers)).findings[0].fix
+        for workers in ({"workers": 2}, {"workers": 2, "persistent": True}, {})
+    ]
+    assert ["persistent_workers=True" in fix for fix in fixes] == [True, False, False]
+    assert ["longer" in fix for fix in fixes] == [False, True, True]
+
+
+def test_a_rank_that_reads_for_all_is_not_compared_with_others() -> None:
+    reads_for_all = examined(SlowJob(data=[10.0, 0.0], readers=(0,), from_workers=9.9)).findings[0]
+    assert (reads_for_all.cause, reads_for_all.ranks) == ("data_loader", (0,))
+    assert "rank 0 reading for all waits" in reads_for_all.text
+    assert "the others" not in reads_for_all.fix
+    reads_slowly = examined(SlowJob(data=[10.0, 0.1], from_workers=9.9)).findings[0]
+    assert "rank 0 alone waits" in reads_slowly.text
+    assert "as fast as the others do" in reads_slowly.fix
+
+
+def test_loading_that_is_not_seen_is_thought_of() -> None:
+    for other, cause in (([9.5, 0.5], "rank0_work"), ([0.5, 9.5], "straggler")):
+        seen, unseen = (
+            examined(SlowJob(other=other, **more)).findings[0] for more in ({"data": 0.01}, {"readers": ()})
+        )
+        assert (seen.cause, unseen.cause) == (cause, cause)
+        assert "loads" not in seen.fix
+        assert "if it loads its data there" in unseen.fix
+        assert cause == "rank0_work" or "between two steps" in seen.fix
+
+
+@pytest.mark.parametrize(("other", "cause"), [([9.5, 0.5], "rank0_work"), ([0.5, 9.5], "straggler")])
+def test_a_rank_that_waits_for_a_thread_of_its_own_is_no_slack(other: list[float], cause: str) -> None:
+    """A delay there lets the thread load on, so steps grow no longer, though the other rank waits for this one."""
+    (first, *_) = examined(SlowJob(other=other, readers=(), absorbs=True)).findings
+    assert (first.cause, first.status) == (cause, "suspected")
+    assert first.seconds * 1e3 == pytest.approx(9.0, rel=0.15)
+    assert "a thread that loads batches" in first.text
+
+
+def test_what_the_script_does_between_steps_is_told_where_nothing_is_found() -> None:
+    found = examined(SlowJob(other=20.0))
+    assert not found.findings
+    assert "of which the script spends 20" in found.verdict[0]
+    assert any("between two steps on every rank" in sentence for sentence in found.not_measured)
+    assert "between two steps" not in " ".join(examined(SlowJob()).verdict)
+    assert "between two steps" in " ".join(examined(SlowJob(other=20.0, transfer=3.0)).verdict)
+
+
 def test_two_things_that_come_regularly_are_told_apart() -> None:
     def event(rank: int, step: int) -> dict[str, float]:
         return {"other": 80.0} if step % 20 == 15 or (rank == 0 and step % 20 == 4) else {}
@@ -345,6 +397,8 @@ def test_scaling() -> None:
     assert found.efficiency == pytest.approx(16.5 / 46.5, rel=0.05)
     assert "one would do as well" in found.text
     assert found.samples_per_second == pytest.approx(16 / 0.0465, rel=0.05)
+    evaluates = examined(SlowJob(event=lambda rank, step: {"other": 300.0} if step % 10 == 3 else {})).scaling
+    assert evaluates.efficiency > 0.95, "one rank would evaluate as well"
     alone = examined(SlowJob(ranks=1, data=5.0))
     assert alone.scaling.text.startswith("one rank")
     assert [one.cause for one in alone.findings] == ["data_loader"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate, get_worker_info
 
 from autoddp.timing import STAGES
 from autoddp.wire import AS_IT_IS, ON_DEVICE, PINNED, Delay, Experiment
@@ -52,14 +52,24 @@ class _Backward(torch.autograd.Function):
         return gradient
 
 
+class _Plain:
+    """Holds a value. Neither DDP nor pytrees look into an object of a class that they do not know."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 class _Model(nn.Module):
+    returns_object = False
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 1)
         self.register_buffer("seen", torch.zeros(1))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(_Backward.apply(self.first(x)))
+    def forward(self, x: torch.Tensor) -> Any:
+        found = self.last(_Backward.apply(self.first(x)))
+        return _Plain(found) if self.returns_object else found
 
 
 class _Slow(torch.optim.SGD):
@@ -87,12 +97,16 @@ class _Script(DdpEvents, GradientHandler):
         self.optimizer = _Slow(self.model.parameters(), lr=1e-4)
         self.places: list[int] = []
         self.batches = self._endless()
-        self.edits = self.validates = self.meets = self.waits = False
+        self.edits = self.validates = self.meets = self.waits = self.penalizes = self.evaluates = False
+        self.batch_of: Callable[[Any], Any] = lambda batch: batch
 
     def _endless(self) -> Any:
-        self.loader = DataLoader(_Numbers(self.alone), batch_size=2)
+        self.loader = DataLoader(_Numbers(self.alone), batch_size=2, collate_fn=self._collate)
         while True:
             yield from self.loader
+
+    def _collate(self, rows: Any) -> Any:
+        return self.batch_of(default_collate(rows))
 
     def forward_begins(self, ddp: DDP) -> None:
         self.experiments.stages.forward_begins(ddp)
@@ -106,7 +120,8 @@ class _Script(DdpEvents, GradientHandler):
 
     def steps(self, count: int) -> None:
         for _ in range(count):
-            x, places = next(self.batches)
+            batch = next(self.batches)
+            x, places = getattr(batch, "value", batch)
             self.places += places.tolist()
             if self.edits:
                 x.zero_()
@@ -121,8 +136,16 @@ class _Script(DdpEvents, GradientHandler):
                 work.wait()
             if self.validates:
                 self.validated = len([places for _, places in self.loader])
+            if self.evaluates:
+                with torch.no_grad():
+                    few = DataLoader(_Numbers(False), batch_size=4, sampler=range(12))
+                    self.model.module(torch.cat([inputs for inputs, _ in few]))
             self.optimizer.zero_grad()
-            self.model(x).sum().backward()
+            loss = self.model(x)
+            loss = (loss.value if isinstance(loss, _Plain) else loss).sum()
+            if self.penalizes:
+                torch.autograd.grad(loss, self.model.module.first.bias, retain_graph=True)
+            loss.backward()
             self.optimizer.step()
             self.experiments.stages.lap()
 
@@ -200,6 +223,44 @@ def checks(rank: int) -> dict[str, Any]:
     found["forgotten"] = script.recorded(1)["kept"]
     script.experiments.apply(AS_IT_IS)
     found["broadcasts"] = script.model.will_sync_module_buffers()
+    return found
+
+
+def odd_scripts(rank: int) -> dict[str, Any]:
+    """What scripts may do that the stages must see through."""
+    script = _Script(rank)
+    script.steps(2)
+    script.batch_of = _Plain
+    script.steps(1)
+    found: dict[str, Any] = {"objects as batches": script.recorded(STEPS)}
+    script.experiments.apply(Experiment(keep=True))
+    script.steps(4)
+    found["one of another loader"] = len([places for _, places in DataLoader(_Numbers(False), sampler=range(1))])
+    found["stored"] = script.experiments._loaders.stored
+    script.experiments.apply(Experiment(kept_batches=(0, 1)))
+    script.edits = True
+    before = len(script.places)
+    found["kept"] = script.recorded(STEPS)
+    found["kept is given"] = script.places[before:] == (script.places[before - 8 : before] * 3)[: 2 * STEPS]
+    script.edits = False
+    script.experiments.apply(Experiment(kept_batches=(0, 1), loader_workers=2))
+    script.steps(1)
+    script.batches = script._endless()  # a new epoch, with a new data set
+    found["workers in a new epoch"] = script.recorded(2)
+    script.experiments.apply(AS_IT_IS)
+    script.model.module.returns_object = True
+    found["object as output"] = script.recorded(STEPS)
+    script.model.module.returns_object = False
+    script.penalizes = True
+    found["penalizes"] = script.recorded(STEPS)
+    script.penalizes = False
+    script.evaluates = True
+    found["evaluates"] = script.recorded(STEPS)
+    script.evaluates = False
+    script.model.eval()
+    script.recorded(1)
+    script.experiments.apply(Experiment(delay=Delay(0, "forward", SLEEP)))
+    found["trains in eval mode"] = script.recorded(STEPS)
     return found
 
 

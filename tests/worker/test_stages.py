@@ -17,6 +17,7 @@ from stages_checks import (
     compiled_collective,
     lengths_of_epochs,
     odd_batches,
+    odd_scripts,
     one_reader,
     parameters_as_written,
     parameters_under_experiments,
@@ -71,6 +72,52 @@ def test_stamps_cost_next_to_nothing(found: list[dict[str, Any]]) -> None:
     for rank in found:
         assert rank["stamps of a step"] < 20
         assert rank["stamps of a step"] * rank["cost of a stamp"] < 0.005 * rank["as written"]["seconds"] / STEPS
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return on_ranks(2, odd_scripts, tmp_path_factory.mktemp("odd"))
+
+
+@pytest.mark.parametrize("name", ["object as output", "penalizes", "trains in eval mode"])
+def test_each_backward_pass_is_seen(odd: list[dict[str, Any]], name: str) -> None:
+    """Where rank 0 waits for the other one: in `buffers` and `exposed`, not in what it does itself."""
+    for rank in odd:
+        twice = 2 if name == "penalizes" else 1
+        assert twice * SLEEP <= rank[name]["backward"] < (twice + 1) * SLEEP
+        assert SLEEP <= rank[name]["forward"] < 3.5 * SLEEP
+    waits = [rank[name]["buffers"] + rank[name]["exposed"] for rank in odd]
+    assert waits[0] > max(SLEEP, waits[1])
+
+
+def test_a_delay_hits_the_forward_pass_in_eval_mode(odd: list[dict[str, Any]]) -> None:
+    first, second = (rank["trains in eval mode"]["forward"] for rank in odd)
+    assert first >= 2 * SLEEP > second
+
+
+def test_batches_may_be_objects(odd: list[dict[str, Any]]) -> None:
+    for rank in odd:
+        assert rank["objects as batches"]["samples"] == (2,) * STEPS
+        assert rank["kept"]["kept"] == STEPS
+        assert rank["kept is given"], "edits in place show"
+
+
+def test_a_new_data_set_takes_the_place_of_one_that_workers_have_read(odd: list[dict[str, Any]]) -> None:
+    """Nothing of the experiment may keep the old one alive."""
+    for rank in odd:
+        assert rank["workers in a new epoch"]["kept"] == 3
+
+
+def test_a_loader_that_is_hardly_read_does_not_count(odd: list[dict[str, Any]]) -> None:
+    for rank in odd:
+        assert len(rank["stored"]) == 4
+
+
+def test_what_an_evaluation_reads_is_other_work(odd: list[dict[str, Any]]) -> None:
+    for rank in odd:
+        assert rank["evaluates"]["samples"] == (2,) * STEPS
+        assert rank["evaluates"]["data"] < 2 * SLEEP
+        assert rank["evaluates"]["other"] >= 6 * SLEEP
 
 
 def test_kept_batches_take_the_place_of_the_loader(found: list[dict[str, Any]]) -> None:
