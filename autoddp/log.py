@@ -2,17 +2,24 @@
 
 AUTODDP_LOG=debug autoddp train.py      # logs what autoddp does to stderr
 
-Output never raises: a closed terminal, a full disk behind a redirection or a closed descriptor stops nothing.
+What is told on stderr never raises: a closed terminal, a full disk behind a redirection or a closed descriptor stops
+nothing. What a command was asked for, and cannot be written to stdout, is `OutputLost`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import sys
+from typing import Any
 
 _NAME = "autoddp"
+
+
+class OutputLost(OSError):
+    """Standard output takes nothing more; BrokenPipeError's number where its reader has gone."""
 
 
 class UnfailingStderr:
@@ -78,9 +85,24 @@ def printable_lines(text: str) -> str:
 
 
 def show(text: str) -> None:
-    """Print what the user has asked for to stdout, as `printable_lines`; its encoding need not have all characters."""
+    """Print what the user has asked for to stdout, as `printable_lines`; its encoding need not have all characters.
+
+    OutputLost where it cannot be written.
+    """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(printable_lines(text).encode(encoding, "backslashreplace").decode(encoding))
+    _print(printable_lines(text).encode(encoding, "backslashreplace").decode(encoding))
+
+
+def show_json(document: Any) -> None:
+    """Print a document of plain values to stdout, for a program that reads it. OutputLost where that is impossible."""
+    _print(json.dumps(document))
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        raise OutputLost(error.errno, error.strerror) from None
 
 
 def get_logger(name: str) -> logging.Logger:

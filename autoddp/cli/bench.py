@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 from autoddp.bench import store
 from autoddp.bench.expectation import judge
 from autoddp.errors import UsageError
 from autoddp.launch.bench_job import BenchRequest, parse, run_bench
-from autoddp.log import show, tell
+from autoddp.log import show, show_json, tell
 from autoddp.topology import verdicts
 from autoddp.topology.probe import probe
 
@@ -35,7 +34,7 @@ def run(arguments: list[str]) -> int:
         tell(f"warning: {problem.filename}: not written: {problem.strerror}")
     verdict = judge(result, verdicts(probe()))
     if request.json:
-        print(json.dumps(result.plain() | {"verdict": verdict}))
+        show_json(result.plain() | {"verdict": verdict})
     else:
         from autoddp.report.bench_tables import tables
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from autoddp.launch.options import Options, help_text, parse_with_switch
 from autoddp.launch.script import require_script
 from autoddp.launch.signals import signals_end_tuning
 from autoddp.launch.tune import Tuned, Tuning, prepared
-from autoddp.log import show, tell
+from autoddp.log import show, show_json, tell
 from autoddp.report.diagnosis_text import for_stdout
 from autoddp.tables import text_of, width_of_stdout
 
@@ -63,13 +62,13 @@ def examine(options: Options, as_json: bool) -> None:
     if tuned.diagnosis is None:
         why = tuned.why or "the leading node gave up"
         if as_json:  # a program that reads the answer finds the reason in it
-            print(json.dumps(NOTHING | {"not_measured": [f"everything: {why}"]}))
+            show_json(NOTHING | {"not_measured": [f"everything: {why}"]})
         if why not in (NO_DDP, TOO_SHORT):
             raise NotTuned(f"nothing was diagnosed: {why}; see {folder}")
         if not as_json:
             show(f"nothing to measure: {why}")
     elif as_json:
-        print(json.dumps(finite(tuned.diagnosis.plain())))
+        show_json(finite(tuned.diagnosis.plain()))
     else:
         show(text_of(for_stdout(tuned.diagnosis), width_of_stdout()))
 

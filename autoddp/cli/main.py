@@ -6,8 +6,10 @@ A training job: understand the command line, find a recipe or make one, launch t
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from autoddp.launch.options import Options, parse
 from autoddp.launch.script import require_script
 from autoddp.launch.secret_words import without_secrets
 from autoddp.launch.signals import signals_end_tuning
-from autoddp.log import printable, show, tell
+from autoddp.log import OutputLost, printable, show, tell
 
 if TYPE_CHECKING:
     from autoddp.launch.agreement import Agreement
@@ -51,13 +53,25 @@ def main() -> None:
         import_module("autoddp.cli.wrap").leave()
     with errors_end_the_process():
         if words and words[0] in COMMANDS and not os.path.exists(words[0]):
-            sys.exit(import_module(f"autoddp.cli.{words[0]}").run(words[1:]))
+            sys.exit(_run_command(words[0], words[1:]))
         if words and words[0] == "--version":
             from autoddp.version import __version__
 
             print(f"autoddp {__version__}")
             sys.exit(0)
     run(lambda: parse(words))
+
+
+def _run_command(name: str, words: list[str]) -> int:
+    """The exit code of a command."""
+    try:
+        return int(import_module(f"autoddp.cli.{name}").run(words))
+    except OutputLost as lost:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left once more at its end
+        if lost.errno == errno.EPIPE:
+            return 128 + signal.SIGPIPE  # as other programs whose reader has all that it wants
+        tell(f"error: standard output cannot be written ({lost.strerror})")
+        return 1
 
 
 def run(command_line: Callable[[], Options]) -> None:

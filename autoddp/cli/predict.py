@@ -16,7 +16,7 @@ from autoddp.files import read_at_most
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.knobs.hook import HOOK, HOOKS, POWERSGD_RANK
-from autoddp.log import printable, show
+from autoddp.log import printable, show, show_json
 from autoddp.predict import Elsewhere, Profile, UnknownLink, computing_seconds, moved, step_seconds
 from autoddp.recipe import load
 from autoddp.units import byte_rate, milliseconds, seconds
@@ -108,7 +108,7 @@ def run(arguments: list[str]) -> int:
         "large_error": profile.large_error,
     }
     if options.json:
-        print(json.dumps(finite(answer)))
+        show_json(finite(answer))
     else:
         _show(answer)
     return 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import NoReturn
 
 from autoddp.errors import NothingReadable, UsageError
 from autoddp.files import read_at_most
+from autoddp.log import show_json
 from autoddp.topology import Node, verdicts
 from autoddp.topology.tool_outputs import SOURCES, Output, node_of
 
@@ -39,7 +39,7 @@ def _show_node(node: Node, options: argparse.Namespace) -> int:
     if options.svg:
         _write_svg(options.svg, node)
     if options.json:
-        print(json.dumps(node.plain() | {"verdicts": [vars(verdict) for verdict in found]}))
+        show_json(node.plain() | {"verdicts": [vars(verdict) for verdict in found]})
     else:
         from autoddp.report.node_text import show_node
 
@@ -55,7 +55,7 @@ def _show_files(read: dict[str, Output], options: argparse.Namespace) -> int:
         _write_svg(options.svg, node)
     plain = {name: output.plain() for name, output in read.items()}
     if options.json:
-        print(json.dumps(next(iter(plain.values())) if len(plain) == 1 else plain))
+        show_json(next(iter(plain.values())) if len(plain) == 1 else plain)
     else:
         from autoddp.report.node_text import show_node, show_outputs
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from autoddp.errors import AutoddpError, UsageError
-from autoddp.log import printable, show
+from autoddp.log import printable, show, show_json
 from autoddp.recipe import Evidence, Fits, LadderEntry, Recipe, compare, load
 from autoddp.timing import Speedup
 from autoddp.units import data_size, gradient_error, milliseconds
@@ -31,7 +30,7 @@ def run(arguments: list[str]) -> int:
         except AutoddpError as problem:
             if not options.json:
                 raise
-            print(json.dumps({"ok": False, "file": file, "error": str(problem)}))
+            show_json({"ok": False, "file": file, "error": str(problem)})
             return problem.exit_code
     if "files" in options:
         return _diff(options.files, recipes[0], recipes[1], options.json)
@@ -39,7 +38,7 @@ def run(arguments: list[str]) -> int:
     answer: dict[str, Any] = options.data(recipe)
     text: Callable[[str, Recipe], str] = options.text
     if options.json:
-        print(json.dumps({"ok": True, "file": options.file, **answer}))
+        show_json({"ok": True, "file": options.file, **answer})
     else:
         show(text(printable(options.file), recipe))
     return 0
@@ -80,7 +79,7 @@ def _diff(files: Sequence[str], one: Recipe, other: Recipe, as_json: bool) -> in
     found = compare(one, other)
     if as_json:
         differences = {key: list(values) for key, values in found.items()}
-        print(json.dumps({"ok": True, "files": list(files), "same": not found, "differences": differences}))
+        show_json({"ok": True, "files": list(files), "same": not found, "differences": differences})
     elif found:
         rows = [(key, *("-" if value is None else _cell(value) for value in values)) for key, values in found.items()]
         show(_aligned([("", *files), *rows]))

@@ -191,3 +191,19 @@ def test_a_file_of_a_commands_name_is_a_script(folder: Path) -> None:
     assert "unknown option --trails" in typed(folder, "--trails 3 recipe")[2]
     code, out, _ = typed(folder, "recipe --trials 0 show me")
     assert (code, out) == (0, "['show', 'me']\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("{} >/dev/full", 1, "autoddp: error: standard output cannot be written (No space left on device)\n"),
+        ("{} | true; exit ${{PIPESTATUS[0]}}", 141, ""),
+        ("{} >&-", 0, ""),
+    ],
+)
+@pytest.mark.parametrize("command", ["probe", "recipe show --json good.toml"])
+def test_output_that_is_lost_is_one_line_or_none(tmp_path: Path, command: str, line: str, code: int, said: str) -> None:
+    (tmp_path / "good.toml").write_text(RECIPE)
+    words = ["bash", "-c", line.format(f"sleep 0.5; {sys.executable} -m autoddp {command}")]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (code, said)
