@@ -33,7 +33,7 @@ from autoddp.diagnose.suspicions import (
 )
 from autoddp.knobs import Configuration
 from autoddp.timing import Difference, difference
-from autoddp.units import data_size
+from autoddp.units import data_size, milliseconds
 from autoddp.wire import PREFETCHED, BlockDone, Experiment
 
 _FIRST_SHARE = 0.2
@@ -346,7 +346,7 @@ class Examination:
         price = proof.price
         if fixed is None or price is None or not self._is_finding(price):
             return proof
-        what = f"{suspicion.most} a step would be {price.seconds * 1e3:.3g} ms shorter"
+        what = f"{suspicion.most} a step would be {milliseconds(price.seconds)} ms shorter"
         try:
             by_fix = self._mended(fixed)
         except CannotRun as impossible:
@@ -474,7 +474,9 @@ class Examination:
         def judge(as_written: Sequence[Evidence], delayed: Sequence[Evidence]) -> _Proof:
             grows = difference([block.seconds for block in delayed], [block.seconds for block in as_written])
             slope = grows.times(1 / delay.seconds)
-            grown = f"a delay of {delay.seconds * 1e3:.3g} ms there made a step {grows.seconds * 1e3:.3g} ms longer"
+            grown = (
+                f"a delay of {milliseconds(delay.seconds)} ms there made a step {milliseconds(grows.seconds)} ms longer"
+            )
             if slope.high < _CRITICAL:
                 # The rank's own time grows by the delay, unless it waited there itself, as for a thread of its own.
                 longer = _own(delayed, delay.rank) - _own(as_written, delay.rank)
@@ -488,8 +490,8 @@ class Examination:
                 return _Proof(None, f"{grown}, but the rounds differed too much to be sure", is_open=True)
             prices = [gain_of_slow_rank(block, suspicion) for block in as_written]
             text = (
-                f"proved by a delay of {delay.seconds * 1e3:.3g} ms there, which made each step of all ranks "
-                f"{grows.seconds * 1e3:.3g} ms longer"
+                f"proved by a delay of {milliseconds(delay.seconds)} ms there, which made each step of all ranks "
+                f"{milliseconds(grows.seconds)} ms longer"
             )
             return _Proof(difference(prices, [0.0] * len(prices)), text)
 
@@ -504,7 +506,7 @@ class Examination:
 
         def judge(as_written: Sequence[Evidence], more: Sequence[Evidence]) -> _Proof:
             cost = difference([block.seconds for block in more], [block.seconds for block in as_written])
-            measured = f"{data_size(dose.bytes)} more made a step {cost.seconds * 1e3:.3g} ms longer"
+            measured = f"{data_size(dose.bytes)} more made a step {milliseconds(cost.seconds)} ms longer"
             if cost.high < slow:
                 return _Proof(Difference(0.0, 0.0, 0.0), measured)
             if cost.low < slow:
@@ -546,7 +548,7 @@ class Examination:
             text = f"{suspicion.seen}; not proved: {proof.text}"
             return Finding(suspicion.cause, suspicion.ranks, suspicion.guess, None, None, "suspected", text, fix)
         if not price.sure and self._is_open(price) and price.seconds >= WORTHWHILE * self._step:
-            low, high = (f"{end * 1e3:.3g}" for end in (price.low, price.high))
+            low, high = (f"{milliseconds(end)}" for end in (price.low, price.high))
             text = f"{suspicion.seen}; not proved: the rounds differed too much ({low} to {high} ms)"
             return Finding(suspicion.cause, suspicion.ranks, price.seconds, None, None, "suspected", text, fix)
         if not self._is_finding(price):

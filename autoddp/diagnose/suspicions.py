@@ -20,7 +20,7 @@ from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, GRADIENT_AS_BUCKET_VIEW, SMALLEST_MIB
 from autoddp.timing import Difference, difference, median
-from autoddp.units import MIB, data_size
+from autoddp.units import MIB, data_size, milliseconds
 from autoddp.wire import AS_IT_IS, ON_DEVICE, PINNED, Delay, Experiment, JobFacts
 
 _DEFAULT_CAP = 25.0  # MiB, of DDP's buckets where the script sets none
@@ -43,7 +43,7 @@ _QUEUED = 0.1  # of a step's computing, for which the device is behind the scrip
 _LINES = 3  # of the script that are named
 _COMPUTING = ("copy", "forward", "backward", "optimizer")
 
-Kind = Literal["", "some readers", "between steps", "unseen loading", "no workers", "workers stay"]
+Kind = Literal["", "some readers", "between steps", "unseen loading", "no workers", "workers stay", "collector"]
 """What the fix of a cause depends on.
 
 - some readers: other ranks read their loaders fast
@@ -51,6 +51,7 @@ Kind = Literal["", "some readers", "between steps", "unseen loading", "no worker
 - unseen loading: the same, and that may be loading, because the script reads no loader of torch's
 - no workers: its loader has none
 - workers stay: from one epoch to the next
+- collector: Python's garbage collector is the event
 """
 
 
@@ -193,7 +194,7 @@ def suspicions(evidence: Evidence, around: Surroundings) -> list[Suspicion]:
 
 
 def _share(seconds: float, evidence: Evidence) -> str:
-    return f"{seconds * 1e3:.3g} ms, {seconds / statistics.fmean(evidence.steps):.0%} of a step"
+    return f"{milliseconds(seconds)} ms, {seconds / statistics.fmean(evidence.steps):.0%} of a step"
 
 
 def _ranks(numbers: Sequence[int]) -> str:
@@ -280,8 +281,8 @@ def _straggler(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
     host = evidence.ranks[rank].host
     what = "between two steps" if stage == "other" else f"for its {stage}"
     seen = (
-        f"rank {rank} on {host} takes {each[stage][rank] * 1e3:.3g} ms {what}, the others {usual * 1e3:.3g} ms, and "
-        "they wait for it"
+        f"rank {rank} on {host} takes {milliseconds(each[stage][rank])} ms {what}, the others {milliseconds(usual)} "
+        "ms, and they wait for it"
     )
     longer = evidence.mean([_more_computing(evidence, rank, n) for n in range(evidence.count)])
     reason, why = _why_slow(evidence, rank, longer)
@@ -307,8 +308,8 @@ def _why_slow(evidence: Evidence, rank: int, longer: float) -> tuple[Reason, str
     usual = median([one.waited_for_cpu for one in others]) / evidence.count
     if waits - usual > longer / 2:
         why = (
-            f"; its threads wait {waits * 1e3:.3g} ms of each step for a core, those of the others "
-            f"{usual * 1e3:.3g} ms: other programs run on its cores"
+            f"; its threads wait {milliseconds(waits)} ms of each step for a core, those of the others "
+            f"{milliseconds(usual)} ms: other programs run on its cores"
         )
         return "cores", why
     sizes = [statistics.fmean(one.elements) if one.elements else 0.0 for one in (mine, *others)]
@@ -351,7 +352,7 @@ def _communication(evidence: Evidence, around: Surroundings) -> Iterator[Suspici
     own = statistics.fmean(max(rank[n] for rank in evidence.own) for n in evidence.usual)
     if around.gradient_mib <= _TINY and exposed > own / 2:
         seen = (
-            f"a step computes for {own * 1e3:.3g} ms and then waits {exposed * 1e3:.3g} ms for only {size} of "
+            f"a step computes for {milliseconds(own)} ms and then waits {milliseconds(exposed)} ms for only {size} of "
             "gradients: that is the network's latency, not its rate"
         )
         why = "a larger batch is another training, so it was not tried"
@@ -414,7 +415,7 @@ def _threads(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
         return
     seen = (
         f"{around.job.ranks_per_host} ranks with {most} threads each share {around.job.cores} cores: threads wait "
-        f"{waited * 1e3:.3g} ms of each step for a core"
+        f"{milliseconds(waited)} ms of each step for a core"
     )
     fewer = Condition(experiment=Experiment(threads=share))
     everyone = tuple(range(len(evidence.ranks)))
@@ -468,17 +469,19 @@ def _periodic_stall(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
         # What hits the other stages alone is the machine's doing, not the script's.
         return max(of.more_of_the_scripts(n)) > (of.steps[n] - of.seconds) / 2
 
-    what = "the script does something else, such as saving or evaluating, in some steps"
+    what: str = "the script does something else, such as saving or evaluating, in some steps"
+    kind: Kind = ""
     events = [n for n in range(evidence.count) if is_event(evidence, n)]
     if events:
         collected = sum(max(one.collecting[n] for one in evidence.ranks) for n in events)
         if collected > sum(evidence.steps[n] - evidence.seconds for n in events) / 2:
-            what = "Python's garbage collector runs in some steps"
+            what, kind = "Python's garbage collector runs in some steps", "collector"
     # Where some ranks alone have these steps, the others wait for them.
     each = [evidence.more_of_the_scripts(n) for n in events]
     longest = [sum(of_rank) for of_rank in zip(*each, strict=True)]
     ranks = tuple(r for r, seconds in enumerate(longest) if seconds >= A_PART * max(longest))
-    yield from _events("periodic_stall", ranks, evidence, is_event, what)
+    for found in _events("periodic_stall", ranks, evidence, is_event, what):
+        yield dataclasses.replace(found, kind=kind)
 
 
 def _events(
@@ -494,7 +497,7 @@ def _events(
         return
     seconds = sum(evidence.steps[n] - evidence.seconds for n in events) / evidence.count
     each = statistics.fmean(evidence.steps[n] - evidence.seconds for n in events)
-    seen = f"{what}: {len(events)} of {evidence.count} steps take {each * 1e3:.3g} ms longer than the others"
+    seen = f"{what}: {len(events)} of {evidence.count} steps take {milliseconds(each)} ms longer than the others"
     yield Suspicion(cause, ranks, seconds, seen, Events(is_event))
 
 
@@ -532,8 +535,8 @@ def _launch_bound(evidence: Evidence, around: Surroundings) -> Iterator[Suspicio
     if behind + _waited(evidence) > _QUEUED * computing:
         return
     seen = (
-        f"the device is never more than {behind * 1e3:.3g} ms behind the script, of {computing * 1e3:.3g} ms that a "
-        "step computes: it waits for one kernel after another to be launched"
+        f"the device is never more than {milliseconds(behind)} ms behind the script, of {milliseconds(computing)} ms "
+        "that a step computes: it waits for one kernel after another to be launched"
     )
     everyone = tuple(range(len(evidence.ranks)))
     if around.job.cuda_graphs:
@@ -563,7 +566,7 @@ def _sync_points(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion
         for line, seconds in one.waits.items():
             lines[line] = max(lines.get(line, 0.0), seconds / evidence.count)
     longest = sorted(lines, key=lambda line: -lines[line])
-    told = ", ".join(f"{line} ({lines[line] * 1e3:.3g} ms)" for line in longest[:_LINES])
+    told = ", ".join(f"{line} ({milliseconds(lines[line])} ms)" for line in longest[:_LINES])
     seen = f"the script waits for the device, on average of all steps at {told}"
     late = Mend(Condition(experiment=Experiment(late_values=True)))
     yield Suspicion("sync_points", tuple(range(len(evidence.ranks))), guess, seen, late)

@@ -125,8 +125,9 @@ _FIXES: dict[str, Callable[[Suspicion, Surroundings], str]] = {
     ),
     "epoch_start": lambda s, a: _EPOCH_STARTS[s.kind],
     "periodic_stall": lambda s, a: (
-        "save and evaluate less often, or save in a thread of its own (torch.distributed.checkpoint.async_save); where "
-        "the garbage collector runs: gc.freeze() before training, or gc.collect() at chosen steps"
+        "gc.freeze() before training, so that the collector passes over what is there already; gc.collect() less often"
+        if s.kind == "collector"
+        else "save and evaluate less often, or save in a thread of its own (torch.distributed.checkpoint.async_save)"
     ),
     "small_batch": lambda s, a: (
         "a larger batch per rank, or fewer ranks; --accumulate-up-to N lets autoddp reduce once in N steps"

@@ -52,6 +52,17 @@ def test_a_loader_that_is_slow_on_one_rank(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".toml"] == [], "a recipe was written"
 
 
+def test_a_loader_of_a_script_without_optimizer(tmp_path: Path) -> None:
+    """Kept batches go on as long as steps do: epochs must not come to an end meanwhile, and the script with them."""
+    script = str(SCRIPTS / "slow_loader.py")
+    done = diagnose(tmp_path, "--json", "--nproc-per-node", "2", "--diagnose-budget", "12s", script, "--by-hand")
+    assert done.returncode == 0, done.stderr
+    first = json.loads(done.stdout)["findings"][0]
+    assert (first["cause"], first["ranks"], first["status"]) == ("data_loader", [0, 1], "proved")
+    assert "not tried" not in first["text"]
+    assert not list(tmp_path.glob(".autoddp/*/attempt1")), "the script ended"
+
+
 @pytest.mark.parametrize("json_too", [True, False])
 def test_a_script_without_ddp(tmp_path: Path, json_too: bool) -> None:
     option = ["--json"] if json_too else []

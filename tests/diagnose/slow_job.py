@@ -48,6 +48,8 @@ class SlowJob:
     """Computing takes longer in proportion to a batch's elements over 1000."""
     event: Callable[[int, int], dict[str, float]] = lambda rank, step: {}
     """Milliseconds that a stage takes longer in that step."""
+    collects: bool = False
+    """Whether Python's garbage collector runs while a rank does other work."""
     epochs: Callable[[int], bool] = lambda step: False
     unused: float = 0.0
     """Of the search for unused parameters, in each backward pass."""
@@ -129,7 +131,7 @@ class SlowJob:
                     samples=(8 if self._reads(rank) else 0,) * steps,
                     elements=tuple(size for _, size, _ in mine),
                     begun=tuple(int(begun) for _, _, begun in mine),
-                    collecting=(0.0,) * steps,
+                    collecting=tuple(stages["other"] * self.collects for stages, _, _ in mine),
                     waited_for_cpu=steps * MS * (5 * crowded + (self._of(self.waited, rank) if self.waited else 0)),
                     mhz=self.mhz[rank] if self.mhz else (),
                     held_back=self.held_back,

@@ -237,6 +237,14 @@ def test_two_things_that_come_regularly_are_told_apart() -> None:
     found = {one.cause: one for one in examined(SlowJob(event=event)).findings}
     assert {cause: one.ranks for cause, one in found.items()} == {"rank0_work": (0,), "periodic_stall": (0, 1)}
     assert all(one.seconds == pytest.approx(4e-3, rel=0.15) for one in found.values())
+    assert "save" in found["periodic_stall"].fix
+
+
+def test_the_fix_of_collecting_is_not_that_of_saving() -> None:
+    collector = {"event": lambda rank, step: {"other": 2000.0} if step % 12 == 5 else {}}
+    first = examined(SlowJob(**collector, collects=True)).findings[0]
+    assert (first.cause, first.fix.split("(")[0]) == ("periodic_stall", "gc.freeze")
+    assert " take 2000 ms longer" in first.text or " take 1999 ms longer" in first.text
 
 
 def test_the_fix_of_copies_is_the_one_that_was_tried() -> None:
@@ -288,7 +296,7 @@ def test_a_device_that_is_behind_is_not_launch_bound() -> None:
 
 def test_lines_that_wait_are_named() -> None:
     (first, *_) = examined(SlowJob(reads=4.0, queued=0.1)).findings
-    assert "train.py:41 .item() (4 ms)" in first.text
+    assert "train.py:41 .item() (4.00 ms)" in first.text
 
 
 def test_a_stream_stays_one_in_joined_blocks() -> None:

@@ -21,22 +21,32 @@ class Numbers(Dataset):
         return torch.randn(FEATURES, generator=torch.Generator().manual_seed(place)), place % CLASSES
 
 
+def step(model: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.sub_(parameter.grad, alpha=0.05)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--slow", default="0,1")
+    parser.add_argument("--by-hand", action="store_true", help="change the parameters without an optimizer")
     parser.add_argument("--epochs", type=int, default=30)
     args = parser.parse_args()
     rank = start()
     torch.set_num_threads(1)
     model = DDP(network())
-    sgd = optimizer(model)
+    sgd = None if args.by_hand else optimizer(model)
     seconds = 0.005 if str(rank) in args.slow.split(",") else 0.0
     for _ in range(args.epochs):
         for inputs, targets in DataLoader(Numbers(seconds), batch_size=4):
-            sgd.zero_grad()
+            model.zero_grad()
             time.sleep(0.005)
             loss(model(inputs), targets).backward()
-            sgd.step()
+            if sgd is None:
+                step(model)
+            else:
+                sgd.step()
     finish(model)
 
 
