@@ -43,9 +43,23 @@ _QUEUED = 0.1  # of a step's computing, for which the device is behind the scrip
 _LINES = 3  # of the script that are named
 _COMPUTING = ("copy", "forward", "backward", "optimizer")
 
-Kind = Literal["", "some readers", "between steps", "unseen loading", "no workers", "workers stay", "collector"]
-"""What the fix of a cause depends on.
+Kind = Literal[
+    "",
+    "clock",
+    "cores",
+    "batches",
+    "some readers",
+    "between steps",
+    "unseen loading",
+    "no workers",
+    "workers stay",
+    "collector",
+]
+"""What the fix of a cause depends on; "" for the usual one.
 
+- clock: a rank is slow because its GPU's clock is lower than those of the others
+- cores: because its threads wait for cores
+- batches: because its batches are larger
 - some readers: other ranks read their loaders fast
 - between steps: a rank is slow in what it does between two steps
 - unseen loading: the same, and that may be loading, because the script reads no loader of torch's
@@ -118,10 +132,6 @@ class Events:
     is_event: Callable[[Evidence, int], bool]
 
 
-Reason = Literal["", "cores", "batches", "clock"]
-"""Why a rank is slow: its threads wait for cores, its batches are larger, its GPU's clock is low; "" if not seen."""
-
-
 @dataclass(frozen=True)
 class Suspicion:
     """A cause that may be at work."""
@@ -141,8 +151,6 @@ class Suspicion:
     """What `proof` does then: "with …"."""
     fix: str = ""
     """What `fixed` does, as a plural: "2 workers"."""
-    reason: Reason = ""
-    """Why a rank is slow, as far as that is seen."""
     kind: Kind = ""
 
 
@@ -285,10 +293,11 @@ def _straggler(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
         "ms, and they wait for it"
     )
     longer = evidence.mean([_more_computing(evidence, rank, n) for n in range(evidence.count)])
-    reason, why = _why_slow(evidence, rank, longer)
+    kind, why = _why_slow(evidence, rank, longer)
     probe = Probe(Delay(rank, "forward", max(guess, 0.1 * evidence.seconds)))
-    kind = _kind_of_work(evidence) if stage == "other" and not reason else ""
-    yield Suspicion("straggler", (rank,), guess, seen + why, probe, reason=reason, kind=kind)
+    if stage == "other" and not kind:
+        kind = _kind_of_work(evidence)
+    yield Suspicion("straggler", (rank,), guess, seen + why, probe, kind=kind)
 
 
 def _kind_of_work(evidence: Evidence) -> Kind:
@@ -296,7 +305,7 @@ def _kind_of_work(evidence: Evidence) -> Kind:
     return "between steps" if evidence.readers else "unseen loading"
 
 
-def _why_slow(evidence: Evidence, rank: int, longer: float) -> tuple[Reason, str]:
+def _why_slow(evidence: Evidence, rank: int, longer: float) -> tuple[Kind, str]:
     """Why a rank computes `longer` seconds than the others in a step, and the end of a sentence that says so."""
     mine, others = evidence.ranks[rank], [one for r, one in enumerate(evidence.ranks) if r != rank]
     clocks = [one.mhz[0] for one in others if one.mhz]

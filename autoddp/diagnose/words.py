@@ -51,17 +51,17 @@ def _fix_copies(fixed: bool | None) -> str:
 
 def _fix_straggler(suspicion: Suspicion, around: Surroundings) -> str:
     (rank,) = suspicion.ranks
-    if suspicion.reason == "cores":
+    if suspicion.kind == "cores":
         return (
             f"keep other programs off the cores of rank {rank} (top shows them), or give the rank cores of its own "
             "(taskset, numactl, the CPUs of its container)"
         )
-    if suspicion.reason == "batches":
+    if suspicion.kind == "batches":
         return (
             f"give rank {rank} batches of the size that the others have: share the samples out evenly "
             "(DistributedSampler with drop_last=True), or cut and pad them to one length"
         )
-    if suspicion.reason == "clock":
+    if suspicion.kind == "clock":
         return (
             f"look at the cooling and the power limit of rank {rank}'s GPU "
             "(nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER)"
