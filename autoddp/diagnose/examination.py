@@ -359,7 +359,7 @@ class Examination:
         assert by_fix.price is not None
         if self._is_finding(by_fix.price):
             most_of_it = by_fix.price.seconds > price.seconds / 2
-            return _with_words(by_fix, f"proved with {suspicion.fix}; {what}", by_fix=most_of_it or None)
+            return _with_words(by_fix, f"proved with {suspicion.fix}; {what}", most_of_it or None, price)
         if self._is_open(by_fix.price):
             return _with_words(proof, f"{what}; {suspicion.fix} were tried, but the rounds differed too much")
         return _with_words(proof, f"{what}; {suspicion.fix} were tried and save next to nothing", by_fix=False)
@@ -605,11 +605,15 @@ class Examination:
         return levels
 
 
-def _with_words(proof: _Proof, text: str, by_fix: bool | None = None) -> _Proof:
-    """The same proof told in other words, also after more blocks."""
+def _with_words(proof: _Proof, text: str, by_fix: bool | None = None, most: Difference | None = None) -> _Proof:
+    """The same proof told in other words, also after more blocks.
+
+    `most`: what no fix can give more than. Rounds on a busy machine may say that one does.
+    """
     again = proof.again
-    further = None if again is None else lambda: _with_words(again(), text, by_fix)
-    return replace(proof, text=text, by_fix=by_fix, again=further)
+    further = None if again is None else lambda: _with_words(again(), text, by_fix, most)
+    beyond = most is not None and proof.price is not None and proof.price.seconds > most.high
+    return replace(proof, price=most if beyond else proof.price, text=text, by_fix=by_fix, again=further)
 
 
 def _own(blocks: Sequence[Evidence], rank: int) -> float:

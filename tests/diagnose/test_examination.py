@@ -230,6 +230,13 @@ def test_what_the_script_does_between_steps_is_told_where_nothing_is_found() -> 
     assert "between two steps" in " ".join(examined(SlowJob(other=20.0, transfer=3.0)).verdict)
 
 
+def test_no_fix_of_the_loader_gives_more_than_batches_in_memory() -> None:
+    """As rounds may say on a machine on which other programs come and go."""
+    first = examined(SlowJob(data=10.0, from_workers=-10.0)).findings[0]
+    assert "proved with 2 workers" in first.text
+    assert first.seconds * 1e3 == pytest.approx(10.0, rel=0.15)
+
+
 def test_two_things_that_come_regularly_are_told_apart() -> None:
     def event(rank: int, step: int) -> dict[str, float]:
         return {"other": 80.0} if step % 20 == 15 or (rank == 0 and step % 20 == 4) else {}
