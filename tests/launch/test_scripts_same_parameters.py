@@ -34,6 +34,7 @@ COMMANDS = [
     "unused.py --from-step 12",
     "uneven.py",
     "slow_loader.py --slow none --epochs 1",
+    "alike.py",
 ]
 NOT_TRAINING = {
     "bars.py",
