@@ -83,7 +83,7 @@ def test_a_script_that_ends_without_a_word(tmp_path: Path, how: str) -> None:
     code = (SCRIPTS / "plain.py").read_text().replace("    stop()\n", f"    import os; os.{how}\n")
     assert how in code
     (tmp_path / "short.py").write_text(f"import sys\nsys.path.insert(0, {str(SCRIPTS)!r})\n{code}")
-    words = ["--json", "--nproc-per-node", "2", "--diagnose-budget", "1s", "short.py", "--steps", "60"]
+    words = ["--json", "--nproc-per-node", "2", "--diagnose-budget", "0.5s", "short.py", "--steps", "60"]
     done = diagnose(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["step_ms"] > 0
