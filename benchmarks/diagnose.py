@@ -81,6 +81,7 @@ CASES = [
     Case("data_loader", options=("--kind", "disk"), place="disk"),
     Case("straggler", options=("--kind", "work"), ranks=(1,)),
     Case("straggler", options=("--kind", "neighbour"), ranks=(1,)),
+    Case("straggler", options=("--kind", "memory"), ranks=(1,), sizes=("large",)),
     Case("uneven_batches"),
     Case("exposed_communication", place="lab"),
     Case("no_overlap", place="lab"),

@@ -51,7 +51,7 @@ VARIABLE = {
             'TOY = _start("toy", "GLOO_TOY", "plays", one_of("on", "off"), _where(lambda _around: True, "on"))\n\n'
             "START_KNOBS: ",
         ),
-        ("    ALLOCATOR,\n    INTERFACES,", "    TOY,\n    ALLOCATOR,\n    INTERFACES,"),
+        ("    ALLOCATOR,\n    MALLOC,", "    TOY,\n    ALLOCATOR,\n    MALLOC,"),
     ],
 }
 

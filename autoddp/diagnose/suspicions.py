@@ -48,6 +48,7 @@ Kind = Literal[
     "clock",
     "cores",
     "batches",
+    "memory",
     "some readers",
     "between steps",
     "unseen loading",
@@ -60,6 +61,7 @@ Kind = Literal[
 - clock: a rank is slow because its GPU's clock is lower than those of the others
 - cores: because its threads wait for cores
 - batches: because its batches are larger
+- memory: because glibc returns more of its memory to the system, and gets it anew in the next step
 - some readers: other ranks read their loaders fast
 - between steps: a rank is slow in what it does between two steps
 - unseen loading: the same, and that may be loading, because the script reads no loader of torch's
@@ -324,6 +326,15 @@ def _why_slow(evidence: Evidence, rank: int, longer: float) -> tuple[Kind, str]:
     sizes = [statistics.fmean(one.elements) if one.elements else 0.0 for one in (mine, *others)]
     if (usual := median(sizes[1:])) and sizes[0] > _LARGER * usual:
         return "batches", f"; its batches have {sizes[0] / usual:.2g} times as many numbers as those of the others"
+    lost = mine.in_page_faults / evidence.count
+    usual = median([one.in_page_faults for one in others]) / evidence.count
+    if lost - usual > longer / 2:
+        counts = [one.page_faults / evidence.count for one in (mine, *others)]
+        why = (
+            f"; in each step its process gets {counts[0]:,.0f} pages of memory anew from the system, which take it "
+            f"{milliseconds(lost)} ms, those of the others {median(counts[1:]):,.0f} in {milliseconds(usual)} ms"
+        )
+        return "memory", why
     return "", ""
 
 

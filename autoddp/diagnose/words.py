@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from autoddp.diagnose.evidence import Evidence
 from autoddp.diagnose.findings import Finding, Level, Scaling
 from autoddp.diagnose.suspicions import Surroundings, Suspicion
+from autoddp.knobs.env import keeps_memory
 from autoddp.units import milliseconds
 from autoddp.wire import JobFacts
 
@@ -60,6 +61,11 @@ def _fix_straggler(suspicion: Suspicion, around: Surroundings) -> str:
         return (
             f"give rank {rank} batches of the size that the others have: share the samples out evenly "
             "(DistributedSampler with drop_last=True), or cut and pad them to one length"
+        )
+    if suspicion.kind == "memory":
+        return (
+            f"GLIBC_TUNABLES={keeps_memory()}: freed memory is kept for the next step; autoddp tries it in a study of "
+            "10 trials or more"
         )
     if suspicion.kind == "clock":
         return (

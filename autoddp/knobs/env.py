@@ -6,6 +6,7 @@ offered only if this node's topology, its network or the job's first steps give 
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,13 @@ _MANY_CHANNELS, _FEW_CHANNELS = 16, 8
 """More channels carry more, but each takes a multiprocessor from the backward pass: one candidate each way."""
 _SOCKET_THREADS = _SOCKETS_PER_THREAD = 4  # what NCCL's documentation advises for networks of 100 Gbit/s
 _LARGE_BUFFER = 8 * 2**20  # bytes; twice NCCL's default
+_KEEPS, _KEEPS_OF_SMALL = (
+    f"glibc.malloc.mmap_threshold={size}:glibc.malloc.trim_threshold={4 * 2**30}" for size in (2**30, 2**25)
+)
+"""Values of `GLIBC_TUNABLES`. Up to 4 GiB of freed memory stay in the process, of tensors of up to 1 GiB, or 32 MiB."""
+_KEEPS_SINCE = (2, 36)
+"""The first glibc that is known to take the larger size; versions before 2.35 refuse more than 32 MiB."""
+_LOST_IN_MALLOC = 0.1  # of a step, that page faults take: a start of the script must be worth it
 _OTHER_CLASS = 0.5  # share of the fastest port's rate: a slower port is taken to serve storage or logins
 
 
@@ -47,6 +55,8 @@ class Surroundings:
     """The network interfaces that Gloo could use at the same time, separated by commas; "" if there is only one."""
     frees_memory: bool = False
     """Whether torch's allocator had to return GPU memory to the driver and request it again."""
+    in_page_faults: float = 0.0
+    """Share of a step on the CPU that page faults take at most; 0 where there is no room for memory that is kept."""
 
 
 Offers = Callable[[Surroundings], Iterator[Candidate]]
@@ -194,6 +204,21 @@ def _near_devices(around: Surroundings) -> Iterator[Candidate]:
         yield "=" + ",".join(dict.fromkeys(near))
 
 
+def keeps_memory() -> str:
+    """Value of `GLIBC_TUNABLES` with which this host's glibc keeps what a step frees for the next one.
+
+    By its own rules glibc may return much of a step's memory to the system, and get it anew in the next step.
+    """
+    version = platform.libc_ver()[1].split(".")
+    known = all(part.isdigit() for part in version) and tuple(map(int, version)) >= _KEEPS_SINCE
+    return _KEEPS if known else _KEEPS_OF_SMALL
+
+
+def _keeping(around: Surroundings) -> Iterator[Candidate]:
+    if around.in_page_faults >= _LOST_IN_MALLOC:
+        yield keeps_memory()
+
+
 def _together(around: Surroundings) -> Iterator[Candidate]:
     if around.interfaces and around.nodes > 1:
         yield around.interfaces
@@ -201,6 +226,11 @@ def _together(around: Surroundings) -> Iterator[Candidate]:
 
 _PEERS = ("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE")
 _SOCKETS = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
+_OTHER_MALLOCS = (
+    *("GLIBC_TUNABLES", "LD_PRELOAD"),
+    *("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_"),
+)
+"""Variables with which the user chooses another malloc, or how it keeps memory."""
 
 ALLOCATOR = _start(
     "allocator",
@@ -209,6 +239,15 @@ ALLOCATOR = _start(
     one_of("expandable_segments:True"),
     _where(lambda around: around.frees_memory, "expandable_segments:True"),
     pinned_by=("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
+    on_the_link=False,
+)
+MALLOC = _start(
+    "malloc",
+    "GLIBC_TUNABLES",
+    "what glibc does with freed memory: kept in the process, it needs no page faults in the next step",
+    one_of(_KEEPS, _KEEPS_OF_SMALL),
+    _keeping,
+    pinned_by=_OTHER_MALLOCS,
     on_the_link=False,
 )
 INTERFACES = _start(
@@ -314,6 +353,7 @@ NCCL_BUFFER_BYTES = _start(
 
 START_KNOBS: tuple[StartKnob, ...] = (
     ALLOCATOR,
+    MALLOC,
     INTERFACES,
     NCCL_P2P_LEVEL,
     NCCL_P2P_DISABLE,

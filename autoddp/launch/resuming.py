@@ -38,8 +38,8 @@ _MEASURED = ("link",)
 """Facts that are measured, so that they differ from start to start."""
 _LARGEST = 2**20  # bytes of a file in the arguments that is compared
 _OF_LIBRARIES = (
-    *("CUBLAS_", "CUDA_", "CUDNN_", "GLOO_", "GOMP_", "HIP_", "HSA_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_"),
-    *("NCCL_", "NVIDIA_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "ROCR_", "TORCH", "TRITON_"),
+    *("CUBLAS_", "CUDA_", "CUDNN_", "GLIBC_", "GLOO_", "GOMP_", "HIP_", "HSA_", "KMP_", "LD_PRELOAD", "MALLOC_"),
+    *("MKL_", "NCCL_", "NVIDIA_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "ROCR_", "TORCH", "TRITON_"),
 )
 """Beginnings of the names of variables that change how fast a step is, or what is in it."""
 

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung, Value
+from autoddp.knobs import AS_WRITTEN, BY_NAME, GRADIENT_RUNGS, Configuration, Rung, Value
 from autoddp.knobs.computing import OPTIMIZE_DDP, REDUCE_OVERHEAD
 from autoddp.knobs.micro_batches import larger_batch
 from autoddp.predict import profile_of
@@ -73,10 +73,8 @@ class Study:
         forecast = self._forecast(recorded, baseline, without.median)
         self._trials = Trials(self._cost, self._facts, self._asked, self._observer, baseline, forecast)
         fixed = self._trials.find_computing()
-        judged: list[Screened] = []
-        settings: list[Mapping[str, Value]] = []
+        judged, settings = self._judge_settings(won)
         if won.high >= WORTHWHILE:
-            judged, settings = self._judge_settings()
             kept = self._trials.kept_for_settings_on_top + self._trials.kept_for_accumulation
             kept += RESERVED if settings else 0
             self._trials.run(fixed, self._asked.trials - kept, without.median)
@@ -191,12 +189,18 @@ class Study:
         unsure = found.share < WORTHWHILE <= found.high
         return unsure and rounds < budget.most_headroom_rounds and self._cost.left > rounds * budget.trial()
 
-    def _judge_settings(self) -> tuple[list[Screened], list[Mapping[str, Value]]]:
-        """The communication benchmark's results for all env settings, and the settings that are worth trials."""
-        if not self._facts.start_settings or self._asked.trials < _AT_LEAST_FOR_SETTINGS:
+    def _judge_settings(self, won: Headroom) -> tuple[list[Screened], list[Mapping[str, Value]]]:
+        """The communication benchmark's results for all env settings, and the settings that are worth trials.
+
+        Where the reduction costs nothing, only those can be worth it that concern something else.
+        """
+        offered: Sequence[Configuration] = self._facts.start_settings
+        if won.high < WORTHWHILE:
+            offered = [setting for setting in offered if not all(BY_NAME[name].on_the_link for name in setting)]
+        if not offered or self._asked.trials < _AT_LEAST_FOR_SETTINGS:
             return [], []
         with self._cost.in_phase("screening"):
-            judged = screened(self._facts.start_settings, self._screen)
+            judged = screened(offered, self._screen)
         self._observer.screened(judged, RESERVED)
         seen = [one for one in judged if one.gain is not None]
         # No benchmark speaks for these settings, and each costs a start of the script: try one of them at most.

@@ -19,13 +19,14 @@ from autoddp.knobs.computing import CUDA_GRAPHS, OPTIMIZE_DDP, THREADS, thread_c
 from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS
 from autoddp.knobs.env import Surroundings, start_settings
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
-from autoddp.topology import Fingerprint, fingerprint
+from autoddp.topology import Fingerprint, fingerprint, free_memory
 from autoddp.topology.nccl_tuner import nccl_tuner
 from autoddp.topology.probe import probe
 from autoddp.wire import JobFacts, Ready, WorkerConfig
 from autoddp.worker.binding import Binding
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Wrapped, backend_of
 from autoddp.worker.local_buffers import why_alike
+from autoddp.worker.page_faults import peak_memory
 from autoddp.worker.rank_store import RankStore
 from autoddp.worker.threads import Threads, most_at_start, usable_cpus
 
@@ -38,9 +39,13 @@ def gather_facts(
     threads: Threads,
     binding: Binding,
     observed: ObservedSteps,
+    in_page_faults: float,
     config: WorkerConfig,
 ) -> JobFacts:
-    """The same facts on every rank; all ranks call this together."""
+    """The same facts on every rank; all ranks call this together.
+
+    `in_page_faults`: the share of the observed steps' time that page faults took on this rank, at most.
+    """
     device = wrapped[0].parameters[0].device
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     shares = thread_counts(usable_cpus(), local, threads.as_written)
@@ -55,7 +60,10 @@ def gather_facts(
     promised = (backend == "nccl" and machine.rdma_gbps) or tcp if looks else None
     here = [machine.links, machine.network, promised, (usable_cpus(), local)]
     mine = [_device_name(device), plain(observed), *free, *here]
-    starts = _start_settings(backend, device, ranks.nodes, config.interfaces) if looks else None
+    has_room = looks and device.type == "cpu" and free_memory() > local * peak_memory()
+    starts = None
+    if looks:
+        starts = _start_settings(backend, device, ranks.nodes, config.interfaces, has_room * in_page_faults)
     of_all = ranks.gather([*mine, starts])
     facts = _facts(wrapped, ranks, of_all, config) if ranks.rank == 0 else None
     if facts:
@@ -126,7 +134,9 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
     )
 
 
-def _start_settings(backend: str, device: torch.device, nodes: int, interfaces: str) -> list[Setting]:
+def _start_settings(
+    backend: str, device: torch.device, nodes: int, interfaces: str, in_page_faults: float
+) -> list[Setting]:
     """Settings for another start of the script that may gain on this rank's node; tried where they may on all nodes."""
     nccl = backend == "nccl" and device.type == "cuda"
     around = Surroundings(
@@ -137,6 +147,7 @@ def _start_settings(backend: str, device: torch.device, nodes: int, interfaces: 
         tuner=nccl_tuner(os.environ) if nccl else "",
         interfaces="" if backend == "nccl" else interfaces,
         frees_memory=device.type == "cuda" and torch.cuda.memory_stats(device).get("num_alloc_retries", 0) > 0,
+        in_page_faults=in_page_faults,
     )
     return start_settings(around)
 

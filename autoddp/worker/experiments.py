@@ -127,6 +127,8 @@ class Experiments:
             collecting=found.collecting,
             meeting=found.meeting,
             waited_for_cpu=found.waited_for_cpu,
+            page_faults=found.page_faults.count,
+            in_page_faults=found.page_faults.seconds,
             queued=found.queued,
             waits=found.waits,
             threads=torch.get_num_threads(),

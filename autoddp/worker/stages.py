@@ -33,6 +33,7 @@ from autoddp.worker.device import synchronize
 from autoddp.worker.gradient_access import GradientHandler
 from autoddp.worker.host_device import CopiesToDevice, DeviceWaits
 from autoddp.worker.loader import LoaderEvents
+from autoddp.worker.page_faults import PageFaultCount, PageFaults
 
 _END_OF_STEP = "end of step"
 _COUNTS = 5  # of a step: samples, elements, iterators, seconds of the collector, and those in the script's collectives
@@ -59,6 +60,8 @@ class Recorded:
     """In each step, in collectives of the script's own: a part of `exposed`."""
     waited_for_cpu: float
     """In all steps together, for which threads of this process could have run and had no core."""
+    page_faults: PageFaults
+    """In all steps together."""
     queued: tuple[float, ...] = ()
     """In each step, that the device was behind the host at most; empty on a CPU."""
     waits: dict[str, float] = field(default_factory=dict)
@@ -87,6 +90,7 @@ class Stages(GradientHandler, LoaderEvents):
         self._delayed = self._has_added = False
         self._marks: list[tuple[str, Any]] = []
         self._counts: list[list[float]] = []
+        self._page_faults = PageFaultCount()
         self._collecting_since = self._meeting_since = 0.0
         self._launched: list[float] = []
         self.copies = CopiesToDevice(self._copy_begins, self.enter)
@@ -107,6 +111,7 @@ class Stages(GradientHandler, LoaderEvents):
         self._marks, self._launched = [], []
         self._put("other")
         self._waited_for_cpu = _waited_for_cpu()
+        self._page_faults = PageFaultCount()
         gc.callbacks.append(self._collects)
         if device.type == "cuda":
             self.copies.watch()
@@ -132,10 +137,11 @@ class Stages(GradientHandler, LoaderEvents):
         self.copies.stop()
         gc.callbacks.remove(self._collects)
         waited = _waited_for_cpu() - self._waited_for_cpu
+        page_faults = self._page_faults.taken()
         synchronize(self._device)
         marks, self._marks = self._marks, []
         seconds = self._seconds([mark for _, mark in marks])
-        found = _recorded(marks, seconds, self._counts[:-1], waited)
+        found = _recorded(marks, seconds, self._counts[:-1], waited, page_faults)
         if self._device.type != "cuda":
             return found
         return replace(found, queued=_queued(marks, seconds, self._launched), waits=self.waits.longest)
@@ -314,7 +320,11 @@ class Stages(GradientHandler, LoaderEvents):
 
 
 def _recorded(
-    marks: Sequence[tuple[str, Any]], seconds: Sequence[float], counts: Sequence[Sequence[float]], waited: float
+    marks: Sequence[tuple[str, Any]],
+    seconds: Sequence[float],
+    counts: Sequence[Sequence[float]],
+    waited: float,
+    page_faults: PageFaults,
 ) -> Recorded:
     spans: list[Span] = []
     ends: list[float] = []
@@ -339,6 +349,7 @@ def _recorded(
         collecting=tuple(collecting),
         meeting=tuple(meeting),
         waited_for_cpu=waited,
+        page_faults=page_faults,
     )
 
 

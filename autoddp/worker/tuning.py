@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ from autoddp.worker.guard import checksum
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.inputs import InputsSeen, compares
 from autoddp.worker.live_ddp import LiveDdp, effects_of
+from autoddp.worker.page_faults import PageFaultCount
 from autoddp.worker.rank_store import RankStore
 from autoddp.worker.runner import LauncherDirector, TrialRunner
 from autoddp.worker.stopwatch import stopwatch_for
@@ -167,6 +169,7 @@ class _TuningJob(DdpEvents):
             self._by_hand = ByHand(self._all_parameters())
             self._keeps_gradients = KeepsGradients(self._parameters_without_views())
             self._reads_gradients = ReadsGradients(self._all_parameters())
+            self._observed_since, self._page_faults = time.perf_counter(), PageFaultCount()
             self.implicit_no_sync.reads, self.implicit_no_sync.has_read = self._reads, self._by_hand.has_read
             if self._config.cuda_graphs:
                 self._graphs.watch()
@@ -221,6 +224,7 @@ class _TuningJob(DdpEvents):
 
     def _begin(self) -> None:
         assert self._ready_order is not None
+        in_page_faults = self._page_faults.taken().seconds / (time.perf_counter() - self._observed_since)
         ranks = RankStore()
         self._wait_for_ranks_of_other_groups(ranks, self._patch.alive())
         models = self._patch.only_what_all_have(ranks)
@@ -248,7 +252,7 @@ class _TuningJob(DdpEvents):
             self._reads_gradients.found,
             self._checksum(wrapped),
         )
-        facts = gather_facts(wrapped, ranks, self._threads, binding, watched, self._config)
+        facts = gather_facts(wrapped, ranks, self._threads, binding, watched, in_page_faults, self._config)
         del models
         director = LauncherDirector(self._launcher, facts)
         self.compiling.begin()

@@ -66,17 +66,17 @@ class Words(nn.Module):
         return scores
 
 
-def build(name: str) -> tuple[nn.Module, torch.Tensor]:
-    """The model, and a batch for it."""
+def build(name: str, times: int) -> tuple[nn.Module, torch.Tensor]:
+    """The model, and a batch for it, so many times as large as the smallest one."""
     if name == "mlp":
-        return nn.Sequential(*(nn.Linear(768, 768) for _ in range(6))), torch.randn(16, 768)
+        return nn.Sequential(*(nn.Linear(768, 768) for _ in range(6))), torch.randn(16 * times, 768)
     if name == "conv":
         widths = [3, 32, 64, 128, 256, 512]
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise(widths):
             layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 2000)), torch.randn(4, 3, 32, 32)
-    return Words(), torch.randint(8000, (4, 16))
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 2000)), torch.randn(4 * times, 3, 32, 32)
+    return Words(), torch.randint(8000, (4 * times, 16))
 
 
 def sleeping(milliseconds: float) -> tuple[nn.Module, torch.Tensor]:
@@ -89,13 +89,14 @@ def main() -> None:
     """Train, then leave the times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("mlp", "conv", "transformer"), default="mlp")
+    parser.add_argument("--batch-times", type=int, default=1, metavar="N", help="a batch that is N times as large (1)")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--sleep", type=float, metavar="MS", help="computing is a sleep (the model is one of its own)")
     parser.add_argument("--times", metavar="FILE", help="rank 0 writes the seconds of every rank's steps here")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    network, batch = sleeping(args.sleep) if args.sleep else build(args.model)
+    network, batch = sleeping(args.sleep) if args.sleep else build(args.model, args.batch_times)
     model = DDP(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     seconds = []

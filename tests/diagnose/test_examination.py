@@ -435,6 +435,8 @@ def test_every_block_after_an_experiment_undoes_it() -> None:
             "ms of each step for a core, those of the others 0.",
             "keep other programs off the cores",
         ),
+        ({"anew": [1.0, 7.0]}, "gets 3,500 pages of memory anew from the system", "GLIBC_TUNABLES=glibc.malloc"),
+        ({"anew": [6.0, 7.0]}, "they wait for it; proved by", "look at its device"),
         ({"waited": [4.0, 5.0]}, "they wait for it; proved by", "look at its device"),
         ({"mhz": [(1980, 1980), (1005, 1980)], "held_back": "it is too hot"}, "1,005 MHz of 1,980 because", "cooling"),
         ({"mhz": [(1980, 1980), (1900, 1980)]}, "they wait for it; proved by", "look at its device"),

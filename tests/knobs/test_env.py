@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoddp.knobs import Configuration, Setting
-from autoddp.knobs.env import Surroundings, start_settings
+from autoddp.knobs.env import Surroundings, keeps_memory, start_settings
 from autoddp.recipe.env import ENV_ALLOWED
 from autoddp.topology.facts import Cpu, Gpu, GpuPair, Nic, Node
 from autoddp.topology.nccl_tuner import nccl_tuner
@@ -147,3 +147,18 @@ def test_what_gloo_and_the_allocator_are_offered() -> None:
     assert offered(frees_memory=True, nodes=1) == [segments]
     for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         assert offered(frees_memory=True, environment={variable: "max_split_size_mb:64"}) == []
+
+
+def test_malloc_is_offered_where_page_faults_take_much_of_a_step() -> None:
+    def offered(share: float, **environment: str) -> list[Setting]:
+        return start_settings(Surroundings(None, nodes=1, environment=environment, in_page_faults=share))
+
+    assert offered(0.05) == []
+    (setting,) = offered(0.3)
+    assert setting == {"malloc": keeps_memory()}
+    ((variable, value),) = Configuration(setting).start_variables.items()
+    assert variable == "GLIBC_TUNABLES"
+    assert ENV_ALLOWED[variable](value) is None
+    assert ENV_ALLOWED[variable](value + ":glibc.malloc.check=3") is not None
+    for theirs in ("GLIBC_TUNABLES", "LD_PRELOAD", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
+        assert offered(0.3, **{theirs: "1"}) == []

@@ -8,6 +8,7 @@ import pytest
 from simulated import MIB, NOT_EVERYWHERE, SimulatedJob, error_of, facts
 
 from autoddp.knobs import AS_WRITTEN, BY_NAME, GRADIENT_RUNGS, Configuration, GradientError, Rung
+from autoddp.knobs.env import keeps_memory
 from autoddp.study import (
     FailsWithoutReduction,
     Observer,
@@ -514,6 +515,23 @@ def test_no_headroom_no_screening() -> None:
 
     job = SimulatedJob(link_mib_per_second=1e7, latency=0.0, copies=0.3, noise=0.002)
     Study(job, facts(nodes=2, start_settings=(ONE,)), StudySettings(trials=20), Observer(), screen).run()
+
+
+def test_without_headroom_only_settings_that_are_not_for_the_link_are_tried() -> None:
+    keeping = {"malloc": keeps_memory()}
+
+    def screen(settings):
+        raise AssertionError("nothing can be won on the link")
+
+    job = SimulatedJob(link_mib_per_second=1e7, latency=0.0, copies=0.3, noise=0.002)
+    there = facts(nodes=2, start_settings=(ONE, keeping))
+    outcome = Study(job, there, StudySettings(trials=20), Observer(), screen).run()
+    assert [trial.configuration.plain() for trial in outcome.trials] == [keeping]
+    assert "no trial was run" not in outcome.decision.why
+    fast = SimulatedJob(1e7, 0.0, 0.002, copies=0.3, computing=lambda values: 0.7 if "malloc" in values else 1.0)
+    outcome = Study(fast, there, StudySettings(trials=20), Observer(), screen).run()
+    assert outcome.decision.configuration.plain() == keeping
+    assert outcome.decision.configuration.rung is Rung.EXACT
 
 
 def test_each_hook_is_compared_once_and_the_ladder_has_its_error() -> None:

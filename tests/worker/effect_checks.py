@@ -33,6 +33,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration, Rung
+from autoddp.knobs.env import keeps_memory
 from autoddp.wire import BlockDone, Finish, Measure, Message, Ready, WatchPlan, WorkerConfig
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.applying import start_applying
@@ -65,7 +66,7 @@ PLAIN: dict[str, dict[str, Any]] = {
 }
 OF_SCRIPT: dict[str, dict[str, dict[str, Any]]] = {
     "plain": PLAIN,
-    "started": {"variables": {"threads": 2, "interfaces": "lo"}},
+    "started": {"variables": {"threads": 2, "interfaces": "lo", "malloc": keeps_memory()}},
     "micro-batches": {
         "implicit_no_sync": {"defer_reductions": 2},
         "both": {"defer_reductions": 2, "bucket_cap_mb": 0.5},

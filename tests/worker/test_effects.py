@@ -18,7 +18,7 @@ from autoddp.knobs import KNOBS, Configuration
 from autoddp.knobs.env import START_KNOBS
 
 CASES = [(script, name) for script, of_script in OF_SCRIPT.items() for name in of_script]
-NOT_ON_A_CPU = {knob.name for knob in START_KNOBS} - {"interfaces"}
+NOT_ON_A_CPU = {knob.name for knob in START_KNOBS} - {"interfaces", "malloc"}
 
 
 @pytest.fixture(scope="module")

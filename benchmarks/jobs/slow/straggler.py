@@ -2,8 +2,9 @@
 
 torchrun --nproc-per-node 2 straggler.py --kind work       # rank 1's model computes a spectrum that nobody needs
 torchrun --nproc-per-node 2 straggler.py --kind neighbour  # another program is busy on rank 1's core
+torchrun --nproc-per-node 2 straggler.py --kind memory     # rank 1 returns its memory to the system, and gets it anew
 
-Mended: without the spectrum; without the neighbour.
+Mended: without the spectrum; without the neighbour; memory stays with rank 1 too. The last one has one size.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def start_neighbour(core: int, niceness: int) -> None:
 def main() -> None:
     """Train."""
     parser = job.parser(__doc__)
-    parser.add_argument("--kind", choices=("work", "neighbour"), default="work")
+    parser.add_argument("--kind", choices=("work", "neighbour", "memory"), default="work")
     args = parser.parse_args()
     with job.started(args) as clock:
         slow = dist.get_rank() == 1 and not args.mended
@@ -71,7 +72,9 @@ def main() -> None:
             cores = sorted(os.sched_getaffinity(0))
             core = cores[dist.get_rank() % len(cores)]
             os.sched_setaffinity(0, {core})
-            if slow:
+            if slow and args.kind == "memory":
+                job.set_malloc(keeps=False)
+            elif slow:
                 start_neighbour(core, NICENESS[args.size])
         model = DDP(network)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

@@ -1,0 +1,45 @@
+"""Page faults are counted in a real process, whose malloc keeps memory or returns it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from autoddp.knobs.env import keeps_memory
+
+STEPS, TENSORS, BYTES = 20, 8, 2**21
+SCRIPT = f"""
+import json, torch
+from autoddp.worker.page_faults import PageFaultCount, peak_memory
+def step():
+    kept = [torch.ones({BYTES // 4}) for _ in range({TENSORS})]
+step(), step()
+count = PageFaultCount()
+for _ in range({STEPS}):
+    step()
+found = count.taken()
+print(json.dumps([found.count / {STEPS}, found.seconds, peak_memory()]))
+"""
+
+
+def measured(tunables: str) -> tuple[float, float, int]:
+    environment = {**os.environ, "GLIBC_TUNABLES": tunables}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True)
+    pages, seconds, peak = json.loads(done.stdout)
+    return pages, seconds, peak
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs glibc")
+def test_memory_that_is_returned_is_counted_when_it_comes_back() -> None:
+    returned, seconds, peak = measured("glibc.malloc.mmap_threshold=131072")
+    pages = TENSORS * BYTES / os.sysconf("SC_PAGE_SIZE")
+    assert returned >= 0.9 * pages or returned >= TENSORS  # of 4 KiB; of 2 MiB where the kernel gives huge pages
+    assert seconds > 0
+    assert peak > TENSORS * BYTES
+    kept, _, more = measured(keeps_memory())
+    assert kept < returned / 10
+    assert more < peak + 10 * TENSORS * BYTES
