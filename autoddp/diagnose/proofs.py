@@ -1,0 +1,322 @@
+"""The proof of each suspicion: an experiment in rounds, and what its blocks say.
+
+prover = Prover(rounds, surroundings, fails, ends)
+proof = prover.prove(suspicion, evidence)
+while proof.is_open and proof.again is not None:
+    proof = prover.further(proof)
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from autoddp import codec
+from autoddp.diagnose.evidence import Evidence
+from autoddp.diagnose.findings import WORTHWHILE
+from autoddp.diagnose.rounds import CannotRun, Rounds
+from autoddp.diagnose.suspicions import (
+    STARVED,
+    Condition,
+    Dose,
+    Events,
+    Mend,
+    Probe,
+    Surroundings,
+    Suspicion,
+    gain_of_slow_rank,
+    priced_by_events,
+)
+from autoddp.timing import Difference, difference
+from autoddp.units import data_size, milliseconds
+from autoddp.wire import Experiment
+
+_MOST_ROUNDS = 24  # where fewer neither prove nor refute anything
+_ROUGH = 0.1  # of a price: an interval that reaches further to either side is made smaller by more rounds
+_CRITICAL = 0.5  # seconds that a step grows by for each second of delay, from which all ranks wait for the delayed one
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What an experiment has given for a suspicion; `price` is None where there was none."""
+
+    price: Difference | None
+    text: str
+    mended: Condition | None = None
+    """How the job ran without the cause, as far as its fix can take it away."""
+    against: Condition = field(default_factory=Condition)
+    """How it ran with the cause."""
+    by_fix: bool | None = None
+    """Whether `Suspicion.fixed` is the fix; None where there are others too: it was not tried, or gives little."""
+    share: float = 1.0
+    """The part of what `mended` gives that mending this cause would give."""
+    blocks: Sequence[Evidence] = ()
+    """Those of `mended`."""
+    is_open: bool = False
+    """Whether the blocks so far neither prove nor refute the suspicion."""
+    again: Callable[[], Proof] | None = None
+    """Measures some more blocks, and gives what they and those before them say; None where more would say the same."""
+    takes: float = 0.0
+    """Seconds that `again` takes."""
+
+
+_Judge = Callable[[Sequence[Evidence], Sequence[Evidence]], Proof]
+"""What blocks under two conditions say."""
+
+
+class Prover:
+    """Of one running job.
+
+    `fails`: the exception of a block that cannot run. `ends`: that of a job that is over. `reduction`: what steps
+    without reduction save, where that has been measured before.
+    """
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        surroundings: Surroundings,
+        fails: type[Exception],
+        ends: type[Exception],
+        reduction: Difference | None = None,
+    ) -> None:
+        self.over = ""
+        """Why no further block can be measured; "" if it can."""
+        self.alone: Sequence[Evidence] = ()
+        """Blocks in which each rank computed for itself."""
+        self._rounds = rounds
+        self._around = surroundings
+        self._fails = fails
+        self._ends = ends
+        self._reduction = reduction
+        self._until = rounds.budget
+        self._off: Proof | None = None
+
+    def prove(self, suspicion: Suspicion, evidence: Evidence, until: float) -> Proof:
+        """What an experiment says of the suspicion. `until`: seconds that all blocks of the job have taken then."""
+        if self.over:
+            return Proof(None, self.over)
+        self._until = until
+        try:
+            match suspicion.proof:
+                case Events() as events:
+                    return self._by_events(events, evidence)
+                case Mend() as mend:
+                    return self._as_fixed(suspicion, mend)
+                case Probe() as probe:
+                    return self._probed(probe, suspicion)
+                case Dose() as dose:
+                    return self._dosed(dose)
+        except self._fails as failed:
+            return Proof(None, f"the script fails in that experiment: {failed}")
+        except CannotRun as impossible:
+            return Proof(None, str(impossible))
+        except self._ends as over:
+            self._ended(over)
+            return Proof(None, self.over)
+        return Proof(None, suspicion.why_not or "no experiment is known for it")
+
+    def further(self, proof: Proof) -> Proof:
+        """The same with more blocks."""
+        assert proof.again is not None
+        try:
+            return proof.again()
+        except (self._fails, CannotRun):
+            return replace(proof, again=None)
+        except self._ends as over:
+            self._ended(over)
+            return proof
+
+    def _ended(self, over: Exception) -> None:
+        self.over = f"the script ended before: {over}"
+
+    def _by_events(self, events: Events, evidence: Evidence) -> Proof:
+        price = priced_by_events(evidence, events)
+
+        def again() -> Proof:
+            return self._by_events(events, self._rounds.record())
+
+        few = "" if price else "too few of these steps were seen to give an interval"
+        takes = self._rounds.recording_takes
+        return Proof(price, few, is_open=price is None or self.is_open(price), again=again, takes=takes)
+
+    def _as_fixed(self, suspicion: Suspicion, mend: Mend) -> Proof:
+        """Measure the mended script, and the fix itself, where that is known to give less."""
+        fixed = suspicion.fixed
+        try:
+            proof = self._mended(mend)
+        except (self._fails, CannotRun):
+            if fixed is None or fixed.mended.experiment.memory == mend.mended.experiment.memory:
+                raise
+            return _with_words(self._mended(fixed), f"proved with {suspicion.fix}", by_fix=True)
+        price = proof.price
+        if fixed is None or price is None or not self.is_finding(price):
+            return proof
+        what = f"{suspicion.most} a step would be {milliseconds(price.seconds)} ms shorter"
+        try:
+            by_fix = self._mended(fixed)
+        except CannotRun as impossible:
+            return _with_words(proof, f"{what}; {suspicion.fix} were not tried: {impossible}")
+        except self._fails as failed:
+            return _with_words(proof, f"{what}; the script fails with {suspicion.fix}: {failed}")
+        except self._ends as over:
+            self._ended(over)
+            return _with_words(proof, f"{what}; {suspicion.fix} were not tried: {self.over}")
+        assert by_fix.price is not None
+        if self.is_finding(by_fix.price):
+            most_of_it = by_fix.price.seconds > price.seconds / 2
+            return _with_words(by_fix, f"proved with {suspicion.fix}; {what}", most_of_it or None, price)
+        if self.is_open(by_fix.price):
+            return _with_words(proof, f"{what}; {suspicion.fix} were tried, but the rounds differed too much")
+        return _with_words(proof, f"{what}; {suspicion.fix} were tried and save next to nothing", by_fix=False)
+
+    def is_finding(self, price: Difference) -> bool:
+        """Whether it is surely more than nothing, and worth while."""
+        return price.sure and price.seconds >= WORTHWHILE * self._rounds.step
+
+    def _mended(self, mend: Mend) -> Proof:
+        """The script as written, or as `against`, in turns with the script mended: A B B A A B …"""
+        mended, against = mend.mended, mend.against
+        is_off = mended == Condition(reduce=False)
+        if is_off and self._off is None and self._reduction is not None:
+            self._off = Proof(self._reduction, "", mended, is_open=self.is_open(self._reduction))
+        if is_off and self._off is not None and not self._off.is_open:
+            return self._off
+        if mended.experiment.kept_batches:
+            self._rounds.keep(mended.experiment.kept_batches)
+        if mend.even:
+            mended = replace(mended, experiment=codec.replace(mended.experiment, sizes=self._rounds.sizes))
+
+        def judge(before: Sequence[Evidence], after: Sequence[Evidence]) -> Proof:
+            price = difference([step_of(b, against) for b in before], [step_of(b, mended) for b in after])
+            if is_off:
+                self.alone = after
+            return Proof(price, "", mended, against, blocks=after, is_open=self.is_open(price))
+
+        proof = self._in_turns_until_sure((against, mended), judge)
+        if is_off:
+            self._off = proof
+        return proof
+
+    def _in_turns_until_sure(self, conditions: tuple[Condition, Condition], judge: _Judge) -> Proof:
+        """Rounds of two conditions until `judge` finds them sufficient, or the time for this suspicion is over."""
+        first: list[Evidence] = []
+        second: list[Evidence] = []
+
+        def again() -> Proof:
+            began = self._rounds.spent
+            more = self._rounds.in_turns(*conditions)
+            first.extend(more[0])
+            second.extend(more[1])
+            return replace(judge(first, second), again=again, takes=self._rounds.spent - began)
+
+        proof = again()
+        while proof.is_open and len(first) < _MOST_ROUNDS and self._can_turn(*conditions):
+            proof = again()
+        return proof
+
+    def is_open(self, price: Difference) -> bool:
+        """Whether nothing is proved, and nothing refuted."""
+        return price.low <= 0 < WORTHWHILE * self._rounds.step < price.high
+
+    def _can_turn(self, *conditions: Condition) -> bool:
+        """Whether some more rounds fit into the time of this suspicion and into the budget."""
+        return self._rounds.spent < self._until and bool(self._rounds.plans(*conditions))
+
+    def _probed(self, probe: Probe, suspicion: Suspicion) -> Proof:
+        """A delay on the rank that all are said to wait for: if they do, each step grows by as much."""
+        delay = probe.delay
+
+        def judge(as_written: Sequence[Evidence], delayed: Sequence[Evidence]) -> Proof:
+            grows = difference([block.seconds for block in delayed], [block.seconds for block in as_written])
+            slope = grows.times(1 / delay.seconds)
+            grown = (
+                f"a delay of {milliseconds(delay.seconds)} ms there made a step {milliseconds(grows.seconds)} ms longer"
+            )
+            if slope.high < _CRITICAL:
+                # The rank's own time grows by the delay, unless it waited there itself, as for a thread of its own.
+                longer = _own(delayed, delay.rank) - _own(as_written, delay.rank)
+                if longer >= _CRITICAL * delay.seconds:
+                    return Proof(Difference(0.0, 0.0, 0.0), f"{grown}: the other ranks do not wait for it")
+                waits = (
+                    "the rank itself waits for something that goes on meanwhile, such as a thread that loads batches"
+                )
+                return Proof(None, f"{grown}, because {waits}")
+            if slope.low < _CRITICAL:
+                return Proof(None, f"{grown}, but the rounds differed too much to be sure", is_open=True)
+            prices = [gain_of_slow_rank(block, suspicion) for block in as_written]
+            text = (
+                f"proved by a delay of {milliseconds(delay.seconds)} ms there, which made each step of all ranks "
+                f"{milliseconds(grows.seconds)} ms longer"
+            )
+            return Proof(difference(prices, [0.0] * len(prices)), text)
+
+        return self._in_turns_until_sure((Condition(), Condition(experiment=Experiment(delay=delay))), judge)
+
+    def _dosed(self, dose: Dose) -> Proof:
+        """The link's rate by what added bytes cost, and what its due rate would leave of the ranks' waiting."""
+        around = self._around
+        due, _ = around.due
+        slow = around.travels(dose.bytes) / (STARVED * due)  # seconds: what takes longer is a slow link
+        added = Condition(experiment=Experiment(added_bytes=dose.bytes))
+
+        def judge(as_written: Sequence[Evidence], more: Sequence[Evidence]) -> Proof:
+            cost = difference([block.seconds for block in more], [block.seconds for block in as_written])
+            measured = f"{data_size(dose.bytes)} more made a step {milliseconds(cost.seconds)} ms longer"
+            if cost.high < slow:
+                return Proof(Difference(0.0, 0.0, 0.0), measured)
+            if cost.low < slow:
+                unsure = f"{measured}, but the rounds differed too much to be sure of the link's rate"
+                return Proof(None, unsure, is_open=True)
+            return Proof(cost, measured)
+
+        def settled(of_bytes: Proof) -> Proof:
+            again = of_bytes.again
+            if of_bytes.is_open and again is not None:
+                return replace(of_bytes, again=lambda: settled(again()))
+            if of_bytes.price is None or not of_bytes.price.sure:
+                return replace(of_bytes, again=None)
+            rate = around.travels(dose.bytes) / of_bytes.price.seconds
+            text = f"proved: {of_bytes.text}, which is {data_size(int(rate))}/s"
+            return self._of_faster_link(rate, text, self._mended(Mend(Condition(reduce=False))))
+
+        return settled(self._in_turns_until_sure((Condition(), added), judge))
+
+    def _of_faster_link(self, rate: float, text: str, off: Proof) -> Proof:
+        """What the due rate would leave of the ranks' waiting. `off`: the steps without reduction."""
+        around = self._around
+        due, _ = around.due
+        assert off.price is not None
+        # What is latency stays. If a part is hidden now, a faster link hides more, and gives a little more than this.
+        bytes_take = around.travels(around.job.gradient_bytes) / rate
+        share = (1 - rate / due) * min(1.0, bytes_take / off.price.seconds if off.price.sure else 1.0)
+        again = off.again
+        further = None if again is None else lambda: self._of_faster_link(rate, text, again())
+        return replace(off, price=off.price.times(share), text=text, share=share, again=further)
+
+
+def _with_words(proof: Proof, text: str, by_fix: bool | None = None, most: Difference | None = None) -> Proof:
+    """The same proof told in other words, also after more blocks.
+
+    `most`: what no fix can give more than. Rounds on a busy machine may say that one does.
+    """
+    again = proof.again
+    further = None if again is None else lambda: _with_words(again(), text, by_fix, most)
+    beyond = most is not None and proof.price is not None and proof.price.seconds > most.high
+    return replace(proof, price=most if beyond else proof.price, text=text, by_fix=by_fix, again=further)
+
+
+def _own(blocks: Sequence[Evidence], rank: int) -> float:
+    """Seconds of a step that this rank needs by itself."""
+    return statistics.fmean(block.means(block.own)[rank] for block in blocks)
+
+
+def step_of(block: Evidence, condition: Condition) -> float:
+    """Seconds of a usual step, without what giving kept batches took. Of ranks that run free, the slowest counts."""
+    kept = () if condition.experiment.loader_workers else condition.experiment.kept_batches
+    data = block.stage("data")
+    saved = block.gain(lambda r, n: block.own[r][n] - (data[r][n] if r in kept else 0.0)) if kept else 0.0
+    if not condition.reduce:
+        seconds = block.mean([max(one.seconds[n] for one in block.ranks) for n in range(block.count)])
+        return seconds - saved
+    return block.seconds - saved
