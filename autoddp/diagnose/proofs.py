@@ -1,7 +1,7 @@
 """The proof of each suspicion: an experiment in rounds, and what its blocks say.
 
 prover = Prover(rounds, surroundings, fails, ends)
-proof = prover.prove(suspicion, evidence)
+proof = prover.prove(suspicion, evidence, until=20.0)
 while proof.is_open and proof.again is not None:
     proof = prover.further(proof)
 """
@@ -33,7 +33,6 @@ from autoddp.units import data_size, milliseconds
 from autoddp.wire import Experiment
 
 _MOST_ROUNDS = 24  # where fewer neither prove nor refute anything
-_ROUGH = 0.1  # of a price: an interval that reaches further to either side is made smaller by more rounds
 _CRITICAL = 0.5  # seconds that a step grows by for each second of delay, from which all ranks wait for the delayed one
 
 
@@ -93,7 +92,7 @@ class Prover:
         self._off: Proof | None = None
 
     def prove(self, suspicion: Suspicion, evidence: Evidence, until: float) -> Proof:
-        """What an experiment says of the suspicion. `until`: seconds that all blocks of the job have taken then."""
+        """What an experiment says of the suspicion. No round begins when `rounds.spent` is over `until`."""
         if self.over:
             return Proof(None, self.over)
         self._until = until
