@@ -167,16 +167,13 @@ class Stages(GradientHandler, LoaderEvents):
         return self.on or self.delay is not None
 
     def _put(self, stage: str) -> None:
-        self._marks.append((stage, self._mark()))
-        if self._device.type == "cuda":
-            self._launched.append(time.perf_counter())
-
-    def _mark(self) -> Any:
-        if self._device.type != "cuda":
-            return time.perf_counter()
+        if self._stream is None:
+            self._marks.append((stage, time.perf_counter()))
+            return
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
-        return event
+        self._marks.append((stage, event))
+        self._launched.append(time.perf_counter())
 
     def _seconds(self, marks: Sequence[Any]) -> list[float]:
         """Of each mark since the first one."""
