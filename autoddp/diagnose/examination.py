@@ -94,12 +94,12 @@ class Examination:
         rounds.step = self._seconds(rounds.block(Condition(), 2, warmup=1))
         most = min(_MOST_FIRST, MOST_RECORDED // self._around.job.world_size)
         count = max(_FEWEST_FIRST, min(most, int(_FIRST_SHARE * rounds.budget / rounds.step)))
-        evidence = rounds.record(count)
+        evidence = rounds.record_steps(count)
         for _ in range(_MOST_RECORDS - 1):
             rare = [one.proof for one in suspicions(evidence, self._around) if isinstance(one.proof, Events)]
             if not rounds.affords(2 * count) or all(priced_by_events(evidence, events) for events in rare):
                 break
-            evidence = rounds.record()
+            evidence = rounds.record_steps()
         rounds.learn(evidence, self._seconds(evidence))
         return evidence
 

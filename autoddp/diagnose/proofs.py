@@ -133,7 +133,7 @@ class Prover:
         price = priced_by_events(evidence, events)
 
         def again() -> Proof:
-            return self._by_events(events, self._rounds.record())
+            return self._by_events(events, self._rounds.record_steps())
 
         few = "" if price else "too few of these steps were seen to give an interval"
         takes = self._rounds.recording_takes

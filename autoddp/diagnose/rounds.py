@@ -135,7 +135,7 @@ class Rounds:
         """Whether there is time for so many steps as written."""
         return self.spent + steps * self.step <= self.budget
 
-    def record(self, count: int = 0) -> Evidence:
+    def record_steps(self, count: int = 0) -> Evidence:
         """`count` more steps as written, with all that were recorded before; 0 for as many as the last time."""
         self._recorded_at_once = count or self._recorded_at_once
         self._recorded.append(self.block(Condition(), self._recorded_at_once))
@@ -143,7 +143,7 @@ class Rounds:
 
     @property
     def recording_takes(self) -> float:
-        """Seconds of another `record()`."""
+        """Seconds of another `record_steps()`."""
         return self._recorded_at_once * self.step
 
     def plans(self, *conditions: Condition) -> list[tuple[int, int]]:
