@@ -20,7 +20,7 @@ from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, GRADIENT_AS_BUCKET_VIEW, SMALLEST_MIB
 from autoddp.timing import Difference, difference, median
-from autoddp.units import MIB, data_size, milliseconds
+from autoddp.units import MIB, data_size, milliseconds, percent
 from autoddp.wire import AS_IT_IS, ON_DEVICE, PINNED, Delay, Experiment, JobFacts
 
 _DEFAULT_CAP = 25.0  # MiB, of DDP's buckets where the script sets none
@@ -202,7 +202,7 @@ def suspicions(evidence: Evidence, around: Surroundings) -> list[Suspicion]:
 
 
 def _share(seconds: float, evidence: Evidence) -> str:
-    return f"{milliseconds(seconds)} ms, {seconds / statistics.fmean(evidence.steps):.0%} of a step"
+    return f"{milliseconds(seconds)} ms, {percent(seconds / statistics.fmean(evidence.steps))} of a step"
 
 
 def _ranks(numbers: Sequence[int]) -> str:
@@ -346,7 +346,7 @@ def _uneven_batches(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
 
     everyone = tuple(range(len(table)))
     kept = Condition(experiment=Experiment(kept_batches=evidence.readers))
-    seen = f"batches differ in size by {spread:.0%}, and in each step the ranks wait for the one with the largest"
+    seen = f"batches differ in size by {percent(spread)}, and in each step the ranks wait for the one with the largest"
     yield Suspicion("uneven_batches", everyone, evidence.gain(even), seen, Mend(kept, kept, even=True))
 
 

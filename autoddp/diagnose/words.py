@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from autoddp.diagnose.evidence import Evidence
 from autoddp.diagnose.findings import Finding, Level, Scaling
 from autoddp.diagnose.suspicions import Surroundings, Suspicion
-from autoddp.units import milliseconds
+from autoddp.units import milliseconds, percent
 from autoddp.wire import JobFacts
 
 IN_SOME_STEPS = ("rank0_work", "epoch_start", "periodic_stall")
@@ -157,11 +157,11 @@ def scaling(evidence: Evidence, alone: Sequence[Evidence]) -> Scaling:
     per_second = None if samples is None else samples / whole
     of_one = None if samples is None else samples / ranks / one
     if ranks == 1:
-        text = "one rank: there is nothing to scale"
+        text = "One rank: there is nothing to scale"
     elif gain <= _AS_WELL:
         text = f"{ranks} ranks give {gain:.2f} times what one gives: one would do as well"
     else:
-        text = f"{ranks} ranks give {gain:.2f} times what one gives ({efficiency:.0%} of perfect scaling)"
+        text = f"{ranks} ranks give {gain:.2f} times what one gives ({percent(efficiency)} of perfect scaling)"
     return Scaling(ranks, per_second, of_one, efficiency, text)
 
 
@@ -207,26 +207,26 @@ def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence
     if findings and findings[0].status == "suspected":
         first = findings[0]
         lines.append(
-            f"suspected: {first.cause}, up to {milliseconds(first.seconds)} of {milliseconds(seconds)} ms per step"
+            f"Suspected: {first.cause}, up to {milliseconds(first.seconds)} of {milliseconds(seconds)} ms per step"
         )
     if proved:
         first = proved[0]
         lines.append(
-            f"{first.cause}: mending it saves {milliseconds(first.seconds)} of {milliseconds(seconds)} ms per step "
-            f"({first.seconds / seconds:.0%}): {first.fix}"
+            f"Mending {first.cause} saves {milliseconds(first.seconds)} of {milliseconds(seconds)} ms per step "
+            f"({percent(first.seconds / seconds)}): {first.fix}"
         )
         others = [f"{one.cause} ({milliseconds(one.seconds)} ms)" for one in proved[1:]]
         if others and len(lines) < 2:
             end = f"; all mended: {milliseconds(waterfall[-1].seconds)} ms per step" if len(waterfall) > 2 else ""
-            lines.append(f"also proved: {', '.join(others)}{end}")
+            lines.append(f"Also proved: {', '.join(others)}{end}")
     elif not findings:
         rest = f", of which the script spends {milliseconds(own)} ms between two steps" if own else ""
-        lines.append(f"nothing found that costs 3 % of a step of {milliseconds(seconds)} ms{rest}")
+        lines.append(f"Nothing found that costs 3 % of a step of {milliseconds(seconds)} ms{rest}")
     else:
-        lines.append("nothing proved that costs 3 % of a step")
+        lines.append("Nothing proved that costs 3 % of a step")
     if findings and own > findings[0].seconds and len(lines) < 2:
         lines.append(
-            f"every rank spends {milliseconds(own)} of {milliseconds(seconds)} ms between two steps (`other`), which "
+            f"Every rank spends {milliseconds(own)} of {milliseconds(seconds)} ms between two steps (`other`), which "
             "is not taken apart"
         )
     lines.append(scaled.text)

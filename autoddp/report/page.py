@@ -26,7 +26,7 @@ from autoddp.knobs import BY_NAME, Configuration, Rung
 from autoddp.log import printable, printable_lines
 from autoddp.report import page_pictures as pictures
 from autoddp.report.page_content import Headroom, PageContent, RankStages, Standing, Values, page_content
-from autoddp.units import data_size, duration, gradient_error, milliseconds
+from autoddp.units import data_size, duration, gradient_error, milliseconds, percent
 from autoddp.version import __version__
 
 _SHARED = ("transfer", "waiting", "buffers")  # stages that end on all ranks together
@@ -110,7 +110,8 @@ def _environment() -> Environment:
     environment.filters |= {
         "ms": lambda seconds: f"{milliseconds(seconds)} ms",
         "of_ms": lambda ms: milliseconds(abs(ms) / 1e3),
-        "percent": _percent,
+        "percent": _share,
+        "sentence": _sentence,
         "headroom": _headroom,
         "settings": _settings,
         "changes": _changes,
@@ -192,11 +193,17 @@ def _changes(one: Standing) -> str:
 def _headroom(found: Headroom) -> str:
     """As on the terminal."""
     low, high = found.interval or (found.share, found.share)
-    return str(timing.Headroom(found.share, low, high)).replace("%", " %")
+    return str(timing.Headroom(found.share, low, high))
 
 
-def _percent(share: float) -> str:
-    return f"{share * 100:.0f} %" if share >= 0.0995 else f"{share * 100:.1f} %"
+def _share(share: float) -> str:
+    return percent(share) if share >= 0.0995 else percent(share, ".1f")
+
+
+def _sentence(text: str) -> str:
+    """A text with a capital letter at its beginning, unless that is a name such as `data_loader`."""
+    first = text.split(" ")[0].rstrip(",:;")
+    return text[0].upper() + text[1:] if first.isalpha() and first.islower() else text
 
 
 def _error(one: Standing) -> str:

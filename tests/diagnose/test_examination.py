@@ -160,7 +160,7 @@ def test_ranks_that_are_unsteady_wait_for_each_other_when_mended_too(stage: str,
 def test_a_clean_job_has_no_finding(noise: float) -> None:
     found = examined(SlowJob(noise=noise))
     assert not found.findings
-    assert "nothing found" in found.verdict[0]
+    assert "Nothing found" in found.verdict[0]
 
 
 def test_the_fix_of_a_loader_is_the_one_that_was_tried() -> None:
@@ -415,7 +415,7 @@ def test_scaling() -> None:
     evaluates = examined(SlowJob(event=lambda rank, step: {"other": 300.0} if step % 10 == 3 else {})).scaling
     assert evaluates.efficiency > 0.95, "one rank would evaluate as well"
     alone = examined(SlowJob(ranks=1, data=5.0))
-    assert alone.scaling.text.startswith("one rank")
+    assert alone.scaling.text.startswith("One rank")
     assert [one.cause for one in alone.findings] == ["data_loader"]
 
 

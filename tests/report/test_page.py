@@ -267,6 +267,25 @@ def test_a_part_that_is_wrong_is_left_out_and_named(where: str, value: Any, told
     assert "Every trial" in before
 
 
+def test_sentences_begin_with_a_capital_letter_and_names_stay() -> None:
+    content = copy.deepcopy(summary())
+    found = content["diagnosis"]
+    found["verdict"] = ["every rank waits", "data_loader: mending it saves 9 ms", "2 ranks give more"]
+    found["not_measured"] = ["the data loader: none is read"]
+    found["findings"][0]["text"] = "after the backward pass all ranks wait"
+    content["decision"]["why"] = "no significant gain"
+    text = said(page(content))
+    for sentence in (
+        "Every rank waits",
+        "data_loader: mending",
+        "2 ranks give",
+        "The data loader: none",
+        "No signific",
+    ):
+        assert f" {sentence}" in text
+    assert " After the backward pass all ranks wait" in text
+
+
 def test_a_summary_says_not_itself_what_is_left_out() -> None:
     assert page_content({"schema": 1, "trials": [], "left_out": ["x"]}).left_out == ()
 
