@@ -53,6 +53,13 @@ class Trial(Struct, frozen=True):
     predicted: Amount | None = None
     """Seconds of a step, as they were predicted before the trial."""
 
+    @property
+    def says(self) -> str:
+        """What came of it, with the reason; "" where it was measured as planned."""
+        if self.state != "measured":
+            return f"{self.state}: {self.reason or 'no reason is known'}"
+        return "" if self.seconds is not None else "its time is not in summary.json"
+
 
 class Headroom(Struct, frozen=True):
     """See `timing.Headroom`."""

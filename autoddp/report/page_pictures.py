@@ -275,7 +275,7 @@ def ladder(entries: Sequence[Standing]) -> list[Row]:
 
 
 def trials(records: Sequence[Trial], as_written: float | None) -> str:
-    """A column for each trial, a tick where the prediction was, and a dashed line for the script as written."""
+    """A column for each trial, or a mark if it has no time; a tick where the prediction was; a dashed line as written."""
     height = 120
     times = [time for one in records for time in (one.seconds, one.predicted) if time is not None]
     longest = max([*times, as_written or 0.0], default=0.0) or 1.0
@@ -284,8 +284,13 @@ def trials(records: Sequence[Trial], as_written: float | None) -> str:
         left, width = _percent(place + 0.12, len(records)), _percent(0.76, len(records))
         if one.seconds is not None:
             tall = one.seconds / longest * height
-            label = title_of(f"trial {one.number}, {one.rung}: {milliseconds(one.seconds)} ms")
+            told = f"{milliseconds(one.seconds)} ms" + (f", {one.says}" if one.says else "")
+            label = title_of(f"trial {one.number}, {one.rung}: {told}")
             parts.append(element("rect", label, x=left, y=height - tall, width=width, height=tall, **_of_rung(one)))
+        else:
+            label = title_of(f"trial {one.number}, {one.rung}: {one.says}")
+            y, right = height - 4, _percent(place + 0.88, len(records))
+            parts.append(element("line", label, x1=left, x2=right, y1=y, y2=y, **{"class": "no-time"}))
         if one.predicted is not None:
             y = height - one.predicted / longest * height
             right = _percent(place + 0.88, len(records))

@@ -457,10 +457,31 @@ def test_the_late_rank_stands_out() -> None:
     assert cell.startswith("rank 7 on node0, backward: ")
 
 
+def test_a_trial_without_a_time_says_why_everywhere() -> None:
+    content = copy.deepcopy(summary())
+    content["trials"][0] |= {"state": "refused", "seconds": None, "reason": "gradient error 7 % of a sum"}
+    content["trials"][1] |= {"state": "failed", "seconds": None, "reason": ""}
+    content["trials"][3] |= {"state": "measured", "seconds": None}
+    content["trials"][4] |= {"state": "cut short", "reason": "far slower than the best"}
+    content["trials"][5] |= {"state": "refused", "reason": "gradient error 9 %"}
+    text = said(page(content))
+    first = content["trials"][0]["rung"]
+    assert f"trial 1, {first}: refused: gradient error 7 % of a sum" in text  # in the picture
+    assert "refused: gradient error 7 % of a sum refused " in text  # in the table, with the word where the ms would be
+    assert "because it was refused: gradient error 7 % of a sum." in text  # below the ladder
+    assert text.count("failed: no reason is known") == 2
+    assert text.count("failed: RuntimeError: no memory") == 2
+    assert text.count("its time is not in summary.json") == 2
+    assert "its time is not in summary.json unknown " in text
+    assert text.count("cut short: far slower than the best") == 2
+    assert text.count("refused: gradient error 9 %") == 3
+    assert "A red mark stands for a trial without a time; the table says why it has none." in text
+
+
 def test_a_hundred_trials() -> None:
     content = summary(trials=100)
     text = page(content)
-    assert said(text).count("failed: RuntimeError") == 1
+    assert said(text).count("failed: RuntimeError") == 2
     assert "100 trials as a table" in said(text)
     drawn = ElementTree.fromstring(trials(page_content(content).trials, 0.03))
     assert len(drawn.findall("rect")) == 99
