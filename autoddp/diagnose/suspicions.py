@@ -54,6 +54,7 @@ Kind = Literal[
     "no workers",
     "workers stay",
     "collector",
+    "late by turns",
 ]
 """What the fix of a cause depends on; "" for the usual one.
 
@@ -66,6 +67,7 @@ Kind = Literal[
 - no workers: its loader has none
 - workers stay: from one epoch to the next
 - collector: Python's garbage collector is the event
+- late by turns: every rank waits for the others in some steps, because now one of them is late and now another one
 """
 
 
@@ -350,6 +352,18 @@ def _uneven_batches(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
     yield Suspicion("uneven_batches", everyone, evidence.gain(even), seen, Mend(kept, kept, even=True))
 
 
+def waiting_by_turns(evidence: Evidence) -> float:
+    """Seconds of a step for which every rank waits at least for later ranks, if that is much; else 0.
+
+    A rank that is always the last does not wait. So where all wait, they are late by turns: they share a lock, a disk
+    or cores, or their batches differ.
+    """
+    if any(any(one.meeting) for one in evidence.ranks):
+        return 0.0  # in collectives of the script's own they wait for each other without the reduction too
+    least = min(one.waiting for one in evidence.anatomy)
+    return least if least >= WORTHWHILE * evidence.seconds else 0.0
+
+
 def _communication(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
     exposed = evidence.mean(evidence.transfer)
     if len(evidence.ranks) < 2:
@@ -357,7 +371,14 @@ def _communication(evidence: Evidence, around: Surroundings) -> Iterator[Suspici
     everyone = tuple(range(len(evidence.ranks)))
     size = data_size(around.job.gradient_bytes)
     seen = f"after the backward pass all ranks wait for their {size} of gradients: {_share(exposed, evidence)}"
-    yield Suspicion("exposed_communication", everyone, exposed, seen, Mend(Condition(reduce=False)))
+    kind: Kind = ""
+    if waits := waiting_by_turns(evidence):
+        kind = "late by turns"
+        seen += (
+            f"; besides, each rank waits {milliseconds(waits)} ms or more for ranks that are late by turns; steps "
+            "without the reduction do not wait for late ranks either, so the price may be more than the gradients cost"
+        )
+    yield Suspicion("exposed_communication", everyone, exposed, seen, Mend(Condition(reduce=False)), kind=kind)
     own = statistics.fmean(max(rank[n] for rank in evidence.own) for n in evidence.usual)
     if around.gradient_mib <= _TINY and exposed > own / 2:
         seen = (

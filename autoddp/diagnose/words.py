@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from autoddp.diagnose.evidence import Evidence
-from autoddp.diagnose.findings import Finding, Level, Scaling
-from autoddp.diagnose.suspicions import Surroundings, Suspicion
+from autoddp.diagnose.findings import WORTHWHILE, Finding, Level, Scaling
+from autoddp.diagnose.suspicions import Surroundings, Suspicion, waiting_by_turns
 from autoddp.units import milliseconds, percent
 from autoddp.wire import JobFacts
 
@@ -89,6 +89,12 @@ _EPOCH_STARTS = {
 }
 
 
+_OF_LATE_RANKS = (
+    "find what makes the ranks late by turns (a file lock, a disk or cores that they share, batches of different "
+    "size), because faster communication does not mend that; then "
+)
+
+
 _FIXES: dict[str, Callable[[Suspicion, Surroundings], str]] = {
     "straggler": _fix_straggler,
     "uneven_batches": lambda s, a: (
@@ -96,7 +102,8 @@ _FIXES: dict[str, Callable[[Suspicion, Surroundings], str]] = {
         "length buckets), or cut and pad them to one length"
     ),
     "exposed_communication": lambda s, a: (
-        "tune the job with autoddp: other buckets send gradients earlier, hooks (--allow near or lossy) send fewer "
+        (_OF_LATE_RANKS if s.kind == "late by turns" else "")
+        + "tune the job with autoddp: other buckets send gradients earlier, hooks (--allow near or lossy) send fewer "
         "bytes; if the script accumulates gradients, use no_sync()"
     ),
     "no_overlap": lambda s, a: (
@@ -211,10 +218,16 @@ def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence
         )
     if proved:
         first = proved[0]
-        lines.append(
-            f"Mending {first.cause} saves {milliseconds(first.seconds)} of {milliseconds(seconds)} ms per step "
-            f"({percent(first.seconds / seconds)}): {first.fix}"
-        )
+        saves = f"{milliseconds(first.seconds)} of {milliseconds(seconds)} ms per step"
+        share, travel = percent(first.seconds / seconds), evidence.mean(evidence.transfer)
+        beyond = first.seconds > travel + WORTHWHILE * seconds and waiting_by_turns(evidence)
+        if first.cause == "exposed_communication" and beyond:
+            lines.append(
+                f"Without the reduction a step takes {saves} less ({share}; {first.cause}), but ranks wait only "
+                f"{milliseconds(travel)} ms for their gradients; else they wait for each other by turns: {first.fix}"
+            )
+        else:
+            lines.append(f"Mending {first.cause} saves {saves} ({share}): {first.fix}")
         others = [f"{one.cause} ({milliseconds(one.seconds)} ms)" for one in proved[1:]]
         if others and len(lines) < 2:
             end = f"; all mended: {milliseconds(waterfall[-1].seconds)} ms per step" if len(waterfall) > 2 else ""

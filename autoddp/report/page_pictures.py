@@ -275,8 +275,8 @@ def ladder(entries: Sequence[Standing]) -> list[Row]:
 
 
 def trials(records: Sequence[Trial], as_written: float | None) -> str:
-    """A column for each trial, or a mark if it has no time; a tick where the prediction was; a dashed line as written."""
-    height = 120
+    """A column for each trial, or a mark if it has no time, a tick where the prediction was, a line as written."""
+    height = 120.0
     times = [time for one in records for time in (one.seconds, one.predicted) if time is not None]
     longest = max([*times, as_written or 0.0], default=0.0) or 1.0
     parts = []

@@ -407,6 +407,35 @@ def test_the_budget_is_kept() -> None:
             assert examined(job, budget).spent <= budget + 0.5
 
 
+class Locked(SlowJob):
+    """Each rank holds a lock for 10 ms of each step. While ranks reduce, all ask for it at once; else by turns."""
+
+    def __call__(self, *positional: Any, reduce: bool, **named: Any) -> Any:
+        self.event = lambda rank, step: {"other": 10.0 * (1 + (rank + step) % 2 if reduce else 1)}
+        return super().__call__(*positional, reduce=reduce, **named)
+
+
+def test_without_the_reduction_ranks_that_share_a_lock_do_not_wait_for_each_other() -> None:
+    found = examined(Locked(transfer=2.0))
+    (first,) = found.findings
+    assert (first.cause, first.status) == ("exposed_communication", "proved")
+    assert first.seconds == pytest.approx(12 * MS, rel=0.05)
+    assert "all ranks wait for their " in first.text
+    assert "besides, each rank waits 5.0" in first.text
+    assert "so the price may be more than the gradients cost" in first.text
+    assert first.fix.startswith("find what makes the ranks late by turns (a file lock")
+    assert found.verdict[0].startswith("Without the reduction a step takes 12")
+    assert "but ranks wait only 2.0" in found.verdict[0]
+
+
+@pytest.mark.parametrize("job", [SlowJob(transfer=12.0), SlowJob(transfer=12.0, forward=[5.0, 15.0])])
+def test_ranks_that_are_not_late_by_turns_are_not_said_to_be(job: SlowJob) -> None:
+    found = examined(job)
+    first = next(one for one in found.findings if one.cause == "exposed_communication")
+    assert "by turns" not in first.text + first.fix
+    assert found.verdict[0].startswith("Mending exposed_communication saves 12")
+
+
 def test_scaling() -> None:
     found = examined(SlowJob(transfer=30.0)).scaling
     assert found.efficiency == pytest.approx(16.5 / 46.5, rel=0.05)
