@@ -465,8 +465,7 @@ def _work_of_rank_0(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
     rare = list(_events("rank0_work", (0,), evidence, is_event, "rank 0 does other work between two steps"))
     if rare and rare[0].guess > usual:
         yield from rare
-    elif usual >= WORTHWHILE * evidence.seconds:
-        mean = evidence.mean(more)
+    elif usual >= WORTHWHILE * evidence.seconds and (mean := evidence.mean(more)) > 0:
         seen = f"rank 0 does other work between two steps ({_share(mean, evidence)}), and all others wait for it"
         probe = Probe(Delay(0, "other", max(usual, 0.1 * evidence.seconds)))
         yield Suspicion("rank0_work", (0,), usual, seen, probe, kind=_kind_of_work(evidence))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import sys
 from itertools import pairwise
@@ -16,7 +17,7 @@ from slow_job import MS, Failed, Over, SlowJob
 
 from autoddp.diagnose import CAUSES, Diagnosis, Examination, Surroundings
 from autoddp.diagnose.evidence import Evidence, joined
-from autoddp.diagnose.suspicions import Events, priced_by_events
+from autoddp.diagnose.suspicions import Events, priced_by_events, suspicions
 from autoddp.knobs import AS_WRITTEN
 from autoddp.timing import STAGES, RankSteps
 from autoddp.wire import AS_IT_IS
@@ -426,6 +427,15 @@ def test_without_the_reduction_ranks_that_share_a_lock_do_not_wait_for_each_othe
     assert first.fix.startswith("find what makes the ranks late by turns (a file lock")
     assert found.verdict[0].startswith("Without the reduction a step takes 12")
     assert "but ranks wait only 2.0" in found.verdict[0]
+
+
+def test_rank_0_does_no_other_work_if_it_does_less_than_the_others() -> None:
+    """Ranks wait for a lock in a random order, and rank 0 waits less than the other on average."""
+    first = [random.Random(5000 + step).random() < 0.55 for step in range(100)]
+    job = SlowJob(event=lambda rank, step: {"other": 10.0 if first[step] == (rank == 0) else 20.0})
+    done = job(AS_WRITTEN, 0, 100, reduce=True, apply=True, experiment=AS_IT_IS)
+    found = suspicions(Evidence(done.ranks), Surroundings(job.facts))
+    assert "rank0_work" not in [one.cause for one in found]
 
 
 @pytest.mark.parametrize("job", [SlowJob(transfer=12.0), SlowJob(transfer=12.0, forward=[5.0, 15.0])])
