@@ -201,9 +201,10 @@ def _share(share: float) -> str:
 
 
 def _sentence(text: str) -> str:
-    """A text with a capital letter at its beginning, unless that is a name such as `data_loader`."""
+    """A text with a capital letter at its beginning, unless that is a name such as `data_loader`, and with a period."""
     first = text.split(" ")[0].rstrip(",:;")
-    return text[0].upper() + text[1:] if first.isalpha() and first.islower() else text
+    begun = text[0].upper() + text[1:] if first.isalpha() and first.islower() else text
+    return begun if begun.endswith((".", "!", "?", "…")) else f"{begun}."
 
 
 def _error(one: Standing) -> str:
@@ -239,6 +240,7 @@ def _lacking(content: PageContent) -> Iterator[tuple[str, str]]:
         )
     else:
         yield from (("", sentence) for sentence in found.not_measured)
+    if found is not None and found.step_ms is not None:
         if not found.ranks:
             yield "diagnosis.ranks", "The stages of a step on each rank."
         if len(found.waterfall) < 2:

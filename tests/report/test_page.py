@@ -20,6 +20,7 @@ import pytest
 from page_samples import HOSTILE, diagnosis, saying, stages, summary
 from study.simulated import SimulatedJob, error_of, facts
 
+from autoddp.diagnose.findings import NOTHING
 from autoddp.errors import UsageError
 from autoddp.knobs import Rung
 from autoddp.report import summary as summary_of
@@ -286,6 +287,16 @@ def test_sentences_begin_with_a_capital_letter_and_names_stay() -> None:
     assert " After the backward pass all ranks wait" in text
 
 
+def test_where_nothing_could_be_measured_the_page_says_why_and_no_more() -> None:
+    lacking = ["everything: the script builds no DDP model"]
+    text = page({"schema": 1, "diagnosis": NOTHING | {"not_measured": lacking}})
+    assert "Nothing could be measured: see below why." in said(text)
+    assert "Not measured Everything: the script builds no DDP model. One step of all ranks" in said(text)
+    assert "none was proved" not in said(text)
+    assert "Samples per second" not in said(text)
+    assert '<section class="verdict">' not in text  # which would be an empty box
+
+
 def test_a_summary_says_not_itself_what_is_left_out() -> None:
     assert page_content({"schema": 1, "trials": [], "left_out": ["x"]}).left_out == ()
 
@@ -476,6 +487,11 @@ def test_a_trial_without_a_time_says_why_everywhere() -> None:
     assert text.count("cut short: far slower than the best") == 2
     assert text.count("refused: gradient error 9 %") == 3
     assert "A red mark stands for a trial without a time; the table says why it has none." in text
+
+
+def test_the_column_of_one_trial_is_narrow() -> None:
+    drawn = ElementTree.fromstring(trials(page_content(summary(trials=1)).trials, 0.03))
+    assert [one.get("width") for one in drawn.findall("rect")] == ["9.50%"]
 
 
 def test_a_hundred_trials() -> None:
