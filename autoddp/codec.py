@@ -17,16 +17,33 @@ import json
 import math
 import os
 import threading
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from types import UnionType
+from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin
 
 from msgspec import Meta, MsgspecError, Struct, field
 from msgspec import convert as _convert
 from msgspec import to_builtins as _to_builtins
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
-__all__ = ["Meta", "Struct", "convert", "decode", "encode", "field", "finite", "plain", "replace"]
+__all__ = [
+    "WHOLE",
+    "Meta",
+    "Struct",
+    "convert",
+    "decode",
+    "encode",
+    "field",
+    "finite",
+    "plain",
+    "replace",
+    "sound_parts",
+]
 
 T = TypeVar("T")
+
+WHOLE = Meta(extra={"whole": True})
+"""For `sound_parts`: a list whose type is annotated with it is left out as a whole if one of its elements is wrong."""
 
 # msgspec looks through a type when it converts to it for the first time. If a second thread meets a type of which only
 # a part is known, the process ends by a segmentation fault (0.22). So would a process that is forked meanwhile.
@@ -75,6 +92,67 @@ def convert(value: Any, kind: type[T]) -> T:
             return _convert(value, kind, dec_hook=_constructed)
     except (MsgspecError, RecursionError) as error:  # before msgspec 0.22 its errors are no ValueErrors
         raise ValueError(str(error)) from error
+
+
+def sound_parts(value: Any, kind: Any) -> tuple[Any, dict[tuple[Any, ...], str]]:
+    """`value`, of JSON types, without the parts that do not fit the type `kind`, and why each of them is left out.
+
+        sound_parts({"host": 7, "ranks": [{"rank": 0}, {}]}, Hosts)
+        ({"ranks": [{"rank": 0}]}, {("host",): "Expected `str`, got `int`", ("ranks", 1): "Object missing required …"})
+
+    A part is a field of a `Struct` that has a default, an entry of a dictionary, or an element of a list. A list of
+    numbers is one part, and so is a list that is annotated with `WHOLE`. Fields that the type does not know are not in
+    the result if another part is left out. ValueError where `value` is wrong as a whole.
+    """
+    try:
+        convert(value, kind)
+    except ValueError as error:
+        problem = str(error).split(" - at `$")[0]
+    else:
+        return value, {}
+    kind, whole = _bare(kind)
+    found: dict[Any, Any] = {}
+    left_out: dict[tuple[Any, ...], str] = {}
+    for key, part, inner in _parts(value, kind, whole) or _refuse(problem):
+        try:
+            found[key], below = sound_parts(part, inner)
+        except ValueError as error:
+            left_out[(key,)] = str(error)
+        else:
+            left_out |= {(key, *place): why for place, why in below.items()}
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        for one in fields(kind):
+            if one.required and one.encode_name not in found:
+                _refuse(f"{one.encode_name}: {left_out[(one.encode_name,)]}" if one.encode_name in value else problem)
+    return (found if isinstance(value, Mapping) else list(found.values())), left_out
+
+
+def _parts(value: Any, kind: Any, whole: bool) -> list[tuple[Any, Any, Any]]:
+    """The key of each part of `value`, the part, and its type; nothing where `value` cannot be without any of them."""
+    inner = get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, Struct) and isinstance(value, Mapping):
+        return [(one.encode_name, value[one.encode_name], one.type) for one in fields(kind) if one.encode_name in value]
+    if get_origin(kind) is dict and isinstance(value, Mapping):
+        return [(key, part, inner[1]) for key, part in value.items()]
+    numbers = inner and _bare(inner[0])[0] in (int, float)
+    if inner[1:] == (...,) and isinstance(value, (list, tuple)) and not whole and not numbers:
+        return [(number, part, inner[0]) for number, part in enumerate(value)]
+    return []
+
+
+def _bare(kind: Any) -> tuple[Any, bool]:
+    """A type without annotations and without None, and whether it is annotated with `WHOLE`."""
+    if get_origin(kind) is Annotated:
+        kind, *notes = get_args(kind)
+        return kind, WHOLE in notes
+    if get_origin(kind) in (Union, UnionType):
+        kinds = [one for one in get_args(kind) if one is not type(None)]
+        return _bare(kinds[0]) if len(kinds) == 1 else (kind, False)
+    return kind, False
+
+
+def _refuse(problem: str) -> NoReturn:
+    raise ValueError(problem)
 
 
 def _constructed(kind: type[T], found: Any) -> T:

@@ -1,4 +1,4 @@
-"""Parses durations and sizes as people write them, and formats times, sizes and errors."""
+"""Parses durations and sizes as people write them, and formats times, sizes, shares and errors."""
 
 from __future__ import annotations
 
@@ -107,6 +107,15 @@ def milliseconds(value: float) -> str:
     return f"{ms:.1f}" if ms >= 9.995 else f"{ms:.2f}"
 
 
+def percent(share: float, form: str = ".0f") -> str:
+    """A share as a text in percent. `form` is the format of the number.
+
+    >>> percent(0.64), percent(0.031, ".1f"), percent(-0.2, "+.0f")
+    ('64 %', '3.1 %', '-20 %')
+    """
+    return f"{share * 100:{form}} %"
+
+
 def data_size(count: int) -> str:
     """Bytes as a text with a binary unit.
 
@@ -127,9 +136,9 @@ def gradient_error(relative: float, of_sum: float | None = None) -> str:
     >>> gradient_error(0.0029, 0.0025), gradient_error(0.71, 0.32)
     ('0.29 %', '71 % (of a sum 32 %)')
     """
-    text = _percent(relative)
-    return f"{text} (of a sum {_percent(of_sum)})" if of_sum is not None and of_sum < relative / 2 else text
+    text = _error(relative)
+    return f"{text} (of a sum {_error(of_sum)})" if of_sum is not None and of_sum < relative / 2 else text
 
 
-def _percent(share: float) -> str:
-    return f"{share:.0%}".replace("%", " %") if share >= 0.1 else f"{share * 100:.2g} %"
+def _error(share: float) -> str:
+    return percent(share) if share >= 0.1 else percent(share, ".2g")

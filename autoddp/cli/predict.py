@@ -19,7 +19,7 @@ from autoddp.knobs.hook import HOOK, HOOKS, POWERSGD_RANK
 from autoddp.log import printable, show, show_json
 from autoddp.predict import Elsewhere, Profile, UnknownLink, computing_seconds, moved, step_seconds
 from autoddp.recipe import load
-from autoddp.units import byte_rate, milliseconds, seconds
+from autoddp.units import byte_rate, milliseconds, percent, seconds
 from autoddp.version import SUMMARY_SCHEMA
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ def _show(answer: Mapping[str, Any]) -> None:
         (
             row["name"],
             "unknown" if row["step_ms"] is None else milliseconds(row["step_ms"] / 1e3),
-            "" if row["efficiency"] is None else f"{row['efficiency']:.0%}",
+            "" if row["efficiency"] is None else percent(row["efficiency"]),
             "" if row["measured_ms"] is None else milliseconds(row["measured_ms"] / 1e3),
             str(row["configuration"]),
         )
@@ -163,7 +163,8 @@ def _show(answer: Mapping[str, Any]) -> None:
     lines += [f"extrapolated: {note}" for note in answer["extrapolated"]]
     typical, large = answer["typical_error"], answer["large_error"]
     if typical is not None and large is not None:
-        lines.append(f"in the study half of its predictions were within {typical:.1%}, nine of ten within {large:.1%}")
+        half, most = percent(typical, ".1f"), percent(large, ".1f")
+        lines.append(f"in the study half of its predictions were within {half}, nine of ten within {most}")
     show("\n".join(lines))
 
 

@@ -10,7 +10,7 @@ from autoddp.errors import AutoddpError, UsageError
 from autoddp.log import printable, show, show_json
 from autoddp.recipe import Evidence, Fits, LadderEntry, Recipe, compare, load
 from autoddp.timing import Speedup
-from autoddp.units import data_size, gradient_error, milliseconds
+from autoddp.units import data_size, gradient_error, milliseconds, percent
 
 
 def run(arguments: list[str]) -> int:
@@ -125,7 +125,7 @@ def _evidence(recipe: Recipe) -> str:
     found = recipe.evidence
     return (
         f"baseline {milliseconds(found.baseline_ms_per_step / 1e3)} ms per step, "
-        f"headroom {found.headroom:.1%}{_interval(found)}, "
+        f"headroom {percent(found.headroom, '.1f')}{_interval(found)}, "
         f"{_count(found.trials, 'trial', 'trials')}, {_count(found.final_rounds, 'final round', 'final rounds')}, "
         f"{_count(found.steps, 'step', 'steps')} measured"
     )
@@ -133,7 +133,7 @@ def _evidence(recipe: Recipe) -> str:
 
 def _interval(found: Evidence) -> str:
     low, high = found.headroom_low, found.headroom_high
-    return "" if low is None or high is None else f" ({low:.1%} to {high:.1%})"
+    return "" if low is None or high is None else f" ({percent(low, '.1f')} to {percent(high, '.1f')})"
 
 
 def _ladder(ladder: Sequence[LadderEntry]) -> str:

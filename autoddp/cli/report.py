@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from autoddp.codec import decode
 from autoddp.errors import NothingReadable, UsageError, first_line
 from autoddp.launch.usual_folders import usual_folders
-from autoddp.log import printable, show
+from autoddp.log import printable, show, tell
 
 _SUMMARY, _REPORT = "summary.json", "report.html"
 _MOST = 64 * 2**20  # bytes; a summary of a hundred trials has a quarter of a million
@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
     from autoddp.report.page import write_page
 
     try:
-        write_page(page, content)
+        left_out = write_page(page, content)
     except ValueError as problem:
         raise NothingReadable(f"report: {printable(str(place))}: {first_line(problem)}") from None
     except OSError as problem:
@@ -43,6 +43,11 @@ def run(arguments: list[str]) -> int:
         raise UsageError(
             f"report: {printable(str(page))}: cannot be written: {why}; name a file with --output"
         ) from None
+    if left_out:
+        others = f" (and {len(left_out) - 1} more, which the page names)" if left_out[1:] else ""
+        tell(
+            f"warning: report: {place}: a part of the summary is wrong and left out of the page: {left_out[0]}{others}"
+        )
     show(str(page))
     return 0
 

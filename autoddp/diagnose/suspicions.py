@@ -20,7 +20,7 @@ from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, GRADIENT_AS_BUCKET_VIEW, SMALLEST_MIB
 from autoddp.timing import Difference, difference, median
-from autoddp.units import MIB, data_size, milliseconds
+from autoddp.units import MIB, data_size, milliseconds, percent
 from autoddp.wire import AS_IT_IS, ON_DEVICE, PINNED, Delay, Experiment, JobFacts
 
 _DEFAULT_CAP = 25.0  # MiB, of DDP's buckets where the script sets none
@@ -55,6 +55,7 @@ Kind = Literal[
     "no workers",
     "workers stay",
     "collector",
+    "late by turns",
 ]
 """What the fix of a cause depends on; "" for the usual one.
 
@@ -68,6 +69,7 @@ Kind = Literal[
 - no workers: its loader has none
 - workers stay: from one epoch to the next
 - collector: Python's garbage collector is the event
+- late by turns: every rank waits for the others in some steps, because now one of them is late and now another one
 """
 
 
@@ -204,7 +206,7 @@ def suspicions(evidence: Evidence, around: Surroundings) -> list[Suspicion]:
 
 
 def _share(seconds: float, evidence: Evidence) -> str:
-    return f"{milliseconds(seconds)} ms, {seconds / statistics.fmean(evidence.steps):.0%} of a step"
+    return f"{milliseconds(seconds)} ms, {percent(seconds / statistics.fmean(evidence.steps))} of a step"
 
 
 def _ranks(numbers: Sequence[int]) -> str:
@@ -357,8 +359,20 @@ def _uneven_batches(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
 
     everyone = tuple(range(len(table)))
     kept = Condition(experiment=Experiment(kept_batches=evidence.readers))
-    seen = f"batches differ in size by {spread:.0%}, and in each step the ranks wait for the one with the largest"
+    seen = f"batches differ in size by {percent(spread)}, and in each step the ranks wait for the one with the largest"
     yield Suspicion("uneven_batches", everyone, evidence.gain(even), seen, Mend(kept, kept, even=True))
+
+
+def waiting_by_turns(evidence: Evidence) -> float:
+    """Seconds of a step for which every rank waits at least for later ranks, if that is much; else 0.
+
+    A rank that is always the last does not wait. So where all wait, they are late by turns: they share a lock, a disk
+    or cores, or their batches differ.
+    """
+    if any(any(one.meeting) for one in evidence.ranks):
+        return 0.0  # in collectives of the script's own they wait for each other without the reduction too
+    least = min(one.waiting for one in evidence.anatomy)
+    return least if least >= WORTHWHILE * evidence.seconds else 0.0
 
 
 def _communication(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
@@ -368,7 +382,14 @@ def _communication(evidence: Evidence, around: Surroundings) -> Iterator[Suspici
     everyone = tuple(range(len(evidence.ranks)))
     size = data_size(around.job.gradient_bytes)
     seen = f"after the backward pass all ranks wait for their {size} of gradients: {_share(exposed, evidence)}"
-    yield Suspicion("exposed_communication", everyone, exposed, seen, Mend(Condition(reduce=False)))
+    kind: Kind = ""
+    if waits := waiting_by_turns(evidence):
+        kind = "late by turns"
+        seen += (
+            f"; besides, each rank waits {milliseconds(waits)} ms or more for ranks that are late by turns; steps "
+            "without the reduction do not wait for late ranks either, so the price may be more than the gradients cost"
+        )
+    yield Suspicion("exposed_communication", everyone, exposed, seen, Mend(Condition(reduce=False)), kind=kind)
     own = statistics.fmean(max(rank[n] for rank in evidence.own) for n in evidence.usual)
     if around.gradient_mib <= _TINY and exposed > own / 2:
         seen = (
@@ -455,8 +476,7 @@ def _work_of_rank_0(evidence: Evidence, around: Surroundings) -> Iterator[Suspic
     rare = list(_events("rank0_work", (0,), evidence, is_event, "rank 0 does other work between two steps"))
     if rare and rare[0].guess > usual:
         yield from rare
-    elif usual >= WORTHWHILE * evidence.seconds:
-        mean = evidence.mean(more)
+    elif usual >= WORTHWHILE * evidence.seconds and (mean := evidence.mean(more)) > 0:
         seen = f"rank 0 does other work between two steps ({_share(mean, evidence)}), and all others wait for it"
         probe = Probe(Delay(0, "other", max(usual, 0.1 * evidence.seconds)))
         yield Suspicion("rank0_work", (0,), usual, seen, probe, kind=_kind_of_work(evidence))

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from autoddp.diagnose.evidence import Evidence
-from autoddp.diagnose.findings import Finding, Level, Scaling
-from autoddp.diagnose.suspicions import Surroundings, Suspicion
+from autoddp.diagnose.findings import WORTHWHILE, Finding, Level, Scaling
+from autoddp.diagnose.suspicions import Surroundings, Suspicion, waiting_by_turns
 from autoddp.knobs.env import keeps_memory
-from autoddp.units import milliseconds
+from autoddp.units import milliseconds, percent
 from autoddp.wire import JobFacts
 
 IN_SOME_STEPS = ("rank0_work", "epoch_start", "periodic_stall")
@@ -95,6 +95,12 @@ _EPOCH_STARTS = {
 }
 
 
+_OF_LATE_RANKS = (
+    "find what makes the ranks late by turns (a file lock, a disk or cores that they share, batches of different "
+    "size), because faster communication does not mend that; then "
+)
+
+
 _FIXES: dict[str, Callable[[Suspicion, Surroundings], str]] = {
     "straggler": _fix_straggler,
     "uneven_batches": lambda s, a: (
@@ -102,7 +108,8 @@ _FIXES: dict[str, Callable[[Suspicion, Surroundings], str]] = {
         "length buckets), or cut and pad them to one length"
     ),
     "exposed_communication": lambda s, a: (
-        "tune the job with autoddp: other buckets send gradients earlier, hooks (--allow near or lossy) send fewer "
+        (_OF_LATE_RANKS if s.kind == "late by turns" else "")
+        + "tune the job with autoddp: other buckets send gradients earlier, hooks (--allow near or lossy) send fewer "
         "bytes; if the script accumulates gradients, use no_sync()"
     ),
     "no_overlap": lambda s, a: (
@@ -163,11 +170,11 @@ def scaling(evidence: Evidence, alone: Sequence[Evidence]) -> Scaling:
     per_second = None if samples is None else samples / whole
     of_one = None if samples is None else samples / ranks / one
     if ranks == 1:
-        text = "one rank: there is nothing to scale"
+        text = "One rank: there is nothing to scale"
     elif gain <= _AS_WELL:
         text = f"{ranks} ranks give {gain:.2f} times what one gives: one would do as well"
     else:
-        text = f"{ranks} ranks give {gain:.2f} times what one gives ({efficiency:.0%} of perfect scaling)"
+        text = f"{ranks} ranks give {gain:.2f} times what one gives ({percent(efficiency)} of perfect scaling)"
     return Scaling(ranks, per_second, of_one, efficiency, text)
 
 
@@ -213,26 +220,32 @@ def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence
     if findings and findings[0].status == "suspected":
         first = findings[0]
         lines.append(
-            f"suspected: {first.cause}, up to {milliseconds(first.seconds)} of {milliseconds(seconds)} ms per step"
+            f"Suspected: {first.cause}, up to {milliseconds(first.seconds)} of {milliseconds(seconds)} ms per step"
         )
     if proved:
         first = proved[0]
-        lines.append(
-            f"{first.cause}: mending it saves {milliseconds(first.seconds)} of {milliseconds(seconds)} ms per step "
-            f"({first.seconds / seconds:.0%}): {first.fix}"
-        )
+        saves = f"{milliseconds(first.seconds)} of {milliseconds(seconds)} ms per step"
+        share, travel = percent(first.seconds / seconds), evidence.mean(evidence.transfer)
+        beyond = first.seconds > travel + WORTHWHILE * seconds and waiting_by_turns(evidence)
+        if first.cause == "exposed_communication" and beyond:
+            lines.append(
+                f"Without the reduction a step takes {saves} less ({share}; {first.cause}), but ranks wait only "
+                f"{milliseconds(travel)} ms for their gradients; else they wait for each other by turns: {first.fix}"
+            )
+        else:
+            lines.append(f"Mending {first.cause} saves {saves} ({share}): {first.fix}")
         others = [f"{one.cause} ({milliseconds(one.seconds)} ms)" for one in proved[1:]]
         if others and len(lines) < 2:
             end = f"; all mended: {milliseconds(waterfall[-1].seconds)} ms per step" if len(waterfall) > 2 else ""
-            lines.append(f"also proved: {', '.join(others)}{end}")
+            lines.append(f"Also proved: {', '.join(others)}{end}")
     elif not findings:
         rest = f", of which the script spends {milliseconds(own)} ms between two steps" if own else ""
-        lines.append(f"nothing found that costs 3 % of a step of {milliseconds(seconds)} ms{rest}")
+        lines.append(f"Nothing found that costs 3 % of a step of {milliseconds(seconds)} ms{rest}")
     else:
-        lines.append("nothing proved that costs 3 % of a step")
+        lines.append("Nothing proved that costs 3 % of a step")
     if findings and own > findings[0].seconds and len(lines) < 2:
         lines.append(
-            f"every rank spends {milliseconds(own)} of {milliseconds(seconds)} ms between two steps (`other`), which "
+            f"Every rank spends {milliseconds(own)} of {milliseconds(seconds)} ms between two steps (`other`), which "
             "is not taken apart"
         )
     lines.append(scaled.text)

@@ -18,6 +18,7 @@ from autoddp.codec import replace
 from autoddp.knobs import Configuration
 from autoddp.predict.profile import Profile, first_link, ring_share
 from autoddp.predict.step import computing_seconds, step_seconds
+from autoddp.units import percent
 
 _PAYLOAD = 0.956  # of a link's rate: 1448 of the 1514 bytes of an Ethernet frame are gradients
 
@@ -76,7 +77,9 @@ def moved(here: Profile, there: Elsewhere) -> tuple[Profile, list[str]]:
     if is_another_link and there.rate is None:
         raise UnknownLink(f"it ran on {known}, so the link between {ranks} ranks on {_nodes(nodes)} is not known")
     if there.rate is not None:
-        notes.append(f"a link of {there.rate * 8 / 1e9:g} Gbit/s: it carries gradients at {_PAYLOAD:.1%} of that")
+        notes.append(
+            f"a link of {there.rate * 8 / 1e9:g} Gbit/s: it carries gradients at {percent(_PAYLOAD, '.1f')} of that"
+        )
         link = _with_rate(link, ring_share(ranks) / (there.rate * _PAYLOAD))
     if there.latency is not None:
         notes.append(f"a latency of {there.latency * 1e6:g} µs in each of the {2 * (ranks - 1)} steps of the ring")

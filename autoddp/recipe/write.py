@@ -14,7 +14,7 @@ from autoddp.knobs import BY_NAME, Configuration
 from autoddp.log import printable
 from autoddp.recipe.read import parse
 from autoddp.recipe.schema import SCHEMA, LadderEntry, Recipe, table
-from autoddp.units import data_size
+from autoddp.units import data_size, percent
 
 _HEAD = """\
 # A recipe of autoddp: the DistributedDataParallel settings that were fastest on the job described under [fits].
@@ -57,7 +57,7 @@ def dump(recipe: Recipe) -> str:
     plain = recipe.plain()
     fits_says = {"gradient_bytes": f"{data_size(recipe.fits.gradient_bytes)} in each reduction of the whole model"}
     evidence_says = {
-        "headroom": f"{recipe.evidence.headroom:.1%} of a step would go if gradients travelled for nothing"
+        "headroom": f"{percent(recipe.evidence.headroom, '.1f')} of a step would go if gradients travelled for nothing"
     }
     env_says = {knob.variable: knob.says for knob in BY_NAME.values() if knob.variable}
     parts = [

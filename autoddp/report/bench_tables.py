@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoddp.bench import BenchResult, LinkFacts, LinkModel, Sweep, algbw, busbw
 from autoddp.tables import aligned
-from autoddp.units import data_size, milliseconds
+from autoddp.units import data_size, milliseconds, percent
 
 
 def tables(result: BenchResult) -> str:
@@ -30,7 +30,7 @@ def _sweep(sweep: Sweep) -> str:
     for p in sweep.points:
         bandwidths = (_short(algbw(p.bytes, p.seconds)), _short(busbw(p.bytes, p.seconds, sweep.ranks)))
         interval = f"{_micro(p.low)} to {_micro(p.high)}"
-        off = f"{errors[p.bytes]:+.1%}" if p.bytes in errors else "-"
+        off = percent(errors[p.bytes], "+.1f") if p.bytes in errors else "-"
         rows.append((data_size(p.bytes), _micro(p.seconds), interval, *bandwidths, off))
     lines = [f"{sweep.layout}: {sweep.ranks} ranks", aligned(rows, numbers=True)]
     if sweep.stopped:
@@ -40,7 +40,7 @@ def _sweep(sweep: Sweep) -> str:
 
 def _model(model: LinkModel) -> list[str]:
     """`from 64.0 KiB: 35.1 µs + bytes / 1.17 GB/s`, one line for each segment."""
-    lines = [f"model, off by {model.worst:.1%} at most:"]
+    lines = [f"model, off by {percent(model.worst, '.1f')} at most:"]
     for segment in model.segments:
         slope = f" + bytes / {_short(segment.beta / 1e9)} GB/s" if segment.seconds_per_byte else ", whatever the size"
         lines.append(f"  from {data_size(round(segment.from_bytes))}: {_micro(segment.alpha_seconds)} µs{slope}")

@@ -2,10 +2,10 @@
 
     write_page(Path("report.html"), json.loads(summary_text))
 
-It has what a run's summary.json has, in plain words and pictures. What the summary lacks is left out and named in the
-list of what was not measured. Texts of others (names, configurations, errors) are shown as they are, without effect:
-jinja2 escapes them, control characters and those that turn the direction of writing are shown as Python escapes, and a
-content security policy in the page forbids scripts and requests.
+It has what a run's summary.json has, in plain words and pictures. What the summary lacks, and what is wrong in it, is
+left out and named in the list of what was not measured. Texts of others (names, configurations, errors) are shown as
+they are, without effect: jinja2 escapes them, control characters and those that turn the direction of writing are
+shown as Python escapes, and a content security policy in the page forbids scripts and requests.
 """
 
 from __future__ import annotations
@@ -26,27 +26,36 @@ from autoddp.knobs import BY_NAME, Configuration, Rung
 from autoddp.log import printable, printable_lines
 from autoddp.report import page_pictures as pictures
 from autoddp.report.page_content import Headroom, PageContent, RankStages, Standing, Values, page_content
-from autoddp.units import data_size, duration, gradient_error, milliseconds
+from autoddp.units import data_size, duration, gradient_error, milliseconds, percent
 from autoddp.version import __version__
 
 _SHARED = ("transfer", "waiting", "buffers")  # stages that end on all ranks together
 _MARK = b'<meta name="generator" content="autoddp'
 _BEGINNING = 4096  # bytes in which a page shows that it is autoddp's
 _MANY_TRIALS = 25  # a longer table is folded
+_MOST_LEFT_OUT = 20  # parts of the summary that are named one by one
 _MOST_RANKS = 1024  # in a picture or a table: a page has some kilobytes for each
 
 
-def write_page(path: Path, summary: Mapping[str, Any]) -> None:
-    """Whole or not at all, for this user alone. OSError; ValueError if `summary` is no summary; UsageError if another
-    file is at `path`, which may be a report of somebody else's."""
-    text = page(summary)
+def write_page(path: Path, summary: Mapping[str, Any]) -> Sequence[str]:
+    """Whole or not at all, for this user alone. Returns which parts of the summary are wrong and left out, and why.
+
+    OSError; ValueError if `summary` is no summary; UsageError if another file is at `path`, which may be a report of
+    somebody else's.
+    """
+    content = page_content(summary)
+    text = _html(content)
     _require_replaceable(path)
     write_whole(Path(os.path.realpath(path)), text, private=True)  # a linked report stays a link
+    return content.left_out
 
 
 def page(summary: Mapping[str, Any]) -> str:
     """The page's HTML. ValueError if `summary` is not a summary of this schema."""
-    content = page_content(summary)
+    return _html(page_content(summary))
+
+
+def _html(content: PageContent) -> str:
     try:
         return _page_of(content)
     except RecursionError as error:  # a configuration of lists in lists
@@ -101,7 +110,8 @@ def _environment() -> Environment:
     environment.filters |= {
         "ms": lambda seconds: f"{milliseconds(seconds)} ms",
         "of_ms": lambda ms: milliseconds(abs(ms) / 1e3),
-        "percent": _percent,
+        "percent": _share,
+        "sentence": _sentence,
         "headroom": _headroom,
         "settings": _settings,
         "changes": _changes,
@@ -134,6 +144,8 @@ def _pictures(content: PageContent) -> dict[str, Any]:
         "bars": pictures.stage_bars(ranks, found.mended if found else (), last) if ranks else [],
         "waterfall": pictures.waterfall(steps) if len(steps) > 1 else [],
         "heat": pictures.heat_map(shown) if shown else [],
+        # With a rank missing here, those of a finding may be as many as are left, and yet not all of them.
+        "all_ranks": len(ranks) if ranks and not content.is_left_out("diagnosis.ranks") else None,
         "ranks_text": pictures.ranks_text,
         "step": pictures.one_step(recorded),
         "ladder": list(zip(content.ladder, pictures.ladder(content.ladder), strict=True)),
@@ -181,11 +193,18 @@ def _changes(one: Standing) -> str:
 def _headroom(found: Headroom) -> str:
     """As on the terminal."""
     low, high = found.interval or (found.share, found.share)
-    return str(timing.Headroom(found.share, low, high)).replace("%", " %")
+    return str(timing.Headroom(found.share, low, high))
 
 
-def _percent(share: float) -> str:
-    return f"{share * 100:.0f} %" if share >= 0.0995 else f"{share * 100:.1f} %"
+def _share(share: float) -> str:
+    return percent(share) if share >= 0.0995 else percent(share, ".1f")
+
+
+def _sentence(text: str) -> str:
+    """A text with a capital letter at its beginning, unless that is a name such as `data_loader`, and with a period."""
+    first = text.split(" ")[0].rstrip(",:;")
+    begun = text[0].upper() + text[1:] if first.isalpha() and first.islower() else text
+    return begun if begun.endswith((".", "!", "?", "…")) else f"{begun}."
 
 
 def _error(one: Standing) -> str:
@@ -204,37 +223,53 @@ def _prediction_error(content: PageContent) -> float | None:
 
 def _not_measured(content: PageContent) -> Iterator[str]:
     """A sentence for each part that the page lacks."""
+    for told in content.left_out[:_MOST_LEFT_OUT]:
+        yield f"A part of summary.json is wrong and left out here: {told}"
+    if len(content.left_out) > _MOST_LEFT_OUT:
+        yield f"{len(content.left_out) - _MOST_LEFT_OUT} more parts of summary.json are wrong and left out here."
+    yield from (sentence for part, sentence in _lacking(content) if not content.is_left_out(part))
+
+
+def _lacking(content: PageContent) -> Iterator[tuple[str, str]]:
+    """What the summary does not have: the place in it, and a sentence that says what the page is without for it."""
     found = content.diagnosis
     if found is None:
-        yield "Why a step takes its time: no diagnosis was made in this run, so no stage and no cause has a price."
+        yield (
+            "diagnosis",
+            "Why a step takes its time: no diagnosis was made in this run, so no stage and no cause has a price.",
+        )
     else:
-        yield from found.not_measured
+        yield from (("", sentence) for sentence in found.not_measured)
+    if found is not None and found.step_ms is not None:
         if not found.ranks:
-            yield "The stages of a step on each rank."
+            yield "diagnosis.ranks", "The stages of a step on each rank."
         if len(found.waterfall) < 2:
-            yield "A step after mending causes: none was proved, or none could be tried."
+            yield "diagnosis.waterfall", "A step after mending causes: none was proved, or none could be tried."
         elif not found.mended:
-            yield "The stages of a step with all causes mended: only its length is known."
+            yield "diagnosis.mended", "The stages of a step with all causes mended: only its length is known."
         if found.samples_per_second is None:
-            yield "Samples per second: the batches do not come from a loader of torch's."
+            yield (
+                "diagnosis.samples_per_second",
+                "Samples per second: the batches do not come from a loader of torch's.",
+            )
     if not any(one.steps for one in content.timelines):
-        yield "One step of all ranks: no step was recorded."
+        yield "timelines", "One step of all ranks: no step was recorded."
     if not content.trials:
-        yield "Other settings: no trial was run."
+        yield "trials", "Other settings: no trial was run."
     if content.baseline is not None:  # of a study
         yield from _not_studied(content)
     if not content.topology:
-        yield "The topology of this host."
+        yield "topology", "The topology of this host."
     if not content.what_if:
-        yield "This job on other machines: nothing was predicted."
+        yield "what_if", "This job on other machines: nothing was predicted."
 
 
-def _not_studied(content: PageContent) -> Iterator[str]:
+def _not_studied(content: PageContent) -> Iterator[tuple[str, str]]:
     if content.headroom is None:
-        yield "The headroom: no steps without reduction were run."
+        yield "headroom", "The headroom: no steps without reduction were run."
     if content.trials and all(one.predicted is None for one in content.trials):
-        yield "Predictions of the trials: none was made."
+        yield "trials", "Predictions of the trials: none was made."
     if not content.ladder:
-        yield "The ladder: no configuration reached the final rounds."
+        yield "ladder", "The ladder: no configuration reached the final rounds."
     if not content.recipe_text:
-        yield "The recipe: it is not part of this summary."
+        yield "recipe_text", "The recipe: it is not part of this summary."

@@ -1,15 +1,17 @@
 """What report.html reads of a run's summary, with its types. All of it may be absent: the page then says so.
 
 content = page_content(json.loads(text))     # ValueError for anything that is no summary of this schema
+content.left_out                             # the parts of the summary that are not what they should be
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from autoddp.codec import Meta, Struct, convert, field
+from autoddp.codec import WHOLE, Meta, Struct, convert, field, sound_parts
 from autoddp.codec import plain as as_plain
 from autoddp.timing import Speedup
 from autoddp.version import SUMMARY_SCHEMA
@@ -44,12 +46,19 @@ class Trial(Struct, frozen=True):
     number: Count
     rung: str
     configuration: Values
-    state: str = "measured"
+    state: str
     reason: str = ""
     seconds: Amount | None = None
     """None where it failed."""
     predicted: Amount | None = None
     """Seconds of a step, as they were predicted before the trial."""
+
+    @property
+    def says(self) -> str:
+        """What came of it, with the reason; "" where it was measured as planned."""
+        if self.state != "measured":
+            return f"{self.state}: {self.reason or 'no reason is known'}"
+        return "" if self.seconds is not None else "its time is not in summary.json"
 
 
 class Headroom(Struct, frozen=True):
@@ -119,27 +128,27 @@ class RankStages(Struct, frozen=True):
     """
 
     rank: Count
+    data_ms: Number
+    copy_ms: Number
+    buffers_ms: Number
+    forward_ms: Number
+    backward_ms: Number
+    exposed_ms: Number
+    waiting_ms: Number
+    optimizer_ms: Number
+    other_ms: Number
     host: str = ""
-    data_ms: Number = 0.0
-    copy_ms: Number = 0.0
-    buffers_ms: Number = 0.0
-    forward_ms: Number = 0.0
-    backward_ms: Number = 0.0
-    exposed_ms: Number = 0.0
-    waiting_ms: Number = 0.0
-    optimizer_ms: Number = 0.0
-    other_ms: Number = 0.0
 
 
 class Finding(Struct, frozen=True):
     """A cause, with its price in milliseconds per step and the 99 % interval of the price."""
 
     cause: str
+    status: str
     ranks: tuple[Count, ...] = ()
     ms: Number | None = None
     low: Number | None = None
     high: Number | None = None
-    status: str = "suspected"
     text: str = ""
     fix: str = ""
 
@@ -165,13 +174,15 @@ class Scaling(Struct, frozen=True):
 class Diagnosis(Struct, frozen=True):
     """What `autoddp diagnose --json` prints."""
 
-    step_ms: Amount
+    step_ms: Amount | None = None
+    """None where nothing could be measured."""
     samples_per_second: Amount | None = None
     ranks: tuple[RankStages, ...] = ()
     mended: tuple[RankStages, ...] = ()
     """The same as `ranks` with all causes mended; absent where it was not measured."""
     findings: tuple[Finding, ...] = ()
-    waterfall: tuple[Mended, ...] = ()
+    waterfall: Annotated[tuple[Mended, ...], WHOLE] = ()
+    """Whole or not at all, because each step is compared with the one before it."""
     scaling: Scaling | None = None
     not_measured: tuple[str, ...] = ()
     verdict: tuple[str, ...] = ()
@@ -239,19 +250,41 @@ class PageContent(Struct, frozen=True):
     topology: str = ""
     recipe_text: str = ""
     what_if: tuple[WhatIf, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """The parts of the summary that are wrong and not shown: where they are, and why. It is never read from a file."""
+
+    def is_left_out(self, part: str) -> bool:
+        """Whether this part, such as `diagnosis.findings`, or a part of it is left out."""
+        return part != "" and any(re.match(rf"{re.escape(part)}\b", told) for told in self.left_out)
 
 
 def page_content(summary: Any) -> PageContent:
-    """What the page shows of a summary. ValueError, with one line, for anything else."""
+    """What the page shows of a summary, without the parts that are wrong. ValueError, with one line, for anything else.
+
+    A summary needs its schema, and its trials or its diagnosis.
+    """
     if not isinstance(summary, Mapping) or not {"trials", "diagnosis"} & summary.keys():
         raise ValueError("not the summary of a run: it has neither trials nor a diagnosis")
     schema = summary.get("schema")
     if schema != SUMMARY_SCHEMA:
         raise ValueError(f"a summary of schema {SUMMARY_SCHEMA} was expected; upgrade autoddp, or make the run again")
     try:
-        return convert(_without_nothing(as_plain(summary)), PageContent)
+        given = _without_nothing(as_plain(summary))
+        given.pop("left_out", None)
+        found, left_out = sound_parts(given, PageContent)
+        if not {"trials", "diagnosis"} & found.keys():
+            raise ValueError("; ".join(told for told in _told(left_out) if told.startswith(("trials", "diagnosis"))))
+        return convert({**found, "left_out": _told(left_out)}, PageContent)
     except RecursionError as error:
         raise ValueError(str(error)) from error
+
+
+def _told(left_out: Mapping[tuple[Any, ...], str]) -> list[str]:
+    told = []
+    for keys, why in left_out.items():
+        place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
+        told.append(f"{place}: {why.replace(' | null', '')}")  # what is null has been taken away before
+    return told
 
 
 def _without_nothing(value: Any) -> Any:
@@ -260,7 +293,9 @@ def _without_nothing(value: Any) -> Any:
         return {key: _without_nothing(part) for key, part in value.items() if not _is_nothing(part)}
     if isinstance(value, float) and abs(value) < _LEAST:
         return 0.0
-    return [_without_nothing(part) for part in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [None if _is_nothing(part) else _without_nothing(part) for part in value]
+    return value
 
 
 def _is_nothing(value: Any) -> bool:

@@ -29,6 +29,7 @@ STAGES = {
 """The stages that the page shows, with what happens in each. `exposed` is shown as its two parts."""
 _MANY_RANKS = 8  # from here on cells have no numbers, and a rank's row of a timeline is thin
 _MANY_BUCKETS = 3  # rows of buckets for each rank
+_FEWEST_COLUMNS = 8  # places for trials, so that the column of a single one is not as wide as the page
 _NOTABLE = 0.03  # share of a step from which a rank's stage is marked, as for findings
 
 
@@ -275,20 +276,24 @@ def ladder(entries: Sequence[Standing]) -> list[Row]:
 
 
 def trials(records: Sequence[Trial], as_written: float | None) -> str:
-    """A column for each trial, a tick where the prediction was, and a dashed line for the script as written."""
-    height = 120
+    """A column for each trial, or a mark if it has no time, a tick where the prediction was, a line as written."""
+    height = 120.0
     times = [time for one in records for time in (one.seconds, one.predicted) if time is not None]
     longest = max([*times, as_written or 0.0], default=0.0) or 1.0
-    parts = []
+    parts, places = [], max(len(records), _FEWEST_COLUMNS)
     for place, one in enumerate(records):
-        left, width = _percent(place + 0.12, len(records)), _percent(0.76, len(records))
+        left, width, right = (_percent(share, places) for share in (place + 0.12, 0.76, place + 0.88))
         if one.seconds is not None:
             tall = one.seconds / longest * height
-            label = title_of(f"trial {one.number}, {one.rung}: {milliseconds(one.seconds)} ms")
+            told = f"{milliseconds(one.seconds)} ms" + (f", {one.says}" if one.says else "")
+            label = title_of(f"trial {one.number}, {one.rung}: {told}")
             parts.append(element("rect", label, x=left, y=height - tall, width=width, height=tall, **_of_rung(one)))
+        else:
+            label = title_of(f"trial {one.number}, {one.rung}: {one.says}")
+            y = height - 4
+            parts.append(element("line", label, x1=left, x2=right, y1=y, y2=y, **{"class": "no-time"}))
         if one.predicted is not None:
             y = height - one.predicted / longest * height
-            right = _percent(place + 0.88, len(records))
             label = title_of(f"trial {one.number}, predicted: {milliseconds(one.predicted)} ms")
             parts.append(element("line", label, x1=left, x2=right, y1=y, y2=y, **{"class": "predicted"}))
     if as_written is not None:

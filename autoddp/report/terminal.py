@@ -27,7 +27,7 @@ from autoddp.report.diagnosis_text import parts
 from autoddp.study import Observer, Outcome, Screened, TrialRecord
 from autoddp.tables import LITERAL, Harmless, text_of
 from autoddp.timing import Headroom
-from autoddp.units import data_size, duration, gradient_error, milliseconds
+from autoddp.units import data_size, duration, gradient_error, milliseconds, percent
 from autoddp.wire import JobFacts
 
 _PLAIN_WIDTH = 200  # columns of a log file, where a folded line is harder to read than a long one
@@ -209,7 +209,7 @@ class Terminal(Observer):
             )
         known = outcome.profile
         if known is not None and known.typical_error is not None and known.large_error is not None:
-            half, nine_of_ten = f"{known.typical_error:.1%}", f"{known.large_error:.1%}"
+            half, nine_of_ten = percent(known.typical_error, ".1f"), percent(known.large_error, ".1f")
             self._note(
                 f"predicted before they were measured: half of the trials within {half}, 90 % within {nine_of_ten}"
             )
@@ -287,7 +287,7 @@ def _ladder(outcome: Outcome, allows: Callable[[Configuration], bool], boxed: bo
     table.add_column("rung")
     table.add_column("what it changes in training", max_width=30)
     table.add_column("configuration", overflow="fold")
-    table.add_column("ms/step", justify="right", no_wrap=True)
+    table.add_column("ms per step", justify="right", no_wrap=True)
     table.add_column("speed-up (99 %)", no_wrap=True)
     table.add_column("gradient error", justify="right", no_wrap=True)
     baseline = outcome.baseline_seconds

@@ -29,6 +29,7 @@ from autoddp.study.semifinals import Semifinal, contenders, run_semifinal
 from autoddp.study.trials import Trials
 from autoddp.timing import Block, Headroom, difference, headroom, median, speedup
 from autoddp.timing.timeline import Timeline
+from autoddp.units import percent
 from autoddp.wire import JobFacts
 
 _SHARE_FOR_DIAGNOSIS = 0.25  # of the time that the trials may take
@@ -295,7 +296,8 @@ class Study:
 
     def _decide(self, won: Headroom, ladder: tuple[Standing, ...]) -> Decision:
         if won.high < WORTHWHILE and not self._trials.records:
-            surely = f"only {won.share:.1%} of the step could be won, surely no more than {won.high:.1%}"
+            share, most = percent(won.share, ".1f"), percent(won.high, ".1f")
+            surely = f"only {share} of the step could be won, surely no more than {most}"
             why = f"{surely}, so no trial was run: your settings stay"
             return Decision(AS_WRITTEN, why)
         if self._trials.no_time and not self._trials.records:

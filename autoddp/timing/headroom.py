@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from autoddp.timing.samples import Block, median
 from autoddp.timing.speedup import speedup
+from autoddp.units import percent
 
 _INTERRUPTED = 10.0  # times the median: in a longer step the script has evaluated or saved
 _NOTHING = 0.005  # share of a step that is printed as 0 %
@@ -25,8 +26,8 @@ class Headroom:
 
     def __str__(self) -> str:
         if self.low < _NOTHING:
-            return f"up to {self.high:.0%}"
-        low, share, high = (f"{part:.0%}" for part in (self.low, self.share, self.high))
+            return f"up to {percent(self.high)}"
+        low, share, high = (percent(part) for part in (self.low, self.share, self.high))
         return share if low == share == high else f"{share} ({low} to {high})"
 
 
@@ -34,7 +35,7 @@ def headroom(as_written: Sequence[Block], without: Sequence[Block]) -> Headroom:
     """The headroom from two or more rounds with reduction (`as_written`) and without it; index i belongs to round i.
 
     >>> str(headroom([Block((1.0,)), Block((1.02,))], [Block((0.5,)), Block((0.51,))]))
-    '50% (43% to 56%)'
+    '50 % (43 % to 56 %)'
 
     Without reduction the ranks run free. A step that waits for gradients takes as long as its slowest rank, however
     fast the gradients travel. So the time of a step without reduction is its maximum over the ranks, not their mean.

@@ -46,7 +46,7 @@ def test_show(file: str, capsys: Any) -> None:
         "launches  bucket_cap_mb=50 (exact: nothing but the order of additions)",
         "sets      OMP_NUM_THREADS=4",
         "why       the exact rung wins",
-        "evidence  baseline 31.2 ms per step, headroom 38.4%, 20 trials, 6 final rounds, 1234 steps measured",
+        "evidence  baseline 31.2 ms per step, headroom 38.4 %, 20 trials, 6 final rounds, 1234 steps measured",
         "",
         "rung   what changes                        ms per step  speed-up (99 %)       gradient error  configuration",
         "exact  nothing but the order of additions  28.3         ×1.21 (1.19 to 1.23)  0               "

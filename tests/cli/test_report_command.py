@@ -63,6 +63,19 @@ def test_to_another_file(capsys: Any) -> None:
     assert "42 % (40 % to 44 %)" in Path("train.html").read_text()
 
 
+def test_a_part_that_is_wrong_is_left_out_and_told_in_one_line(capsys: Any) -> None:
+    place = made("20251121-235959-b-9", headroom={"share": "much"}, topology=7, what_if=[{"label": "elsewhere"}])
+    assert run([str(place)]) == 0
+    told = capsys.readouterr()
+    assert told.out == f"{place}/report.html\n"
+    assert told.err == (
+        f"autoddp: warning: report: {place}/summary.json: a part of the summary is wrong and left out of the page: "
+        "headroom: share: Expected `float`, got `str` (and 2 more, which the page names)\n"
+    )
+    page = (place / "report.html").read_text()
+    assert page.count("is wrong and left out here: ") == 3
+
+
 BAD = {
     # what is typed, what the line says; the files are those of `files`
     "no run": ([], "report: no run in .autoddp has a summary.json; name a run's folder"),
@@ -83,7 +96,7 @@ BAD = {
     "another object": (["other.json"], "report: other.json: not the summary of a run: it has neither trials nor"),
     "another schema": (["newer.json"], "report: newer.json: a summary of schema 1 was expected"),
     "no schema": (["old.json"], "report: old.json: a summary of schema 1 was expected"),
-    "another type": (["type.json"], "report: type.json: Expected `array`, got `str` - at `$.trials`"),
+    "another type": (["type.json"], "report: type.json: trials: Expected `array`, got `str`"),
     "nested": (["nested.json"], "report: nested.json: "),
     "a long number": (["number.json"], "report: number.json: "),
     "huge": (["huge.json"], "report: huge.json: larger than 64 MiB, so not the summary of a run"),

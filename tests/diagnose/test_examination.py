@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import sys
 from itertools import pairwise
@@ -16,7 +17,7 @@ from slow_job import MS, Failed, Over, SlowJob
 
 from autoddp.diagnose import CAUSES, Diagnosis, Examination, Surroundings
 from autoddp.diagnose.evidence import Evidence, joined
-from autoddp.diagnose.suspicions import Events, priced_by_events
+from autoddp.diagnose.suspicions import Events, priced_by_events, suspicions
 from autoddp.knobs import AS_WRITTEN
 from autoddp.timing import STAGES, RankSteps
 from autoddp.wire import AS_IT_IS
@@ -160,7 +161,7 @@ def test_ranks_that_are_unsteady_wait_for_each_other_when_mended_too(stage: str,
 def test_a_clean_job_has_no_finding(noise: float) -> None:
     found = examined(SlowJob(noise=noise))
     assert not found.findings
-    assert "nothing found" in found.verdict[0]
+    assert "Nothing found" in found.verdict[0]
 
 
 def test_the_fix_of_a_loader_is_the_one_that_was_tried() -> None:
@@ -407,6 +408,44 @@ def test_the_budget_is_kept() -> None:
             assert examined(job, budget).spent <= budget + 0.5
 
 
+class Locked(SlowJob):
+    """Each rank holds a lock for 10 ms of each step. While ranks reduce, all ask for it at once; else by turns."""
+
+    def __call__(self, *positional: Any, reduce: bool, **named: Any) -> Any:
+        self.event = lambda rank, step: {"other": 10.0 * (1 + (rank + step) % 2 if reduce else 1)}
+        return super().__call__(*positional, reduce=reduce, **named)
+
+
+def test_without_the_reduction_ranks_that_share_a_lock_do_not_wait_for_each_other() -> None:
+    found = examined(Locked(transfer=2.0))
+    (first,) = found.findings
+    assert (first.cause, first.status) == ("exposed_communication", "proved")
+    assert first.seconds == pytest.approx(12 * MS, rel=0.05)
+    assert "all ranks wait for their " in first.text
+    assert "besides, each rank waits 5.0" in first.text
+    assert "so the price may be more than the gradients cost" in first.text
+    assert first.fix.startswith("find what makes the ranks late by turns (a file lock")
+    assert found.verdict[0].startswith("Without the reduction a step takes 12")
+    assert "but ranks wait only 2.0" in found.verdict[0]
+
+
+def test_rank_0_does_no_other_work_if_it_does_less_than_the_others() -> None:
+    """Ranks wait for a lock in a random order, and rank 0 waits less than the other on average."""
+    first = [random.Random(5000 + step).random() < 0.55 for step in range(100)]
+    job = SlowJob(event=lambda rank, step: {"other": 10.0 if first[step] == (rank == 0) else 20.0})
+    done = job(AS_WRITTEN, 0, 100, reduce=True, apply=True, experiment=AS_IT_IS)
+    found = suspicions(Evidence(done.ranks), Surroundings(job.facts))
+    assert "rank0_work" not in [one.cause for one in found]
+
+
+@pytest.mark.parametrize("job", [SlowJob(transfer=12.0), SlowJob(transfer=12.0, forward=[5.0, 15.0])])
+def test_ranks_that_are_not_late_by_turns_are_not_said_to_be(job: SlowJob) -> None:
+    found = examined(job)
+    first = next(one for one in found.findings if one.cause == "exposed_communication")
+    assert "by turns" not in first.text + first.fix
+    assert found.verdict[0].startswith("Mending exposed_communication saves 12")
+
+
 def test_scaling() -> None:
     found = examined(SlowJob(transfer=30.0)).scaling
     assert found.efficiency == pytest.approx(16.5 / 46.5, rel=0.05)
@@ -415,7 +454,7 @@ def test_scaling() -> None:
     evaluates = examined(SlowJob(event=lambda rank, step: {"other": 300.0} if step % 10 == 3 else {})).scaling
     assert evaluates.efficiency > 0.95, "one rank would evaluate as well"
     alone = examined(SlowJob(ranks=1, data=5.0))
-    assert alone.scaling.text.startswith("one rank")
+    assert alone.scaling.text.startswith("One rank")
     assert [one.cause for one in alone.findings] == ["data_loader"]
 
 

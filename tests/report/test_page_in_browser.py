@@ -6,6 +6,7 @@ nothing reaches out of the page, no text is cut, and all text has contrast.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from page_samples import HOSTILE, diagnosis, saying, summary
 
-from autoddp.diagnose.findings import CAUSES
+from autoddp.diagnose.findings import CAUSES, NOTHING
 from autoddp.report.page import page, write_page
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install selenium")
@@ -36,14 +37,38 @@ def every_cause() -> dict[str, Any]:
     return content
 
 
+def trials_without_a_time() -> dict[str, Any]:
+    """Refused, failed and cut short, with long reasons."""
+    content = copy.deepcopy(summary())
+    for number, state in ((0, "refused"), (1, "failed"), (3, "cut short")):
+        content["trials"][number] |= {"state": state, "seconds": None, "reason": "gradient error above the limit " * 3}
+    return content
+
+
+def parts_are_wrong() -> dict[str, Any]:
+    """The page names many places of the summary."""
+    content = copy.deepcopy(summary(trials=40))
+    content |= {"headroom": "x", "topology": 7}
+    content["diagnosis"]["findings"] = "x"
+    for trial in content["trials"]:
+        trial["seconds"] = "x"
+    return content
+
+
 SAMPLES = {
     "two ranks": summary,
     "one rank": lambda: summary(1),
     "64 ranks and 100 trials": lambda: summary(64, 100),
     "next to nothing": lambda: {"schema": 1, "trials": []},
     "a diagnosis alone": lambda: {"schema": 1, "diagnosis": diagnosis(8)},
+    "nothing could be measured": lambda: {"schema": 1, "diagnosis": NOTHING | {"not_measured": ["everything: …"]}},
+    "one trial": lambda: summary(trials=1),
+    "trials without a time": trials_without_a_time,
+    "parts are wrong": parts_are_wrong,
     "all causes": every_cause,
     "hostile texts": lambda: saying(HOSTILE),
+    "from right to left": lambda: saying("تدريب النموذج الكبير 🚀 אימון.py"),
+    "long names with blanks": lambda: saying(" ".join(['the second paper\'s "best" run'] * 9)),
     "long words": lambda: saying("/a" * 150),
 }
 
@@ -92,6 +117,8 @@ while (walker.nextNode()) {
   for (const box of range.getClientRects()) {
     words += 1;
     if (scrolled) continue;
+    // Where blanks are kept, the one at which a line ends has a box of its own, which may reach out unseen.
+    if (box.width < 6 && getComputedStyle(node).whiteSpace === 'pre-wrap') continue;
     if (box.left < frame.left - near || box.right > frame.right + near) told('text outside of its place', node);
     if (box.left < 0 || box.right > wide) told('text outside of the page', node);
   }

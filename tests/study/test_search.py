@@ -20,6 +20,7 @@ from autoddp.study import (
     TuningOver,
 )
 from autoddp.study.env_trials import ROUNDS
+from autoddp.units import percent
 
 LINKS = {  # MiB per second, seconds of latency
     "slow": (200.0, 0.0005),
@@ -75,8 +76,8 @@ def test_no_trial_where_nothing_can_be_won() -> None:
     low, high = outcome.headroom_interval
     assert low <= outcome.headroom <= high < 0.03
     assert outcome.decision.why == (
-        f"only {outcome.headroom:.1%} of the step could be won, surely no more than {high:.1%}, so no trial was run: "
-        "your settings stay"
+        f"only {percent(outcome.headroom, '.1f')} of the step could be won, surely no more than "
+        f"{percent(high, '.1f')}, so no trial was run: your settings stay"
     )
     assert {Configuration(asked.configuration) for asked in job.asked} == {AS_WRITTEN}
 
