@@ -20,7 +20,7 @@ from autoddp.launch.options import Options, help_text, parse_with_switch
 from autoddp.launch.script import require_script
 from autoddp.launch.signals import signals_end_tuning
 from autoddp.launch.tune import Tuned, Tuning, prepared
-from autoddp.log import show, show_json, tell
+from autoddp.log import show, show_exactly, show_json, tell
 from autoddp.report.diagnosis_text import for_stdout
 from autoddp.tables import text_of, width_of_stdout
 
@@ -42,7 +42,7 @@ def run(arguments: list[str]) -> int:
     On several hosts give the same command on each; each prints the same.
     """
     if arguments[:1] in (["-h"], ["--help"]):
-        print(f"{_HELP}\n{help_text().partition(chr(10) * 2)[2]}", end="")
+        show_exactly(f"{_HELP}\n{help_text().partition(chr(10) * 2)[2]}")
         return 0
     load_torchrun()
     examine(*parse_with_switch(arguments, "--json"))

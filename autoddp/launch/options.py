@@ -29,6 +29,7 @@ from autoddp.knobs import GRADIENT_RUNGS, LIMITS, Rung
 from autoddp.launch.elastic import torchrun_parser
 from autoddp.launch.script import ScriptSource
 from autoddp.launch.usual_folders import OUTPUT, Folders, usual_folders
+from autoddp.log import show_exactly
 from autoddp.settings import StudySettings
 from autoddp.units import Allowance, seconds
 
@@ -341,7 +342,8 @@ def leading_own(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def _strict_torchrun_parser() -> argparse.ArgumentParser:
     torchrun = torchrun_parser()
     torchrun.error = _refuse  # type: ignore[method-assign]
-    torchrun.format_help = help_text  # type: ignore[method-assign]
+    # argparse's own method ignores that the help cannot be written.
+    torchrun.print_help = lambda *_: show_exactly(help_text())  # type: ignore[method-assign]
     return torchrun
 
 
