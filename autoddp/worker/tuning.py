@@ -159,6 +159,7 @@ class _TuningJob(DdpEvents):
             leave()
 
     def _on_step(self) -> None:
+        self._launcher.steps = self._clock.steps
         if self._runner is not None:
             self._runner.on_step()
             return
