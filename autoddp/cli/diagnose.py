@@ -76,7 +76,7 @@ def examine(options: Options, as_json: bool) -> None:
 def _examined(options: Options, mode: Mode) -> tuple[Tuned, Path]:
     """What came of it, and the folder with its logs."""
     with contextlib.ExitStack() as until_done:
-        until_done.enter_context(signals_end_tuning())
+        until_done.enter_context(signals_end_tuning(says="the diagnosis ends"))
         preparation = until_done.enter_context(prepared(options))
         agreement = None
         if mode.several_nodes:

@@ -105,7 +105,8 @@ def prepare(options: Options) -> Job | None:
         return None
     with contextlib.ExitStack() as until_tuned:
         if mode.tune or _meets(mode):
-            until_tuned.enter_context(signals_end_tuning(ending_signals(options.torchrun), mode.tune))
+            says = f"{'tuning ends, ' if mode.tune else ''}no job is started"
+            until_tuned.enter_context(signals_end_tuning(ending_signals(options.torchrun), says))
         if mode.tune:
             from autoddp.cli.tuned import Results  # they take a while
             from autoddp.launch.tune import Tuning, prepared

@@ -28,12 +28,18 @@ class Deadline:
 
     `budget`: seconds from `began`, where the command was given, to the launch of the real job. None: not given; then
     the time counts from the script's first step, and is no longer than the script has run in the longest start.
+    `why_over`: the reason when the budget is over, where it is not the one that --budget has set.
     """
 
     def __init__(
-        self, budget: float | None = None, began: float | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        budget: float | None = None,
+        began: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        why_over: str = "",
     ) -> None:
         self._budget = budget
+        self._why_budget_is_over = why_over
         self._clock = clock
         self._since = None if budget is None else (clock() if began is None else began)
         self._seconds = _UNASKED if budget is None else budget
@@ -76,7 +82,7 @@ class Deadline:
         if self.at_most is None or self.at_most > 0:
             return ""
         if self._budget is not None:
-            return f"--budget {duration(self._budget)} is over"
+            return self._why_budget_is_over or f"--budget {duration(self._budget)} is over"
         took = f"tuning has taken {duration(self._seconds)}"
         if self._seconds < _UNASKED:
             return f"{took}, and a start of the script no longer: {self._how_script_ended}; --budget allows more"

@@ -190,6 +190,11 @@ class Options:
         object.__setattr__(self, "study", settings)
 
     @property
+    def activity(self) -> str:
+        """What the script is started for before any job, as messages call it."""
+        return "the diagnosis" if self.diagnose_only else "tuning"
+
+    @property
     def script(self) -> str:
         """The script, module or program."""
         return str(self.torchrun.training_script)

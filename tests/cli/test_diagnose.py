@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,29 @@ def test_what_was_found_before_a_host_has_left_is_shown(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     assert json.loads(first.stdout)["findings"][0]["cause"] == "data_loader"
     assert "the diagnosis ended early: node 1 (host1) has left: " in first.stderr
+
+
+def interrupted(folder: Path, number: signal.Signals, *words: str) -> Any:
+    """A diagnosis that gets a signal in its first experiment."""
+    script = [str(SCRIPTS / "slow_loader.py"), "--epochs", "3000"]
+    command = (*AUTODDP, "diagnose", *words, "--nproc-per-node", "2")
+    launch = start(command, folder, script, {}, popen=subprocess.Popen)
+    try:
+        wait_for(lambda: "diagnosis 1/" in launch.stderr, "the first experiment")
+        launch.process.send_signal(number)
+        launch.process.wait(PATIENCE)
+        wait_for(lambda: not launch.processes(), "the end of every process")
+    finally:
+        launch.kill()
+    return launch
+
+
+def test_a_signal_ends_the_diagnosis(tmp_path: Path) -> None:
+    done = interrupted(tmp_path / "run", signal.SIGTERM)
+    assert done.returncode == 143
+    assert "autoddp: SIGTERM: the diagnosis ends\n" in done.stderr
+    assert "What the script writes during the diagnosis" in done.stderr
+    assert not re.search("tuning|tuned|no job", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(
