@@ -90,17 +90,18 @@ def show(text: str) -> None:
     OutputLost where it cannot be written.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    _print(printable_lines(text).encode(encoding, "backslashreplace").decode(encoding))
+    show_exactly(printable_lines(text).encode(encoding, "backslashreplace").decode(encoding))
 
 
 def show_json(document: Any) -> None:
-    """Print a document of plain values to stdout, for a program that reads it. OutputLost where that is impossible."""
-    _print(json.dumps(document))
+    """Print a document of plain values to stdout, for a program that reads it. OutputLost as for `show`."""
+    show_exactly(json.dumps(document))
 
 
-def _print(text: str) -> None:
+def show_exactly(text: str) -> None:
+    """Print a text of ours to stdout without any change, for example a help page. OutputLost as for `show`."""
     try:
-        print(text, flush=True)
+        print(text, end="" if text.endswith("\n") else "\n", flush=True)
     except OSError as error:
         raise OutputLost(error.errno, error.strerror) from None
 

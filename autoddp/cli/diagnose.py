@@ -9,18 +9,19 @@ from pathlib import Path
 from autoddp.cli.tuned import Results
 from autoddp.codec import finite
 from autoddp.diagnose import NOTHING
-from autoddp.errors import NotTuned
+from autoddp.errors import NotTuned, UsageError
 from autoddp.launch.agreement import agree
-from autoddp.launch.elastic import environment_with, load_torchrun
+from autoddp.launch.elastic import ending_signals, environment_with, load_torchrun
 from autoddp.launch.hosts import Hosts
 from autoddp.launch.job_machine import NO_DDP, TOO_SHORT
 from autoddp.launch.mode import Mode, choose_to_diagnose
 from autoddp.launch.network import Network
 from autoddp.launch.options import Options, help_text, parse_with_switch
 from autoddp.launch.script import require_script
+from autoddp.launch.secret_words import without_secrets
 from autoddp.launch.signals import signals_end_tuning
 from autoddp.launch.tune import Tuned, Tuning, prepared
-from autoddp.log import show, show_json, tell
+from autoddp.log import printable, show, show_exactly, show_json, tell
 from autoddp.report.diagnosis_text import for_stdout
 from autoddp.tables import text_of, width_of_stdout
 
@@ -33,6 +34,7 @@ without reduction, a delay on one rank. Nothing is tuned, and no job is launched
 
   --json                  print one JSON document instead of tables
   --diagnose-budget TIME  time for measuring (90s of steps)
+  --budget TIME           limit of the time from the command on (15m)
 """
 
 
@@ -42,7 +44,7 @@ def run(arguments: list[str]) -> int:
     On several hosts give the same command on each; each prints the same.
     """
     if arguments[:1] in (["-h"], ["--help"]):
-        print(f"{_HELP}\n{help_text().partition(chr(10) * 2)[2]}", end="")
+        show_exactly(f"{_HELP}\n{help_text(of_diagnose=True).partition(chr(10) * 2)[2]}")
         return 0
     load_torchrun()
     examine(*parse_with_switch(arguments, "--json"))
@@ -51,6 +53,12 @@ def run(arguments: list[str]) -> int:
 
 def examine(options: Options, as_json: bool) -> None:
     """Diagnose this job and print what was found; AutoddpError as for `run`."""
+    if as_json and options.dry_run:
+        raise UsageError("diagnose: --dry-run prints a line of text: leave out --json")
+    if options.no_orphans:  # before anything is started; torch is imported, and has no threads yet
+        from autoddp.launch.supervisor import run_below_a_supervisor
+
+        run_below_a_supervisor()
     options = replace(options, diagnose_only=True, tune_only=True)
     require_script(options.torchrun)
     for line in options.says:
@@ -58,6 +66,10 @@ def examine(options: Options, as_json: bool) -> None:
     mode = choose_to_diagnose(options)
     for line in filter(None, (mode.ranks, mode.says)):
         tell(line)
+    if options.dry_run:
+        words = [options.script, *without_secrets(options.torchrun.training_script_args)]
+        show(printable(f"would diagnose: {' '.join(words)}"))
+        return
     tuned, folder = _examined(options, mode)
     if tuned.diagnosis is None:
         why = tuned.why or "the leading node gave up"
@@ -76,7 +88,7 @@ def examine(options: Options, as_json: bool) -> None:
 def _examined(options: Options, mode: Mode) -> tuple[Tuned, Path]:
     """What came of it, and the folder with its logs."""
     with contextlib.ExitStack() as until_done:
-        until_done.enter_context(signals_end_tuning())
+        until_done.enter_context(signals_end_tuning(ending_signals(options.torchrun), "the diagnosis ends"))
         preparation = until_done.enter_context(prepared(options))
         agreement = None
         if mode.several_nodes:

@@ -53,25 +53,13 @@ def main() -> None:
         import_module("autoddp.cli.wrap").leave()
     with errors_end_the_process():
         if words and words[0] in COMMANDS and not os.path.exists(words[0]):
-            sys.exit(_run_command(words[0], words[1:]))
+            sys.exit(import_module(f"autoddp.cli.{words[0]}").run(words[1:]))
         if words and words[0] == "--version":
             from autoddp.version import __version__
 
-            print(f"autoddp {__version__}")
+            show(f"autoddp {__version__}")
             sys.exit(0)
     run(lambda: parse(words))
-
-
-def _run_command(name: str, words: list[str]) -> int:
-    """The exit code of a command."""
-    try:
-        return int(import_module(f"autoddp.cli.{name}").run(words))
-    except OutputLost as lost:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left once more at its end
-        if lost.errno == errno.EPIPE:
-            return 128 + signal.SIGPIPE  # as other programs whose reader has all that it wants
-        tell(f"error: standard output cannot be written ({lost.strerror})")
-        return 1
 
 
 def run(command_line: Callable[[], Options]) -> None:
@@ -86,12 +74,18 @@ def run(command_line: Callable[[], Options]) -> None:
 
 @contextlib.contextmanager
 def errors_end_the_process() -> Iterator[None]:
-    """A user's error inside is one line on stderr and the error's exit code."""
+    """A user's error inside is one line on stderr and the error's exit code. So is output that cannot be written."""
     try:
         yield
     except AutoddpError as error:
         tell(f"error: {error}")
         sys.exit(error.exit_code)
+    except OutputLost as lost:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left once more at its end
+        if lost.errno == errno.EPIPE:
+            sys.exit(128 + signal.SIGPIPE)  # as other programs whose reader has all that it wants
+        tell(f"error: standard output cannot be written ({lost.strerror})")
+        sys.exit(1)
 
 
 def prepare(options: Options) -> Job | None:
@@ -111,7 +105,8 @@ def prepare(options: Options) -> Job | None:
         return None
     with contextlib.ExitStack() as until_tuned:
         if mode.tune or _meets(mode):
-            until_tuned.enter_context(signals_end_tuning(ending_signals(options.torchrun), mode.tune))
+            says = f"{'tuning ends, ' if mode.tune else ''}no job is started"
+            until_tuned.enter_context(signals_end_tuning(ending_signals(options.torchrun), says))
         if mode.tune:
             from autoddp.cli.tuned import Results  # they take a while
             from autoddp.launch.tune import Tuning, prepared

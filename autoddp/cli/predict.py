@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from autoddp.cli.parser import Parser
 from autoddp.codec import Meta, Struct, convert, field, finite, plain
 from autoddp.errors import UsageError, first_line
 from autoddp.files import read_at_most
@@ -276,15 +277,8 @@ def _numbers(value: Any) -> Iterator[float]:
 # The command line.
 
 
-class _Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose complaints are UsageErrors: one line, like every other error."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"predict: {message}; see {self.prog} --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="autoddp predict",
         allow_abbrev=False,
         description="The step that a tuned job would have elsewhere, from what its study has measured.",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import NoReturn
 
+from autoddp.cli.parser import Parser
 from autoddp.errors import NothingReadable, UsageError
 from autoddp.files import read_at_most
 from autoddp.log import show_json
@@ -92,13 +92,8 @@ def _write_svg(place: str, node: Node) -> None:
         raise UsageError(f"probe: --svg {place}: {os.strerror(problem.errno or 0)}; name a file in a folder") from None
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"probe: {message}; see {self.prog} --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="autoddp probe",
         allow_abbrev=False,
         description="What this node is made of, how its GPUs and NICs are joined, which way gradients will take, and "

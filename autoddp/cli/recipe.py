@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from autoddp.errors import AutoddpError, UsageError
+from autoddp.cli.parser import Parser
+from autoddp.errors import AutoddpError
 from autoddp.log import printable, show, show_json
 from autoddp.recipe import Evidence, Fits, LadderEntry, Recipe, compare, load
 from autoddp.timing import Speedup
@@ -44,15 +45,8 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose complaints are UsageErrors: one line, like every other error."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"recipe: {message}; see {self.prog} --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="autoddp recipe", description="Look at a recipe.", allow_abbrev=False)
+    parser = Parser(prog="autoddp recipe", description="Look at a recipe.", allow_abbrev=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     show = commands.add_parser(
         "show", help="what it fits, what it launches and why, and the ladder", allow_abbrev=False

@@ -6,8 +6,9 @@ import argparse
 import os
 import stat
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from autoddp.cli.parser import Parser
 from autoddp.codec import decode
 from autoddp.errors import NothingReadable, UsageError, first_line
 from autoddp.launch.usual_folders import usual_folders
@@ -82,13 +83,8 @@ def _read(place: Path) -> dict[str, Any]:
         raise NothingReadable(f"report: {name}: not the summary of a run: {first_line(problem)}") from None
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"report: {message}; see {self.prog} --help")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="autoddp report",
         allow_abbrev=False,
         description="Write a run's report.html anew from its summary.json: one file for a browser, which needs no "

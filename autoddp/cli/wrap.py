@@ -28,7 +28,7 @@ from typing import Any
 
 from autoddp.errors import UsageError
 from autoddp.launch.options import leading_own, own_parser, parse_apart
-from autoddp.log import tell
+from autoddp.log import show_exactly, tell
 from autoddp.wire.worker_config import INJECT
 
 VARIABLE = "AUTODDP_WRAP"
@@ -50,7 +50,7 @@ Python that ignores PYTHONPATH (-E, -I) keeps its torchrun.
 def run(arguments: list[str]) -> int:
     """The exit code of `autoddp wrap` with these arguments; with a command it does not return."""
     if arguments[:1] in (["-h"], ["--help"]):
-        print(_HELP + "\n" + own_parser().format_help().partition("\n\n")[2], end="")
+        show_exactly(_HELP + "\n" + own_parser().format_help().partition("\n\n")[2])
         return 0
     ours, command = _divided(arguments)
     leave()  # where one `autoddp wrap` stands inside another one, the inner one counts
@@ -58,8 +58,7 @@ def run(arguments: list[str]) -> int:
     path = os.pathsep.join([str(INJECT), *([] if theirs is None else [theirs])])
     variables = {VARIABLE: shlex.join(ours), "PYTHONPATH": path}
     if not command:
-        for name, value in variables.items():
-            print(f"export {name}={shlex.quote(value)}")
+        show_exactly("".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()))
         return 0
     program = shutil.which(command[0])
     if program is None:

@@ -21,6 +21,7 @@ from autoddp.launch.network import Network
 from autoddp.launch.options import option_names
 from autoddp.launch.run_folder import PREFIX, temporary_folder
 from autoddp.launch.usual_folders import usual_folders
+from autoddp.log import show_exactly
 from autoddp.units import byte_count, seconds
 
 MODULE = "autoddp.worker.bench"
@@ -101,6 +102,8 @@ def own_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.error = _refuse  # type: ignore[method-assign]
+    # argparse's own method ignores that the help cannot be written.
+    parser.print_help = lambda *_: show_exactly(parser.format_help())  # type: ignore[method-assign]
     add: Callable[..., Any] = parser.add_argument
     rule = "a duration above 0, e.g. --budget 20s"
     budget = _checked("--budget", rule, seconds, lambda value: value > 0)

@@ -27,26 +27,44 @@ class Deadline:
         deadline.left                # seconds
 
     `budget`: seconds from `began`, where the command was given, to the launch of the real job. None: not given; then
-    the time counts from the script's first step, and is no longer than the script itself, once that is known.
+    the time counts from the script's first step, and is no longer than the script has run in the longest start.
+    `why_over`: the reason when the budget is over, where it is not the one that --budget has set.
     """
 
     def __init__(
-        self, budget: float | None = None, began: float | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        budget: float | None = None,
+        began: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        why_over: str = "",
     ) -> None:
         self._budget = budget
+        self._why_budget_is_over = why_over
         self._clock = clock
         self._since = None if budget is None else (clock() if began is None else began)
         self._seconds = _UNASKED if budget is None else budget
+        self._script_steps = 0
+        self._how_script_ended = ""
 
     def stepped(self) -> None:
         """The script has made its first steps; later calls do nothing."""
         if self._since is None:
             self._since = self._clock()
 
-    def script_took(self, seconds: float) -> None:
-        """The script has ended by itself, so many seconds after its first step."""
-        if self._budget is None:
-            self._seconds = min(self._seconds, max(_SHORTEST, seconds))
+    def script_took(self, seconds: float, steps: int, how: str) -> None:
+        """The script has ended by itself, so many seconds after its first step. `how`: in words, for the user.
+
+        An end after fewer steps than in another start says nothing: the script may end early under what was tried.
+        `steps`: 0 where the number is not known.
+        """
+        if self._budget is not None or steps < self._script_steps:
+            return
+        longest = self._seconds if steps == self._script_steps else _UNASKED
+        self._script_steps = steps
+        if max(_SHORTEST, seconds) < longest:
+            self._seconds, self._how_script_ended = max(_SHORTEST, seconds), how
+        else:
+            self._seconds = longest
 
     @property
     def left(self) -> float | None:
@@ -64,7 +82,8 @@ class Deadline:
         if self.at_most is None or self.at_most > 0:
             return ""
         if self._budget is not None:
-            return f"--budget {duration(self._budget)} is over"
+            return self._why_budget_is_over or f"--budget {duration(self._budget)} is over"
+        took = f"tuning has taken {duration(self._seconds)}"
         if self._seconds < _UNASKED:
-            return f"tuning has taken {duration(self._seconds)}, as long as the script itself; --budget allows more"
-        return f"tuning has taken {duration(self._seconds)}; --budget allows more"
+            return f"{took}, and a start of the script no longer: {self._how_script_ended}; --budget allows more"
+        return f"{took}; --budget allows more"

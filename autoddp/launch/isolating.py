@@ -49,16 +49,15 @@ class Isolation:
     _important: tuple[str, ...] = ()
     _syncs: bool = False
 
-    @property
-    def says(self) -> str:
-        """One line for the user."""
+    def says(self, activity: str) -> str:
+        """One line for the user; `activity` as `Options.activity`."""
         if self.level is Level.OFF:
-            return "isolation: off. What the script writes or deletes while it is being tuned is real"
+            return f"isolation: off. What the script writes or deletes during {activity} is real"
         if self.level is Level.OVERLAY:
-            return "isolation: overlay. What the script writes while it is being tuned vanishes"
+            return f"isolation: overlay. What the script writes during {activity} vanishes"
         but = f"; no overlay: {self.why_not_better}" if self.why_not_better else ""
         kernel = "and by the kernel (Landlock)" if self.landlock else "without the kernel's help"
-        return f"isolation: guard, in Python {kernel}: what it cannot cover ends tuning first{but}"
+        return f"isolation: guard, in Python {kernel}: what it cannot cover ends {activity} first{but}"
 
     def shelter(self, number: int, attempt: Path, written: Path) -> Shelter:
         """For attempt `number`, whose own folder is `attempt`; `written`: see `variables`."""

@@ -82,6 +82,7 @@ from autoddp.launch.restarts import Starts
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.timing import median
 from autoddp.wire import (
+    AS_IT_IS,
     BlockDone,
     Entry,
     Finish,
@@ -179,6 +180,15 @@ class StopAsked:
     """A process of the script, which need not be a rank, is about to do what it must not do while tuning."""
 
     message: StopTuning
+
+
+def _changes(order: Measure) -> str:
+    """What an order changes, in words; "" for the script as written."""
+    if not order.reduce:
+        return "steps without reduction"
+    if order.experiment != AS_IT_IS:
+        return "an experiment for the diagnosis"
+    return str(order.configuration) if order.configuration else ""
 
 
 def shut_down(connection: Connection) -> None:
@@ -318,6 +328,12 @@ class _Attempt:
     failures: list[str | Worker] = field(default_factory=list)
     """In order: a rank's reason, or a rank that has gone without one."""
     hung: str = ""
+    tried: str = ""
+    """What the last order that was not the script as written has changed."""
+    is_trying: bool = False
+    """Whether the last order has changed that, and was not answered."""
+    steps: int = 0
+    """That the script has made, where a rank has said so at its end."""
     parted: bool = False
     """Whether it has made steps without reduction. What optimizers have kept of them differs between ranks since."""
     told_to_leave: bool = False
@@ -331,6 +347,13 @@ class _Attempt:
     """Its verdict, once it has ended."""
     start_failed: str = ""
     """Why, if its variables are to blame and no measurement has failed for it yet."""
+
+    @property
+    def how_ended(self) -> str:
+        """The end of a script that no rank has failed in. It may be the usual one, or come from what was tried."""
+        after = f" after {self.steps} steps" if self.steps else ""
+        when = "while autoddp tried" if self.is_trying else "after autoddp had tried"
+        return f"the script ended with exit code 0{after}{f', {when} {self.tried}' if self.tried else ''}"
 
 
 class JobMachine:
@@ -536,6 +559,8 @@ class JobMachine:
             self._waiting_since = None
         attempt.order, attempt.ordered_at = order, self._hang_timeout.clock()
         attempt.parted |= not order.reduce
+        changes = _changes(order)
+        attempt.tried, attempt.is_trying = changes or attempt.tried, bool(changes)
         self.state = State.MEASURING
 
     def _order_for(self, asked: Measure) -> Measure:
@@ -609,6 +634,7 @@ class JobMachine:
             case Goodbye():
                 worker.said_goodbye = True
                 self._builders -= not message.built_ddp
+                attempt.steps = max(attempt.steps, message.steps)
                 if message.reason:
                     self._failed(f"rank {message.rank}: {message.reason}")
                 elif self.state in (State.STARTING, State.READY):
@@ -633,7 +659,7 @@ class JobMachine:
         assert isinstance(question, MeasureAsked)
         self._journal.add(Entry(replace(question.asked, left=attempt.order.left), replace(message, measure=None)))
         self._known_to_all = message.index  # no rank ends a block before it has told of the one before
-        attempt.order = None
+        attempt.order, attempt.is_trying = None, False
         if self.state is State.MEASURING:
             self.state = State.READY
         else:
@@ -789,7 +815,7 @@ class JobMachine:
             elif self._starts.has_variables and not self._starts.stale:
                 attempt.start_failed = failure
         if not failure and attempt.was_ready and not (attempt.told_to_leave or attempt.another_follows or ended_here):
-            self._deadline.script_took(self._clock() - attempt.ready_at)
+            self._deadline.script_took(self._clock() - attempt.ready_at, attempt.steps, attempt.how_ended)
         attempt.failure = failure
         attempt.limit = self._clock() + _SETTLING
         self.state = State.JUDGING
@@ -831,7 +857,9 @@ class JobMachine:
         futile = len(self._journal.entries) == attempt.entries_before
         self._futile_attempts = self._futile_attempts + 1 if futile else 0
         if self._futile_attempts >= _FUTILE_ATTEMPTS:
-            return TOO_SHORT
+            never = not self._journal.entries and not attempt.tried
+            many = f"{_FUTILE_ATTEMPTS} starts have ended before that was measured"
+            return TOO_SHORT if never else f"{attempt.how_ended}; {many}"
         return ""
 
     def _end(self, why: str) -> None:

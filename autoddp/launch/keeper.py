@@ -171,7 +171,7 @@ class Keeper:
                 if os.waitpid(self.pid, os.WNOHANG)[0]:
                     return
             self._continue()
-            tell(f"waiting for the process that removes what tuning has left ({self.pid})")
+            tell(f"waiting for the process that removes what the script has left ({self.pid})")
             os.waitpid(self.pid, 0)
 
     def _continue(self) -> None:

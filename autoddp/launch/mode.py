@@ -27,7 +27,7 @@ from pathlib import Path
 from autoddp.errors import NotTuned, RecipeError, UnfitRecipe, UsageError
 from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Rung
 from autoddp.knobs.micro_batches import larger_batch
-from autoddp.launch.elastic import node_range, processes_per_node
+from autoddp.launch.elastic import node_range, processes_per_node, torchrun_parser
 from autoddp.launch.local_fingerprint import known_here, not_here, visible_gpus
 from autoddp.launch.options import Options
 from autoddp.launch.secret_words import without_secrets
@@ -38,6 +38,8 @@ from autoddp.topology import NumaNode, cpus, numa_nodes
 _SUFFIX = ".autoddp.toml"
 _MOST = 100  # recipes of one name: each start reads them
 _FEWEST_WITHOUT_GPUS = 2  # ranks on one NUMA node: with a single one there would be no reduction to tune
+_OF_A_JOB = ("log_dir", "redirects", "tee", "local_ranks_filter", "max_restarts")
+"""Fields of torchrun's options that have no effect on what `launch.elastic.run_tuning_job` starts."""
 _ANOTHER = "--nproc-per-node sets another number"
 
 
@@ -148,16 +150,30 @@ def for_hosts(mode: Mode, options: Options, nodes: int, ranks: int) -> Mode:
 
 def choose_to_diagnose(options: Options) -> Mode:
     """The mode of `autoddp diagnose`. AutoddpError for what makes no sense. Sets the number of ranks, as `choose`."""
-    for given, name in ((options.trials, "--trials"), (options.recipe, "--recipe")):
-        if given is not None:
-            raise UsageError(f"diagnose: {name} is for tuning and launching: leave it out")
+    refused = options.not_of_a_diagnosis
+    if refused:
+        why = "is for tuning and launching: leave it out"
+        if len(refused) > 1:
+            why = "are for tuning and launching: leave them out"
+        raise UsageError(f"diagnose: {', '.join(refused)} {why}")
     if options.diagnose_budget == 0:
         raise UsageError("diagnose: --diagnose-budget 0: nothing would be done; allow some time, e.g. 60s")
     ranks = "" if options.ranks_given else set_ranks(options.torchrun)
     _, most, _ = _size(options)
     if _is_read_once(options.torchrun):
         raise NotTuned(f"{options.script} is no regular file, so it can be read only once: copy it into a file")
-    return Mode(tune=True, several_nodes=most > 1, ranks=ranks)
+    return Mode(tune=True, several_nodes=most > 1, ranks=ranks, says=_without_effect(options))
+
+
+def _without_effect(options: Options) -> str:
+    """A line about torchrun's options that only a job follows. They stay, as they are part of the job's own command."""
+    usual = torchrun_parser()
+    given = [name for name in _OF_A_JOB if str(getattr(options.torchrun, name, None)) != str(usual.get_default(name))]
+    if not given:
+        return ""
+    names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    has = "has" if len(given) == 1 else "have"
+    return f"{names} {has} no effect here: a diagnosis keeps the ranks' output in its own folder, and restarts no job"
 
 
 def _is_read_once(torchrun: argparse.Namespace) -> bool:

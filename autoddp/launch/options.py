@@ -29,6 +29,7 @@ from autoddp.knobs import GRADIENT_RUNGS, LIMITS, Rung
 from autoddp.launch.elastic import torchrun_parser
 from autoddp.launch.script import ScriptSource
 from autoddp.launch.usual_folders import OUTPUT, Folders, usual_folders
+from autoddp.log import show_exactly
 from autoddp.settings import StudySettings
 from autoddp.units import Allowance, seconds
 
@@ -39,6 +40,12 @@ _LARGEST = 2**31 - 1  # of any other number; a recipe holds some of them in 64 b
 # A name of a file has 255 bytes at most, and ".12.autoddp.toml.12345678.toml" may stand behind these.
 _LONGEST_NAME = 200  # bytes of the script's folder and name together; else the name alone is taken
 _LONGEST_STEM = 220  # bytes of the name alone; what is longer is cut
+_OF_A_DIAGNOSIS = frozenset(
+    "budget diagnose_budget dry_run isolation keep_runs no_orphans output scratch_limit trace".split()
+)
+"""Fields of the options that `autoddp diagnose` takes too. All others are for tuning and launching."""
+_OTHER_MEANING = {"budget", "diagnose_budget"}
+"""Of these, what has another default there: its own help says which."""
 _NEAR, _LOSSY = LIMITS[Rung.NEAR], LIMITS[Rung.LOSSY]
 
 _USES = """\
@@ -113,6 +120,8 @@ class Options:
     """Where files go that the user has not named."""
     says: tuple[str, ...] = ()
     """Lines for the user about words that could have been meant for another: autoddp, torchrun or the script."""
+    given: frozenset[str] = frozenset()
+    """Fields below that the command line sets."""
     study: StudySettings = field(init=False)
     """What is asked of a study: the options below, with defaults for those that are not given."""
 
@@ -189,6 +198,16 @@ class Options:
         object.__setattr__(self, "study", settings)
 
     @property
+    def not_of_a_diagnosis(self) -> list[str]:
+        """Options that were given and have no meaning for `autoddp diagnose`."""
+        return [_spelled(name) for name in sorted(self.given - _OF_A_DIAGNOSIS)]
+
+    @property
+    def activity(self) -> str:
+        """What the script is started for before any job, as messages call it."""
+        return "the diagnosis" if self.diagnose_only else "tuning"
+
+    @property
     def script(self) -> str:
         """The script, module or program."""
         return str(self.torchrun.training_script)
@@ -232,7 +251,12 @@ class Options:
         return f"the current folder cannot be written: {'; '.join(says)}" if says else ""
 
 
-_DECLARED = {f"--{one.name.replace('_', '-')}": one.metadata for one in fields(Options) if one.metadata}
+def _spelled(name: str) -> str:
+    """The option that sets the field of this name."""
+    return f"--{name.replace('_', '-')}"
+
+
+_DECLARED = {_spelled(one.name): one.metadata for one in fields(Options) if one.metadata}
 """autoddp's own options."""
 
 
@@ -275,23 +299,28 @@ def option_names(*parsers: argparse.ArgumentParser) -> list[str]:
     return [option for parser in parsers for option in parser._option_string_actions]
 
 
-def help_text() -> str:
-    """Three uses, autoddp's options, then torchrun's."""
+def help_text(of_diagnose: bool = False) -> str:
+    """Three uses, autoddp's options, then torchrun's.
+
+    `of_diagnose`: no uses, and of autoddp's options those that have the same meaning for `autoddp diagnose`.
+    """
     parser = argparse.ArgumentParser(
         prog="autoddp",
         usage="autoddp [options of autoddp and torchrun] train.py [its arguments]",
-        description=_USES,
+        description=None if of_diagnose else _USES,
         add_help=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    after = "" if of_diagnose else "; --trials N and --recipe FILE.toml also after it"
     parts = (
-        ("autoddp's options (before the script; --trials N and --recipe FILE.toml also after it)", own_parser()),
+        (f"autoddp's options (before the script{after})", own_parser()),
         ("torchrun's options (before the script)", torchrun_parser()),
     )
     for title, part in parts:
         group = parser.add_argument_group(title)
         for action in part._actions:
-            if action.option_strings:
+            is_left_out = of_diagnose and part is parts[0][1] and action.dest not in _OF_A_DIAGNOSIS - _OTHER_MEANING
+            if action.option_strings and not is_left_out:
                 group._add_action(action)
     return parser.format_help()
 
@@ -341,7 +370,8 @@ def leading_own(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def _strict_torchrun_parser() -> argparse.ArgumentParser:
     torchrun = torchrun_parser()
     torchrun.error = _refuse  # type: ignore[method-assign]
-    torchrun.format_help = help_text  # type: ignore[method-assign]
+    # argparse's own method ignores that the help cannot be written.
+    torchrun.print_help = lambda *_: show_exactly(help_text())  # type: ignore[method-assign]
     return torchrun
 
 
@@ -365,7 +395,7 @@ def _options(
         given["allow"] = Rung(given["allow"])
     folders = usual_folders()
     rest = {"torchrun": torchrun, "ranks_given": ranks_given, "says": says, "folders": folders}
-    return Options(**{"output": folders.output, **given, **rest})
+    return Options(**{"output": folders.output, **given, **rest}, given=frozenset(given))
 
 
 def _refuse(message: str) -> NoReturn:

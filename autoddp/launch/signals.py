@@ -1,4 +1,4 @@
-"""What a signal does before the real job: tuning ends and no job is started. A second one ends the process at once.
+"""What a signal does before the real job: tuning, or a diagnosis, ends. A second one ends the process at once.
 
 Once the real job is started, torchrun's own handlers are in place.
 """
@@ -34,10 +34,10 @@ class Interrupted(SystemExit):
 
 
 @contextlib.contextmanager
-def signals_end_tuning(numbers: Iterable[int] = ENDING, tunes: bool = True) -> Iterator[None]:
+def signals_end_tuning(numbers: Iterable[int] = ENDING, says: str = "tuning ends, no job is started") -> Iterator[None]:
     """Main thread only. Meanwhile the first signal raises `Interrupted`; then the former handlers come back.
 
-    `tunes`: whether there is tuning to end, or only a meeting of hosts.
+    `says`: what the user is told of a signal, after its name.
     """
     came = 0
 
@@ -47,13 +47,13 @@ def signals_end_tuning(numbers: Iterable[int] = ENDING, tunes: bool = True) -> I
         if came > 1:
             _end_now(number)
         with contextlib.suppress(RuntimeError):  # the signal came while this thread wrote a line itself
-            tell(f"{signal.Signals(number).name}: {'tuning ends, ' if tunes else ''}no job is started")
+            tell(f"{signal.Signals(number).name}: {says}")
         raise Interrupted(number)
 
     heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # as under nohup
     before = {number: signal.signal(number, ended) for number in heeded}
     try:
-        with _ending_if_unheeded(heeded, lambda: came):
+        with _ending_if_unheeded(heeded, lambda: came, says):
             yield
     finally:
         for number, handler in before.items():
@@ -61,7 +61,7 @@ def signals_end_tuning(numbers: Iterable[int] = ENDING, tunes: bool = True) -> I
 
 
 @contextlib.contextmanager
-def _ending_if_unheeded(numbers: Collection[int], heeded: Callable[[], int]) -> Iterator[None]:
+def _ending_if_unheeded(numbers: Collection[int], heeded: Callable[[], int], says: str) -> Iterator[None]:
     """End the process if a signal comes and its handler does not run; `heeded` tells how many have run so far.
 
     Python runs handlers in the main thread alone, which may wait in torch for a host that does not answer.
@@ -80,7 +80,7 @@ def _ending_if_unheeded(numbers: Collection[int], heeded: Callable[[], int]) -> 
                 if heeded() >= came:
                     break
             else:
-                tell(f"{signal.Signals(said[0]).name}: ended, no job is started")
+                tell(f"{signal.Signals(said[0]).name}: {says}")
                 _end_now(said[0])
 
     thread = threading.Thread(target=watch, name="autoddp-signals", daemon=True)

@@ -43,7 +43,7 @@ from autoddp.settings import StudySettings
 from autoddp.study import FailsWithoutReduction, Observer, Outcome, Study, TrialFailed, TuningOver
 from autoddp.timing import Difference
 from autoddp.timing.timeline import Timeline
-from autoddp.units import data_size
+from autoddp.units import data_size, duration
 from autoddp.wire import JobFacts, WorkerConfig
 
 logger = get_logger(__name__)
@@ -197,8 +197,7 @@ class Tuning:
             self._agree_on_the_recipe(tuned, built_ddp=tuned.built_ddp)
             return tuned
         began = time.perf_counter()
-        limit = self.options.budget or (_LONGEST_DIAGNOSIS if self.options.diagnose_only else None)
-        job = LiveJob(self._folder.socket, Journal(self._folder.journal), Deadline(limit, self.began))
+        job = LiveJob(self._folder.socket, Journal(self._folder.journal), self._deadline)
         environment = {**os.environ, **self._own_network}
         screening = Screening(self._torchrun, self._folder.path / "screening", environment)
         arguments = (job, screening, tuned, began)
@@ -225,6 +224,13 @@ class Tuning:
         study_is_over(self._folder)
         tuned.wall_seconds["total"] = time.perf_counter() - began
         return tuned
+
+    @property
+    def _deadline(self) -> Deadline:
+        if self.options.budget is not None or not self.options.diagnose_only:
+            return Deadline(self.options.budget, self.began)
+        why_over = f"{self.options.activity} has taken {duration(_LONGEST_DIAGNOSIS)}; --budget allows more"
+        return Deadline(_LONGEST_DIAGNOSIS, self.began, why_over=why_over)
 
     def _agree_on_the_recipe(self, tuned: Tuned, built_ddp: bool) -> None:
         """All hosts launch with the same recipe, or none of them with one; HostLost where too few are left.
@@ -282,7 +288,8 @@ class Tuning:
             job.give_up(tuned.why)
         except Exception as error:
             logger.exception("the study failed")
-            tuned.why = f"the study itself failed: {error!r}"
+            what = "diagnosis" if self.options.diagnose_only else "study"
+            tuned.why = f"the {what} itself failed: {error!r}"
             job.give_up(tuned.why)
 
     def _examined(self, job: LiveJob, facts: JobFacts) -> Diagnosis:
@@ -317,7 +324,9 @@ class Tuning:
         except (RuntimeError, TimeoutError) as error:
             job.give_up(f"the other hosts do not answer: {error}")
             return
-        (self.reporter.warn if self._isolation.level is Level.OFF else self.reporter.say)(self._isolation.says)
+        (self.reporter.warn if self._isolation.level is Level.OFF else self.reporter.say)(
+            self._isolation.says(self.options.activity)
+        )
         while more:
             failure = self._make_attempt(number, job)
             self.hosts.attempt_ended(number, failure)
@@ -350,8 +359,8 @@ class Tuning:
             {**os.environ, **self._variables(place, written), **nccl_logs.variables(place, wanted), **wanted},
             self._isolation.shelter(number, place, written),
         )
-        waiting = Waiting(place / "heartbeats", self.reporter.say)
-        limits = _Limits(job, self._isolation, self.hosts, number, waiting)
+        waiting = Waiting(place / "heartbeats", self.reporter.say, activity=self.options.activity)
+        limits = _Limits(job, self._isolation, self.hosts, number, waiting, self.options.activity)
         with LogKeeper(place):
             return self._keeper.run(attempt, lambda end: job.rank_ended(end.pid, end.how), limits.exceeded)
 
@@ -386,12 +395,12 @@ class Tuning:
         wanted = Next(more, job.machine.why_over or job.machine.overlay_failed, level)
         together = self.hosts.agree(number, wanted, self.reporter.say)
         if not together.more:
-            job.give_up(together.why or "another host has ended the tuning")
+            job.give_up(together.why or f"another host has ended {self.options.activity}")
             return False
         job.learn(self.hosts.measured_elsewhere(number, job.machine.measured, self.reporter.say))
         if together.level is not self._isolation.level:
             self._isolate(together.level, f"the script failed under it: {together.why}")
-            self.reporter.say(f"another attempt; {self._isolation.says}")
+            self.reporter.say(f"another attempt; {self._isolation.says(self.options.activity)}")
         return True
 
     def _isolate(self, level: Level, why: str) -> None:
@@ -430,6 +439,8 @@ class _Limits:
     number: int
     """Of the attempt."""
     waiting: Waiting
+    activity: str
+    """See `Options.activity`."""
     _looked: float = 0.0
 
     def exceeded(self) -> bool:
@@ -463,6 +474,6 @@ class _Limits:
         self._looked = time.monotonic() + _EFFORT * (time.monotonic() - began)
         if written > limit:
             self.job.give_up(
-                f"the script has written {data_size(written)} while it was being tuned, more than --scratch-limit "
+                f"the script has written {data_size(written)} during {self.activity}, more than --scratch-limit "
                 f"({data_size(limit)})"
             )

@@ -53,6 +53,8 @@ class Waiting:
     heartbeats: Path
     say: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
+    activity: str = "tuning"
+    """See `Options.activity`."""
 
     def __post_init__(self) -> None:
         self._began = self.clock()
@@ -82,7 +84,7 @@ class Waiting:
         self._measuring = seconds
         if seconds > self._next_word:
             self._next_word = seconds + _NEXT_WORD
-            limit = "" if left is None else f"; tuning ends in at most {duration(max(0.0, left))}"
+            limit = "" if left is None else f"; {self.activity} ends in at most {duration(max(0.0, left))}"
             where = self._where(self._ranks(), self.clock())
             self.say(f"waiting for the end of some measured steps, {duration(seconds)}: {where}{limit}")
 

@@ -31,7 +31,7 @@ from autoddp.wire.job_facts import JobFacts
 _Count = Annotated[int, Meta(ge=0)]
 _Process = Annotated[int, Meta(gt=0)]
 """The id of one process: the launcher may send it a signal, and 0 and negative numbers would mean many."""
-VERSION = 5
+VERSION = 6
 """Of all messages. `Hello` has the same fields in every version, so that it can always be told which one is spoken."""
 LARGEST = 64 * 2**20
 """Bytes; neither end reads a longer message. The longest has a journal in `Measure.missed`: some MiB."""
@@ -145,6 +145,8 @@ class Goodbye(Message, frozen=True):
     reason: str
     built_ddp: bool = True
     """Whether the worker has built a DDP model."""
+    steps: _Count = 0
+    """Steps of the script that the worker has seen."""
 
 
 class StopTuning(Message, frozen=True):
@@ -184,6 +186,8 @@ class LauncherClient:
     """
 
     def __init__(self, path: str) -> None:
+        self.steps = 0
+        """Steps of the script so far; whoever counts them adds to it."""
         self._path = path
         self._pid = os.getpid()
         self._said_goodbye = False
@@ -233,4 +237,4 @@ class LauncherClient:
         self._said_goodbye = True
         with contextlib.suppress(OSError):  # the launcher has ended first
             if self.hello():
-                self.send(Goodbye(self.rank, reason, built_ddp))
+                self.send(Goodbye(self.rank, reason, built_ddp, self.steps))

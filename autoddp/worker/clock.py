@@ -42,6 +42,8 @@ class StepClock(GradientHandler):
         self._watched: list[weakref.ref[torch.Tensor]] = []
         self.steps_without_ddp = 0
         """Optimizer steps that touched no DDP parameter, so far."""
+        self.steps = 0
+        """Steps of the script so far, those before the clock was chosen included."""
         self.forwards = 0
         self._by_forwards = False
         self._patience = _FORWARDS
@@ -64,7 +66,7 @@ class StepClock(GradientHandler):
         if self._stopped or not (reduces and torch.is_grad_enabled()):
             return
         if self._by_forwards:
-            self._on_step()
+            self._end_step()
         elif self._clock is None and not self._seen and self.forwards >= self._patience:
             self._lose_patience()
         self.forwards += 1
@@ -76,7 +78,11 @@ class StepClock(GradientHandler):
         if self._patience == _FORWARDS and any(ids_of(held_by(optimizer)) & ours for optimizer in optimizers):
             self._patience = _MOST_FORWARDS
         else:
-            self._by_forwards = True
+            self._by_forwards, self.steps = True, self.forwards
+
+    def _end_step(self) -> None:
+        self.steps += 1
+        self._on_step()
 
     def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         """See `GradientHandler`."""
@@ -100,7 +106,7 @@ class StepClock(GradientHandler):
             return
         elif self._is_clock(held, ours, optimizer):
             self._others = 0
-            self._on_step()
+            self._end_step()
             self.forwards = 0
         elif self._built_since:
             self._others += 1
@@ -153,5 +159,6 @@ class StepClock(GradientHandler):
             patience = _CYCLES if all_stepped else _MOST_STEPS
             if held == self._seen[-1] and self._counts[self._seen[0]] >= patience:
                 self._clock = self._seen[-1]
+                self.steps += self._counts[held] - 1  # this one is counted by the caller
                 self._watch(optimizer)
         return held == self._clock

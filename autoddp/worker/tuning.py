@@ -114,7 +114,7 @@ class _TuningJob(DdpEvents):
         ddp = wrapped.ddp
         why = why_another_world(ddp, self._started) if ddp is not None else ""
         if why:  # ranks that this launcher has not started take no orders, and the others would wait for them
-            stopper(self._config.socket)(f"{why}: such a job cannot be tuned")
+            stopper(self._config.socket)(f"{why}: such a job cannot be measured")
 
     def unknown_trains(self) -> None:
         """See `DdpEvents`. Its steps cannot be measured, so tuning ends."""
@@ -161,6 +161,7 @@ class _TuningJob(DdpEvents):
             leave()
 
     def _on_step(self) -> None:
+        self._launcher.steps = self._clock.steps
         if self._runner is not None:
             self._runner.on_step()
             return
@@ -213,7 +214,7 @@ class _TuningJob(DdpEvents):
             which = ", ".join(map(str, missing))
             stopper(self._config.socket)(
                 f"rank {which} has not trained a DDP model {_OTHER_GROUPS:.0f} s after the others: only a job in which "
-                "all ranks do can be tuned"
+                "all ranks do can be measured"
             )
 
     def _checksum(self, wrapped: Sequence[Wrapped]) -> str:

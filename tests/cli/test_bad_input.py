@@ -201,7 +201,23 @@ def test_a_file_of_a_commands_name_is_a_script(folder: Path) -> None:
         ("{} >&-", 0, ""),
     ],
 )
-@pytest.mark.parametrize("command", ["probe", "recipe show --json good.toml"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "probe",
+        "recipe show --json good.toml",
+        "--version",
+        "--help",
+        "wrap",
+        "--trials 0 --dry-run good.toml",
+        "recipe show --help",
+        whole("probe --json"),
+        whole("recipe --help"),
+        whole("wrap --help"),
+        whole("diagnose --help"),
+        whole("bench --help"),
+    ],
+)
 def test_output_that_is_lost_is_one_line_or_none(tmp_path: Path, command: str, line: str, code: int, said: str) -> None:
     (tmp_path / "good.toml").write_text(RECIPE)
     words = ["bash", "-c", line.format(f"sleep 0.5; {sys.executable} -m autoddp {command}")]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,11 @@ import pytest
 from lab import Lab, unavailable
 from launchers import AUTODDP, PATIENCE, SCRIPTS, start, wait_for
 
+from autoddp.cli.diagnose import _HELP
 from autoddp.diagnose import CAUSES
+from autoddp.errors import UsageError
+from autoddp.launch.mode import choose_to_diagnose
+from autoddp.launch.options import _DECLARED, help_text, parse
 
 STAGES = ("data", "copy", "buffers", "forward", "backward", "exposed", "optimizer", "other")
 
@@ -123,6 +130,63 @@ def test_what_was_found_before_a_host_has_left_is_shown(tmp_path: Path) -> None:
     assert "the diagnosis ended early: node 1 (host1) has left: " in first.stderr
 
 
+def interrupted(folder: Path, number: signal.Signals, *words: str) -> Any:
+    """A diagnosis that gets a signal in its first experiment."""
+    script = [str(SCRIPTS / "slow_loader.py"), "--epochs", "3000"]
+    command = (*AUTODDP, "diagnose", *words, "--nproc-per-node", "2")
+    launch = start(command, folder, script, {}, popen=subprocess.Popen)
+    try:
+        wait_for(lambda: "diagnosis 1/" in launch.stderr, "the first experiment")
+        launch.process.send_signal(number)
+        launch.process.wait(PATIENCE)
+        wait_for(lambda: not launch.processes(), "the end of every process")
+    finally:
+        launch.kill()
+    return launch
+
+
+def test_a_signal_ends_the_diagnosis(tmp_path: Path) -> None:
+    done = interrupted(tmp_path / "run", signal.SIGTERM)
+    assert done.returncode == 143
+    assert "autoddp: SIGTERM: the diagnosis ends\n" in done.stderr
+    assert "What the script writes during the diagnosis" in done.stderr
+    assert not re.search("tuning|tuned|no job", done.stderr), done.stderr
+
+
+def test_a_signal_that_the_user_names_ends_the_diagnosis(tmp_path: Path) -> None:
+    done = interrupted(tmp_path / "run", signal.SIGUSR1, "--signals-to-handle", "SIGTERM,SIGUSR1")
+    assert done.returncode == 128 + signal.SIGUSR1
+    assert "autoddp: SIGUSR1: the diagnosis ends\n" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
+def test_no_orphans_after_the_command_was_killed(tmp_path: Path) -> None:
+    done = interrupted(tmp_path / "run", signal.SIGKILL, "--no-orphans")
+    assert done.returncode == -signal.SIGKILL
+    assert "autoddp: --no-orphans: ending what the launcher, which was killed, has left behind" in done.stderr
+
+
+def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plain.py").write_text("open('ran', 'w')\n")
+    options = ["--dry-run", "--nproc-per-node", "2", "--tee", "3"]
+    done = diagnose(tmp_path / "run", *options, "plain.py", "--lr", "1")
+    assert (done.returncode, done.stdout) == (0, "would diagnose: plain.py --lr 1\n")
+    assert "autoddp: --tee has no effect here" in done.stderr
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["plain.py"]
+
+
+def test_each_option_is_in_the_help_or_refused() -> None:
+    listed = help_text(of_diagnose=True) + _HELP
+    for option, declared in _DECLARED.items():
+        words = [option, *([declared["example"] or "x"] if "type" in declared else []), "train.py"]
+        if f"\n  {option}" in listed:
+            assert parse(words).not_of_a_diagnosis == []
+        else:
+            with pytest.raises(UsageError, match=f"^diagnose: {option} is for tuning and launching"):
+                choose_to_diagnose(parse(words))
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -130,6 +194,8 @@ def test_what_was_found_before_a_host_has_left_is_shown(tmp_path: Path) -> None:
         (["--json"], "no script given"),
         (["missing.py"], "missing.py"),
         (["--trials", "3", "plain.py"], "--trials is for tuning"),
+        (["--tune-only", "--allow", "near", "plain.py"], "--allow, --tune-only are for tuning"),
+        (["--dry-run", "--json", "plain.py"], "leave out --json"),
         (["--diagnose-budget", "0", "plain.py"], "nothing would be done"),
         (["--diagnose-budget", "soon", "plain.py"], "must be a duration, or 0 for none"),
         (["--jsno", "plain.py"], "unknown option --jsno"),

@@ -11,6 +11,8 @@ from autoddp.launch.deadline import Deadline
 from autoddp.launch.job_machine import State
 from autoddp.study import TuningOver
 
+ENDED = "the script ended with exit code 0"
+
 
 class Clock:
     now = 100.0
@@ -24,7 +26,7 @@ def test_a_budget_counts_from_the_command() -> None:
     deadline = Deadline(60.0, began=90.0, clock=clock)
     assert deadline.left == 50.0
     deadline.stepped()
-    deadline.script_took(5.0)
+    deadline.script_took(5.0, 100, ENDED)
     clock.now = 150.0
     assert (deadline.left, deadline.why_over) == (0.0, "")
     clock.now = 157.0
@@ -49,10 +51,23 @@ def test_it_takes_no_longer_than_the_script_itself(took: float, seconds: float) 
     clock = Clock()
     deadline = Deadline(clock=clock)
     deadline.stepped()
-    deadline.script_took(took)
+    deadline.script_took(took, 100, ENDED)
     assert deadline.left == seconds
     clock.now += 1.2 * seconds
     assert "--budget allows more" in deadline.why_over
+    assert (ENDED in deadline.why_over) is (took < 300.0)
+
+
+def test_a_start_of_fewer_steps_than_another_does_not_tell_the_length_of_the_script() -> None:
+    deadline = Deadline(clock=Clock())
+    deadline.stepped()
+    deadline.script_took(200.0, 1000, ENDED)
+    deadline.script_took(40.0, 150, ENDED)
+    assert deadline.left == 200.0
+    deadline.script_took(180.0, 1000, ENDED)
+    assert deadline.left == 180.0
+    deadline.script_took(250.0, 1200, ENDED)
+    assert deadline.left == 250.0
 
 
 def test_a_script_that_does_not_start_ends_with_the_budget(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_keeper_that_was_stopped_is_not_waited_for_in_vain(
     monkeypatch.setattr(keeper_module, "_FIRST_WORD", 0.05)
     os.kill(keeper.pid, signal.SIGSTOP)
     keeper.close()
-    said = f"autoddp: waiting for the process that removes what tuning has left ({keeper.pid})\n"
+    said = f"autoddp: waiting for the process that removes what the script has left ({keeper.pid})\n"
     assert capfd.readouterr().err == said
     assert not os.path.exists(f"/proc/{keeper.pid}")
 

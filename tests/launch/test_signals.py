@@ -41,4 +41,4 @@ def test_a_main_thread_that_cannot_be_interrupted() -> None:
         finally:
             process.kill()
     assert process.returncode == 143
-    assert said == "autoddp: SIGTERM: ended, no job is started\n"
+    assert said == "autoddp: SIGTERM: tuning ends, no job is started\n"

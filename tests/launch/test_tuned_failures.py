@@ -1,5 +1,7 @@
 """A configuration that fails costs only itself: it is marked with its reason, the study ends, the job is launched."""
 
+import re
+
 import pytest
 from launchers import AUTODDP, whole
 from test_tuned_scripts import run, summary
@@ -31,6 +33,26 @@ def test_planted_failure(kind, tmp_path):
     assert any(trial["state"] == "measured" for trial in trials)
     assert (launch.folder / "rank0.pt").exists()  # the real job has run
     assert launch.processes() == []
+
+
+def test_a_script_that_ends_early_without_an_error(tmp_path):
+    """After steps without reduction its ranks differ. It notices that, and ends with exit code 0."""
+    launch = run(AUTODDP, tmp_path / "run", "alike.py --quietly", "--trials", "4", env={"TUNED_TIMES_LONGER": "12"})
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    why = "the script ended with exit code 0 after 10 steps, while autoddp tried steps without reduction"
+    assert f"not tuned, launching as written: {why}; 3 starts have ended" in launch.stderr
+    assert "as long as the script" not in launch.stderr
+    assert (launch.folder / "rank0.pt").exists()
+
+
+@pytest.mark.whole  # tuning takes half a minute at least
+def test_a_script_that_ends_within_a_trial(tmp_path):
+    """Whether that is its usual end is not known, so the reason says what was seen."""
+    env = {"TUNED_TIMES_LONGER": "30"}
+    launch = run(AUTODDP, tmp_path / "run", "plain.py --steps 30 --sleep 0.03", "--trials", "1000", env=env)
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    ended = r"tuning has taken [34]\d s, and a start of the script no longer: the script ended with exit code 0"
+    assert re.search(rf"{ended} after 900 steps, (while|after) autoddp (had )?tried \w+", launch.stderr), launch.stderr
 
 
 def test_a_script_that_fails_as_written_fails_as_under_torchrun(tmp_path):
