@@ -259,9 +259,9 @@ def real_gain(here: Local, job: Sequence[str], least: int, most: int) -> dict[st
     return paired({"as written": mean, "mended": lambda: mean("--mended")}, most, known)
 
 
-def diagnosed(here: Local, job: Sequence[str], seed: int) -> dict[str, Any]:
+def diagnosed(here: Local, job: Sequence[str]) -> dict[str, Any]:
     """What `autoddp diagnose --json` prints."""
-    words = [*autoddp("diagnose"), *local_ranks(here), "--seed", str(seed), "--json", *job, *ENDLESS]
+    words = [*autoddp("diagnose"), *local_ranks(here), "--json", *job, *ENDLESS]
     found: dict[str, Any] = json.loads(here.printed(words))
     return found
 
@@ -281,7 +281,7 @@ def measured(case: Case, size: str, folder: Path, args: Namespace) -> list[Row]:
             if args.gains_only:
                 continue
             try:
-                judge(row, case, diagnosed(here, job, row.run))
+                judge(row, case, diagnosed(here, job))
             except (RuntimeError, ValueError) as error:
                 row.error = str(error)
             say(f"{case} {size}: {row.error or f'{row.first}; of this cause {row.status}, {row.ms} ms'}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoddp.knobs.base import Rung
+from autoddp.units import percent
 
 
 @dataclass(frozen=True)
@@ -41,4 +42,5 @@ def why_refused(rung: Rung, error: GradientError, limits: Mapping[Rung, float]) 
     if limit is None or found <= limit:
         return ""
     of = f" {what}" if what else ""
-    return f"gradient error {found:.2%}{of}, above the {rung.value} rung's limit of {limit:.2%}"
+    highest = percent(limit, ".2f")
+    return f"gradient error {percent(found, '.2f')}{of}, above the {rung.value} rung's limit of {highest}"

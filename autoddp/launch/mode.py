@@ -150,12 +150,6 @@ def for_hosts(mode: Mode, options: Options, nodes: int, ranks: int) -> Mode:
 
 def choose_to_diagnose(options: Options) -> Mode:
     """The mode of `autoddp diagnose`. AutoddpError for what makes no sense. Sets the number of ranks, as `choose`."""
-    refused = options.not_of_a_diagnosis
-    if refused:
-        why = "is for tuning and launching: leave it out"
-        if len(refused) > 1:
-            why = "are for tuning and launching: leave them out"
-        raise UsageError(f"diagnose: {', '.join(refused)} {why}")
     if options.diagnose_budget == 0:
         raise UsageError("diagnose: --diagnose-budget 0: nothing would be done; allow some time, e.g. 60s")
     ranks = "" if options.ranks_given else set_ranks(options.torchrun)
@@ -166,14 +160,20 @@ def choose_to_diagnose(options: Options) -> Mode:
 
 
 def _without_effect(options: Options) -> str:
-    """A line about torchrun's options that only a job follows. They stay, as they are part of the job's own command."""
+    """A line about options that only tuning or a job follows. `diagnose` may stand before any command of autoddp."""
     usual = torchrun_parser()
-    given = [name for name in _OF_A_JOB if str(getattr(options.torchrun, name, None)) != str(usual.get_default(name))]
+    ours = options.not_of_a_diagnosis
+    theirs = [name for name in _OF_A_JOB if str(getattr(options.torchrun, name, None)) != str(usual.get_default(name))]
+    given = [*ours, *(f"--{name.replace('_', '-')}" for name in theirs)]
     if not given:
         return ""
-    names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    reasons = []
+    if ours:
+        reasons.append("a diagnosis measures the script as written, tunes nothing and launches no job")
+    if theirs:
+        reasons.append("a diagnosis keeps the ranks' output in its own folder, and restarts no job")
     has = "has" if len(given) == 1 else "have"
-    return f"{names} {has} no effect here: a diagnosis keeps the ranks' output in its own folder, and restarts no job"
+    return f"{', '.join(given)} {has} no effect here: {'; '.join(reasons)}"
 
 
 def _is_read_once(torchrun: argparse.Namespace) -> bool:

@@ -41,7 +41,7 @@ _LARGEST = 2**31 - 1  # of any other number; a recipe holds some of them in 64 b
 _LONGEST_NAME = 200  # bytes of the script's folder and name together; else the name alone is taken
 _LONGEST_STEM = 220  # bytes of the name alone; what is longer is cut
 _OF_A_DIAGNOSIS = frozenset(
-    "budget diagnose_budget dry_run isolation keep_runs no_orphans output scratch_limit trace".split()
+    "budget cuda_graphs diagnose_budget dry_run isolation keep_runs no_orphans output scratch_limit trace".split()
 )
 """Fields of the options that `autoddp diagnose` takes too. All others are for tuning and launching."""
 _OTHER_MEANING = {"budget", "diagnose_budget"}

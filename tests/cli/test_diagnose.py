@@ -17,7 +17,6 @@ from launchers import AUTODDP, PATIENCE, SCRIPTS, start, wait_for
 
 from autoddp.cli.diagnose import _HELP
 from autoddp.diagnose import CAUSES
-from autoddp.errors import UsageError
 from autoddp.launch.mode import choose_to_diagnose
 from autoddp.launch.options import _DECLARED, help_text, parse
 
@@ -169,22 +168,24 @@ def test_no_orphans_after_the_command_was_killed(tmp_path: Path) -> None:
 def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "plain.py").write_text("open('ran', 'w')\n")
-    options = ["--dry-run", "--nproc-per-node", "2", "--tee", "3"]
+    options = ["--dry-run", "--nproc-per-node", "2", "--tee", "3", "--allow", "near"]
     done = diagnose(tmp_path / "run", *options, "plain.py", "--lr", "1")
     assert (done.returncode, done.stdout) == (0, "would diagnose: plain.py --lr 1\n")
-    assert "autoddp: --tee has no effect here" in done.stderr
+    assert "autoddp: --allow, --tee have no effect here: a diagnosis measures the script as written" in done.stderr
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["plain.py"]
 
 
-def test_each_option_is_in_the_help_or_refused() -> None:
+def test_each_option_is_in_the_help_or_said_to_have_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
     listed = help_text(of_diagnose=True) + _HELP
     for option, declared in _DECLARED.items():
         words = [option, *([declared["example"] or "x"] if "type" in declared else []), "train.py"]
         if f"\n  {option}" in listed:
             assert parse(words).not_of_a_diagnosis == []
         else:
-            with pytest.raises(UsageError, match=f"^diagnose: {option} is for tuning and launching"):
-                choose_to_diagnose(parse(words))
+            says = choose_to_diagnose(parse(words)).says
+            assert says.startswith(f"{option} has no effect here: a diagnosis measures")
 
 
 @pytest.mark.parametrize(
@@ -193,8 +194,6 @@ def test_each_option_is_in_the_help_or_refused() -> None:
         ([], "no script given"),
         (["--json"], "no script given"),
         (["missing.py"], "missing.py"),
-        (["--trials", "3", "plain.py"], "--trials is for tuning"),
-        (["--tune-only", "--allow", "near", "plain.py"], "--allow, --tune-only are for tuning"),
         (["--dry-run", "--json", "plain.py"], "leave out --json"),
         (["--diagnose-budget", "0", "plain.py"], "nothing would be done"),
         (["--diagnose-budget", "soon", "plain.py"], "must be a duration, or 0 for none"),

@@ -78,7 +78,7 @@ def test_noise_is_too_much_for_rank_one(tmp_path):
     _, study = tuned(tmp_path / "noise", ODD, "noise")
     assert ("powersgd", 1) in refused(study)
     assert not any(hook in ("fp16", "bf16") for hook, _ in refused(study))
-    assert "of a sum over 4 steps, above the lossy rung's limit of 95.00%" in refused(study)["powersgd", 1]
+    assert "of a sum over 4 steps, above the lossy rung's limit of 95.00 %" in refused(study)["powersgd", 1]
 
 
 @pytest.mark.whole

@@ -553,11 +553,11 @@ def test_each_hook_is_compared_once_and_the_ladder_has_its_error() -> None:
     ("guilty", "found", "why"),
     [
         ({"hook": "fp16"}, error_of(0.001, finite=False), "the hook makes NaN or Inf of finite gradients"),
-        ({"hook": "bf16"}, error_of(0.05), "gradient error 5.00%, above the near rung's limit of 2.00%"),
+        ({"hook": "bf16"}, error_of(0.05), "gradient error 5.00 %, above the near rung's limit of 2.00 %"),
         (
             {"hook": "powersgd", "powersgd_rank": 1},
             error_of(0.97),
-            "gradient error 97.00% of a sum over 4 steps, above the lossy rung's limit of 95.00%",
+            "gradient error 97.00 % of a sum over 4 steps, above the lossy rung's limit of 95.00 %",
         ),
     ],
 )

@@ -34,7 +34,7 @@ def test_an_overflow_costs_no_step(ranks: list[dict[str, Any]]) -> None:
 def test_gradients_below_float16_are_noticed_at_the_next_look(ranks: list[dict[str, Any]]) -> None:
     for found in (rank["tiny"] for rank in ranks):
         (told,) = found["told"]
-        assert "above the near rung's limit of 2.00%" in told
+        assert "above the near rung's limit of 2.00 %" in told
         given_up = int(told.split("reduction ")[1].split()[0]) - 1  # as a step, from 0
         assert TURN < given_up <= TURN + 6
         assert max(found["errors"][given_up:]) < 1e-6
