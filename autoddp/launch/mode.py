@@ -150,6 +150,9 @@ def for_hosts(mode: Mode, options: Options, nodes: int, ranks: int) -> Mode:
 
 def choose_to_diagnose(options: Options) -> Mode:
     """The mode of `autoddp diagnose`. AutoddpError for what makes no sense. Sets the number of ranks, as `choose`."""
+    for given, name in ((options.trials, "--trials"), (options.recipe, "--recipe")):
+        if given is not None:
+            raise UsageError(f"diagnose: {name} is for tuning and launching: leave it out")
     if options.diagnose_budget == 0:
         raise UsageError("diagnose: --diagnose-budget 0: nothing would be done; allow some time, e.g. 60s")
     ranks = "" if options.ranks_given else set_ranks(options.torchrun)
@@ -160,7 +163,7 @@ def choose_to_diagnose(options: Options) -> Mode:
 
 
 def _without_effect(options: Options) -> str:
-    """A line about options that only tuning or a job follows. `diagnose` may stand before any command of autoddp."""
+    """A line about options that only tuning or a job follows. They may stay in the command."""
     usual = torchrun_parser()
     ours = options.not_of_a_diagnosis
     theirs = [name for name in _OF_A_JOB if str(getattr(options.torchrun, name, None)) != str(usual.get_default(name))]

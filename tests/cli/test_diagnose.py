@@ -17,6 +17,7 @@ from launchers import AUTODDP, PATIENCE, SCRIPTS, start, wait_for
 
 from autoddp.cli.diagnose import _HELP
 from autoddp.diagnose import CAUSES
+from autoddp.errors import UsageError
 from autoddp.launch.mode import choose_to_diagnose
 from autoddp.launch.options import _DECLARED, help_text, parse
 
@@ -175,7 +176,7 @@ def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["plain.py"]
 
 
-def test_each_option_is_in_the_help_or_said_to_have_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_option_is_ignored_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     listed = help_text(of_diagnose=True) + _HELP
@@ -183,6 +184,9 @@ def test_each_option_is_in_the_help_or_said_to_have_no_effect(tmp_path: Path, mo
         words = [option, *([declared["example"] or "x"] if "type" in declared else []), "train.py"]
         if f"\n  {option}" in listed:
             assert parse(words).not_of_a_diagnosis == []
+        elif option in ("--trials", "--recipe"):  # the answer would be about another job than the one that is meant
+            with pytest.raises(UsageError, match=f"^diagnose: {option} is for tuning and launching"):
+                choose_to_diagnose(parse(words))
         else:
             says = choose_to_diagnose(parse(words)).says
             assert says.startswith(f"{option} has no effect here: a diagnosis measures")
@@ -194,6 +198,7 @@ def test_each_option_is_in_the_help_or_said_to_have_no_effect(tmp_path: Path, mo
         ([], "no script given"),
         (["--json"], "no script given"),
         (["missing.py"], "missing.py"),
+        (["--trials", "3", "plain.py"], "--trials is for tuning"),
         (["--dry-run", "--json", "plain.py"], "leave out --json"),
         (["--diagnose-budget", "0", "plain.py"], "nothing would be done"),
         (["--diagnose-budget", "soon", "plain.py"], "must be a duration, or 0 for none"),
