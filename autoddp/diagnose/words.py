@@ -64,8 +64,8 @@ def _fix_straggler(suspicion: Suspicion, around: Surroundings) -> str:
         )
     if suspicion.kind == "memory":
         return (
-            f"GLIBC_TUNABLES={keeps_memory()}: freed memory is kept for the next step; autoddp tries it in a study of "
-            "10 trials or more"
+            f"GLIBC_TUNABLES={keeps_memory()}: every rank keeps freed memory for the next step, which may save more than "
+            "this; autoddp tries it in a study of 10 trials or more"
         )
     if suspicion.kind == "clock":
         return (
