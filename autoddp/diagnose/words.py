@@ -64,8 +64,8 @@ def _fix_straggler(suspicion: Suspicion, around: Surroundings) -> str:
         )
     if suspicion.kind == "memory":
         return (
-            f"GLIBC_TUNABLES={keeps_memory()}: every rank keeps freed memory for the next step, which may save more than "
-            "this; autoddp tries it in a study of 10 trials or more"
+            f"GLIBC_TUNABLES={keeps_memory()}: every rank keeps freed memory for the next step, which may save more "
+            "than this; autoddp tries it in a study of 10 trials or more"
         )
     if suspicion.kind == "clock":
         return (
@@ -224,16 +224,16 @@ def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence
         )
     if proved:
         first = proved[0]
-        saves = f"{milliseconds(first.seconds)} of {milliseconds(seconds)} ms per step"
+        saved, whole = milliseconds(first.seconds), milliseconds(seconds)
         share, travel = percent(first.seconds / seconds), evidence.mean(evidence.transfer)
         beyond = first.seconds > travel + WORTHWHILE * seconds and waiting_by_turns(evidence)
         if first.cause == "exposed_communication" and beyond:
             lines.append(
-                f"Without the reduction a step takes {saves} less ({share}; {first.cause}), but ranks wait only "
-                f"{milliseconds(travel)} ms for their gradients; else they wait for each other by turns: {first.fix}"
+                f"Without the reduction a step of {whole} ms is {saved} ms shorter ({share}; {first.cause}), but ranks wait "
+                f"only {milliseconds(travel)} ms for their gradients; else they wait for each other by turns: {first.fix}"
             )
         else:
-            lines.append(f"Mending {first.cause} saves {saves} ({share}): {first.fix}")
+            lines.append(f"Mending {first.cause} saves {saved} of {whole} ms per step ({share}): {first.fix}")
         others = [f"{one.cause} ({milliseconds(one.seconds)} ms)" for one in proved[1:]]
         if others and len(lines) < 2:
             end = f"; all mended: {milliseconds(waterfall[-1].seconds)} ms per step" if len(waterfall) > 2 else ""
