@@ -229,8 +229,9 @@ def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence
         beyond = first.seconds > travel + WORTHWHILE * seconds and waiting_by_turns(evidence)
         if first.cause == "exposed_communication" and beyond:
             lines.append(
-                f"Without the reduction a step of {whole} ms is {saved} ms shorter ({share}; {first.cause}), but ranks wait "
-                f"only {milliseconds(travel)} ms for their gradients; else they wait for each other by turns: {first.fix}"
+                f"Without the reduction a step of {whole} ms is {saved} ms shorter ({share}; {first.cause}), but ranks "
+                f"wait only {milliseconds(travel)} ms for their gradients; else they wait for each other by turns: "
+                f"{first.fix}"
             )
         else:
             lines.append(f"Mending {first.cause} saves {saved} of {whole} ms per step ({share}): {first.fix}")
