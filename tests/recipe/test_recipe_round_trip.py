@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 
 from autoddp.errors import RecipeError
 from autoddp.knobs import Configuration, Rung
+from autoddp.knobs.env import keeps_memory
 from autoddp.recipe import ENV_ALLOWED, Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse
 
 printable = some.characters(exclude_categories=("C", "Z")) | some.just(" ")
@@ -35,6 +36,7 @@ configurations = some.one_of(exact, near, lossy).map(Configuration)
 
 
 VALUES = ["0", "1", "2", "64", "SYS", "AF_INET", "GROUP", "LAZY", "true", "close", "static,4", "passive", "a:b", "eth0"]
+VALUES.append(keeps_memory())
 GOOD = {name: [value for value in VALUES if rule(value) is None] for name, rule in ENV_ALLOWED.items()}
 assert all(GOOD.values())
 variables = some.lists(some.sampled_from(sorted(GOOD)), max_size=4, unique=True).flatmap(
