@@ -232,6 +232,7 @@ def joined(blocks: Sequence[Evidence]) -> Evidence:
                 collecting=tuple(s for one in same for s in one.collecting),
                 meeting=tuple(s for one in same for s in one.meeting),
                 waited_for_cpu=sum(one.waited_for_cpu for one in same),
+                helpers_waited_for_cpu=sum(one.helpers_waited_for_cpu for one in same),
                 page_faults=sum(one.page_faults for one in same),
                 in_page_faults=sum(one.in_page_faults for one in same),
                 threads=first.threads,

@@ -272,9 +272,22 @@ def _all_work_of(evidence: Evidence, rank: int) -> tuple[str, ...]:
 def gain_of_slow_rank(evidence: Evidence, suspicion: Suspicion) -> float:
     """Seconds that a usual step would gain if the suspected rank needed no more than the others."""
     (rank,) = suspicion.ranks
-    return evidence.gain_as_others(
-        rank, ("other",) if suspicion.cause == "rank0_work" else _all_work_of(evidence, rank)
-    )
+    if suspicion.cause == "rank0_work":
+        return evidence.gain_as_others(rank, ("other",))
+    gain = evidence.gain_as_others(rank, _all_work_of(evidence, rank))
+    return gain + _late_gradients(evidence, rank) if suspicion.kind == "cores" else gain
+
+
+def _late_gradients(evidence: Evidence, rank: int) -> float:
+    """Seconds of a step's transfer that pass because this rank's threads that move gradients wait for a core.
+
+    Only where an operator has one thread: else its other threads wait too, while it computes.
+    """
+    mine, others = evidence.ranks[rank], [one for r, one in enumerate(evidence.ranks) if r != rank]
+    if mine.threads > 1:
+        return 0.0
+    longer = mine.helpers_waited_for_cpu - median([one.helpers_waited_for_cpu for one in others])
+    return min(evidence.mean(evidence.transfer), max(0.0, longer / evidence.count))
 
 
 def _straggler(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:

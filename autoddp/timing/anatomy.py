@@ -43,6 +43,8 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of each step in collectives of the script's own, such as a barrier: a part of `exposed`."""
     waited_for_cpu: float = 0.0
     """Seconds of all steps together for which threads of the rank could have run and had no core."""
+    helpers_waited_for_cpu: float = 0.0
+    """The part of it that threads beside the one that trains have waited, such as those that move gradients."""
     page_faults: int = 0
     """Of all steps together: memory that the system gave the rank's process anew, by pages."""
     in_page_faults: float = 0.0

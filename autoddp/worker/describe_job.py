@@ -25,8 +25,8 @@ from autoddp.topology.probe import probe
 from autoddp.wire import JobFacts, Ready, WorkerConfig
 from autoddp.worker.binding import Binding
 from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Wrapped, backend_of
+from autoddp.worker.kernel_accounts import peak_memory
 from autoddp.worker.local_buffers import why_alike
-from autoddp.worker.page_faults import peak_memory
 from autoddp.worker.rank_store import RankStore
 from autoddp.worker.threads import Threads, most_at_start, usable_cpus
 

@@ -127,6 +127,7 @@ class Experiments:
             collecting=found.collecting,
             meeting=found.meeting,
             waited_for_cpu=found.waited_for_cpu,
+            helpers_waited_for_cpu=found.helpers_waited_for_cpu,
             page_faults=found.page_faults.count,
             in_page_faults=found.page_faults.seconds,
             queued=found.queued,

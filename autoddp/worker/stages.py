@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,8 +31,8 @@ from autoddp.worker.ddp import after_backward_computed, after_this_backward, whe
 from autoddp.worker.device import synchronize
 from autoddp.worker.gradient_access import GradientHandler
 from autoddp.worker.host_device import CopiesToDevice, DeviceWaits
+from autoddp.worker.kernel_accounts import PageFaultCount, PageFaults, WaitedForCpu, waited_for_cpu
 from autoddp.worker.loader import LoaderEvents
-from autoddp.worker.page_faults import PageFaultCount, PageFaults
 
 _END_OF_STEP = "end of step"
 _COUNTS = 5  # of a step: samples, elements, iterators, seconds of the collector, and those in the script's collectives
@@ -60,6 +59,8 @@ class Recorded:
     """In each step, in collectives of the script's own: a part of `exposed`."""
     waited_for_cpu: float
     """In all steps together, for which threads of this process could have run and had no core."""
+    helpers_waited_for_cpu: float
+    """The part of it that threads beside the one that trains have waited."""
     page_faults: PageFaults
     """In all steps together."""
     queued: tuple[float, ...] = ()
@@ -91,6 +92,7 @@ class Stages(GradientHandler, LoaderEvents):
         self._marks: list[tuple[str, Any]] = []
         self._counts: list[list[float]] = []
         self._page_faults = PageFaultCount()
+        self._waited_for_cpu = WaitedForCpu()
         self._collecting_since = self._meeting_since = 0.0
         self._launched: list[float] = []
         self.copies = CopiesToDevice(self._copy_begins, self.enter)
@@ -110,7 +112,7 @@ class Stages(GradientHandler, LoaderEvents):
         synchronize(device)
         self._marks, self._launched = [], []
         self._put("other")
-        self._waited_for_cpu = _waited_for_cpu()
+        self._waited_for_cpu = waited_for_cpu()
         self._page_faults = PageFaultCount()
         gc.callbacks.append(self._collects)
         if device.type == "cuda":
@@ -136,7 +138,7 @@ class Stages(GradientHandler, LoaderEvents):
         self.waits.watch(False)  # in the opposite order, since both replace the same method
         self.copies.stop()
         gc.callbacks.remove(self._collects)
-        waited = _waited_for_cpu() - self._waited_for_cpu
+        waited = waited_for_cpu() - self._waited_for_cpu
         page_faults = self._page_faults.taken()
         synchronize(self._device)
         marks, self._marks = self._marks, []
@@ -320,7 +322,7 @@ def _recorded(
     marks: Sequence[tuple[str, Any]],
     seconds: Sequence[float],
     counts: Sequence[Sequence[float]],
-    waited: float,
+    waited: WaitedForCpu,
     page_faults: PageFaults,
 ) -> Recorded:
     spans: list[Span] = []
@@ -345,7 +347,8 @@ def _recorded(
         begun=tuple(map(int, begun)),
         collecting=tuple(collecting),
         meeting=tuple(meeting),
-        waited_for_cpu=waited,
+        waited_for_cpu=waited.trains + waited.helpers,
+        helpers_waited_for_cpu=waited.helpers,
         page_faults=page_faults,
     )
 
@@ -362,14 +365,3 @@ def _queued(marks: Sequence[tuple[str, Any]], seconds: Sequence[float], launched
             found.append(round(most, _DIGITS))
             most = 0.0
     return tuple(found)
-
-
-def _waited_for_cpu() -> float:
-    """Seconds for which threads of this process could have run and had no core, since they began; 0 if not known."""
-    found = 0
-    for task in Path("/proc/self/task").glob("*/schedstat"):
-        try:
-            found += int(task.read_text().split()[1])
-        except (OSError, IndexError, ValueError):  # the thread has ended
-            continue
-    return found / 1e9

@@ -40,8 +40,8 @@ from autoddp.worker.graphs import Graphs
 from autoddp.worker.guard import checksum
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.inputs import InputsSeen, compares
+from autoddp.worker.kernel_accounts import PageFaultCount
 from autoddp.worker.live_ddp import LiveDdp, effects_of
-from autoddp.worker.page_faults import PageFaultCount
 from autoddp.worker.rank_store import RankStore
 from autoddp.worker.runner import LauncherDirector, TrialRunner
 from autoddp.worker.stopwatch import stopwatch_for

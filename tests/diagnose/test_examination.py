@@ -489,6 +489,19 @@ def test_why_a_rank_is_slow(planted: dict[str, Any], seen: str, fix: str) -> Non
     assert fix in first.fix
 
 
+@pytest.mark.parametrize(("helpers", "threads", "price"), [(2.0, 1, 9.0), (9.0, 1, 10.0), (2.0, 2, 7.0), (0.0, 1, 7.0)])
+def test_gradients_that_are_late_because_their_threads_wait_for_a_core(
+    helpers: float, threads: int, price: float
+) -> None:
+    """They take part in the price, up to all the time for which gradients travel: 3 ms here."""
+    planted = SlowJob(
+        forward=[5.0, 12.0], transfer=3.0, waited=[0.1, 9.0], helpers=[0.0, helpers], threads=threads, noise=0.002
+    )
+    first = next(one for one in examined(planted).findings if one.cause == "straggler")
+    assert first.status == "proved"
+    assert first.seconds == pytest.approx(price * MS, rel=0.03)
+
+
 def test_a_rank_with_larger_batches() -> None:
     first, *_ = examined(SlowJob(sizes=lambda rank, step: 1500 if rank == 0 else 1000)).findings
     assert (first.cause, first.ranks) == ("straggler", (0,))

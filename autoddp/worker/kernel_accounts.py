@@ -1,13 +1,15 @@
-"""Page faults of this process: each time it touches memory first that the system gives it, the kernel fills a page.
+"""What the kernel has noted of this process: page faults, and how long its threads have waited for a core.
 
-glibc returns what a step has freed to the system, or keeps it, by rules that depend on the order of the first steps. So
-two ranks of one script may differ in how often they get the same memory anew.
+A page fault fills a page of memory that the process touches first. glibc returns what a step has freed to the system,
+or keeps it, by rules that depend on the order of the first steps. So two ranks of one script may differ in how often
+they get the same memory anew.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,3 +58,28 @@ def peak_memory() -> int:
     except OSError:
         return 0
     return int(found.group(1)) * 1024 if found else 0
+
+
+@dataclass(frozen=True)
+class WaitedForCpu:
+    """Seconds."""
+
+    trains: float = 0.0
+    """Of the thread that trains."""
+    helpers: float = 0.0
+    """Of all others together: those that move gradients, and, where an operator has several, its threads."""
+
+    def __sub__(self, before: WaitedForCpu) -> WaitedForCpu:
+        return WaitedForCpu(self.trains - before.trains, max(0.0, self.helpers - before.helpers))
+
+
+def waited_for_cpu() -> WaitedForCpu:
+    """Since the threads began; 0 where that is not known. The thread that calls this is the one that trains."""
+    trains, helpers, mine = 0, 0, str(threading.get_native_id())
+    for task in Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            waited = int(task.read_text().split()[1])
+        except (OSError, IndexError, ValueError):  # the thread has ended
+            continue
+        trains, helpers = (waited, helpers) if task.parent.name == mine else (trains, helpers + waited)
+    return WaitedForCpu(trains / 1e9, helpers / 1e9)

@@ -1,4 +1,4 @@
-"""Page faults are counted in a real process, whose malloc keeps memory or returns it."""
+"""Page faults, and threads that wait for a core, in real processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autoddp.knobs.env import keeps_memory
 STEPS, TENSORS, BYTES = 20, 8, 2**21
 SCRIPT = f"""
 import json, torch
-from autoddp.worker.page_faults import PageFaultCount, peak_memory
+from autoddp.worker.kernel_accounts import PageFaultCount, peak_memory
 def step():
     kept = [torch.ones({BYTES // 4}) for _ in range({TENSORS})]
 step(), step()
@@ -43,3 +43,29 @@ def test_memory_that_is_returned_is_counted_when_it_comes_back() -> None:
     kept, _, more = measured(keeps_memory())
     assert kept < returned / 10
     assert more < peak + 10 * TENSORS * BYTES
+
+
+CROWDED = """
+import hashlib, json, os, threading
+from autoddp.worker.kernel_accounts import waited_for_cpu
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+def work(rounds):
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", rounds)
+def measured(of_main, of_helper):
+    helper = threading.Thread(target=work, args=(of_helper,))
+    before = waited_for_cpu()
+    helper.start()
+    work(of_main)
+    found = waited_for_cpu() - before  # before the helper's thread ends, and its account with it
+    helper.join()
+    return [found.trains, found.helpers]
+print(json.dumps([measured(600_000, 6_000_000), measured(600_000, 1)]))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the scheduler's account in /proc")
+def test_who_has_waited_for_a_core() -> None:
+    done = subprocess.run([sys.executable, "-c", CROWDED], check=True, capture_output=True, text=True)
+    crowded, alone = json.loads(done.stdout)
+    assert min(crowded) > 0.02
+    assert crowded[1] > alone[1]
