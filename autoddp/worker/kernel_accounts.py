@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-_LONGEST = 3e-6  # seconds of a page fault; with nested page tables one takes 1.5 to 2 µs, on bare metal about 0.5 µs
+_LONGEST = 2e-6  # seconds of a page fault: 1.5 to 1.9 µs were measured with nested page tables, less without
 _FAULTS, _IN_KERNEL = 7, 12  # numbers behind the name in /proc/self/stat, see proc(5)
 
 
