@@ -1,6 +1,6 @@
 """Claim: where page faults take much of a step on a CPU, autoddp finds it, and makes the job faster by keeping memory.
 
-    python benchmarks/malloc.py --json malloc.json                  # on a quiet machine: about ten minutes
+    python benchmarks/malloc.py --json malloc.json                  # on a quiet machine: about twelve minutes
 
 glibc returns much of what a step frees to the system, and gets it anew in the next step, page by page. On two ranks of
 jobs/shapes.py with real computing: `autoddp --trials 12 --tune-only` without hooks, then whole jobs in alternation
@@ -20,27 +20,28 @@ from common import JOBS, Local, autoddp, gain, median, options, paired, say, tab
 from autoddp.recipe import load
 
 SHAPES = str(JOBS / "shapes.py")
-BATCHES = {"mlp": 16, "conv": 64, "transformer": 16}
-"""Model → times as large as its smallest batch: activations of some MiB."""
+CASES = {"mlp": ("mlp", 16), "conv": ("conv", 64), "large conv": ("conv", 256), "transformer": ("transformer", 16)}
+"""Name → the model, and times as large as its smallest batch: activations of some MiB."""
 ENDLESS = ["--steps", "1000000"]  # the study ends the job
 RANKS = ["--nproc-per-node", "2"]
 
 
-def job(model: str) -> list[str]:
+def job(name: str) -> list[str]:
     """The script and its options."""
-    return [SHAPES, "--model", model, "--batch-times", str(BATCHES[model])]
+    model, times = CASES[name]
+    return [SHAPES, "--model", model, "--batch-times", str(times)]
 
 
-def measured(model: str, here: Local, args: Namespace) -> dict[str, Any]:
+def measured(name: str, here: Local, args: Namespace) -> dict[str, Any]:
     """What the study launches, and seconds per step of whole jobs on both sides."""
-    recipe = f"{model}.toml"
+    recipe = f"{name.replace(' ', '-')}.toml"
     asked = ["--trials", str(args.trials), "--allow", "exact", "--tune-only", "--recipe", recipe]
-    here.run([*autoddp(*RANKS, *asked), *job(model), *ENDLESS], timeout=600)
+    here.run([*autoddp(*RANKS, *asked), *job(name), *ENDLESS], timeout=600)
     study, launched = here.summary(), load(here.home(0) / recipe)
     count = ["--steps", str(args.steps + args.warmup)]
     sides = {
-        "torchrun": lambda: here.step_seconds([*torchrun(*RANKS), *job(model), *count], args.warmup),
-        "autoddp": lambda: here.step_seconds([*autoddp("--recipe", recipe, *RANKS), *job(model), *count], args.warmup),
+        "torchrun": lambda: here.step_seconds([*torchrun(*RANKS), *job(name), *count], args.warmup),
+        "autoddp": lambda: here.step_seconds([*autoddp("--recipe", recipe, *RANKS), *job(name), *count], args.warmup),
     }
     return {"offered": study["job"]["start_settings"], "env": launched.env, "seconds": paired(sides, args.rounds)}
 
@@ -48,7 +49,7 @@ def measured(model: str, here: Local, args: Namespace) -> dict[str, Any]:
 def main() -> None:
     """Tune, compare, show."""
     parser = options(__doc__)
-    parser.add_argument("--models", nargs="+", choices=list(BATCHES), default=list(BATCHES))
+    parser.add_argument("--jobs", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=4, help="of whole jobs, each side once (4)")
     parser.add_argument("--steps", type=int, default=60, help="timed in each job (60)")
@@ -58,20 +59,20 @@ def main() -> None:
         args.rounds, args.steps = 2, 20
     found = {}
     with tempfile.TemporaryDirectory(prefix="malloc-") as folder:
-        for model in args.models:
-            say(model)
-            found[model] = measured(model, Local(Path(folder) / model), args)
+        for name in args.jobs:
+            say(name)
+            found[name] = measured(name, Local(Path(folder) / name.replace(" ", "-")), args)
     rows = []
-    for model, of_model in found.items():
-        seconds = of_model["seconds"]
+    for name, of_job in found.items():
+        seconds = of_job["seconds"]
         speedup = gain(seconds["torchrun"], seconds["autoddp"])
-        keeps = "GLIBC_TUNABLES" in of_model["env"]
-        offered = any("malloc" in setting for setting in of_model["offered"])
+        keeps = "GLIBC_TUNABLES" in of_job["env"]
+        offered = any("malloc" in setting for setting in of_job["offered"])
         what = "launched" if keeps else "tried" if offered else "not offered"
         times = f"{median(seconds['torchrun']) * 1e3:.1f} → {median(seconds['autoddp']) * 1e3:.1f}"
-        rows.append((model, what, times, str(speedup), verdict(speedup.sure and speedup.ratio > 1) if keeps else ""))
-    table(("model", "keeping memory", "ms per step, torchrun → autoddp", "speed-up", "surely faster"), rows)
-    write_json(args.json, {"models": found})
+        rows.append((name, what, times, str(speedup), verdict(speedup.sure and speedup.ratio > 1) if keeps else ""))
+    table(("job", "keeping memory", "ms per step, torchrun → autoddp", "speed-up", "surely faster"), rows)
+    write_json(args.json, {"jobs": found})
 
 
 if __name__ == "__main__":
