@@ -65,7 +65,7 @@ _Judge = Callable[[Sequence[Evidence], Sequence[Evidence]], Proof]
 
 
 class Prover:
-    """Of one running job.
+    """Tries suspicions on one running job.
 
     `fails`: the exception of a block that cannot run. `ends`: that of a job that is over. `reduction`: what steps
     without reduction save, where that has been measured before.

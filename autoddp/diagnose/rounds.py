@@ -55,7 +55,7 @@ class CannotRun(Exception):
 
 
 class Rounds:
-    """Of one running job. `budget`: seconds of steps that all blocks together may take."""
+    """Measures blocks of one running job. `budget`: seconds of steps that all blocks together may take."""
 
     def __init__(self, measure: MeasureAnatomy, job: JobFacts, budget: float) -> None:
         self.budget = budget

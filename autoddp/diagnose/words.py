@@ -230,8 +230,8 @@ def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence
         if first.cause == "exposed_communication" and beyond:
             lines.append(
                 f"Without the reduction a step of {whole} ms is {saved} ms shorter ({share}; {first.cause}), but ranks "
-                f"wait only {milliseconds(travel)} ms for their gradients; else they wait for each other by turns: "
-                f"{first.fix}"
+                f"wait only {milliseconds(travel)} ms for their gradients; the rest is waiting for each other by "
+                f"turns: {first.fix}"
             )
         else:
             lines.append(f"Mending {first.cause} saves {saved} of {whole} ms per step ({share}): {first.fix}")

@@ -33,7 +33,7 @@ _KEEPS, _KEEPS_OF_SMALL = (
 )
 """Values of `GLIBC_TUNABLES`. Up to 4 GiB of freed memory stay in the process, of tensors of up to 1 GiB, or 32 MiB."""
 _KEEPS_SINCE = (2, 36)
-"""The first glibc that is known to take the larger size; versions before 2.35 refuse more than 32 MiB."""
+"""The first glibc that is known to take the larger size; older ones refuse more than 32 MiB."""
 _LOST_IN_MALLOC = 0.1  # of a step, that page faults take: a start of the script must be worth it
 _OTHER_CLASS = 0.5  # share of the fastest port's rate: a slower port is taken to serve storage or logins
 

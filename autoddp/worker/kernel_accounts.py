@@ -62,7 +62,7 @@ def peak_memory() -> int:
 
 @dataclass(frozen=True)
 class WaitedForCpu:
-    """Seconds."""
+    """Seconds for which threads of this process could have run and had no core."""
 
     trains: float = 0.0
     """Of the thread that trains."""

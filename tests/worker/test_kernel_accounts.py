@@ -36,13 +36,12 @@ def measured(tunables: str) -> tuple[float, float, int]:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs glibc")
 def test_memory_that_is_returned_is_counted_when_it_comes_back() -> None:
     returned, seconds, peak = measured("glibc.malloc.mmap_threshold=131072")
-    pages = TENSORS * BYTES / os.sysconf("SC_PAGE_SIZE")
-    assert returned >= 0.9 * pages or returned >= TENSORS  # of 4 KiB; of 2 MiB where the kernel gives huge pages
+    assert returned >= TENSORS  # one for each, where the kernel gives pages of 2 MiB; else 512
     assert seconds > 0
     assert peak > TENSORS * BYTES
     kept, _, more = measured(keeps_memory())
     assert kept < returned / 10
-    assert more < peak + 10 * TENSORS * BYTES
+    assert abs(more - peak) < 3 * TENSORS * BYTES
 
 
 CROWDED = """
