@@ -41,6 +41,7 @@ _construct = DDP.__init__
 _register = DDP.register_comm_hook
 _register_builtin = DDP._register_builtin_comm_hook
 _set_static_graph: Callable[[DDP], None] = DDP._set_static_graph
+_make_reducer: Callable[..., None] = DDP._ddp_init_helper
 _pickled = cast("Callable[[DDP], dict[str, Any]]", DDP.__getstate__)
 _unpickle = cast("Callable[[DDP, dict[str, Any]], None]", DDP.__setstate__)
 _signature = inspect.signature(DDP.__init__)
@@ -432,6 +433,23 @@ def _gradients_stay(module: nn.Module) -> Iterator[None]:
             p.grad = gradient
 
 
+def _make_reducer_within_its_group(ddp: DDP, *args: Any, **kwargs: Any) -> None:
+    """Make the reducer and its logger, as torch does, and have the process group outlive them.
+
+    If the script destroys its group before the DDP object, the reducer is the last that holds the group. torch 2.13
+    destroys a reducer under the GIL. A group of gloo then waits for its threads, and these may wait for the GIL to
+    free Python objects of the last reduction: the process hangs. Python's own object of the group releases the GIL.
+    """
+    _make_reducer(ddp, *args, **kwargs)
+    for holder in (ddp.reducer, ddp.logger):
+        # pybind11 destroys the C++ object first and calls this afterwards.
+        weakref.finalize(holder, _let_go, ddp.process_group).atexit = False
+
+
+def _let_go(group: dist.ProcessGroup) -> None:
+    """Nothing: the caller held the group until now."""
+
+
 class DdpEvents:
     """Handles what happens to the script's DDP objects, in the order of a training step.
 
@@ -524,6 +542,7 @@ class Patch:
     def install(self) -> None:
         """Patch the class in place."""
         DDP.__init__ = self._wrap_construction()  # type: ignore[method-assign]
+        DDP._ddp_init_helper = _make_reducer_within_its_group  # type: ignore[method-assign, assignment]
         DDP.register_comm_hook = self._wrap_registration(_register)  # type: ignore[method-assign]
         DDP._register_builtin_comm_hook = self._wrap_registration(_register_builtin)  # type: ignore[method-assign]
         DDP._set_static_graph = self._wrap_static_graph()  # type: ignore[method-assign]

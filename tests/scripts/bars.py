@@ -23,6 +23,7 @@ def main() -> None:
         if step == 10:
             tqdm.write("\033[31ma red line\033[0m")
     print("\rhalf a line", end="", flush=True)
+    del model  # under torchrun, a model that outlives its group can hang: see destroys_its_group_first.py
     dist.destroy_process_group()
 
 
