@@ -5,6 +5,7 @@ The class is patched in place, so the patch reaches every name that a script has
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -71,7 +72,8 @@ class Wrapped:
         """The same on all ranks that build this object, and no other object's."""
         self.digest = parameters_digest(ddp.module)
         """Digest of the parameters as they were when the object was built: the script may freeze some later."""
-        self._ddp = weakref.ref(ddp)  # this must not keep the script's model alive
+        # This must not keep the script's model alive, nor the process group among the arguments.
+        self._ddp = weakref.ref(ddp, lambda _: self.arguments.clear())
         self.arguments = {name: value for name, value in _plain(arguments).items() if name != "module"}
         self._reduced = {id(p) for p in ddp._module_parameters if p.requires_grad}
         self.script_hook: Callable[[DDP], None] | None = None
@@ -80,7 +82,8 @@ class Wrapped:
         """Whether the result of that hook may depend on how gradients are put together in buckets."""
         self.is_rebuilt = False
         """Whether DDP's constructor runs again just now, and calls other methods of the object."""
-        self._own_hook: Hook | None = None
+        self._own_hook: Callable[[], Hook | None] = lambda: None
+        """A weak reference: the hook holds the process group, which must not outlive the script's model."""
         self._samples = True
         self.experimental: dict[str, Any] = {}
         """Arguments of DDP's constructor that an experiment sets until it ends; none of them is ever launched."""
@@ -229,7 +232,7 @@ class Wrapped:
         return True
 
     def _register_own(self, ddp: DDP, state: Any, hook: Hook) -> None:
-        self._own_hook = hook
+        self._own_hook = weakref.ref(hook)
         _register(ddp, state, hook)
 
     def leave_out_samples(self) -> None:
@@ -258,7 +261,8 @@ class Wrapped:
         Our hooks hold process groups and functions that cannot be pickled. And whoever loads a script's file must get
         the script's own arguments: an object that was unpickled or copied is not known here, so nothing watches it.
         """
-        state = {**state, "_comm_hooks": [one for one in state["_comm_hooks"] if one[0] is not self._own_hook]}
+        own = self._own_hook()
+        state = {**state, "_comm_hooks": [one for one in state["_comm_hooks"] if one[0] is not own]}
         ddp = self.ddp
         if ddp is None or not (self.is_changed or self.experimental):
             return state
@@ -433,6 +437,11 @@ def _gradients_stay(module: nn.Module) -> Iterator[None]:
             p.grad = gradient
 
 
+_with_reducers: weakref.WeakSet[DDP] = weakref.WeakSet()
+_HOLD_THE_GROUP = ("reducer", "logger", "_comm_hooks", "process_group")
+"""Attributes of an object; the hooks hold it as their state."""
+
+
 def _make_reducer_within_its_group(ddp: DDP, *args: Any, **kwargs: Any) -> None:
     """Make the reducer and its logger, as torch does, and have the process group outlive them.
 
@@ -441,6 +450,7 @@ def _make_reducer_within_its_group(ddp: DDP, *args: Any, **kwargs: Any) -> None:
     free Python objects of the last reduction: the process hangs. Python's own object of the group releases the GIL.
     """
     _make_reducer(ddp, *args, **kwargs)
+    _with_reducers.add(ddp)
     for holder in (ddp.reducer, ddp.logger):
         # pybind11 destroys the C++ object first and calls this afterwards.
         weakref.finalize(holder, _let_go, ddp.process_group).atexit = False
@@ -542,12 +552,24 @@ class Patch:
     def install(self) -> None:
         """Patch the class in place."""
         DDP.__init__ = self._wrap_construction()  # type: ignore[method-assign]
+        atexit.register(self._end_destroyed_groups)
         DDP._ddp_init_helper = _make_reducer_within_its_group  # type: ignore[method-assign, assignment]
         DDP.register_comm_hook = self._wrap_registration(_register)  # type: ignore[method-assign]
         DDP._register_builtin_comm_hook = self._wrap_registration(_register_builtin)  # type: ignore[method-assign]
         DDP._set_static_graph = self._wrap_static_graph()  # type: ignore[method-assign]
         DDP.__getstate__ = self._wrap_pickling()  # type: ignore[method-assign]
         DDP.__setstate__ = self._wrap_unpickling()  # type: ignore[method-assign]
+
+    def _end_destroyed_groups(self) -> None:
+        """Before Python ends, destroy the process groups that the script has destroyed and DDP objects still hold.
+
+        Later, a thread of gloo that asks for the GIL is ended by Python, and with it the process, by SIGABRT.
+        """
+        for ddp in list(_with_reducers):
+            group = ddp.__dict__.get("process_group")
+            if group is not None and group not in dist.distributed_c10d._world.pg_map:  # so the object trains no more
+                for name in _HOLD_THE_GROUP:
+                    ddp.__dict__.pop(name, None)
 
     def _watch_forward(self) -> None:
         """Patch the forward pass. This waits for the first object, because importing torch._dynamo takes a second."""

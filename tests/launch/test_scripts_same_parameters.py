@@ -45,7 +45,13 @@ NOT_TRAINING = {
     "planted_exception.py",
     "exits_at_once.py",
 }
-IN_A_SETTING_OF_THEIR_OWN = {"learners.py", "needs_a_file.py", "own_ranks.py", "stateful.py"}
+IN_A_SETTING_OF_THEIR_OWN = {
+    "destroys_its_group_first.py",
+    "learners.py",
+    "needs_a_file.py",
+    "own_ranks.py",
+    "stateful.py",
+}
 
 
 @pytest.fixture(scope="module")
