@@ -437,9 +437,10 @@ def _gradients_stay(module: nn.Module) -> Iterator[None]:
             p.grad = gradient
 
 
-_with_reducers: weakref.WeakSet[DDP] = weakref.WeakSet()
+_with_reducers: weakref.WeakValueDictionary[int, DDP] = weakref.WeakValueDictionary()
+"""By identity: a subclass may compare its objects in a way of its own."""
 _HOLD_THE_GROUP = ("reducer", "logger", "_comm_hooks", "process_group")
-"""Attributes of an object; the hooks hold it as their state."""
+"""Attributes of a DDP object that hold its process group."""
 
 
 def _make_reducer_within_its_group(ddp: DDP, *args: Any, **kwargs: Any) -> None:
@@ -450,14 +451,14 @@ def _make_reducer_within_its_group(ddp: DDP, *args: Any, **kwargs: Any) -> None:
     free Python objects of the last reduction: the process hangs. Python's own object of the group releases the GIL.
     """
     _make_reducer(ddp, *args, **kwargs)
-    _with_reducers.add(ddp)
+    _with_reducers[id(ddp)] = ddp
     for holder in (ddp.reducer, ddp.logger):
         # pybind11 destroys the C++ object first and calls this afterwards.
         weakref.finalize(holder, _let_go, ddp.process_group).atexit = False
 
 
 def _let_go(group: dist.ProcessGroup) -> None:
-    """Nothing: the caller held the group until now."""
+    """Do nothing. The group was kept until now as the argument of this call."""
 
 
 class DdpEvents:
@@ -561,11 +562,12 @@ class Patch:
         DDP.__setstate__ = self._wrap_unpickling()  # type: ignore[method-assign]
 
     def _end_destroyed_groups(self) -> None:
-        """Before Python ends, destroy the process groups that the script has destroyed and DDP objects still hold.
+        """Free the process groups that the script has destroyed but DDP objects still hold, before Python ends.
 
-        Later, a thread of gloo that asks for the GIL is ended by Python, and with it the process, by SIGABRT.
+        Once Python has begun to end, it stops any thread that asks for the GIL. If that is a thread of gloo, the
+        process ends with SIGABRT.
         """
-        for ddp in list(_with_reducers):
+        for ddp in list(_with_reducers.values()):
             group = ddp.__dict__.get("process_group")
             if group is not None and group not in dist.distributed_c10d._world.pg_map:  # so the object trains no more
                 for name in _HOLD_THE_GROUP:

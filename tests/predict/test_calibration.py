@@ -98,7 +98,7 @@ def test_what_threads_do_is_learned_from_the_first_trial_with_them() -> None:
     assert known.seconds(Configuration({"bucket_cap_mb": 8})) == pytest.approx(0.034, rel=0.07)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(TRIALS), st.floats(1e-4, 100.0)), max_size=6), st.floats(1e-3, 100.0))
 def test_any_measurements_leave_a_model(measured: list[tuple[Configuration, float]], as_written: float) -> None:
     known = Calibration(profile(), as_written)

@@ -1,7 +1,7 @@
 """Destroys its process group while its DDP object lives: in torch 2.13 alone, that hangs here nearly every time.
 
-In the last step, the threads of gloo get the CPU only when nobody else wants it. So the last all-reduce is told as done
-before the thread that did it has freed what belongs to it, which includes Python objects.
+In the last step, the threads of gloo get the CPU only when nobody else wants it. So the main thread
+goes on after the last all-reduce before the thread that did it has freed the Python objects that belong to it.
 
 torchrun --nproc-per-node 1 tests/scripts/destroys_its_group_first.py
 """
