@@ -25,7 +25,7 @@ from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
 from autoddp.predict.coefficients import Coefficients
 from autoddp.predict.plan import Cuts, buckets
 from autoddp.predict.profile import Profile
-from autoddp.predict.step import computing_key, predictable, step_seconds
+from autoddp.predict.step import coefficients_of, computing_key, predictable, step_seconds
 
 _SPREADS = {
     "pace": 0.2,
@@ -115,9 +115,19 @@ class Calibration:
         spreads = [self._spreads.get(name, _COMPUTING_SPREAD) for name in names]
         logs = [math.log(self._values.get(name, 1.0)) for name in names]
 
+        known: dict[tuple[int, tuple[float, ...]], float] = {}
+        counts = [_places(names, one.configuration) for one in seen]
+
         def residuals(values: Sequence[float]) -> list[float]:
+            """A derivative changes one number, and most trials depend on few: their steps are simulated once."""
             found = self._coefficients(dict(zip(names, map(math.exp, values), strict=True)))
-            return [_residual(one, step_seconds(self.profile, one.configuration, found)) for one in seen]
+            keys = [
+                (one.number, tuple(values[place] for place in places)) for one, places in zip(seen, counts, strict=True)
+            ]
+            for one, key in zip(seen, keys, strict=True):
+                if key not in known:
+                    known[key] = _residual(one, step_seconds(self.profile, one.configuration, found))
+            return [known[key] for key in keys]
 
         for _ in range(rounds):
             logs = _better(logs, guesses, spreads, residuals)
@@ -141,6 +151,12 @@ def _in_common(one: _Seen, other: _Seen) -> float:
         if _buckets(one.configuration) == _buckets(other.configuration):
             found += _BUCKETS**2
     return found
+
+
+def _places(names: Sequence[str], configuration: Configuration) -> list[int]:
+    """The places of those names on which a step under this configuration depends."""
+    read = coefficients_of(configuration) | {computing_key(configuration)}
+    return [place for place, name in enumerate(names) if name in read]
 
 
 def _buckets(configuration: Configuration) -> object:

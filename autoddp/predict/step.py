@@ -26,6 +26,12 @@ from autoddp.predict.profile import AT_ONCE, Profile
 
 _SIXTEEN_BITS = ("fp16", "bf16")
 _LOW_RANK = "powersgd"
+_OF_EACH_STEP = frozenset({"pace", "latency", "per_byte", "sharing", "burst", "stretch", "copying"})
+_OF_A_HOOK = {
+    **dict.fromkeys(_SIXTEEN_BITS, frozenset({"rounding", "call"})),
+    _LOW_RANK: frozenset({"low_rank", "further_rank", "call", "shape", "further_row", "wake", "crowding"}),
+}
+"""Hook → the further coefficients on which a step with it depends."""
 _BATCHED_SAVES = 0.5  # of the copies' seconds: batched_grad_copy makes one copy of many, in one direction
 
 
@@ -36,6 +42,11 @@ def predictable(configuration: Configuration) -> bool:
     ):
         return False
     return HOOK.of(configuration) in (None, _LOW_RANK, *_SIXTEEN_BITS)
+
+
+def coefficients_of(configuration: Configuration) -> frozenset[str]:
+    """The names of the coefficients on which a step under this configuration depends, apart from `computing`."""
+    return _OF_EACH_STEP | _OF_A_HOOK.get(HOOK.of(configuration) or "", frozenset())
 
 
 def computing_key(configuration: Configuration) -> str:

@@ -13,6 +13,7 @@ from autoddp.bench import LinkModel, Segment
 from autoddp.codec import convert, decode, encode, replace
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.predict import Calibration, Coefficients, Gradient, Profile, profile_of, step_seconds
+from autoddp.predict.step import coefficients_of
 from autoddp.timing.arithmetic import HookArithmetic
 from autoddp.timing.timeline import Gradient as Ready
 from autoddp.timing.timeline import Span, Timeline
@@ -96,6 +97,14 @@ def test_what_threads_do_is_learned_from_the_first_trial_with_them() -> None:
     assert before == pytest.approx(0.034, rel=0.05)
     assert after == pytest.approx(0.028, rel=0.05)
     assert known.seconds(Configuration({"bucket_cap_mb": 8})) == pytest.approx(0.034, rel=0.07)
+
+
+@pytest.mark.parametrize("configuration", [AS_WRITTEN, *TRIALS], ids=str)
+def test_a_step_depends_on_no_other_coefficients(configuration: Configuration) -> None:
+    """Else the calibration would take a step for unchanged that has changed."""
+    for name in {*Coefficients.__struct_fields__} - coefficients_of(configuration) - {"computing"}:
+        changed = replace(TRUE, **{name: 2 * getattr(TRUE, name)})
+        assert step_seconds(profile(), configuration, changed) == true(configuration), name
 
 
 @settings(deadline=None)

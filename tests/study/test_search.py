@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
+from launchers import whole
 from simulated import MIB, NOT_EVERYWHERE, SimulatedJob, error_of, facts
 
 from autoddp.knobs import AS_WRITTEN, BY_NAME, GRADIENT_RUNGS, Configuration, GradientError, Rung
@@ -40,7 +42,7 @@ def job_on(link: str, seed: int = 0, **more: object) -> SimulatedJob:
     return SimulatedJob(*LINKS[link], seed=seed, **more)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *map(whole, range(2, 6))])
 @pytest.mark.parametrize("link", LINKS)
 def test_the_best_of_each_rung_is_found(link: str, seed: int) -> None:
     job = job_on(link, seed)
@@ -111,17 +113,19 @@ def test_short_steps_without_reduction_are_measured_more_often_than_long_steps_w
     assert min(without[1:]) > 6
 
 
-def test_never_slower_where_the_script_is_best_already() -> None:
+@pytest.mark.parametrize(("seeds", "most"), [(8, 2), whole(20, 3)])
+def test_never_slower_where_the_script_is_best_already(seeds: int, most: int) -> None:
     """A latency that makes one bucket the best, and only bucket caps to turn: the default of 25 MiB is it."""
     whys = []
-    for seed in range(20):
+    for seed in range(seeds):
         job = SimulatedJob(500.0, latency=0.05, seed=seed)
         outcome = run(job, BUCKETS_ONLY, trials=10, seed=seed)
         assert outcome.headroom > 0.5
         assert job.cost(outcome.decision.configuration) <= job.cost(AS_WRITTEN)
         whys.append(outcome.decision.why)
     # A cap of 32 MiB is the same single bucket; chance may call it faster now and then, at no cost.
-    assert sum(why.startswith("no significant gain within what you allow (near): your settings") for why in whys) >= 17
+    stay = "no significant gain within what you allow (near): your settings"
+    assert sum(not why.startswith(stay) for why in whys) <= most
 
 
 @pytest.mark.parametrize("allow", list(GRADIENT_RUNGS))
@@ -273,6 +277,12 @@ def test_few_trials(trials: int) -> None:
     assert outcome.decision.configuration in {AS_WRITTEN, *(record.configuration for record in outcome.trials)}
 
 
+@functools.cache
+def unhurried(link: str) -> int:
+    """The trials of a study that has time for all of them."""
+    return len(run(job_on(link), trials=20).trials)
+
+
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("time", [2.0, 4.0, 8.0, 16.0, 32.0])
 def test_the_study_is_over_in_time(link: str, time: float) -> None:
@@ -283,8 +293,7 @@ def test_the_study_is_over_in_time(link: str, time: float) -> None:
     assert job.clock < 1.1 * time or not outcome.trials
     assert bool(outcome.ladder) is bool(outcome.trials)
     assert all(len(standing.rounds) >= 3 for standing in outcome.ladder)
-    unhurried = run(job_on(link), trials=20)
-    assert len(outcome.trials) <= len(unhurried.trials)
+    assert len(outcome.trials) <= unhurried(link)
 
 
 def test_no_time_at_all_is_said() -> None:
