@@ -31,7 +31,7 @@ SOUND = {"title": "Accelerate: a title.", "expected": TUNED, "note": "A sentence
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", map(whole, QUICK))
+@pytest.mark.parametrize("name", [*map(whole, QUICK)])
 def test_a_row(name: str) -> None:
     result = run(load()[name])
     assert not result.skipped
