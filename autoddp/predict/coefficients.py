@@ -49,9 +49,13 @@ class Coefficients(Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of computing, such as threads → how many times as long computing takes as in the script as written."""
 
 
-def first_coefficients(backend: str, arithmetic: Sequence[HookArithmetic | None]) -> Coefficients:
-    """Guesses, with what was measured of each rank's hooks in their place: the slowest rank counts."""
+def first_coefficients(backend: str, arithmetic: Sequence[HookArithmetic | None], stretch: float = 0.0) -> Coefficients:
+    """Guesses, with what was measured of each rank's hooks in their place: the slowest rank counts.
+
+    `stretch`: that of ranks and of threads that share too few cores, if it is more than the usual one.
+    """
     guess, measured = Coefficients(), HookArithmetic.__struct_fields__
+    guess = replace(guess, stretch=max(guess.stretch, stretch))
     if backend != "gloo":
         guess = replace(guess, **{name: getattr(guess, name) * _ON_A_GPU for name in (*measured, "crowding")})
     known = [one for one in arithmetic if one is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from autoddp.bench import LinkModel
@@ -17,6 +18,7 @@ _FIRST_LATENCY = {"nccl": 2e-5, "gloo": 1e-4}
 _FIRST_BYTES_PER_SECOND = 1e9  # of a rank's link, until measurements tell
 AT_ONCE = {"gloo": 2}
 """Backend → reductions that it moves at once; one for others."""
+_BYTE_ON_A_CPU = 1e-9  # seconds of a core for each byte that gloo reduces: to send, to receive and to add it
 
 
 class Profile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,12 +124,13 @@ def profile_of(
     ddp_arguments: Mapping[str, str],
     computing: float,
     link: LinkModel | None = None,
+    cores_per_rank: float = math.inf,
 ) -> Profile | None:
     """The profile of a job whose steps were recorded on each rank; None where the records do not tell enough.
 
     `computing` is the seconds of a step without reductions, of the slowest rank in each: the recorded steps are scaled
     to it, because computing may be slower while gradients travel. Steps in which a gradient did not become ready
-    exactly once are left out.
+    exactly once are left out. `cores_per_rank`: of the host that has the fewest for each of its ranks.
     """
     if not timelines or not shapes or any(len(one.parameter_bytes) != len(shapes) for one in timelines):
         return None
@@ -142,6 +145,7 @@ def profile_of(
     scale = computing / (fixed + before + backward)
     world_size = len(timelines)
     per_byte = seconds_per_byte(timelines)
+    known = link or first_link(backend, world_size, per_byte)
     return Profile(
         world_size=world_size,
         nodes=nodes,
@@ -154,11 +158,30 @@ def profile_of(
         before=before * scale,
         backward=backward * scale,
         ready=tuple(min(one, backward) * scale for one in ready),
-        link=link or first_link(backend, world_size, per_byte),
+        link=known,
         link_is_measured=link is not None or per_byte is not None,
         hooks_are_measured=any(one.arithmetic for one in timelines),
-        coefficients=first_coefficients(backend, [one.arithmetic for one in timelines]),
+        coefficients=first_coefficients(
+            backend, [one.arithmetic for one in timelines], crowding_stretch(backend, known, cores_per_rank)
+        ),
     )
+
+
+def crowding_stretch(backend: str, link: LinkModel, cores_per_rank: float) -> float:
+    """The guess of `Coefficients.stretch` where the threads that move gradients have no cores of their own.
+
+    A fast link keeps them busy all the time: on a host's loopback, nothing else is what takes the time. A slow link
+    leaves them waiting for it. NCCL moves gradients on the GPU.
+
+    >>> loopback = LinkModel((Segment(0.0, 2e-4, 1e-9),))
+    >>> [crowding_stretch("gloo", loopback, cores) for cores in (1, 2, 4)]
+    [2.0, 0.5, 0.0]
+    """
+    if backend != "gloo":
+        return 0.0
+    per_byte = max(link.segments[-1].seconds_per_byte, _BYTE_ON_A_CPU)
+    wanted = 1 + AT_ONCE[backend] * _BYTE_ON_A_CPU / per_byte
+    return max(0.0, wanted / cores_per_rank - 1)
 
 
 _Step = tuple[float, float, float, list[float]]

@@ -179,6 +179,7 @@ class Study:
             facts.ddp_arguments,
             min(computing, baseline.seconds),
             facts.link,
+            facts.cores / facts.ranks_per_host,
         )
         try:
             return Forecast(profile, baseline.seconds)

@@ -192,6 +192,19 @@ def test_records_that_do_not_tell_enough(timelines: list[Timeline]) -> None:
     assert profile_of(timelines, SHAPES, "gloo", 2, {}, 0.035) is None
 
 
+@pytest.mark.parametrize(("cores", "stretch"), [(1.0, 2.0), (2.0, 0.5), (8.0, Coefficients().stretch)])
+def test_threads_of_gloo_and_ranks_share_the_cores(cores: float, stretch: float) -> None:
+    """On loopback, at 1 ns per byte; a link of 1 Gbit/s leaves them time."""
+    loopback, slow = (LinkModel((Segment(0.0, 2e-4, per_byte),)) for per_byte in (1e-9, 8e-9))
+    timelines = [timeline(0), timeline(1)]
+    found = profile_of(timelines, SHAPES, "gloo", 1, {}, 0.035, loopback, cores)
+    assert found is not None
+    assert found.coefficients.stretch == pytest.approx(stretch)
+    between = profile_of(timelines, SHAPES, "gloo", 2, {}, 0.035, slow, cores)
+    assert between is not None
+    assert between.coefficients.stretch <= max(0.25, Coefficients().stretch)
+
+
 def test_what_hooks_compute_is_that_of_the_slowest_rank() -> None:
     slow = HookArithmetic(
         copying=2e-10, rounding=5e-10, low_rank=1e-9, further_rank=2e-10, call=5e-5, shape=2e-5, further_row=4e-5

@@ -45,6 +45,7 @@ def facts(
         backend="gloo",
         devices=("cpu",),
         torch="2.13.0",
+        cores=8,
         gradient_bytes=int(MIB * 2**20),
         gradient_shapes=((512, 512),) * int(MIB),
         parameters_digest="0123456789abcdef",
