@@ -116,13 +116,15 @@ class Calibration:
         logs = [math.log(self._values.get(name, 1.0)) for name in names]
 
         known: dict[tuple[int, tuple[float, ...]], float] = {}
-        counts = [_places(names, one.configuration) for one in seen]
+        """Trial, and the logarithms on which its step depends → residual."""
+        places_of = [_places(names, one.configuration) for one in seen]
 
         def residuals(values: Sequence[float]) -> list[float]:
-            """A derivative changes one number, and most trials depend on few: their steps are simulated once."""
+            """A derivative changes one number. A step that does not depend on it is not simulated again."""
             found = self._coefficients(dict(zip(names, map(math.exp, values), strict=True)))
             keys = [
-                (one.number, tuple(values[place] for place in places)) for one, places in zip(seen, counts, strict=True)
+                (one.number, tuple(values[place] for place in places))
+                for one, places in zip(seen, places_of, strict=True)
             ]
             for one, key in zip(seen, keys, strict=True):
                 if key not in known:

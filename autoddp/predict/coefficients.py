@@ -52,7 +52,7 @@ class Coefficients(Struct, frozen=True, forbid_unknown_fields=True):
 def first_coefficients(backend: str, arithmetic: Sequence[HookArithmetic | None], stretch: float = 0.0) -> Coefficients:
     """Guesses, with what was measured of each rank's hooks in their place: the slowest rank counts.
 
-    `stretch`: that of ranks and of threads that share too few cores, if it is more than the usual one.
+    `stretch` is the guess for that coefficient where the host has too few cores; the usual guess if that is larger.
     """
     guess, measured = Coefficients(), HookArithmetic.__struct_fields__
     guess = replace(guess, stretch=max(guess.stretch, stretch))

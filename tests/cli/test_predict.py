@@ -13,9 +13,10 @@ import pytest
 from launchers import AUTODDP, ROOT, environment, start
 
 from autoddp.cli.predict import run
-from autoddp.codec import encode
+from autoddp.codec import convert, encode
 from autoddp.errors import UsageError
-from autoddp.knobs import Configuration
+from autoddp.knobs import AS_WRITTEN, Configuration
+from autoddp.predict import Profile, step_seconds
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, save
 
 MIB, MIB_PER_SECOND, LATENCY = 24, 100.0, 0.001
@@ -263,7 +264,9 @@ def test_a_real_run(tmp_path: Path, capsys: Any) -> None:
     assert run([str(place.parent), "--json"]) == 0
     (row,) = [row for row in json.loads(capsys.readouterr().out)["rows"] if row["name"] == "as written"]
     assert row["measured_ms"] == pytest.approx(found["baseline"]["seconds"] * 1e3)
-    assert 0.2 < row["step_ms"] / row["measured_ms"] < 5
+    modelled = step_seconds(convert(found["profile"], Profile), AS_WRITTEN)
+    assert modelled is not None
+    assert row["step_ms"] == pytest.approx(modelled * 1e3)
     recipe = next((tmp_path / "run").glob("*.autoddp.toml"))
     assert run([str(recipe), "--nodes", "2", "--link", "10Gbit"]) == 0
 

@@ -1,4 +1,4 @@
-"""The rows of docs/compatibility.md: some run whole, the headers of all, and the page. All of them run: run_all.py."""
+"""The rows of docs/compatibility.md: their headers, the page, and how a bad row is noticed. All rows run: run_all.py."""
 
 from __future__ import annotations
 
