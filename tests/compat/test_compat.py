@@ -1,4 +1,4 @@
-"""The rows of docs/compatibility.md: their headers, the page, and how a bad row is noticed. All rows run: run_all.py."""
+"""Rows of docs/compatibility.md: their headers, the page, and how a bad row is noticed. run_all.py runs all rows."""
 
 from __future__ import annotations
 
