@@ -54,6 +54,8 @@ class Ran:
 
     ranks: tuple[dict[str, Any], ...]
     told: str
+    signals: frozenset[int] = frozenset()
+    """By which ranks have ended, other than those that were killed here for being late."""
 
     @property
     def errors(self) -> list[str]:
@@ -75,10 +77,10 @@ class Matrix:
         folder = Path(self._folder.name, str(self._number))
         folder.mkdir()
         children = [self._fork(rank, cell, folder) for rank in range(WORLD)]
-        _wait(children)
+        signals = _wait(children)
         ranks = tuple(_read(folder / f"{rank}.pt") for rank in range(WORLD))
         told = "".join((folder / f"{rank}.err").read_text() for rank in range(WORLD))
-        return Ran(ranks, told)
+        return Ran(ranks, told, signals)
 
     def _fork(self, rank: int, cell: Cell, folder: Path) -> int:
         sys.stdout.flush()
@@ -108,20 +110,24 @@ class Matrix:
         os._exit(0)
 
 
-def _wait(children: list[int]) -> None:
-    deadline = time.monotonic() + PATIENCE
+def _wait(children: list[int]) -> frozenset[int]:
+    """Until all have ended. Returns the signals by which some have ended before they were killed here."""
+    deadline, signals = time.monotonic() + PATIENCE, set[int]()
     left = set(children)
     while left:
         for child in list(left):
-            if os.waitpid(child, os.WNOHANG)[0]:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
                 left.discard(child)
+                signals |= {os.WTERMSIG(status)} if os.WIFSIGNALED(status) else set()
                 deadline = min(deadline, time.monotonic() + ALONE)
         if time.monotonic() > deadline:
             for child in left:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-            return
+            break
         time.sleep(0.005)
+    return frozenset(signals)
 
 
 def _read(path: Path) -> dict[str, Any]:

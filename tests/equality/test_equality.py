@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -82,8 +84,8 @@ def test_reductions_that_cannot_be_put_off(bench: Bench, training: str, configur
     """The study does not try it. A recipe made before the script was changed is left out, or the job stops."""
     tuned = bench.judged(configuration, Cell(training, TUNED, CONFIGURATIONS[configuration]))
     by_recipe = bench.judged(configuration, Cell(training, RECIPE, CONFIGURATIONS[configuration]))
-    assert (tuned.verdict, tuned.distance) == (LEFT_OUT, 0.0)
-    assert by_recipe.verdict in (LEFT_OUT, STOPPED)
+    assert (tuned.verdict, tuned.distance) == (LEFT_OUT, 0.0), tuned
+    assert by_recipe.verdict in (LEFT_OUT, STOPPED), by_recipe
     assert why in tuned.why
     assert why in by_recipe.why
 
@@ -194,6 +196,19 @@ def test_parameters_of_many_types_are_compressed(bench: Bench, way: str) -> None
 
 def test_ranks_decide_alike_by_the_norm_that_torch_tells(bench: Bench) -> None:
     assert bench.judged("steps 2", Cell("skips", RECIPE, CONFIGURATIONS["steps 2"])).verdict == LARGER
+
+
+def crashes() -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)  # pytest prints the stack where it is SIGSEGV
+
+
+def test_a_crash_is_told_from_other_ends() -> None:
+    """What torch trains alone is run again after a crash. A cell with autoddp is not."""
+    matrix = Matrix()
+    crashed, ended = matrix.run(Cell("plain", RECIPE, {}, crashes)), matrix.run(Cell("plain"))
+    assert (crashed.signals, ended.signals) == ({signal.SIGUSR1}, frozenset())
+    assert len(crashed.errors) == 2
+    assert not ended.errors
 
 
 def patience_ends() -> None:
