@@ -28,6 +28,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from started_forks import Preloaded, show_in_proc
+
 PATIENCE = 150  # seconds; on a machine that is busy elsewhere
 
 _ROOM = 2**16
@@ -120,9 +122,7 @@ def _server(early: Sequence[tuple[str, str]]) -> socket.socket:
 
 def _serve(link: socket.socket) -> dict[str, Any]:
     """Fork for each request; return in the fork, with the request. All ends where nobody can ask any more."""
-    import torch._dynamo  # the first optimizer imports it
-    import torch.distributed.run  # noqa: F401
-
+    preloaded = Preloaded("torch", "torch._dynamo", "torch.distributed.run")  # the first optimizer imports _dynamo
     del sys.modules["torch.distributed.run"]  # else it could not be run as a program without a warning
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -136,6 +136,7 @@ def _serve(link: socket.socket) -> dict[str, Any]:
             for number, stream in enumerate(streams):
                 os.dup2(stream, number)
                 os.close(stream)
+            preloaded.start_by_forks()
             request: dict[str, Any] = json.loads(message)
             return request
         for stream in streams:
@@ -168,7 +169,7 @@ def _become(words: list[str], cwd: str, env: dict[str, str], host: int | None) -
     os.environ.update(env)
     tempfile.tempdir = None  # the server's may be another one
     sys.orig_argv = [sys.executable, *words]
-    _show_in_proc(sys.orig_argv, [f"{name}={value}" for name, value in env.items()])
+    show_in_proc(sys.orig_argv, [f"{name}={value}" for name, value in env.items()])
     kind, rest = (words[0], words[1:]) if words[0] in ("-m", "-c") else ("", words)
     sys.argv = [kind or rest[0], *rest[1:]]
     sys.path[0] = {"-m": cwd, "-c": ""}.get(kind) if kind else os.path.dirname(os.path.abspath(rest[0]))
@@ -219,16 +220,6 @@ class _Ending:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         os._exit(self._code & 0xFF)
-
-
-def _show_in_proc(words: list[str], variables: list[str]) -> None:
-    """Let /proc/PID/cmdline and environ show these: other processes know this one by them."""
-    numbers = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    begins, ends, env_begins, env_ends = map(int, numbers[45:49])
-    for shown, start, end in ((words, begins, ends), (variables, env_begins, env_ends)):
-        text = b"".join(os.fsencode(one) + b"\0" for one in shown)
-        assert len(text) < end - start
-        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
 if __name__ == "__main__":
