@@ -1,6 +1,8 @@
 # make demo    tune and train handwritten digits on this machine, from nothing, in the folder demo/
 # make test    the linters, the type checker and every test
 # make test-whole  the same with the long matrices whole, of which `make test` runs a sample (half an hour)
+# make costs   make test, and a record of what each file of tests costs: docs/tests.md
+# make equality  every knob under every way of training, beside torch alone, bit by bit (an hour)
 # make fuzz    a long run of the fuzz tests: 100,000 inputs for each reader in tests/security, and for tests/topology
 # make traces  158 ways of writing files and seven frameworks, each at every level of isolation (25 minutes)
 # make compat  46 scripts of frameworks and of plain torch, unmodified, beside torchrun: docs/compatibility.md (half an hour)
@@ -23,7 +25,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 HAS = $(BIN)/python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("$(1)") is None)'
 
-.PHONY: demo test test-whole fuzz traces compat faults endurance clean
+.PHONY: demo test test-whole costs equality fuzz traces compat faults endurance clean
 .DEFAULT_GOAL := test
 
 # demo/ ignores itself, so that no run of the demo shows up in git.
@@ -51,6 +53,17 @@ test-whole: .venv/.ready
 	@$(call HAS,torchvision) || { echo "setup: installing $(TORCHVISION) for the ViT recipe"; $(PIP) --no-deps '$(TORCHVISION)'; }
 	@touch $@
 
+# What each file of tests costs, as `make test` runs it: tests/costs.json, and a table.
+costs: .venv/.ready
+	$(BIN)/python -m pytest $(PYTEST_ARGS) --record-costs
+	$(BIN)/python tests/costs.py
+
+# What follows are the campaigns, long runs with a command of their own: campaigns/README.md has their last results.
+
+# Each cell of the matrix of knobs and ways of training.
+equality: .venv/.ready
+	$(BIN)/python campaigns/equality/matrix.py
+
 # The readers of what others have written against damaged inputs: so many for each property of tests/topology (26 of
 # them), and 25 times as many for each reader in tests/security (13).
 FUZZ_EXAMPLES ?= 4000
@@ -60,7 +73,7 @@ fuzz: .venv/.ready
 # As root, with Debian's strace; the frameworks are the extra `compat`.
 traces: .venv/.ready
 	@$(PIP) -e '.[test,compat]'
-	$(BIN)/python tests/traces/run_all.py --json traces.json
+	$(BIN)/python campaigns/traces/run_all.py --json traces.json
 
 # timm would bring a torchvision of its own, and that another torch: setup has installed the one that matches.
 # DeepSpeed has no wheel and compiles one operator, with the torch that is here.
@@ -68,13 +81,14 @@ compat: .venv/.ready
 	@$(PIP) -e '.[test,compat]'
 	@$(call HAS,deepspeed) || { echo "setup: compiling deepspeed"; $(PIP) setuptools wheel ninja py-cpuinfo hjson einops \
 	  && DS_BUILD_OPS=0 DS_BUILD_SHM_COMM=1 $(PIP) --no-build-isolation deepspeed; }
-	$(BIN)/python tests/compat/run_all.py --json compat.json --page docs/compatibility.md
+	$(BIN)/python -m pytest --whole tests/campaigns/test_compat.py
+	$(BIN)/python campaigns/compat/run_all.py --json compat.json --page docs/compatibility.md
 
 faults: .venv/.ready
-	$(BIN)/python tests/faults/matrix.py --at-once 2 --results faults.jsonl
+	$(BIN)/python campaigns/faults/matrix.py --at-once 2 --results faults.jsonl
 
 endurance: .venv/.ready
-	$(BIN)/python tests/faults/endurance.py --at-once 2 --results endurance.jsonl
+	$(BIN)/python campaigns/faults/endurance.py --at-once 2 --results endurance.jsonl
 
 clean:
 	rm -rf .venv demo .autoddp build *.egg-info .mypy_cache .ruff_cache .pytest_cache

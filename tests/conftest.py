@@ -1,15 +1,20 @@
-"""Fixtures for all tests."""
+"""Fixtures for all tests, the order of the tests, and the record of what they cost."""
 
 import contextlib
 import os
+import random
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
+import costs
 import pytest
+from forks import STARTS
 from lab import Lab, unavailable
 from launchers import FROM_NOTHING
 
-LONG_FIRST = ("faults", "equality", "traces", "compat", "launch", "recipes", "worker", "cli", "isolation")
-"""Folders of tests by how long their longest file takes; the others' files take seconds."""
+_BEGAN = time.monotonic()
+_STARTED_BEFORE = pytest.StashKey[Counter[str]]()
 
 
 @pytest.fixture
@@ -23,6 +28,8 @@ def lab() -> Iterator[Callable[..., Lab]]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="also what is marked whole: the long matrices, not sampled")
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and the tests in each, in a random order")
+    parser.addoption("--record-costs", action="store_true", help="write tests/costs.json, see tests/costs.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,7 +40,47 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files that take long go first: one that began last would run on when nothing is left to run beside it."""
-    items.sort(key=lambda item: LONG_FIRST.index(item.path.parent.name) if item.path.parent.name in LONG_FIRST else 99)
     if not config.getoption("--whole"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("whole")])
         items[:] = [item for item in items if not item.get_closest_marker("whole")]
+    seed = config.getoption("--shuffle")
+    if seed is None:
+        recorded = costs.read()
+        items.sort(key=lambda item: -recorded.get(item.nodeid.partition("::")[0], costs.Cost()).seconds)
+    else:
+        luck = random.Random(seed)
+        place = {path: luck.random() for path in dict.fromkeys(item.path for item in items)}
+        items.sort(key=lambda item: (place[item.path], luck.random()))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    item.stash[_STARTED_BEFORE] = Counter(STARTS)
+    return (yield)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """What a test has started goes with its report, from the process that ran it to the one that records."""
+    item.user_properties.append(("starts", dict(Counter(STARTS) - item.stash[_STARTED_BEFORE])))
+
+
+class _Recorder:
+    """Adds up what the reports say, in the process that hears of all tests."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, costs.Cost] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        cost = self.files.setdefault(report.nodeid.partition("::")[0], costs.Cost())
+        ended = report.when == "teardown"
+        starts = dict(report.user_properties).get("starts", {}) if ended else {}
+        cost.add(costs.Cost(tests=int(ended), seconds=report.duration, **starts))
+
+    def pytest_sessionfinish(self) -> None:
+        costs.write(self.files, time.monotonic() - _BEGAN)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.getoption("--record-costs") and not os.environ.get("PYTEST_XDIST_WORKER"):
+        session.config.pluginmanager.register(_Recorder())

@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import functools
 import json
+import mmap
 import os
 import runpy
 import select
@@ -24,6 +25,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,9 @@ from typing import Any
 from started_forks import Preloaded, show_in_proc
 
 PATIENCE = 150  # seconds; on a machine that is busy elsewhere
+
+STARTS: Counter[str] = Counter()
+"""What this process has started so far: launchers, forks of their own (ranks), and new processes of Python."""
 
 _ROOM = 2**16
 """Bytes of the server's own words and of its own environment: the words and variables of its forks replace them."""
@@ -78,14 +83,16 @@ class Fork:
         socket.send_fds(server, [json.dumps(request).encode()], [*streams, write])
         os.close(write)
         self._told = os.fdopen(read)
-        """A line with the process id, and at its end a line with the exit code."""
+        """A line with the process id, and at its end a line with the exit code and what it started."""
         self.pid = int(self._told.readline())
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
             if not select.select([self._told], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            self.returncode = int(self._told.readline())
+            code, forked, new = map(int, self._told.readline().split())
+            self.returncode = code
+            STARTS.update({"launchers": 1, "ranks": forked, "new": new})
         return self.returncode
 
     def poll(self) -> int | None:
@@ -132,29 +139,31 @@ def _serve(link: socket.socket) -> dict[str, Any]:
             os._exit(0)
         if os.fork() == 0:
             link.close()
-            _stay_as_parent(streams.pop())
+            _stay_as_parent(streams.pop(), preloaded)
             for number, stream in enumerate(streams):
                 os.dup2(stream, number)
                 os.close(stream)
-            preloaded.start_by_forks()
             request: dict[str, Any] = json.loads(message)
             return request
         for stream in streams:
             os.close(stream)
 
 
-def _stay_as_parent(told: int) -> None:
-    """Fork once more, return in the child, and tell how it ends."""
+def _stay_as_parent(told: int, preloaded: Preloaded) -> None:
+    """Fork once more, return in the child, and tell how it ends and what it has started."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    started = mmap.mmap(-1, 2)  # shared with all forks
     child = os.fork()
     if child == 0:
+        preloaded.start_by_forks(started)
         os.close(told)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return
     with contextlib.suppress(BrokenPipeError):
         os.write(told, b"%d\n" % child)
         os.closerange(0, told)  # who reads the program's output must see its end
-        os.write(told, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os.write(told, b"%d %d %d\n" % (code, *started))
     os._exit(0)
 
 

@@ -139,6 +139,7 @@ def start(
     more = {name: value.replace("{out}", str(folder)) for name, value in (env or {}).items()}
     full = {**environment(), "OUT": str(folder), "LAUNCH_MARK": mark, **more}
     with open(f"{folder}.stdout", "a") as stdout, open(f"{folder}.stderr", "a") as stderr:
+        forks.STARTS["new"] += popen is subprocess.Popen
         process = (popen or _fork)(argv, cwd=folder, env=full, stdout=stdout, stderr=stderr)
     return Launch(process, folder, mark, argv)
 
@@ -146,6 +147,7 @@ def start(
 def _fork(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any] | forks.Fork:
     if argv[0] == sys.executable and FROM_NOTHING not in os.environ:
         return forks.popen(argv[1:], **options)
+    forks.STARTS["new"] += 1
     return subprocess.Popen(argv, **options)
 
 

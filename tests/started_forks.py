@@ -22,6 +22,7 @@ import importlib
 import importlib.machinery
 import io
 import logging
+import mmap
 import os
 import runpy
 import signal
@@ -68,8 +69,8 @@ class Preloaded:
         self._kept: list[Any] = []
         """Objects of the launcher: one that is freed in a fork may close a descriptor that is another file by now."""
 
-    def start_by_forks(self) -> None:
-        """Let this process start Python programs by forks from now on."""
+    def start_by_forks(self, counts: mmap.mmap) -> None:
+        """Let this process start Python programs by forks from now on; `counts` gets their number, and that of others."""
         popen: Any = subprocess.Popen
         really, register = popen._execute_child, atexit.register
 
@@ -88,8 +89,10 @@ class Preloaded:
             unusual = executable or preexec_fn or pass_fds or cwd or shell
             if unusual or not _runs_python(args) or self._begins_otherwise(environment):
                 before = (executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell)
+                counts[1] += bool(args) and args[0] == sys.executable
                 really(started, args, *before, *rest)
                 return
+            counts[0] += 1
             sys.stdout.flush()
             sys.stderr.flush()
             with warnings.catch_warnings():

@@ -1,6 +1,6 @@
 """Scripts that hold gradients over a backward pass, or clear them in the middle of a step, are told from others.
 
-What comes of them under each knob is in the matrix of tests/equality.
+What comes of them under each knob is in the matrix of campaigns/equality.
 """
 
 from __future__ import annotations

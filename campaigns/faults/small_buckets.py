@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "scripts"))
 
 from common import CLASSES, FEATURES, batches, loss, start, stop
 from torch import nn, optim

@@ -160,11 +160,12 @@ def _run(case: Case, room: Room, aside: Path, result: Result, outputs: dict[str,
 
 
 def _environment(room: Room, final: Path) -> dict[str, str]:
-    tests = ROOT / "tests"
     temporary = {} if room.private else {"TMPDIR": str(room.part("tmp"))}
     return {
         **temporary,
-        "PYTHONPATH": os.pathsep.join(map(str, (tests / "compat", room.out / "site", ROOT, tests))),
+        "PYTHONPATH": os.pathsep.join(
+            map(str, (ROOT / "campaigns" / "compat", room.out / "site", ROOT, ROOT / "campaigns", ROOT / "tests"))
+        ),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),  # for --no-python
         "COMPAT_OUT": str(final),
         "HF_HUB_OFFLINE": "1",

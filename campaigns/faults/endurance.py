@@ -1,9 +1,9 @@
 """The same thing many times: nothing waits for ever, nothing is left behind, nothing grows.
 
-    python tests/faults/endurance.py exceptions --number 200     # in a random rank, at a random early place
-    python tests/faults/endurance.py kills --number 100          # SIGKILL of the launcher at random moments of tuning
-    python tests/faults/endurance.py outputs --number 30         # into `head`, /dev/full and closed descriptors
-    python tests/faults/endurance.py soak --number 50            # tunings in a row in one folder
+    python campaigns/faults/endurance.py exceptions --number 200     # in a random rank, at a random early place
+    python campaigns/faults/endurance.py kills --number 100          # SIGKILL of the launcher at random moments of tuning
+    python campaigns/faults/endurance.py outputs --number 30         # into `head`, /dev/full and closed descriptors
+    python campaigns/faults/endurance.py soak --number 50            # tunings in a row in one folder
 
 `make endurance` runs all four with these numbers. What is random follows from the case's number.
 """
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / name) for name in ("campaigns", "tests")]
 
 from launchers import AUTODDP
 

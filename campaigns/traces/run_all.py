@@ -1,9 +1,9 @@
 """Every trace at every level of isolation, as a table.
 
-    python tests/traces/run_all.py                    # all, at four levels
-    python tests/traces/run_all.py --level overlay --only save_over,shell
-    python tests/traces/run_all.py --plain            # without autoddp: each trace must change its folder
-    python tests/traces/run_all.py --oracle           # under strace, by family
+    python campaigns/traces/run_all.py                    # all, at four levels
+    python campaigns/traces/run_all.py --level overlay --only save_over,shell
+    python campaigns/traces/run_all.py --plain            # without autoddp: each trace must change its folder
+    python campaigns/traces/run_all.py --oracle           # under strace, by family
 
 The traces share one tuned run, as long as none of them ends tuning. Under guard one may: `not tuned, launching as
 written: ...`. It gets that verdict, and the others run again without it. The exit code is 1 if anything changed, if the
@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # see job.py
+sys.path[:1] = [str(Path(__file__).resolve().parents[2] / name) for name in ("campaigns", "tests")]  # see job.py
 
 from traces.frameworks import Framework, frameworks  # noqa: E402
 from traces.oracle import unique, watch  # noqa: E402

@@ -1,8 +1,8 @@
 """Faults of every kind, at every moment of a tuning job, on one host and on two.
 
-    python tests/faults/matrix.py                    # all of it, one or two hours: `make faults`
-    python tests/faults/matrix.py exception abort    # some kinds
-    python tests/faults/matrix.py --sample           # one cell of each kind
+    python campaigns/faults/matrix.py                    # all of it, one or two hours: `make faults`
+    python campaigns/faults/matrix.py exception abort    # some kinds
+    python campaigns/faults/matrix.py --sample           # one cell of each kind
 
 Each cell runs autoddp on a script of two ranks, waits for a moment, plants one fault, and looks at the end: the real
 job has trained on all ranks, or the launch has ended as torchrun's would; within its bound; with nothing left behind.
@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / name) for name in ("campaigns", "tests")]
 
 from lab import unavailable
 

@@ -8,7 +8,7 @@ import tempfile
 from multiprocessing import shared_memory
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "scripts"))
 
 import torch
 from common import batches, finish, loss, network, optimizer, start, stop

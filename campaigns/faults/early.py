@@ -18,7 +18,7 @@ def fault(place: str) -> None:
 
 
 fault("import")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "scripts"))
 
 from common import batches, finish, loss, network, optimizer, start, stop  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: E402

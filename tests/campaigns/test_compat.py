@@ -71,6 +71,7 @@ dist.destroy_process_group()
 '''
 
 
+@pytest.mark.whole  # `make compat` begins with it
 @pytest.mark.timeout(900)
 def test_a_bad_row_is_noticed() -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # a run may have a /tmp of its own

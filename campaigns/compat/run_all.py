@@ -1,8 +1,8 @@
 """Every script of `scripts/`: by torchrun, tuned by autoddp, and launched by autoddp, as a table.
 
-    python tests/compat/run_all.py
-    python tests/compat/run_all.py --only datasets_map,timm_loop
-    python tests/compat/run_all.py --json compat.json --page docs/compatibility.md
+    python campaigns/compat/run_all.py
+    python campaigns/compat/run_all.py --only datasets_map,timm_loop
+    python campaigns/compat/run_all.py --json compat.json --page docs/compatibility.md
 
 A row is bad if the script was not tuned although it should be (or the other way round), if tuning has changed a file,
 or if the real job differs from torchrun's in its exit code, its parameters or the names of its files. The outputs of
@@ -23,7 +23,7 @@ from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # the packages compat and traces
+sys.path[:1] = [str(Path(__file__).resolve().parents[2] / name) for name in ("campaigns", "tests")]
 
 import torch  # noqa: E402
 

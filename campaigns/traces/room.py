@@ -154,7 +154,7 @@ class Room:
             **own,
             **who,
             **places,
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "campaigns", ROOT / "tests"))),
             "HOME": str(self.base / "home"),
             "TRACES_ELSEWHERE": str(self.base / "elsewhere"),
             "PYTHONDONTWRITEBYTECODE": "1",

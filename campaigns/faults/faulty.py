@@ -16,7 +16,7 @@ FAULT = os.environ.get("FAULT", "")
 TUNING = "AUTODDP_TUNING" in os.environ
 set_off: list[str] = []
 signal.signal(signal.SIGUSR1, lambda *_: set_off.append(FAULT))  # before the imports, which take seconds
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "scripts"))
 
 if FAULT == "stuck in import" and TUNING and os.environ["RANK"] == "1":
     import sleeping  # noqa: F401

@@ -1,6 +1,6 @@
 """Does the job train what it says? Each training under each configuration, against the same as torchrun runs it.
 
-    .venv/bin/python tests/equality/matrix.py [--json] [--only WORDS] [--short]
+    .venv/bin/python campaigns/equality/matrix.py [--json] [--only WORDS] [--short]
 
 Parameters must be bit for bit equal between ranks. Against torchrun: bit for bit where the order of additions is the
 same (two ranks: the sum of two numbers has one order, so buckets do not matter), at most 1e-5 relative where it is

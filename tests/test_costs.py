@@ -1,0 +1,28 @@
+"""`make test` stays within ten minutes: the record of what it costs, and its limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import costs
+from launchers import ROOT
+
+LIMIT = 1500
+"""Seconds of all tests, one after another: three at once on two cores make ten minutes of 1700. A feature that is
+built later may raise it by 30 at most."""
+
+
+def test_the_recorded_tests_keep_the_limit() -> None:
+    assert sum(cost.seconds for cost in costs.read().values()) <= LIMIT, "make `make test` cheaper, then `make costs`"
+
+
+def test_every_file_of_tests_is_recorded() -> None:
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
+    assert costs.read().keys() == files, "run `make costs`"
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    files = {"tests/a/test_b.py": costs.Cost(3, 1.5, 1, 2, 0), "tests/a/test_a.py": costs.Cost(1, 0.5)}
+    costs.write(files, 60.0, tmp_path / "record.json")
+    assert costs.read(tmp_path / "record.json") == files
+    assert "| tests/a | 4 | 2 | 1 | 2 | 0 |" in costs.table(files)
