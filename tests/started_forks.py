@@ -70,7 +70,7 @@ class Preloaded:
         """Objects of the launcher: one that is freed in a fork may close a descriptor that is another file by now."""
 
     def start_by_forks(self, counts: mmap.mmap) -> None:
-        """Let this process start Python programs by forks from now on; `counts` gets their number, and that of others."""
+        """Let this process start Python programs by forks; `counts` gets their number, and that of other starts."""
         popen: Any = subprocess.Popen
         really, register = popen._execute_child, atexit.register
 

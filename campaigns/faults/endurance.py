@@ -1,7 +1,7 @@
 """The same thing many times: nothing waits for ever, nothing is left behind, nothing grows.
 
     python campaigns/faults/endurance.py exceptions --number 200     # in a random rank, at a random early place
-    python campaigns/faults/endurance.py kills --number 100          # SIGKILL of the launcher at random moments of tuning
+    python campaigns/faults/endurance.py kills --number 100          # SIGKILL of the launcher at random moments
     python campaigns/faults/endurance.py outputs --number 30         # into `head`, /dev/full and closed descriptors
     python campaigns/faults/endurance.py soak --number 50            # tunings in a row in one folder
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2] / name) for name in ("campaigns", "tests")]
+sys.path.extend(str(Path(__file__).resolve().parents[2] / name) for name in ("campaigns", "tests"))
 
 from launchers import AUTODDP
 

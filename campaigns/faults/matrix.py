@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2] / name) for name in ("campaigns", "tests")]
+sys.path.extend(str(Path(__file__).resolve().parents[2] / name) for name in ("campaigns", "tests"))
 
 from lab import unavailable
 

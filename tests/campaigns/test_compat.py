@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from launchers import ROOT, whole
-
 from compat import page
 from compat.beside_torchrun import Result, compare, never_same, other_names, run
 from compat.case import AS_WRITTEN, SCRIPTS, TUNED, load, read
+from launchers import ROOT, whole
 
 QUICK = ("hydra_app", "tensorboard_writer")
 """What they need is in the extra `test`."""

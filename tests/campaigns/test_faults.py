@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from launchers import whole
-
 from faults.kinds import KINDS
 from faults.matrix import cells, run
+from launchers import whole
 
 
 @pytest.mark.parametrize("kind", [whole(kind) for kind in KINDS])

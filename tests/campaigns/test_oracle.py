@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from traces.oracle import judge, unique, watch
 from traces.room import may_bind
 

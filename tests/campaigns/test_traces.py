@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import pytest
-
 from traces.room import may_bind
 from traces.trace import Trace, load
 from traces.tuned import LEVELS, Outcome, tune
