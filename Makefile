@@ -8,6 +8,7 @@
 # make compat  46 scripts of frameworks and of plain torch, unmodified, beside torchrun: docs/compatibility.md (half an hour)
 # make faults  faults of every kind at every moment of a tuning job, on one host and on two, as root (two hours)
 # make endurance  200 starts with an exception, 100 killed launchers, 30 broken outputs, 50 tunings in a row (an hour)
+# make mutations  60 random faults in autoddp, and how many of them the tests notice (half an hour)
 # tests/gpu/run.sh   what only a CUDA device can show, on a bare machine: a table, one process a check
 # make clean   remove what the two have made, the virtual environment included
 #
@@ -25,7 +26,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 HAS = $(BIN)/python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("$(1)") is None)'
 
-.PHONY: demo test test-whole costs equality fuzz traces compat faults endurance clean
+.PHONY: demo test test-whole costs equality fuzz traces compat faults endurance mutations clean
 .DEFAULT_GOAL := test
 
 # demo/ ignores itself, so that no run of the demo shows up in git.
@@ -86,6 +87,9 @@ compat: .venv/.ready
 
 faults: .venv/.ready
 	$(BIN)/python campaigns/faults/matrix.py --at-once 2 --results faults.jsonl
+
+mutations: .venv/.ready
+	$(BIN)/python campaigns/mutations.py
 
 endurance: .venv/.ready
 	$(BIN)/python campaigns/faults/endurance.py --at-once 2 --results endurance.jsonl

@@ -43,7 +43,7 @@ MAPPED = {
         *("tests/worker/test_gradient_monitor.py", "tests/worker/test_apply.py"),
     ),
 }
-"""Where faults are put: folder, file, or files that begin so → the tests that should notice them, the quickest first."""
+"""Where faults are put: folder, file, or files that begin so → tests that should notice them, the quickest first."""
 COMPARISONS = {
     ast.Lt: "<=",
     ast.LtE: "<",
