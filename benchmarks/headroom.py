@@ -35,7 +35,7 @@ def measured(name: str, runs: int) -> list[list[float]]:
     """Measure each run of a case: the share, its interval and the truth."""
     of_job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
-        words = [sys.executable, str(PROGRAM), folder, "wall", str(runs), name]
+        words = [sys.executable, str(PROGRAM), folder, "wall", f"{name}={runs}"]
         ranks = [subprocess.Popen(words, env={**environment(), **of_job, "RANK": str(rank)}) for rank in range(2)]
         for rank in ranks:
             rank.wait()

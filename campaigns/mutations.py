@@ -29,8 +29,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 60
-"""For the tests of one fault. A fault that they have not noticed by then counts as missed."""
 MAPPED = {
     "study": ("tests/study", "tests/cli/test_one_decision.py"),
     "recipe": ("tests/recipe", "tests/cli/test_recipe_command.py", "tests/cli/test_another_rung.py"),
@@ -137,7 +135,7 @@ def chosen(number: int, seed: int) -> list[Fault]:
     return [fault for turn in in_turn for fault in turn if fault is not None][:number]
 
 
-def judged(fault: Fault, checkout: Path, python: str) -> dict[str, object]:
+def judged(fault: Fault, checkout: Path, python: str, seconds: float) -> dict[str, object]:
     """Whether the tests of a copy of the checkout notice the fault, and how soon."""
     place = checkout / fault.path
     sound = place.read_bytes()
@@ -152,7 +150,7 @@ def judged(fault: Fault, checkout: Path, python: str) -> dict[str, object]:
             command, cwd=checkout, env=environment, stdout=nowhere, stderr=nowhere, start_new_session=True
         )
         try:
-            code = run.wait(SECONDS)
+            code = run.wait(seconds)
         except subprocess.TimeoutExpired:
             os.killpg(run.pid, signal.SIGKILL)
             code = run.wait()
@@ -162,7 +160,9 @@ def judged(fault: Fault, checkout: Path, python: str) -> dict[str, object]:
     return {"fault": str(fault), "verdict": verdict, "seconds": round(time.monotonic() - began, 1), **asdict(fault)}
 
 
-def run(faults: Sequence[Fault], checkout: Path, python: str, at_once: int) -> Iterator[dict[str, object]]:
+def run(
+    faults: Sequence[Fault], checkout: Path, python: str, seconds: float, at_once: int
+) -> Iterator[dict[str, object]]:
     """Each in one of `at_once` copies of the checkout."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         copies = [Path(folder, str(number)) for number in range(at_once)]
@@ -173,7 +173,7 @@ def run(faults: Sequence[Fault], checkout: Path, python: str, at_once: int) -> I
         def one(fault: Fault) -> dict[str, object]:
             copy = copies.pop()
             try:
-                return judged(fault, copy, python)
+                return judged(fault, copy, python, seconds)
             finally:
                 copies.append(copy)
 
@@ -203,6 +203,7 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=60)
     parser.add_argument("--seed", type=int, default=29)
     parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=60, help="for the tests of one fault (60); then it is missed")
     parser.add_argument("--checkout", type=Path, default=ROOT, help="whose tests are run; this one's by default")
     parser.add_argument("--python", default=sys.executable, help="the interpreter, with what the tests need")
     parser.add_argument("--results", type=Path, default=Path("mutations.jsonl"))
@@ -213,7 +214,7 @@ def main() -> int:
     faults = chosen(arguments.number, arguments.seed)
     verdicts: list[object] = []
     with open(arguments.results, "w") as file:
-        for row in run(faults, arguments.checkout.resolve(), arguments.python, arguments.at_once):
+        for row in run(faults, arguments.checkout.resolve(), arguments.python, arguments.seconds, arguments.at_once):
             print(f"{row['verdict']:12} {row['seconds']:5} s  {row['fault']}", flush=True)
             file.write(json.dumps(row) + "\n")
             verdicts.append(row["verdict"])

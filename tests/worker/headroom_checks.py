@@ -1,6 +1,6 @@
 """Real DDP on two ranks with planted delays, of which the headroom is measured by the real runner and the real study.
 
-    python headroom_checks.py FOLDER CLOCK RUNS CASE…      # RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set
+    python headroom_checks.py FOLDER CLOCK CASE=RUNS…      # RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set
 
 Rank 0 leaves `CASE.json`: for each run the share, its interval, and the truth. A step takes as long as its delays, and
 what the planted reduction takes.
@@ -183,7 +183,7 @@ def taken_by(reductions: list[tuple[float, float, float]]) -> float:
 
 
 def main() -> None:
-    folder, sleeps, runs = Path(sys.argv[1]), sys.argv[2] == "wall", int(sys.argv[3])
+    folder, sleeps = Path(sys.argv[1]), sys.argv[2] == "wall"
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     patch = Patch()
@@ -191,8 +191,9 @@ def main() -> None:
     patch.install()
     switch.install()
     ranks = RankStore()
-    for name in sys.argv[4:]:
-        found = [one_run(PLANTED[name], sleeps, seed, patch, switch, ranks) for seed in range(runs)]
+    for word in sys.argv[3:]:
+        name, _, runs = word.partition("=")
+        found = [one_run(PLANTED[name], sleeps, seed, patch, switch, ranks) for seed in range(int(runs))]
         if ranks.rank == 0:
             (folder / f"{name}.json").write_text(json.dumps(found))
     dist.barrier()
