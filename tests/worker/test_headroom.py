@@ -13,7 +13,6 @@ import pytest
 from headroom_checks import PLANTED
 from launchers import environment, free_port
 
-
 RUNS_AT_RANDOM = 6
 """Of the case whose intervals may miss the truth now and then; in the others nothing is left to chance."""
 
