@@ -75,14 +75,12 @@ SAMPLES = {
 
 
 DIFFERENT = {
-    *(
-        "64 ranks and 100 trials",
-        "next to nothing",
-        "trials without a time",
-        "all causes",
-        "hostile texts",
-        "long words",
-    ),
+    "64 ranks and 100 trials",
+    "next to nothing",
+    "trials without a time",
+    "all causes",
+    "hostile texts",
+    "long words",
 }
 """The samples whose pages have least in common."""
 
