@@ -162,7 +162,8 @@ def require_rendezvous(torchrun: argparse.Namespace) -> None:
         where = f"{torchrun.master_addr}:{torchrun.master_port or DEFAULT_PORT}"
     try:
         settings: dict[str, Any] = _settings(torchrun) | ({"rank": torchrun.node_rank} if backend == "static" else {})
-        place = (backend, where, torchrun.rdzv_id, fewest, most, torchrun.local_addr)
+        # With an address torch does not ask the name service for this host's name, which may take seconds.
+        place = (backend, where, torchrun.rdzv_id, fewest, most, torchrun.local_addr or "localhost")
         parameters = RendezvousParameters(*place, **settings)
         if backend == "static":
             static_tcp_rendezvous.create_rdzv_handler(parameters)
@@ -473,7 +474,8 @@ def _other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Names
         arguments.rdzv_backend = "c10d"
         master = Endpoint("--master-addr", torchrun.master_addr.strip("[]"), torchrun.master_port or DEFAULT_PORT)
         arguments.rdzv_endpoint = torchrun.rdzv_endpoint or str(master)
-        told = [f"is_host={int(torchrun.node_rank == 0)}"]
+        # A static rendezvous reads neither of these.
+        told = ["store_type=tcp", f"is_host={int(torchrun.node_rank == 0)}"]
         if "join_timeout" not in torchrun.rdzv_conf:
             told.append(f"join_timeout={endpoint_patience(torchrun):.0f}")  # as long as torchrun would wait
         arguments.rdzv_conf = ",".join(filter(None, [torchrun.rdzv_conf, *told]))
