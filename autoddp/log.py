@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+import time
 from typing import Any
 
 _NAME = "autoddp"
@@ -67,8 +68,23 @@ def cursor_is_in_a_drawing(it_is: bool) -> None:
     _is_in_a_drawing = it_is
 
 
+_last_line = time.monotonic()
+
+
+def line_is_shown() -> None:
+    """A line for the user is being printed, here or by a console of rich's."""
+    global _last_line
+    _last_line = time.monotonic()
+
+
+def seconds_since_a_line() -> float:
+    """Since the last line for the user, or since the start."""
+    return time.monotonic() - _last_line
+
+
 def tell(text: str) -> None:
     """Print one line for the user to stderr, after `autoddp: `."""
+    line_is_shown()
     stderr = UnfailingStderr()
     stderr.write(f"{_CLEAR_LINE if _is_in_a_drawing else ''}autoddp: {printable(text)}\n")
     stderr.flush()

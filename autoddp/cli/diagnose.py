@@ -11,7 +11,7 @@ from autoddp.codec import finite
 from autoddp.diagnose import NOTHING
 from autoddp.errors import NotTuned, UsageError
 from autoddp.launch.agreement import agree
-from autoddp.launch.elastic import ending_signals, environment_with, load_torchrun
+from autoddp.launch.elastic import ending_signals, environment_with, load_torchrun, require_rendezvous
 from autoddp.launch.hosts import Hosts
 from autoddp.launch.job_machine import NO_DDP, TOO_SHORT
 from autoddp.launch.mode import Mode, choose_to_diagnose
@@ -20,6 +20,7 @@ from autoddp.launch.options import Options, help_text, parse_with_switch
 from autoddp.launch.script import require_script
 from autoddp.launch.secret_words import without_secrets
 from autoddp.launch.signals import signals_end_tuning
+from autoddp.launch.silence import awaiting
 from autoddp.launch.tune import Tuned, Tuning, prepared
 from autoddp.log import printable, show, show_exactly, show_json, tell
 from autoddp.report.diagnosis_text import for_stdout
@@ -90,8 +91,10 @@ def _examined(options: Options, mode: Mode) -> tuple[Tuned, Path]:
     with contextlib.ExitStack() as until_done:
         until_done.enter_context(signals_end_tuning(ending_signals(options.torchrun), "the diagnosis ends"))
         preparation = until_done.enter_context(prepared(options))
+        until_done.enter_context(awaiting("the end of the diagnosis"))
         agreement = None
         if mode.several_nodes:
+            require_rendezvous(options.torchrun)
             agreement = agree(options.torchrun, mode.digest(options), mode.reads(options), mode.variables)
         network = agreement.network if agreement is not None else Network()
         hosts = agreement.hosts if agreement is not None else Hosts()

@@ -17,7 +17,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from autoddp.errors import AutoddpError
-from autoddp.launch.elastic import ending_signals, environment_with, load_torchrun, run_real_job
+from autoddp.launch.elastic import (
+    ending_signals,
+    environment_with,
+    load_torchrun,
+    require_rendezvous,
+    run_real_job,
+)
 from autoddp.launch.hosts import Hosts
 from autoddp.launch.job_environment import job_environment
 from autoddp.launch.joining import Running
@@ -27,6 +33,7 @@ from autoddp.launch.options import Options, parse
 from autoddp.launch.script import require_script
 from autoddp.launch.secret_words import without_secrets
 from autoddp.launch.signals import signals_end_tuning
+from autoddp.launch.silence import awaiting
 from autoddp.log import OutputLost, printable, show, tell
 
 if TYPE_CHECKING:
@@ -98,6 +105,8 @@ def prepare(options: Options) -> Job | None:
     for line in options.says:
         tell(line)
     mode = choose(options)  # where this is an error, nothing has been said of the mode
+    if not mode.as_torchrun:
+        require_rendezvous(options.torchrun)
     for line in filter(None, (mode.ranks, mode.says, options.elsewhere if mode.tune else "")):
         tell(line)
     if options.dry_run:
@@ -112,6 +121,8 @@ def prepare(options: Options) -> Job | None:
             from autoddp.launch.tune import Tuning, prepared
 
             preparation = until_tuned.enter_context(prepared(options))
+        if mode.tune or _meets(mode):
+            until_tuned.enter_context(awaiting("what comes before the job"))
         agreement = _agreement(options, mode)
         network = agreement.network if agreement is not None else Network()
         builds_ddp = True

@@ -42,8 +42,11 @@ usage: autoddp wrap [options of autoddp] COMMAND [its arguments]
 
 Run a command that starts torchrun itself, for example `accelerate launch`. Each torchrun in it becomes autoddp with the
 options given here, and says so in one line. After the word diagnose, each becomes `autoddp diagnose`; a program of that
-name stands behind a `--`. Without a command: print the lines by which a shell does the same for all that it starts. A
-Python that ignores PYTHONPATH (-E, -I) keeps its torchrun.
+name stands behind a `--`. Without a command: print the lines by which a shell does the same for all that it starts.
+
+Two variables of the environment carry this. What is started without them keeps its torchrun: after `env -i` or `sudo`,
+on other machines, and in a Python that ignores PYTHONPATH (-E, -I). Write `autoddp wrap` behind such a word:
+`env -i PATH="$PATH" autoddp wrap torchrun train.py`.
 """
 
 

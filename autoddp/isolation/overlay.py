@@ -10,6 +10,7 @@ may not overlay a folder that has other mounts below it: such a folder is rebuil
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -103,7 +104,10 @@ def enter(
     """
     here = os.getcwd()
     with _refusal("this host does not allow a mount namespace"):
-        as_user = enter_mount_namespace()
+        try:
+            as_user = enter_mount_namespace()
+        except OSError as error:
+            raise OSError(error.errno, _why_no_namespace(error)) from None
         mount("none", "/", flags=MS_REC | MS_PRIVATE)
     build = _Build(layers, visible_mounts(looks), as_user, list(_followed(important, looks)), looks)
     with _refusal("the overlay cannot be mounted"):
@@ -113,6 +117,18 @@ def enter(
         os.chdir(here)
     _try_writing(here)
     return build.read_only
+
+
+def _why_no_namespace(error: OSError) -> str:
+    """The kernel says "no space" where its limit for the number of namespaces is reached."""
+    if error.errno != errno.ENOSPC:
+        return error.strerror or str(error)
+    limits = []
+    for kind in ("user", "mnt"):
+        path = f"/proc/sys/user/max_{kind}_namespaces"
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+            limits.append(f"{path} is {file.read().strip()}")
+    return f"no more of them are allowed: {', '.join(limits)}"
 
 
 def _followed(paths: Sequence[str], looks: Callable[[str], None]) -> Iterator[str]:

@@ -33,6 +33,7 @@ from autoddp.launch.local_fingerprint import may_have_gpus
 from autoddp.launch.mode import torch_version
 from autoddp.launch.network import Network
 from autoddp.launch.polling import Asked, polls
+from autoddp.launch.silence import awaiting
 from autoddp.log import tell
 from autoddp.topology import interfaces
 from autoddp.units import duration
@@ -190,6 +191,7 @@ class _Meeting:
         )
 
 
+@awaiting("the launchers of the other hosts", soon=_SILENT - 2)
 def agree(
     torchrun: argparse.Namespace, plan: str, reads: str, variables: Collection[str] = (), job: bool = False
 ) -> Agreement:
@@ -204,6 +206,11 @@ def agree(
     static = torchrun.rdzv_backend == "static"
     endpoint, has_store = elastic.endpoint(torchrun) or (None, False)
     board = None
+    if endpoint is not None and not torchrun.rdzv_endpoint and not static:
+        tell(
+            f"warning: --rdzv-endpoint is not given, so this host waits for the others at itself ({endpoint}): name "
+            f"one host on all of them, e.g. --rdzv-endpoint {socket.gethostname()}:{endpoint.port}"
+        )
     if endpoint is not None and not has_store:
         where = endpoint
         board = wait_for_answer(endpoint, elastic.endpoint_patience(torchrun), tell, lambda: elastic.board(where))

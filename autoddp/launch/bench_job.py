@@ -15,11 +15,12 @@ from typing import Any, NoReturn, TypeVar
 from autoddp.bench import BenchResult, Settings, sizes
 from autoddp.errors import JobFailed, UsageError, did_you_mean
 from autoddp.launch.agreement import agree
-from autoddp.launch.elastic import node_range, processes_per_node, run_own_job, torchrun_parser
+from autoddp.launch.elastic import node_range, processes_per_node, require_rendezvous, run_own_job, torchrun_parser
 from autoddp.launch.keeper import Keeper
 from autoddp.launch.network import Network
 from autoddp.launch.options import option_names
 from autoddp.launch.run_folder import PREFIX, temporary_folder
+from autoddp.launch.silence import awaiting
 from autoddp.launch.usual_folders import usual_folders
 from autoddp.log import show_exactly
 from autoddp.units import byte_count, seconds
@@ -64,10 +65,12 @@ def run_bench(request: BenchRequest) -> BenchResult:
         request.torchrun.training_script_args = [str(place), json.dumps(asdict(request.settings))]
         agreement, network = None, Network()
         if node_range(request.torchrun)[1] > 1:
+            require_rendezvous(request.torchrun)
             reads = f"bench {request.settings}"
             agreement = agree(request.torchrun, reads, reads)
             network = agreement.network
-        failure = run_own_job(request.torchrun, "bench", network.variables)
+        with awaiting("the end of the measurement"):
+            failure = run_own_job(request.torchrun, "bench", network.variables)
         del agreement  # it keeps the endpoint's store open until the job uses the endpoint itself
         if failure or not place.exists():
             raise JobFailed(f"bench: {failure or 'no rank of this node left a result'}; what it said is above")

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import copy
 import errno
+import importlib.util
 import inspect
 import logging
 import os
@@ -50,6 +51,9 @@ _READ_TIMEOUT = 60  # seconds; torch's own for c10d, likewise
 _AHEAD = "AUTODDP_CLOCK_AHEAD"
 """Variable that tells our own jobs by how many seconds the clock that they follow is ahead of this host's."""
 DEFAULT_PORT = 29500  # torchrun's, for a static rendezvous without --master-port
+_C10D_PORT = 29400  # torch's own, for a c10d rendezvous whose endpoint names none
+_OF_ETCD = ("etcd", "etcd-v2")
+"""torch's backends that need a library, which has the name of the first."""
 
 
 def for_own_workers(environment: Mapping[str, str]) -> dict[str, str]:
@@ -131,6 +135,71 @@ def node_range(torchrun: argparse.Namespace) -> tuple[int, int]:
     return int(fewest), int(most)
 
 
+def require_rendezvous(torchrun: argparse.Namespace) -> None:
+    """UsageError for a rendezvous that can come to nothing, whatever other hosts do. Connects to nothing.
+
+    torch's own code judges the options, with a store in this process in the place of the one at the endpoint.
+    """
+    from torch.distributed import HashStore  # type: ignore[attr-defined]
+    from torch.distributed.elastic.rendezvous import (
+        RendezvousParameters,
+        dynamic_rendezvous,
+        rendezvous_handler_registry,
+        static_tcp_rendezvous,
+    )
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    backend, (fewest, most) = torchrun.rdzv_backend, node_range(torchrun)
+    if torchrun.standalone:
+        if fewest > 1:
+            raise UsageError(f"--standalone is for a job on one host, and --nnodes {torchrun.nnodes} needs {fewest}")
+        return
+    where = torchrun.rdzv_endpoint
+    if backend == "static" and not where:
+        if most == 1 and torchrun.master_port is None:
+            return  # torchrun takes another one
+        where = f"{torchrun.master_addr}:{torchrun.master_port or DEFAULT_PORT}"
+    try:
+        settings: dict[str, Any] = _settings(torchrun) | ({"rank": torchrun.node_rank} if backend == "static" else {})
+        # With an address torch does not ask the name service for this host's name, which may take seconds.
+        place = (backend, where, torchrun.rdzv_id, fewest, most, torchrun.local_addr or "localhost")
+        parameters = RendezvousParameters(*place, **settings)
+        if backend == "static":
+            static_tcp_rendezvous.create_rdzv_handler(parameters)
+        elif backend == "c10d":
+            _require_store(parameters)
+            dynamic_rendezvous.create_handler(HashStore(), C10dRendezvousBackend(HashStore(), "autoddp"), parameters)
+        elif backend not in rendezvous_handler_registry._registry:
+            known = ", ".join(rendezvous_handler_registry._registry)
+            raise ValueError(f"there is no rendezvous backend of that name, but {known}")
+        elif backend in _OF_ETCD and importlib.util.find_spec(_OF_ETCD[0]) is None:
+            raise ValueError("its module etcd is not installed here: pip install python-etcd, or --rdzv-backend c10d")
+        is_tcp = backend == "static" or (backend == "c10d" and _has_tcp_store(settings))
+        if is_tcp and fewest > 1 and parse_rendezvous_endpoint(where, _C10D_PORT)[1] == 0:
+            raise ValueError("port 0 is any free port, which the other hosts do not know")
+    except (ValueError, TypeError, ImportError) as error:  # TypeError: --rdzv-conf sets what another option sets
+        raise UsageError(f"no job can start with {_rendezvous_words(torchrun)}: {first_line(error)}") from None
+
+
+def _require_store(parameters: Any) -> None:
+    """ValueError for parameters with which torch makes no c10d store: the checks before it connects."""
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    kind = parameters.get("store_type", "tcp").strip().lower()
+    if kind not in ("tcp", "file"):
+        raise ValueError("Invalid store type given. Currently only supports file and tcp.")
+    if kind == "tcp":
+        parse_rendezvous_endpoint(parameters.endpoint, _C10D_PORT)
+        parameters.get_as_bool("is_host")
+        if parameters.get_as_int("read_timeout", _READ_TIMEOUT) <= 0:
+            raise ValueError("The read timeout must be a positive integer.")
+
+
+def _has_tcp_store(settings: Mapping[str, Any]) -> bool:
+    return bool(settings.get("store_type", "tcp").strip().lower() == "tcp")
+
+
 def host_endpoint_if_ours(torchrun: argparse.Namespace, addresses: set[str]) -> None:
     """Tell elastic that this node hosts the c10d store if the endpoint is one of its `addresses`.
 
@@ -142,7 +211,7 @@ def host_endpoint_if_ours(torchrun: argparse.Namespace, addresses: set[str]) -> 
     if torchrun.rdzv_backend != "c10d" or "is_host" in torchrun.rdzv_conf or not torchrun.rdzv_endpoint:
         return
     with _rendezvous_errors(torchrun):
-        host, _ = parse_rendezvous_endpoint(torchrun.rdzv_endpoint, DEFAULT_PORT)
+        host, _ = parse_rendezvous_endpoint(torchrun.rdzv_endpoint, _C10D_PORT)
     try:
         ours = bool({found[4][0] for found in socket.getaddrinfo(host, None)} & addresses)
     except OSError:
@@ -163,14 +232,17 @@ def endpoint(torchrun: argparse.Namespace) -> tuple[Endpoint, bool] | None:
     from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
 
     arguments = _other_rendezvous(torchrun, "")
-    if arguments.rdzv_backend != "c10d" or not arguments.rdzv_endpoint:
+    if arguments.rdzv_backend != "c10d":
         return None
     with _rendezvous_errors(torchrun):
         settings: dict[str, Any] = _settings(arguments)
-        if settings.get("store_type", "tcp").strip().lower() != "tcp":
+        if not _has_tcp_store(settings):
             return None
-        host, port = parse_rendezvous_endpoint(arguments.rdzv_endpoint, DEFAULT_PORT)
-    place = Endpoint("--rdzv-endpoint" if torchrun.rdzv_endpoint else "--master-addr", host, port)
+        host, port = parse_rendezvous_endpoint(arguments.rdzv_endpoint, _C10D_PORT)
+    if port == 0:  # any free port, by which nobody else can come
+        return None
+    by_address = torchrun.rdzv_backend == "static" and not torchrun.rdzv_endpoint
+    place = Endpoint("--master-addr" if by_address else "--rdzv-endpoint", host, port)
     told = RendezvousParameters("c10d", str(place), "", 1, 1, **settings).get_as_bool("is_host")
     # Where torch is not told, it becomes a client if the port is taken: by another launcher, or by another program.
     return place, bool(_matches_machine_hostname(host) and not _is_taken(port) if told is None else told)
@@ -367,14 +439,20 @@ def _rendezvous_errors(arguments: argparse.Namespace, arrivals: Arrivals | None 
 
     try:
         yield
-    except (ValueError, RendezvousError) as error:
-        where = f"--rdzv-backend {arguments.rdzv_backend} --rdzv-endpoint {arguments.rdzv_endpoint or 'none'}"
-        if arguments.rdzv_backend == "static" and not arguments.rdzv_endpoint:
-            where = f"--master-addr {arguments.master_addr} --master-port {arguments.master_port or DEFAULT_PORT}"
+    except (ValueError, ImportError, RendezvousError) as error:
+        where = _rendezvous_words(arguments)
         came = f"; {so_far}" if arrivals is not None and (so_far := arrivals.so_far()) else ""
         raise UsageError(
             f"the hosts cannot meet ({where}): {first_line(error.__cause__ or error)}{came}: check both on every host"
         ) from None
+
+
+def _rendezvous_words(arguments: argparse.Namespace) -> str:
+    """The options that say where the hosts meet."""
+    if arguments.rdzv_backend == "static" and not arguments.rdzv_endpoint:
+        return f"--master-addr {arguments.master_addr} --master-port {arguments.master_port or DEFAULT_PORT}"
+    conf = f" --rdzv-conf {arguments.rdzv_conf}" if arguments.rdzv_conf else ""
+    return f"--rdzv-backend {arguments.rdzv_backend} --rdzv-endpoint {arguments.rdzv_endpoint or 'none'}{conf}"
 
 
 def _other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Namespace:
@@ -396,7 +474,8 @@ def _other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Names
         arguments.rdzv_backend = "c10d"
         master = Endpoint("--master-addr", torchrun.master_addr.strip("[]"), torchrun.master_port or DEFAULT_PORT)
         arguments.rdzv_endpoint = torchrun.rdzv_endpoint or str(master)
-        told = [f"is_host={int(torchrun.node_rank == 0)}"]
+        # A static rendezvous reads neither of these.
+        told = ["store_type=tcp", f"is_host={int(torchrun.node_rank == 0)}"]
         if "join_timeout" not in torchrun.rdzv_conf:
             told.append(f"join_timeout={endpoint_patience(torchrun):.0f}")  # as long as torchrun would wait
         arguments.rdzv_conf = ",".join(filter(None, [torchrun.rdzv_conf, *told]))

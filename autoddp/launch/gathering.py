@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from autoddp.errors import UsageError, first_line
 from autoddp.launch.interface_probe import why_not_connected
 from autoddp.launch.polling import Asked
+from autoddp.launch.silence import awaiting
 from autoddp.units import duration
 
 _CONNECTING = 1.5  # seconds for one address
@@ -27,7 +28,6 @@ _ATTEMPT = 3.5  # seconds for one attempt, including the name service
 _SOON = 2.5  # seconds without an answer before the user is told why
 _PAUSE = 0.2  # seconds between two attempts
 _GATHERING = 10.0  # seconds of waiting for other hosts before the user is told which have arrived
-_AGAIN = 60.0  # seconds between two looks at who has arrived
 _LONG = 1 << 14  # characters: several packets, of the usual size and of jumbo frames
 _MUTE = (
     "connections are accepted there, but no launcher has answered yet (another program may have this port, or the name "
@@ -61,7 +61,24 @@ def wait_for_answer(endpoint: Endpoint, limit: float, say: Callable[[str], None]
     A thread makes it, because torch waits for ever, and heeds no signal, where a program accepts connections and says
     nothing.
     """
-    began, told = time.monotonic(), ""
+    told = _Told()
+    with awaiting(told.again):
+        return _answered(endpoint, limit, say, connect, told)
+
+
+@dataclass
+class _Told:
+    """What the user was told last."""
+
+    line: str = ""
+
+    def again(self) -> str:
+        """The same, for a wait that goes on."""
+        return f"still {self.line}" if self.line else "waiting for the other hosts"
+
+
+def _answered(endpoint: Endpoint, limit: float, say: Callable[[str], None], connect: Callable[[], T], told: _Told) -> T:
+    began, reason = time.monotonic(), ""
     nameless = f"the name service says nothing of {endpoint.host}"
     asked: Asked[T] | None = None
     while True:
@@ -72,7 +89,7 @@ def wait_for_answer(endpoint: Endpoint, limit: float, say: Callable[[str], None]
             try:
                 return asked.answer(_PAUSE)
             except queue.Empty:
-                why = _MUTE if asked.seconds > _GATHERING else told
+                why = _MUTE if asked.seconds > _GATHERING else reason
             except UsageError as error:
                 asked, why = None, first_line(error.__cause__ or error)
         here = f"{endpoint.option} {endpoint} from this host ({socket.gethostname()}): {why}"
@@ -82,9 +99,9 @@ def wait_for_answer(endpoint: Endpoint, limit: float, say: Callable[[str], None]
                 f"the hosts cannot meet at {here}, for {duration(waited)}: start the host that has this address, open "
                 "the port there, or correct the option on this host"
             )
-        if waited > _SOON and why != told:
-            told = why
-            say(f"waiting at {here}; trying for {duration(limit)}")
+        if waited > _SOON and why != reason:
+            reason, told.line = why, f"waiting at {here}; trying for {duration(limit)}"
+            say(told.line)
         if asked is None:
             time.sleep(_PAUSE)
 
@@ -173,19 +190,19 @@ class Arrivals:
     @contextlib.contextmanager
     def told(self, say: Callable[[str], None]) -> Iterator[None]:
         """While the body waits for the others, say who has arrived: after some seconds, and after each change."""
-        over = threading.Event()
+        over, told = threading.Event(), _Told()
 
         def watch() -> None:
-            told, pause = "", _GATHERING
-            while not over.wait(pause):
+            while not over.wait(_GATHERING):
                 text = _within(_GATHERING, self.so_far, f"{self._endpoint} does not answer: the link to it may be down")
-                if text and text != told and not over.is_set():
-                    say(f"waiting: {text}")
-                told, pause = text, min(pause, _AGAIN)
+                if text and told.line != f"waiting: {text}" and not over.is_set():
+                    told.line = f"waiting: {text}"
+                    say(told.line)
 
         threading.Thread(target=watch, name="autoddp-arrivals", daemon=True).start()
         try:
-            yield
+            with awaiting(told.again):
+                yield
         finally:
             over.set()
 

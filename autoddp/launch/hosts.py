@@ -7,6 +7,7 @@ store, and the others end theirs. Then all say what they want next, and the next
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from autoddp.isolation import Level
 from autoddp.launch.gathering import Endpoint
 from autoddp.launch.polling import polls
 from autoddp.launch.presence import HostsGone, Presence
+from autoddp.launch.silence import awaiting
 from autoddp.log import get_logger
 from autoddp.wire import Entry
 
@@ -31,6 +33,7 @@ _PATIENCE = 120.0  # seconds in which every launcher must have said what it want
 _RETURN = 60.0  # seconds that a missing host has for coming back before the job is given up without it
 _READING = 10.0  # seconds that the others have for reading what was decided
 _SILENT = 10.0  # seconds of waiting before the user is told
+_OTHERS = "the launchers of the other hosts"
 
 T = TypeVar("T")
 
@@ -92,6 +95,22 @@ class Hosts:
     def why_over(self) -> str:
         """Why tuning has to end on all hosts: one is gone; "" as long as all are here."""
         return "" if self.store is None else self._presence.why_over
+
+    def waits(self, seconds: float) -> None:
+        """Tell the others for how long all ranks of this host have only waited for other ranks."""
+        if self.store is not None:
+            self._presence.waited = seconds
+
+    def waited(self) -> float:
+        """Seconds for which all ranks of all other hosts have only waited."""
+        return min(self._presence.waited_elsewhere().values()) if self.several else math.inf
+
+    @property
+    def at_work(self) -> list[str]:
+        """The other hosts on which a rank does something else than waiting for others, by name."""
+        if not self.several:
+            return []
+        return [name for name, seconds in self._presence.waited_elsewhere().items() if not seconds]
 
     def end(self, why: str) -> None:
         """Tell the others that tuning has to end on all hosts; this launcher goes on to the job."""
@@ -180,9 +199,10 @@ class Hosts:
         if self.store is None:
             return found, built_ddp
         try:
-            self._presence.await_store(_RETURN, say)  # as long as the others wait for this host
-            self._set(f"recipe/{self.rank}", (found, built_ddp))
-            decided = self._decided_by_the_first(self._absent("recipe", say))
+            with awaiting(_OTHERS):
+                self._presence.await_store(_RETURN, say)  # as long as the others wait for this host
+                self._set(f"recipe/{self.rank}", (found, built_ddp))
+                decided = self._decided_by_the_first(self._absent("recipe", say))
         except (RuntimeError, TimeoutError) as error:
             raise HostLost(f"{self._presence.why_over or first_line(error)}; no job is started") from None
         self._until_all_have_read(decided.without)
@@ -248,14 +268,15 @@ class Hosts:
             return [mine]
         self._set(f"{key}/{self.rank}", mine)
         keys, told = [f"{key}/{rank}" for rank in range(self.nodes)], False
-        for waited in polls(_PATIENCE):
-            if self._are_there(keys):
-                return [self._get(name, kind) for name in keys]
-            if self._presence.why_over:
-                raise HostsGone(self._presence.why_over)
-            if waited > _SILENT and not told:
-                told = True
-                say(f"waiting for the launchers of the other hosts (up to {_PATIENCE:.0f} s)")
+        with awaiting(_OTHERS):
+            for waited in polls(_PATIENCE):
+                if self._are_there(keys):
+                    return [self._get(name, kind) for name in keys]
+                if self._presence.why_over:
+                    raise HostsGone(self._presence.why_over)
+                if waited > _SILENT and not told:
+                    told = True
+                    say(f"waiting for {_OTHERS} (up to {_PATIENCE:.0f} s)")
         why = f"waited {_PATIENCE:.0f} s for the launchers of {self.nodes} hosts"
         self._presence.end(why)
         raise TimeoutError(why)

@@ -22,7 +22,8 @@ READY               | BlockDone of another host's rank 0           | READY      
 READY               | a rank fails, or its script ends             | LEAVING    |
 MEASURING           | BlockDone                                    | READY      | journal; the study gets the block
 MEASURING           | a rank fails, or rank 0's script ends        | LOST       | wait for the cause
-MEASURING           | Tick: no rank has moved for too long         | LEAVING    | kill the ranks; the measurement fails
+MEASURING           | Tick: the ranks have waited for each other   |            |
+                    | for too long                                 | LEAVING    | kill the ranks; the measurement fails
 LOST                | the end of each rank is known, or Tick: 5 s  | LEAVING    | the measurement fails; without any
                     |                                              |            | failure: it stays open, for half the
                     |                                              |            | steps; once, after steps without
@@ -81,6 +82,7 @@ from autoddp.launch.processes import ENDED_WELL
 from autoddp.launch.restarts import Starts
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.timing import median
+from autoddp.units import duration
 from autoddp.wire import (
     AS_IT_IS,
     BlockDone,
@@ -123,6 +125,13 @@ class State(Enum):
     OVER = "no attempt makes sense any more"
 
 
+_IN_WORDS = {
+    State.BETWEEN: "the next start of the script is being prepared",
+    State.STARTING: "waiting for the script's first steps",
+    State.READY: "the ranks wait until it is known what to measure next",
+    State.OVER: "the end is being prepared",
+}
+_ENDS = "waiting for the end of this start of the script"
 _RUNNING = (State.STARTING, State.READY, State.MEASURING, State.LOST)
 
 
@@ -430,6 +439,20 @@ class JobMachine:
         return self._clock() - max(self._asked_at, self._attempt.ready_at) if measured else 0.0
 
     @property
+    def in_words(self) -> str:
+        """What is being done, or waited for."""
+        if not self.measuring:
+            return _IN_WORDS.get(self.state, _ENDS)
+        order = self._attempt.order
+        what = "what another host has chosen" if order is None else _changes(order) or "the script as written"
+        return f"measuring {what}, {duration(self.measuring)} so far"
+
+    @property
+    def ended(self) -> tuple[int, ...]:
+        """Ranks of this node that run no more in the present attempt."""
+        return tuple(worker.hello.rank for worker in self._attempt.workers if worker.said_goodbye or worker.end)
+
+    @property
     def measured(self) -> Sequence[Entry]:
         """All measurements so far; the same on all hosts when an attempt begins."""
         return tuple(self._journal.entries)
@@ -725,8 +748,8 @@ class JobMachine:
         if self.state is State.MEASURING:
             assert attempt.order is not None
             seconds = self._hang_timeout.of(attempt.order)
-            if self._hang_timeout.is_over(attempt.ordered_at, seconds):
-                attempt.hung = f"hung: no rank has moved for {seconds:.0f} s"
+            if self._hang_timeout.is_over(attempt.ordered_at, seconds, self.ended):
+                attempt.hung = self._hang_timeout.says(seconds)
                 for worker in attempt.workers:
                     worker.kill()
                 self._failed(attempt.hung)

@@ -10,6 +10,7 @@ else comes than messages of the protocol, or half of one, ends that connection a
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import socket
@@ -24,6 +25,7 @@ from typing import TypeVar
 
 from autoddp.knobs import Configuration
 from autoddp.launch.deadline import Deadline
+from autoddp.launch.hang_timeout import HangTimeout
 from autoddp.launch.job_machine import (
     AttemptBegins,
     AttemptEnded,
@@ -80,16 +82,23 @@ class LiveJob:
     """Implements `study.Measure` for the study's thread; the main thread reports the attempts that it makes.
 
     `path` is that of the workers' socket, which is there during an attempt. After `close()` nothing may be asked.
+    `waited_elsewhere`: see `HangTimeout.elsewhere`.
     """
 
-    def __init__(self, path: str, journal: Journal, deadline: Deadline | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        journal: Journal,
+        deadline: Deadline | None = None,
+        waited_elsewhere: Callable[[], float] = lambda: math.inf,
+    ) -> None:
         self._path = path
         self._next = 0
         self.inputs: tuple[str, ...] = ()
         """What the models were called with in all measurements, see `recipe.inputs`; the study's thread writes it."""
         self._number = -1
         self._server: WorkerServer | None = None
-        self.machine = JobMachine(journal, deadline=deadline)
+        self.machine = JobMachine(journal, HangTimeout(elsewhere=waited_elsewhere), deadline)
         """What is known of the job: any thread may read its attributes, and none may call its methods."""
         self._events: queue.Queue[Event | None] = queue.Queue()
         self._owner = threading.Thread(target=self._own, name="autoddp-job", daemon=True)

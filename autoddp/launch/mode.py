@@ -288,12 +288,13 @@ class _Saved:
 def _with_given_recipe(saved: _Saved, force: bool) -> Mode:
     path, recipe, launching = saved.path, saved.recipe, saved.launching
     # A recipe that was copied, or is used for a script that was moved: who names it means it, and the worker looks on.
-    if not force:
-        if differences(recipe.fits, **saved.known):
-            require_fit(recipe, path, **saved.known, script=script_names(saved.options))
-        if saved.absent:
-            fix = "correct [env], tune again with --trials 20, or leave it out with --force"
-            raise UnfitRecipe(f"{path}: {'; '.join(saved.absent)}: {fix}")
+    if force and saved.unlike:
+        return replace(launching, says=_overruled(launching.says, saved.elsewhere + saved.unlike))
+    if differences(recipe.fits, **saved.known):
+        require_fit(recipe, path, **saved.known, script=script_names(saved.options))
+    if saved.absent:
+        fix = "correct [env], tune again with --trials 20, or leave it out with --force"
+        raise UnfitRecipe(f"{path}: {'; '.join(saved.absent)}: {fix}")
     if saved.elsewhere:
         return replace(launching, says=f"{launching.says} ({saved.elsewhere[0]}; parameters and inputs are compared)")
     return launching
@@ -328,10 +329,18 @@ def _with_found_recipe(recipes: Sequence[_Saved], mode: Mode, options: Options) 
         others = [f"{saved.path} does not fit ({'; '.join(saved.elsewhere + saved.unlike)})" for saved in recipes]
         return replace(mode, says=f"{'; '.join(others)}: tuning again")
     best = _preferred(usable, arguments_digest(options))
-    why = "" if options.force else Note(best.path, options).why(best.recipe, options)
+    why = Note(best.path, options).why(best.recipe, options)
+    if options.force:
+        unlike = best.unlike + ([f"the last launch with it was of another job ({why})"] if why else [])
+        return replace(best.launching, says=_overruled(best.launching.says, unlike) if unlike else best.launching.says)
     if why:
         return replace(mode, says=f"the last launch with {best.path} was of another job ({why}): tuning again")
-    return replace(best.launching, notes=not options.force)
+    return replace(best.launching, notes=True)
+
+
+def _overruled(says: str, unlike: Sequence[str]) -> str:
+    """The line of a launch with a recipe that is used because of --force."""
+    return f"{says}, though it was made for another job ({'; '.join(unlike)}), because of --force"
 
 
 def _preferred(usable: Sequence[_Saved], arguments: str) -> _Saved:

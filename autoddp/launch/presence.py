@@ -34,6 +34,7 @@ from autoddp.launch.polling import polls
 _BEAT = 1.0  # seconds between two beats
 _MISSING = 30.0  # seconds without a beat; torch elastic gives a node up after 15
 _FAREWELL = 3.0  # seconds for which a launcher that leaves waits until the others have read so
+_FRESH = 3.0  # seconds after which a beat does not tell any more what its host's ranks do
 _LONGEST_LOOK = 2.0  # seconds; if more pass between two looks, this process was stopped itself
 
 T = TypeVar("T")
@@ -54,6 +55,8 @@ class _Beat:
     """Why tuning must end on all hosts, as far as this launcher knows; "" as long as it may go on."""
     left: str = ""
     """Why this launcher has left; "" as long as it is here."""
+    waited: float = 0.0
+    """Seconds for which all ranks of its host have only waited for others; see `wire.Heartbeat.waits`."""
 
 
 @dataclass
@@ -128,6 +131,8 @@ class Presence:
         self._line = _Line(endpoint)
         self._number = 0
         self._over = self._left = self._broken = ""
+        self.waited = 0.0
+        """Of this host's ranks, see `_Beat`; whoever knows it writes it."""
         self._beats: dict[int, _Beat] = {}
         self._still = {other: _Stopwatch() for other in self._others}
         self._unanswered = _Stopwatch()
@@ -194,6 +199,12 @@ class Presence:
     def name_of(self, rank: int) -> str:
         """The host's name, or its number as long as it has written no beat."""
         return self._beats[rank].name if rank in self._beats else f"node {rank}"
+
+    def waited_elsewhere(self) -> dict[str, float]:
+        """The other hosts' names, and for how many seconds all ranks there have only waited for others."""
+        with self._lock:
+            fresh = {other: self._still[other].seconds <= _FRESH and other in self._beats for other in self._others}
+            return {self.name_of(o): self._beats[o].waited if fresh[o] else 0.0 for o in self._others}
 
     def end(self, why: str) -> None:
         """Tell all hosts that tuning has to end."""
@@ -263,7 +274,7 @@ class Presence:
         self._number += 1
         with self._lock:
             knew = self._over or (f"{self._name} has left: {self._left}" if self._left else "")
-            mine = _Beat(self._number, self._name, knew, self._left)
+            mine = _Beat(self._number, self._name, knew, self._left, self.waited)
         try:
             said = self._asked(lambda store: self._tell_and_hear(store, mine))
         except Exception:  # any error of a rendezvous backend: it is asked again a second later, if it may be

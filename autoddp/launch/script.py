@@ -32,17 +32,35 @@ def script_path(torchrun: argparse.Namespace) -> Path | None:
 def require_script(torchrun: argparse.Namespace) -> None:
     """UsageError if there is nothing to run under that name."""
     script = torchrun.training_script
+    if torchrun.module and torchrun.no_python:
+        raise UsageError("--no-python starts a program, and --module a module of Python: leave out one of them")
     if torchrun.module:
         return  # `python -m` itself knows best where modules are found
     if not script:
         raise UsageError("the script's name is empty: autoddp [options] train.py [its arguments]")
-    if torchrun.no_python and shutil.which(script):
-        return
+    if torchrun.no_python:
+        return _require_program(script)
     if not os.path.exists(script):
-        kind = "program" if torchrun.no_python else "script"
-        raise UsageError(f"{kind} not found: {script} (looked in {Path.cwd()}); check the path, or -m for a module")
+        raise UsageError(f"script not found: {script} (looked in {Path.cwd()}); check the path, or -m for a module")
     if os.path.isdir(script) and not any(Path(script, f"__main__.{kind}").is_file() for kind in ("py", "pyc")):
         raise UsageError(f"{script} is a folder without a __main__.py: name the script in it")
+    if not os.access(script, os.R_OK):
+        raise UsageError(f"{script} cannot be read by this user: see its mode and its owner (ls -l)")
+    if Path(script).suffix == ".ipynb":
+        raise UsageError(f"{script} is a notebook, which Python cannot run: jupyter nbconvert --to script {script}")
+
+
+def _require_program(name: str) -> None:
+    """UsageError for a program that the system does not start under that name: it looks along PATH, as shells do."""
+    if shutil.which(name):
+        return
+    if not os.path.exists(name):
+        raise UsageError(f"program not found: {name} (looked in {Path.cwd()} and along PATH); check its name")
+    if os.path.isdir(name):
+        raise UsageError(f"{name} is a folder, and --no-python starts a program: name a program")
+    if not os.access(name, os.X_OK):
+        raise UsageError(f"{name} may not be executed, and --no-python starts it as a program: chmod +x {name}")
+    raise UsageError(f"{name} is not along PATH, and --no-python looks nowhere else for a bare name: write ./{name}")
 
 
 class ScriptSource:

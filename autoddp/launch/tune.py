@@ -8,7 +8,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -35,6 +35,7 @@ from autoddp.launch.rank_logs import LogKeeper
 from autoddp.launch.resuming import cut_off, job_now, study_begins, study_is_over
 from autoddp.launch.run_folder import RunFolder, temporary_folder
 from autoddp.launch.signals import Interrupted
+from autoddp.launch.silence import awaiting
 from autoddp.launch.usual_folders import OUTPUT, elsewhere
 from autoddp.launch.waiting import Waiting
 from autoddp.log import get_logger, printable, tell
@@ -197,14 +198,14 @@ class Tuning:
             self._agree_on_the_recipe(tuned, built_ddp=tuned.built_ddp)
             return tuned
         began = time.perf_counter()
-        job = LiveJob(self._folder.socket, Journal(self._folder.journal), self._deadline)
+        job = LiveJob(self._folder.socket, Journal(self._folder.journal), self._deadline, self.hosts.waited)
         environment = {**os.environ, **self._own_network}
         screening = Screening(self._torchrun, self._folder.path / "screening", environment)
         arguments = (job, screening, tuned, began)
         thread = threading.Thread(target=self._study, args=arguments, name="autoddp-study", daemon=True)
         thread.start()
         try:
-            with LogKeeper(self._folder.path / "screening"):
+            with LogKeeper(self._folder.path / "screening"), awaiting(lambda: job.machine.in_words):
                 self._make_attempts(job)
         except BaseException as error:
             # The study must know before the ranks are gone, here or on other hosts.
@@ -283,8 +284,8 @@ class Tuning:
         except TuningOver as over:
             tuned.why = str(over)
         except TrialFailed as failed:
-            when = failed.when if isinstance(failed, FailsWithoutReduction) else "as written"
-            tuned.why = f"the script fails {when}: {failed}"
+            when = failed.when if isinstance(failed, FailsWithoutReduction) else "in steps as written"
+            tuned.why = f"{failed} (seen {when})"
             job.give_up(tuned.why)
         except Exception as error:
             logger.exception("the study failed")
@@ -359,9 +360,16 @@ class Tuning:
             {**os.environ, **self._variables(place, written), **nccl_logs.variables(place, wanted), **wanted},
             self._isolation.shelter(number, place, written),
         )
-        waiting = Waiting(place / "heartbeats", self.reporter.say, activity=self.options.activity)
-        limits = _Limits(job, self._isolation, self.hosts, number, waiting, self.options.activity)
-        with LogKeeper(place):
+        limits = _Limits(
+            job,
+            self._isolation,
+            self.hosts,
+            number,
+            Waiting(place / "heartbeats"),
+            self.options.activity,
+            self.reporter.say,
+        )
+        with LogKeeper(place), awaiting(limits.in_words):
             return self._keeper.run(attempt, lambda end: job.rank_ended(end.pid, end.how), limits.exceeded)
 
     def _where_writes_go(self, number: int, place: Path) -> Path:
@@ -441,7 +449,20 @@ class _Limits:
     waiting: Waiting
     activity: str
     """See `Options.activity`."""
+    say: Callable[[str], None]
+    """Shows the user a line."""
     _looked: float = 0.0
+
+    def in_words(self) -> str:
+        """What is being waited for, and for how long at most."""
+        machine = self.job.machine
+        where = "" if machine.over else f": {self.waiting.where()}"
+        return f"{machine.in_words}{where}{self._at_most}"
+
+    @property
+    def _at_most(self) -> str:
+        left = self.job.machine.at_most
+        return "" if left is None else f"; {self.activity} ends in at most {duration(max(0.0, left))}"
 
     def exceeded(self) -> bool:
         """Asked every half second."""
@@ -455,12 +476,11 @@ class _Limits:
             self.job.ended_elsewhere(elsewhere)
             return True
         self._look_at_what_is_written()
-        unmoved = ""
-        if self.job.machine.is_starting:
-            unmoved = self.waiting.look()
-        elif self.job.machine.follows:
-            unmoved = self.waiting.look_in_silence()
-        self.waiting.measuring(self.job.machine.measuring, self.job.machine.at_most)
+        machine = self.job.machine
+        self.hosts.waits(self.waiting.waited(machine.ended))
+        if machine.measuring and (line := self.waiting.for_whom(self.hosts.at_work)):
+            self.say(f"{line}{self._at_most}")
+        unmoved = self.waiting.unmoved() if machine.is_starting or machine.follows else ""
         if unmoved:
             self.job.give_up(unmoved)
         return bool(unmoved)

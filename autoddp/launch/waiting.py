@@ -1,4 +1,4 @@
-"""Whether ranks move: when each one's main thread moved last, and lines for the user where an attempt takes long.
+"""Where the ranks of this host are, and which of them wait for others: what their heartbeats say, and words for it.
 
 An attempt in which no rank has moved for half an hour before its first measurement is ended.
 """
@@ -8,113 +8,130 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from autoddp.codec import decode
 from autoddp.units import duration
+from autoddp.wire import Heartbeat
 
-_FIRST_WORD = 30.0  # seconds until the first line
-_NEXT_WORD = 60.0  # seconds from one line to the next: a long start must not fill the terminal
-_STILL = 5.0  # seconds without a movement before a line says so; a rank's file is touched about every second
+_FRESH = 5.0  # seconds after which a heartbeat says nothing any more; each rank writes one a second
+_STILL = 5.0  # seconds at one place before a line says how long
+_FOR_WHOM = 10.0  # seconds for which a rank waits for another one before a line names that one
 _GIVEN_UP = 1800.0  # seconds without a movement of any rank; the usual time limit of torch's collectives
 
 
-class Movement:
-    """When each rank's main thread moved last, by a clock that never jumps, as the system's time may.
+@dataclass(frozen=True)
+class Seen:
+    """What a rank has last said of itself."""
 
-        movement = Movement(folder)
-        movement.look()              # called repeatedly; {"0": 12.5, "1": 19.0}, seconds of the clock
+    said: Heartbeat
+    at: float
+    """When this was seen first, by the launcher's clock: the system's time, which dates the files, may jump."""
 
-    A rank that moves gives its file in `heartbeats` a new modification time, see `worker.heartbeat`. Only a change of
-    that time counts: the file's age would be wrong after each correction of the system's time.
+    @property
+    def moved(self) -> float:
+        """When the rank last moved, by the same clock."""
+        return self.at - self.said.still
+
+    def waits(self, now: float) -> float:
+        """Seconds for which the rank has only waited for others. 0.0 also where it says nothing any more."""
+        return self.said.waits if now - self.at <= _FRESH else 0.0
+
+
+class Ranks:
+    """The ranks of this host in one attempt; `heartbeats` is the folder of their files.
+
+    ranks = Ranks(folder)
+    ranks.look()                 # called repeatedly; {0: Seen(…), 1: Seen(…)}
     """
 
     def __init__(self, heartbeats: Path = Path(), clock: Callable[[], float] = time.monotonic) -> None:
         self._heartbeats = heartbeats
         self._clock = clock
-        self._seen: dict[str, tuple[int, float]] = {}
+        self._seen: dict[int, tuple[int, Seen]] = {}
 
-    def look(self) -> dict[str, float]:
-        """File name → when it was last seen to have changed; a file that is new has changed."""
+    def look(self) -> dict[int, Seen]:
+        """By rank, what each one has last said."""
         now = self._clock()
         for path in self._heartbeats.glob("*"):
-            with contextlib.suppress(OSError):
-                stamp = path.stat().st_mtime_ns
-                if self._seen.get(path.name, (None, 0.0))[0] != stamp:
-                    self._seen[path.name] = (stamp, now)
-        return {name: at for name, (_, at) in self._seen.items()}
+            with contextlib.suppress(OSError, ValueError):  # ValueError: it is just being written
+                rank, stamp = int(path.name), path.stat().st_mtime_ns
+                if rank not in self._seen or self._seen[rank][0] != stamp:
+                    self._seen[rank] = (stamp, Seen(decode(path.read_bytes(), Heartbeat), now))
+        return {rank: seen for rank, (_, seen) in sorted(self._seen.items())}
+
+    def waited(self, ended: Collection[int] = ()) -> float:
+        """Seconds for which every rank has only waited for others, except those that have `ended`.
+
+        0.0 as soon as one of them does anything else.
+        """
+        now = self._clock()
+        return min((seen.waits(now) for rank, seen in self.look().items() if rank not in ended), default=0.0)
+
+
+def places(ranks: Mapping[int, Seen], now: float) -> str:
+    """Where the ranks are. Those at the same place are named together, and first those that have not moved longest."""
+    if not ranks:
+        return f"no rank has started on {socket.gethostname()}"
+    together: dict[str, list[int]] = {}
+    for rank, seen in sorted(ranks.items(), key=lambda item: item[1].moved):
+        together.setdefault(seen.said.place, []).append(rank)
+    parts = []
+    for place, who in together.items():
+        still = now - min(ranks[rank].moved for rank in who)
+        unmoved = f" for {duration(still)}" if still > _STILL else ""
+        have = "is" if len(who) == 1 else "are"
+        parts.append(f"{_names(who)} {have} in {place}{unmoved}")
+    return f"{'; '.join(parts)} (host {socket.gethostname()})"
+
+
+def _names(ranks: Collection[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
 
 
 @dataclass
 class Waiting:
-    """Watches one attempt. `heartbeats` is the folder of the ranks' files, see `worker.heartbeat`."""
+    """Watches one attempt. `heartbeats` is the folder of the ranks' files."""
 
     heartbeats: Path
-    say: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
-    activity: str = "tuning"
-    """See `Options.activity`."""
 
     def __post_init__(self) -> None:
         self._began = self.clock()
-        self._due = self._began + _FIRST_WORD
-        self._movement = Movement(self.heartbeats, self.clock)
-        self._measuring = 0.0
-        self._next_word = _FIRST_WORD
+        self._ranks = Ranks(self.heartbeats, self.clock)
+        self._told = False
 
-    def look(self) -> str:
+    def waited(self, ended: Collection[int]) -> float:
+        """See `Ranks.waited`."""
+        return self._ranks.waited(ended)
+
+    def where(self) -> str:
+        """Where the ranks are now."""
+        return places(self._ranks.look(), self.clock())
+
+    def unmoved(self) -> str:
         """Call this repeatedly until the attempt can measure: why the attempt must be ended, or ""."""
         now = self.clock()
-        ranks = self._ranks()
-        unmoved = self._unmoved(ranks, now)
-        if not unmoved and now > self._due:
-            self._due = now + _NEXT_WORD
-            self.say(f"waiting for the first steps, {duration(now - self._began)}: {self._where(ranks, now)}")
-        return unmoved
+        still = now - max([self._began, *(seen.moved for seen in self._ranks.look().values())])
+        return f"no rank has moved for {duration(still)}: {self.where()}" if still > _GIVEN_UP else ""
 
-    def look_in_silence(self) -> str:
-        """As `look`, without lines for the user."""
-        return self._unmoved(self._ranks(), self.clock())
+    def for_whom(self, elsewhere: Collection[str] = ()) -> str:
+        """Call this repeatedly while steps are measured: a line, once, where ranks have waited for another one.
 
-    def measuring(self, seconds: float, left: float | None) -> None:
-        """Call this repeatedly while the study waits for a measurement: for how long it has, and still may in all."""
-        if seconds < self._measuring:
-            self._next_word = _FIRST_WORD
-        self._measuring = seconds
-        if seconds > self._next_word:
-            self._next_word = seconds + _NEXT_WORD
-            limit = "" if left is None else f"; {self.activity} ends in at most {duration(max(0.0, left))}"
-            where = self._where(self._ranks(), self.clock())
-            self.say(f"waiting for the end of some measured steps, {duration(seconds)}: {where}{limit}")
-
-    def _unmoved(self, ranks: dict[int, tuple[float, str]], now: float) -> str:
-        moved = max([self._began, *(since for since, _ in ranks.values())])
-        if now - moved > _GIVEN_UP:
-            return f"no rank has moved for {duration(now - moved)}: {self._where(ranks, now)}"
-        return ""
-
-    def _ranks(self) -> dict[int, tuple[float, str]]:
-        """Rank → when it last moved, and where it is."""
-        found = {}
-        for name, moved in self._movement.look().items():
-            with contextlib.suppress(OSError, ValueError):
-                place = (self.heartbeats / name).read_text(encoding="utf-8", errors="replace")
-                found[int(name)] = (moved, place)
-        return dict(sorted(found.items()))
-
-    @staticmethod
-    def _where(ranks: dict[int, tuple[float, str]], now: float) -> str:
-        """Ranks at the same place are named together, those that have not moved for longest first."""
-        if not ranks:
-            return f"no rank has started on {socket.gethostname()}"
-        places: dict[str, list[int]] = {}
-        for rank, (_, place) in sorted(ranks.items(), key=lambda item: item[1][0]):
-            places.setdefault(place, []).append(rank)
-        parts = []
-        for place, who in places.items():
-            still = now - min(ranks[rank][0] for rank in who)
-            names = f"rank {who[0]} is" if len(who) == 1 else f"ranks {', '.join(map(str, sorted(who)))} are"
-            unmoved = f", not moved for {duration(still)}" if still > _STILL else ""
-            parts.append(f"{names} in {place}{unmoved}")
-        return f"{'; '.join(parts)} (host {socket.gethostname()})"
+        `elsewhere`: other hosts on which a rank works.
+        """
+        now, ranks = self.clock(), self._ranks.look()
+        waits = {rank: seen for rank, seen in ranks.items() if seen.waits(now)}
+        work = {rank: seen for rank, seen in ranks.items() if rank not in waits}
+        longest = max((now - seen.moved for seen in waits.values()), default=0.0)
+        if longest < _FOR_WHOM or not (work or elsewhere):
+            self._told = False
+            return ""
+        if self._told:
+            return ""
+        self._told = True
+        whom = places(work, now) if work else f"a rank on {', '.join(elsewhere)} works"
+        have = "has" if len(waits) == 1 else "have"
+        return f"{_names(waits)} {have} waited for {duration(longest)} for another one: {whom}"

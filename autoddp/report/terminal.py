@@ -22,7 +22,7 @@ from autoddp.diagnose import Diagnosis
 from autoddp.files import append
 from autoddp.knobs import Configuration, Rung
 from autoddp.knobs.job import PARTED
-from autoddp.log import UnfailingStderr, cursor_is_in_a_drawing, printable, printable_lines
+from autoddp.log import UnfailingStderr, cursor_is_in_a_drawing, line_is_shown, printable, printable_lines
 from autoddp.report.diagnosis_text import parts
 from autoddp.study import Observer, Outcome, Screened, TrialRecord
 from autoddp.tables import LITERAL, Harmless, text_of
@@ -55,6 +55,7 @@ def _is_drawn_on(console: Console | None) -> None:
 def say(text: str, style: str = "") -> None:
     """One line for the user; `style` in rich's words, for a terminal that has colours."""
     # While a bar or a spinner is on the terminal, only its own console can print a line above it.
+    line_is_shown()
     (_drawn_on or _console()).print(Text(f"autoddp: {printable(text)}", style=style), soft_wrap=True)
 
 
@@ -218,6 +219,7 @@ class Terminal(Observer):
 
     def _line(self, text: str) -> None:
         line = printable(text)
+        line_is_shown()
         self._console.print(Text(f"autoddp: {line}"), soft_wrap=True)
         self._note(line)
 

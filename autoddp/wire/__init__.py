@@ -1,6 +1,7 @@
 """Floor 4. All that launcher and worker say to each other: what a worker is for, and the messages of the tuning job."""
 
 from autoddp.wire.experiment import AS_IT_IS, ON_DEVICE, PINNED, PREFETCHED, Delay, Experiment
+from autoddp.wire.heartbeat import Heartbeat
 from autoddp.wire.job_facts import JobFacts
 from autoddp.wire.messages import (
     LARGEST,
@@ -35,6 +36,7 @@ __all__ = [
     "Experiment",
     "Finish",
     "Goodbye",
+    "Heartbeat",
     "Hello",
     "JobFacts",
     "LauncherClient",

@@ -57,6 +57,27 @@ def finish_queued_work(seconds: float) -> None:
     waiting.join(seconds)
 
 
+class Backlog:
+    """Tells whether a device is stuck in what was queued on it, as it is where a collective waits for other ranks.
+
+    Of a device that is at work, each answer is about other work than the one before.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._reached: torch.cuda.Event | None = None
+
+    def is_stuck(self) -> bool:
+        """Whether the device has not yet done what was queued when this last returned False. Waits for nothing."""
+        if self._device.type != "cuda":
+            return False
+        if self._reached is not None and not self._reached.query():
+            return True
+        self._reached = torch.cuda.Event()
+        self._reached.record(torch.cuda.default_stream(self._device))
+        return False
+
+
 def clock_of(device: torch.device) -> GpuClock | None:
     """How fast the device's processors run now; None for a CPU, and where the driver does not tell."""
     if device.type != "cuda":

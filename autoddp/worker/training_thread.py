@@ -15,6 +15,13 @@ def training_begins_here() -> None:
     _place = _here()
 
 
+def training_thread() -> threading.Thread:
+    """The thread of this process that trains; until one is known, the main thread."""
+    pid, ident = _place or (0, 0)
+    here = threading.enumerate() if pid == os.getpid() else ()
+    return next((thread for thread in here if thread.ident == ident), threading.main_thread())
+
+
 def _here() -> tuple[int, int]:
     return os.getpid(), threading.get_ident()
 

@@ -33,11 +33,13 @@ from autoddp.worker.ddp import (
     why_another_world,
 )
 from autoddp.worker.describe_job import gather_facts
+from autoddp.worker.device import Backlog
 from autoddp.worker.experiments import Experiments
 from autoddp.worker.first_steps import ByHand, KeepsGradients, ReadsGradients, ReadyOrder
 from autoddp.worker.gradient_access import add_handler, keep_compilers_out, parameters_of
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.guard import checksum
+from autoddp.worker.heartbeat import ask_the_device
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
 from autoddp.worker.inputs import InputsSeen, compares
 from autoddp.worker.kernel_accounts import PageFaultCount
@@ -233,6 +235,7 @@ class _TuningJob(DdpEvents):
         one_forward_each = all(count == len(wrapped) for count in self._forwards[1:])
         is_static = self._ready_order.is_static and one_forward_each
         device = next(iter(self._all_parameters())).device
+        ask_the_device(Backlog(device).is_stuck)
         binding = Binding(device)
         compiled = self.compiling.concerns
         watched = ObservedSteps(

@@ -37,6 +37,9 @@ HERE = dump(
 )
 FILES = {
     "train.py": "raise SystemExit('this must not run')\n",
+    "train.sh": "#!/bin/sh\n",
+    "run.sh": "#!/bin/sh\n",
+    "train.ipynb": "{}",
     "a_file": "",
     "unfit.toml": RECIPE,
     "newer.toml": RECIPE.replace("schema = 1", "schema = 2"),
@@ -70,6 +73,26 @@ CASES = {
     "folder": (".", ". is a folder without a __main__.py: name the script in it"),
     "escapes in a name": ("\x1b[31mred.py", "script not found: \\x1b[31mred.py (looked in {cwd})"),
     "program not found": ("--no-python nowhere", "program not found: nowhere (looked in {cwd})"),
+    "program that may not run": (
+        "--no-python ./train.sh",
+        "./train.sh may not be executed, and --no-python starts it as a program: chmod +x ./train.sh",
+    ),
+    "program of the current folder": (
+        "--no-python run.sh",
+        "run.sh is not along PATH, and --no-python looks nowhere else for a bare name: write ./run.sh",
+    ),
+    "program that is a folder": ("--no-python ./below", "./below is a folder, and --no-python starts a program"),
+    "program and module": ("--no-python -m train", "--no-python starts a program, and --module a module of Python"),
+    "notebook": ("train.ipynb", "train.ipynb is a notebook, which Python cannot run: jupyter nbconvert --to script"),
+    "rendezvous of an unknown kind": (
+        "--nproc-per-node 2 --rdzv-backend bogus train.py",
+        "no job can start with --rdzv-backend bogus --rdzv-endpoint none: there is no rendezvous backend of that name",
+    ),
+    "rendezvous without its library": (
+        "--nproc-per-node 2 --rdzv-backend etcd --rdzv-endpoint host0:2379 train.py",
+        "its module etcd is not installed here: pip install python-etcd, or --rdzv-backend c10d",
+    ),
+    "standalone on two hosts": ("--standalone --nnodes 2 train.py", "--standalone is for a job on one host"),
     "another launcher's": ("--use-env train.py", "--use-env: an option of torch.distributed.launch."),
     "recipe not found": ("--recipe unfot.toml train.py", "unfot.toml: no such file; autoddp SCRIPT --trials 20 writes"),
     "recipe not TOML": ("--recipe not.toml train.py", "not.toml: not TOML: "),
@@ -125,6 +148,8 @@ def make(folder: Path) -> Path:
     for name, text in FILES.items():
         (folder / name).write_text(text)
     (folder / NOWHERE).symlink_to("nowhere/recipe.toml")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "below").mkdir(exist_ok=True)
     return folder
 
 

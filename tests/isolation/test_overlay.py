@@ -346,3 +346,14 @@ def test_caches_are_there_for_the_next_attempt(place: Place, monkeypatch: pytest
     assert first["caches"] == [False] * 5
     assert second["caches"] == [True] * 5
     assert second["before"] == sorted([*first["before"], "cache-0123.arrow", "my_cache", "pkg"])  # type: ignore[misc]
+
+
+def test_the_kernels_limit_of_namespaces_is_named() -> None:
+    """In a user namespace of its own a process may lower that limit. The kernel then says "No space left on device"."""
+    lower = 'for kind in user mnt; do echo 0 > /proc/sys/user/max_${kind}_namespaces; done; exec "$@"'
+    enter = "from autoddp.isolation.overlay import Layers, enter; enter(Layers('/nowhere', '/nowhere'), [], [])"
+    words = ["unshare", "-Ur", "sh", "-c", lower, "sh", sys.executable, "-c", enter]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True)
+    limits = "/proc/sys/user/max_user_namespaces is 0, /proc/sys/user/max_mnt_namespaces is 0"
+    why = f"this host does not allow a mount namespace (no more of them are allowed: {limits})"
+    assert done.stderr.splitlines()[-1].endswith(f"OverlayRefused: {why}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +70,7 @@ class Moved(HangTimeout):
 
     hangs: bool = False
 
-    def is_over(self, began: float, seconds: float) -> bool:
+    def is_over(self, began: float, seconds: float, ended: Collection[int] = ()) -> bool:
         return self.hangs
 
 

@@ -256,3 +256,23 @@ def test_a_job_that_is_not_the_recipes_runs_as_written(tmp_path: Path) -> None:
     ]
     dry = start(AUTODDP, folder, ["--dry-run", *words]).wait()
     assert "would tune: 20 trials" in dry.stdout
+
+
+def test_force_says_what_it_overrules() -> None:
+    """Whether the recipe is named or found; where nothing differs there is nothing to say."""
+    save(recipe(), "proj.train.autoddp.toml")
+    own = plan("--force", "train.py").says
+    assert own == plan("train.py").says
+    Path("proj.train.autoddp.toml").unlink()
+    save(recipe(world_size=8), "proj.train.autoddp.toml")
+    because = "though it was made for another job (world size 8 in the recipe, 2 here), because of --force"
+    assert plan("--force", "train.py").says == f"{own}, {because}"
+    named = ["--force", "--recipe", "proj.train.autoddp.toml"]
+    assert plan(*named, "train.py").says == f"{own}, {because}"
+    other = plan(*named, "a/exp/train.py").says
+    assert "a/exp/train.py here; world size 8 in the recipe, 2 here), because of --force" in other
+    note = Note(Path("proj.train.autoddp.toml"), parse([*TWO, "train.py"]))
+    note.path.write_text(note.begins(parse([*TWO, "train.py"])) + "input 0 differs\n")
+    assert (
+        "; the last launch with it was of another job (input 0 differs)), because" in plan("--force", "train.py").says
+    )

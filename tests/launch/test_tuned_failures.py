@@ -9,7 +9,7 @@ from test_tuned_scripts import run, summary
 REASONS = {
     "abort": "killed by SIGABRT",
     "raise": "rank 1: RuntimeError: planted: rank 1 cannot train with gradient_as_bucket_view",
-    "hang": "hung: no rank has moved for",
+    "hang": "hung: for 20 s every rank has waited for another one; rank",
 }
 
 

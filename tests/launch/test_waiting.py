@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from launchers import start
 
+from autoddp.codec import encode
 from autoddp.launch.waiting import Waiting
+from autoddp.wire import Heartbeat
 
 SCRIPT = """
 import os, time
@@ -29,13 +31,12 @@ def test_the_ranks_and_their_places_are_named(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     shorter = (
-        "import sys; from autoddp.launch import waiting; waiting._FIRST_WORD = waiting._NEXT_WORD = 4.0; "
-        "waiting._GIVEN_UP = 20.0; "
+        "import sys; from autoddp.launch import silence, waiting; silence._LONGEST = 4.0; waiting._GIVEN_UP = 20.0; "
         "from autoddp.cli.main import main; sys.argv[0] = 'autoddp'; main()"
     )
     words = ["--nproc-per-node", "2", "--trials", "1", "--tune-only", str(script)]
     launch = start((sys.executable, "-c", shorter), tmp_path / "run", words).wait()
-    line = [line for line in launch.stderr.splitlines() if "waiting for the first steps" in line][-1]
+    line = [line for line in launch.stderr.splitlines() if "waiting for the script's first steps: " in line][-1]
     assert "rank 1 is in train.py, line 5" in line
     assert "rank 0 is in init_process_group, called in train.py, line 10" in line
     (end,) = [line for line in launch.stderr.splitlines() if "no recipe was written: " in line]
@@ -45,49 +46,57 @@ def test_the_ranks_and_their_places_are_named(tmp_path: Path) -> None:
     assert launch.processes() == []
 
 
-def test_lines_come_after_half_a_minute_and_each_minute(tmp_path: Path) -> None:
-    now = 1000.0
-    said: list[tuple[float, str]] = []
-    waiting = Waiting(tmp_path, lambda text: said.append((now, text)), lambda: now)
-    began = now
-    for second in range(200):
-        now = began + second
-        (tmp_path / "0").write_text("read_all, called in data.py, line 3")
-        os.utime(tmp_path / "0", (now, now))
-        assert waiting.look() == ""
-    assert [round(at - began) for at, _ in said] == [31, 92, 153]
-    assert "rank 0 is in read_all, called in data.py, line 3 (host " in said[0][1]
+def beat(folder: Path, rank: int, place: str, still: float = 0.0, waits: float = 0.0) -> None:
+    (folder / str(rank)).write_text(encode(Heartbeat(place, still, waits)))
 
 
-def test_a_measurement_that_takes_long_is_told_with_its_limit(tmp_path: Path) -> None:
-    said: list[str] = []
-    waiting = Waiting(tmp_path, said.append, lambda: 1000.0)
-    (tmp_path / "0").write_text("train.py, line 9")
-    for measured in (20, 40, 20, 100):  # seconds of four measurements, one after another
-        for second in range(measured):
-            waiting.measuring(float(second), 200.0 - second)
-    where = f"rank 0 is in train.py, line 9 (host {os.uname().nodename})"
-    assert said == [
-        f"waiting for the end of some measured steps, {after}: {where}; tuning ends in at most {left}"
-        for after, left in (("31 s", "2 min 49 s"), ("31 s", "2 min 49 s"), ("1 min 32 s", "1 min 48 s"))
-    ]
+def test_a_rank_for_which_others_wait_is_named_once(tmp_path: Path) -> None:
+    now, host = 1000.0, os.uname().nodename
+    waiting = Waiting(tmp_path, lambda: now)
+    beat(tmp_path, 0, "validate, called in train.py, line 9", 3.0)
+    for rank in (1, 2):
+        beat(tmp_path, rank, "all_reduce, called in train.py, line 5", 9.0, 8.0)
+    assert waiting.for_whom() == ""
+    for rank in (1, 2):
+        beat(tmp_path, rank, "all_reduce, called in train.py, line 5", 10.0 + rank, 9.0)
+    said = "ranks 1, 2 have waited for 12 s for another one: rank 0 is in validate, called in train.py, line 9"
+    assert waiting.for_whom() == f"{said} (host {host})"
+    assert waiting.for_whom() == ""
+    beat(tmp_path, 1, "train.py, line 7")
+    beat(tmp_path, 2, "train.py, line 7")
+    assert waiting.for_whom() == ""
+    beat(tmp_path, 1, "all_reduce, called in train.py, line 5", 15.0, 11.0)
+    beat(tmp_path, 2, "all_reduce, called in train.py, line 5", 15.0, 11.0)
+    assert waiting.for_whom().startswith("ranks 1, 2 have waited for 15 s for another one: rank 0 is in validate")
+
+
+def test_a_host_on_which_a_rank_works_is_named(tmp_path: Path) -> None:
+    waiting = Waiting(tmp_path, lambda: 1000.0)
+    beat(tmp_path, 3, "backward, called in train.py, line 5", 11.0, 8.0)
+    assert (
+        waiting.for_whom(["node 0 (host0)"])
+        == "rank 3 has waited for 11 s for another one: a rank on node 0 (host0) works"
+    )
+    assert Waiting(tmp_path, lambda: 1000.0).for_whom() == ""  # all wait: that is a hang
 
 
 @pytest.mark.parametrize("jump", [0.0, 86400.0, -86400.0])
 def test_movement_starts_the_clock_again(jump: float, tmp_path: Path) -> None:
     """The files' times are the system's, which may jump in between; the clock of the launcher does not."""
     now = 1000.0
-    waiting = Waiting(tmp_path, lambda text: None, lambda: now)
-    place = tmp_path / "3"
-    place.write_text("wait")
-    written = place.stat().st_mtime
+    waiting = Waiting(tmp_path, lambda: now)
+    beat(tmp_path, 3, "wait")
+    written = (tmp_path / "3").stat().st_mtime
     now += 1700
-    assert waiting.look() == ""
-    os.utime(place, (written, written + jump + 1))
+    assert waiting.unmoved() == ""
+    beat(tmp_path, 3, "wait")
+    os.utime(tmp_path / "3", (written, written + jump + 1))
     now += 1700
-    assert waiting.look() == ""
+    assert waiting.unmoved() == ""
+    beat(tmp_path, 3, "wait", 1700.0)
+    os.utime(tmp_path / "3", (written, written + jump + 2))
     now += 1700
-    assert waiting.look() == ""
+    assert waiting.unmoved() == ""
     now += 200
-    where = f"rank 3 is in wait, not moved for 31 min 40 s (host {os.uname().nodename})"
-    assert waiting.look() == f"no rank has moved for 31 min 40 s: {where}"
+    where = f"rank 3 is in wait for 31 min 40 s (host {os.uname().nodename})"
+    assert waiting.unmoved() == f"no rank has moved for 31 min 40 s: {where}"

@@ -2,8 +2,8 @@
 
 import argparse
 import os
-import time
 
+import torch.distributed as dist
 from common import batches, finish, loss, network, optimizer, start, stop
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -14,8 +14,7 @@ def fail(kind: str, rank: int) -> None:
     if kind == "raise" and rank == 1:
         raise RuntimeError("planted: rank 1 cannot train with gradient_as_bucket_view")
     if kind == "hang" and rank == 1:
-        while True:
-            time.sleep(60)
+        dist.barrier()  # rank 0 waits for it in its backward pass
 
 
 def main() -> None:

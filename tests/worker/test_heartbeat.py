@@ -1,4 +1,4 @@
-"""What the heartbeat holds of a script while it looks at the stack."""
+"""What the heartbeat says of a rank, and what it holds of a script while it looks at the stack."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from on_ranks import on_ranks
+from wait_checks import checks
 
 from autoddp.worker import heartbeat
 
@@ -51,3 +53,13 @@ def test_a_count_of_references_has_no_variable_of_a_function_that_has_returned(s
     assert slow_looks.exists()
     assert kept > 0, "no look fell into the function: this test shows nothing"
     assert kept_at_the_count == 0
+
+
+def test_only_ranks_that_wait_for_each_other_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where one of them validates, alone or by a child process, sleeps, or computes in its backward pass."""
+    beats = tmp_path / "heartbeats"
+    beats.mkdir()
+    monkeypatch.setenv("HEARTBEATS", str(beats))
+    for found in on_ranks(2, checks, tmp_path):
+        assert found["hung"] == {"each waits for the other": True}
+        assert "ranks 0, 1 are in recv, called in wait_checks.py, line " in found["said"]

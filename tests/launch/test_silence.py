@@ -1,0 +1,69 @@
+"""While something is waited for, no half minute passes without a line. Here a half minute takes a fifth of a second."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from autoddp import log
+from autoddp.launch import silence
+from autoddp.launch.silence import awaiting
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+
+    def tell(text: str) -> None:
+        log.line_is_shown()
+        lines.append(text)
+
+    monkeypatch.setattr(silence, "tell", tell)
+    monkeypatch.setattr(silence, "_LONGEST", 0.2)
+    monkeypatch.setattr(silence, "_LOOKS", 0.01)
+    log.line_is_shown()
+    return lines
+
+
+def until(condition: object) -> None:
+    assert callable(condition)
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_wait_speaks_again_and_again(said: list[str]) -> None:
+    with awaiting("the others"):
+        until(lambda: len(said) >= 3)
+    assert said[0] == "waiting for the others, 0 s so far"
+    assert all(line.startswith("waiting for the others, ") for line in said)
+
+
+def test_the_innermost_wait_speaks_and_its_line_is_made_when_it_is_shown(said: list[str]) -> None:
+    steps = 0
+    with awaiting("all of it"):
+        with awaiting(lambda: f"{steps} steps"):
+            steps = 5
+            until(lambda: said)
+        assert set(said) == {"5 steps"}
+        until(lambda: said[-1].startswith("waiting for all of it, "))
+
+
+def test_other_lines_are_enough(said: list[str]) -> None:
+    with awaiting("the others"):
+        for _ in range(60):
+            log.line_is_shown()
+            time.sleep(0.01)
+            if said:  # this process was not run for that long
+                assert log.seconds_since_a_line() < 60
+                break
+    assert len(said) <= 1
+
+
+def test_the_thread_ends_with_the_last_wait(said: list[str]) -> None:
+    with awaiting("the others"), awaiting("more of them"):
+        assert "autoddp-words" in {thread.name for thread in threading.enumerate()}
+    until(lambda: "autoddp-words" not in {thread.name for thread in threading.enumerate()})

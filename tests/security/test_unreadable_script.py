@@ -1,0 +1,35 @@
+"""A script that belongs to another user."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from other_user import as_another_user, needs_root
+
+from autoddp.errors import UsageError
+from autoddp.launch.options import parse
+from autoddp.launch.script import require_script
+
+
+@needs_root
+def test_a_script_that_cannot_be_read_is_an_error_before_anything_starts() -> None:
+    """Under torchrun each rank fails with a line of Python's, and elastic's table follows."""
+    folder = Path(tempfile.mkdtemp(prefix="autoddp-test-"))  # another user cannot enter pytest's folders
+    folder.chmod(0o755)
+    place = folder / "train.py"
+    place.touch(mode=0o600)
+
+    def says() -> str:
+        try:
+            require_script(parse(["--trials", "0", str(place)]).torchrun)
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    try:
+        assert says() == ""
+        assert as_another_user(says) == f"{place} cannot be read by this user: see its mode and its owner (ls -l)"
+    finally:
+        shutil.rmtree(folder)
