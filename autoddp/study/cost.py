@@ -74,7 +74,7 @@ class Cost:
         if not self._made:
             return sys.maxsize
         usable = self.start.usable
-        most = max(_MOST_AT_FIRST, self._made // 2) if usable is None else usable // _BLOCKS
+        most = max(_MOST_AT_FIRST, self._made // 4) if usable is None else usable // _BLOCKS
         return max(_FEWEST, most // at_once)
 
     @contextlib.contextmanager
