@@ -41,21 +41,25 @@ def one_job(jobs: Local, length: int, rung: str, trials: int | None, own: list[s
     asked = [*([] if trials is None else ["--trials", str(trials)]), "--allow", rung]
     asked += ["--job-steps", str(JOB_STEPS)] if rung == "lossy" else []
     launched = jobs.step_seconds([*autoddp(*own, *asked), *script], skipped, timeout=LIMIT)
+    figures = {"length": length, "rung": rung, "trials": trials, "torchrun": base, "launched": launched}
+    return {**figures, "speedup": base / launched, **came_to(jobs)}
+
+
+def came_to(jobs: Local) -> dict[str, Any]:
+    """What tuning took, and what came of it. A script that gives no baseline is not studied, and leaves no summary."""
+    if not any(jobs.home(0).glob(".autoddp/*/summary.json")):
+        log = max(jobs.folder.glob("run*.log"), key=lambda path: path.stat().st_mtime).read_text()
+        why = re.findall("launching as written: (.*)", log)[0]
+        return {"seconds": None, "steps": None, "tried": 0, "outcome": "as written", "why": why}
     found = jobs.summary()
-    decision = found["decision"]
-    outcome = " ".join(f"{name}={value}" for name, value in sorted(decision["configuration"].items())) or "as written"
+    values, why = found["decision"]["configuration"], found["decision"]["why"]
+    outcome = " ".join(f"{name}={value}" for name, value in sorted(values.items())) or "as written"
     return {
-        "length": length,
-        "rung": rung,
-        "trials": trials,
-        "torchrun": base,
-        "launched": launched,
-        "speedup": base / launched,
         "seconds": found["wall_seconds"]["total"],
         "steps": sum(found["steps"].values()),
         "tried": len(found["trials"]),
-        "outcome": f"undecided, {outcome}" if re.match("undecided|there was no time", decision["why"]) else outcome,
-        "why": decision["why"],
+        "outcome": f"undecided, {outcome}" if re.match("undecided|there was no time", why) else outcome,
+        "why": why,
     }
 
 
@@ -99,8 +103,8 @@ def show(results: list[dict[str, Any]]) -> None:
                 f"{one['torchrun'] * 1e3:.0f} → {one['launched'] * 1e3:.0f}",
                 f"×{one['speedup']:.2f}",
                 "" if as_claimed is None else verdict(as_claimed),
-                f"{one['seconds']:.0f}",
-                one["steps"],
+                "-" if one["seconds"] is None else f"{one['seconds']:.0f}",
+                "-" if one["steps"] is None else one["steps"],
                 one["tried"],
                 one["outcome"],
             )

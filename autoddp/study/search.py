@@ -55,6 +55,10 @@ class Paired:
     rounds: tuple[Block, ...] = ()
     finalists: tuple[Standing, ...] = ()
 
+    def without(self, configuration: Configuration) -> Paired:
+        """The same, with this one not among the finalists."""
+        return replace(self, finalists=tuple(one for one in self.finalists if one.configuration != configuration))
+
 
 class Study:
     """`Study(measure, facts, asked, observer, screen).run()`. Without `screen` no env setting is ruled out."""
@@ -127,7 +131,7 @@ class Study:
     def _search(self, baseline: TrialRecord, won: Headroom, computing: float) -> None:
         """Run trials, and the finals of the best of them. `computing`: seconds of a step without any reduction."""
         trials, asked = self._trials, self._asked
-        if won.high >= WORTHWHILE and self._cost.left >= asked.trials * self._budget.trial():
+        if won.high >= WORTHWHILE and self._has_plenty_of_time:
             with contextlib.suppress(TrialFailed):  # the job was started again, and is as it was
                 self._recorded = self._cost.timelines(AS_WRITTEN, self._budget.recorded)
         trials.forecast = self._forecast(baseline, computing)
@@ -149,6 +153,11 @@ class Study:
                 break  # else there may be more by now: the script may be longer than it had to be taken for
         if settings and self._cost.left > 0:
             self._with_starts(settings, baseline)
+
+    @property
+    def _has_plenty_of_time(self) -> bool:
+        """Whether all trials that were asked for have time: then some may go to what the decision can do without."""
+        return self._cost.left >= self._asked.trials * self._budget.trial()
 
     def _headroom(self) -> tuple[TrialRecord, Headroom, list[Block]]:
         """Measure the script as written with and without DDP's reduction, alternating, to find what could be won.
@@ -235,7 +244,7 @@ class Study:
         offered: Sequence[Configuration] = self._facts.start_settings
         if won.high < WORTHWHILE:
             offered = [setting for setting in offered if not all(BY_NAME[name].on_the_link for name in setting)]
-        if not offered or self._asked.trials < _AT_LEAST_FOR_SETTINGS:
+        if not offered or self._asked.trials < _AT_LEAST_FOR_SETTINGS or not self._has_plenty_of_time:
             return []
         with self._cost.in_phase("screening"):
             self._judged = screened(offered, self._screen)
@@ -264,13 +273,13 @@ class Study:
         """
         self._cost.phase = "finals"
         expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
-        finalists = self._that_fit([c for rung in Rung for c in self._contenders(rung)], expected)
-        if not finalists:
-            return
+        before = [standing.configuration for standing in ladder_of(self._paired.finalists)]
+        contenders = [c for rung in Rung for c in self._contenders(rung)]
+        finalists = self._that_fit(list(dict.fromkeys([*contenders, *before])), expected)
         blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *finalists)}
         planned = self._planned_rounds(blocks, expected)
         for number in range(1, planned + 1):
-            if not self._final_round(blocks, expected):
+            if len(blocks) < 2 or not self._final_round(blocks, expected):
                 break
             if number >= FEWEST_ROUNDS:
                 self._paired = self._paired_of(blocks)
@@ -323,6 +332,7 @@ class Study:
                     found.pop(configuration, None)
                     if configuration != AS_WRITTEN:  # one that ran in its trial and fails now must not be launched
                         blocks.pop(configuration)
+                        self._paired = self._paired.without(configuration)
             missing = [c for c in blocks if c not in found or found[c][0] != self._cost.start.number]
             if not missing:
                 for configuration, (_, block) in found.items():

@@ -135,3 +135,23 @@ def test_at_least_half_of_the_trials_may_be_launched(allow: Rung, trials: int) -
     for number in range(1, trials + 1):
         allowed = sum(allow.allows(trial.configuration.rung) for trial in outcome.trials[:number])
         assert 2 * allowed >= number
+
+
+@pytest.mark.parametrize("when", ["in the trials", "in the finals"])
+@pytest.mark.parametrize("times", [0.25, 4.0])
+def test_a_link_that_changes_its_rate_is_decided_on_all_the_same(times: float, when: str) -> None:
+    """Trials before and after cannot be compared; rounds can, because all of a round are measured at about one time."""
+    undisturbed = SimulatedJob(**SLOW)
+    found = run(undisturbed, trials=6)
+    of_finals = len(found.baseline_rounds) * (1 + len(found.finalists))
+    changes_at = len(undisturbed.asked) - (of_finals // 2 if when == "in the finals" else of_finals + 6)
+
+    def spoil(index: int, _configuration: Configuration) -> None:
+        if index == changes_at:
+            job._link *= times
+
+    job = SimulatedJob(**SLOW, spoil=spoil)
+    outcome = run(job, trials=6)
+    assert len(outcome.baseline_rounds) == len(found.baseline_rounds)
+    launched = outcome.decision.configuration
+    assert launched == AS_WRITTEN or gain(job, outcome) > 1.05
