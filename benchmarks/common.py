@@ -99,19 +99,19 @@ class Local:
             raise RuntimeError(f"{' '.join(words)} ended with {codes}:\n{path.read_text()[-3000:]}")
         return seconds
 
-    def step_seconds(self, words: Sequence[str], warmup: int, at_once: int = 1) -> float:
+    def step_seconds(self, words: Sequence[str], warmup: int, at_once: int = 1, timeout: float = TIMEOUT) -> float:
         """Median seconds per step, after `warmup` steps, of a job that has the option --times; the mean over ranks.
 
         If `at_once` steps become one, it is the median of the mean of each such group.
         """
-        ranks = self.ranks_seconds(words)
+        ranks = self.ranks_seconds(words, timeout)
         groups = [range(at, at + at_once) for at in range(warmup, len(ranks[0]) - at_once + 1, at_once)]
         return sum(median([sum(rank[i] for i in group) / at_once for group in groups]) for rank in ranks) / len(ranks)
 
-    def ranks_seconds(self, words: Sequence[str]) -> list[list[float]]:
+    def ranks_seconds(self, words: Sequence[str], timeout: float = TIMEOUT) -> list[list[float]]:
         """Seconds of each step on each rank, of a job that has the option --times."""
         path = self.folder / f"times{next(self._numbers)}.json"
-        self.run([*words, "--times", str(path)])
+        self.run([*words, "--times", str(path)], timeout)
         found: list[list[float]] = json.loads(path.read_text())
         return found
 

@@ -23,7 +23,7 @@ from autoddp.launch.secret_words import without_secrets
 from autoddp.launch.tune import Tuned
 from autoddp.launch.usual_folders import elsewhere
 from autoddp.log import get_logger
-from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, parse, save
+from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, load, parse, save
 from autoddp.report import Terminal, say, summary, summary_of_diagnosis, try_next, warn, what_was_won, write_summary
 from autoddp.report.node_text import node_text
 from autoddp.study import Outcome
@@ -57,15 +57,22 @@ class Results:
         say(f"{what} {options.script}{trials}; logs in {folder.path}")
         self.observer = Terminal(options.study.allows, folder.log, not options.tune_only)
         self.progress = self.observer.progress
+        self._outcome: Outcome | None = None
 
     def __enter__(self) -> Results:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Where tuning was interrupted, or too few hosts are left, no job follows: write what was measured."""
         self.observer.close()
+        if kind is not None and self._outcome is not None:
+            self._write_summary(summary(self._outcome, {}, "") | {"recipe_text": ""})
 
     def recipe(self, outcome: Outcome, inputs: tuple[str, ...]) -> str:
-        """The recipe's text."""
+        """The recipe's text; "" where too little was measured to decide, so that the next start tunes again."""
+        self._outcome = outcome
+        if outcome.decision.is_open:
+            return ""
         recipe = recipe_of(outcome, start_step(self._options.job_steps), self._folder.path.name)
         of_job = replace(recipe.fits, script=script_names(self._options)[0], inputs=inputs)
         made_by = replace(recipe.made_by, arguments=arguments_digest(self._options))
@@ -84,19 +91,25 @@ class Results:
             found = summary(tuned.outcome, tuned.wall_seconds, str(place or options.recipe_path))
             self._write_summary(found | {"recipe_text": tuned.recipe})
         if place is None:
-            why = f"{tuned.why or 'the leading node gave up'}; see {folder.path}"
+            not_tuned, why = "warning: not tuned, ", tuned.why or "the leading node gave up"
+            if tuned.outcome is not None and tuned.outcome.decision.is_open:
+                not_tuned, why = "", tuned.outcome.decision.why
             if options.tune_only:
-                raise NotTuned(f"no recipe was written: {why}")
-            say(f"warning: not tuned, launching as written: {why}")
+                raise NotTuned(f"no recipe was written: {why}; see {folder.path}")
+            say(f"{not_tuned}launching as written: {why}; see {folder.path}")
             if not options.ranks_given and not tuned.built_ddp:
                 say(set_one(options.torchrun))
             return mode
-        if tuned.cut_short:
-            say(f"tuning ended early, with what was known: {tuned.cut_short}")
+        recipe = parse(tuned.recipe, place)
+        if tuned.outcome is not None and tuned.outcome.ended:
+            say(f"tuning ended early, with what was known: {tuned.outcome.ended}")
+            say(f"{'chosen:' if options.tune_only else 'launching'} {recipe.configuration}: {recipe.evidence.why}")
+        if _is_worth_more(place, recipe):
+            return mode
         place = keep(tuned.recipe, place, options, folder.previous_recipe)
         if tuned.outcome is not None:
             self._close(tuned.outcome, place)
-        return replace(mode, recipe=parse(tuned.recipe, place), path=place)
+        return replace(mode, recipe=recipe, path=place)
 
     def keep_diagnosis(self, tuned: Tuned) -> None:
         """Write a diagnosis that was all that was asked for to the run's folder, in place of a study's results."""
@@ -154,6 +167,19 @@ class Results:
         words = ["--nproc-per-node", str(torchrun.nproc_per_node), *(["-m"] if torchrun.module else []), options.script]
         same_job = [*words, *without_secrets(torchrun.training_script_args)] if node_range(torchrun)[1] == 1 else []
         say(try_next(outcome, str(place), same_job))
+
+
+def _is_worth_more(place: Path, new: Recipe) -> bool:
+    """Whether the recipe that stands there has final rounds, and the new one, which launches as written, has none."""
+    if new.evidence.final_rounds or new.configuration or not place.exists():
+        return False
+    try:
+        rounds = load(place).evidence.final_rounds
+    except RecipeError:
+        return False
+    if rounds:
+        say(f"{place} stays: it rests on {rounds} final rounds, and this study has made none")
+    return rounds > 0
 
 
 def keep(text: str, place: Path, options: Options, previous: Path | None) -> Path:

@@ -11,7 +11,8 @@ from autoddp.units import duration
 
 _UNASKED = 300.0  # seconds from the script's first step, where no --budget is given
 _SHORTEST = 30.0  # seconds that tuning may take however short the script is
-_GRACE = 0.1  # of the whole: the study plans by `left`, so a measurement that has begun before may still end
+_GRACE = 0.1  # of the whole: the study plans by `planned`, so a measurement that has begun before may still end
+_TIMES_AS_LONG = 2.0  # as it has run until now: so long is a script whose length is not known taken to be
 
 
 def command_given() -> float:
@@ -27,8 +28,10 @@ class Deadline:
         deadline.left                # seconds
 
     `budget`: seconds from `began`, where the command was given, to the launch of the real job. None: not given; then
-    the time counts from the script's first step, and is no longer than the script has run in the longest start.
-    `why_over`: the reason when the budget is over, where it is not the one that --budget has set.
+    the time counts from the script's first step. `by_length`: without a budget, tuning takes no longer than the script
+    has run in the longest start. It is False where the user has said how many trials to run: the script is then started
+    as often as they need. `why_over`: the reason when the budget is over, where it is not the one that --budget has
+    set.
     """
 
     def __init__(
@@ -37,13 +40,16 @@ class Deadline:
         began: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         why_over: str = "",
+        by_length: bool = True,
     ) -> None:
         self._budget = budget
         self._why_budget_is_over = why_over
         self._clock = clock
         self._since = None if budget is None else (clock() if began is None else began)
         self._seconds = _UNASKED if budget is None else budget
+        self._by_length = by_length and budget is None
         self._script_steps = 0
+        self._script_has_ended = False
         self._how_script_ended = ""
 
     def stepped(self) -> None:
@@ -57,10 +63,10 @@ class Deadline:
         An end after fewer steps than in another start says nothing: the script may end early under what was tried.
         `steps`: 0 where the number is not known.
         """
-        if self._budget is not None or steps < self._script_steps:
+        if not self._by_length or steps < self._script_steps:
             return
         longest = self._seconds if steps == self._script_steps else _UNASKED
-        self._script_steps = steps
+        self._script_steps, self._script_has_ended = steps, True
         if max(_SHORTEST, seconds) < longest:
             self._seconds, self._how_script_ended = max(_SHORTEST, seconds), how
         else:
@@ -69,7 +75,18 @@ class Deadline:
     @property
     def left(self) -> float | None:
         """Seconds that tuning may still take; negative where it should be over, None before the first step."""
-        return None if self._since is None else self._seconds - (self._clock() - self._since)
+        return None if self._since is None else self._seconds - self._spent
+
+    @property
+    def planned(self) -> float | None:
+        """Seconds that a study should plan with: `left`, or fewer where the script may soon show how short it is."""
+        if self.left is None or self._script_has_ended or not self._by_length:
+            return self.left
+        return min(self.left, max(_SHORTEST, _TIMES_AS_LONG * self._spent) - self._spent)
+
+    @property
+    def _spent(self) -> float:
+        return 0.0 if self._since is None else self._clock() - self._since
 
     @property
     def at_most(self) -> float | None:
@@ -85,5 +102,6 @@ class Deadline:
             return self._why_budget_is_over or f"--budget {duration(self._budget)} is over"
         took = f"tuning has taken {duration(self._seconds)}"
         if self._seconds < _UNASKED:
-            return f"{took}, and a start of the script no longer: {self._how_script_ended}; --budget allows more"
+            how = f"and a start of the script no longer: {self._how_script_ended}"
+            return f"{took}, {how}; --trials N or --budget allows more"
         return f"{took}; --budget allows more"

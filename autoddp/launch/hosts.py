@@ -190,18 +190,22 @@ class Hosts:
         except (RuntimeError, TimeoutError):
             return ""
 
-    def one_recipe(self, found: str, built_ddp: bool, say: Callable[[str], None]) -> tuple[str, bool]:
+    def one_recipe(
+        self, found: str, built_ddp: bool, say: Callable[[str], None], measured: int = 0
+    ) -> tuple[str, bool]:
         """The recipe that all hosts launch with, and whether the script has built a DDP model on any.
 
-        The recipe is "" if there is none, or if a host says nothing. HostLost if the job cannot run with the hosts that
-        are left. A silent one is waited for, for a minute, and so is the one that keeps the store.
+        It is that of the launcher that knows most measurements (`measured`), which is the one that has led: where
+        tuning was ended in the middle, others may have missed the last ones. The recipe is "" if there is none, or if a
+        host says nothing. HostLost if the job cannot run with the hosts that are left. A silent one is waited for, for
+        a minute, and so is the one that keeps the store.
         """
         if self.store is None:
             return found, built_ddp
         try:
             with awaiting(_OTHERS):
                 self._presence.await_store(_RETURN, say)  # as long as the others wait for this host
-                self._set(f"recipe/{self.rank}", (found, built_ddp))
+                self._set(f"recipe/{self.rank}", (found, built_ddp, measured))
                 decided = self._decided_by_the_first(self._absent("recipe", say))
         except (RuntimeError, TimeoutError) as error:
             raise HostLost(f"{self._presence.why_over or first_line(error)}; no job is started") from None
@@ -237,10 +241,10 @@ class Hosts:
             gone = self._presence.missing()
             names = [f"{self._presence.name_of(rank)} {gone.get(rank, 'does not answer')}" for rank in absent]
             here = [rank for rank in range(self.nodes) if rank not in absent]
-            said = [self._get(f"recipe/{rank}", tuple[str, bool]) for rank in here]
+            said = [self._get(f"recipe/{rank}", tuple[str, bool, int]) for rank in here]
             mine = _Decision(
-                recipe="" if absent else next((recipe for recipe, _ in said if recipe), ""),
-                built_ddp=any(built for _, built in said),
+                recipe="" if absent else max(said, key=lambda one: (one[2], bool(one[0])))[0],
+                built_ddp=any(built for _, built, _ in said),
                 without=[rank for rank in absent if rank in gone],
                 why=", ".join(names),
             )

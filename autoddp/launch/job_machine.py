@@ -25,7 +25,7 @@ MEASURING           | a rank fails, or rank 0's script ends        | LOST       
 MEASURING           | Tick: the ranks have waited for each other   |            |
                     | for too long                                 | LEAVING    | kill the ranks; the measurement fails
 LOST                | the end of each rank is known, or Tick: 5 s  | LEAVING    | the measurement fails; without any
-                    |                                              |            | failure: it stays open, for half the
+                    |                                              |            | failure: it stays open, for fewer
                     |                                              |            | steps; once, after steps without
                     |                                              |            | reduction in this attempt: it stays
                     |                                              |            | open as it is
@@ -94,6 +94,7 @@ from autoddp.wire import (
     Measure,
     Message,
     Ready,
+    Start,
     StopTuning,
     Welcome,
     encode,
@@ -102,6 +103,7 @@ from autoddp.wire import (
 NO_DDP = "the script built no DistributedDataParallel model"
 TOO_SHORT = "the script ends before a single measurement can be made"
 """Why there is nothing to measure in a script that is in order."""
+_FEWEST_USABLE = 8  # steps of a start that can be measured: with fewer, each measurement would cost a start
 _FEWEST_STEPS = 2  # of a measurement, however often the script ends before one is done: one step would be a guess
 _FUTILE_ATTEMPTS = 3  # one after another without a measurement; each may ask for half as many steps as the one before
 _MOST_FAULTS = 12  # attempts that may fail in a trial before tuning is given up
@@ -321,6 +323,8 @@ class _Attempt:
     """What is known of one start of the script."""
 
     number: int
+    began: float = 0.0
+    """On the machine's clock."""
     entries_before: int = 0
     """Length of the journal when it began."""
     workers: list[Worker] = field(default_factory=list)
@@ -330,6 +334,8 @@ class _Attempt:
     was_ready: bool = False
     ready_at: float = 0.0
     """On the machine's clock."""
+    steps_before: int = 0
+    """That the script had made when it was ready."""
     order: Measure | None = None
     """What rank 0 was told, as long as it has not answered."""
     ordered_at: float = 0.0
@@ -356,6 +362,11 @@ class _Attempt:
     """Its verdict, once it has ended."""
     start_failed: str = ""
     """Why, if its variables are to blame and no measurement has failed for it yet."""
+
+    @property
+    def usable(self) -> int | None:
+        """Steps that could be measured in it; None where that is not known."""
+        return self.steps - self.steps_before if self.was_ready and self.steps else None
 
     @property
     def how_ended(self) -> str:
@@ -398,6 +409,8 @@ class JobMachine:
         self._most_steps: int | None = None  # no limit, until the script has ended within a measurement
         self._fresh_start = True
         self._known_to_all = 0
+        self._starts_before = 0  # those of a study that goes on
+        self._length: int | None = None  # see `wire.Start`
         self._asked_again: list[int] = []
         self._futile_attempts = self._faults = 0
 
@@ -473,6 +486,7 @@ class JobMachine:
                 event.reply.set_result(None)
             case TakenOver(entries):
                 self._journal.earlier = entries
+                self._starts_before = 1 + max((entry.asked.start.number for entry in entries), default=-1)
                 event.reply.set_result(None)
             case Learned(entries):
                 self._learn(entries)
@@ -561,7 +575,7 @@ class JobMachine:
             reply.set_exception(TrialFailed(entry.failure))
             return
         self._hang_timeout.step_seconds = self._hang_timeout.step_seconds or median(entry.done.seconds)
-        reply.set_result(replace(entry.done, left=entry.asked.left))
+        reply.set_result(replace(entry.done, left=entry.asked.left, start=entry.asked.start))
 
     def _order(self, question: MeasureAsked, leader: Worker) -> None:
         attempt = self._attempt
@@ -591,13 +605,20 @@ class JobMachine:
         again = self._fresh_start and not asked.apply
         before = self._journal.entries[self._known_to_all : asked.index] if self._fresh_start else []
         self._fresh_start = False
+        most, attempt = self._most_steps, self._attempt
         return replace(
             asked,
-            steps=asked.steps if self._most_steps is None else min(asked.steps, self._most_steps),
+            steps=asked.steps if most is None else min(asked.steps, most),
             apply=asked.apply or again,
             warmup=max(asked.warmup, 2) if again else asked.warmup,
             missed=tuple(before),
-            left=self._deadline.left,
+            left=self._deadline.planned,
+            start=Start(
+                number=self._starts_before + attempt.number,
+                seconds=attempt.ready_at - attempt.began,
+                steps=attempt.steps_before,
+                length=self._length,
+            ),
         )
 
     def _tell_finish(self, question: FinishAsked, leader: Worker) -> None:
@@ -625,7 +646,7 @@ class JobMachine:
         if self.state is State.OVER:
             event.reply.set_result(None)
             return
-        self._attempt = _Attempt(event.number, len(self._journal.entries))
+        self._attempt = _Attempt(event.number, self._clock(), len(self._journal.entries))
         self._hang_timeout.attempt_begins(event.heartbeats)
         self.state = State.STARTING
         event.reply.set_result(self._starts.begin())
@@ -671,6 +692,7 @@ class JobMachine:
         self._starts.ready()
         self._deadline.stepped()
         self._attempt.ready_at = self._attempt.ready_at or self._clock()
+        self._attempt.steps_before = message.steps
         if worker.hello.rank == 0:
             self._attempt.leader, self._fresh_start = worker, True
         self.state = State.READY
@@ -680,7 +702,8 @@ class JobMachine:
         if attempt.order is None or message.index != attempt.order.index:
             return
         assert isinstance(question, MeasureAsked)
-        self._journal.add(Entry(replace(question.asked, left=attempt.order.left), replace(message, measure=None)))
+        given = replace(question.asked, left=attempt.order.left, start=attempt.order.start)
+        self._journal.add(Entry(given, replace(message, measure=None)))
         self._known_to_all = message.index  # no rank ends a block before it has told of the one before
         attempt.order, attempt.is_trying = None, False
         if self.state is State.MEASURING:
@@ -783,7 +806,8 @@ class JobMachine:
             self._journal.add(Entry(self._question.asked, None, cause))
         else:
             # Whatever remains must fit between two of the script's ends.
-            self._most_steps = max(_FEWEST_STEPS, self._attempt.order.steps // 2)
+            usable, asked = self._attempt.usable, self._attempt.order.steps
+            self._most_steps = max(_FEWEST_STEPS, asked // 2 if usable is None else usable // 3)
         self._take_back_the_order()
 
     @property
@@ -838,10 +862,18 @@ class JobMachine:
             elif self._starts.has_variables and not self._starts.stale:
                 attempt.start_failed = failure
         if not failure and attempt.was_ready and not (attempt.told_to_leave or attempt.another_follows or ended_here):
-            self._deadline.script_took(self._clock() - attempt.ready_at, attempt.steps, attempt.how_ended)
+            self._script_has_ended(attempt)
         attempt.failure = failure
         attempt.limit = self._clock() + _SETTLING
         self.state = State.JUDGING
+
+    def _script_has_ended(self, attempt: _Attempt) -> None:
+        """By itself: this is how long it is, or how long it was under what has been tried, which may be faster."""
+        as_written = attempt.steps * (self._hang_timeout.step_seconds or 0.0)
+        seconds = max(as_written, self._clock() - attempt.ready_at)
+        self._deadline.script_took(seconds, attempt.steps, attempt.how_ended)
+        if attempt.steps:
+            self._length = min(attempt.steps, self._length or attempt.steps)
 
     def _conclude(self) -> None:
         """After an attempt: reply whether there is another one, once the study has said what it wants next."""
@@ -883,6 +915,8 @@ class JobMachine:
             never = not self._journal.entries and not attempt.tried
             many = f"{_FUTILE_ATTEMPTS} starts have ended before that was measured"
             return TOO_SHORT if never else f"{attempt.how_ended}; {many}"
+        if not futile and not attempt.is_trying and attempt.usable is not None and attempt.usable < _FEWEST_USABLE:
+            return f"a start of the script gives {attempt.usable} steps to measure, and {_FEWEST_USABLE} are needed"
         return ""
 
     def _end(self, why: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from autoddp.codec import encode, replace
 from autoddp.files import append
 from autoddp.log import get_logger
-from autoddp.wire import Entry, Measure
+from autoddp.wire import Entry, Measure, Start
 
 logger = get_logger(__name__)
 
@@ -68,5 +68,6 @@ def answers(entry: Entry, asked: Measure) -> bool:
 
 
 def _same(one: Measure, other: Measure) -> bool:
-    """Whether both ask for the same measurement, however much time was left."""
-    return replace(one, left=None, missed=()) == replace(other, left=None, missed=())
+    """Whether both ask for the same measurement, whatever was left, and in whatever start of the script."""
+    one, other = (replace(asked, left=None, start=Start(), missed=()) for asked in (one, other))
+    return one == other

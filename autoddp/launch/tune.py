@@ -41,7 +41,7 @@ from autoddp.launch.waiting import Waiting
 from autoddp.log import get_logger, printable, tell
 from autoddp.recipe import require_replaceable
 from autoddp.settings import StudySettings
-from autoddp.study import FailsWithoutReduction, Observer, Outcome, Study, TrialFailed, TuningOver
+from autoddp.study import INTERRUPTED, FailsWithoutReduction, Observer, Outcome, Study, TrialFailed, TuningOver
 from autoddp.timing import Difference
 from autoddp.timing.timeline import Timeline
 from autoddp.units import data_size, duration
@@ -71,8 +71,6 @@ class Tuned:
     why: str = ""
     built_ddp: bool = False
     """Whether the script has built a DDP model on some host."""
-    cut_short: str = ""
-    """Why tuning ended before all final rounds were run, where the recipe rests on those before."""
     wall_seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -160,7 +158,10 @@ class Reporter(Protocol):
         """Show a line that must not be overlooked."""
 
     def recipe(self, outcome: Outcome, inputs: tuple[str, ...]) -> str:
-        """The recipe's text. `inputs`: what the models were called with, see `recipe.inputs`."""
+        """The study is over: the recipe's text, or "" where too little was measured for one.
+
+        `inputs`: what the models were called with, see `recipe.inputs`.
+        """
 
 
 @dataclass
@@ -209,19 +210,17 @@ class Tuning:
                 self._make_attempts(job)
         except BaseException as error:
             # The study must know before the ranks are gone, here or on other hosts.
-            job.give_up("interrupted")
+            job.give_up(INTERRUPTED)
             self._leave(error)
             raise
         finally:
-            job.give_up("interrupted")  # without effect where tuning is over
+            job.give_up(INTERRUPTED)  # without effect where tuning is over
             screening.stop()
             thread.join()
             job.close()
-        if tuned.recipe and not self.hosts.several:
-            tuned.cut_short = job.machine.why_over
         if job.machine.finished is not None:
             tuned.recipe = job.machine.finished.recipe or tuned.recipe  # the leading host's, the same everywhere
-        self._agree_on_the_recipe(tuned, job.machine.built_ddp)
+        self._agree_on_the_recipe(tuned, job.machine.built_ddp, len(job.machine.measured))
         study_is_over(self._folder)
         tuned.wall_seconds["total"] = time.perf_counter() - began
         return tuned
@@ -229,11 +228,11 @@ class Tuning:
     @property
     def _deadline(self) -> Deadline:
         if self.options.budget is not None or not self.options.diagnose_only:
-            return Deadline(self.options.budget, self.began)
+            return Deadline(self.options.budget, self.began, by_length=self.options.trials is None)
         why_over = f"{self.options.activity} has taken {duration(_LONGEST_DIAGNOSIS)}; --budget allows more"
         return Deadline(_LONGEST_DIAGNOSIS, self.began, why_over=why_over)
 
-    def _agree_on_the_recipe(self, tuned: Tuned, built_ddp: bool) -> None:
+    def _agree_on_the_recipe(self, tuned: Tuned, built_ddp: bool, measured: int = 0) -> None:
         """All hosts launch with the same recipe, or none of them with one; HostLost where too few are left.
 
         Where nothing is to be launched, what was found stands on the hosts that are left.
@@ -244,7 +243,8 @@ class Tuning:
             self.reporter.warn(f"the diagnosis ended early: {why_over}")
             return
         try:
-            tuned.recipe, tuned.built_ddp = self.hosts.one_recipe(tuned.recipe, built_ddp, self.reporter.say)
+            say = self.reporter.say
+            tuned.recipe, tuned.built_ddp = self.hosts.one_recipe(tuned.recipe, built_ddp, say, measured)
         except BaseException as error:
             self._leave(error)
             if tuned.diagnosis is None or not isinstance(error, HostLost):
@@ -278,9 +278,9 @@ class Tuning:
             )
             tuned.outcome = study.run()
             tuned.wall_seconds["start-up"] += job.machine.waited
-            recipe = self.reporter.recipe(tuned.outcome, job.inputs)
-            job.finish(recipe)
-            tuned.recipe = recipe
+            tuned.recipe = self.reporter.recipe(tuned.outcome, job.inputs)
+            if not tuned.outcome.ended:
+                job.finish(tuned.recipe)
         except TuningOver as over:
             tuned.why = str(over)
         except TrialFailed as failed:

@@ -44,8 +44,8 @@ def best_allowed(ladder: Sequence[Entry], allow: Rung, accumulate_up_to: int) ->
         best_allowed(recipe.ladder, Rung.NEAR, accumulate_up_to=1)
 
     The exact rung is taken where it surely gains. A rung that changes training is taken only where it is surely
-    `WORTH_A_CHANGE` times as fast as the user's settings and as each milder rung that is allowed, whether or not that
-    one gains by itself.
+    `WORTH_A_CHANGE` times as fast as what could be launched in its place: the user's settings, and each milder rung
+    that is allowed and surely faster than those.
     """
     allowed = [entry for entry in ladder if entry.configuration.allowed_by(allow, accumulate_up_to)]
     allowed.sort(key=lambda entry: entry.configuration.rung.order)
@@ -56,7 +56,7 @@ def best_allowed(ladder: Sequence[Entry], allow: Rung, accumulate_up_to: int) ->
 def _is_worth_it(entry: OnALadder, milder: Sequence[OnALadder]) -> bool:
     if entry.configuration.rung is Rung.EXACT:
         return entry.speedup_low > 1.0
-    gains = [entry.speedup_low, *(_low_over(entry, other) for other in milder)]
+    gains = [entry.speedup_low, *(_low_over(entry, other) for other in milder if other.speedup_low > 1.0)]
     return all(gain > WORTH_A_CHANGE for gain in gains)
 
 

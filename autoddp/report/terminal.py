@@ -214,8 +214,11 @@ class Terminal(Observer):
             self._note(
                 f"predicted before they were measured: half of the trials within {half}, 90 % within {nine_of_ten}"
             )
-        verb = "launching" if self._launches else "chosen:"
-        self._line(f"{verb} {outcome.decision.configuration}: {outcome.decision.why}")
+        # Where too little was measured, or tuning has ended early, what is launched is said when that is settled: the
+        # user may have ended it, and of several hosts one may know more.
+        if not outcome.ended and not outcome.decision.is_open:
+            verb = "launching" if self._launches else "chosen:"
+            self._line(f"{verb} {outcome.decision.configuration}: {outcome.decision.why}")
 
     def _line(self, text: str) -> None:
         line = printable(text)

@@ -4,13 +4,14 @@ Only this package imports Optuna. It knows nothing of processes and sockets: its
 """
 
 from autoddp.settings import StudySettings
-from autoddp.study.measure import FailsWithoutReduction, Measure, TrialFailed, TuningOver
+from autoddp.study.measure import INTERRUPTED, FailsWithoutReduction, Measure, TrialFailed, TuningOver
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import Decision, Outcome, Screened, Standing, TrialRecord
 from autoddp.study.search import Study
 from autoddp.study.semifinals import Semifinal
 
 __all__ = [
+    "INTERRUPTED",
     "Decision",
     "FailsWithoutReduction",
     "Measure",

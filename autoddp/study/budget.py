@@ -79,11 +79,13 @@ class StepBudget:
         """As `block`, in the finals. Slow steps: as many as take the time of one baseline step; five rounds suffice."""
         return max(1, round(self.step / seconds)) if seconds >= _SLOW else self.block(seconds, at_once)
 
+    def turn(self, configuration: Configuration, seconds: float) -> tuple[int, int]:
+        """Steps to warm up and to time in one round of the finals, at `seconds` per step."""
+        return self.warmup_of(configuration, seconds), self.final_block(seconds, configuration.steps_per_update)
+
     def round_of(self, configuration: Configuration, seconds: float) -> float:
         """Seconds that a configuration takes in one round of the finals, with its warm-up, at `seconds` per step."""
-        at_once = configuration.steps_per_update
-        steps = self.warmup_of(configuration, seconds) + self.final_block(seconds, at_once)
-        return steps * seconds * at_once
+        return sum(self.turn(configuration, seconds)) * seconds * configuration.steps_per_update
 
     def semifinal(self, configuration: Configuration, seconds: float) -> tuple[int, int]:
         """Number of steps to warm up and to time in a semifinal; contenders are alike, so little has to settle."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,7 +14,11 @@ from autoddp.knobs import Configuration, GradientError
 from autoddp.study.measure import Measure
 from autoddp.timing import Block
 from autoddp.timing.timeline import Timeline
-from autoddp.wire import BlockDone, Experiment
+from autoddp.wire import BlockDone, Experiment, Start
+
+_BLOCKS = 16  # that one start of a short script has room for
+_FEWEST = 2  # steps of a block of a short script, and of a warm-up
+_MOST_AT_FIRST = 8  # the same, as long as the script may turn out to be short
 
 
 class Cost:
@@ -30,6 +35,47 @@ class Cost:
         self.wall_seconds: dict[str, float] = defaultdict(float)
         self.left = math.inf
         """Seconds that tuning may still take. All nodes have the same number, so they decide alike by it."""
+        self.start = Start()
+        """The start of the script that the last block is from."""
+        self.total = 0.0
+        """Seconds that all measurements have taken, starts of the script included."""
+        self._made = 0
+
+    @property
+    def steps_left(self) -> float:
+        """Steps of the script in this start, from here on; as many as it has made, where its length is not known.
+
+        Infinite where they are not counted.
+        """
+        if not self._made:
+            return math.inf
+        length = self.start.length
+        return self._made if length is None else max(0, length - self._made)
+
+    @property
+    def steps_of_a_start(self) -> float:
+        """Steps that one start of the script gives, as far as that is known; infinite where it is not."""
+        usable = self.start.usable
+        return math.inf if usable is None else usable
+
+    def affords(self, seconds: float, steps: float) -> bool:
+        """Whether there is time for so many steps, and for the starts of the script that they need."""
+        missing = steps - self.steps_left
+        starts = math.ceil(missing / max(1.0, min(self.steps_of_a_start, self._made))) if missing > 0 else 0
+        return self.left > seconds + starts * self.start.seconds
+
+    def steps_of(self, warmup: int, steps: int, at_once: int = 1) -> int:
+        """Steps of the script that a block of these numbers takes."""
+        most = self._most(at_once)
+        return (min(warmup, most) + min(steps, most)) * at_once
+
+    def _most(self, at_once: int) -> int:
+        """Largest number of steps of a block, and of its warm-up: a short script must have room for many blocks."""
+        if not self._made:
+            return sys.maxsize
+        usable = self.start.usable
+        most = max(_MOST_AT_FIRST, self._made // 4) if usable is None else usable // _BLOCKS
+        return max(_FEWEST, most // at_once)
 
     @contextlib.contextmanager
     def in_phase(self, phase: str) -> Iterator[None]:
@@ -43,8 +89,12 @@ class Cost:
     def block(
         self, configuration: Configuration, warmup: int, steps: int, *, reduce: bool = True, apply: bool = True
     ) -> Block:
-        """Measure one block of `steps` steps. The time of a failed measurement is counted too."""
-        done = self._measured(configuration, warmup, steps, reduce, apply)
+        """Measure one block of `steps` steps, or fewer where the script is short.
+
+        The time of a failed measurement is counted too.
+        """
+        most = self._most(configuration.steps_per_update)
+        done = self._measured(configuration, min(warmup, most), min(steps, most), reduce, apply)
         return Block(done.seconds, done.slowest)
 
     def recorded(
@@ -77,7 +127,9 @@ class Cost:
         try:
             done = self._measure(configuration, warmup, steps, reduce=reduce, apply=apply, **more)
         finally:
-            self.wall_seconds[self.phase] += time.perf_counter() - began
+            took = time.perf_counter() - began
+            self.wall_seconds[self.phase] += took
+            self.total += took
         at_once = configuration.steps_per_update
         self.compilations += done.compilations
         self.steps["measured"] += len(done.seconds) * at_once
@@ -87,4 +139,5 @@ class Cost:
         self.wall_seconds["turns"] += done.apply_seconds
         left = math.inf if done.left is None else done.left
         self.left = left - sum(done.seconds) * at_once - done.warmup_seconds - done.apply_seconds
+        self.start, self._made = done.start, done.made
         return done

@@ -25,6 +25,10 @@ class FailsWithoutReduction(TrialFailed):
         self.when = f"{when} steps without DDP's reduction"
 
 
+INTERRUPTED = "interrupted"
+"""Why tuning is over where the user has ended autoddp: nothing is launched then."""
+
+
 class TuningOver(Exception):
     """The job cannot be measured any more; the text says why."""
 

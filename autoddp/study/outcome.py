@@ -108,6 +108,8 @@ class Decision:
     why: str
     further: Rung | None = None
     """The rung that would be launched if the user allowed it."""
+    is_open: bool = False
+    """Whether the settings stay because too little was measured, and not because nothing gains."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,8 @@ class Outcome:
     """What was learned of a step, for predictions; None where too little could be recorded."""
     timelines: tuple[Timeline, ...] = ()
     """Some steps as written, of each rank; empty where none were recorded."""
+    ended: str = ""
+    """Why tuning was over before the study was; "" if the study came to its end."""
 
     @property
     def drifted(self) -> bool:

@@ -5,11 +5,12 @@ So a launcher that takes over a study can replay its journal through this code a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autoddp.knobs import AS_WRITTEN, BY_NAME, GRADIENT_RUNGS, Configuration, Rung, Value
 from autoddp.knobs.computing import OPTIMIZE_DDP, REDUCE_OVERHEAD
@@ -22,10 +23,18 @@ from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, StepBudget
 from autoddp.study.cost import Cost
 from autoddp.study.env_trials import RESERVED, EnvTrials, Screen, screened
 from autoddp.study.forecast import Forecast
-from autoddp.study.measure import Diagnose, Diagnosis, FailsWithoutReduction, Measure, TrialFailed, TuningOver
+from autoddp.study.measure import (
+    INTERRUPTED,
+    Diagnose,
+    Diagnosis,
+    FailsWithoutReduction,
+    Measure,
+    TrialFailed,
+    TuningOver,
+)
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import WORTHWHILE, Decision, Outcome, Screened, Standing, TrialRecord
-from autoddp.study.semifinals import Semifinal, contenders, run_semifinal
+from autoddp.study.semifinals import Semifinal, contenders, run_semifinal, steps_of_semifinal
 from autoddp.study.trials import Trials
 from autoddp.timing import Block, Headroom, difference, headroom, median, speedup
 from autoddp.timing.timeline import Timeline
@@ -36,6 +45,19 @@ _SHARE_FOR_DIAGNOSIS = 0.25  # of the time that the trials may take
 _AT_LEAST_FOR_DIAGNOSIS = 3.0  # seconds, which are little beside the start of the script
 _FEWEST_FOR_DIAGNOSIS = 8  # steps: with fewer nothing can be said
 _AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials that a study must have: at least half stay for knobs without a start
+_STARTS_OF_A_ROUND = 3  # of the finals: a script that ends within each of them ends too often
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Final rounds: blocks of the script as written, and the finalists that ran in all of these rounds."""
+
+    rounds: tuple[Block, ...] = ()
+    finalists: tuple[Standing, ...] = ()
+
+    def without(self, configuration: Configuration) -> Paired:
+        """The same, with this one not among the finalists."""
+        return replace(self, finalists=tuple(one for one in self.finalists if one.configuration != configuration))
 
 
 class Study:
@@ -58,9 +80,13 @@ class Study:
         self._diagnose = diagnose
         self._random = random.Random(asked.seed)
         self._semifinals: list[Semifinal] = []
+        self._paired = Paired()
+        self._judged: list[Screened] = []
+        self._diagnosis: Diagnosis | None = None
+        self._recorded: tuple[Timeline, ...] = ()
 
     def run(self) -> Outcome:
-        """Measure and decide.
+        """Measure and decide. Whatever ends tuning, the decision rests on what was measured until then.
 
         Raises TuningOver, or TrialFailed if the baseline itself fails, when there is nothing to decide on.
         """
@@ -69,47 +95,69 @@ class Study:
         without = Block(tuple(second for block in off for second in block.seconds))
         self._observer.baseline(baseline, won)
         self._budget = StepBudget(baseline.seconds)
-        diagnosis = self._diagnosed(baseline, off)
-        recorded = self._recorded(baseline) if won.high >= WORTHWHILE else ()
-        forecast = self._forecast(recorded, baseline, without.median)
-        self._trials = Trials(self._cost, self._facts, self._asked, self._observer, baseline, forecast)
-        fixed = self._trials.find_computing()
-        judged, settings = self._judge_settings(won)
-        if won.high >= WORTHWHILE:
-            kept = self._trials.kept_for_settings_on_top + self._trials.kept_for_accumulation
-            kept += RESERVED if settings else 0
-            self._trials.run(fixed, self._asked.trials - kept, without.median)
-            self._trials.add_on_top(fixed)
-            self._trials.accumulate(fixed)
-        rounds: list[Block] = []
-        finalists: list[Standing] = []
-        if self._trials.records:
-            rounds, finalists = self._finals(baseline)
-        if settings and self._cost.left > 0:
-            rounds, finalists = self._with_starts(settings, baseline, rounds, finalists)
-        ladder = ladder_of(finalists)
+        self._trials = Trials(self._cost, self._facts, self._asked, self._observer, baseline)
+        ended, is_whole = "", False
+        try:
+            self._search(baseline, won, without.median)
+            is_whole = True
+            self._diagnosis = self._diagnosed(baseline, off)
+        except TuningOver as over:
+            ended = "" if is_whole and str(over) != INTERRUPTED else str(over)
+        ladder = ladder_of(self._paired.finalists)
         outcome = Outcome(
             facts=self._facts,
             baseline=baseline,
             headroom=won.share,
             headroom_interval=(won.low, won.high),
             headroom_block=without,
-            diagnosis=diagnosis,
+            diagnosis=self._diagnosis,
             trials=tuple(self._trials.records),
-            baseline_rounds=tuple(rounds),
-            finalists=tuple(finalists),
+            baseline_rounds=tuple(self._paired.rounds),
+            finalists=tuple(self._paired.finalists),
             ladder=ladder,
-            decision=self._decide(won, ladder),
-            screened=tuple(judged),
+            decision=self._decide(won, ladder, ended),
+            screened=tuple(self._judged),
             semifinals=tuple(self._semifinals),
             steps=dict(self._cost.steps),
             compilations=self._cost.compilations,
             wall_seconds=dict(self._cost.wall_seconds),
-            profile=forecast.profile,
-            timelines=recorded,
+            profile=self._trials.forecast.profile,
+            timelines=self._recorded,
+            ended=ended,
         )
         self._observer.finished(outcome)
         return outcome
+
+    def _search(self, baseline: TrialRecord, won: Headroom, computing: float) -> None:
+        """Run trials, and the finals of the best of them. `computing`: seconds of a step without any reduction."""
+        trials, asked = self._trials, self._asked
+        if won.high >= WORTHWHILE and self._has_plenty_of_time:
+            with contextlib.suppress(TrialFailed):  # the job was started again, and is as it was
+                self._recorded = self._cost.timelines(AS_WRITTEN, self._budget.recorded)
+        trials.forecast = self._forecast(baseline, computing)
+        fixed = trials.find_computing()
+        settings = self._judge_settings(won)
+        paired = 0  # trials that the final rounds have known
+        while True:
+            if won.high >= WORTHWHILE:
+                kept = trials.kept_for_settings_on_top + trials.kept_for_accumulation
+                kept += RESERVED if settings else 0
+                trials.run(fixed, asked.trials - kept, computing)
+                trials.add_on_top(fixed)
+                trials.accumulate(fixed)
+            if len(trials.records) == paired:
+                break
+            self._finals(baseline)
+            paired = len(trials.records)
+            if not trials.no_time:
+                break  # else there may be more by now: the script may be longer than it had to be taken for
+        if settings and self._cost.left > 0:
+            self._with_starts(settings, baseline)
+
+    @property
+    def _has_plenty_of_time(self) -> bool:
+        """Whether all trials that were asked for have time: then some may go to what the decision can do without."""
+        return self._cost.left >= self._asked.trials * self._budget.trial()
 
     def _headroom(self) -> tuple[TrialRecord, Headroom, list[Block]]:
         """Measure the script as written with and without DDP's reduction, alternating, to find what could be won.
@@ -124,7 +172,8 @@ class Study:
         budget = StepBudget(pilot.median)
         on: list[Block] = []
         off: list[Block] = []
-        diagnoses = self._diagnose is not None and self._asked.diagnose_budget != 0
+        has_time = cost.left > self._asked.trials * budget.trial()
+        diagnoses = self._diagnose is not None and self._asked.diagnose_budget != 0 and has_time
         while len(on) < budget.headroom_rounds(diagnoses) or self._is_open(headroom(on, off), len(on), budget):
             cost.phase = "headroom"
             try:
@@ -141,11 +190,16 @@ class Study:
         return baseline, headroom(on, off), [Block(block.slowest) for block in off]
 
     def _diagnosed(self, baseline: TrialRecord, off: Sequence[Block]) -> Diagnosis | None:
-        """Why the job is slow. None where there is no time for it, or where finding out has failed."""
-        asked = self._asked.diagnose_budget
+        """Why the job is slow. None where there is no time for it, or where finding out has failed.
+
+        It comes last, so that no trial and no final round is left out for it.
+        """
+        asked, step = self._asked.diagnose_budget, baseline.seconds
         usual = max(_AT_LEAST_FOR_DIAGNOSIS, _SHARE_FOR_DIAGNOSIS * self._asked.trials * self._budget.trial())
         budget = min(usual if asked is None else asked, self._cost.left * _SHARE_FOR_DIAGNOSIS)
-        if self._diagnose is None or budget < _FEWEST_FOR_DIAGNOSIS * baseline.seconds:
+        if self._diagnose is None or budget < _FEWEST_FOR_DIAGNOSIS * step:
+            return None
+        if asked is None and not self._cost.affords(budget, budget / step):
             return None
         before = [statistics.fmean(block.seconds) for block in baseline.blocks]
         after = [statistics.fmean(block.seconds) for block in off]
@@ -157,22 +211,13 @@ class Study:
         self._observer.diagnosed(found)
         return found
 
-    def _recorded(self, baseline: TrialRecord) -> tuple[Timeline, ...]:
-        """Timelines of some steps as written, of each rank; empty where there is no time for it, or where it fails."""
-        if self._cost.left < self._asked.trials * self._budget.trial():
-            return ()
-        try:
-            return self._cost.timelines(AS_WRITTEN, self._budget.recorded)
-        except TrialFailed:  # the job was started again, and is as it was
-            return ()
-
-    def _forecast(self, recorded: Sequence[Timeline], baseline: TrialRecord, computing: float) -> Forecast:
+    def _forecast(self, baseline: TrialRecord, computing: float) -> Forecast:
         """What predicts the trials. Jobs with several models, or several reductions a step, are not predicted."""
         facts = self._facts
         if "+" in facts.parameters_digest or facts.micro_batches != 1 or "the script registers" in str(facts.left_out):
             return Forecast()
         profile = profile_of(
-            recorded,
+            self._recorded,
             facts.gradient_shapes,
             facts.backend,
             facts.nodes,
@@ -191,84 +236,109 @@ class Study:
         unsure = found.share < WORTHWHILE <= found.high
         return unsure and rounds < budget.most_headroom_rounds and self._cost.left > rounds * budget.trial()
 
-    def _judge_settings(self, won: Headroom) -> tuple[list[Screened], list[Mapping[str, Value]]]:
-        """The communication benchmark's results for all env settings, and the settings that are worth trials.
+    def _judge_settings(self, won: Headroom) -> list[Mapping[str, Value]]:
+        """The env settings that are worth trials, by the communication benchmark.
 
         Where the reduction costs nothing, only those can be worth it that concern something else.
         """
         offered: Sequence[Configuration] = self._facts.start_settings
         if won.high < WORTHWHILE:
             offered = [setting for setting in offered if not all(BY_NAME[name].on_the_link for name in setting)]
-        if not offered or self._asked.trials < _AT_LEAST_FOR_SETTINGS:
-            return [], []
+        if not offered or self._asked.trials < _AT_LEAST_FOR_SETTINGS or not self._has_plenty_of_time:
+            return []
         with self._cost.in_phase("screening"):
-            judged = screened(offered, self._screen)
-        self._observer.screened(judged, RESERVED)
-        seen = [one for one in judged if one.gain is not None]
+            self._judged = screened(offered, self._screen)
+        self._observer.screened(self._judged, RESERVED)
+        seen = [one for one in self._judged if one.gain is not None]
         # No benchmark speaks for these settings, and each costs a start of the script: try one of them at most.
-        unseen = [one for one in judged if one.gain is None][:1]
-        return judged, [one.setting for one in (*seen, *unseen) if one.promising]
+        unseen = [one for one in self._judged if one.gain is None][:1]
+        return [one.setting for one in (*seen, *unseen) if one.promising]
 
-    def _with_starts(
-        self,
-        settings: list[Mapping[str, Value]],
-        baseline: TrialRecord,
-        rounds: list[Block],
-        finalists: list[Standing],
-    ) -> tuple[list[Block], list[Standing]]:
-        """The final rounds: those given, or new ones with the finalists that an env setting adds, if one gains."""
+    def _with_starts(self, settings: list[Mapping[str, Value]], baseline: TrialRecord) -> None:
+        """New final rounds with the finalists that an env setting adds, if one gains."""
         self._cost.phase = "starts"
-        seconds = {AS_WRITTEN: baseline.seconds, **{s.configuration: s.seconds for s in ladder_of(finalists)}}
+        ladder = ladder_of(self._paired.finalists)
+        seconds = {AS_WRITTEN: baseline.seconds, **{s.configuration: s.seconds for s in ladder}}
         # Several links can carry several buckets at once, but a single bucket is not split between links.
         seconds |= {t.configuration: t.seconds for t in self._trials.best_with_several_buckets()}
         starts = EnvTrials(self._cost, self._budget, seconds, self._trials.add_start)
-        try:
-            blocks = starts.run(settings)
-        except TuningOver:  # the earlier results stay valid
-            return rounds, finalists
-        if not blocks:
-            return rounds, finalists
-        rounds = blocks.pop(AS_WRITTEN)
-        return rounds, [self._standing(c, rounds, found) for c, found in blocks.items()]
+        blocks = starts.run(settings)
+        if blocks:
+            self._paired = self._paired_of(blocks)
 
-    def _finals(self, baseline: TrialRecord) -> tuple[list[Block], list[Standing]]:
-        """Measure the best few of each rung and the baseline in rounds, each round in a new order."""
+    def _finals(self, baseline: TrialRecord) -> None:
+        """Measure the best few of each rung and the baseline in rounds, each round in a new order.
+
+        Rounds that are cut off leave what there was before, unless there are enough of them for a decision.
+        """
         self._cost.phase = "finals"
-        finalists = [c for rung in Rung for c in self._contenders(rung)]
-        blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *finalists)}
         expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
-        planned = self._planned_rounds(blocks, expected) if finalists else 0
+        before = [standing.configuration for standing in ladder_of(self._paired.finalists)]
+        contenders = [c for rung in Rung for c in self._contenders(rung)]
+        finalists = self._that_fit(list(dict.fromkeys([*contenders, *before])), expected)
+        blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *finalists)}
+        planned = self._planned_rounds(blocks, expected)
         for number in range(1, planned + 1):
-            try:
-                self._final_round(blocks, expected)
-            except TuningOver:
-                whole_rounds = number - 1
-                if whole_rounds < FEWEST_ROUNDS or self._facts.nodes > 1:  # other hosts may have fewer rounds
-                    raise
-                blocks = {c: found[:whole_rounds] for c, found in blocks.items()}  # the finished rounds are enough
+            if len(blocks) < 2 or not self._final_round(blocks, expected):
                 break
+            if number >= FEWEST_ROUNDS:
+                self._paired = self._paired_of(blocks)
             self._observer.final(number, planned)
-        rounds = blocks.pop(AS_WRITTEN, [])
-        whole = {c: found for c, found in blocks.items() if len(found) == len(rounds) > 1}
-        return rounds, [self._standing(c, rounds, found) for c, found in whole.items()]
+
+    def _paired_of(self, blocks: Mapping[Configuration, Sequence[Block]]) -> Paired:
+        rounds = blocks[AS_WRITTEN]
+        whole = {c: found for c, found in blocks.items() if c != AS_WRITTEN and len(found) == len(rounds) > 1}
+        return Paired(tuple(rounds), tuple(self._standing(c, rounds, found) for c, found in whole.items()))
+
+    def _that_fit(
+        self, finalists: Sequence[Configuration], expected: Mapping[Configuration, float]
+    ) -> list[Configuration]:
+        """Those for whose rounds there is time, and whose rounds fit into a start of the script.
+
+        What may be launched and was faster in its trial comes first. A single one is tried however little time is left.
+        """
+        as_written, chosen = expected[AS_WRITTEN], list[Configuration]()
+        by_need = sorted(finalists, key=lambda c: (not self._asked.allows(c), expected[c] >= as_written))
+        for configuration in by_need:
+            together = [(c, expected[c]) for c in (*chosen, configuration)]
+            steps = sum(self._trials.steps_of_turn(*one) for one in (*together, (AS_WRITTEN, as_written)))
+            affordable = self._trials.can_pay(together) or not chosen
+            if affordable and steps <= self._cost.steps_of_a_start:
+                chosen.append(configuration)
+        return [c for c in finalists if c in chosen]
 
     def _planned_rounds(self, finalists: Iterable[Configuration], expected: Mapping[Configuration, float]) -> int:
         """Number of final rounds: fewer where time is short, but never too few for a decision."""
-        planned = self._budget.final_rounds(self._compiles_anew)
-        seconds = sum(self._budget.round_of(c, expected[c]) for c in finalists)
-        if self._cost.left >= planned * seconds:
-            return planned
-        return max(FEWEST_ROUNDS, int(self._cost.left / seconds))
+        each = [(c, expected[c]) for c in finalists]
+        seconds = sum(self._budget.round_of(*one) for one in each)
+        steps = sum(self._trials.steps_of_turn(*one) for one in each)
+        usual = self._budget.final_rounds(self._compiles_anew)
+        return next(n for n in range(usual, 0, -1) if n <= FEWEST_ROUNDS or self._cost.affords(n * seconds, n * steps))
 
-    def _final_round(self, blocks: dict[Configuration, list[Block]], expected: Mapping[Configuration, float]) -> None:
-        """Measure each configuration once, in random order; remove those that fail."""
-        for configuration in self._random.sample(list(blocks), len(blocks)):
-            try:
-                steps = self._budget.final_block(expected[configuration], configuration.steps_per_update)
-                warmup = self._budget.warmup_of(configuration, expected[configuration])
-                blocks[configuration].append(self._cost.block(configuration, warmup, steps))
-            except TrialFailed:
-                del blocks[configuration]  # a configuration that ran in its trial and fails now must not be launched
+    def _final_round(self, blocks: dict[Configuration, list[Block]], expected: Mapping[Configuration, float]) -> bool:
+        """Measure each configuration once, in random order; remove those that fail.
+
+        All blocks of a round come from one start of the script: where it ends within the round, or a rank dies, those
+        before are measured again. Whether that has succeeded.
+        """
+        found: dict[Configuration, tuple[int, Block]] = {}
+        missing = self._random.sample(list(blocks), len(blocks))
+        for _ in range(_STARTS_OF_A_ROUND):
+            for configuration in missing:
+                try:
+                    block = self._cost.block(configuration, *self._budget.turn(configuration, expected[configuration]))
+                    found[configuration] = self._cost.start.number, block
+                except TrialFailed:
+                    found.pop(configuration, None)
+                    if configuration != AS_WRITTEN:  # one that ran in its trial and fails now must not be launched
+                        blocks.pop(configuration)
+                        self._paired = self._paired.without(configuration)
+            missing = [c for c in blocks if c not in found or found[c][0] != self._cost.start.number]
+            if not missing:
+                for configuration, (_, block) in found.items():
+                    blocks[configuration].append(block)
+                return True
+        return False
 
     @property
     def _compiles_anew(self) -> bool:
@@ -283,30 +353,54 @@ class Study:
             return ranked[:1]
         if self._budget.slow and seconds[ranked[0]] > self._budget.step * (1 - WORTHWHILE):
             return ranked[:1]  # none gains, so finding the best of them is not worth the time
-        cheap = contenders(ranked, seconds, self._budget)
+        cheap, costs = contenders(ranked, seconds, self._budget), (self._cost, self._budget)
         # A semifinal takes about as long as the finals. Only exact configurations may differ in how they are compiled.
-        if (
-            not cheap
-            or self._cost.left < 2 * self._budget.final_rounds() * self._budget.trial()
-            or (self._compiles_anew and rung is Rung.EXACT)
-        ):
+        takes, steps = self._budget.final_rounds() * self._budget.trial(), steps_of_semifinal(*costs, cheap)
+        if not cheap or not self._cost.affords(2 * takes, steps) or (self._compiles_anew and rung is Rung.EXACT):
             return ranked[:FINALISTS]
         self._observer.semifinal(rung, len(cheap))
-        self._semifinals.append(run_semifinal(self._cost, self._budget, cheap, self._random))
+        self._semifinals.append(run_semifinal(*costs, cheap, self._random))
         return self._semifinals[-1].ranked[:1]
 
-    def _decide(self, won: Headroom, ladder: tuple[Standing, ...]) -> Decision:
+    def _decide(self, won: Headroom, ladder: tuple[Standing, ...], ended: str) -> Decision:
         if won.high < WORTHWHILE and not self._trials.records:
             share, most = percent(won.share, ".1f"), percent(won.high, ".1f")
             surely = f"only {share} of the step could be won, surely no more than {most}"
             why = f"{surely}, so no trial was run: your settings stay"
             return Decision(AS_WRITTEN, why)
-        if self._trials.no_time and not self._trials.records:
-            why = f"there was no time for a trial: your settings stay; headroom {won}"
-            return Decision(AS_WRITTEN, why)
-        return decide(ladder, self._asked, won)
+        more = self._what_would_decide(ended)
+        if not self._trials.records and (self._trials.no_time or ended):
+            why = f"there was no time for a trial: your settings stay; headroom {won}{more}"
+            return Decision(AS_WRITTEN, why, is_open=True)
+        tried = [trial for trial in self._trials.records if trial.usable]
+        if tried and not ladder:
+            best = min(tried, key=lambda trial: (not self._asked.allows(trial.configuration), trial.seconds))
+            gain = f"in its trial {best.configuration} was ×{_short(self._budget.step / best.seconds)}"
+            why = f"undecided: {gain}, which final rounds must prove: your settings stay{more}"
+            return Decision(AS_WRITTEN, why, is_open=True)
+        decision = decide(ladder, self._asked, won)
+        rounds = len(self._paired.rounds)
+        maybe = [s for s in ladder if self._asked.allows(s.configuration) and s.speedup.ratio > WORTH_A_CHANGE]
+        if decision.configuration == AS_WRITTEN and maybe and rounds < self._budget.final_rounds(self._compiles_anew):
+            best_one = max(maybe, key=lambda standing: standing.speedup.ratio)
+            gain = f"{best_one.rung.value} gives {best_one.speedup} in {rounds} final rounds"
+            why = f"undecided: {gain}, too few to be sure: your settings stay{more}"
+            return replace(decision, why=why, is_open=True)
+        return decision
 
-    def _standing(self, configuration: Configuration, rounds: list[Block], blocks: list[Block]) -> Standing:
+    def _what_would_decide(self, ended: str) -> str:
+        """A clause that tells what tuning lacked, where that was time or steps; else why it ended."""
+        twice = [(AS_WRITTEN, self._budget.step)] * 2
+        rounds = self._budget.final_rounds(self._compiles_anew)
+        finals = (len(twice) + 1) * rounds * self._budget.round_of(*twice[0])
+        if "--budget" not in ended and not self._trials.no_time and self._trials.can_pay(twice):
+            return f" ({ended})" if ended else ""
+        needed = self._cost.total + 3 * self._budget.trial() + finals + 3 * self._cost.start.seconds
+        length = self._cost.start.length
+        job = f"your job has {length} steps, and " if length else ""
+        return f"; {job}--budget {math.ceil(needed / 60)}m would decide it"
+
+    def _standing(self, configuration: Configuration, rounds: Sequence[Block], blocks: Sequence[Block]) -> Standing:
         gain = speedup([b.median for b in rounds], [b.median for b in blocks])
         error = self._trials.errors.get(configuration.hook)
         return Standing(configuration, median([b.median for b in blocks]), gain, tuple(blocks), error)
@@ -357,7 +451,7 @@ def _too_little(allowed: Sequence[Standing], chosen: Standing | None) -> str:
     if not passed:
         return ""
     best = max(passed, key=lambda standing: standing.speedup.ratio)
-    enough = f"surely {(WORTH_A_CHANGE - 1) * 100:.0f} % more than every milder rung and your settings"
+    enough = f"surely {(WORTH_A_CHANGE - 1) * 100:.0f} % more than your settings and each milder rung that gains"
     return f"; {best.rung.value} gives {best.speedup}, not {enough}: too little for a change of training"
 
 

@@ -61,6 +61,11 @@ def contenders(
     return found if len(found) > 1 and affordable else {}
 
 
+def steps_of_semifinal(cost: Cost, budget: StepBudget, seconds: Mapping[Configuration, float]) -> int:
+    """Steps of the script that a semifinal of these takes at most."""
+    return _ROUNDS * sum(cost.steps_of(*budget.semifinal(c, s), c.steps_per_update) for c, s in seconds.items())
+
+
 def _block_seconds(configuration: Configuration, seconds: float, budget: StepBudget) -> float:
     return sum(budget.semifinal(configuration, seconds)) * seconds * configuration.steps_per_update
 

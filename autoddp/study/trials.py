@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,7 +35,7 @@ from autoddp.knobs.ddp_arguments import (
 from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_RANK, Size, hooks_on
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS, step_counts
 from autoddp.settings import StudySettings
-from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, StepBudget
+from autoddp.study.budget import FEWEST_ROUNDS, StepBudget
 from autoddp.study.cost import Cost
 from autoddp.study.first_guess import first_cap
 from autoddp.study.forecast import Forecast
@@ -256,7 +256,6 @@ class Trials:
         asked: StudySettings,
         observer: Observer,
         baseline: TrialRecord,
-        forecast: Forecast,
     ) -> None:
         self._cost = cost
         self._facts = facts
@@ -264,8 +263,11 @@ class Trials:
         self._observer = observer
         self._baseline = baseline
         self._budget = StepBudget(baseline.seconds)
-        self._forecast = forecast
+        self.forecast = Forecast()
+        """Predicts the trials; set before the first of them."""
         self._excluded: frozenset[tuple[str, Value]] = frozenset()
+        self._samplers: dict[Rung, Sampler] = {}
+        self._turns: deque[Rung] = deque()
         self.records: list[TrialRecord] = []
         self.no_time = False
         """Whether trials were left out for lack of time."""
@@ -295,26 +297,56 @@ class Trials:
     def run(self, fixed: Configuration, last: int, computing: float) -> None:
         """Run the trials that Optuna chooses, up to trial number `last`, as long as there is time.
 
-        All of them have the values `fixed`. `computing` is the seconds of a step without any reduction.
+        All of them have the values `fixed`. `computing` is the seconds of a step without any reduction. May be called
+        again, where there is more time than was known before.
         """
         self._cost.phase = "trials"
-        spaces = [Space(rung, self._facts, fixed, self._first_cap(rung, computing)) for rung in GRADIENT_RUNGS]
-        seed, as_written = self._asked.seed, self._baseline.seconds
-        samplers = {s.rung: Sampler(s, seed, self._forecast, as_written) for s in spaces if not s.empty}
-        turns = deque(samplers)  # rungs alternate, so each has its share, however many trials there are
-        while turns and len(self.records) < last and self._has_time():
-            rung = turns.popleft()
-            if self._trial(samplers[rung]):
-                turns.append(rung)
+        if not self._samplers:
+            spaces = [Space(rung, self._facts, fixed, self._first_cap(rung, computing)) for rung in GRADIENT_RUNGS]
+            seed, as_written = self._asked.seed, self._baseline.seconds
+            self._samplers = {s.rung: Sampler(s, seed, self.forecast, as_written) for s in spaces if not s.empty}
+            self._turns = deque(self._samplers)
+        while self._turns and len(self.records) < last and self._has_time():
+            rung = self._next_rung()
+            self._turns.remove(rung)
+            if self._trial(self._samplers[rung]):
+                self._turns.append(rung)
+
+    def _next_rung(self) -> Rung:
+        """Rungs alternate, so each has its share, however many trials there are.
+
+        At least half of all trials are of what the user allows, as long as that has something left to try.
+        """
+        allowed = sum(self._asked.allows(trial.configuration) for trial in self.records)
+        others = len(self.records) - allowed
+        may_be_others = others < allowed
+        return next((r for r in self._turns if may_be_others or self._asked.allow.allows(r)), self._turns[0])
 
     def _has_time(self) -> bool:
-        """Whether enough time for the final rounds that a decision needs is left after another trial."""
-        best = [c for rung in Rung for c in self.best_of(rung)[:FINALISTS]]
-        finalists = [(c, self.seconds_of(c.rung)[c]) for c in best]
-        finalists += [(AS_WRITTEN, self._baseline.seconds)] * 2  # the baseline, and a finalist that the trial may add
-        finals = FEWEST_ROUNDS * sum(self._budget.round_of(*finalist) for finalist in finalists)
-        self.no_time = self._cost.left <= self._budget.trial() + finals
+        """Whether the final rounds that a decision needs can still be paid for after another trial."""
+        best = [self.best_of(rung)[:1] for rung in Rung]
+        finalists = [(c, self.seconds_of(c.rung)[c]) for of_rung in best for c in of_rung if self._asked.allows(c)]
+        finalists.append((AS_WRITTEN, self._baseline.seconds))  # a finalist that the trial may add
+        block = self._budget.block(self._budget.step)
+        trial = self._cost.steps_of(self._budget.warmup_of(AS_WRITTEN), block) + self._cost.steps_of(0, block)
+        self.no_time = not self.can_pay(finalists, self._budget.trial(), trial)
         return not self.no_time
+
+    def can_pay(
+        self, finalists: Iterable[tuple[Configuration, float]], seconds: float = 0.0, steps: float = 0.0
+    ) -> bool:
+        """Whether there is time for the fewest final rounds of these, with their seconds per step, and of the baseline.
+
+        And before them for so many `seconds` and `steps` of something else.
+        """
+        a_round = [(AS_WRITTEN, self._baseline.seconds), *finalists]
+        seconds += FEWEST_ROUNDS * sum(self._budget.round_of(*one) for one in a_round)
+        steps += FEWEST_ROUNDS * sum(self.steps_of_turn(*one) for one in a_round)
+        return self._cost.affords(seconds, steps)
+
+    def steps_of_turn(self, configuration: Configuration, seconds: float) -> int:
+        """Steps of the script that a configuration takes in one final round."""
+        return self._cost.steps_of(*self._budget.turn(configuration, seconds), configuration.steps_per_update)
 
     @property
     def kept_for_settings_on_top(self) -> int:
@@ -335,8 +367,11 @@ class Trials:
         settings = self._settings_on_top
         tried = [Configuration({**base, **setting}) for base in dict.fromkeys(bases) for setting in settings]
         for configuration in tried[: self.kept_for_settings_on_top]:
-            if self._has_time():
-                self._measured(configuration)
+            self._try_once(configuration)
+
+    def _try_once(self, configuration: Configuration) -> None:
+        if all(trial.configuration != configuration for trial in self.records) and self._has_time():
+            self._measured(configuration)
 
     def _fastest(self, fixed: Configuration, fits: Callable[[Configuration], bool]) -> Configuration:
         """The fastest configuration that fits; `fixed`, if that is not faster than the script as written."""
@@ -359,8 +394,7 @@ class Trials:
         for replaced in ACCUMULATE_STEPS.replaces:
             base.pop(replaced, None)
         for count in step_counts(self._asked.accumulate_up_to)[: self.kept_for_accumulation]:
-            if self._has_time():
-                self._measured(Configuration({**base, ACCUMULATE_STEPS.name: count}))
+            self._try_once(Configuration({**base, ACCUMULATE_STEPS.name: count}))
 
     def _first_cap(self, rung: Rung, computing: float) -> float | None:
         """The cap to try first; None if the link was not measured, or if the bucket size hardly matters (low rank)."""
@@ -410,9 +444,9 @@ class Trials:
             if configuration is None:
                 return None
             best = min(self.seconds_of(configuration.rung).values(), default=float("inf"))
-            if not self._forecast.is_hopeless(configuration, best):
+            if not self.forecast.is_hopeless(configuration, best):
                 return configuration
-            sampler.tell(self._forecast.seconds(configuration))
+            sampler.tell(self.forecast.seconds(configuration))
             configuration = sampler.ask(self._excluded)
         return configuration
 
@@ -463,11 +497,11 @@ class Trials:
         why: str = "",
         error: GradientError | None = None,
     ) -> TrialRecord:
-        predicted = self._forecast.seconds(configuration)
+        predicted = self.forecast.seconds(configuration)
         record = TrialRecord(len(self.records) + 1, configuration, state, tuple(blocks), why, error, predicted)
         self.records.append(record)
         if record.blocks:
-            self._forecast.measured(configuration, record.measured_seconds, predicted)
+            self.forecast.measured(configuration, record.measured_seconds, predicted)
         spent = self._cost.wall_seconds["trials"] + self._cost.wall_seconds["starts"]
         left = spent / record.number * max(0, self._asked.trials - record.number)
         best = min((t for t in self.records if t.usable), key=lambda t: t.seconds, default=None)

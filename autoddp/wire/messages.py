@@ -31,7 +31,7 @@ from autoddp.wire.job_facts import JobFacts
 _Count = Annotated[int, Meta(ge=0)]
 _Process = Annotated[int, Meta(gt=0)]
 """The id of one process: the launcher may send it a signal, and 0 and negative numbers would mean many."""
-VERSION = 6
+VERSION = 7
 """Of all messages. `Hello` has the same fields in every version, so that it can always be told which one is spoken."""
 LARGEST = 64 * 2**20
 """Bytes; neither end reads a longer message. The longest has a journal in `Measure.missed`: some MiB."""
@@ -63,6 +63,26 @@ class Ready(Message, frozen=True):
     """The first step boundaries have passed; trials may begin."""
 
     facts: JobFacts
+    steps: _Count = 0
+    """Steps of the script that have passed."""
+
+
+class Start(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the launcher that gives an order knows of the present start of the script, and of those before."""
+
+    number: int = 0
+    """Times of two blocks are compared only where both come from one start."""
+    seconds: float = 0.0
+    """From the beginning of a start until it could measure."""
+    steps: int = 0
+    """That the script makes before it can be measured."""
+    length: int | None = None
+    """Steps of the script, from a start that has ended by itself, the shortest of them; None as long as none has."""
+
+    @property
+    def usable(self) -> int | None:
+        """Steps of one start that can be measured, as far as that is known."""
+        return None if self.length is None else max(0, self.length - self.steps)
 
 
 class Measure(Message, frozen=True):
@@ -89,6 +109,7 @@ class Measure(Message, frozen=True):
     """What else is different in this block."""
     timeline: int = 0
     """Steps at the end of the block, after all others, of which each rank records a `Timeline`."""
+    start: Start = Start()
     missed: tuple[Entry, ...] = ()
     """After another start: journal entries before this one that other nodes may lack; see `launch.journal`."""
 
@@ -112,6 +133,10 @@ class BlockDone(Message, frozen=True):
     """How often torch.compile was at work on rank 0, from applying the configuration on."""
     left: float | None = None
     """`Measure.left` of the order, which the launcher puts here."""
+    start: Start = Start()
+    """`Measure.start` of the order, which the launcher puts here."""
+    made: _Count = 0
+    """Steps of the script in this start so far."""
     slowest: tuple[float, ...] = ()
     """Seconds of each measured step on the rank that was slowest in it: where ranks run free, means hide a slow one."""
     inputs: tuple[str, ...] = ()

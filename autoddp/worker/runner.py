@@ -108,12 +108,12 @@ class LauncherDirector:
         self._facts = facts
         self._reports = launcher.local_rank == 0 and launcher.rank != 0
         if self._reports:
-            launcher.send(Ready(facts))
+            launcher.send(Ready(facts, launcher.steps))
 
     def next(self, done: BlockDone | None) -> Message:
         """See `Director`. Where the launcher has ended, all ranks leave."""
         try:
-            self._launcher.send(Ready(self._facts) if done is None else done)
+            self._launcher.send(Ready(self._facts, self._launcher.steps) if done is None else done)
             return self._launcher.receive()
         except (EOFError, OSError):
             return Finish(recipe="")
@@ -141,13 +141,16 @@ class TrialRunner:
         stopwatch: Stopwatch,
         compiles: bool = False,
         inputs: Callable[[], Sequence[str]] = tuple,
+        made: Callable[[], int] = int,
     ) -> None:
+        """`inputs`: see `BlockDone.inputs`; `made`: see `BlockDone.made`."""
         self._model = model
         self._ranks = ranks
         self._director = director
         self._stopwatch = stopwatch
         self._compiles = compiles
         self._inputs = inputs
+        self._made = made
         self._compiled_before = self._compiled_at_start = self._again = 0
         self._steps_left = 0
         self._at_once, self._since_lap = 1, 0
@@ -290,6 +293,7 @@ class TrialRunner:
             compiled,
             slowest=tuple(map(max, laps)),
             inputs=merged(*(inputs for _, inputs, *_ in gathered)),
+            made=self._made(),
             ranks=tuple(convert(recorded, RankSteps) for _, _, recorded, _ in gathered if recorded is not None),
             timelines=_fitting([convert(one, Timeline) for *_, one in gathered if one is not None]),
         )

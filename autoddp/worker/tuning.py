@@ -273,6 +273,7 @@ class _TuningJob(DdpEvents):
             stopwatch_for(device),
             facts.compiles,
             inputs=lambda: self._inputs.texts(digests),
+            made=lambda: self._launcher.steps,
         )
         self._runner.begin()
 

@@ -23,6 +23,7 @@ def parse_args() -> argparse.Namespace:
     """The options of this script."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--launched", type=int, metavar="N", help="but N at most where autoddp does not tune")
     parser.add_argument("--width", type=int, default=1024, help="of every layer (1024)")
     parser.add_argument("--depth", type=int, default=6, help="number of layers (6)")
     parser.add_argument("--batch", type=int, default=32, help="rows per rank and step (32)")
@@ -34,7 +35,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--bucket-cap-mb", type=float, help="by hand: MiB per bucket")
     parser.add_argument("--bucket-view", action="store_true", help="by hand: gradient_as_bucket_view=True")
     parser.add_argument("--bf16", action="store_true", help="by hand: a hook that sends bfloat16")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.launched is not None and "AUTODDP_TUNING" not in os.environ:
+        args.steps = min(args.steps, args.launched)
+    return args
 
 
 def build_network(width: int, depth: int) -> nn.Module:

@@ -134,18 +134,18 @@ class Desk:
     def says(self, rank: int, message: Message) -> None:
         self.happens(Said(self.number, self.ranks[rank], message))
 
-    def ready_message(self) -> Ready:
-        return Ready(facts(self.nodes))
+    def ready_message(self, steps: int = 0) -> Ready:
+        return Ready(facts(self.nodes), steps)
 
-    def ready(self, rank: int = 0) -> None:
-        self.says(rank, self.ready_message())
+    def ready(self, rank: int = 0, steps: int = 0) -> None:
+        self.says(rank, self.ready_message(steps))
 
     def block(self, index: int = 0, rank: int = 0) -> None:
         order = Measure(index, {}, 1, 3)
         self.says(rank, BlockDone(index, (0.05,) * 3, 0.05, 0.001, order))
 
-    def goodbye(self, rank: int, reason: str = "") -> None:
-        self.says(rank, Goodbye(rank, reason))
+    def goodbye(self, rank: int, reason: str = "", steps: int = 0) -> None:
+        self.says(rank, Goodbye(rank, reason, steps=steps))
 
     def finish(self, again: bool = False) -> None:
         self.says(1, Finish("" if again else "of another host", again))

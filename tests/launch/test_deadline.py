@@ -58,6 +58,29 @@ def test_it_takes_no_longer_than_the_script_itself(took: float, seconds: float) 
     assert (ENDED in deadline.why_over) is (took < 300.0)
 
 
+def test_the_length_of_the_script_is_no_limit_where_trials_were_asked_for() -> None:
+    clock = Clock()
+    deadline = Deadline(clock=clock, by_length=False)
+    deadline.stepped()
+    deadline.script_took(3.0, 100, ENDED)
+    assert deadline.left == deadline.planned == 300.0
+    clock.now += 331.0
+    assert deadline.why_over == "tuning has taken 5 min 0 s; --budget allows more"
+
+
+def test_a_script_whose_length_is_not_known_is_planned_with_as_twice_as_long_as_it_has_run() -> None:
+    clock = Clock()
+    deadline = Deadline(clock=clock)
+    assert deadline.planned is None
+    deadline.stepped()
+    for passed, planned in ((0.0, 30.0), (10.0, 20.0), (15.0, 15.0), (40.0, 40.0), (200.0, 100.0)):
+        clock.now = 100.0 + passed
+        assert deadline.planned == planned
+        assert deadline.left == 300.0 - passed
+    deadline.script_took(240.0, 100, ENDED)
+    assert deadline.planned == deadline.left == 40.0
+
+
 def test_a_start_of_fewer_steps_than_another_does_not_tell_the_length_of_the_script() -> None:
     deadline = Deadline(clock=Clock())
     deadline.stepped()
@@ -132,6 +155,19 @@ def test_an_attempt_that_was_told_to_leave_tells_no_length(tmp_path: Path) -> No
             desk.goodbye(rank)
         desk.ended()
         assert desk.machine._deadline.left == 297.0
+
+
+def test_a_script_that_was_made_faster_is_as_long_as_it_is_as_written(tmp_path: Path) -> None:
+    """Its steps took 0.05 s as written: 1000 of them are 50 s, although this start took 35."""
+    desk = Desk(tmp_path / "journal", budget=None)
+    desk.reach(State.MEASURING)
+    desk.block()
+    desk.asks()
+    desk.passes(35.0)
+    for rank in (0, 1):
+        desk.goodbye(rank, steps=1000)
+    desk.ended()
+    assert desk.machine._deadline.left == 15.0
 
 
 def test_a_finished_study_is_not_cut(tmp_path: Path) -> None:

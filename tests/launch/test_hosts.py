@@ -179,6 +179,18 @@ def test_a_model_on_one_host_is_known_to_all(two: list[Hosts], built: bool) -> N
     assert found == [("", built)] * 2
 
 
+@pytest.mark.parametrize(("first", "second"), [(7, 9), (9, 7)])
+def test_the_launcher_that_knows_most_decides_for_all(two: list[Hosts], first: int, second: int) -> None:
+    """Where tuning was ended in the middle, the one that has led may have measured what the others did not hear of."""
+    found = together((two[0].one_recipe, "x", True, quiet, first), (two[1].one_recipe, "y", True, quiet, second))
+    assert found == [("x" if first > second else "y", True)] * 2
+
+
+def test_a_launcher_that_knows_most_may_be_undecided(two: list[Hosts]) -> None:
+    found = together((two[0].one_recipe, "x", True, quiet, 7), (two[1].one_recipe, "", True, quiet, 9))
+    assert found == [("", True)] * 2
+
+
 def until(condition: Any) -> Any:
     began = time.monotonic()
     while not (found := condition()):

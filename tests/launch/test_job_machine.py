@@ -12,9 +12,9 @@ import pytest
 from desk import VARIABLES, Desk, Rank
 
 from autoddp.knobs import Configuration
-from autoddp.launch.job_machine import Closed, Learned, Said, State
+from autoddp.launch.job_machine import Closed, Learned, Said, State, TakenOver
 from autoddp.study import TrialFailed, TuningOver
-from autoddp.wire import BlockDone, Entry, Finish, Goodbye, Measure, Welcome
+from autoddp.wire import BlockDone, Entry, Finish, Goodbye, Measure, Start, Welcome
 
 EVENTS: dict[str, Callable[[Desk], Any]] = {
     "another rank says hello": lambda desk: desk.hello(2),
@@ -180,6 +180,74 @@ def test_a_script_that_ends_is_asked_again_for_half(desk: Desk) -> None:
     desk.ready()
     assert [order.steps for order in leader.orders] == [20]
     assert not block.done()
+
+
+def starts(desk: Desk, ready_at: int = 6) -> Rank:
+    """An attempt whose script has made so many steps when it can be measured, three seconds after its beginning."""
+    desk.begins()
+    leader = desk.hello(0)
+    desk.hello(1)
+    desk.passes(3.0)
+    desk.ready(steps=ready_at)
+    return leader
+
+
+def script_ends(desk: Desk, steps: int) -> Future[bool]:
+    desk.goodbye(0, steps=steps)
+    desk.goodbye(1, steps=steps)
+    return desk.ended()
+
+
+def test_the_study_knows_the_start_and_the_length_of_the_script(desk: Desk) -> None:
+    starts(desk)
+    block = desk.asks()
+    desk.block()
+    assert block.result(0).start == Start(0, 3.0, 6, None)
+    block = desk.asks()
+    script_ends(desk, 60)
+    starts(desk)
+    desk.block(1)
+    assert block.result(0).start == Start(1, 3.0, 6, 60)
+    assert '"length": 60' in desk.journal.read_text()
+    block = desk.asks()
+    script_ends(desk, 90)  # it ends at another step in each start: the shortest one is what can be relied on
+    starts(desk)
+    desk.block(2)
+    assert block.result(0).start.length == 60
+
+
+def test_what_a_short_start_has_no_room_for_is_cut_to_a_third_of_it(desk: Desk) -> None:
+    starts(desk)
+    desk.asks(steps=40)
+    script_ends(desk, 36)
+    assert starts(desk).orders[-1].steps == 10
+
+
+def test_the_starts_of_a_study_that_goes_on_are_others(desk: Desk) -> None:
+    earlier = Entry(Measure(0, {}, 1, 40, start=Start(4)), BlockDone(0, (0.05,), 0.05, 0.001))
+    desk.happens(TakenOver([earlier], Future()))
+    starts(desk)
+    desk.asks()  # answered by the earlier study
+    block = desk.asks()
+    desk.block(1)
+    assert block.result(0).start.number == 5
+
+
+def test_a_script_that_gives_few_steps_is_not_started_again_and_again(desk: Desk) -> None:
+    starts(desk)
+    desk.asks()
+    desk.block()
+    desk.asks()
+    assert script_ends(desk, 13).result(0) is False
+    assert desk.machine.why_over == "a start of the script gives 7 steps to measure, and 8 are needed"
+
+
+def test_a_script_that_ends_early_under_what_was_tried_may_be_longer(desk: Desk) -> None:
+    starts(desk)
+    desk.asks()
+    desk.block()
+    desk.asks(reduce=False)
+    assert script_ends(desk, 13).result(0) is True
 
 
 def after_steps_without_reduction(desk: Desk, index: int) -> Future[BlockDone]:

@@ -1,6 +1,7 @@
 """A signal while tuning ends the tuning: no job is started, no process is left, and no trial is said to have failed."""
 
 import contextlib
+import json
 import signal
 
 import psutil
@@ -69,6 +70,10 @@ def test_one_signal(moment, number, code, tmp_path):
     assert f"autoddp: {number.name}: tuning ends, no job is started\n" in launch.stderr
     assert list(launch.folder.glob(".autoddp/*/autoddp-*")) == []
     nothing_else_happened(launch)
+    if moment == "trial":  # what was measured is kept
+        (summary,) = launch.folder.glob(".autoddp/*/summary.json")
+        assert len(json.loads(summary.read_text())["trials"]) >= 1
+        assert summary.with_name("report.html").exists()
 
 
 @pytest.mark.parametrize("moment", [whole("start-up"), whole("baseline"), "trial"])

@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from autoddp.knobs import BY_NAME, Configuration, GradientError, Rung
+from autoddp.study import TuningOver
 from autoddp.study.trials import Space
 from autoddp.timing.timeline import Gradient, Span, Timeline
-from autoddp.wire import BlockDone, JobFacts, Measure
+from autoddp.wire import BlockDone, JobFacts, Measure, Start
 
 MIB = 24.0
 FORWARD, BACKWARD = 0.010, 0.020  # seconds
+WATCHED = 6  # steps that the worker watches before anything is measured
 NOT_EVERYWHERE = (
     "numa_binding",
     "optimize_ddp",
@@ -66,7 +68,8 @@ class SimulatedJob:
 
     `spoil(index, configuration)` is called before each measurement and may raise what a real job would. `clock` is the
     seconds that it has run, of `time` in which tuning must be over. `cold`: times as long for the n-th step after
-    a switch takes.
+    a switch takes. `length`: steps of the script in its n-th start, if it is short; another start then takes `restart`
+    seconds. `blocks` has what was measured, `starts` the number of the start that each block is from.
     """
 
     def __init__(
@@ -83,6 +86,8 @@ class SimulatedJob:
         error: Callable[[Configuration], GradientError] = lambda configuration: error_of(0.001),
         time: float = math.inf,
         cold: Callable[[int], float] = lambda number: 1.0,
+        length: Callable[[int], int] | None = None,
+        restart: float = 5.0,
     ) -> None:
         self._link = link_mib_per_second
         self._latency = latency
@@ -100,6 +105,10 @@ class SimulatedJob:
         self._now = Configuration()
         self.asked: list[Measure] = []
         self.time, self.clock = time, 0.0
+        self._length, self._restart = length, restart
+        self._made, self._ended = WATCHED, list[int]()
+        self.starts: list[int] = []
+        self.blocks: list[BlockDone] = []
 
     def __call__(
         self,
@@ -120,15 +129,51 @@ class SimulatedJob:
         self._now = configuration
         self._spoil(order.index, configuration)
         true = self.cost(configuration) if reduce else self._alone(configuration)
+        left = self.time - self.clock
+        if self._length is not None:
+            warmup, steps = self._fit(warmup, steps, at_once, compare + (timeline + 3 if timeline else 0), true)
+        self.starts.append(len(self._ended))
         self._steps += warmup
         self._since += warmup
         seconds = tuple(self._step(true) * self._cold(self._since + number) for number in range(steps))
         self._since += steps
         error = self._error(configuration) if compare and configuration.hook else None
-        left = self.time - self.clock
         self.clock += (sum(seconds) + warmup * true) * at_once + compare * true + 0.001
         lines = tuple(self._timeline(rank, true, timeline) for rank in range(2)) if timeline else ()
-        return BlockDone(order.index, seconds, warmup * true * at_once, 0.001, error=error, left=left, timelines=lines)
+        made, start = (self._made, self._start) if self._length is not None else (0, Start())
+        done = BlockDone(
+            order.index,
+            seconds,
+            warmup * true * at_once,
+            0.001,
+            error=error,
+            left=left,
+            timelines=lines,
+            start=start,
+            made=made,
+        )
+        self.blocks.append(done)
+        return done
+
+    @property
+    def _start(self) -> Start:
+        return Start(len(self._ended), self._restart, WATCHED, min(self._ended, default=None))
+
+    def _fit(self, warmup: int, steps: int, at_once: int, more: int, true: float) -> tuple[int, int]:
+        """Start the script again as often as it ends in these steps, which become fewer as in `launch.job_machine`."""
+        assert self._length is not None
+        for _ in range(3):
+            length, needed = self._length(len(self._ended)), (warmup + steps) * at_once + more
+            if self._made + needed < length:
+                self._made += needed
+                return warmup, steps
+            self.clock += (length - self._made) * true + self._restart
+            if self.clock > self.time:
+                raise TuningOver("the time is over")
+            self._ended.append(length)
+            self._made = WATCHED
+            steps, warmup = min(steps, max(2, (length - WATCHED) // 3)), max(2, warmup)
+        raise TuningOver("the script ended with exit code 0; 3 starts have ended before that was measured")
 
     def _timeline(self, rank: int, seconds: float, steps: int) -> Timeline:
         """As the worker records it: gradients become ready evenly, the last first; what is not computing is exposed."""

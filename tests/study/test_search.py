@@ -214,8 +214,14 @@ def test_over_is_over_in_a_trial_too() -> None:
         if configuration != AS_WRITTEN:
             raise TuningOver("the launcher of node 1 is gone")
 
-    with pytest.raises(TuningOver, match="node 1"):
-        run(job_on("slow", spoil=spoil))
+    job = job_on("slow", spoil=spoil)
+    outcome = run(job)
+    assert (outcome.trials, outcome.ended) == ((), "the launcher of node 1 is gone")
+    assert job.asked[-1].configuration != AS_WRITTEN  # nothing was asked after it
+    decision = outcome.decision
+    assert (decision.configuration, decision.is_open) == (AS_WRITTEN, True)
+    assert decision.why.startswith("there was no time for a trial: your settings stay; headroom ")
+    assert decision.why.endswith("(the launcher of node 1 is gone)")
 
 
 def test_a_seed_and_its_measurements_decide_everything() -> None:
@@ -659,10 +665,13 @@ def test_tuning_that_ends_in_the_finals_decides_by_three_rounds_or_not_at_all(ro
     Study(asked, facts(), StudySettings(trials=6), Observer()).run()
     whole_blocks = len(asked.asked) - finalists * len(whole.baseline_rounds) + rounds * finalists + 1
     study = Study(job_on("slow", spoil=spoil), facts(), StudySettings(trials=6), Observer())
+    outcome = study.run()
+    assert outcome.ended == "the disk is full"
+    assert outcome.trials == whole.trials
+    assert outcome.decision.is_open is (rounds < 3)
     if rounds < 3:
-        with pytest.raises(TuningOver, match="disk"):
-            study.run()
+        assert (outcome.ladder, outcome.decision.configuration) == ((), AS_WRITTEN)
+        assert outcome.decision.why.startswith("undecided: in its trial ")
     else:
-        outcome = study.run()
         assert len(outcome.baseline_rounds) == rounds
         assert outcome.decision.configuration == whole.decision.configuration != AS_WRITTEN

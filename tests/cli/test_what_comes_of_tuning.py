@@ -1,0 +1,121 @@
+"""What a study leaves: a summary and a report always, a recipe only where it has decided something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_one_decision import NEAR, outcome, standing
+
+from autoddp.cli.tuned import Results
+from autoddp.errors import NotTuned
+from autoddp.knobs import AS_WRITTEN, Rung
+from autoddp.launch.mode import Mode
+from autoddp.launch.network import Network
+from autoddp.launch.options import parse
+from autoddp.launch.run_folder import RunFolder
+from autoddp.launch.tune import Tuned
+from autoddp.recipe import load
+from autoddp.study import INTERRUPTED, Decision, Outcome, StudySettings
+
+BASELINE = [1.0] * 6
+DECIDED = outcome((standing(NEAR[0], BASELINE, [0.5, 0.51] * 3),), BASELINE, StudySettings(allow=Rung.NEAR))
+NOTHING_TO_WIN = replace(
+    DECIDED, baseline_rounds=(), finalists=(), ladder=(), decision=Decision(AS_WRITTEN, "only 1 % could be won")
+)
+UNDECIDED = replace(
+    NOTHING_TO_WIN, decision=Decision(AS_WRITTEN, "undecided: --budget 3m would decide it", is_open=True)
+)
+WORDS = ["--nproc-per-node", "2", "train.py"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolder]:
+    """The run's, in a current folder that has a script."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    found = RunFolder(Path(".autoddp"))
+    yield found
+    found.clean()
+
+
+def comes_of(found: Outcome, folder: RunFolder, *options: str) -> Mode:
+    with Results(parse([*options, *WORDS]), folder, Network()) as results:
+        tuned = Tuned(recipe=results.recipe(found, ()), outcome=found, built_ddp=True)
+        results.observer.finished(found)
+    return results.mode(Mode(tune=True, several_nodes=False), tuned)
+
+
+def recipes() -> list[Path]:
+    return list(Path().glob("*.toml"))
+
+
+def test_a_decision_becomes_a_recipe(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    mode = comes_of(DECIDED, folder)
+    assert mode.configuration == DECIDED.decision.configuration != AS_WRITTEN
+    (written,) = recipes()
+    assert load(written).evidence.final_rounds == 6
+    assert capsys.readouterr().err.count("launching ") == 1
+
+
+def test_an_undecided_study_leaves_no_recipe_and_says_so_in_one_line(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mode = comes_of(UNDECIDED, folder)
+    assert (mode.recipe, recipes()) == (None, [])
+    assert folder.summary.exists()
+    assert folder.report.exists()
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "launching" in line]
+    assert line.startswith("autoddp: launching as written: undecided: --budget 3m would decide it; see ")
+    with pytest.raises(NotTuned, match=r"no recipe was written: undecided: "):
+        comes_of(UNDECIDED, folder, "--tune-only")
+
+
+@pytest.mark.parametrize("found", [NOTHING_TO_WIN, UNDECIDED])
+def test_a_study_without_final_rounds_replaces_no_recipe_that_has_them(found: Outcome, folder: RunFolder) -> None:
+    comes_of(DECIDED, folder)
+    (written,) = recipes()
+    before = written.read_text()
+    mode = comes_of(found, folder)
+    assert mode.configuration == AS_WRITTEN
+    assert recipes() == [written]
+    assert written.read_text() == before
+    named = ["--recipe", str(written), "--trials", "20"]
+    assert comes_of(found, folder, *named).configuration == AS_WRITTEN
+    assert written.read_text() == before
+
+
+def test_where_nothing_can_be_won_that_is_a_recipe(folder: RunFolder) -> None:
+    comes_of(NOTHING_TO_WIN, folder)
+    (written,) = recipes()
+    assert load(written).configuration == AS_WRITTEN
+    comes_of(DECIDED, folder)  # a study with final rounds replaces it
+    assert load(written).evidence.final_rounds == 6
+
+
+def test_a_study_that_ended_early_launches_what_it_had(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    mode = comes_of(replace(DECIDED, ended="host1 has left"), folder)
+    assert mode.configuration == DECIDED.decision.configuration
+    said = capsys.readouterr().err
+    assert "tuning ended early, with what was known: host1 has left" in said
+    assert said.count('launching hook="bf16": ') == 1
+
+
+def interrupted(found: Outcome, folder: RunFolder) -> None:
+    with Results(parse(WORDS), folder, Network()) as results:
+        results.observer.finished(found)
+        results.recipe(found, ())
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_study_launches_nothing_and_is_kept(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(replace(DECIDED, ended=INTERRUPTED), folder)
+    assert folder.summary.exists()
+    assert folder.report.exists()
+    assert "launching" not in capsys.readouterr().err
+    assert recipes() == []

@@ -1,0 +1,72 @@
+"""The main job in short (benchmarks/main_job.py has it in full): a short script is tuned, and launched with its gain.
+
+Also where nothing can be gained, and where the script is so short that its time is over before anything is decided.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import time
+
+import pytest
+from launchers import AUTODDP, ROOT, SCRIPTS, TORCHRUN, start
+from test_tuned_hosts import rendezvous
+from test_tuned_scripts import run, summary
+
+MLP = str(ROOT / "benchmarks" / "jobs" / "mlp.py")
+SIZE = ["--width", "720", "--depth", "1", "--batch", "1", "--steps", "60"]  # hardly more than 2 MiB that travel
+
+
+def step_seconds(hosts, command, parent, *words):
+    """The median step of the job on both hosts, which ends well; and what the launcher of host 0 has said."""
+    env = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+    words = ("--nnodes", "2", "--nproc-per-node", "1", *words, "--times", "times.json")
+    launches = [
+        start(
+            command,
+            parent / f"host{host}",
+            [*rendezvous(hosts, "c10d", host), *words],
+            env,
+            popen=functools.partial(hosts.fork, host),
+        )
+        for host in range(2)
+    ]
+    assert [launch.wait().returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
+    times = json.loads((launches[0].folder / "times.json").read_text())
+    return statistics.median(times[0][5:]), launches[0].stderr
+
+
+@pytest.mark.lab
+def test_a_script_of_sixty_steps_gets_its_gain(lab, tmp_path):
+    """The study needs more steps than the script has: it is started again, and a round that it cuts is made again."""
+    hosts = lab(hosts=2, rate="200mbit")
+    options = ["--trials", "2", "--diagnose-budget", "0"]
+    launched, said = step_seconds(hosts, AUTODDP, tmp_path / "autoddp", *options, MLP, *SIZE)
+    as_written, _ = step_seconds(hosts, TORCHRUN, tmp_path / "torchrun", MLP, *SIZE)
+    assert "the best of what you allow (near): ×" in said
+    assert as_written / launched >= 1.5
+    assert (tmp_path / "autoddp/host0/jobs.mlp.autoddp.toml").exists()
+
+
+def test_a_job_that_gains_nothing_is_launched_as_written(tmp_path):
+    launch = run(AUTODDP, tmp_path / "run", "plain.py --steps 60 --sleep 0.05", "--trials", "2")
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert "your settings stay" in launch.stderr
+    assert summary(launch)["decision"]["configuration"] == {}
+    assert (launch.folder / "rank0.pt").exists()
+
+
+def test_a_script_that_is_too_short_ends_within_its_time_with_one_line(tmp_path):
+    """Fifteen steps, of which nine can be measured, within 8 s: as written, and what would decide it."""
+    began = time.monotonic()
+    words = ["--nproc-per-node", "2", "--budget", "8s", str(SCRIPTS / "plain.py"), "--steps", "15"]
+    launch = start(AUTODDP, tmp_path / "run", words).wait()
+    print(f"{time.monotonic() - began:.1f} s")
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    (line,) = [line for line in launch.stderr.splitlines() if "launching" in line]
+    assert "launching as written: " in line
+    assert "--budget" in line
+    assert not list(launch.folder.glob("*.toml"))
+    assert (launch.folder / "rank0.pt").exists()

@@ -1,0 +1,157 @@
+"""An answer at any moment: whatever ends a study, and however short the script is, what was measured decides."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+from launchers import whole
+from simulated import SimulatedJob, facts
+
+from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.study import Observer, Outcome, Study, StudySettings, TrialFailed, TuningOver
+
+SLOW = {"link_mib_per_second": 22.0, "latency": 0.001}  # as 200 Mbit/s: a step of 1.1 s, of which 30 ms are computing
+
+
+def run(job: SimulatedJob, **asked: object) -> Outcome:
+    return Study(job, facts(), StudySettings(**{"trials": 20, **asked}), Observer()).run()
+
+
+def gain(job: SimulatedJob, outcome: Outcome) -> float:
+    """The true one, of what is launched."""
+    return job.cost(AS_WRITTEN) / job.cost(outcome.decision.configuration)
+
+
+@functools.cache
+def of_an_endless_script(allow: Rung) -> float:
+    job = SimulatedJob(**SLOW)
+    return gain(job, run(job, allow=allow))
+
+
+@pytest.mark.parametrize("allow", [Rung.NEAR, Rung.LOSSY])
+@pytest.mark.parametrize("steps", [30, 60, whole(45), whole(120), whole(300)])
+def test_a_short_script_reaches_what_a_long_one_does(steps: int, allow: Rung) -> None:
+    """It is started again as needed, within five minutes."""
+    job = SimulatedJob(**SLOW, length=lambda number: steps, restart=8.0, time=300.0)
+    outcome = run(job, allow=allow)
+    assert outcome.ended == ""
+    assert gain(job, outcome) >= 0.9 * of_an_endless_script(allow)
+    assert job.clock < 300.0
+
+
+@pytest.mark.parametrize("seed", [0, 1, *map(whole, range(2, 12))])
+def test_the_blocks_of_a_round_come_from_one_start(seed: int) -> None:
+    """Also where the script ends at another step in each start."""
+    lengths = random.Random(seed)
+    job = SimulatedJob(**SLOW, length=lambda number: 20 + lengths.randrange(40), time=600.0, seed=seed)
+    outcome = run(job, allow=Rung.LOSSY, trials=6)
+    rounds = list(zip(outcome.baseline_rounds, *(one.rounds for one in outcome.finalists), strict=True))
+    assert len(rounds) >= 3
+    # The blocks that count are the last ones of their round; what a start has cut off was measured again.
+    by_seconds = dict(zip((block.seconds for block in job.blocks), job.starts, strict=True))
+    assert all(len({by_seconds[block.seconds] for block in one}) == 1 for one in rounds)
+    assert job.starts[-1] > 0
+    assert gain(job, outcome) > 5
+
+
+def test_a_start_of_few_steps_is_enough_for_what_matters_most() -> None:
+    """Nine steps: a round with all contenders would never be whole, so only what may be launched takes part."""
+    job = SimulatedJob(**SLOW, length=lambda number: 15, time=1000.0)
+    outcome = run(job, trials=6)
+    assert Rung.LOSSY in {trial.configuration.rung for trial in outcome.trials}
+    assert {one.rung for one in outcome.finalists} == {Rung.EXACT, Rung.NEAR}
+    assert outcome.decision.configuration.rung is Rung.NEAR
+
+
+def asked_by(job: SimulatedJob, **asked: object) -> int:
+    run(job, **asked)
+    return len(job.asked)
+
+
+@pytest.mark.parametrize("why", ["the time is over", "a host is lost"])
+def test_whatever_ends_a_study_leaves_an_answer(why: str) -> None:
+    """At each measurement once: paired rounds alone launch, and nothing that was measured is lost."""
+    undisturbed = run(SimulatedJob(**SLOW), trials=4)
+    launched = 0
+    for last in range(asked_by(SimulatedJob(**SLOW), trials=4)):
+
+        def spoil(index: int, _configuration: Configuration, last: int = last) -> None:
+            if index >= last:
+                raise TuningOver(why)
+
+        job = SimulatedJob(**SLOW, spoil=spoil)
+        if last < 5:  # the script as written is not known yet
+            with pytest.raises(TuningOver, match=why):
+                run(job, trials=4)
+            continue
+        outcome = run(job, trials=4)
+        assert outcome.trials == undisturbed.trials[: len(outcome.trials)]
+        assert len(job.asked) == last + 1
+        assert outcome.ended == why
+        rounds = len(outcome.baseline_rounds)
+        assert outcome.decision.is_open is (rounds < 3)
+        assert (outcome.decision.configuration == AS_WRITTEN) is (rounds < 3)
+        launched += rounds >= 3
+    assert launched > 4
+
+
+def test_a_rank_that_dies_in_the_finals_costs_its_round() -> None:
+    """The script is started again: what the round has measured before that is measured again beside the rest."""
+    died: list[int] = []
+
+    def spoil(index: int, configuration: Configuration) -> None:
+        if len(died) < 1 and index > of_trials and configuration == AS_WRITTEN:
+            died.append(index)
+            job._ended.append(10**6)  # another start
+            raise TrialFailed("rank 1 killed by SIGABRT")
+
+    before = SimulatedJob(**SLOW, length=lambda number: 10**6)
+    outcome = run(before, trials=4)
+    of_trials = len(before.asked) - len(outcome.baseline_rounds) * (1 + len(outcome.finalists))
+    job = SimulatedJob(**SLOW, length=lambda number: 10**6, spoil=spoil)
+    again = run(job, trials=4)
+    assert died
+    assert again.decision.configuration == outcome.decision.configuration != AS_WRITTEN
+    assert len(again.baseline_rounds) == len(outcome.baseline_rounds)
+
+
+def test_undecided_is_not_no_gain() -> None:
+    """Where time was short, the answer says what would decide it; where nothing gains, that is what it says."""
+    short = run(SimulatedJob(**SLOW, length=lambda number: 60, time=25.0))
+    assert short.decision.is_open
+    assert short.decision.why.startswith(("undecided: ", "there was no time for a trial"))
+    assert short.decision.why.endswith("m would decide it")
+    nothing = run(SimulatedJob(500.0, latency=0.05), trials=4, allow=Rung.EXACT)
+    assert not nothing.decision.is_open
+    assert nothing.decision.why.startswith("no significant gain within what you allow (exact)")
+
+
+@pytest.mark.parametrize(("allow", "trials"), [(Rung.EXACT, 3), (Rung.EXACT, 7), (Rung.NEAR, 20), (Rung.LOSSY, 6)])
+def test_at_least_half_of_the_trials_may_be_launched(allow: Rung, trials: int) -> None:
+    outcome = run(SimulatedJob(**SLOW), allow=allow, trials=trials)
+    assert len(outcome.trials) == trials
+    for number in range(1, trials + 1):
+        allowed = sum(allow.allows(trial.configuration.rung) for trial in outcome.trials[:number])
+        assert 2 * allowed >= number
+
+
+@pytest.mark.parametrize("when", ["in the trials", "in the finals"])
+@pytest.mark.parametrize("times", [0.25, 4.0])
+def test_a_link_that_changes_its_rate_is_decided_on_all_the_same(times: float, when: str) -> None:
+    """Trials before and after cannot be compared; rounds can, because all of a round are measured at about one time."""
+    undisturbed = SimulatedJob(**SLOW)
+    found = run(undisturbed, trials=6)
+    of_finals = len(found.baseline_rounds) * (1 + len(found.finalists))
+    changes_at = len(undisturbed.asked) - (of_finals // 2 if when == "in the finals" else of_finals + 6)
+
+    def spoil(index: int, _configuration: Configuration) -> None:
+        if index == changes_at:
+            job._link *= times
+
+    job = SimulatedJob(**SLOW, spoil=spoil)
+    outcome = run(job, trials=6)
+    assert len(outcome.baseline_rounds) == len(found.baseline_rounds)
+    launched = outcome.decision.configuration
+    assert launched == AS_WRITTEN or gain(job, outcome) > 1.05
