@@ -69,6 +69,8 @@ PRIVATE_TO_OTHERS = {
     ("worker/bench/deadline.py", "_exit"),
     # The parser of --rdzv-conf: the handler's registry wants its result, and torch has no public one.
     ("launch/elastic.py", "_parse_rendezvous_config"),
+    # The names of torch's rendezvous backends, and of those that plugins add: there is no public list.
+    ("launch/elastic.py", "_registry"),
     # Whether elastic knows that this node hosts the endpoint: only its own answer tells.
     ("launch/elastic.py", "_matches_machine_hostname"),
     # argparse has no public list of a parser's options.

@@ -411,6 +411,12 @@ def _refuse(message: str) -> NoReturn:
         raise UsageError(f"unknown option {unknown}{did_you_mean(unknown, known)}; autoddp --help lists all")
     if "training_script" in message:
         raise UsageError("no script given: autoddp [options] train.py [its arguments]; autoddp --help lists all")
+    if message.startswith("ambiguous option: "):  # argparse looks at every word, also at those behind the script
+        word, _, several = message.removeprefix("ambiguous option: ").partition(" could match ")
+        raise UsageError(
+            f"{word} may stand for several options ({several}): write it out; if it is the script's, write -- before "
+            "the script: autoddp [options] -- train.py [its arguments]"
+        )
     raise UsageError(message.replace("argument ", "", 1))
 
 

@@ -55,7 +55,7 @@ def _require_program(name: str) -> None:
     if shutil.which(name):
         return
     if not os.path.exists(name):
-        raise UsageError(f"program not found: {name} (looked in {Path.cwd()} and along PATH); check its name")
+        raise UsageError(f"program not found: {name} (looked in {Path.cwd()}), nor along PATH; check its name")
     if os.path.isdir(name):
         raise UsageError(f"{name} is a folder, and --no-python starts a program: name a program")
     if not os.access(name, os.X_OK):

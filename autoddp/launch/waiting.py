@@ -17,7 +17,6 @@ from autoddp.units import duration
 from autoddp.wire import Heartbeat
 
 _FRESH = 5.0  # seconds after which a heartbeat says nothing any more; each rank writes one a second
-_STILL = 5.0  # seconds at one place before a line says how long
 _FOR_WHOM = 10.0  # seconds for which a rank waits for another one before a line names that one
 _GIVEN_UP = 1800.0  # seconds without a movement of any rank; the usual time limit of torch's collectives
 
@@ -75,15 +74,13 @@ def places(ranks: Mapping[int, Seen], now: float) -> str:
     """Where the ranks are. Those at the same place are named together, and first those that have not moved longest."""
     if not ranks:
         return f"no rank has started on {socket.gethostname()}"
-    together: dict[str, list[int]] = {}
+    together: dict[tuple[str, bool], list[int]] = {}
     for rank, seen in sorted(ranks.items(), key=lambda item: item[1].moved):
-        together.setdefault(seen.said.place, []).append(rank)
+        together.setdefault((seen.said.place, seen.waits(now) > 0), []).append(rank)
     parts = []
-    for place, who in together.items():
-        still = now - min(ranks[rank].moved for rank in who)
-        unmoved = f" for {duration(still)}" if still > _STILL else ""
-        have = "is" if len(who) == 1 else "are"
-        parts.append(f"{_names(who)} {have} in {place}{unmoved}")
+    for (place, waits), who in together.items():
+        one, several = ("waits", "wait") if waits else ("is", "are")
+        parts.append(f"{_names(who)} {one if len(who) == 1 else several} in {place}")
     return f"{'; '.join(parts)} (host {socket.gethostname()})"
 
 

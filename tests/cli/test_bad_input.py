@@ -81,7 +81,7 @@ CASES = {
         "--no-python run.sh",
         "run.sh is not along PATH, and --no-python looks nowhere else for a bare name: write ./run.sh",
     ),
-    "program that is a folder": ("--no-python ./below", "./below is a folder, and --no-python starts a program"),
+    "program that is a folder": ("--no-python /tmp", "/tmp is a folder, and --no-python starts a program"),
     "program and module": ("--no-python -m train", "--no-python starts a program, and --module a module of Python"),
     "notebook": ("train.ipynb", "train.ipynb is a notebook, which Python cannot run: jupyter nbconvert --to script"),
     "rendezvous of an unknown kind": (
@@ -93,6 +93,7 @@ CASES = {
         "its module etcd is not installed here: pip install python-etcd, or --rdzv-backend c10d",
     ),
     "standalone on two hosts": ("--standalone --nnodes 2 train.py", "--standalone is for a job on one host"),
+    "ambiguous word of the script": ("train.py --r=16", "if it is the script's, write -- before the script: autoddp"),
     "another launcher's": ("--use-env train.py", "--use-env: an option of torch.distributed.launch."),
     "recipe not found": ("--recipe unfot.toml train.py", "unfot.toml: no such file; autoddp SCRIPT --trials 20 writes"),
     "recipe not TOML": ("--recipe not.toml train.py", "not.toml: not TOML: "),
@@ -149,7 +150,6 @@ def make(folder: Path) -> Path:
         (folder / name).write_text(text)
     (folder / NOWHERE).symlink_to("nowhere/recipe.toml")
     (folder / "run.sh").chmod(0o755)
-    (folder / "below").mkdir(exist_ok=True)
     return folder
 
 

@@ -24,6 +24,7 @@ from autoddp.launch.elastic import node_range
 from autoddp.launch.gathering import Endpoint
 from autoddp.launch.hosts import Hosts, Next
 from autoddp.launch.options import parse
+from autoddp.launch.polling import polls
 from autoddp.launch.tune import Tuning
 from autoddp.wire import BlockDone, Entry, Measure
 
@@ -364,3 +365,22 @@ def test_a_start_for_tuning_waits_for_no_further_hosts(number: int, tmp_path: Pa
     tuning = Tuning(options, made, Hosts() if number == 1 else connected(number)[0], cast(Any, None))
     assert node_range(tuning._torchrun) == (number, number)
     assert node_range(options.torchrun) == (1, 3)  # of the job itself
+
+
+def test_hosts_tell_each_other_for_how_long_all_their_ranks_have_waited(two: list[Hosts], hasty: None) -> None:
+    first, second = two
+    assert Hosts().waited() == float("inf")
+    assert first.waited() == 0.0  # nothing was heard yet
+    assert second.waited() == 0.0
+    second.waits(21.0)
+    for _ in polls(60):
+        if first.waited() == 21.0:
+            break
+    assert first.waited() == 21.0
+    assert first.at_work == []
+    assert second.at_work == ["host0"]
+    second.waits(0.0)
+    for _ in polls(60):
+        if first.at_work:
+            break
+    assert first.at_work == ["host1"]

@@ -38,10 +38,10 @@ def test_the_ranks_and_their_places_are_named(tmp_path: Path) -> None:
     launch = start((sys.executable, "-c", shorter), tmp_path / "run", words).wait()
     line = [line for line in launch.stderr.splitlines() if "waiting for the script's first steps: " in line][-1]
     assert "rank 1 is in train.py, line 5" in line
-    assert "rank 0 is in init_process_group, called in train.py, line 10" in line
+    assert "rank 0 waits in init_process_group, called in train.py, line 10" in line
     (end,) = [line for line in launch.stderr.splitlines() if "no recipe was written: " in line]
     assert "no rank has moved for 2" in end
-    assert "rank 0 is in init_process_group" in end
+    assert "rank 0 waits in init_process_group" in end
     assert launch.returncode == 1
     assert launch.processes() == []
 
@@ -98,5 +98,5 @@ def test_movement_starts_the_clock_again(jump: float, tmp_path: Path) -> None:
     now += 1700
     assert waiting.unmoved() == ""
     now += 200
-    where = f"rank 3 is in wait for 31 min 40 s (host {os.uname().nodename})"
+    where = f"rank 3 is in wait (host {os.uname().nodename})"
     assert waiting.unmoved() == f"no rank has moved for 31 min 40 s: {where}"

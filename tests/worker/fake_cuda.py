@@ -17,6 +17,8 @@ import torch
 class Stream:
     def __init__(self, device: int) -> None:
         self.device, self.seconds = torch.device("cuda", device), 0.0
+        self.done = 0.0
+        """How many of the seconds that were queued are over; only `Event.query` asks."""
         self.waited_for: list[Stream] = []
 
     def wait_stream(self, other: Stream) -> None:
@@ -44,15 +46,21 @@ class FakeCuda:
 
         class Event:
             def __init__(self, enable_timing: bool = False) -> None:
-                assert enable_timing
+                self.is_timed = enable_timing
 
             def record(self, stream: Stream | None = None) -> None:
-                self.seconds = (stream or fake.current_stream()).seconds
+                self.stream = stream or fake.current_stream()
+                self.seconds = self.stream.seconds
+
+            def query(self) -> bool:
+                return self.seconds <= self.stream.done
 
             def elapsed_time(self, later: Event) -> float:
+                assert self.is_timed
                 return (later.seconds - self.seconds) * 1e3
 
         ours = {"device": self.on_device, "stream": self.on_stream, "Stream": self.new_stream, "Event": Event}
+        ours["default_stream"] = self.current_stream
         for name in ("synchronize", "current_stream", "manual_seed", "memory_reserved"):
             ours[name] = getattr(self, name)
         for name, function in ours.items():

@@ -19,7 +19,7 @@ from torch import nn
 
 from autoddp.knobs import AS_WRITTEN
 from autoddp.worker.ddp import backend_of
-from autoddp.worker.device import as_current, memory_reserved, seed, synchronize
+from autoddp.worker.device import Backlog, as_current, memory_reserved, seed, synchronize
 from autoddp.worker.graphs.capture import Sample, capture
 from autoddp.worker.graphs.signature import signature_of
 from autoddp.worker.live_ddp import LiveDdp
@@ -51,6 +51,23 @@ def test_steps_are_timed_on_the_models_device(cuda: FakeCuda) -> None:
     assert watch.stop() == pytest.approx([0.5, 0.25])
     assert cuda.waited == [1, 1]
     assert cuda.contexts == {1}
+
+
+def test_a_device_is_stuck_in_what_it_does_not_finish(cuda: FakeCuda) -> None:
+    backlog, stream = Backlog(SECOND), cuda.streams[SECOND.index]
+    assert not backlog.is_stuck()
+    for _ in range(3):  # at work, each time on something new
+        cuda.run(SECOND.index, 0.5)
+        assert not backlog.is_stuck()
+        stream.done += 0.5
+    cuda.run(SECOND.index, 0.5)
+    assert not backlog.is_stuck()
+    assert [backlog.is_stuck() for _ in range(3)] == [True] * 3
+    stream.done += 0.5
+    assert not backlog.is_stuck()
+    assert cuda.contexts == {1}
+    assert cuda.waited == []
+    assert not Backlog(torch.device("cpu")).is_stuck()
 
 
 def test_a_cpus_steps_need_no_device(cuda: FakeCuda) -> None:

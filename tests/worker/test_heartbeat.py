@@ -62,4 +62,4 @@ def test_only_ranks_that_wait_for_each_other_hang(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("HEARTBEATS", str(beats))
     for found in on_ranks(2, checks, tmp_path):
         assert found["hung"] == {"each waits for the other": True}
-        assert "ranks 0, 1 are in recv, called in wait_checks.py, line " in found["said"]
+        assert "ranks 0, 1 wait in recv, called in wait_checks.py, line " in found["said"]
