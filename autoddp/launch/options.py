@@ -151,7 +151,11 @@ class Options:
     )
     """Optimizer steps of the real job, if the user knows."""
     budget: float | None = _option(
-        "limit of the time from the command to the launch (5m from the first step)", "TIME", _DURATION, "5m"
+        "limit of the time from the command to the launch (5m from the first step; without --trials no longer than "
+        "the script)",
+        "TIME",
+        _DURATION,
+        "5m",
     )
     """Seconds. None: not given; see `launch.deadline`."""
     diagnose_budget: float | None = _option(

@@ -131,14 +131,17 @@ class Study:
     def _search(self, baseline: TrialRecord, won: Headroom, computing: float) -> None:
         """Run trials, and the finals of the best of them. `computing`: seconds of a step without any reduction."""
         trials, asked = self._trials, self._asked
-        if won.high >= WORTHWHILE and self._has_plenty_of_time:
-            with contextlib.suppress(TrialFailed):  # the job was started again, and is as it was
-                self._recorded = self._cost.timelines(AS_WRITTEN, self._budget.recorded)
         trials.forecast = self._forecast(baseline, computing)
-        fixed = trials.find_computing()
-        settings = self._judge_settings(won)
+        fixed: Configuration | None = None
+        settings: list[Mapping[str, Value]] | None = None
         paired = 0  # trials that the final rounds have known
         while True:
+            if settings is None and self._has_plenty_of_time:
+                if won.high >= WORTHWHILE:
+                    self._record(baseline, computing)
+                settings = self._judge_settings(won)
+            if fixed is None:
+                fixed = trials.find_computing()
             if won.high >= WORTHWHILE:
                 kept = trials.kept_for_settings_on_top + trials.kept_for_accumulation
                 kept += RESERVED if settings else 0
@@ -157,7 +160,13 @@ class Study:
     @property
     def _has_plenty_of_time(self) -> bool:
         """Whether all trials that were asked for have time: then some may go to what the decision can do without."""
-        return self._cost.left >= self._asked.trials * self._budget.trial()
+        return self._cost.left >= (self._asked.trials - len(self._trials.records)) * self._budget.trial()
+
+    def _record(self, baseline: TrialRecord, computing: float) -> None:
+        """Record some steps as written, for predictions."""
+        with contextlib.suppress(TrialFailed):  # the job was started again, and is as it was
+            self._recorded = self._cost.timelines(AS_WRITTEN, self._budget.recorded)
+        self._trials.forecast = self._forecast(baseline, computing)
 
     def _headroom(self) -> tuple[TrialRecord, Headroom, list[Block]]:
         """Measure the script as written with and without DDP's reduction, alternating, to find what could be won.
@@ -244,7 +253,7 @@ class Study:
         offered: Sequence[Configuration] = self._facts.start_settings
         if won.high < WORTHWHILE:
             offered = [setting for setting in offered if not all(BY_NAME[name].on_the_link for name in setting)]
-        if not offered or self._asked.trials < _AT_LEAST_FOR_SETTINGS or not self._has_plenty_of_time:
+        if not offered or self._asked.trials < _AT_LEAST_FOR_SETTINGS:
             return []
         with self._cost.in_phase("screening"):
             self._judged = screened(offered, self._screen)

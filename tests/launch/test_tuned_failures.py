@@ -48,14 +48,15 @@ def test_a_script_that_ends_early_without_an_error(tmp_path):
     assert (launch.folder / "rank0.pt").exists()
 
 
-@pytest.mark.whole  # tuning takes half a minute at least
-def test_a_script_that_ends_within_a_trial(tmp_path):
-    """Whether that is its usual end is not known, so the reason says what was seen."""
-    env = {"TUNED_TIMES_LONGER": "30"}
-    launch = run(AUTODDP, tmp_path / "run", "plain.py --steps 30 --sleep 0.03", "--trials", "1000", env=env)
+@pytest.mark.whole  # tuning takes half a minute
+def test_a_short_script_is_tuned_in_its_own_time(tmp_path):
+    """Without --trials, tuning takes no longer than the script, or half a minute, and has an answer all the same."""
+    launch = run(AUTODDP, tmp_path / "run", "plain.py --steps 30 --sleep 0.4")
     assert launch.returncode == 0, launch.stderr[-2000:]
-    ended = r"tuning has taken [34]\d s, and a start of the script no longer: the script ended with exit code 0"
-    assert re.search(rf"{ended} after 900 steps, (while|after) autoddp (had )?tried \w+", launch.stderr), launch.stderr
+    (line,) = [line for line in launch.stderr.splitlines() if line.startswith("autoddp: launching ")]
+    assert "your settings stay" in line
+    assert summary(launch)["decision"]["configuration"] == {}
+    assert (launch.folder / "rank0.pt").exists()
 
 
 def test_a_script_that_fails_as_written_fails_as_under_torchrun(tmp_path):
