@@ -71,6 +71,7 @@ def nothing_is_connected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ite
     monkeypatch.setattr(c10d_rendezvous_backend, "TCPStore", Place)
     monkeypatch.setattr(c10d_rendezvous_backend, "FileStore", lambda path: HashStore())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where torch makes a file of its own for it
+    monkeypatch.chdir(tmp_path)  # an endpoint of the store "file" is a path
     monkeypatch.setattr(elastic, "_is_taken", lambda port: False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     # Whether an address is this host's is asked again and again, and a name service may take seconds each time.
