@@ -5,7 +5,7 @@
 What the options mean is compared with torchrun in `tests/launch/test_rendezvous_options.py`, in all combinations and
 without a launch. Here real launchers wait, on this host alone, for hosts that do not come. Each is given SIGINT once it
 has said what it waits for. The ten seconds count from the moment at which torchrun would begin: importing torch takes
-as long under both, and is measured first.
+as long under both, and is measured before each launch.
 """
 
 from __future__ import annotations
@@ -101,8 +101,11 @@ def words_of(chosen: dict[str, str]) -> list[str]:
     return what[chosen["does"]]
 
 
-def run(chosen: dict[str, str], importing: float) -> Launch:
-    """One launch, to its end. `importing`: seconds that are torch's own."""
+def run(chosen: dict[str, str]) -> Launch:
+    """One launch, to its end."""
+    before = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch.distributed.run"], check=True)
+    importing = time.monotonic() - before
     folder = Path(tempfile.mkdtemp(prefix="autoddp-rendezvous-"))
     (folder / "train.py").write_text("raise SystemExit('this must not run')\n")
     command = [sys.executable, "-m", "autoddp", *words_of(chosen)]
@@ -116,7 +119,9 @@ def run(chosen: dict[str, str], importing: float) -> Launch:
             ended, seconds = process.poll(), time.monotonic() - began
             said = (folder / "stderr").read_text().splitlines()
             line = next((one for one in said if one.startswith("autoddp: ") and not _NOT_AWAITED.match(one)), "")
-        if process.poll() is None:
+        if line.startswith("autoddp: error: "):
+            ended = process.wait(ENDS)
+        elif ended is None:
             process.send_signal(signal.SIGINT)
         faults = []
         try:
@@ -136,7 +141,7 @@ def run(chosen: dict[str, str], importing: float) -> Launch:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def page_of(launches: list[Launch], importing: float) -> str:
+def page_of(launches: list[Launch]) -> str:
     """The last results as a page."""
     wrong = sum(bool(one.faults) for one in launches)
     rows = [
@@ -151,7 +156,7 @@ def page_of(launches: list[Launch], importing: float) -> str:
             "",
             f"`python campaigns/rendezvous.py` on {time.strftime('%Y-%m-%d')}, Python {platform.python_version()}: "
             f"{len(launches)} launches, {wrong} at fault.",
-            f"The seconds are until the line, without {importing:.1f} s in which torch is imported.",
+            "The seconds are until the line, without those in which torch is imported.",
             "",
             "| options | does | seconds | then | first line |",
             "|---|---|---|---|---|",
@@ -176,12 +181,9 @@ def main() -> int:
     arguments = parser.parse_args()
     chosen = pairwise()
     assert len(chosen) <= MOST, len(chosen)
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import torch.distributed.run"], check=True)
-    importing = time.monotonic() - began
     with ThreadPoolExecutor(arguments.at_once) as pool:
-        launches = list(pool.map(lambda one: run(one, importing), chosen))
-    page = page_of(launches, importing)
+        launches = list(pool.map(run, chosen))
+    page = page_of(launches)
     if arguments.page:
         arguments.page.write_text(page, encoding="utf-8")
     print(page)

@@ -15,11 +15,19 @@ from typing import Any, NoReturn, TypeVar
 from autoddp.bench import BenchResult, Settings, sizes
 from autoddp.errors import JobFailed, UsageError, did_you_mean
 from autoddp.launch.agreement import agree
-from autoddp.launch.elastic import node_range, processes_per_node, require_rendezvous, run_own_job, torchrun_parser
+from autoddp.launch.elastic import (
+    ending_signals,
+    node_range,
+    processes_per_node,
+    require_rendezvous,
+    run_own_job,
+    torchrun_parser,
+)
 from autoddp.launch.keeper import Keeper
 from autoddp.launch.network import Network
 from autoddp.launch.options import option_names
 from autoddp.launch.run_folder import PREFIX, temporary_folder
+from autoddp.launch.signals import signals_end_tuning
 from autoddp.launch.silence import awaiting
 from autoddp.launch.usual_folders import usual_folders
 from autoddp.log import show_exactly
@@ -67,7 +75,8 @@ def run_bench(request: BenchRequest) -> BenchResult:
         if node_range(request.torchrun)[1] > 1:
             require_rendezvous(request.torchrun)
             reads = f"bench {request.settings}"
-            agreement = agree(request.torchrun, reads, reads)
+            with signals_end_tuning(ending_signals(request.torchrun), "nothing is measured"):
+                agreement = agree(request.torchrun, reads, reads)
             network = agreement.network
         with awaiting("the end of the measurement"):
             failure = run_own_job(request.torchrun, "bench", network.variables)

@@ -52,6 +52,8 @@ _AHEAD = "AUTODDP_CLOCK_AHEAD"
 """Variable that tells our own jobs by how many seconds the clock that they follow is ahead of this host's."""
 DEFAULT_PORT = 29500  # torchrun's, for a static rendezvous without --master-port
 _C10D_PORT = 29400  # torch's own, for a c10d rendezvous whose endpoint names none
+_OF_C10D = ("store_type", "is_host", "read_timeout")
+"""Settings that a static rendezvous does not read."""
 _OF_ETCD = ("etcd", "etcd-v2")
 """torch's backends that need a library, which has the name of the first."""
 
@@ -474,11 +476,10 @@ def _other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Names
         arguments.rdzv_backend = "c10d"
         master = Endpoint("--master-addr", torchrun.master_addr.strip("[]"), torchrun.master_port or DEFAULT_PORT)
         arguments.rdzv_endpoint = torchrun.rdzv_endpoint or str(master)
-        # A static rendezvous reads neither of these.
-        told = ["store_type=tcp", f"is_host={int(torchrun.node_rank == 0)}"]
-        if "join_timeout" not in torchrun.rdzv_conf:
-            told.append(f"join_timeout={endpoint_patience(torchrun):.0f}")  # as long as torchrun would wait
-        arguments.rdzv_conf = ",".join(filter(None, [torchrun.rdzv_conf, *told]))
+        settings = {key: value for key, value in _settings(torchrun).items() if key not in _OF_C10D}
+        settings["is_host"] = str(int(torchrun.node_rank == 0))
+        settings.setdefault("join_timeout", f"{endpoint_patience(torchrun):.0f}")  # as long as torchrun would wait
+        arguments.rdzv_conf = _conf(settings)
     arguments.rdzv_id = f"{torchrun.rdzv_id}.{name}"
     return arguments
 
@@ -492,8 +493,13 @@ def _beside_the_meeting_point(torchrun: argparse.Namespace, name: str) -> argpar
     settings = _settings(arguments)
     if arguments.rdzv_backend == "c10d" and node_range(torchrun)[1] > 1:
         settings["is_host"] = "0"
-    arguments.rdzv_conf = ",".join(f"{key}={value}" for key, value in settings.items())
+    arguments.rdzv_conf = _conf(settings)
     return arguments
+
+
+def _conf(settings: Mapping[str, str]) -> str:
+    """--rdzv-conf with these settings."""
+    return ",".join(f"{key}={value}" for key, value in settings.items())
 
 
 def be_torchrun() -> None:

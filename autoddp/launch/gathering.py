@@ -27,7 +27,8 @@ _FIRST = 0.2  # seconds in which a program that speaks first, or closes the conn
 _ATTEMPT = 3.5  # seconds for one attempt, including the name service
 _SOON = 2.5  # seconds without an answer before the user is told why
 _PAUSE = 0.2  # seconds between two attempts
-_GATHERING = 10.0  # seconds of waiting for other hosts before the user is told which have arrived
+_ARRIVED = 6.0  # seconds of waiting for other hosts before the user is told which have arrived, and between two looks
+_GATHERING = 10.0  # seconds for what another host, or the network, should have done
 _LONG = 1 << 14  # characters: several packets, of the usual size and of jumbo frames
 _MUTE = (
     "connections are accepted there, but no launcher has answered yet (another program may have this port, or the name "
@@ -193,7 +194,7 @@ class Arrivals:
         over, told = threading.Event(), _Told()
 
         def watch() -> None:
-            while not over.wait(_GATHERING):
+            while not over.wait(_ARRIVED):
                 text = _within(_GATHERING, self.so_far, f"{self._endpoint} does not answer: the link to it may be down")
                 if text and told.line != f"waiting: {text}" and not over.is_set():
                     told.line = f"waiting: {text}"

@@ -34,6 +34,7 @@ from autoddp.launch.polling import polls
 from autoddp.launch.processes import fork, how_ended, kill_child, kill_descendants
 from autoddp.launch.removal import remove_folder
 from autoddp.launch.signals import NOT_FOR_THE_KEEPER
+from autoddp.launch.silence import awaiting
 from autoddp.launch.standard_streams import StandardStreams
 from autoddp.log import tell
 
@@ -122,8 +123,9 @@ class Keeper:
             self._connection.send(shelter)
             if not self._connection.poll(_FIRST_WORD):
                 tell("looking at the file systems of this host takes long: one of them may not answer")
-            if self._connection.poll(_ANSWERS):
-                return str(self._connection.recv())
+            with awaiting("the file systems of this host"):
+                if self._connection.poll(_ANSWERS):
+                    return str(self._connection.recv())
             self._is_silent = True
             return _SILENT
         except (EOFError, ConnectionError):
@@ -171,8 +173,10 @@ class Keeper:
                 if os.waitpid(self.pid, os.WNOHANG)[0]:
                     return
             self._continue()
-            tell(f"waiting for the process that removes what the script has left ({self.pid})")
-            os.waitpid(self.pid, 0)
+            removing = f"the process that removes what the script has left ({self.pid})"
+            tell(f"waiting for {removing}")
+            with awaiting(removing):
+                os.waitpid(self.pid, 0)
 
     def _continue(self) -> None:
         """Continue the keeper, in case a signal has stopped it: until then it could not do what it is told to."""

@@ -122,7 +122,8 @@ def meet(order: dict[str, Any]) -> Host:
     agreement._SILENT, agreement._ANSWER = planted.get("silent", (agreement._SILENT, agreement._ANSWER))
     agreement.__version__ = planted.get("autoddp", "1.0")
     set_clock(clock, planted.get("ahead", 0.0))
-    gathering._GATHERING = planted.get("gathering", gathering._GATHERING)
+    if "gathering" in planted:
+        gathering._GATHERING = gathering._ARRIVED = planted["gathering"]
     while planted.get("after") and not Path(planted["after"]).exists():
         time.sleep(0.05)
     torchrun = elastic.torchrun_parser().parse_args([*order["words"], "train.py"])

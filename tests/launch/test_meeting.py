@@ -36,6 +36,7 @@ def test_a_signal_while_hosts_gather_for_a_recipe_is_one_line(tmp_path):
 
 def test_an_endpoint_that_answers_no_more_is_told_while_hosts_gather(monkeypatch):
     """As where the link breaks: the question has been sent, and nothing comes back."""
+    monkeypatch.setattr(gathering, "_ARRIVED", 0.1)
     monkeypatch.setattr(gathering, "_GATHERING", 0.1)
     over, told, said = threading.Event(), threading.Event(), []
 
