@@ -45,9 +45,7 @@ _SHARE_FOR_DIAGNOSIS = 0.25  # of the time that the trials may take
 _AT_LEAST_FOR_DIAGNOSIS = 3.0  # seconds, which are little beside the start of the script
 _FEWEST_FOR_DIAGNOSIS = 8  # steps: with fewer nothing can be said
 _AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials that a study must have: at least half stay for knobs without a start
-_SHARE_OF_A_START = (
-    2 / 3
-)  # that a round may take: what a start begins with warms up for longer, or is the rest of another
+_SHARE_OF_A_START = 2 / 3  # that a round may take, because rounds do not begin with a start
 _STARTS_OF_A_ROUND = 3  # of the finals: a script that ends within each of them ends too often
 
 
@@ -280,7 +278,7 @@ class Study:
     def _finals(self, baseline: TrialRecord) -> None:
         """Measure the best few of each rung and the baseline in rounds, each round in a new order.
 
-        Rounds that are cut off leave what there was before, unless there are enough of them for a decision.
+        Rounds that are cut off leave what there was before, unless there are as many of them, and enough to decide.
         """
         self._cost.phase = "finals"
         expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
@@ -289,10 +287,11 @@ class Study:
         finalists = self._that_fit(list(dict.fromkeys([*contenders, *before])), expected)
         blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *finalists)}
         planned = self._planned_rounds(blocks, expected)
+        enough = min(planned, max(FEWEST_ROUNDS, len(self._paired.rounds)))
         for number in range(1, planned + 1):
             if len(blocks) < 2 or not self._final_round(blocks, expected):
                 break
-            if number >= FEWEST_ROUNDS:
+            if number >= enough:
                 self._paired = self._paired_of(blocks)
             self._observer.final(number, planned)
 
@@ -337,7 +336,7 @@ class Study:
         """Measure each configuration once, in random order; remove those that fail.
 
         All blocks of a round come from one start of the script: where it ends within the round, or a rank dies, those
-        before are measured again. Whether that has succeeded.
+        before are measured again. Returns whether the round is whole.
         """
         found: dict[Configuration, tuple[int, Block]] = {}
         missing = self._random.sample(list(blocks), len(blocks))
