@@ -11,8 +11,7 @@ from autoddp.units import duration
 
 _UNASKED = 300.0  # seconds from the script's first step, where no --budget is given
 _SHORTEST = 30.0  # seconds that tuning may take however short the script is
-_GRACE = 0.1  # of the whole: the study plans by `planned`, so a measurement that has begun before may still end
-_TIMES_AS_LONG = 2.0  # as it has run until now: so long is a script whose length is not known taken to be
+_GRACE = 0.1  # of the whole: the study plans by `left`, so a measurement that has begun before may still end
 
 
 def command_given() -> float:
@@ -75,18 +74,17 @@ class Deadline:
     @property
     def left(self) -> float | None:
         """Seconds that tuning may still take; negative where it should be over, None before the first step."""
-        return None if self._since is None else self._seconds - self._spent
+        return None if self._since is None else self._seconds - self.spent
 
     @property
-    def planned(self) -> float | None:
-        """Seconds that a study should plan with: `left`, or fewer where the script may soon show how short it is."""
-        if self.left is None or self._script_has_ended or not self._by_length:
-            return self.left
-        return min(self.left, max(_SHORTEST, _TIMES_AS_LONG * self._spent) - self._spent)
-
-    @property
-    def _spent(self) -> float:
+    def spent(self) -> float:
+        """Seconds that tuning has taken so far."""
         return 0.0 if self._since is None else self._clock() - self._since
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the end of the script will set a limit that is not known yet."""
+        return self._by_length and not self._script_has_ended
 
     @property
     def at_most(self) -> float | None:

@@ -612,12 +612,14 @@ class JobMachine:
             apply=asked.apply or again,
             warmup=max(asked.warmup, 2) if again else asked.warmup,
             missed=tuple(before),
-            left=self._deadline.planned,
+            left=self._deadline.left,
             start=Start(
                 number=self._starts_before + attempt.number,
                 seconds=attempt.ready_at - attempt.began,
                 steps=attempt.steps_before,
                 length=self._length,
+                spent=self._deadline.spent,
+                limits=self._deadline.is_open,
             ),
         )
 

@@ -73,7 +73,7 @@ class StepBudget:
 
     def trial(self) -> float:
         """Approximate seconds of a trial that is no faster than the baseline."""
-        return (self.warmup_of(AS_WRITTEN) + 2 * self.block(self.step)) * self.step
+        return (self.warmup_of(AS_WRITTEN) + (1 if self.slow else 2) * self.block(self.step)) * self.step
 
     def final_block(self, seconds: float, at_once: int = 1) -> int:
         """As `block`, in the finals. Slow steps: as many as take the time of one baseline step; five rounds suffice."""

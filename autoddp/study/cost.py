@@ -16,6 +16,7 @@ from autoddp.timing import Block
 from autoddp.timing.timeline import Timeline
 from autoddp.wire import BlockDone, Experiment, Start
 
+_ASSUMED = 30.0  # seconds that tuning may take in any case, see `launch.deadline`
 _BLOCKS = 16  # that one start of a short script has room for
 _FEWEST = 2  # steps of a block of a short script, and of a warm-up
 _MOST_AT_FIRST = 8  # the same, as long as the script may turn out to be short
@@ -33,13 +34,31 @@ class Cost:
         self.steps: dict[str, int] = defaultdict(int)
         self.compilations = 0
         self.wall_seconds: dict[str, float] = defaultdict(float)
-        self.left = math.inf
-        """Seconds that tuning may still take. All nodes have the same number, so they decide alike by it."""
+        self._certain, self._spent, self._assumed = math.inf, 0.0, _ASSUMED
         self.start = Start()
         """The start of the script that the last block is from."""
         self.total = 0.0
         """Seconds that all measurements have taken, starts of the script included."""
         self._made = 0
+
+    @property
+    def left(self) -> float:
+        """Seconds that tuning may still take. All nodes have the same number, so they decide alike by it.
+
+        Where tuning ends with the script, and nobody knows when, the script is taken to be short at first.
+        """
+        if not self.start.limits:
+            return self._certain
+        while self._assumed <= self._spent:
+            self._assumed *= 2
+        return min(self._certain, self._assumed - self._spent)
+
+    def take_longer(self) -> bool:
+        """Take the script to be twice as long; False where that changes nothing."""
+        if not self.start.limits or self.left >= self._certain:
+            return False
+        self._assumed *= 2
+        return True
 
     @property
     def steps_left(self) -> float:
@@ -138,6 +157,7 @@ class Cost:
         self.wall_seconds["warm-up"] += done.warmup_seconds
         self.wall_seconds["turns"] += done.apply_seconds
         left = math.inf if done.left is None else done.left
-        self.left = left - sum(done.seconds) * at_once - done.warmup_seconds - done.apply_seconds
+        took = sum(done.seconds) * at_once + done.warmup_seconds + done.apply_seconds
         self.start, self._made = done.start, done.made
+        self._certain, self._spent = left - took, done.start.spent + took
         return done

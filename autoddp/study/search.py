@@ -45,6 +45,7 @@ _SHARE_FOR_DIAGNOSIS = 0.25  # of the time that the trials may take
 _AT_LEAST_FOR_DIAGNOSIS = 3.0  # seconds, which are little beside the start of the script
 _FEWEST_FOR_DIAGNOSIS = 8  # steps: with fewer nothing can be said
 _AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials that a study must have: at least half stay for knobs without a start
+_SHARE_OF_A_START = 2 / 3  # that a round may take, because rounds do not begin with a start
 _STARTS_OF_A_ROUND = 3  # of the finals: a script that ends within each of them ends too often
 
 
@@ -148,12 +149,11 @@ class Study:
                 trials.run(fixed, asked.trials - kept, computing)
                 trials.add_on_top(fixed)
                 trials.accumulate(fixed)
-            if len(trials.records) == paired:
-                break
-            self._finals(baseline)
-            paired = len(trials.records)
-            if not trials.no_time:
-                break  # else there may be more by now: the script may be longer than it had to be taken for
+            if len(trials.records) > paired:
+                self._finals(baseline)
+                paired = len(trials.records)
+            if not trials.no_time or not self._cost.take_longer():
+                break  # else there is an answer for a script that ends soon, and trials go on if it does not
         if settings and self._cost.left > 0:
             self._with_starts(settings, baseline)
 
@@ -278,7 +278,7 @@ class Study:
     def _finals(self, baseline: TrialRecord) -> None:
         """Measure the best few of each rung and the baseline in rounds, each round in a new order.
 
-        Rounds that are cut off leave what there was before, unless there are enough of them for a decision.
+        Rounds that are cut off leave what there was before, unless there are as many of them, and enough to decide.
         """
         self._cost.phase = "finals"
         expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
@@ -287,10 +287,11 @@ class Study:
         finalists = self._that_fit(list(dict.fromkeys([*contenders, *before])), expected)
         blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *finalists)}
         planned = self._planned_rounds(blocks, expected)
+        enough = min(planned, max(FEWEST_ROUNDS, len(self._paired.rounds)))
         for number in range(1, planned + 1):
             if len(blocks) < 2 or not self._final_round(blocks, expected):
                 break
-            if number >= FEWEST_ROUNDS:
+            if number >= enough:
                 self._paired = self._paired_of(blocks)
             self._observer.final(number, planned)
 
@@ -304,15 +305,22 @@ class Study:
     ) -> list[Configuration]:
         """Those for whose rounds there is time, and whose rounds fit into a start of the script.
 
-        What may be launched and was faster in its trial comes first. A single one is tried however little time is left.
+        What may be launched and clearly gained in its trial comes first, the best of each rung before the others. A
+        single one is tried however little time is left.
         """
         as_written, chosen = expected[AS_WRITTEN], list[Configuration]()
-        by_need = sorted(finalists, key=lambda c: (not self._asked.allows(c), expected[c] >= as_written))
-        for configuration in by_need:
+        least = as_written * (1 - WORTHWHILE)
+        places = {c: [one for one in finalists if one.rung is c.rung].index(c) for c in finalists}
+
+        def need(configuration: Configuration) -> tuple[bool, bool, int, float]:
+            seconds = expected[configuration]
+            return not self._asked.allows(configuration), seconds > least, places[configuration], seconds
+
+        for configuration in sorted(finalists, key=need):
             together = [(c, expected[c]) for c in (*chosen, configuration)]
             steps = sum(self._trials.steps_of_turn(*one) for one in (*together, (AS_WRITTEN, as_written)))
-            affordable = self._trials.can_pay(together) or not chosen
-            if affordable and steps <= self._cost.steps_of_a_start:
+            room = self._cost.steps_of_a_start * (_SHARE_OF_A_START if chosen else 1.0)
+            if steps <= room and (self._trials.can_pay(together) or not chosen):
                 chosen.append(configuration)
         return [c for c in finalists if c in chosen]
 
@@ -328,7 +336,7 @@ class Study:
         """Measure each configuration once, in random order; remove those that fail.
 
         All blocks of a round come from one start of the script: where it ends within the round, or a rank dies, those
-        before are measured again. Whether that has succeeded.
+        before are measured again. Returns whether the round is whole.
         """
         found: dict[Configuration, tuple[int, Block]] = {}
         missing = self._random.sample(list(blocks), len(blocks))

@@ -306,6 +306,9 @@ class Trials:
             seed, as_written = self._asked.seed, self._baseline.seconds
             self._samplers = {s.rung: Sampler(s, seed, self.forecast, as_written) for s in spaces if not s.empty}
             self._turns = deque(self._samplers)
+            if self._cost.left < self._asked.trials * self._budget.trial():  # begin with what is most likely to gain
+                allowed = [rung for rung in self._turns if self._asked.allow.allows(rung)]
+                self._turns = deque([*reversed(allowed), *(rung for rung in self._turns if rung not in allowed)])
         while self._turns and len(self.records) < last and self._has_time():
             rung = self._next_rung()
             self._turns.remove(rung)
@@ -323,13 +326,18 @@ class Trials:
         return next((r for r in self._turns if may_be_others or self._asked.allow.allows(r)), self._turns[0])
 
     def _has_time(self) -> bool:
-        """Whether the final rounds that a decision needs can still be paid for after another trial."""
-        best = [self.best_of(rung)[:1] for rung in Rung]
-        finalists = [(c, self.seconds_of(c.rung)[c]) for of_rung in best for c in of_rung if self._asked.allows(c)]
-        finalists.append((AS_WRITTEN, self._baseline.seconds))  # a finalist that the trial may add
-        block = self._budget.block(self._budget.step)
-        trial = self._cost.steps_of(self._budget.warmup_of(AS_WRITTEN), block) + self._cost.steps_of(0, block)
-        self.no_time = not self.can_pay(finalists, self._budget.trial(), trial)
+        """Whether the final rounds that a decision needs can still be paid for after another trial.
+
+        They need what may be launched and gains; as long as nothing does, a finalist that the trial may add.
+        """
+        best = [(c, self.seconds_of(rung)[c]) for rung in Rung for c in self.best_of(rung)[:1]]
+        least = self._baseline.seconds * (1 - WORTHWHILE)
+        finalists = [(c, seconds) for c, seconds in best if self._asked.allows(c) and seconds < least]
+        finalists = finalists or [(AS_WRITTEN, self._baseline.seconds)]
+        budget, block = self._budget, self._budget.block(self._budget.step)
+        steps = self._cost.steps_of(budget.warmup_of(AS_WRITTEN), block)
+        steps += 0 if budget.slow else self._cost.steps_of(0, block)
+        self.no_time = not self.can_pay(finalists, budget.trial(), steps)
         return not self.no_time
 
     def can_pay(

@@ -78,6 +78,10 @@ class Start(Struct, frozen=True, forbid_unknown_fields=True):
     """That the script makes before it can be measured."""
     length: int | None = None
     """Steps of the script, from a start that has ended by itself, the shortest of them; None as long as none has."""
+    spent: float = 0.0
+    """Seconds of tuning before the order."""
+    limits: bool = False
+    """Whether tuning ends with the script, at a time that nobody knows yet."""
 
     @property
     def usable(self) -> int | None:

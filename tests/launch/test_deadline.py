@@ -63,22 +63,20 @@ def test_the_length_of_the_script_is_no_limit_where_trials_were_asked_for() -> N
     deadline = Deadline(clock=clock, by_length=False)
     deadline.stepped()
     deadline.script_took(3.0, 100, ENDED)
-    assert deadline.left == deadline.planned == 300.0
+    assert (deadline.left, deadline.is_open) == (300.0, False)
     clock.now += 331.0
     assert deadline.why_over == "tuning has taken 5 min 0 s; --budget allows more"
 
 
-def test_a_script_whose_length_is_not_known_is_planned_with_as_twice_as_long_as_it_has_run() -> None:
+def test_whether_the_script_will_set_a_limit_is_known() -> None:
     clock = Clock()
     deadline = Deadline(clock=clock)
-    assert deadline.planned is None
     deadline.stepped()
-    for passed, planned in ((0.0, 30.0), (10.0, 20.0), (15.0, 15.0), (40.0, 40.0), (200.0, 100.0)):
-        clock.now = 100.0 + passed
-        assert deadline.planned == planned
-        assert deadline.left == 300.0 - passed
-    deadline.script_took(240.0, 100, ENDED)
-    assert deadline.planned == deadline.left == 40.0
+    clock.now += 40.0
+    assert (deadline.is_open, deadline.spent, deadline.left) == (True, 40.0, 260.0)
+    deadline.script_took(45.0, 100, ENDED)
+    assert (deadline.is_open, deadline.left) == (False, 5.0)
+    assert not Deadline(60.0, clock=clock).is_open
 
 
 def test_a_start_of_fewer_steps_than_another_does_not_tell_the_length_of_the_script() -> None:

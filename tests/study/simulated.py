@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from autoddp.knobs import BY_NAME, Configuration, GradientError, Rung
+from autoddp.launch.deadline import Deadline
 from autoddp.study import TuningOver
 from autoddp.study.trials import Space
 from autoddp.timing.timeline import Gradient, Span, Timeline
@@ -69,7 +70,8 @@ class SimulatedJob:
     `spoil(index, configuration)` is called before each measurement and may raise what a real job would. `clock` is the
     seconds that it has run, of `time` in which tuning must be over. `cold`: times as long for the n-th step after
     a switch takes. `length`: steps of the script in its n-th start, if it is short; another start then takes `restart`
-    seconds. `blocks` has what was measured, `starts` the number of the start that each block is from.
+    seconds. `by_length`: it is then no longer tuned than it takes, by the real deadline.
+    `blocks` has what was measured, `starts` the number of the start that each block is from.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class SimulatedJob:
         cold: Callable[[int], float] = lambda number: 1.0,
         length: Callable[[int], int] | None = None,
         restart: float = 5.0,
+        by_length: bool = False,
     ) -> None:
         self._link = link_mib_per_second
         self._latency = latency
@@ -106,6 +109,9 @@ class SimulatedJob:
         self.asked: list[Measure] = []
         self.time, self.clock = time, 0.0
         self._length, self._restart = length, restart
+        self._deadline = Deadline(clock=lambda: self.clock) if by_length else None
+        if self._deadline:
+            self._deadline.stepped()
         self._made, self._ended = WATCHED, list[int]()
         self.starts: list[int] = []
         self.blocks: list[BlockDone] = []
@@ -129,10 +135,10 @@ class SimulatedJob:
         self._now = configuration
         self._spoil(order.index, configuration)
         true = self.cost(configuration) if reduce else self._alone(configuration)
-        left = self.time - self.clock
         if self._length is not None:
             warmup, steps = self._fit(warmup, steps, at_once, compare + (timeline + 3 if timeline else 0), true)
         self.starts.append(len(self._ended))
+        left, start = self._left(), self._start
         self._steps += warmup
         self._since += warmup
         seconds = tuple(self._step(true) * self._cold(self._since + number) for number in range(steps))
@@ -140,7 +146,6 @@ class SimulatedJob:
         error = self._error(configuration) if compare and configuration.hook else None
         self.clock += (sum(seconds) + warmup * true) * at_once + compare * true + 0.001
         lines = tuple(self._timeline(rank, true, timeline) for rank in range(2)) if timeline else ()
-        made, start = (self._made, self._start) if self._length is not None else (0, Start())
         done = BlockDone(
             order.index,
             seconds,
@@ -150,14 +155,23 @@ class SimulatedJob:
             left=left,
             timelines=lines,
             start=start,
-            made=made,
+            made=self._made if self._length is not None else 0,
         )
         self.blocks.append(done)
         return done
 
+    def _left(self) -> float:
+        if self._deadline is None:
+            return self.time - self.clock
+        if self._deadline.why_over:
+            raise TuningOver(self._deadline.why_over)
+        return self._deadline.left or 0.0
+
     @property
     def _start(self) -> Start:
-        return Start(len(self._ended), self._restart, WATCHED, min(self._ended, default=None))
+        known = self._deadline
+        spent, limits = (known.spent, known.is_open) if known is not None else (self.clock, False)
+        return Start(len(self._ended), self._restart, WATCHED, min(self._ended, default=None), spent, limits)
 
     def _fit(self, warmup: int, steps: int, at_once: int, more: int, true: float) -> tuple[int, int]:
         """Start the script again as often as it ends in these steps, which become fewer as in `launch.job_machine`."""
@@ -167,8 +181,11 @@ class SimulatedJob:
             if self._made + needed < length:
                 self._made += needed
                 return warmup, steps
-            self.clock += (length - self._made) * true + self._restart
-            if self.clock > self.time:
+            self.clock += (length - self._made) * true
+            if self._deadline is not None:
+                self._deadline.script_took(length * self.cost(Configuration()), length, "the script ended")
+            self.clock += self._restart
+            if self.clock > self.time or (self._deadline is not None and self._deadline.why_over):
                 raise TuningOver("the time is over")
             self._ended.append(length)
             self._made = WATCHED
