@@ -2,7 +2,7 @@
 
 from autoddp.knobs.base import GRADIENT_RUNGS, LIMITS, AnyKnob, Knob, Phase, Reach, Rung, Setting, Value
 from autoddp.knobs.configuration import AS_WRITTEN, BY_NAME, KNOBS, TRIED_FIRST, Configuration, knobs_of, why_left_out
-from autoddp.knobs.fidelity import GradientError, why_refused
+from autoddp.knobs.fidelity import GradientError, refused_for_one_parameter, why_refused
 from autoddp.knobs.job import FirstLook, JobToTune, ObservedSteps
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Setting",
     "Value",
     "knobs_of",
+    "refused_for_one_parameter",
     "why_left_out",
     "why_refused",
 ]

@@ -67,6 +67,8 @@ def _why_not(knob: AnyKnob, look: FirstLook) -> str:
         return look.untouchable
     if knob.reach is Reach.DDP and knob.name not in look.available_arguments:
         return f"DDP of torch {look.torch} has no such argument"
+    if look.why_unreduced and (knob.reach in (Reach.DDP, Reach.HOOK) or knob.could_part_ranks):
+        return look.why_unreduced
     # The job would stop: it compares its ranks under these knobs.
     return knob.why_not(look) or (PARTED if knob.could_part_ranks and look.parted else "")
 

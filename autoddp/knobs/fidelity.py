@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoddp.knobs.base import Rung
 from autoddp.units import percent
@@ -29,18 +29,42 @@ class GradientError:
     """Relative error of the sum over the steps: what a hook with error feedback has not sent by their end."""
     finite: bool
     """False if the hook made NaN or Inf of gradients whose exact mean is finite."""
+    worst_of_sum: float = 0.0
+    """As `of_sum`, of the parameter that is worst in that."""
+    worst_parameter_of_sum: str = ""
+    """The name of that parameter; "" if all sums are exact."""
 
 
 def why_refused(rung: Rung, error: GradientError, limits: Mapping[Rung, float]) -> str:
-    """Why a configuration with that error may not be launched; "" if it may."""
+    """Why a configuration with that error may not be launched; "" if it may.
+
+    The limit of a rung holds for all parameters together, and for each by itself, relative to its own norm: a norm over
+    all would hide a small layer that is lost.
+    """
     if not error.finite:
         return "the hook makes NaN or Inf of finite gradients"
     limit = limits.get(rung)
-    found, what = (
-        (error.of_sum, f"of a sum over {error.steps} steps") if rung.has_error_feedback else (error.relative, "")
+    of = f" of a sum over {error.steps} steps" if rung.has_error_feedback else ""
+    whole, worst, name = (
+        (error.of_sum, error.worst_of_sum, error.worst_parameter_of_sum)
+        if rung.has_error_feedback
+        else (error.relative, error.worst, error.worst_parameter)
     )
-    if limit is None or found <= limit:
-        return ""
-    of = f" {what}" if what else ""
-    highest = percent(limit, ".2f")
-    return f"gradient error {percent(found, '.2f')}{of}, above the {rung.value} rung's limit of {highest}"
+    for found, where in ((whole, ""), (worst, f" in {name or 'one parameter'}")):
+        if limit is not None and found > limit:
+            if found == float("inf"):
+                return f"the gradients{where} are zero, and the hook makes other numbers of them"
+            highest = percent(limit, ".2f")
+            return (
+                f"gradient error {percent(found, '.2f')}{of}{where}, above the {rung.value} rung's limit of {highest}"
+            )
+    return ""
+
+
+def refused_for_one_parameter(rung: Rung, error: GradientError, limits: Mapping[Rung, float]) -> bool:
+    """Whether the error is above the limit in single parameters alone.
+
+    The gradient of a very small parameter may by chance be next to nothing in one step: it takes several to tell.
+    """
+    without = replace(error, worst=0.0, worst_of_sum=0.0)
+    return bool(why_refused(rung, error, limits)) and not why_refused(rung, without, limits)

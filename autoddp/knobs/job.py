@@ -9,6 +9,11 @@ from typing import Any, Protocol
 SPARSE = "the model has sparse gradients"
 OWN_HOOK = "the script registers a communication hook of its own"
 PARTED = "as the script is written, the ranks have different parameters after a few steps"
+NEVER_REDUCES = "the script's first 20 steps reduce no gradients through DDP"
+OWN_MODELS = (
+    f"{NEVER_REDUCES}, and its ranks have different parameters then: each rank trains a model of its own, unless the "
+    "script averages them later"
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,8 @@ class ObservedSteps:
     parameters: str = ""
     """Checksum of the parameters that all ranks should have alike, and the device on which it was computed; "" where
     ranks may differ on purpose."""
+    unreduced: tuple[str, ...] = ()
+    """Such checksums before some steps in a row, in a script none of whose steps has reduced; else empty."""
 
     @property
     def micro_batches(self) -> float:
@@ -103,14 +110,31 @@ class FirstLook:
     @property
     def parted(self) -> bool:
         """Whether the ranks' parameters differ already. Unlike devices may differ in the last bit."""
-        found = [one.parameters.split(" ", 1) for one in self.steps if one.parameters]
-        return any(bits != found[0][0] for bits, device in found if device == found[0][1])
+        return are_apart([[one.parameters] for one in self.steps if one.parameters])
+
+    @property
+    def why_unreduced(self) -> str:
+        """Says that no step of the script reduces, and whether its ranks have parted; "" if some step does."""
+        if any(count for one in self.steps for count in one.forwards) or not self.steps:
+            return ""
+        return OWN_MODELS if are_apart([one.unreduced for one in self.steps]) else NEVER_REDUCES
 
     @property
     def graph_modes(self) -> tuple[str, ...]:
         """The modes of `cuda_graphs` that are possible on all ranks."""
         modes = self.steps[0].why_no_graphs
         return tuple(mode for mode in modes if not any(one.why_no_graphs.get(mode, "?") for one in self.steps))
+
+
+def are_apart(checksums: Sequence[Sequence[str]]) -> bool:
+    """Whether ranks have different parameters each time that these were taken; a list for each rank.
+
+    Each is a checksum and the device on which it was computed: unlike devices may differ in the last bit.
+    """
+    looks = [[one.split(" ", 1) for one in of_ranks] for of_ranks in zip(*checksums, strict=False)]
+    return bool(looks) and all(
+        any(bits != of_ranks[0][0] for bits, device in of_ranks if device == of_ranks[0][1]) for of_ranks in looks
+    )
 
 
 class JobToTune(Protocol):

@@ -21,7 +21,7 @@ from rich.text import Text
 from autoddp.diagnose import Diagnosis
 from autoddp.files import append
 from autoddp.knobs import Configuration, Rung
-from autoddp.knobs.job import PARTED
+from autoddp.knobs.job import OWN_MODELS, PARTED
 from autoddp.log import UnfailingStderr, cursor_is_in_a_drawing, line_is_shown, printable, printable_lines
 from autoddp.report.diagnosis_text import parts
 from autoddp.study import Observer, Outcome, Screened, TrialRecord
@@ -98,8 +98,9 @@ class Terminal(Observer):
         self._line(f"{where}, {facts.backend}, {data_size(facts.gradient_bytes)} of gradients per step")
         if facts.link:
             self._note("what autoddp bench measured of this link gives the first guesses")
-        if PARTED in facts.left_out.values():
-            self._line(f"warning: {PARTED}")
+        for parted in (PARTED, OWN_MODELS):
+            if parted in facts.left_out.values():
+                self._line(f"warning: {parted}")
         for why in dict.fromkeys(facts.left_out.values()):
             names = ", ".join(name for name, reason in facts.left_out.items() if reason == why)
             self._note(f"left as it is: {names} ({why})")

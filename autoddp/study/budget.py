@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.ddp_arguments import STATIC_GRAPH
 
 FINALISTS = 2
@@ -108,15 +108,14 @@ class StepBudget:
         """Largest number of headroom rounds, used while it is uncertain whether there is anything to win."""
         return _MORE_HEADROOM_ROUNDS * self.headroom_rounds()
 
-    def compared(self, rung: Rung) -> int:
+    @property
+    def compared(self) -> int:
         """Number of steps on which a hook is compared with the exact mean.
 
-        Few on a slow link, because each costs a whole exact reduction. More where the hook feeds its error back,
-        because the effect of that shows over several steps only.
+        Few on a slow link, because each costs a whole exact reduction. More than one, because the gradient of a very
+        small parameter may by chance be next to nothing in one step, and what a hook feeds back shows over several.
         """
-        if rung.has_error_feedback:
-            return 2 if self.slow else 4
-        return 1 if self.slow else 2
+        return 2 if self.slow else 4
 
     def block(self, seconds: float, at_once: int = 1) -> int:
         """Number of measurements in a block, each of `at_once` steps of the script, at `seconds` per step."""

@@ -183,7 +183,7 @@ class Study:
         off: list[Block] = []
         has_time = cost.left > self._asked.trials * budget.trial()
         diagnoses = self._diagnose is not None and self._asked.diagnose_budget != 0 and has_time
-        while len(on) < budget.headroom_rounds(diagnoses) or self._is_open(headroom(on, off), len(on), budget):
+        while len(on) < budget.headroom_rounds(diagnoses) or self._is_open(self._won(on, off), len(on), budget):
             cost.phase = "headroom"
             try:
                 steps = budget.block(off[-1].median if off else pilot.median)
@@ -196,7 +196,11 @@ class Study:
             except TrialFailed as failed:
                 raise FailsWithoutReduction(str(failed), "after") from None
         baseline = TrialRecord(0, AS_WRITTEN, "measured", tuple(on))
-        return baseline, headroom(on, off), [Block(block.slowest) for block in off]
+        return baseline, self._won(on, off), [Block(block.slowest) for block in off]
+
+    def _won(self, on: Sequence[Block], off: Sequence[Block]) -> Headroom:
+        """Nothing where no step of the script reduces: what two such blocks differ by is noise."""
+        return headroom(on, off) if self._facts.micro_batches else Headroom(0.0, 0.0, 0.0)
 
     def _diagnosed(self, baseline: TrialRecord, off: Sequence[Block]) -> Diagnosis | None:
         """Why the job is slow. None where there is no time for it, or where finding out has failed.

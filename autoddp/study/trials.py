@@ -491,7 +491,7 @@ class Trials:
         hook = configuration.hook
         if not hook or hook in self.errors:
             return None, ""
-        error = self._cost.compare(configuration, self._budget.compared(configuration.rung))
+        error = self._cost.compare(configuration, self._budget.compared)
         if error is None:
             return None, ""
         self.errors[hook] = error

@@ -49,6 +49,7 @@ from autoddp.worker.live_ddp import effects_of
 from autoddp.worker.local_buffers import LocalBuffers
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
+from autoddp.worker.unreduced import Unreduced, compare
 from autoddp.worker.used_parameters import UsedParameters
 
 
@@ -118,6 +119,7 @@ class _Applied(DdpEvents):
             self._parts.append(self._graphs_in_the_job)
         if self._parts[1:]:
             self._switch.install()
+        self._parts.append(Unreduced(patch.alive, self._switch, lambda found: compare(patch.alive(), found, _warn_all)))
         if mode == REDUCE_OVERHEAD:
             self._parts.append(self._compiling.replays)
         if config.watch is not None:
@@ -238,7 +240,7 @@ def _without_missing(configuration: Configuration) -> Configuration:
 
 
 def _around_both(outer: Around, inner: Around) -> Around:
-    return lambda hook, group: outer(inner(hook, group), group)
+    return lambda hook, group, model: outer(inner(hook, group, model), group, model)
 
 
 def _broadcast_again(why: str) -> None:
@@ -255,6 +257,11 @@ def _give_up(why: str) -> None:
 
 def _warn(text: str) -> None:
     _say(f"warning: {text}")
+
+
+def _warn_all(text: str) -> None:
+    """From whichever rank has found it."""
+    tell(f"warning: {text}")
 
 
 def _say(text: str) -> None:

@@ -159,19 +159,23 @@ class _Watched:
 class BucketViews(DdpEvents):
     """Under `gradient_as_bucket_view`, gives the gradients memory of their own from the first pass that needs it on.
 
-    That changes no collective, so each rank decides alone. `left_out(why)` is called once for each object; if it
+    That changes no collective, so each rank decides alone. `left_out(why)` is called once for each model; if it
     raises, the backward pass ends with its exception.
     """
 
     def __init__(self, switch: ReductionSwitch, left_out: Callable[[str], None]) -> None:
         self._switch, self._left_out = switch, left_out
         self._objects: list[_Watched] = []
+        self._kept: set[str] = set()
+        """Descriptions of models whose gradients the script has kept; see `worker.model`."""
 
     def built(self, wrapped: Wrapped) -> None:
         """See `DdpEvents`. If the script itself has set the argument, it stays as the script wrote it."""
         self._objects = [one for one in self._objects if one.wrapped.ddp is not None]
         if wrapped.takes and not wrapped.arguments.get(GRADIENT_AS_BUCKET_VIEW.name):
-            self._objects.append(_Watched(wrapped))
+            one = _Watched(wrapped)
+            one.gives_copies = wrapped.model.description in self._kept
+            self._objects.append(one)
 
     def forget(self, wrapped: Wrapped) -> None:
         """This object is as written again."""
@@ -255,3 +259,4 @@ class BucketViews(DdpEvents):
         if not one.gives_copies:
             self._left_out(KEEPS_GRADIENTS)
             one.gives_copies = True
+            self._kept.add(one.wrapped.model.description)

@@ -36,6 +36,7 @@ from autoddp.knobs.ddp_arguments import (
 from autoddp.worker.device import is_capturing
 from autoddp.worker.hooks import Hook, hook_for
 from autoddp.worker.hooks.exact import exact_mean
+from autoddp.worker.model import Model
 from autoddp.worker.rank_store import RankStore
 
 _construct = DDP.__init__
@@ -53,8 +54,8 @@ UNPICKLED = "the script trains a DDP object that it has unpickled or copied"
 CAPTURES = "the script captures passes of DDP in a CUDA graph of its own"
 """See `DdpEvents.script_captures`."""
 
-Around = Callable[[Hook, dist.ProcessGroup], Hook]
-"""Wraps a hook; the group is the one over which the hook reduces."""
+Around = Callable[[Hook, dist.ProcessGroup, Model], Hook]
+"""Wraps a hook, which reduces the gradients of that model over that group."""
 
 AVAILABLE_ARGUMENTS = frozenset(knob.name for knob in KNOBS if knob.reach is Reach.DDP) & set(_signature.parameters)
 """The arguments of DDP's constructor in the installed torch that are knobs."""
@@ -66,7 +67,9 @@ class Wrapped:
     `takes` says whether configurations are applied to the object; if not, it stays as the script wrote it.
     """
 
-    def __init__(self, ddp: DDP, arguments: dict[str, Any], takes: bool = True, name: str = "") -> None:
+    def __init__(
+        self, ddp: DDP, arguments: dict[str, Any], takes: bool = True, name: str = "", model: Model | None = None
+    ) -> None:
         self.takes = takes
         self.name = name
         """The same on all ranks that build this object, and no other object's."""
@@ -76,6 +79,8 @@ class Wrapped:
         self._ddp = weakref.ref(ddp, lambda _: self.arguments.clear())
         self.arguments = {name: value for name, value in _plain(arguments).items() if name != "module"}
         self._reduced = {id(p) for p in ddp._module_parameters if p.requires_grad}
+        self.model = model or model_of(ddp)
+        """The same for all objects that the script builds of these parameters, one after another."""
         self.script_hook: Callable[[DDP], None] | None = None
         """Registers the script's own communication hook on the object's reducer; None if the script has none."""
         self.hook_sees_buckets = False
@@ -215,12 +220,12 @@ class Wrapped:
             self.script_hook(ddp)
             return
         # No hook of ours takes the bucket of a sparse gradient.
-        found = None if self.is_sparse else hook_for(configuration, ddp.process_group, start_step)
+        found = None if self.is_sparse else hook_for(configuration, ddp.process_group, start_step, self.model)
         if found is not None:
             state, hook = found
-            self._register_own(ddp, state, around(hook, ddp.process_group) if around else hook)
+            self._register_own(ddp, state, around(hook, ddp.process_group, self.model) if around else hook)
 
-    def register_exact_hook(self, around: Around) -> bool:
+    def register_exact_hook(self, around: Callable[[Hook, dist.ProcessGroup], Hook]) -> bool:
         """Register `around` DDP's own mean, on a reducer without a hook; False, and nothing is done, if it has one.
 
         The reducer and its buckets stay. A reducer never loses its hook: `rebuild_as_it_is` makes one without it.
@@ -520,8 +525,10 @@ class Patch:
         """Whether DDP's logger reads the times of some passes; see `Wrapped.leave_out_samples`."""
         self._constructing = 0
         self._watches = False
-        self._names: dict[str, list[str]] = {}
-        """Process group → the objects that were built on it."""
+        self._built: dict[str, int] = {}
+        """Process group → the number of objects that were built on it."""
+        self._models: list[Model] = []
+        """Those whose parameters still exist."""
 
     def only_what_all_have(self, ranks: RankStore) -> object:
         """Leave out the objects that some rank has freed already. The others stay at least as long as the result.
@@ -529,7 +536,8 @@ class Patch:
         What the script has dropped is freed at another moment on each rank. All ranks call this at the same boundary.
         """
         held = {wrapped.name: wrapped.ddp for wrapped in self.alive()}
-        freed = [name for names in self._names.values() for name in names if name not in held]
+        built = (_name(group, number) for group, count in self._built.items() for number in range(count))
+        freed = [name for name in built if name not in held]
         of_all = ranks.gather([freed])
         left_out = set(ranks.share(sorted({name for (names,) in of_all for name in names})))
         self.wrapped = [wrapped for wrapped in self.alive() if wrapped.name not in left_out]
@@ -537,9 +545,20 @@ class Patch:
 
     def _name_of(self, ddp: DDP) -> str:
         group = f"{zlib.crc32(repr(dist.get_process_group_ranks(ddp.process_group)).encode()):08x}"
-        names = self._names.setdefault(group, [])
-        names.append(f"{group}/{len(names)}")
-        return names[-1]
+        number = self._built.get(group, 0)
+        self._built[group] = number + 1
+        return _name(group, number)
+
+    def _model_of(self, ddp: DDP) -> Model:
+        """The model that this new object has in common with earlier ones, or a new one."""
+        self._models = [model for model in self._models if model.is_there]
+        new = model_of(ddp)
+        parameters = [p for p in ddp._module_parameters if p.requires_grad]
+        same = (one for one in self._models if one.description == new.description and one.has(parameters))
+        found = next(same, new)
+        if found is new:
+            self._models.append(new)
+        return found
 
     def alive(self) -> list[Wrapped]:
         """The DDP objects that the script still holds, in order of construction."""
@@ -595,7 +614,7 @@ class Patch:
             stay = _gradients_stay(given["module"]) if is_ours else contextlib.nullcontext()
             with self._inside_construction(), stay:
                 _construct(ddp, **{**_plain(given), **_as_arguments(configuration)})
-            wrapped = Wrapped(ddp, given, takes, self._name_of(ddp))
+            wrapped = Wrapped(ddp, given, takes, self._name_of(ddp), self._model_of(ddp))
             wrapped.set_buffers(configuration)
             if not self.samples:
                 wrapped.leave_out_samples()
@@ -694,6 +713,19 @@ class Patch:
             yield
         finally:
             self._constructing -= 1
+
+
+def model_of(ddp: DDP) -> Model:
+    """The model of an object that was just built."""
+    reduced = {id(p): p for p in ddp._module_parameters if p.requires_grad}
+    names = {id(p): name for name, p in ddp.module.named_parameters()}
+    ranks = dist.get_process_group_ranks(ddp.process_group)
+    return Model({names.get(place, str(place)): p for place, p in reduced.items()}, ranks)
+
+
+def _name(group: str, number: int) -> str:
+    """Of an object, the `number`th on its group."""
+    return f"{group}/{number}"
 
 
 def _device_of(ddp: DDP) -> torch.device:

@@ -5,9 +5,10 @@ all that is kept of it, so the script may clip, unscale or clear its gradients a
 until `result`, which is the only moment at which the host waits for it.
 """
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,29 +22,31 @@ from autoddp.worker.hooks.bucket import GradBucket, gradients_in
 
 @dataclass
 class _Parts:
-    """The parts of one bucket, of each of which norms are taken."""
+    """The gradients in one bucket, in the order in which they lie in it."""
 
     identities: tuple[int, ...]
-    """Of the parameters that they are the gradients of; only one where the bucket is a single part."""
-    ends: tuple[slice, ...]
+    """Of their parameters."""
+    places: tuple[slice, ...]
 
     @classmethod
-    def of(cls, bucket: GradBucket, by_parameter: bool) -> "_Parts":
-        """The bucket's gradients in the order in which they lie in it, or the bucket as one."""
-        identities = tuple(id(parameter) for parameter in bucket.parameters())
-        if not by_parameter:
-            return cls(identities[:1], (slice(None),))
-        slices, offset = [], 0
-        for gradient in gradients_in(bucket):
-            slices.append(slice(offset, offset + gradient.numel()))
-            offset += gradient.numel()
-        return cls(identities, tuple(slices))
+    def of(cls, bucket: GradBucket) -> "_Parts":
+        """Those of this bucket."""
+        gradients = gradients_in(bucket)
+        identities = tuple(id(parameter) for parameter in bucket.parameters())[: len(gradients)]
+        return cls(identities, _one_after_another([gradient.numel() for gradient in gradients]))
+
+
+def _one_after_another(sizes: Sequence[int]) -> tuple[slice, ...]:
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return tuple(itertools.starmap(slice, itertools.pairwise(ends)))
 
 
 @dataclass
 class _Norms:
     """Of the parts of one bucket in one reduction."""
 
+    order: int
+    """Of the calls of the hook. Buckets arrive in another order on each rank."""
     step: int
     parts: _Parts
     values: torch.Tensor
@@ -51,33 +54,48 @@ class _Norms:
 
 
 @dataclass
-class _Sums:
-    """Of one bucket, over the steps compared: of the exact means, and of the differences. Flat, of sampled elements."""
+class _Sum:
+    """Of one parameter, over the steps compared: of the exact means, and of the differences. Flat, of some elements."""
 
+    order: int
+    """See `_Norms`; of the first of these steps."""
+    weight: float
+    """Elements for which one of these stands."""
     exact: torch.Tensor
     difference: torch.Tensor
+
+    def norms(self) -> torch.Tensor:
+        """[1, 3], as those of a step."""
+        exact, difference = (torch.linalg.vector_norm(values.float()) for values in (self.exact, self.difference))
+        return torch.stack([exact, exact, difference]).mul_(self.weight**0.5).view(1, 3)
+
+
+@dataclass
+class _Taken:
+    """What was taken of the steps compared since the last result."""
+
+    steps: int = 0
+    calls: int = 0
+    norms: list[_Norms] = field(default_factory=list)
+    sums: dict[int, _Sum] = field(default_factory=dict)
+    """By the identity of a parameter: DDP may put it into another bucket meanwhile."""
+    overflows: list[tuple[Any, int]] = field(default_factory=list)
+    """Hook state → overflows that it had noticed before."""
 
 
 @dataclass
 class Comparison:
     """`hook = comparison.around(hook, group)`; then `on = True` for some steps, `step()` after each, and `result()`.
 
-    In a real job memory counts: there a bucket's norms are taken as a whole, and the error of the sum is taken from a
-    sample of its elements, since it is the one figure for which values have to be kept from step to step.
+    In a real job memory counts: there the error of the sum is taken from a sample of the elements, since it is the one
+    figure for which values have to be kept from step to step.
     """
 
-    by_parameter: bool = True
-    """Else the worst parameter is not known."""
     sampled: int | None = None
-    """Elements of each bucket at most, for the error of the sum over the steps. None: all. 0: of one step there is no
-    such sum, and its error is the step's own."""
+    """Elements of each parameter at most, for the error of the sum over the steps. None: all. 0: of one step there is
+    no such sum, and its error is the step's own."""
     on: bool = False
-    _steps: int = 0
-    _norms: list[_Norms] = field(default_factory=list)
-    _sums: dict[tuple[int, ...], _Sums] = field(default_factory=dict)
-    """By the parameters of a bucket: after DDP has rebuilt its buckets they are others."""
-    _overflows: list[tuple[Any, int]] = field(default_factory=list)
-    """Hook state → overflows that it had noticed before."""
+    taken: _Taken = field(default_factory=_Taken)
 
     # DDP reads a hook's annotations and wants its own types there: no `from __future__ import annotations` above.
     def around(self, hook: Hook, group: dist.ProcessGroup) -> Hook:
@@ -87,7 +105,8 @@ class Comparison:
             if not self.on:
                 return hook(state, bucket)
             self._watch_overflows(state)
-            parts = _Parts.of(bucket, self.by_parameter)
+            parts, order = _Parts.of(bucket), self.taken.calls
+            self.taken.calls += 1
             exact = bucket.buffer().detach().clone().div_(group.size())
             # First, so that waiting for it in the other one's callback cannot last: gloo, which has two threads for
             # all its work and runs callbacks on them, has begun with this before it began with the hook's.
@@ -97,7 +116,7 @@ class Comparison:
             def take(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
                 exact, work = way.pop()  # out of the closure, which the reducer keeps alive for longer
                 work.wait()
-                self._take(parts, exact, done.value().detach())
+                self._take(order, parts, exact, done.value().detach())
                 return done.value()
 
             return hook(state, bucket).then(take)
@@ -106,62 +125,74 @@ class Comparison:
 
     def _watch_overflows(self, state: Any) -> None:
         """Note the hook's count of overflows: it repairs them, so its result does not show them."""
-        if not any(state is known for known, _ in self._overflows):
-            self._overflows.append((state, getattr(state, "overflows", 0)))
+        if not any(state is known for known, _ in self.taken.overflows):
+            self.taken.overflows.append((state, getattr(state, "overflows", 0)))
 
-    def _take(self, parts: _Parts, exact: torch.Tensor, made: torch.Tensor) -> None:
+    def _take(self, order: int, parts: _Parts, exact: torch.Tensor, made: torch.Tensor) -> None:
         """One bucket has arrived both ways. `exact` is used up: it becomes the difference."""
         if exact.is_cuda:  # a callback has a stream of its own, which the allocator does not know to use this memory
             exact.record_stream(torch.cuda.current_stream(exact.device))
         exact, made = exact.view(-1), made.view(-1)
-        norms = [_norms(exact, parts), _norms(made, parts)]
-        kept = exact if self.sampled is None else exact[:: max(1, -(-exact.numel() // max(1, self.sampled)))]
-        before = kept.clone() if self.sampled != 0 else None
+        norms = [_norms(exact, parts.places), _norms(made, parts.places)]
+        taken = [self._sample(place) for place in parts.places] if self.sampled != 0 else []
+        before = [exact[place].clone() for place in taken]
         exact.sub_(made)
-        values = torch.stack([*norms, _norms(exact, parts)], dim=1)
-        self._norms.append(_Norms(self._steps, parts, values))
-        if before is not None:
-            self._add(parts, before, kept, values)
+        values = torch.stack([*norms, _norms(exact, parts.places)], dim=1)
+        self.taken.norms.append(_Norms(order, self.taken.steps, parts, values))
+        if taken:
+            self._add(order, parts, before, [exact[place].clone() for place in taken], values)
 
-    def _add(self, parts: _Parts, exact: torch.Tensor, difference: torch.Tensor, norms: torch.Tensor) -> None:
+    def _sample(self, place: slice) -> slice:
+        size = place.stop - place.start
+        return slice(place.start, place.stop, max(1, -(-size // (self.sampled or size or 1))))
+
+    def _add(
+        self,
+        order: int,
+        parts: _Parts,
+        exact: list[torch.Tensor],
+        difference: list[torch.Tensor],
+        norms: torch.Tensor,
+    ) -> None:
         """Add to the sums over the steps. A bucket with an infinite value counts as zeros, or it would stay so."""
         # Not torch.where with a number: torch copies it to the device, and the host waits for that copy.
         infinite = norms.sum().isfinite().logical_not()
-        exact, difference = (values.masked_fill(infinite, 0.0) for values in (exact, difference))
-        sums = self._sums.get(parts.identities)
-        if sums is None:
-            self._sums[parts.identities] = _Sums(exact, difference)
-        else:
-            sums.exact += exact
-            sums.difference += difference
+        for place, identity, *pair in zip(parts.places, parts.identities, exact, difference, strict=True):
+            for values in pair:
+                values.masked_fill_(infinite, 0.0)
+            weight = (place.stop - place.start) / max(1, pair[0].numel())
+            sums = self.taken.sums.setdefault(identity, _Sum(order, weight, *pair))
+            if sums.exact is not pair[0]:
+                sums.exact += pair[0]
+                sums.difference += pair[1]
+
+    def go_on_from(self, other: "Comparison") -> None:
+        """Go on with what `other` has compared, which begins anew."""
+        self.on, other.on = other.on, False
+        self.taken, other.taken = other.taken, _Taken()
 
     def step(self) -> None:
         """A step is over."""
-        self._steps += 1
+        self.taken.steps += 1
 
     def result(self, names: Callable[[int], str], group: dist.ProcessGroup | None = None) -> GradientError | None:
         """Of all steps since the last result; None if none had gradients. `names`: a parameter's, by its identity.
 
         With a group, the same to the last bit on all its ranks, which must all call this together.
         """
-        norms, sums = self._norms, list(self._sums.values())
-        finite = all(getattr(state, "overflows", 0) == before for state, before in self._overflows)
-        self._overflows.clear()
-        self._norms, self._sums, self._steps = [], {}, 0
+        taken, self.taken = self.taken, _Taken()
+        norms = sorted(taken.norms, key=lambda one: one.order)
+        sums = dict(sorted(taken.sums.items(), key=lambda one: one[1].order))
+        finite = all(getattr(state, "overflows", 0) == before for state, before in taken.overflows)
         if not norms:
             return None
-        found = _at_once([*(one.values for one in norms), *(_of_sums(one) for one in sums)], group)
-        return _error(norms, found[: len(norms)], [pair for (pair,) in found[len(norms) :]], finite, names)
+        found = _at_once([*(one.values for one in norms), *(one.norms() for one in sums.values())], group)
+        of_sums = {identity: row for identity, (row,) in zip(sums, found[len(norms) :], strict=True)}
+        return _error(norms, found[: len(norms)], of_sums, finite, names)
 
 
-def _norms(values: torch.Tensor, parts: _Parts) -> torch.Tensor:
-    return torch.stack([torch.linalg.vector_norm(values[part].float()) for part in parts.ends])
-
-
-def _of_sums(sums: _Sums) -> torch.Tensor:
-    """[1, 3], as the norms of a step."""
-    exact, difference = (torch.linalg.vector_norm(values.float()) for values in (sums.exact, sums.difference))
-    return torch.stack([exact, exact, difference]).view(1, 3)
+def _norms(values: torch.Tensor, places: Sequence[slice]) -> torch.Tensor:
+    return torch.stack([torch.linalg.vector_norm(values[place].float()) for place in places])
 
 
 def _at_once(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> list[list[list[float]]]:
@@ -177,11 +208,11 @@ def _at_once(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -
 def _error(
     norms: Sequence[_Norms],
     values: Sequence[list[list[float]]],
-    sums: Sequence[list[float]],
+    sums: Mapping[int, list[float]],
     finite: bool,
     names: Callable[[int], str],
 ) -> GradientError | None:
-    """From what was taken of each bucket, and of the sums of each bucket."""
+    """From what was taken of each bucket, and of the sum of each parameter, by its identity."""
     steps: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     of: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for one, of_parts in zip(norms, values, strict=True):
@@ -197,10 +228,11 @@ def _error(
     counted = [total for total in steps.values() if total[0] > 0]
     if not counted:
         return None
-    worst = max(of, key=lambda identity: _ratio(of[identity][2], of[identity][0]))
-    error = _ratio(of[worst][2], of[worst][0])
+    worst, error = _worst({identity: (total[0], total[2]) for identity, total in of.items()})
     relative = sum(_ratio(difference, exact) for exact, _, difference in counted) / len(counted)
-    exact_sum, difference_sum = (sum(row[place] ** 2 for row in sums) for place in (0, 2))
+    squares = {identity: (row[0] ** 2, row[2] ** 2) for identity, row in sums.items()}
+    exact_sum, difference_sum = (sum(pair[place] for pair in squares.values()) for place in (0, 1))
+    worst_of_sum, error_of_sum = _worst(squares) if squares else (worst, error)
     return GradientError(
         steps=len(counted),
         relative=relative,
@@ -209,7 +241,16 @@ def _error(
         worst_parameter=names(worst) if error > 0 else "",
         of_sum=_ratio(difference_sum, exact_sum) if sums else relative,
         finite=finite,
+        worst_of_sum=error_of_sum,
+        worst_parameter_of_sum=names(worst_of_sum) if error_of_sum > 0 else "",
     )
+
+
+def _worst(squares: Mapping[int, tuple[float, float]]) -> tuple[int, float]:
+    """The parameter with the largest relative error, and that error; from squares of norms: exact, and difference."""
+    identity = max(squares, key=lambda one: _ratio(squares[one][1], squares[one][0]))
+    exact, difference = squares[identity]
+    return identity, _ratio(difference, exact)
 
 
 def _cosine(exact: float, made: float, difference: float) -> float:

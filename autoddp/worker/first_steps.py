@@ -37,6 +37,7 @@ from autoddp.worker.ddp import (
 from autoddp.worker.gradient_access import OwnReads, parameters_of
 from autoddp.worker.guard import sum_of_bits
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
+from autoddp.worker.model import Model
 from autoddp.worker.sync_switch import left_unreduced
 
 _READS = 20  # of gradients, by an optimizer or before it: ten steps or more
@@ -340,6 +341,8 @@ class FirstSteps(DdpEvents):
         self._reads_gradients: ReadsGradients | None = None
         self._left = _READS
         self._built = 0
+        """Models; a new DDP object around the same parameters is none."""
+        self._model: Model | None = None
         self._was_put_off = False
         """Whether there were gradients that were not reduced when the present forward pass began."""
 
@@ -348,7 +351,8 @@ class FirstSteps(DdpEvents):
 
         Models that the script has dropped count too, because each rank's garbage collector frees them at another time.
         """
-        self._built += 1
+        self._built += wrapped.model is not self._model
+        self._model = wrapped.model
         if wrapped.is_sparse and self._accumulation.leave_out():
             self._say(ACCUMULATE_STEPS.name, SPARSE)
         if self._built > 1:

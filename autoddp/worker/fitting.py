@@ -35,6 +35,7 @@ from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.exact import exact_mean
 from autoddp.worker.inputs import compares, device_of, inputs_of
+from autoddp.worker.model import Model
 from autoddp.worker.sync_switch import ReductionSwitch
 
 _FITS = "fits"
@@ -148,7 +149,7 @@ class Fitting(DdpEvents):
         assert one is not None
         one.reduced = True
 
-    def around(self, hook: Hook, group: dist.ProcessGroup) -> Hook:
+    def around(self, hook: Hook, group: dist.ProcessGroup, _model: Model) -> Hook:
         """The hook, if the job is the recipe's; else the exact mean. See `ddp.Around`."""
         found: list[_Object | None] = []
 

@@ -143,8 +143,9 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         """Put the mean over the ranks into the gradients of these objects; all ranks call it at the same place.
 
         Some parts of a gradient may have been reduced before. They are equal on all ranks, and their mean is that part.
+        Of several objects around the same parameters one counts: on some ranks an earlier one may be freed already.
         """
-        for wrapped in objects:
+        for wrapped in {one.model: one for one in objects}.values():
             ddp = wrapped.ddp
             if ddp is None:
                 continue

@@ -32,6 +32,7 @@ from autoddp.worker.graphs import Graphs
 from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.arithmetic import arithmetic_of
 from autoddp.worker.implicit_no_sync import ImplicitNoSync
+from autoddp.worker.model import Model
 from autoddp.worker.rank_store import RankStore
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
@@ -158,7 +159,7 @@ class LiveDdp:
         self._recording.end()
         return self._recording.taken(found.ends, found.spans, arithmetic_of(parameters_of(self._patch.alive())))
 
-    def _around(self, hook: Hook, group: dist.ProcessGroup) -> Hook:
+    def _around(self, hook: Hook, group: dist.ProcessGroup, _model: Model) -> Hook:
         return self._recording.around(self._comparison.around(hook, group), group)
 
     def compare(self, on: bool) -> None:

@@ -52,12 +52,16 @@ class LocalBuffers(DdpEvents):
     def __init__(self, switch: ReductionSwitch, left_out: Callable[[str], None]) -> None:
         self._switch, self._left_out = switch, left_out
         self._norms: dict[Wrapped, list[nn.Module] | None] = {}
+        self._ended: set[str] = set()
+        """Descriptions of models whose buffers are broadcast again; see `worker.model`."""
         watch_uneven_inputs(self._no_more_inputs)
 
     def built(self, wrapped: Wrapped) -> None:
         """See `DdpEvents`."""
         self._norms = {one: norms for one, norms in self._norms.items() if one.ddp is not None}
-        if wrapped.keeps_own_buffers:
+        if wrapped.keeps_own_buffers and wrapped.model.description in self._ended:
+            wrapped.broadcast_buffers()
+        elif wrapped.keeps_own_buffers:
             self._norms[wrapped] = None
 
     def forget(self, wrapped: Wrapped) -> None:
@@ -91,5 +95,6 @@ class LocalBuffers(DdpEvents):
 
     def _leave_out(self, wrapped: Wrapped, why: str) -> None:
         self.forget(wrapped)
+        self._ended.add(wrapped.model.description)
         wrapped.broadcast_buffers()
         self._left_out(why)

@@ -49,6 +49,8 @@ from autoddp.worker.runner import LauncherDirector, TrialRunner
 from autoddp.worker.stopwatch import stopwatch_for
 from autoddp.worker.sync_switch import ReductionSwitch
 from autoddp.worker.threads import Threads
+from autoddp.worker.unreduced import STEPS as UNREDUCED_STEPS
+from autoddp.worker.unreduced import Unreduced
 from autoddp.worker.worker_exit import leave, leave_at_the_end_of_training
 
 _WATCHED_STEPS = 4  # before anything is measured: the first may differ, and three more show whether all steps are alike
@@ -95,6 +97,7 @@ class _TuningJob(DdpEvents):
         self.compiling = Compiling(patch.alive)
         self.experiments = Experiments(patch)
         self._stages = self.experiments.stages
+        self._unreduced = Unreduced(patch.alive, switch)
         self._inputs = InputsSeen()
         self._measured: set[str] = set()
         self._forwards: list[int] = []
@@ -149,6 +152,7 @@ class _TuningJob(DdpEvents):
     def returned(self, ddp: DDP, what: Any) -> Any:
         """See `DdpEvents`."""
         self._stages.returned(ddp, what)
+        self._unreduced.returned(ddp, what)
         if self._ready_order is not None:
             self._ready_order.returned(what)
         what = self._bucket_views.returned(ddp, self.implicit_no_sync.returned(ddp, what))
@@ -182,7 +186,8 @@ class _TuningJob(DdpEvents):
         self._graphs.step()
         self.compiling.replays.step()
         self._forwards.append(self._clock.forwards)
-        if len(self._forwards) > _WATCHED_STEPS:
+        # Where nothing has reduced so far, it takes longer to tell local SGD from a script that never does.
+        if len(self._forwards) > (_WATCHED_STEPS if any(self._forwards) else UNREDUCED_STEPS):
             self._ready_order.stop()
             self._by_hand.stop()
             self._keeps_gradients.stop()
@@ -255,6 +260,7 @@ class _TuningJob(DdpEvents):
             self._keeps_gradients.found,
             self._reads_gradients.found,
             self._checksum(wrapped),
+            tuple(self._unreduced.checksums),
         )
         facts = gather_facts(wrapped, ranks, self._threads, binding, watched, in_page_faults, self._config)
         del models

@@ -362,6 +362,47 @@ def folds(rank: int) -> list[nn.Module]:
     return [model]
 
 
+def new_objects(rank: int, micro_batches: int) -> list[nn.Module]:
+    """A new DDP object around the same model every ninth step. On rank 0 the earlier ones are still there."""
+    net, data, kept = network(), batches(rank, micro_batches * STEPS), []
+    optimizer = sgd(net)
+    for step in range(STEPS):
+        if step % 9 == 0:
+            model = DDP(net)
+            if rank == 0:
+                kept.append(model)
+        optimizer.zero_grad()
+        for _ in range(micro_batches):
+            batch = next(data)
+            (loss(model(batch[0]), batch) / micro_batches).backward()
+        optimizer.step()
+    return [model]
+
+
+class Faint(nn.Module):
+    """Gradients of its first layer are a million times smaller than those of the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rest = network()
+        self.first = nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.rest(inputs + 1e-6 * self.first(inputs))
+
+
+def faint(rank: int) -> list[nn.Module]:
+    """Adam steps by the sign of a gradient, however small it is. Only the faint layer is looked at."""
+    model = DDP(Faint())
+    betas = (MOMENTUM[0], MOMENTUM[0] and 0.99)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, betas=betas, eps=1e-12)
+    for batch in batches(rank, STEPS):
+        optimizer.zero_grad()
+        (loss(model(batch[0]), batch) / 100).backward()
+        optimizer.step()
+    return [model.module.first]
+
+
 def networks_of_gan() -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(7)
     generator = nn.Sequential(nn.Linear(CLASSES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, FEATURES))
@@ -1045,6 +1086,9 @@ TRAININGS: dict[str, Training] = {
     "two DDP": two,
     "second DDP later": second_later,
     "folds": folds,
+    "new objects": lambda rank: new_objects(rank, 1),
+    "new objects micro": lambda rank: new_objects(rank, 2),
+    "faint layer": faint,
     "GAN": gan,
     "siamese": siamese,
     "no_sync 2": lambda rank: accumulated(rank, 2),

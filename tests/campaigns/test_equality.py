@@ -36,7 +36,7 @@ from autoddp.knobs.micro_batches import (
 )
 from autoddp.worker import accumulation, hooks, implicit_no_sync
 from autoddp.worker.hooks.bucket import GradBucket
-from autoddp.worker.hooks.sixteen_bit import sixteen_bit_hook
+from autoddp.worker.hooks.sixteen_bit import bf16_hook
 from autoddp.worker.sync_switch import ReductionSwitch
 
 
@@ -242,7 +242,7 @@ def noise_of_its_own() -> None:
     def wrong(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         calls.append(bucket.is_last())
         off = 1e-5 * torch.distributed.get_rank() * (sum(calls) > 12)
-        return sixteen_bit_hook(state, bucket).then(lambda done: done.value().add_(off))
+        return bf16_hook(state, bucket).then(lambda done: done.value().add_(off))
 
     # DDP compares a hook's annotations, and here they are text.
     wrong.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}

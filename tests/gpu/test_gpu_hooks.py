@@ -46,11 +46,13 @@ def test_what_float16_cannot_hold(nccl, gpu):
     """Finite stays finite, infinite stays infinite, on the device's own arithmetic."""
     state, hook = hook_for(Configuration({"hook": "fp16"}), nccl)
     bucket = one_matrix(4, gpu)
+    bucket.buffer().fill_(1.0)
+    hook(state, bucket).wait()  # as large as these are, so that what comes next is larger by far
     given = torch.tensor([1e6, -1e6, 3.4e38, 65504.0, 1.0, 0.0, float("inf"), -float("inf"), float("nan")])
     bucket.buffer()[:9] = given.to(gpu)
     made = hook(state, bucket).wait()[:9].cpu()
     assert made[:6].isfinite().all()
-    assert made[:2].tolist() == [65504.0, -65504.0]
+    assert made[:2].tolist() == [2 * 65504.0, -2 * 65504.0]
     assert made[6:8].tolist() == [float("inf"), -float("inf")]
     assert made[8].isnan()
     of_two = clamped_to_float16(torch.full((8,), 49_984.0, device=gpu), 2)

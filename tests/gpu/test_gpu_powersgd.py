@@ -32,7 +32,7 @@ def test_factors_are_orthonormal_and_a_gradient_of_few_directions_is_exact(alone
         bucket.buffer().copy_(gradient)
         made = hook(state, bucket).wait()
     error = relative(made, gradient)
-    (factors,) = state.factors[0]
+    (factors,) = state.memory.factors[0]
     rows = factors[0].double()
     from_one = float((rows @ rows.T - torch.eye(RANK, device=device)).abs().max())
     figure("relative error", f"{error:.2g}")

@@ -1,4 +1,8 @@
-"""Gradients that a hook cannot carry: `large` ones overflow float16, `noise` has full rank and is new each step."""
+"""Gradients that a hook cannot carry.
+
+`large` ones are beyond float16, `jumps` become so in every second step, `noise` has full rank and is new each step, and
+`cancel` nearly cancel over the ranks.
+"""
 
 import argparse
 
@@ -24,19 +28,27 @@ class Weights(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("large", "noise"))
+    parser.add_argument("kind", choices=("large", "jumps", "noise", "cancel"))
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--from-step", type=int, default=0, help="plain gradients until then")
+    parser.add_argument("--rebuild", type=int, default=10**9, help="a new DDP object every so many steps")
     args = parser.parse_args()
     rank = start()
-    model = DDP(Weights())
-    sgd = optimizer(model)
+    weights = Weights()
+    sgd = optimizer(weights)
     source = torch.Generator().manual_seed(rank)
     plain = torch.outer(torch.linspace(0.5, 1, WIDTH), torch.linspace(1, 2, WIDTH))
     for step in range(args.steps):
+        if step % args.rebuild == 0:
+            model = DDP(weights)
         wanted = plain
         if step >= args.from_step:
-            wanted = plain * 1e6 if args.kind == "large" else torch.randn(WIDTH, WIDTH, generator=source)
+            wanted = {
+                "large": lambda: plain * 1e6,
+                "jumps": lambda step=step: plain * (1e8 if step % 2 else 1),
+                "noise": lambda: torch.randn(WIDTH, WIDTH, generator=source),
+                "cancel": lambda: plain * 1e-4 + (2 * rank - 1),
+            }[args.kind]()
         sgd.zero_grad()
         (model(wanted) * 1e-3 if args.kind == "noise" else model(wanted)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

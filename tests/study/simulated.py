@@ -61,7 +61,7 @@ def facts(
 
 
 def error_of(relative: float, finite: bool = True) -> GradientError:
-    return GradientError(4, relative, 1 - relative**2 / 2, 2 * relative, "0.weight", relative, finite)
+    return GradientError(4, relative, 1 - relative**2 / 2, relative, "0.weight", relative, finite, relative, "0.weight")
 
 
 class SimulatedJob:

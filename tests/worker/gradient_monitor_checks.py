@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration, Rung
 from autoddp.wire import WatchPlan
+from autoddp.worker.ddp import model_of
 from autoddp.worker.gradient_monitor import Watch
 from autoddp.worker.hooks import hook_for
 
@@ -25,7 +26,7 @@ def watched(rank: int, knobs: dict[str, Any], bad: Any, **plan: Any) -> dict[str
     state, hook = hook_for(Configuration(knobs), ddp.process_group, 0)
     told: list[str] = []
     watch = Watch(WatchPlan(**plan), told.append)
-    ddp.register_comm_hook(state, watch.around(hook, ddp.process_group))
+    ddp.register_comm_hook(state, watch.around(hook, ddp.process_group, model_of(ddp)))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     errors = []
     for step in range(STEPS):
@@ -51,12 +52,26 @@ def overflowing(rank: int, step: int) -> Gradients:
     return targets
 
 
+def one_cancels(rank: int, step: int) -> Gradients:
+    """Of one small parameter, the gradients of all ranks nearly cancel: rounding leaves nothing of their mean."""
+    targets = low_rank(rank, step)
+    targets[5] = targets[5] * 1e-6 + (rank - 1)
+    return targets
+
+
+def passes_zero(rank: int, step: int) -> Gradients:
+    """The same in one step of many, as of a parameter that is a single number."""
+    return one_cancels(rank, step) if step == TURN else low_rank(rank, step)
+
+
 def checks(rank: int) -> dict[str, Any]:
     near = {"rung": Rung.NEAR, "limit": 0.02, "first": 3, "every": 100, "steps": 1}
     lossy = {"rung": Rung.LOSSY, "limit": 0.8, "first": 3, "every": 6, "steps": 3}
     powersgd = {"hook": "powersgd", "powersgd_rank": 2}
     return {
         "overflow": watched(rank, {"hook": "fp16"}, overflowing, **near),
+        "one cancels": watched(rank, {"hook": "bf16"}, one_cancels, **{**near, "every": 5}),
+        "passes zero": watched(rank, {"hook": "bf16"}, passes_zero, **{**near, "first": TURN + 1}),
         "tiny": watched(rank, {"hook": "fp16"}, lambda r, s: full_rank(r, s, 1e-8), **{**near, "every": 5}),
         "noise": watched(rank, powersgd, full_rank, **lossy),
         "good": watched(rank, powersgd, low_rank, **lossy),

@@ -130,14 +130,14 @@ def owed_by(job: Job) -> Gradients:
     owed = [torch.zeros(shape) for shape in SHAPES]
     for index, places in job.buckets.items():
         if job.state.batched:
-            whole = torch.cat([job.state.errors[index][0].flatten(), torch.zeros(sum(SIZES))])
+            whole = torch.cat([job.state.memory.errors[index][0].flatten(), torch.zeros(sum(SIZES))])
             parts = whole[: sum(SIZES[place] for place in places)].split([SIZES[place] for place in places])
             for place, part in zip(places, parts, strict=True):
                 owed[place] = part.clone().view(SHAPES[place])
             continue
         left = [place for place in places if place in COMPRESSED]
         shapes = list(dict.fromkeys(matrix_shape(SHAPES[place]) for place in left))
-        for shape, stack in zip(shapes, job.state.errors[index], strict=True):
+        for shape, stack in zip(shapes, job.state.memory.errors[index], strict=True):
             same = [place for place in left if matrix_shape(SHAPES[place]) == shape]
             for place, matrix in zip(same, stack, strict=True):
                 owed[place] = matrix.clone().view(SHAPES[place])

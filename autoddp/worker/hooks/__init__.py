@@ -11,8 +11,9 @@ import torch.distributed as dist
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import HOOK
 from autoddp.worker.hooks.bucket import GradBucket
-from autoddp.worker.hooks.powersgd import powersgd
+from autoddp.worker.hooks.powersgd import Memory, PowerSGDState, powersgd
 from autoddp.worker.hooks.sixteen_bit import bf16, fp16
+from autoddp.worker.model import Model
 
 Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 Make = Callable[[Configuration, dist.ProcessGroup, "int | None"], "tuple[Any, Hook]"]
@@ -23,11 +24,17 @@ _MAKE: dict[str, Make] = {"fp16": fp16, "bf16": bf16, "powersgd": powersgd}
 
 
 def hook_for(
-    configuration: Configuration, group: dist.ProcessGroup, start_step: int | None = None
+    configuration: Configuration, group: dist.ProcessGroup, start_step: int | None = None, model: Model | None = None
 ) -> tuple[Any, Hook] | None:
     """State and hook for a configuration; None if it has no hook.
 
-    `start_step` overrides that of the configuration, because a trial measures compression from its first step.
+    `start_step` overrides that of the configuration, because a trial measures compression from its first step; all
+    trials begin alike. Without it the hook goes on with what it has kept of `model`, if that is given.
     """
     name = HOOK.of(configuration)
-    return _MAKE[name](configuration, group, start_step) if name else None
+    if not name:
+        return None
+    state, hook = _MAKE[name](configuration, group, start_step)
+    if isinstance(state, PowerSGDState) and model is not None and start_step is None:
+        state.go_on_with(model.keep(Memory))
+    return state, hook

@@ -65,8 +65,22 @@ class _Flight:
 
 
 @dataclass
+class Memory:
+    """What the hook keeps of a model from step to step. It takes as much memory as the gradients, for the error."""
+
+    step: int = 0
+    """Number of reductions so far."""
+    errors: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    """Bucket index → what compression has left out so far, one stack for each matrix shape."""
+    factors: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    """Bucket index → the orthonormal q of the last step, as a warm start of the power iteration."""
+    owners: dict[int, list[int]] = field(default_factory=dict)
+    """Bucket index → the `id` of each parameter to which errors and factors belong."""
+
+
+@dataclass
 class PowerSGDState:
-    """State of the hook, kept from step to step. It takes as much memory as the gradients, for the error."""
+    """State of the hook of one DDP object."""
 
     group: dist.ProcessGroup
     rank: int
@@ -77,17 +91,18 @@ class PowerSGDState:
     wire_type: torch.dtype | None = None
     """The type in which the factors, and the plain gradients, are sent; their own type if None. The error that is fed
     back makes up for the rounding of the factors."""
-    step: int = 0
-    errors: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    """Bucket index → what compression has left out so far, one stack for each matrix shape."""
-    factors: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    """Bucket index → the orthonormal q of the last step, as a warm start of the power iteration."""
-    owners: dict[int, list[int]] = field(default_factory=dict)
-    """Bucket index → the `id` of each parameter to which errors and factors belong."""
+    memory: Memory = field(default_factory=Memory)
+    resumes: bool = False
+    """Whether this object's first reduction is still to come, in a training that has begun with another object. It is
+    exact: DDP makes other buckets after it, mostly those to which the memory belongs."""
     flights: list[_Flight] = field(default_factory=list)
     unnumbered: bool = False
     """Whether DDP currently calls the hook without distinct bucket numbers."""
     all_reduce: AllReduce = all_reduce
+
+    def go_on_with(self, memory: Memory) -> None:
+        """Go on where another DDP object of the same model has ended."""
+        self.memory, self.resumes = memory, memory.step > 0
 
 
 def powersgd(
@@ -107,9 +122,10 @@ def powersgd(
 
 def powersgd_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The hook: the mean over the ranks, projected on `state.rank` directions for each matrix."""
-    compress = state.step >= state.start_step
+    compress = state.memory.step >= state.start_step and not state.resumes
     if bucket.is_last():
-        state.step += 1
+        state.memory.step += 1
+        state.resumes = False
     if not compress:
         return exact_mean(state.group, bucket)
     with _beside_the_backward_pass(bucket.buffer().device):
@@ -166,7 +182,7 @@ def _look_at_the_number(state: PowerSGDState, index: int) -> None:
 def _take_off(state: PowerSGDState, bucket: GradBucket) -> None:
     """Issue the first collective of a bucket: every pᵀ = qᵀ Mᵀ, and the plain gradients."""
     index, buffer = bucket.index(), bucket.buffer()
-    _drop_what_belongs_to_others(state, index, [id(parameter) for parameter in bucket.parameters()])
+    _drop_what_belongs_to_others(state.memory, index, [id(parameter) for parameter in bucket.parameters()])
     matrices, plain = _sort(state, index, _as_one_matrix(buffer) if state.batched else gradients_in(bucket))
     wire = _to_send(state, [torch.bmm(m.q, m.stacked.transpose(1, 2)) for m in matrices] + plain)
     work = state.all_reduce(wire, state.group)
@@ -205,7 +221,7 @@ def _land(state: PowerSGDState) -> None:
             # AMP makes gradients overflow to find its scale: such values must not be fed back for ever.
             errors.append(m.stacked.nan_to_num_(0.0, 0.0, 0.0))
             factors.append(_orthogonal(_usable(q, m.q)))
-        state.errors[flight.index], state.factors[flight.index] = errors, factors
+        state.memory.errors[flight.index], state.memory.factors[flight.index] = errors, factors
         flight.future.set_result(flight.bucket)
 
 
@@ -245,12 +261,12 @@ def _usable(q: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     return torch.where((norm > 0) & (norm < float("inf")), q, before)
 
 
-def _drop_what_belongs_to_others(state: PowerSGDState, index: int, owners: list[int]) -> None:
+def _drop_what_belongs_to_others(memory: Memory, index: int, owners: list[int]) -> None:
     """Drop the error and the factors of a bucket if its parameters have changed, as when DDP rebuilds its buckets."""
-    if state.owners.get(index) != owners:
-        state.errors.pop(index, None)
-        state.factors.pop(index, None)
-        state.owners[index] = owners
+    if memory.owners.get(index) != owners:
+        memory.errors.pop(index, None)
+        memory.factors.pop(index, None)
+        memory.owners[index] = owners
 
 
 def _sort(
@@ -266,8 +282,8 @@ def _sort(
             by_shape.setdefault((rows, columns), []).append(gradient)
         else:
             plain.append(gradient)
-    if index in state.errors:
-        stacks, factors = state.errors[index], state.factors[index]
+    if index in state.memory.errors:
+        stacks, factors = state.memory.errors[index], state.memory.factors[index]
         for stack, (shape, views) in zip(stacks, by_shape.items(), strict=True):
             for matrix, view in zip(stack, views, strict=True):
                 matrix.add_(view.reshape(shape))

@@ -2,10 +2,12 @@
 
 torch's own bf16 hook refuses the backend gloo by its name, although gloo can add bfloat16.
 
-float16 overflows where float32 does not, and one infinite gradient ruins a training. So no finite gradient becomes
-infinite here. On a CPU, a bucket that overflowed is sent again in full precision before DDP uses it. On a GPU, reading
-a value would block the host, so each rank's share is clamped to a limit below which the sum cannot overflow. Gradients
-that are infinite or NaN in float32 stay so, because AMP finds its scale by them.
+float16 reaches only from 6e-8 to 65504: a layer whose gradients are smaller would stop to train, and one infinite
+gradient ruins a training. So the buckets are moved into the middle of that range before they are rounded, each by a
+power of two, and back on arrival (`scaling.py`). What still overflows, because gradients have grown a thousandfold
+within a step, does not become infinite. On a CPU, a bucket that overflowed is sent again in full precision before DDP
+uses it. On a GPU, reading a value would block the host, so each rank's share is clamped to a limit below which the sum
+cannot overflow. Gradients that are infinite or NaN in float32 stay so, because AMP finds its scale by them.
 """
 
 import math
@@ -16,8 +18,10 @@ import torch
 import torch.distributed as dist
 
 from autoddp.knobs import Configuration
+from autoddp.worker.hooks import scaling
 from autoddp.worker.hooks.all_reduce import AllReduce, all_reduce
 from autoddp.worker.hooks.bucket import GradBucket
+from autoddp.worker.hooks.scaling import Level, Levels, largest_in
 
 _LARGEST = torch.finfo(torch.float16).max
 _ROUNDING = torch.finfo(torch.float16).eps / 2
@@ -29,53 +33,82 @@ class _Flight:
     """A bucket that is being reduced. Its buffer keeps this rank's share of the mean until a finite result arrives."""
 
     buffer: torch.Tensor
+    level: Level
     future: torch.futures.Future[torch.Tensor]
-    good: bool = True
+    is_lost: bool = False
+    """Whether nothing finite has arrived, or nothing but zeros."""
+    overflowed: bool = False
 
 
 @dataclass
 class SixteenBitState:
-    """`dtype` is float16 (11 bits of precision, overflows above 65504) or bfloat16 (8 bits, float32's range)."""
+    """State of either hook."""
 
     group: dist.ProcessGroup
-    dtype: torch.dtype
     overflows: int = 0
     """Number of buckets that had to be sent again because of float16; the same on all ranks. Always 0 on a GPU."""
     flights: list[_Flight] = field(default_factory=list)
+    levels: Levels = field(default_factory=Levels)
     all_reduce: AllReduce = all_reduce
 
 
-def fp16(
-    _configuration: Configuration, group: dist.ProcessGroup, _start: int | None
-) -> tuple[SixteenBitState, Callable[[SixteenBitState, GradBucket], torch.futures.Future[torch.Tensor]]]:
-    """The hook "fp16" with its state."""
-    return SixteenBitState(group, torch.float16), sixteen_bit_hook
+Hook = Callable[[SixteenBitState, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
-def bf16(
-    _configuration: Configuration, group: dist.ProcessGroup, _start: int | None
-) -> tuple[SixteenBitState, Callable[[SixteenBitState, GradBucket], torch.futures.Future[torch.Tensor]]]:
-    """The hook "bf16" with its state."""
-    return SixteenBitState(group, torch.bfloat16), sixteen_bit_hook
+def fp16(_configuration: Configuration, group: dist.ProcessGroup, _start: int | None) -> tuple[SixteenBitState, Hook]:
+    """The hook "fp16" with its state: 11 bits of precision."""
+    return SixteenBitState(group), fp16_hook
 
 
-def sixteen_bit_hook(state: SixteenBitState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The hook: the mean over the ranks, rounded to `state.dtype` before and during the sum.
+def bf16(_configuration: Configuration, group: dist.ProcessGroup, _start: int | None) -> tuple[SixteenBitState, Hook]:
+    """The hook "bf16" with its state: 8 bits of precision, and float32's range."""
+    return SixteenBitState(group), bf16_hook
 
-    The division comes first, in full precision, because the sum over many ranks overflows float16 sooner than the mean.
+
+def bf16_hook(state: SixteenBitState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The hook: the mean over the ranks, rounded to bfloat16 before and during the sum."""
+    return _mean(state, bucket, torch.bfloat16)
+
+
+def _mean(
+    state: SixteenBitState,
+    bucket: GradBucket,
+    dtype: torch.dtype,
+    arrived: Callable[[torch.Tensor], object] = lambda mean: None,
+) -> torch.futures.Future[torch.Tensor]:
+    """Send the bucket as `dtype`. `arrived` is called with the mean before DDP gets it.
+
+    The division comes first, in full precision, because it takes no precision and the sum over many ranks is larger.
     """
     buffer = bucket.buffer()
-    ranks = state.group.size()
-    share = buffer.div_(ranks)
-    may_overflow = state.dtype is torch.float16
-    clamps = may_overflow and buffer.device.type != "cpu"
-    narrow = clamped_to_float16(share, ranks) if clamps else share.to(state.dtype)
-    work = state.all_reduce(narrow, state.group)
-    if may_overflow and buffer.device.type == "cpu":
-        return _checked(state, bucket, work)
+    work = state.all_reduce(buffer.div_(state.group.size()).to(dtype), state.group)
 
     def widen(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         widened: torch.Tensor = buffer.copy_(future.value()[0])
+        arrived(widened)
+        return widened
+
+    done: torch.futures.Future[torch.Tensor] = work.get_future().then(widen)
+    return done
+
+
+def fp16_hook(state: SixteenBitState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The hook: the mean over the ranks, moved into float16's range and rounded to it before and during the sum."""
+    buffer = bucket.buffer()
+    level = state.levels.of(bucket)
+    if level is None or buffer.dtype is torch.float16:
+        return _mean(state, bucket, buffer.dtype)
+    if not level.is_known:
+        return _mean(state, bucket, buffer.dtype, level.learn)
+    ranks = state.group.size()
+    share = buffer.mul_(level.scale / ranks)
+    if scaling.can_send_again(buffer.device):
+        return _checked(state, bucket, level, state.all_reduce(share.to(torch.float16), state.group))
+    work = state.all_reduce(clamped_to_float16(share, ranks), state.group)
+
+    def widen(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        widened: torch.Tensor = buffer.copy_(future.value()[0]).mul_(level.inverse)
+        level.learn(widened)
         return widened
 
     done: torch.futures.Future[torch.Tensor] = work.get_future().then(widen)
@@ -108,20 +141,27 @@ def largest_share(ranks: int) -> float:
     return math.floor(bound / spacing) * spacing
 
 
-def _checked(state: SixteenBitState, bucket: GradBucket, work: dist.Work) -> torch.futures.Future[torch.Tensor]:
-    """As `widen`, but a result that is not finite is not written: the step's last call sends that bucket again.
+def _checked(
+    state: SixteenBitState, bucket: GradBucket, level: Level, work: dist.Work
+) -> torch.futures.Future[torch.Tensor]:
+    """The mean on a CPU. A result that is lost is not written: the step's last call sends that bucket again.
 
     This is possible because DDP reads the buckets only after all calls of the step: a future may be done before its
     buffer is right.
     """
     if bucket.index() == 0:
         state.flights.clear()
-    flight = _Flight(bucket.buffer(), torch.futures.Future())
+    flight = _Flight(bucket.buffer(), level, torch.futures.Future())
 
     def arrive(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         narrow = future.value()[0]
-        flight.good = bool(narrow.sum(dtype=torch.float32).isfinite())
-        return flight.buffer.copy_(narrow) if flight.good else flight.buffer
+        largest = largest_in(narrow)
+        flight.overflowed = not largest.isfinite()
+        flight.is_lost = flight.overflowed or not largest
+        if not flight.is_lost:
+            flight.buffer.copy_(narrow).mul_(level.inverse)
+            level.learn_largest(largest.float() * level.inverse)
+        return flight.buffer
 
     flight.future = work.get_future().then(arrive)
     state.flights.append(flight)
@@ -131,11 +171,13 @@ def _checked(state: SixteenBitState, bucket: GradBucket, work: dist.Work) -> tor
 
 
 def _send_again(state: SixteenBitState) -> None:
-    """Reduce the buckets that overflowed again, in full precision. All gradients are ready, so waiting is harmless."""
+    """Reduce the buckets that were lost again, in full precision. All gradients are ready, so waiting is harmless."""
     for flight in state.flights:
         flight.future.wait()
     for flight in state.flights:
-        if not flight.good:  # the same on all ranks, because all have received the same result
+        if flight.is_lost:  # the same on all ranks, because all have received the same result
             state.all_reduce(flight.buffer, state.group).wait()
-            state.overflows += bool(flight.buffer.isfinite().all())  # if not finite, the script's gradients were not
+            flight.level.learn_anew(flight.buffer.mul_(flight.level.inverse))
+            # If the mean is not finite, the script's gradients were not.
+            state.overflows += flight.overflowed and bool(flight.buffer.isfinite().all())
     state.flights.clear()
