@@ -10,6 +10,7 @@ import functools
 import gc
 import hashlib
 import inspect
+import sys
 import warnings
 import weakref
 import zlib
@@ -54,8 +55,24 @@ CAPTURES = "the script captures passes of DDP in a CUDA graph of its own"
 Around = Callable[[Hook, dist.ProcessGroup], Hook]
 """Wraps a hook; the group is the one over which the hook reduces."""
 
+
+def _tells_who_holds_gradients() -> bool:
+    """Whether torch's own hold on a `.grad` counts among the references of Python's object.
+
+    In torch 2.6 it counts only at times, so `bucket_views` cannot see there whether the script holds a gradient.
+    """
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    gradients = [parameter.grad]
+    in_use = sys.getrefcount(gradients[0])
+    parameter.grad = None
+    return in_use > sys.getrefcount(gradients[0])
+
+
 AVAILABLE_ARGUMENTS = frozenset(knob.name for knob in KNOBS if knob.reach is Reach.DDP) & set(_signature.parameters)
-"""The arguments of DDP's constructor in the installed torch that are knobs."""
+if not _tells_who_holds_gradients():
+    AVAILABLE_ARGUMENTS -= {GRADIENT_AS_BUCKET_VIEW.name}
+"""The arguments of DDP's constructor that are knobs, in the installed torch."""
 
 
 class Wrapped:
