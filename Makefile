@@ -44,7 +44,7 @@ test: .venv/.ready
 test-whole: .venv/.ready
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --whole
 
-# torch comes first: with no torch present, pip would take the newest one for autoddp's "torch>=2.4". torchvision comes
+# torch comes first: with no torch present, pip would take the newest one for autoddp's "torch>=2.6". torchvision comes
 # last and without its dependencies, because it would replace that torch.
 .venv/.ready: pyproject.toml
 	@test -x $(BIN)/python || { echo "setup: making .venv"; $(PYTHON) -m venv $(VENV_FLAGS) .venv; }

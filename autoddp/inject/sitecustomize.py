@@ -127,6 +127,24 @@ def _runs_a_program_of_the_system() -> bool:
     return script.startswith((b"/bin/", b"/sbin/", b"/usr/bin/", b"/usr/sbin/"))
 
 
+def _end_with_gloo_at_rest() -> None:
+    """See `worker.gloo_threads`. Called first: what is registered first at exit is called last."""
+
+    def at_exit() -> None:
+        if "torch" in sys.modules:
+            try:
+                _package()
+                from autoddp.worker.gloo_threads import wait_for_rest
+
+                wait_for_rest()
+            except Exception as error:
+                print(f"autoddp: warning: the threads of gloo are not waited for: {error!r}", file=sys.stderr)
+
+    from atexit import register
+
+    register(at_exit)
+
+
 def _name_the_error_at_exit() -> None:
     """A rank's own process leaves its exception for elastic's summary; a process that it starts does not."""
     place, pid = os.environ.get("TORCHELASTIC_ERROR_FILE"), os.getpid()
@@ -157,15 +175,19 @@ tune, apply = os.environ.pop("AUTODDP_WORKER_TUNES", None), os.environ.pop("AUTO
 launcher = os.environ.pop("AUTODDP_NAMES_ERRORS_FOR", None)
 if isolation is None and (tune is not None or apply is not None or launcher is not None):
     _put_back_pythonpath()
-if launcher == str(os.getppid()):
+if launcher != str(os.getppid()):
+    launcher = None  # that of the rank which has started this process
+if tune is not None or apply is not None or launcher is not None:
+    _end_with_gloo_at_rest()
+if launcher is not None:
     _name_the_error_at_exit()
 if tune is not None:
     arm(tune)
-if apply is not None:
+elif apply is not None or launcher is not None:
     if "torch" in sys.modules:  # a .pth file may import it
-        arm(apply)
+        arm(apply or "")
     else:
-        sys.meta_path.insert(0, FirstSight("torch", arm, apply))
+        sys.meta_path.insert(0, FirstSight("torch", arm, apply or ""))
 options = os.environ.get("AUTODDP_WRAP")
 if options is not None:  # it stays, with PYTHONPATH, until one of the processes imports torchrun
     sys.meta_path.insert(0, FirstSight("torch.distributed.run", replace_torchrun, options))

@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import logging
 import os
+import re
 import signal
 import socket
 import stat
@@ -50,6 +51,8 @@ _LAST_CALL = 30  # seconds; torch's own, likewise
 _READ_TIMEOUT = 60  # seconds; torch's own for c10d, likewise
 _AHEAD = "AUTODDP_CLOCK_AHEAD"
 """Variable that tells our own jobs by how many seconds the clock that they follow is ahead of this host's."""
+OLDEST_TORCH = (2, 6)
+"""The oldest version that passes `campaigns/versions.py`."""
 DEFAULT_PORT = 29500  # torchrun's, for a static rendezvous without --master-port
 _C10D_PORT = 29400  # torch's own, for a c10d rendezvous whose endpoint names none
 _OF_C10D = ("store_type", "is_host", "read_timeout")
@@ -65,8 +68,13 @@ def for_own_workers(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def load_torchrun() -> None:
-    """Import all that torchrun itself imports."""
-    import torch.distributed.run  # noqa: F401
+    """Import all that torchrun itself imports. UsageError if this torch is too old."""
+    import torch.distributed.run
+
+    found = torch.__version__
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise UsageError(f"this is torch {found}, and autoddp needs torch {oldest} or newer: pip install -U torch")
 
 
 def torchrun_parser() -> argparse.ArgumentParser:

@@ -79,8 +79,9 @@ class LoopbackRendezvous(RendezvousHandler):
 def _store_on_loopback() -> TCPStore:
     """torch binds its stores to all interfaces, so the socket is made here; the store closes it."""
     listening = socket.create_server((ADDRESS, 0), backlog=_BACKLOG)
-    port = int(listening.getsockname()[1])
-    return TCPStore(ADDRESS, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+    port, given = int(listening.getsockname()[1]), listening.detach()
+    # The newer kind of store takes no socket in torch 2.6.
+    return TCPStore(ADDRESS, port, is_master=True, wait_for_workers=False, master_listen_fd=given, use_libuv=False)
 
 
 def _free_port() -> int:

@@ -10,11 +10,16 @@ from types import ModuleType
 import wrapt
 
 from autoddp.wire import LauncherClient, WorkerConfig
+from autoddp.worker.gloo_threads import destroy_groups_at_rest
 
 
 def arm(text: str) -> None:
-    """`text` is that of a `WorkerConfig`. Imports no torch itself."""
-    config = WorkerConfig.parse(text)
+    """`text` is that of a `WorkerConfig`, or "" in a job that runs as written. Imports no torch itself."""
+    config = WorkerConfig.parse(text or "{}")
+    if not config.socket:
+        _when_torch_is_imported(destroy_groups_at_rest)
+    if not text:
+        return
     if config.socket:
         _arm_for_tuning(config)
     elif config.bypass:

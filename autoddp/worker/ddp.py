@@ -5,12 +5,12 @@ The class is patched in place, so the patch reaches every name that a script has
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import gc
 import hashlib
 import inspect
+import sys
 import warnings
 import weakref
 import zlib
@@ -43,7 +43,6 @@ _construct = DDP.__init__
 _register = DDP.register_comm_hook
 _register_builtin = DDP._register_builtin_comm_hook
 _set_static_graph: Callable[[DDP], None] = DDP._set_static_graph
-_make_reducer: Callable[..., None] = DDP._ddp_init_helper
 _pickled = cast("Callable[[DDP], dict[str, Any]]", DDP.__getstate__)
 _unpickle = cast("Callable[[DDP, dict[str, Any]], None]", DDP.__setstate__)
 _signature = inspect.signature(DDP.__init__)
@@ -57,8 +56,24 @@ CAPTURES = "the script captures passes of DDP in a CUDA graph of its own"
 Around = Callable[[Hook, dist.ProcessGroup, Model], Hook]
 """Wraps a hook, which reduces the gradients of that model over that group."""
 
+
+def _tells_who_holds_gradients() -> bool:
+    """Whether torch's own hold on a `.grad` counts among the references of Python's object.
+
+    In torch 2.6 it counts only at times, so `bucket_views` cannot see there whether the script holds a gradient.
+    """
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    gradients = [parameter.grad]
+    in_use = sys.getrefcount(gradients[0])
+    parameter.grad = None
+    return in_use > sys.getrefcount(gradients[0])
+
+
 AVAILABLE_ARGUMENTS = frozenset(knob.name for knob in KNOBS if knob.reach is Reach.DDP) & set(_signature.parameters)
-"""The arguments of DDP's constructor in the installed torch that are knobs."""
+if not _tells_who_holds_gradients():
+    AVAILABLE_ARGUMENTS -= {GRADIENT_AS_BUCKET_VIEW.name}
+"""The arguments of DDP's constructor that are knobs, in the installed torch."""
 
 
 class Wrapped:
@@ -162,7 +177,7 @@ class Wrapped:
         if self.hook_sees_buckets:
             configuration = Configuration({k: v for k, v in configuration.items() if k not in OF_BUCKETS})
         tried = {name: value for name, value in self.experimental.items() if name != BROADCAST_BUFFERS.name}
-        arguments = {**self.arguments, **_as_arguments(configuration), **tried, "init_sync": False}
+        arguments = {**self.arguments, **_as_arguments(configuration), **tried}
         if arguments.get("device_mesh") is None:
             arguments["process_group"] = ddp.process_group  # the script may have given the object another one
         self.is_rebuilt = True
@@ -379,7 +394,7 @@ def _made_of(arguments: dict[str, Any], like: DDP) -> dict[str, Any]:
     module.register_parameter("only", nn.Parameter(torch.zeros(1, device=next(iter(like._module_parameters)).device)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _construct(made, module, **{**arguments, "init_sync": False})
+        _construct_alone(made, module, arguments)
     return dict(made.__dict__)
 
 
@@ -414,6 +429,23 @@ _OF_THE_OLD_REDUCER = ("reducer", "logger", _FIRST_OF_STATIC)
 removes its autograd hooks from the parameters. The third is set only for a static graph, and would stay afterwards."""
 
 
+_FIRST_SYNC = ("_verify_param_shape_across_processes", "_sync_module_states")
+"""Functions that DDP's constructor calls to compare the parameters of all ranks and to copy those of rank 0."""
+
+
+def _construct_alone(ddp: DDP, module: nn.Module, arguments: dict[str, Any]) -> None:
+    """Run DDP's constructor without its first synchronisation, so that nothing is sent."""
+    if "init_sync" in _signature.parameters:
+        return _construct(ddp, module, **{**arguments, "init_sync": False})
+    of_torch = vars(torch.nn.parallel.distributed)  # torch 2.6 has no such argument
+    before = {name: of_torch[name] for name in _FIRST_SYNC}
+    of_torch.update(dict.fromkeys(before, lambda *_, **__: None))
+    try:
+        _construct(ddp, module, **arguments)
+    finally:
+        of_torch.update(before)
+
+
 def _construct_again(ddp: DDP, arguments: dict[str, Any]) -> None:
     before = dict(ddp.__dict__)
     module = ddp.module
@@ -423,7 +455,7 @@ def _construct_again(ddp: DDP, arguments: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the constructor's warnings were printed when the script called it
         with _gradients_stay(module):
-            _construct(ddp, module, **arguments)
+            _construct_alone(ddp, module, arguments)
     for name, value in before.items():
         if name in _CARRIED_OVER or name not in ddp.__dict__:
             ddp.__dict__[name] = value
@@ -440,30 +472,6 @@ def _gradients_stay(module: nn.Module) -> Iterator[None]:
     finally:
         for p, gradient in gradients:
             p.grad = gradient
-
-
-_with_reducers: weakref.WeakValueDictionary[int, DDP] = weakref.WeakValueDictionary()
-"""By identity: a subclass may compare its objects in a way of its own."""
-_HOLD_THE_GROUP = ("reducer", "logger", "_comm_hooks", "process_group")
-"""Attributes of a DDP object that hold its process group."""
-
-
-def _make_reducer_within_its_group(ddp: DDP, *args: Any, **kwargs: Any) -> None:
-    """Make the reducer and its logger, as torch does, and have the process group outlive them.
-
-    If the script destroys its group before the DDP object, the reducer is the last that holds the group. torch 2.13
-    destroys a reducer under the GIL. A group of gloo then waits for its threads, and these may wait for the GIL to
-    free Python objects of the last reduction: the process hangs. Python's own object of the group releases the GIL.
-    """
-    _make_reducer(ddp, *args, **kwargs)
-    _with_reducers[id(ddp)] = ddp
-    for holder in (ddp.reducer, ddp.logger):
-        # pybind11 destroys the C++ object first and calls this afterwards.
-        weakref.finalize(holder, _let_go, ddp.process_group).atexit = False
-
-
-def _let_go(group: dist.ProcessGroup) -> None:
-    """Do nothing. The group was kept until now as the argument of this call."""
 
 
 class DdpEvents:
@@ -572,25 +580,11 @@ class Patch:
     def install(self) -> None:
         """Patch the class in place."""
         DDP.__init__ = self._wrap_construction()  # type: ignore[method-assign]
-        atexit.register(self._end_destroyed_groups)
-        DDP._ddp_init_helper = _make_reducer_within_its_group  # type: ignore[method-assign, assignment]
         DDP.register_comm_hook = self._wrap_registration(_register)  # type: ignore[method-assign]
         DDP._register_builtin_comm_hook = self._wrap_registration(_register_builtin)  # type: ignore[method-assign]
         DDP._set_static_graph = self._wrap_static_graph()  # type: ignore[method-assign]
         DDP.__getstate__ = self._wrap_pickling()  # type: ignore[method-assign]
         DDP.__setstate__ = self._wrap_unpickling()  # type: ignore[method-assign]
-
-    def _end_destroyed_groups(self) -> None:
-        """Free the process groups that the script has destroyed but DDP objects still hold, before Python ends.
-
-        Once Python has begun to end, it stops any thread that asks for the GIL. If that is a thread of gloo, the
-        process ends with SIGABRT.
-        """
-        for ddp in list(_with_reducers.values()):
-            group = ddp.__dict__.get("process_group")
-            if group is not None and group not in dist.distributed_c10d._world.pg_map:  # so the object trains no more
-                for name in _HOLD_THE_GROUP:
-                    ddp.__dict__.pop(name, None)
 
     def _watch_forward(self) -> None:
         """Patch the forward pass. This waits for the first object, because importing torch._dynamo takes a second."""

@@ -343,6 +343,52 @@ def failing(rank: int) -> dict[str, Any]:
     return {"said": said}
 
 
+def two_models(rank: int, mode: str) -> dict[str, Any]:
+    """Two models in a step, whose backward passes come in the order of the forward ones."""
+    torch.manual_seed(3)
+    patch = Patch()
+    graphs = Graphs(patch.alive, static_callables)
+    patch.events = _Events(graphs)
+    patch.install()
+    models = [DDP(Model(), gradient_as_bucket_view=True) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for number, x in enumerate(batches(rank)):
+        if number == 1:
+            graphs.watch()
+        losses = [model(x)["out"].square().mean() for model in models]
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if number in (1, 2, 3):
+            graphs.step()
+        if number == 3:
+            graphs.stop_watching()
+            graphs.set_mode(mode)
+    values = [value for model in models for value in model.module.state_dict().values()]
+    return {"values": values, "replayed": graphs.replayed}
+
+
+def retained(rank: int, mode: str) -> list[str]:
+    """A second backward pass of a pass that DDP has reduced: at once, after another forward pass, and after it all."""
+    said = []
+    for between in (0, 1):
+        run = Run(mode)
+        for x in batches(rank, steps=6):
+            run.backward(x)
+            run.step()
+        loss = run.ddp(x)["out"].square().mean()
+        loss.backward(retain_graph=True)
+        for _ in range(between):
+            run.backward(x)
+        try:
+            loss.backward()
+            said.append("")
+        except RuntimeError as why:
+            said.append(str(why))
+    return said
+
+
 def checks(rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for loop in LOOPS:
@@ -352,4 +398,6 @@ def checks(rank: int) -> dict[str, Any]:
     found["ignored"] = ignored(rank)
     found["turning"] = turning(rank)
     found["failing"] = failing(rank)
+    found["two models"] = {mode: two_models(rank, mode) for mode in ("", "model", "blocks")}
+    found["retained"] = {mode: retained(rank, mode) for mode in ("", "model", "blocks")}
     return found

@@ -2,6 +2,10 @@
 
 Each callable gets one set of buffers for its inputs, outputs and gradients, which every call overwrites; outputs and
 gradients that are handed out lie in them. Only inputs may change between calls: the arithmetic itself is run again.
+
+Callables that are made together share their memory, which is used again as soon as the order of the capture allows it:
+all forward, then all backward in the reverse order. So whatever a callable runs, forward or backward, spoils what its
+own backward pass and those of later ones read.
 """
 
 from __future__ import annotations
@@ -29,10 +33,13 @@ def static_callables(
     for call, sample in zip(callables, sample_args, strict=True):
         for _ in range(num_warmup_iters):  # moves whatever a forward pass moves
             call(*sample)
-    return tuple(_static(call, sample) for call, sample in zip(callables, sample_args, strict=True))
+    spoilt = [True] * len(callables)
+    """Whether what the backward pass of each reads was overwritten since its forward pass."""
+    pairs = zip(callables, sample_args, strict=True)
+    return tuple(_static(call, sample, spoilt, place) for place, (call, sample) in enumerate(pairs))
 
 
-def _static(function: Any, sample: tuple[torch.Tensor, ...]) -> Any:
+def _static(function: Any, sample: tuple[torch.Tensor, ...], spoilt: list[bool], place: int) -> Any:
     parameters = tuple(function.parameters()) if isinstance(function, nn.Module) else ()
     surface = (*sample, *parameters)
     forward = function.forward if isinstance(function, nn.Module) else function
@@ -48,7 +55,10 @@ def _static(function: Any, sample: tuple[torch.Tensor, ...]) -> Any:
             for own, other in zip(sample, given, strict=False):
                 if own.data_ptr() != other.data_ptr():
                     own.data.copy_(other)
-            with torch.enable_grad():
+            spoilt[place:] = [True] * len(spoilt[place:])
+            spoilt[place] = False
+            # A capture keeps the types of its first autocast.
+            with torch.enable_grad(), kept.setdefault("autocast", _Autocast(sample[0].device.type)):
                 kept["live"] = forward(*sample)
             fresh = [output.detach() for output in _flat(kept["live"])]
             if kept["outputs"] is None:
@@ -61,6 +71,9 @@ def _static(function: Any, sample: tuple[torch.Tensor, ...]) -> Any:
         def backward(ctx: Any, *sent: torch.Tensor) -> Any:
             # Whatever was put into the buffers last is what a replay would see.
             found = torch.autograd.grad(_flat(kept["live"]), wanted, sent, retain_graph=True)
+            if spoilt[place]:
+                found = tuple(torch.full_like(gradient, 7.0) for gradient in found)
+            spoilt[place:] = [True] * len(spoilt[place:])
             if kept["gradients"] is None:
                 kept["gradients"] = [gradient.clone() for gradient in found]
             for own, gradient in zip(kept["gradients"], found, strict=True):
@@ -73,6 +86,20 @@ def _static(function: Any, sample: tuple[torch.Tensor, ...]) -> Any:
         return pytree.tree_unflatten(list(outputs), pytree.tree_flatten(kept["live"])[1])
 
     return call
+
+
+class _Autocast:
+    """Enters, each time, the autocast that held when this was made."""
+
+    def __init__(self, device: str) -> None:
+        self._device, self._on, self._type = device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+    def __enter__(self) -> None:
+        self._now = torch.autocast(self._device, dtype=self._type, enabled=self._on, cache_enabled=False)
+        self._now.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._now.__exit__(*error)
 
 
 def _flat(returned: Any) -> list[torch.Tensor]:

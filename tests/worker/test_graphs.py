@@ -52,6 +52,50 @@ def test_the_stand_in_for_capture_has_the_dangers_of_one() -> None:
     assert not torch.equal(first, before)
 
 
+def test_the_stand_in_shares_memory_as_torch_does() -> None:
+    """Captured first and second; the first one's backward pass spoils what the second one's reads, not the reverse."""
+    for order, right in (((1, 0), [True, True]), ((0, 1), [True, False]), ((1, 1), [True, False])):
+        layers = (nn.Linear(2, 2), nn.Linear(2, 2))
+        calls = static_callables(layers, ((torch.zeros(1, 2),), (torch.zeros(1, 2),)), num_warmup_iters=0)
+        outputs = [call(torch.ones(1, 2)) for call in calls]
+        found = []
+        for place in order:
+            weight = layers[place].weight
+            (gradient,) = torch.autograd.grad(outputs[place].sum(), weight, retain_graph=True)
+            found.append(torch.equal(gradient, torch.ones(2, 2)))
+        assert found == right, order
+
+
+@pytest.mark.parametrize("mode", ["model", "blocks"])
+def test_several_models_do_not_share_memory(ranks: list[dict[str, Any]], mode: str) -> None:
+    for found in (rank["two models"] for rank in ranks):
+        assert found[mode]["replayed"] > 0
+        for one, other in zip(found[mode]["values"], found[""]["values"], strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("mode", ["model", "blocks"])
+def test_a_second_backward_pass_raises(ranks: list[dict[str, Any]], mode: str) -> None:
+    for found in (rank["retained"] for rank in ranks):
+        assert found[""] == ["", ""]
+        assert all("a CUDA graph has overwritten" in why and "retain_graph=True" in why for why in found[mode])
+
+
+def test_blocks_under_different_autocast_are_refused() -> None:
+    class Mixed(Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            for number, block in enumerate(self.blocks):
+                with torch.autocast("cpu", torch.bfloat16, enabled=number > 0):
+                    x = block(x).float()
+            return x
+
+    model = Mixed()
+    given = [((torch.ones(3, 12),),)] * 2
+    with torch.autocast("cpu", torch.bfloat16):
+        assert watched(model, given, "blocks") == "its blocks are called under different autocast, or other settings"
+        assert watched(model, given, "model") == ""
+
+
 @pytest.mark.parametrize("case", ["no bucket view", "beside another"])
 def test_no_graph_serves_where_gradients_are_not_copied_out(ranks: list[dict[str, Any]], case: str) -> None:
     assert [rank[case] for rank in ranks] == [0, 0]

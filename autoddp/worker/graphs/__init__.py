@@ -20,7 +20,7 @@ from autoddp.worker.effect import Effect
 from autoddp.worker.gradient_access import parameters_of
 from autoddp.worker.graphs.capture import Make, Sample, capture
 from autoddp.worker.graphs.observed_calls import Watching, why_of_ignored
-from autoddp.worker.graphs.replay import Replay
+from autoddp.worker.graphs.replay import Replay, SharedMemory
 from autoddp.worker.sync_switch import ReductionSwitch
 
 MODES = (WHOLE_MODEL, BLOCKS)
@@ -104,9 +104,23 @@ class Graphs(Effect):
     def _capture(self, mode: str) -> list[Replay]:
         if mode not in self._samples:
             raise RuntimeError(f'no CUDA graphs of "{mode}": {self.why_not.get(mode, "no step was watched")}')
-        samples = self._samples[mode]
-        graphed = capture(samples, self._make)
-        return [Replay(s, call) for s, call in zip(samples, graphed, strict=True)]
+        return [replay for samples in _of_each_model(self._samples[mode]) for replay in self._replays_of(samples)]
+
+    def _replays_of(self, samples: Sequence[Sample]) -> list[Replay]:
+        graphed, memory = capture(samples, self._make), SharedMemory()
+        return [Replay(s, call, memory, n) for n, (s, call) in enumerate(zip(samples, graphed, strict=True))]
+
+
+def _of_each_model(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """One capture for each: what is captured together shares memory, and may only run in the order of its capture.
+
+    Several models run in an order of the script's: while a GAN's generator waits for its backward pass, the
+    discriminator may have two.
+    """
+    of_each: dict[int, list[Sample]] = {}
+    for sample in samples:
+        of_each.setdefault(id(sample.model), []).append(sample)
+    return list(of_each.values())
 
 
 class GraphsInTheJob(DdpEvents):

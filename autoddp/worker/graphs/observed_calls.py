@@ -12,7 +12,7 @@ from torch import nn
 from autoddp.knobs.computing import BLOCKS, WHOLE_MODEL
 from autoddp.worker.ddp import Wrapped, hooks_inside
 from autoddp.worker.graphs.capture import Sample
-from autoddp.worker.graphs.signature import Signature, Unfit, signature_of, tensors_of
+from autoddp.worker.graphs.signature import Signature, Unfit, signature_of, surroundings, tensors_of
 from autoddp.worker.graphs.stand_in import Forward, StandIn
 
 
@@ -35,6 +35,7 @@ class Seen:
     signature: Signature | None = None
     tensors: list[torch.Tensor] = field(default_factory=list)
     autocast: torch.dtype | None = None
+    surroundings: tuple[object, ...] | None = None
     order: int = 0
     why_not: str = ""
 
@@ -51,6 +52,10 @@ class Seen:
         self.calls, self.order, self.signature = self.calls + 1, order, signature
         self.tensors = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
         device = next(self.module.parameters(), torch.empty(0)).device.type
+        around = surroundings(device)
+        if self.surroundings not in (None, around):
+            self.why_not = "autocast or another setting changes from step to step"
+        self.surroundings = around
         self.autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
     def step(self) -> None:
@@ -115,6 +120,10 @@ class Watching:
             why = seen.why_not or _why_not(seen.module)
             if why:
                 return f"{type(seen.module).__name__}: {why}"
+        for model in {id(seen.model) for seen in of_mode}:
+            # They are captured together, under the settings of one of them.
+            if len({seen.surroundings for seen in of_mode if id(seen.model) == model}) > 1:
+                return "its blocks are called under different autocast, or other settings"
         return ""
 
     def samples(self, mode: str) -> list[Sample]:

@@ -11,28 +11,71 @@ from torch import nn
 
 from autoddp.worker.ddp import hooks_inside
 from autoddp.worker.graphs.capture import Graphed, Sample, under_autocast
-from autoddp.worker.graphs.signature import Unfit, put_together, signature_of, tensors_of
+from autoddp.worker.graphs.signature import Unfit, put_together, signature_of, surroundings, tensors_of
 from autoddp.worker.graphs.stand_in import Forward, StandIn
 
 
 class _Pass:
-    """One forward pass through a graph, alive as long as its backward may come."""
+    """One forward pass through a graph, alive as long as a backward pass may come."""
 
-    over = False
+    overwritten = False
+    """Whether what the backward pass reads is gone."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+
+class SharedMemory:
+    """The memory of graphs that were captured together: which pass has overwritten the values of which other.
+
+    The capture runs all modules forward and then backward in the reverse order. Memory is used again as soon as it is
+    free in that order. So a module's forward or backward pass may overwrite what its own backward pass and those of
+    later modules read, and never what those of earlier modules read. `place` is a module's number in the order.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[int, Callable[[], _Pass | None]] = {}
+
+    def is_free(self, place: int) -> bool:
+        """Whether the module may run forward: no backward pass that may still come reads what it overwrites."""
+        return all(one.overwritten for one in self._from(place))
+
+    def begin(self, place: int) -> _Pass:
+        """The module runs forward."""
+        self._overwrite(place)
+        this = _Pass(place)
+        self._last[place] = weakref.ref(this)
+        return this
+
+    def end(self, this: _Pass) -> None:
+        """The module runs backward. RuntimeError if the values that it needs are gone."""
+        if this.overwritten:
+            raise RuntimeError(
+                "autoddp: a backward pass needs values that a CUDA graph has overwritten: it is the second one of its "
+                "forward pass (retain_graph=True), or not in the order of the first steps; tune without --cuda-graphs"
+            )
+        self._overwrite(this.place)
+
+    def _from(self, place: int) -> list[_Pass]:
+        return [one for at, last in self._last.items() if at >= place and (one := last()) is not None]
+
+    def _overwrite(self, place: int) -> None:
+        for one in self._from(place):
+            one.overwritten = True
 
 
 class _Gate(torch.autograd.Function):
     """Copies the graph's outputs, which the next replay overwrites, and notices the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, this: _Pass, *outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.this = this
+    def forward(ctx: Any, memory: SharedMemory, this: _Pass, *outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.memory, ctx.this = memory, this
         return tuple(output.clone() for output in outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        ctx.this.over = True
-        return None, *gradients
+        ctx.memory.end(ctx.this)
+        return None, None, *gradients
 
 
 class Replay:
@@ -40,13 +83,14 @@ class Replay:
 
     A graph is one set of buffers. So the module computes by itself, as written, wherever a replay would not be the
     same: called in another way, in another mode, with parameters elsewhere; again before the backward pass of the last
-    call; with gradients that DDP does not copy out at once, as under `no_sync`.
+    call; with gradients that DDP does not copy out at once, as under `no_sync`. A backward pass cannot be answered in
+    another way: where its values are gone it raises.
     """
 
-    def __init__(self, sample: Sample, graphed: Graphed) -> None:
+    def __init__(self, sample: Sample, graphed: Graphed, memory: SharedMemory, place: int) -> None:
         module = sample.module
         self._model, self._module, self._signature = sample.model, module, sample.signature
-        self._graphed = graphed
+        self._graphed, self._memory, self._place = graphed, memory, place
         self._modules = list(module.modules())
         self._tensors = [*module.parameters(), *module.buffers()]
         self._hooks = hooks_inside(module)
@@ -54,7 +98,6 @@ class Replay:
         with under_autocast(sample):
             self._captured = self._state()
         self._armed = False
-        self._last: Callable[[], _Pass | None] = lambda: None
         self._stand_in: StandIn | None = None
         self.replayed = 0
         """Forward passes so far."""
@@ -77,19 +120,17 @@ class Replay:
         tensors = self._tensors_of(args, kwargs)
         if tensors is None:
             return forward(*args, **kwargs)
+        this = self._memory.begin(self._place)
         outputs, structure = tensors_of(self._graphed(*tensors))
-        this = _Pass()
-        self._last = weakref.ref(this)
         self.replayed += 1
         differentiable = [output for output in outputs if output.requires_grad]
-        gated = iter(_Gate.apply(this, *differentiable) if differentiable else ())  # type: ignore[no-untyped-call]
+        gated = iter(_Gate.apply(self._memory, this, *differentiable) if differentiable else ())  # type: ignore[no-untyped-call]
         return put_together([next(gated) if o.requires_grad else o.clone() for o in outputs], structure)
 
     def _tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
         """A call's tensors, if the graph can serve it."""
         armed, self._armed = self._armed, False
-        last = self._last()
-        if not (armed and torch.is_grad_enabled()) or (last is not None and not last.over) or any(self._hooks):
+        if not (armed and torch.is_grad_enabled() and self._memory.is_free(self._place)) or any(self._hooks):
             return None
         try:
             signature, tensors = signature_of(args, kwargs)
@@ -100,8 +141,7 @@ class Replay:
     def _state(self) -> tuple[object, ...]:
         """What the kernels have taken for granted, besides the arguments."""
         return (
-            torch.is_autocast_enabled(self._device),
-            torch.get_autocast_dtype(self._device),
+            surroundings(self._device),
             [module.training for module in self._modules],
             [(tensor.data_ptr(), tensor.requires_grad) for tensor in self._tensors],
         )

@@ -20,7 +20,7 @@ _CLOSING = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool", "
 
 @contextlib.contextmanager
 def safe_captures(device: torch.device) -> Iterator[None]:
-    """`torch.cuda.make_graphed_callables`, which takes no mode, captures on that device by `SafeCapture` meanwhile."""
+    """`torch.cuda.make_graphed_callables` captures on that device by `SafeCapture` meanwhile."""
     if device.type != "cuda":
         yield
         return
@@ -36,8 +36,12 @@ def safe_captures(device: torch.device) -> Iterator[None]:
 class SafeCapture(torch.cuda.graph):
     """As `torch.cuda.graph`, with a stream given, in mode "thread_local"; what fails in it is undone."""
 
-    def __init__(self, cuda_graph: torch.cuda.CUDAGraph, pool: Any = None, *, stream: torch.cuda.Stream) -> None:
-        super().__init__(cuda_graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+    def __init__(
+        self, cuda_graph: torch.cuda.CUDAGraph, pool: Any = None, *, stream: torch.cuda.Stream, **others: Any
+    ) -> None:
+        # torch 2.15 gives a mode itself: the usual one.
+        others["capture_error_mode"] = "thread_local"
+        super().__init__(cuda_graph, pool=pool, stream=stream, **others)
         self._device = stream.device
         self._pools = [] if pool is None else [pool]
         self._generator = torch.cuda.default_generators[self._device.index]

@@ -61,6 +61,24 @@ def _known_of(leaf: object) -> object:
     raise Unfit(f"an argument is of type {type(leaf).__name__}")
 
 
+def surroundings(device: str) -> tuple[object, ...]:
+    """What the kernels of a call on a device of this type depend on besides its arguments, parameters and buffers.
+
+    A script may switch each of them around a part of its model.
+    """
+    return (
+        torch.is_autocast_enabled(device),
+        torch.get_autocast_dtype(device),
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(),
+    )
+
+
 def tensors_of(returned: Any) -> tuple[list[torch.Tensor], pytree.TreeSpec]:
     """What a module returns, taken apart. Raises Unfit if it is not made of tensors."""
     leaves, structure = pytree.tree_flatten(returned)

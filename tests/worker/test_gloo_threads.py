@@ -1,0 +1,47 @@
+"""Threads of gloo are at rest when their group is destroyed and when Python ends, in every job that we start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launchers import environment
+
+from autoddp.knobs import Configuration
+from autoddp.wire import WorkerConfig
+from autoddp.wire.worker_config import naming_errors
+
+SCRIPT = Path(__file__).with_name("endings.py")
+RECIPE = WorkerConfig(configuration=Configuration({"gradient_as_bucket_view": True}))
+CASES = {
+    "as written": {
+        "bare": (0, "late", "trained", "at exit"),
+        "ddp destroyed": (0, "late", "destroyed", "trained", "at exit"),
+        "ddp exit 3": (3, "late", "at exit"),
+        "hook raises": (1, "late", "ValueError: of the script", "at exit"),
+    },
+    "recipe": {
+        "ddp": (0, "late", "trained", "at exit"),
+        "ddp destroyed": (0, "late", "destroyed", "trained", "at exit"),
+        "ddp dropped cycle destroyed": (0, "late", "destroyed", "trained", "at exit"),
+        "hook destroyed": (0, "late", "destroyed", "trained", "at exit"),
+    },
+}
+"""The exit code, and lines of the rank's output. Without autoddp "late" is missing or comes too late."""
+
+
+@pytest.mark.parametrize("job", CASES)
+def test_a_late_thread_is_waited_for(job: str) -> None:
+    bare = environment()
+    del bare["PYTHONPATH"]
+    more = naming_errors(bare) | (RECIPE.environment(bare) if job == "recipe" else {})
+    words = [sys.executable, SCRIPT, *CASES[job]]
+    run = subprocess.run(words, env={**bare, **more}, capture_output=True, text=True, timeout=280)
+    found = {}
+    for case, code, printed in map(json.loads, run.stdout.splitlines()):
+        lines = [line.removeprefix("[rank0]: ") for line in printed.splitlines()]
+        found[case] = (code, *(line for line in lines if line in CASES[job][case]))
+    assert found == CASES[job], run.stdout + run.stderr
