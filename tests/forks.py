@@ -163,7 +163,7 @@ def _stay_as_parent(told: int, preloaded: Preloaded) -> None:
         os.write(told, b"%d\n" % child)
         os.closerange(0, told)  # who reads the program's output must see its end
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        os.write(told, b"%d %d %d\n" % (code, *started))
+        os.write(told, b"%d %d %d\n" % (code, started[0], started[1]))
     os._exit(0)
 
 

@@ -52,7 +52,7 @@ _READ_TIMEOUT = 60  # seconds; torch's own for c10d, likewise
 _AHEAD = "AUTODDP_CLOCK_AHEAD"
 """Variable that tells our own jobs by how many seconds the clock that they follow is ahead of this host's."""
 OLDEST_TORCH = (2, 6)
-"""The oldest version that passes `campaigns/versions.py`."""
+"""The oldest version with which a job was tuned; `campaigns/versions.py` tries it and newer ones."""
 DEFAULT_PORT = 29500  # torchrun's, for a static rendezvous without --master-port
 _C10D_PORT = 29400  # torch's own, for a c10d rendezvous whose endpoint names none
 _OF_C10D = ("store_type", "is_host", "read_timeout")
