@@ -53,11 +53,14 @@ class Cost:
             self._assumed *= 2
         return min(self._certain, self._assumed - self._spent)
 
-    def take_longer(self) -> bool:
-        """Take the script to be twice as long; False where that changes nothing."""
+    def take_longer(self, seconds: float = 0.0) -> bool:
+        """Take the script to be twice as long, or so long that so many `seconds` are left.
+
+        False where that changes nothing.
+        """
         if not self.start.limits or self.left >= self._certain:
             return False
-        self._assumed *= 2
+        self._assumed = self._spent + seconds if seconds else 2 * self._assumed
         return True
 
     @property

@@ -152,8 +152,9 @@ class Study:
             if len(trials.records) > paired:
                 self._finals(baseline)
                 paired = len(trials.records)
-            if not trials.no_time or not self._cost.take_longer():
-                break  # else there is an answer for a script that ends soon, and trials go on if it does not
+            # Until the first final rounds they are what is needed most; from then on a script that ends has its answer.
+            if not trials.no_time or not self._cost.take_longer(0.0 if paired else trials.needed):
+                break
         if settings and self._cost.left > 0:
             self._with_starts(settings, baseline)
 

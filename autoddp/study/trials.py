@@ -53,6 +53,7 @@ _NOTHING: Setting = {}
 """A knob left as the script wrote it."""
 _HOPELESS = 1.15  # times the seconds of the rung's best: a trial above it after the first block is cut short
 _HOPELESS_AT_FIRST = 1.5  # the same where the first block is shorter than the second, and still warming up
+_TO_SPARE = 1.1  # times the seconds that a first answer should take
 _PASSED_OVER = 8  # configurations in a row that are left out because they are predicted to be hopeless
 _SHARE_FOR_COMPUTING = 4  # at most one trial in four looks for settings that make computing itself faster
 _SHARE_ON_TOP = 4  # at most one trial in four adds a setting to the best of the search
@@ -339,6 +340,12 @@ class Trials:
         steps += 0 if budget.slow else self._cost.steps_of(0, block)
         self.no_time = not self.can_pay(finalists, budget.trial(), steps)
         return not self.no_time
+
+    @property
+    def needed(self) -> float:
+        """Seconds for a first trial, and for the final rounds of what it may find."""
+        finals = FEWEST_ROUNDS * 2 * self._budget.round_of(AS_WRITTEN, self._baseline.seconds)
+        return _TO_SPARE * (self._budget.trial() + finals)
 
     def can_pay(
         self, finalists: Iterable[tuple[Configuration, float]], seconds: float = 0.0, steps: float = 0.0
