@@ -160,7 +160,9 @@ class _Activity:
         sleeps = b""
         with contextlib.suppress(OSError):  # no Linux, or a sandbox without this part of /proc
             seconds |= {pid: _cpu_of(pid) for pid in _descendants("self")}
-            with open(f"/proc/self/task/{thread.native_id}/status", "rb") as file:
+            # In a process that was forked, Python (before 3.13) still has its parent's number for the main thread.
+            number = os.getpid() if thread is threading.main_thread() else thread.native_id
+            with open(f"/proc/self/task/{number}/status", "rb") as file:
                 status = dict(line.split(b":", 1) for line in file)
             if not status[b"State"].strip().startswith(b"R"):
                 sleeps = status[b"voluntary_ctxt_switches"]
