@@ -1,7 +1,7 @@
 """Records, for some steps of this rank, when each gradient became ready and when each bucket was reduced.
 
 recording = Recording(patch.alive)
-patch.around = recording.around     # before hooks are registered: those of configurations are timed as they are
+hook = recording.around(hook, group)  # before it is registered: those of configurations are timed as they are
 recording.prepare()                 # at a step boundary; then a step that is not recorded
 recording.begin(device)
 …                                   # some steps, recording.step() at the end of each
