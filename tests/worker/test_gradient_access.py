@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -87,13 +86,6 @@ def test_a_patched_function_is_one_under_all_its_names() -> None:
 class Reads(GradientHandler):
     def before_reading(self, parameters: Sequence[torch.Tensor]) -> bool:
         return False
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def trained(at_once: int, accumulates: bool, before_step: Callable[[Script], None], scaled: bool) -> list[torch.Tensor]:

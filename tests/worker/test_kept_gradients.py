@@ -194,13 +194,11 @@ def test_clearing_between_two_backward_passes_of_a_step_is_seen(step: Step) -> N
 
 
 @pytest.mark.parametrize("step", [micro_batches, partial(micro_batches, clear=zeros), sets_to_zero_in_between])
-def test_gradients_that_ddp_moves_to_new_buckets_are_not_discarded(step: Step) -> None:
+def test_gradients_that_ddp_moves_to_new_buckets_are_not_discarded(step: Step, alone: dist.ProcessGroup) -> None:
     """Before its second pass DDP makes its buckets anew; all gradients of a bucket have one version."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     script = Script()
     script.model = DDP(script.model, gradient_as_bucket_view=True)
     watch = watched(step, script)
-    dist.destroy_process_group()
     assert watch.discards == (step is sets_to_zero_in_between)
 
 
