@@ -19,8 +19,8 @@ TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 # VENV_FLAGS=--system-site-packages keeps the torch (and torchvision) that PYTHON already has.
 VENV_FLAGS ?=
-# Three at once keep two cores busy: a job of 2 to 4 processes often waits, for a signal, a limit or a peer.
-PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
+# Four at once keep two cores busy: a job of 2 to 4 processes often waits, for a signal, a limit or a peer.
+PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cells import RECIPE, TUNED, Cell, Matrix
+from launchers import whole
 from matrix import (
     CLOSE,
     CONFIGURATIONS,
@@ -107,7 +108,7 @@ def test_several_steps_train_as_the_loop_by_hand(bench: Bench, training: str, co
     assert (found.verdict, found.distance) == (LARGER, 0.0)
 
 
-@pytest.mark.parametrize("way", [RECIPE, TUNED])
+@pytest.mark.parametrize("way", [RECIPE, whole(TUNED)])
 def test_reductions_are_put_off_where_the_script_reads_gradients_only_for_torch(bench: Bench, way: str) -> None:
     found = bench.judged("defer 4 view", Cell("hands on", way, CONFIGURATIONS["defer 4 view"]))
     assert found.verdict == CLOSE
@@ -162,6 +163,7 @@ def test_where_the_script_parts_the_ranks_other_knobs_are_tried(bench: Bench) ->
     assert (found.verdict, found.distance) == (EQUAL, 0.0)
 
 
+@pytest.mark.whole  # a minute of tracing; the same ways without a compiler are above
 @pytest.mark.parametrize(
     ("training", "name", "verdict"), [("compiled micro", "defer 4", CLOSE), ("compiled steps", "steps 2", LARGER)]
 )
@@ -182,13 +184,13 @@ def test_evaluation_sees_rank_0s_statistics_where_a_reduction_was_put_off(bench:
     assert (found.verdict, found.distance) == (EQUAL, 0.0)
 
 
-@pytest.mark.parametrize("way", [RECIPE, TUNED])
+@pytest.mark.parametrize("way", [RECIPE, whole(TUNED)])
 def test_views_stay_where_a_pass_gives_no_gradients(bench: Bench, way: str) -> None:
     found = bench.judged("view", Cell("adversarial", way, CONFIGURATIONS["view"]))
     assert (found.verdict, found.distance) == (EQUAL, 0.0)
 
 
-@pytest.mark.parametrize("way", [RECIPE, TUNED])
+@pytest.mark.parametrize("way", [RECIPE, whole(TUNED)])
 def test_parameters_of_many_types_are_compressed(bench: Bench, way: str) -> None:
     found = bench.judged("powersgd", Cell("many types", way, CONFIGURATIONS["powersgd"]))
     assert found.verdict == STATED_ERROR

@@ -47,6 +47,7 @@ def test_guard_changes_nothing() -> None:
     assert not outcome.elsewhere, complain(outcome)
 
 
+@pytest.mark.whole  # tests/isolation has each of these programs by itself
 @pytest.mark.skipif(not may_bind(), reason="needs the right to make a mount namespace")
 def test_what_cannot_be_watched_ends_tuning_and_changes_nothing() -> None:
     outcome = tune(LEVELS["overlay"], usable(UNWATCHED), tune_only=True, patience=200)
@@ -55,6 +56,7 @@ def test_what_cannot_be_watched_ends_tuning_and_changes_nothing() -> None:
     assert not outcome.elsewhere, complain(outcome)
 
 
+@pytest.mark.whole  # tests/isolation has each of these programs by itself
 def test_guard_ends_tuning_before_it_changes_something() -> None:
     """A foreign program may be covered or end tuning; either way nothing has changed."""
     outcome = tune(LEVELS["guard"], usable({"libc_unlink_and_rename"}), tune_only=True, patience=200)

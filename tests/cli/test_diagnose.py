@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from lab import Lab, unavailable
-from launchers import AUTODDP, PATIENCE, SCRIPTS, start, wait_for
+from launchers import AUTODDP, PATIENCE, SCRIPTS, start, wait_for, whole
 
 from autoddp.cli.diagnose import _HELP
 from autoddp.diagnose import CAUSES
@@ -35,7 +35,7 @@ def test_a_loader_that_is_slow_on_one_rank(tmp_path: Path) -> None:
         "--nproc-per-node",
         "2",
         "--diagnose-budget",
-        "12s",
+        "20s",
         str(SCRIPTS / "slow_loader.py"),
         "--slow",
         "1",
@@ -84,7 +84,7 @@ def test_a_script_without_ddp(tmp_path: Path, json_too: bool) -> None:
         assert done.stdout == f"nothing to measure: {why}\n"
 
 
-@pytest.mark.parametrize("how", ["_exit(0)", "execv('/bin/true', ['true'])"])
+@pytest.mark.parametrize("how", ["_exit(0)", whole("execv('/bin/true', ['true'])")])
 def test_a_script_that_ends_without_a_word(tmp_path: Path, how: str) -> None:
     """It has 40 steps, and ends in the middle of a block. That is no failure, so it is started again."""
     code = (SCRIPTS / "plain.py").read_text().replace("    stop()\n", f"    import os; os.{how}\n")
@@ -153,12 +153,14 @@ def test_a_signal_ends_the_diagnosis(tmp_path: Path) -> None:
     assert not re.search("tuning|tuned|no job", done.stderr), done.stderr
 
 
+@pytest.mark.whole  # the way of SIGTERM, above, and the names, in test_tuned_signals
 def test_a_signal_that_the_user_names_ends_the_diagnosis(tmp_path: Path) -> None:
     done = interrupted(tmp_path / "run", signal.SIGUSR1, "--signals-to-handle", "SIGTERM,SIGUSR1")
     assert done.returncode == 128 + signal.SIGUSR1
     assert "autoddp: SIGUSR1: the diagnosis ends\n" in done.stderr
 
 
+@pytest.mark.whole  # the way of test_no_orphans.py
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
 def test_no_orphans_after_the_command_was_killed(tmp_path: Path) -> None:
     done = interrupted(tmp_path / "run", signal.SIGKILL, "--no-orphans")

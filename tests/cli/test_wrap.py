@@ -58,7 +58,7 @@ def wrapped(folder: Path, *command: str, options: tuple[str, ...] = WRAP, **env:
         whole([sys.executable, "-u", "-m", "torch.distributed.run", *TWO, REPORTER, "--trials", "7"]),
         ["bash", "-c", f'{sys.executable} -m torch.distributed.run "$@"', "--", *TWO, REPORTER, "--trials", "7"],
         [sys.executable, "-c", CALLS_RUN.replace("{port}", "29544"), REPORTER, "--trials", "7"],
-        [sys.executable, "-c", CALLS_MAIN, *TWO, REPORTER, "--trials", "7"],
+        whole([sys.executable, "-c", CALLS_MAIN, *TWO, REPORTER, "--trials", "7"]),
     ],
     ids=["torchrun", "module", "bash", "run", "main"],
 )
@@ -112,6 +112,7 @@ def test_accelerate_launch_is_tuned(tmp_path: Path) -> None:
     assert list((tmp_path / "job").glob("*.autoddp.toml"))
 
 
+@pytest.mark.whole  # accelerate's launch is tuned above, and a diagnosis in torchrun's place fails below
 def test_accelerate_launch_is_diagnosed(tmp_path: Path) -> None:
     """stdout has the document and what accelerate's own process prints, and no job is launched afterwards."""
     accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]

@@ -373,6 +373,7 @@ def test_thousands_of_ranks_have_numbers() -> None:
     assert re.findall(r">(\d+)</text>", axis.svg) == ["0", "512", "1024", "1536", "2048", "2560"]
 
 
+@pytest.mark.whole  # half a minute of drawing
 def test_of_very_many_ranks_the_slowest_are_shown() -> None:
     content = summary(3000)
     text = page(content)

@@ -49,7 +49,7 @@ from autoddp.wire import (
 )
 
 TESTS = Path(__file__).resolve().parents[1]
-EACH = 25 * int(os.environ["FUZZ_EXAMPLES"]) if "FUZZ_EXAMPLES" in os.environ else 300
+EACH = 25 * int(os.environ["FUZZ_EXAMPLES"]) if "FUZZ_EXAMPLES" in os.environ else 150
 PER_MEGABYTE = 1.0  # seconds of this process's CPU
 TRIES = 3
 SMALLEST = 0.3  # seconds: the collector may run

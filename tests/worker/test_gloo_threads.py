@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launchers import environment
+from launchers import environment, whole
 
 from autoddp.knobs import Configuration
 from autoddp.wire import WorkerConfig
@@ -36,7 +36,7 @@ CASES = {
 """
 
 
-@pytest.mark.parametrize("job", CASES)
+@pytest.mark.parametrize("job", [whole("as written"), "recipe"])
 def test_a_late_thread_is_waited_for(job: str) -> None:
     bare = environment()
     del bare["PYTHONPATH"]
