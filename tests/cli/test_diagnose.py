@@ -39,20 +39,22 @@ def test_a_loader_that_is_slow_on_one_rank(tmp_path: Path) -> None:
         str(SCRIPTS / "slow_loader.py"),
         "--slow",
         "1",
+        "--ms",
+        "80",  # much more than what other tests beside this one take from a step
     ]
     done = diagnose(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     first = found["findings"][0]
     assert (first["cause"], first["ranks"], first["status"]) == ("data_loader", [1], "proved"), found["findings"]
-    assert 12 <= first["ms"] <= 28
+    assert 48 <= first["ms"] <= 112
     assert first["low"] <= first["ms"] <= first["high"]
     assert "DataLoader(num_workers=" in first["fix"]
     assert {one["cause"] for one in found["findings"]} <= set(CAUSES)
     assert [one["ms"] for one in found["findings"]] == sorted((one["ms"] for one in found["findings"]), reverse=True)
     for rank in found["ranks"]:
         assert sum(rank[f"{stage}_ms"] for stage in STAGES) == pytest.approx(rank["step_ms"], rel=0.05)
-    assert found["ranks"][1]["data_ms"] >= 20 > found["ranks"][0]["data_ms"]
+    assert found["ranks"][1]["data_ms"] >= 80 > found["ranks"][0]["data_ms"]
     assert found["ranks"][0]["waiting_ms"] > found["ranks"][1]["waiting_ms"]
     assert found["waterfall"][0]["cause"] == "as written"
     assert (tmp_path / "precious.pt").read_text() == "weeks of training"
@@ -62,7 +64,9 @@ def test_a_loader_that_is_slow_on_one_rank(tmp_path: Path) -> None:
 def test_a_loader_of_a_script_without_optimizer(tmp_path: Path) -> None:
     """Kept batches go on as long as steps do: epochs must not come to an end meanwhile, and the script with them."""
     script = str(SCRIPTS / "slow_loader.py")
-    done = diagnose(tmp_path, "--json", "--nproc-per-node", "2", "--diagnose-budget", "12s", script, "--by-hand")
+    done = diagnose(
+        tmp_path, "--json", "--nproc-per-node", "2", "--diagnose-budget", "20s", script, "--by-hand", "--ms", "80"
+    )
     assert done.returncode == 0, done.stderr
     first = json.loads(done.stdout)["findings"][0]
     assert (first["cause"], first["ranks"], first["status"]) == ("data_loader", [0, 1], "proved")

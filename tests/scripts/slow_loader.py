@@ -1,4 +1,4 @@
-"""A data loader that takes 20 ms for each batch on the ranks named by --slow; each epoch makes a new data set."""
+"""A data loader that takes --ms for each batch on the ranks named by --slow; each epoch makes a new data set."""
 
 import argparse
 import time
@@ -32,12 +32,13 @@ def main() -> None:
     parser.add_argument("--slow", default="0,1")
     parser.add_argument("--by-hand", action="store_true", help="change the parameters without an optimizer")
     parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--ms", type=float, default=20.0, help="of each batch on a slow rank")
     args = parser.parse_args()
     rank = start()
     torch.set_num_threads(1)
     model = DDP(network())
     sgd = None if args.by_hand else optimizer(model)
-    seconds = 0.005 if str(rank) in args.slow.split(",") else 0.0
+    seconds = args.ms / 4000 if str(rank) in args.slow.split(",") else 0.0
     for _ in range(args.epochs):
         for inputs, targets in DataLoader(Numbers(seconds), batch_size=4):
             model.zero_grad()
