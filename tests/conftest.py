@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import costs
+import cpu_time
 import pytest
 from forks import STARTS
 from lab import Lab, unavailable
@@ -15,6 +16,7 @@ from launchers import FROM_NOTHING
 
 _BEGAN = time.monotonic()
 _STARTED_BEFORE = pytest.StashKey[Counter[str]]()
+_CPU_BEFORE = pytest.StashKey[float]()
 
 
 @pytest.fixture
@@ -56,13 +58,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     item.stash[_STARTED_BEFORE] = Counter(STARTS)
+    if item.config.getoption("--record-costs"):
+        item.stash[_CPU_BEFORE] = cpu_time.of_family()
     return (yield)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """What a test has started goes with its report, from the process that ran it to the one that records."""
-    item.user_properties.append(("starts", dict(Counter(STARTS) - item.stash[_STARTED_BEFORE])))
+    """What a test has used goes with its report, from the process that ran it to the one that records."""
+    if item.config.getoption("--record-costs"):
+        used = {"cpu": cpu_time.of_family() - item.stash[_CPU_BEFORE]}
+        item.user_properties.append(("used", {**used, **(Counter(STARTS) - item.stash[_STARTED_BEFORE])}))
 
 
 class _Recorder:
@@ -74,8 +80,8 @@ class _Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         cost = self.files.setdefault(report.nodeid.partition("::")[0], costs.Cost())
         ended = report.when == "teardown"
-        starts = dict(report.user_properties).get("starts", {}) if ended else {}
-        cost.add(costs.Cost(tests=int(ended), seconds=report.duration, **starts))
+        used = dict(report.user_properties).get("used", {}) if ended else {}
+        cost.add(costs.Cost(tests=int(ended), seconds=report.duration, **used))
 
     def pytest_sessionfinish(self) -> None:
         costs.write(self.files, time.monotonic() - _BEGAN)

@@ -23,6 +23,8 @@ class Cost:
     tests: int = 0
     seconds: float = 0.0
     """Of its tests one after another, while other files ran beside them."""
+    cpu: float = 0.0
+    """CPU seconds, see `cpu_time.of_family`: two cores have 1200 in ten minutes."""
     launchers: int = 0
     """torchrun or autoddp, as forks of a process that has imported torch."""
     ranks: int = 0
@@ -44,16 +46,17 @@ def read(where: Path = RECORD) -> dict[str, Cost]:
 
 def write(files: Mapping[str, Cost], wall_seconds: float, where: Path = RECORD) -> None:
     """One line a file, so that a change of one shows as one."""
-    lines = [
-        f"    {json.dumps(name)}: {json.dumps({**asdict(cost), 'seconds': round(cost.seconds, 1)})}"
-        for name, cost in sorted(files.items())
-    ]
+    lines = [f"    {json.dumps(name)}: {json.dumps(_short(cost, 1))}" for name, cost in sorted(files.items())]
     total = Cost()
     for cost in files.values():
         total.add(cost)
-    head = {"wall_seconds": round(wall_seconds), "total": {**asdict(total), "seconds": round(total.seconds)}}
+    head = {"wall_seconds": round(wall_seconds), "total": _short(total, 0)}
     body = ",\n".join(lines)
     where.write_text(json.dumps(head)[:-1] + ', "files": {\n' + body + "\n}}\n")
+
+
+def _short(cost: Cost, digits: int) -> dict[str, float]:
+    return {name: round(value, digits) for name, value in asdict(cost).items()}
 
 
 def by_folder(files: Mapping[str, Cost]) -> dict[str, Cost]:
@@ -66,9 +69,10 @@ def by_folder(files: Mapping[str, Cost]) -> dict[str, Cost]:
 
 def table(files: Mapping[str, Cost]) -> str:
     """For docs/tests.md: folders, the longest first."""
-    rows = ["| folder | tests | seconds | launchers | ranks | new processes |", "|---|---|---|---|---|---|"]
-    for name, cost in sorted(by_folder(files).items(), key=lambda pair: -pair[1].seconds):
-        rows.append(f"| {name} | {cost.tests} | {cost.seconds:.0f} | {cost.launchers} | {cost.ranks} | {cost.new} |")
+    rows = ["| folder | tests | seconds | CPU seconds | launchers | ranks | new processes |", "|---" * 7 + "|"]
+    for name, cost in sorted(by_folder(files).items(), key=lambda pair: -pair[1].cpu):
+        figures = (cost.tests, round(cost.seconds), round(cost.cpu), cost.launchers, cost.ranks, cost.new)
+        rows.append(f"| {' | '.join(map(str, (name, *figures)))} |")
     return "\n".join(rows)
 
 

@@ -25,7 +25,7 @@ def test_every_file_of_tests_is_recorded() -> None:
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    files = {"tests/a/test_b.py": costs.Cost(3, 1.5, 1, 2, 0), "tests/a/test_a.py": costs.Cost(1, 0.5)}
+    files = {"tests/a/test_b.py": costs.Cost(3, 1.5, 0.5, 1, 2, 0), "tests/a/test_a.py": costs.Cost(1, 0.5)}
     costs.write(files, 60.0, tmp_path / "record.json")
     assert costs.read(tmp_path / "record.json") == files
-    assert "| tests/a | 4 | 2 | 1 | 2 | 0 |" in costs.table(files)
+    assert "| tests/a | 4 | 2 | 0 | 1 | 2 | 0 |" in costs.table(files)
