@@ -22,6 +22,9 @@ VENV_FLAGS ?=
 # Four at once keep two cores busy: a job of 2 to 4 processes often waits, for a signal, a limit or a peer.
 PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder
 
+# Where it is set, each of hundreds of processes compiles autoddp and its tests anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 HAS = $(BIN)/python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("$(1)") is None)'

@@ -1,6 +1,7 @@
 """Fixtures for all tests, the order of the tests, and the record of what they cost."""
 
 import contextlib
+import gc
 import os
 import random
 import time
@@ -15,6 +16,7 @@ from lab import Lab, unavailable
 from launchers import FROM_NOTHING
 
 _BEGAN = time.monotonic()
+gc.disable()  # what is collected is no garbage: to look for some takes a quarter of the collection's time
 _STARTED_BEFORE = pytest.StashKey[Counter[str]]()
 _CPU_BEFORE = pytest.StashKey[float]()
 
@@ -53,6 +55,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         luck = random.Random(seed)
         place = {path: luck.random() for path in dict.fromkeys(item.path for item in items)}
         items.sort(key=lambda item: (place[item.path], luck.random()))
+
+
+def pytest_collection_finish() -> None:
+    """Nor is it for a fork, which would copy each page there that it looks at."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

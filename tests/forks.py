@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import gc
 import json
 import mmap
 import os
@@ -49,6 +50,7 @@ def popen(
     *,
     cwd: str | Path = ".",
     env: Mapping[str, str],
+    stdin: Any = None,
     stdout: Any = None,
     stderr: Any = None,
     host: int | None = None,
@@ -56,7 +58,7 @@ def popen(
     """Run `python WORDS`; `words` begin with -m, -c or a script. `host` is the holder of a lab's host to run it on."""
     early = tuple(sorted((name, value) for name, value in env.items() if name.startswith(_EARLY)))
     request = {"words": list(words), "cwd": os.path.abspath(cwd), "env": dict(env), "host": host}
-    streams = [number if file is None else file.fileno() for number, file in enumerate((None, stdout, stderr))]
+    streams = [number if file is None else file.fileno() for number, file in enumerate((stdin, stdout, stderr))]
     return Fork(_server(early), request, streams)
 
 
@@ -129,9 +131,12 @@ def _server(early: Sequence[tuple[str, str]]) -> socket.socket:
 
 def _serve(link: socket.socket) -> dict[str, Any]:
     """Fork for each request; return in the fork, with the request. All ends where nobody can ask any more."""
+    gc.disable()
     preloaded = Preloaded("torch", "torch._dynamo", "torch.distributed.run")  # the first optimizer imports _dynamo
     del sys.modules["torch.distributed.run"]  # else it could not be run as a program without a warning
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    gc.freeze()  # what was imported is no garbage: no fork has to look there, which would copy each of its pages
+    gc.enable()
+    signal.signal(signal.SIGCHLD, _wait_for_all)  # their CPU time is then known, see `cpu_time`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         message, streams, _, _ = socket.recv_fds(link, 2 * _ROOM, 4)
@@ -147,6 +152,12 @@ def _serve(link: socket.socket) -> dict[str, Any]:
             return request
         for stream in streams:
             os.close(stream)
+
+
+def _wait_for_all(*_: object) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _stay_as_parent(told: int, preloaded: Preloaded) -> None:

@@ -140,11 +140,12 @@ def start(
     full = {**environment(), "OUT": str(folder), "LAUNCH_MARK": mark, **more}
     with open(f"{folder}.stdout", "a") as stdout, open(f"{folder}.stderr", "a") as stderr:
         forks.STARTS["new"] += popen is subprocess.Popen
-        process = (popen or _fork)(argv, cwd=folder, env=full, stdout=stdout, stderr=stderr)
+        process = (popen or forked)(argv, cwd=folder, env=full, stdout=stdout, stderr=stderr)
     return Launch(process, folder, mark, argv)
 
 
-def _fork(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any] | forks.Fork:
+def forked(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any] | forks.Fork:
+    """A launcher as `start` makes it where nothing else is asked for."""
     if argv[0] == sys.executable and FROM_NOTHING not in os.environ:
         return forks.popen(argv[1:], **options)
     forks.STARTS["new"] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -28,6 +29,7 @@ def on_ranks(world_size: int, checks: Checks, folder: Path) -> list[dict[str, An
 
 
 def _rank(rank: int, world_size: int, checks: Checks, folder: Path, environment: dict[str, str]) -> None:
+    gc.freeze()  # what the server has imported is no garbage
     os.environ.update(environment)  # the server has that of the first test
     torch.set_num_threads(1)
     dist.init_process_group(

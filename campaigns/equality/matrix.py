@@ -62,6 +62,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 TURNED = ("cap view batched", "static view", "defer 4 view", "static steps 2", "fp16 cap", "bf16 defer 4", "powersgd")
 """Also turned to while the training runs; the others are parts of these."""
 SHORT_TRAININGS = ("plain", "two DDP", "no_sync 2", "no_sync later", "micro short last", "micro unused")
+SHORT_TUNED = ("plain", "no_sync later", "micro unused")
+"""Of these, those that are tuned as well: a recipe and a trial share what changes DDP."""
 SHORT_CONFIGURATIONS = ("caps", "defer 4 view", "steps 2", "powersgd")
 SHORT_CELLS = (
     ("kept", RECIPE, "view"),
@@ -191,8 +193,9 @@ def cells(only: str, short: bool) -> list[tuple[str, Cell]]:
     names = SHORT_CONFIGURATIONS if short else tuple(CONFIGURATIONS)
     found = []
     for training in trainings:
-        ways = [(name, RECIPE) for name in names] + [(name, TUNED) for name in names if name in TURNED]
-        ways.append((names[0], HEADROOM))
+        ways = [(name, RECIPE) for name in names]
+        if not short or training in SHORT_TUNED:
+            ways += [*((name, TUNED) for name in names if name in TURNED), (names[0], HEADROOM)]
         found += [(name, Cell(training, way, CONFIGURATIONS[name])) for name, way in ways]
     if short:
         found += [(name, Cell(training, way, CONFIGURATIONS[name])) for training, way, name in SHORT_CELLS]

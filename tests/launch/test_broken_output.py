@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from launchers import AUTODDP, SCRIPTS, start, whole
+from launchers import AUTODDP, SCRIPTS, Launch, forked, start
 
 # A script that prints fails by itself on a full disk, as under torchrun.
 SCRIPT = f"""
@@ -26,24 +30,45 @@ del model, sgd
 stop()
 """
 WORDS = ["--nproc-per-node", "2", "--trials", "2", "--allow", "exact", "train.py"]
+LONG = {"TUNED_TIMES_LONGER": "12"}
 REDIRECTED = {
-    "a reader that goes": "{} 2>&1 | head -2",
-    "a full disk": "{} >/dev/full 2>/dev/full",
     "closed": "{} >&- 2>&- <&-",
     "a log's reader that is dead": "{} 2> >(sleep 1) > >(sleep 1)",
 }
 
 
-@pytest.mark.parametrize(
-    "kind", ["a reader that goes", "a full disk", whole("closed"), whole("a log's reader that is dead")]
-)
-def test_the_job_runs(kind: str, tmp_path: Path) -> None:
-    line = REDIRECTED[kind].format(shlex.join([*AUTODDP, *WORDS]))
-    folder = tmp_path / "run"
+def place(parent: Path) -> Path:
+    folder = parent / "run"
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
-    launch = start(("bash", "-c", line), folder, [], {"TUNED_TIMES_LONGER": "12"}).wait()
+    return folder
+
+
+def require_tuned_and_launched(launch: Launch) -> None:
+    folder = launch.folder
     assert (folder / "rank0.pt").exists(), launch.stderr[-2000:]
     assert (folder / "run.train.autoddp.toml").exists()
     assert (list(folder.glob(".autoddp/*/summary.json"))) != []
     assert launch.processes() == []
+
+
+@pytest.mark.parametrize("kind", ["a reader that goes", "a full disk"])
+def test_the_job_runs(kind: str, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        if kind == "a full disk":
+            output: Any = stack.enter_context(open("/dev/full", "w"))
+        else:
+            output = stack.enter_context(subprocess.Popen(["head", "-2"], stdin=subprocess.PIPE)).stdin
+
+        def popen(argv: Sequence[str], **options: Any) -> Any:
+            return forked(argv, **{**options, "stdout": output, "stderr": output})
+
+        launch = start(AUTODDP, place(tmp_path), WORDS, LONG, popen).wait()
+    require_tuned_and_launched(launch)
+
+
+@pytest.mark.whole  # each start from nothing
+@pytest.mark.parametrize("kind", REDIRECTED)
+def test_the_job_of_a_shell_runs(kind: str, tmp_path: Path) -> None:
+    line = REDIRECTED[kind].format(shlex.join([*AUTODDP, *WORDS]))
+    require_tuned_and_launched(start(("bash", "-c", line), place(tmp_path), [], LONG).wait())

@@ -13,9 +13,10 @@ import termios
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from launchers import AUTODDP, ROOT, SCRIPTS, Launch, start, wait_for, whole
+from launchers import AUTODDP, ROOT, SCRIPTS, Launch, forked, start, wait_for, whole
 from test_tuned_scripts import run, summary
 from traces.room import ORDINARY, Room, _readable_interpreter, may_bind
 
@@ -48,18 +49,19 @@ def test_every_attempt_begins_from_the_users_state(kind: str, tmp_path: Path, te
     folder = folder_with_state(tmp_path)
     (tmp_path / "input").write_text("x" * 1000)
     with open(tmp_path / "input") as file, contextlib.ExitStack() as stack:
-        stdin: int = file.fileno()
+        stdin: Any = file
         if kind == "pipe":
             cat = stack.enter_context(subprocess.Popen(["cat"], stdin=file, stdout=subprocess.PIPE))
             assert cat.stdout is not None
-            stdin = cat.stdout.fileno()
+            stdin = cat.stdout
         if kind == "terminal":
             ends = pty.openpty()
             stack.callback(os.closerange, min(ends), max(ends) + 1)
             stdin, as_it_was = ends[1], termios.tcgetattr(ends[1])
         words = ["--nproc-per-node", "2", "--trials", "3", "--allow", "exact", STATEFUL]
+        popen = forked if kind == "file" else subprocess.Popen
         env = {**LONG, "TMPDIR": str(temporary)}
-        launch = start(AUTODDP, folder, words, env, popen=partial(subprocess.Popen, stdin=stdin)).wait()
+        launch = start(AUTODDP, folder, words, env, popen=partial(popen, stdin=stdin)).wait()
         assert kind != "terminal" or termios.tcgetattr(stdin) == as_it_was
     assert (tmp_path / "input").read_text() == "x" * 1000
     assert launch.returncode == 0, launch.stderr[-2000:]

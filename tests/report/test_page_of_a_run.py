@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-import subprocess
 from pathlib import Path
 
 from launchers import AUTODDP, ROOT, SCRIPTS, Launch, start
@@ -19,7 +18,7 @@ raise ImportError("this jinja2 is broken")
 
 def launched(folder: Path, *options: str, env: dict[str, str] | None = None) -> Launch:
     words = ["--nproc-per-node", "2", *options, str(SCRIPTS / "plain.py")]
-    launch = start(AUTODDP, folder, words, {**LONG, **(env or {})}, subprocess.Popen).wait()
+    launch = start(AUTODDP, folder, words, {**LONG, **(env or {})}).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     assert (folder / "rank0.pt").exists()
     return launch

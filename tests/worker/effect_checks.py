@@ -328,6 +328,7 @@ def forked(variables: dict[str, str], *words: str) -> None:
 
 
 def main() -> None:
+    gc.freeze()  # so that nothing looks at what is imported here, neither for garbage nor for what is in effect
     for script, of_script in OF_SCRIPT.items():
         starts = {k: v for values in of_script.values() for k, v in Configuration(values).start_variables.items()}
         forked(starts, "trial", script)
