@@ -118,7 +118,7 @@ def test_what_was_found_before_a_host_has_left_is_shown(tmp_path: Path) -> None:
         script = [str(SCRIPTS / "slow_loader.py"), "--epochs", "3000"]
         launches = []
         for host in range(2):
-            popen = functools.partial(lab.popen, host)
+            popen = functools.partial(lab.fork, host)
             mine = [*words, "--node-rank", str(host), *script]
             launches.append(start((*AUTODDP, "diagnose"), tmp_path / f"host{host}", mine, {}, popen=popen))
         first, second = launches

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, start
+from launchers import AUTODDP, SCRIPTS, start, whole
 from scripts.several import folder_of
 
 from autoddp.knobs import Configuration, Rung
@@ -108,8 +108,8 @@ def test_a_job_with_other_inputs_is_as_written_again(script, recipe, by_torchrun
     ("words", "script", "why"),
     [
         (["--local-buffers"], WITH_A_QUEUE, "training may read the buffer queue: it belongs to no BatchNorm"),
-        (["--local-buffers"], "plain.py --steps 24", "DDP broadcasts no buffers here"),
-        ([], "batch_norm.py", None),
+        whole(["--local-buffers"], "plain.py --steps 24", "DDP broadcasts no buffers here"),
+        whole([], "batch_norm.py", None),
     ],
 )
 def test_not_offered(words, script, why, tmp_path):

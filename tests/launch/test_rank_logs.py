@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from launchers import whole
 
 from autoddp.launch import rank_logs
 from autoddp.launch.rank_logs import HEAD, LIMIT, TAIL, LogKeeper
@@ -173,8 +174,8 @@ def test_a_log_within_the_limit_stays_as_it_is(log: Path, tmp_path: Path, holes:
     assert log.read_bytes() == text
 
 
-@pytest.mark.parametrize("more", [1, 4096, MIB, 40 * MIB])
-@pytest.mark.parametrize("looks", [0, 1, 2])
+@pytest.mark.parametrize("more", [1, whole(4096), whole(MIB), 40 * MIB])
+@pytest.mark.parametrize("looks", [0, 1, whole(2)])
 def test_a_log_beyond_the_limit(log: Path, tmp_path: Path, holes: bool, more: int, looks: int) -> None:
     """However it came to be, also at once, and looked at or not."""
     size = LIMIT + more

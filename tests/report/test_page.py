@@ -324,7 +324,7 @@ def test_a_page_is_drawn_whatever_one_part_is(value: Any) -> None:
     everywhere = list(places(json.loads(whole)))
     assert len(everywhere) > 300
     for number, (*above, last) in enumerate(everywhere):
-        if number % 3:  # the other two thirds are alike
+        if number % 7:  # the others are alike
             continue
         content = json.loads(whole)
         place: Any = content
@@ -538,7 +538,7 @@ def test_a_number_that_is_damaged_is_drawn_inside_the_picture() -> None:
     """Any one leaf of a summary is replaced: by 0, by what is far too large, by another type."""
     chance, drawn = random.Random(1), 0
     wanted = [0, 0.0, -1, -0.5, 1e-9, 1e9, 1e300, 2**70, math.inf, math.nan, None, "", "x", [], {}, True]
-    for _ in range(300):
+    for _ in range(100):
         content = copy.deepcopy(summary())
         place: Any = content
         while True:
@@ -559,7 +559,7 @@ def test_a_number_that_is_damaged_is_drawn_inside_the_picture() -> None:
                     assert not share.endswith("%") or 0 <= float(share[:-1]) <= 100, (key, place[key])
                 for name in ("y", "height", "y1", "y2"):
                     assert float(element.get(name, "0")) >= 0, (key, place[key])
-    assert drawn > 270
+    assert drawn > 90
 
 
 def test_one_finding_may_cost_and_a_cause_may_make_it_worse() -> None:

@@ -42,7 +42,7 @@ def job_on(link: str, seed: int = 0, **more: object) -> SimulatedJob:
     return SimulatedJob(*LINKS[link], seed=seed, **more)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *map(whole, range(2, 6))])
+@pytest.mark.parametrize("seed", [0, *map(whole, range(1, 6))])
 @pytest.mark.parametrize("link", LINKS)
 def test_the_best_of_each_rung_is_found(link: str, seed: int) -> None:
     job = job_on(link, seed)
@@ -136,7 +136,7 @@ def test_only_what_is_allowed_is_launched(allow: Rung) -> None:
     assert {record.configuration.rung for record in outcome.trials} == set(GRADIENT_RUNGS)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, whole(2), whole(3)])
 def test_the_milder_rung_is_taken_when_equal(seed: int) -> None:
     """On the fast link the last small bucket decides, and 16 bits win nothing that could be measured."""
     outcome = run(job_on("fast", seed), trials=20, allow=Rung.LOSSY, seed=seed)
@@ -290,7 +290,7 @@ def unhurried(link: str) -> int:
 
 
 @pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("time", [2.0, 4.0, 8.0, 16.0, 32.0])
+@pytest.mark.parametrize("time", [2.0, whole(4.0), 8.0, whole(16.0), 32.0])
 def test_the_study_is_over_in_time(link: str, time: float) -> None:
     """Trials are left out before the final rounds without which nothing can be decided."""
     job = job_on(link, time=time)
