@@ -24,7 +24,17 @@ from autoddp.launch.tune import Tuned
 from autoddp.launch.usual_folders import elsewhere
 from autoddp.log import get_logger
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, load, parse, save
-from autoddp.report import Terminal, say, summary, summary_of_diagnosis, try_next, warn, what_was_won, write_summary
+from autoddp.report import (
+    Terminal,
+    say,
+    summary,
+    summary_of_diagnosis,
+    summary_without_study,
+    try_next,
+    warn,
+    what_was_won,
+    write_summary,
+)
 from autoddp.report.node_text import node_text
 from autoddp.study import Outcome
 from autoddp.timing.timeline import Timeline
@@ -90,6 +100,8 @@ class Results:
         if tuned.outcome is not None:
             found = summary(tuned.outcome, tuned.wall_seconds, str(place or options.recipe_path))
             self._write_summary(found | {"recipe_text": tuned.recipe})
+        elif tuned.built_ddp:
+            self._write_summary(summary_without_study(tuned.why, tuned.wall_seconds) | {"recipe_text": tuned.recipe})
         if place is None:
             not_tuned, why = "warning: not tuned, ", tuned.why or "the leading node gave up"
             if tuned.outcome is not None and tuned.outcome.decision.is_open:

@@ -1,7 +1,17 @@
 """Floor 6. What people see: a live line per trial and the ladder on the terminal, all of it in summary.json."""
 
 from autoddp.report.closing import try_next, what_was_won
-from autoddp.report.summary import summary, summary_of_diagnosis, write_summary
+from autoddp.report.summary import summary, summary_of_diagnosis, summary_without_study, write_summary
 from autoddp.report.terminal import Terminal, say, warn
 
-__all__ = ["Terminal", "say", "summary", "summary_of_diagnosis", "try_next", "warn", "what_was_won", "write_summary"]
+__all__ = [
+    "Terminal",
+    "say",
+    "summary",
+    "summary_of_diagnosis",
+    "summary_without_study",
+    "try_next",
+    "warn",
+    "what_was_won",
+    "write_summary",
+]

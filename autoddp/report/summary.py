@@ -9,6 +9,7 @@ from typing import Any
 from autoddp.codec import encode, finite, plain
 from autoddp.diagnose import Diagnosis
 from autoddp.files import write_whole
+from autoddp.knobs import AS_WRITTEN
 from autoddp.predict import what_if
 from autoddp.study import Outcome, Semifinal, Standing, TrialRecord
 from autoddp.timing import Block
@@ -49,6 +50,12 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
 def summary_of_diagnosis(diagnosis: Diagnosis, wall_seconds: dict[str, float]) -> dict[str, Any]:
     """The same where nothing was studied but why the job is slow."""
     return {"schema": SUMMARY_SCHEMA, "diagnosis": diagnosis.plain(), "wall_seconds": wall_seconds}
+
+
+def summary_without_study(why: str, wall_seconds: dict[str, float]) -> dict[str, Any]:
+    """The same where tuning was over before the script as written had been measured, for the reason `why`."""
+    decision = {"configuration": AS_WRITTEN, "why": why}
+    return {"schema": SUMMARY_SCHEMA, "trials": [], "decision": decision, "wall_seconds": wall_seconds}
 
 
 def write_summary(path: Path, content: dict[str, Any]) -> None:

@@ -80,7 +80,11 @@ CANNOT_BE_PUT_OFF = [
 ]
 
 
-@pytest.mark.parametrize(("training", "configuration", "why"), CANNOT_BE_PUT_OFF)
+@pytest.mark.parametrize(
+    ("training", "configuration", "why"),
+    # torch 2.13 reduces sparse gradients over gloo with a fault: about one run of 200 loses its memory's order.
+    [whole(*row) if row[0] == "sparse" else row for row in CANNOT_BE_PUT_OFF],
+)
 def test_reductions_that_cannot_be_put_off_are_not_tried(
     bench: Bench, training: str, configuration: str, why: str
 ) -> None:
@@ -91,7 +95,7 @@ def test_reductions_that_cannot_be_put_off_are_not_tried(
 
 @pytest.mark.parametrize(
     ("training", "configuration", "why"),
-    [row if row[0] in ("beside", "clip by hand", "sparse", "own hook") else whole(*row) for row in CANNOT_BE_PUT_OFF],
+    [row if row[0] in ("beside", "clip by hand", "own hook") else whole(*row) for row in CANNOT_BE_PUT_OFF],
 )
 def test_a_recipe_that_puts_off_what_cannot_be_is_left_out_or_stops_the_job(
     bench: Bench, training: str, configuration: str, why: str

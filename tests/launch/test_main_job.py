@@ -69,4 +69,5 @@ def test_a_script_that_is_too_short_ends_within_its_time_with_one_line(tmp_path)
     assert "launching as written: " in line
     assert "--budget" in line or "8 are needed" in line
     assert not list(launch.folder.glob("*.toml"))
+    assert summary(launch)["decision"]["why"] in line
     assert (launch.folder / "rank0.pt").exists()
