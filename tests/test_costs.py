@@ -8,8 +8,8 @@ import costs
 from launchers import ROOT
 
 LIMIT = 1010
-"""CPU seconds of all tests, which do not depend on what else the machine does. Ten minutes of two cores are 1200; linter,
-types and the starts of the tests' own processes need 100 of them. A feature that is built later may raise it by 30."""
+"""CPU seconds of all tests, which do not depend on what else the machine does. Ten minutes of two cores are 1200; the
+linter, types and the starts of pytest's own processes need 100. A feature that is built later may raise it by 30."""
 
 
 def test_the_recorded_tests_keep_the_limit() -> None:

@@ -223,7 +223,7 @@ class Bench:
         if (training, steps) not in self._without:
             plain = Cell(training, BY_HAND, {"accumulate_steps": steps}) if steps > 1 else Cell(training, WRITTEN)
             ran = self._matrix.run(plain)
-            # torch alone crashes at sparse gradients in one run of 200, in a thread of its own; its peer sees that first.
+            # torch alone crashes at sparse gradients in one run of 200, in a thread of its own; its peer sees that.
             self._without[training, steps] = self._matrix.run(plain) if ran.signals or ran.errors else ran
         return self._without[training, steps]
 
