@@ -81,12 +81,18 @@ def run(command_line: Callable[[], Options]) -> None:
 
 @contextlib.contextmanager
 def errors_end_the_process() -> Iterator[None]:
-    """A user's error inside is one line on stderr and the error's exit code. So is output that cannot be written."""
+    """A user's error inside is one line on stderr and the error's exit code.
+
+    So are output that cannot be written, and Ctrl-C while torch is still being imported.
+    """
     try:
         yield
     except AutoddpError as error:
         tell(f"error: {error}")
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        tell("SIGINT: nothing is started")
+        sys.exit(128 + signal.SIGINT)
     except OutputLost as lost:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left once more at its end
         if lost.errno == errno.EPIPE:
