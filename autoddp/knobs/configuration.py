@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from autoddp.errors import did_you_mean, shown
@@ -160,6 +160,18 @@ class Configuration(Mapping[str, Value]):
     def with_values(self, **values: Value) -> Configuration:
         """A copy in which these values are set."""
         return Configuration({**self._values, **values})
+
+    def without(self, names: Collection[str]) -> Configuration:
+        """Leave these knobs out, and those that need one of them.
+
+        >>> graphs = Configuration({"gradient_as_bucket_view": True, "cuda_graphs": "model", "bucket_cap_mb": 8.0})
+        >>> print(graphs.without({"gradient_as_bucket_view"}))
+        bucket_cap_mb=8.0
+        """
+        kept = {name: value for name, value in self._values.items() if name not in names}
+        needs = {name: BY_NAME[name].needs for name in kept}
+        lost = {name for name, need in needs.items() if need and kept.get(need[0]) != need[1]}
+        return self.without({*names, *lost}) if lost else Configuration(kept)
 
     def plain(self) -> dict[str, Any]:
         """The values as types that JSON and TOML have: tuples become lists."""

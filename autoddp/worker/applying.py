@@ -233,10 +233,11 @@ class _Applied(DdpEvents):
 
 
 def _without_missing(configuration: Configuration) -> Configuration:
-    missing = [name for name in configuration.ddp_arguments if name not in AVAILABLE_ARGUMENTS]
+    kept = configuration.without(configuration.ddp_arguments.keys() - AVAILABLE_ARGUMENTS)
+    missing = [name for name in configuration if name not in kept]
     if missing:
-        _warn(f"this torch's DDP has no {', '.join(missing)}: the recipe's value is left out")
-    return Configuration({k: v for k, v in configuration.items() if k not in missing})
+        _warn(f"not available with this version of torch: the recipe's {', '.join(missing)} is left out")
+    return kept
 
 
 def _around_both(outer: Around, inner: Around) -> Around:

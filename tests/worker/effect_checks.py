@@ -32,12 +32,12 @@ from static_graphs import static_callables
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.knobs import Configuration, Rung
+from autoddp.knobs import KNOBS, Configuration, Reach, Rung
 from autoddp.knobs.env import keeps_memory
 from autoddp.wire import BlockDone, Finish, Measure, Message, Ready, WatchPlan, WorkerConfig
 from autoddp.worker.accumulation import Accumulation
 from autoddp.worker.applying import start_applying
-from autoddp.worker.ddp import parameters_digest
+from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, parameters_digest
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.graphs.reduce_overhead import ReduceOverhead
 from autoddp.worker.hooks import hook_for
@@ -83,6 +83,13 @@ OF_SCRIPT: dict[str, dict[str, dict[str, Any]]] = {
     "sets a static graph": {"cap": {"bucket_cap_mb": 0.5}},
 }
 """Script → name → configuration. Each script is one way of training that some knobs need, or that once went wrong."""
+NOT_HERE = {knob.name for knob in KNOBS if knob.reach is Reach.DDP} - AVAILABLE_ARGUMENTS
+"""Arguments that an old torch's DDP has not, or which cannot be used with it."""
+for of_script in OF_SCRIPT.values():
+    for unknown in [
+        name for name, values in of_script.items() if Configuration(values).without(NOT_HERE).plain() != values
+    ]:
+        del of_script[unknown]
 
 
 class Block(nn.Module):
