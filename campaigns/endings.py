@@ -99,7 +99,8 @@ def run(folder: Path, kind: str, number: int) -> str:
         return "it hung"
     if job.returncode == 0 and job.stdout.count("trained") == 2:
         return ""
-    last = [line for line in job.stderr.splitlines() if "terminate called" in line or "Signal" in line]
+    said = job.stderr.splitlines()
+    last = [line for line in said if "terminate called" in line or "Signal" in line or "Error: " in line] or said[-1:]
     return f"exit code {job.returncode}: {' '.join(last[:2])[:160]}"
 
 

@@ -24,11 +24,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration
+from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW
 from autoddp.recipe import with_model
 from autoddp.wire import WorkerConfig
 from autoddp.worker import applying
 from autoddp.worker.applying import start_applying
-from autoddp.worker.ddp import parameters_digest
+from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, parameters_digest
 
 WORLD = 2
 STEPS = 6
@@ -63,7 +64,8 @@ class Case:
 
 BF16 = {"hook": "bf16"}
 TWO = {"accumulate_steps": 2}
-CAPS = {"bucket_cap_mb": 0.5, "gradient_as_bucket_view": True}
+HAS_VIEWS = GRADIENT_AS_BUCKET_VIEW.name in AVAILABLE_ARGUMENTS
+CAPS = {"bucket_cap_mb": 0.5, **({GRADIENT_AS_BUCKET_VIEW.name: True} if HAS_VIEWS else {})}
 CASES = {
     "plain": Case(None),
     "plain, odd": Case(None, odd_rank=1),

@@ -8,7 +8,7 @@ from typing import Any
 import forks
 import pytest
 import torch
-from fitting_checks import CASES, WORLD
+from fitting_checks import CASES, HAS_VIEWS, WORLD
 from launchers import environment
 
 REFUSED = {
@@ -115,7 +115,7 @@ def test_what_fits_has_an_effect(folder: Path, name: str) -> None:
 
 
 def test_arguments_that_fit_stay(folder: Path) -> None:
-    assert ranks(folder, "caps fit")[0]["views"] == [True]
+    assert ranks(folder, "caps fit")[0]["views"] == [HAS_VIEWS]
 
 
 def test_the_rank_that_differs_is_named(folder: Path) -> None:

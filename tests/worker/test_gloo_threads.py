@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from launchers import environment, whole
 
 from autoddp.knobs import Configuration
@@ -36,6 +37,7 @@ CASES = {
 """
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 8), reason="torch 2.6 gives its threads no name to know them by")
 @pytest.mark.parametrize("job", [whole("as written"), "recipe"])
 def test_a_late_thread_is_waited_for(job: str) -> None:
     bare = environment()
