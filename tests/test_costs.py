@@ -7,9 +7,10 @@ from pathlib import Path
 import costs
 from launchers import ROOT
 
-LIMIT = 1010
-"""CPU seconds of all tests, which do not depend on what else the machine does. Ten minutes of two cores are 1200; the
-linter, types and the starts of pytest's own processes need 100. A feature that is built later may raise it by 30."""
+LIMIT = 1040
+"""CPU seconds of all tests, which hardly depend on what else the machine does: 977 and 1006 in two runs. Ten minutes of
+two cores are 1200. The linter, types and the starts of pytest's own processes need 100, and at times nothing runs. A
+feature that is built later may raise it by 30."""
 
 
 def test_the_recorded_tests_keep_the_limit() -> None:
