@@ -8,6 +8,10 @@ from dataclasses import dataclass, replace
 from autoddp.knobs.base import Rung
 from autoddp.units import percent
 
+_STANDS_STILL = 0.999
+"""Limit for a single parameter under error feedback. What a step leaves out of it is sent later, and of a large layer
+whose gradients are mostly noise a low rank has a hundredth at most; but something of each parameter must arrive."""
+
 
 @dataclass(frozen=True)
 class GradientError:
@@ -39,7 +43,7 @@ def why_refused(rung: Rung, error: GradientError, limits: Mapping[Rung, float]) 
     """Why a configuration with that error may not be launched; "" if it may.
 
     The limit of a rung holds for all parameters together, and for each by itself, relative to its own norm: a norm over
-    all would hide a small layer that is lost.
+    all would hide a small layer that is lost. With error feedback a parameter by itself must only not stand still.
     """
     if not error.finite:
         return "the hook makes NaN or Inf of finite gradients"
@@ -50,14 +54,15 @@ def why_refused(rung: Rung, error: GradientError, limits: Mapping[Rung, float]) 
         if rung.has_error_feedback
         else (error.relative, error.worst, error.worst_parameter)
     )
-    for found, where in ((whole, ""), (worst, f" in {name or 'one parameter'}")):
-        if limit is not None and found > limit:
+    if limit is None:
+        return ""
+    of_one = max(limit, _STANDS_STILL) if rung.has_error_feedback else limit
+    for found, where, highest in ((whole, "", limit), (worst, f" in {name or 'one parameter'}", of_one)):
+        if found > highest:
             if found == float("inf"):
                 return f"the gradients{where} are zero, and the hook makes other numbers of them"
-            highest = percent(limit, ".2f")
-            return (
-                f"gradient error {percent(found, '.2f')}{of}{where}, above the {rung.value} rung's limit of {highest}"
-            )
+            most, error_of = percent(highest, ".2f"), f"gradient error {percent(found, '.2f')}{of}{where}"
+            return f"{error_of}, above the {rung.value} rung's limit of {most}"
     return ""
 
 
