@@ -83,7 +83,7 @@ def run(command_line: Callable[[], Options]) -> None:
 def errors_end_the_process() -> Iterator[None]:
     """A user's error inside is one line on stderr and the error's exit code.
 
-    So are output that cannot be written, and Ctrl-C while torch is still being imported.
+    So is output that cannot be written, and so is Ctrl-C where nothing else heeds it: while torch is being imported.
     """
     try:
         yield
@@ -91,7 +91,7 @@ def errors_end_the_process() -> Iterator[None]:
         tell(f"error: {error}")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        tell("SIGINT: nothing is started")
+        tell("SIGINT: ended")
         sys.exit(128 + signal.SIGINT)
     except OutputLost as lost:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left once more at its end

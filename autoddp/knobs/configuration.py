@@ -164,6 +164,8 @@ class Configuration(Mapping[str, Value]):
     def without(self, names: Collection[str]) -> Configuration:
         """Leave these knobs out, and those that need one of them.
 
+        ValueError where a knob that stays cannot do without one of them, as `hook = "powersgd"` without its rank.
+
         >>> graphs = Configuration({"gradient_as_bucket_view": True, "cuda_graphs": "model", "bucket_cap_mb": 8.0})
         >>> print(graphs.without({"gradient_as_bucket_view"}))
         bucket_cap_mb=8.0

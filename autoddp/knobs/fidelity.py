@@ -9,8 +9,9 @@ from autoddp.knobs.base import Rung
 from autoddp.units import percent
 
 _STANDS_STILL = 0.999
-"""Limit for a single parameter under error feedback. What a step leaves out of it is sent later, and of a large layer
-whose gradients are mostly noise a low rank has a hundredth at most; but something of each parameter must arrive."""
+"""Limit for a single parameter under error feedback. What a step leaves out of it is sent in later steps, so much may
+be missing: where gradients are mostly noise, a low rank sends a hundredth of a layer's energy. Above this limit next to
+nothing arrives, and the parameter hardly moves."""
 
 
 @dataclass(frozen=True)

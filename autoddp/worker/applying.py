@@ -236,7 +236,7 @@ def _without_missing(configuration: Configuration) -> Configuration:
     kept = configuration.without(configuration.ddp_arguments.keys() - AVAILABLE_ARGUMENTS)
     missing = [name for name in configuration if name not in kept]
     if missing:
-        _warn(f"not available with this version of torch: the recipe's {', '.join(missing)} is left out")
+        _warn(f"left out of the recipe, because this version of torch cannot have it: {', '.join(missing)}")
     return kept
 
 

@@ -27,4 +27,4 @@ def test_a_signal_while_torch_is_imported_is_one_line(tmp_path: Path, words: lis
     env = environment()
     env["PYTHONPATH"] = f"{tmp_path}:{env['PYTHONPATH']}"
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=60)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "autoddp: SIGINT: nothing is started\n")
+    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "autoddp: SIGINT: ended\n")

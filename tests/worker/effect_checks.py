@@ -85,11 +85,10 @@ OF_SCRIPT: dict[str, dict[str, dict[str, Any]]] = {
 """Script → name → configuration. Each script is one way of training that some knobs need, or that once went wrong."""
 NOT_HERE = {knob.name for knob in KNOBS if knob.reach is Reach.DDP} - AVAILABLE_ARGUMENTS
 """Arguments that an old torch's DDP has not, or which cannot be used with it."""
-for of_script in OF_SCRIPT.values():
-    for unknown in [
-        name for name, values in of_script.items() if Configuration(values).without(NOT_HERE).plain() != values
-    ]:
-        del of_script[unknown]
+OF_SCRIPT = {
+    script: {name: v for name, v in of_script.items() if Configuration(v).without(NOT_HERE).plain() == v}
+    for script, of_script in OF_SCRIPT.items()
+}
 
 
 class Block(nn.Module):
