@@ -1,7 +1,7 @@
 """A short benchmark of environment variables: which of them can gain, before any costs a start of the user's script.
 
 Each setting gets a small job of our own while the tuning job waits between two steps. The jobs meet where the user's
-job meets; every node's launcher starts its part of each job, and all get the same times.
+job meets: the launcher that leads tells the others to start their parts of each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from autoddp.bench.burst import Burst
 from autoddp.files import append
 from autoddp.knobs import Configuration, Value
 from autoddp.launch.elastic import for_own_workers, meeting_words
+from autoddp.launch.hosts import Hosts
 from autoddp.log import get_logger
 from autoddp.timing import median
 from autoddp.wire import JobFacts
@@ -35,6 +36,15 @@ _PATIENCE = 120.0  # seconds for one setting, its start included
 _ENDING = 30.0  # seconds that elastic has for stopping its workers
 
 
+@dataclass(frozen=True)
+class _Part:
+    """What each launcher does for one job."""
+
+    burst: Burst
+    variables: dict[str, str]
+    """Of its processes, beside those that all have."""
+
+
 @dataclass
 class Screening:
     """`screening(facts, settings)`: how many times as fast the reduction of a step's gradients is with each setting."""
@@ -43,6 +53,7 @@ class Screening:
     folder: Path
     environment: Mapping[str, str]
     """Of the workers, without what tuning adds."""
+    hosts: Hosts = field(default_factory=Hosts)
     _running: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _stopped: bool = field(default=False, init=False)
     _starting: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -66,21 +77,33 @@ class Screening:
         if self._running is not None:
             self._end(self._running)
 
+    def follow(self, over: Callable[[], bool]) -> None:
+        """Start the parts that the launcher that leads asks for, until tuning is `over()`."""
+        while (part := self.hosts.await_told(f"screening/{self._number + 1}", _Part, over)) is not None:
+            self._start(part)
+
     def _seconds(self, burst: Burst, variables: Mapping[str, str]) -> list[float]:
         """One value for each burst; empty for a job that failed or hung."""
-        self._number += 1
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        place = self.folder / f"{self._number}.json"
-        environment = {**self.environment, **variables, **for_own_workers(self.environment)}
-        words = [*meeting_words(self.torchrun, f"screening{self._number}"), "--redirects", "3"]
-        words += ["--log-dir", str(self.folder), "-m", _MODULE, str(place), json.dumps(asdict(burst))]
-        self._run([sys.executable, "-m", _TORCHRUN, *words], environment)
+        part = _Part(burst, dict(variables))
+        self.hosts.tell(f"screening/{self._number + 1}", part)
+        place = self._start(part)
         try:
             plain: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             logger.info("no result with %s; see %s", dict(variables), self.folder)
             return []
         return list(plain["seconds"])
+
+    def _start(self, part: _Part) -> Path:
+        """Start this host's part of the next job, and wait for its end; the file that has the times."""
+        self._number += 1
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        place = self.folder / f"{self._number}.json"
+        environment = {**self.environment, **part.variables, **for_own_workers(self.environment)}
+        words = [*meeting_words(self.torchrun, f"screening{self._number}"), "--redirects", "3"]
+        words += ["--log-dir", str(self.folder), "-m", _MODULE, str(place), json.dumps(asdict(part.burst))]
+        self._run([sys.executable, "-m", _TORCHRUN, *words], environment)
+        return place
 
     def _run(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         append(self.folder / "launcher.log", "")

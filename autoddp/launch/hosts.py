@@ -2,6 +2,9 @@
 
 Elastic restarts nothing in an attempt, so a fault on one host ends that host's part alone. Its launcher says so in a
 store, and the others end theirs. Then all say what they want next, and the next attempt begins on all of them.
+
+The launcher on the host of rank 0 leads: it alone has a study. It tells the others what they have to do beside running
+the script, and at the end what came of it.
 """
 
 from __future__ import annotations
@@ -9,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, TypeVar
@@ -22,16 +25,14 @@ from autoddp.launch.gathering import Endpoint
 from autoddp.launch.polling import polls
 from autoddp.launch.presence import HostsGone, Presence
 from autoddp.launch.silence import awaiting
-from autoddp.log import get_logger
-from autoddp.wire import Entry
-
-logger = get_logger(__name__)
 
 _GRACE = 3.0  # seconds that an attempt has for ending by itself after it has ended on another host
 _ANSWER = timedelta(seconds=60)  # for one answer of the store; torch's own is five minutes
 _PATIENCE = 120.0  # seconds in which every launcher must have said what it wants next
 _RETURN = 60.0  # seconds that a missing host has for coming back before the job is given up without it
 _READING = 10.0  # seconds that the others have for reading what was decided
+_LOOKS = 0.25  # seconds between two looks whether the launcher that leads has said something
+_PART = 2**20  # characters of a long text under one key; the store takes no more than 8 MiB
 _SILENT = 10.0  # seconds of waiting before the user is told
 _OTHERS = "the launchers of the other hosts"
 
@@ -48,13 +49,16 @@ class Next:
     """Why not, where tuning is over and no recipe was found."""
     level: Level = Level.OVERLAY
     """The isolation of the next attempt."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Those that the study wants the next attempt to have; none from a launcher that has no study."""
 
 
 @dataclass(frozen=True)
 class _Decision:
     """What one launcher decides for all of them at the end."""
 
-    recipe: str
+    leader: int | None
+    """The launcher whose answer all take; None: there is none, or a host is missing."""
     built_ddp: bool
     without: list[int]
     """The launchers that are left out."""
@@ -161,27 +165,24 @@ class Hosts:
         except (RuntimeError, TimeoutError) as error:
             return Next(False, wanted.why or f"the other hosts do not answer: {first_line(error)}", wanted.level)
         why = " | ".join(dict.fromkeys(filter(None, (wanted.why, *(one.why for one in all_)))))
-        return Next(all(one.more for one in all_), why, max((one.level for one in all_), key=list(Level).index))
+        level = max((one.level for one in all_), key=list(Level).index)
+        variables = {name: value for one in all_ for name, value in one.variables.items()}
+        return Next(all(one.more for one in all_), why, level, variables)
 
-    def measured_elsewhere(self, number: int, mine: Sequence[Entry], say: Callable[[str], None]) -> Sequence[Entry]:
-        """After attempt `number`: measurements that other launchers know and this one, with its `mine`, lacks.
+    def tell(self, key: str, value: object) -> None:
+        """Tell the others something, where this launcher leads."""
+        if self.store is not None:
+            with contextlib.suppress(RuntimeError):  # the store is gone, which the next question will report
+                self._set(f"leader/{key}", value)
 
-        All that one knows and another does not come from the host of rank 0, so the longest journal has them all.
-        """
-        key = f"attempt{number}/measured"
-        try:
-            counts = self._exchange(key, len(mine), int, say)
-            fewest, most = min(counts), max(counts)
-            if self.rank == counts.index(most) and fewest < most:
-                self._set(f"{key}/entries", mine[fewest:])
-            if len(mine) == most:
-                return ()
-            for _ in polls(_ANSWER.total_seconds()):
-                if self._are_there([f"{key}/entries"]):
-                    return self._get(f"{key}/entries", tuple[Entry, ...])
-        except (RuntimeError, TimeoutError) as error:  # the next attempt, or its end, will tell the user
-            logger.warning("the other hosts' measurements are not known: %s", first_line(error))
-        return ()
+    def await_told(self, key: str, kind: type[T], over: Callable[[], bool]) -> T | None:
+        """What the launcher that leads tells under a key; None once `over()`, or where the store is gone."""
+        with contextlib.suppress(RuntimeError):
+            while not over():
+                if self._are_there([f"leader/{key}"]):
+                    return self._get(f"leader/{key}", kind)
+                time.sleep(_LOOKS)
+        return None
 
     def of_the_first(self, key: str, mine: str, say: Callable[[str], None]) -> str:
         """What the first host says under a key; "" if the hosts do not answer."""
@@ -190,23 +191,24 @@ class Hosts:
         except (RuntimeError, TimeoutError):
             return ""
 
-    def one_recipe(
-        self, found: str, built_ddp: bool, say: Callable[[str], None], measured: int = 0
-    ) -> tuple[str, bool]:
-        """The recipe that all hosts launch with, and whether the script has built a DDP model on any.
+    def one_answer(self, mine: str, built_ddp: bool, say: Callable[[str], None], leads: bool) -> tuple[str, bool]:
+        """What came of tuning, as a text, and whether the script has built a DDP model on any host.
 
-        It is that of the launcher that knows most measurements (`measured`), which is the one that has led: where
-        tuning was ended in the middle, others may have missed the last ones. The recipe is "" if there is none, or if a
-        host says nothing. HostLost if the job cannot run with the hosts that are left. A silent one is waited for, for
-        a minute, and so is the one that keeps the store.
+        It is the text of the launcher that leads; "" if there is none, or if a host says nothing. HostLost if the job
+        cannot run with the hosts that are left. A silent one is waited for, for a minute, and so is the one that keeps
+        the store.
         """
         if self.store is None:
-            return found, built_ddp
+            return mine, built_ddp
         try:
             with awaiting(_OTHERS):
                 self._presence.await_store(_RETURN, say)  # as long as the others wait for this host
-                self._set(f"recipe/{self.rank}", (found, built_ddp, measured))
-                decided = self._decided_by_the_first(self._absent("recipe", say))
+                parts = [mine[at : at + _PART] for at in range(0, len(mine), _PART)] if leads else []
+                for number, part in enumerate(parts):
+                    self._set(f"answer/{self.rank}/{number}", part)
+                self._set(f"answer/{self.rank}", (leads, built_ddp, len(parts)))
+                decided = self._decided_by_the_first(self._absent("answer", say))
+                answer = mine if decided.leader == self.rank else self._answer_of(decided.leader)
         except (RuntimeError, TimeoutError) as error:
             raise HostLost(f"{self._presence.why_over or first_line(error)}; no job is started") from None
         self._until_all_have_read(decided.without)
@@ -217,7 +219,13 @@ class Hosts:
             raise HostLost(f"{decided.why}; the job needs {needed} hosts, and no job is started")
         if decided.why:
             say(f"warning: the recipe is not used: {decided.why}")
-        return decided.recipe, decided.built_ddp
+        return answer, decided.built_ddp
+
+    def _answer_of(self, leader: int | None) -> str:
+        if leader is None:
+            return ""
+        _, _, parts = self._get(f"answer/{leader}", tuple[bool, bool, int])
+        return "".join(self._get(f"answer/{leader}/{number}", str) for number in range(parts))
 
     def _absent(self, key: str, say: Callable[[str], None]) -> list[int]:
         """The launchers that have said nothing under a key and are not waited for any longer."""
@@ -237,28 +245,29 @@ class Hosts:
 
     def _decided_by_the_first(self, absent: list[int]) -> _Decision:
         """What the first launcher to come here decides for all: a host that comes back must not decide otherwise."""
-        if self._presence.ask(lambda store: store.add("recipe/votes", 1)) == 1:
+        if self._presence.ask(lambda store: store.add("answer/votes", 1)) == 1:
             gone = self._presence.missing()
             names = [f"{self._presence.name_of(rank)} {gone.get(rank, 'does not answer')}" for rank in absent]
             here = [rank for rank in range(self.nodes) if rank not in absent]
-            said = [self._get(f"recipe/{rank}", tuple[str, bool, int]) for rank in here]
+            said = {rank: self._get(f"answer/{rank}", tuple[bool, bool, int]) for rank in here}
+            leaders = [rank for rank, (leads, _, _) in said.items() if leads]
             mine = _Decision(
-                recipe="" if absent else max(said, key=lambda one: (one[2], bool(one[0])))[0],
-                built_ddp=any(built for _, built, _ in said),
+                leader=None if absent else next(iter(leaders), None),
+                built_ddp=any(built for _, built, _ in said.values()),
                 without=[rank for rank in absent if rank in gone],
                 why=", ".join(names),
             )
-            self._set("recipe/decided", mine)
+            self._set("answer/decided", mine)
         for _ in polls(_ANSWER.total_seconds()):
-            if self._are_there(["recipe/decided"]):
-                return self._get("recipe/decided", _Decision)
+            if self._are_there(["answer/decided"]):
+                return self._get("answer/decided", _Decision)
         raise TimeoutError("the launcher that was to decide for all hosts does not answer")
 
     def _until_all_have_read(self, without: list[int]) -> None:
         """The launcher that keeps the store leaves last, because the others still have to read."""
-        keys = [f"recipe/read/{rank}" for rank in range(self.nodes) if rank not in without]
+        keys = [f"answer/read/{rank}" for rank in range(self.nodes) if rank not in without]
         with contextlib.suppress(RuntimeError):  # it has left, because this host was the last to read
-            self._set(f"recipe/read/{self.rank}", True)
+            self._set(f"answer/read/{self.rank}", True)
             for _ in polls(_READING):
                 if self._are_there(keys):
                     return

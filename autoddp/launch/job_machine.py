@@ -8,10 +8,12 @@ There is no thread and no queue here; `live_job` adds those. Beside the journal,
 
 State               | Event                                        | Next state | What is done
 --------------------|----------------------------------------------|------------|---------------------------------------
-BETWEEN             | AttemptBegins                                | STARTING   | reply: the variables of this start
+BETWEEN             | AttemptBegins                                | STARTING   | reply: it makes sense
 STARTING, READY,    |                                              |            |
 MEASURING           | Hello                                        | the same   | Welcome: go
-STARTING            | Ready                                        | READY      | the study gets its facts
+STARTING            | Ready                                        | READY      | the study gets its facts; in the first
+                    |                                              |            | start: does this launcher lead?
+STARTING            | Ready, and another host leads than before    | OVER       | as for GaveUp
 STARTING            | a rank fails, or its script ends             | LEAVING    | kept for the verdict
 STARTING            | Tick: a start with variables takes too long  | LEAVING    | the measurement fails; end the
                     |                                              |            | attempt now
@@ -37,11 +39,8 @@ STARTING … LEAVING  | StopAsked, the overlay is to blame           | LEAVING  
 STARTING … LEAVING  | AttemptEnded                                 | JUDGING    | an order that is out: as in LOST
 LEAVING             | after 20 s                                   | LEAVING    | end the attempt
 JUDGING             | the study asks, or Tick: 10 s                | BETWEEN    | reply: another attempt
-JUDGING             | the same; another attempt makes no sense     | OVER       | reply: none
+JUDGING             | the same; another attempt makes no sense     | OVER       | reply: no
 JUDGING             | the study asks what has made this start fail | JUDGING    | the measurement fails
-BETWEEN             | Learned                                      | BETWEEN    | journal
-any                 | what another host has measured contradicts   |            |
-                    | the journal, or the study's question         | OVER       | as for GaveUp
 any                 | GaveUp, StopAsked, Finish of another host    | OVER       | hang up on all ranks; the study gets
                     |                                              |            | TuningOver; end the attempt
 any                 | the time is over, see `deadline`              | OVER       | the same
@@ -50,11 +49,14 @@ READY               | the study finishes; several hosts; rank 0 is |            
                     | here                                         | OVER       | Finish goes to rank 0, then the same
 OVER                | Hello                                        | OVER       | Welcome: do not go
 OVER                | the study asks                               | OVER       | what the journal has, else TuningOver
-OVER                | AttemptBegins, AttemptEnded                  | OVER       | reply: none
+OVER                | AttemptBegins, AttemptEnded                  | OVER       | reply: no
 
 Whatever is not in the table changes no state: a message of an attempt that has ended, a second failure, a Hello in
 LOST, LEAVING, JUDGING or BETWEEN (Welcome: do not go). Where a host comes or goes, elastic may start the ranks again;
 they would find what the last ones have written, so they are sent away, because those count as failed.
+
+On several hosts the launcher on rank 0's host leads: its study says what is measured, and its clock ends tuning. The
+other launchers have no study. They copy the journal, and say of the end of an attempt only what has failed here.
 
 The study asks one question at a time, which is answered at the latest when tuning is over. Every state has a limit in
 time but three: in BETWEEN, STARTING and READY the launcher's main thread sees to the end, see `tune`.
@@ -77,7 +79,7 @@ from pathlib import Path
 from autoddp.codec import replace
 from autoddp.launch.deadline import Deadline
 from autoddp.launch.hang_timeout import HangTimeout
-from autoddp.launch.journal import Journal, answers
+from autoddp.launch.journal import Journal
 from autoddp.launch.processes import ENDED_WELL
 from autoddp.launch.restarts import Starts
 from autoddp.study import TrialFailed, TuningOver
@@ -108,7 +110,7 @@ _FEWEST_STEPS = 2  # of a measurement, however often the script ends before one 
 _FUTILE_ATTEMPTS = 3  # one after another without a measurement; each may ask for half as many steps as the one before
 _MOST_FAULTS = 12  # attempts that may fail in a trial before tuning is given up
 _MOST_AGAIN = 2  # orders that are given once more because the steps before them may be to blame for their failure
-_PARTED = "the hosts no longer agree on what has been measured"
+_MOVED = "rank 0 is on another host than before"
 _CAUSE = 5.0  # seconds in which the ends of all ranks must be known once one of them has failed
 _LEAVING = 20.0  # seconds in which ranks that leave must be gone
 _SETTLING = 10.0  # seconds in which the study must have said what it wants next
@@ -226,9 +228,8 @@ class MeasureAsked:
 
 @dataclass(frozen=True)
 class FinishAsked:
-    """The study is over: every rank of every host is told, and every host writes the recipe."""
+    """The study is over: every rank of every host is told."""
 
-    recipe: str
     reply: Future[None]
 
 
@@ -249,23 +250,13 @@ class TakenOver:
 
 
 @dataclass(frozen=True)
-class Learned:
-    """Before the next attempt: measurements of the last one that another host's launcher knows, and this one may lack.
-
-    The next rank 0 may be on another host, where the study would ask for them again.
-    """
-
-    entries: Sequence[Entry]
-    reply: Future[None]
-
-
-@dataclass(frozen=True)
 class AttemptBegins:
-    """Another start is about to be made. The reply: its variables, or None for no more attempts."""
+    """Another start is about to be made, with these variables. The reply: whether it makes sense."""
 
     number: int
     heartbeats: Path
-    reply: Future[dict[str, str] | None]
+    variables: Mapping[str, str]
+    reply: Future[bool]
 
 
 @dataclass(frozen=True)
@@ -306,7 +297,6 @@ Event = (
     Question
     | GaveUp
     | TakenOver
-    | Learned
     | AttemptBegins
     | AttemptEnded
     | EndedElsewhere
@@ -389,13 +379,13 @@ class JobMachine:
         self.state = State.BETWEEN
         self.why_over = ""
         """Why tuning ended; "" if the study was finished here, or goes on."""
-        self.finished: Finish | None = None
-        """What all hosts were told at the end of the study."""
+        self.leads: bool | None = None
+        """Whether rank 0 is on this host, so that this launcher says what is measured; None until that is known."""
         self.overlay_failed = ""
         """Why the script cannot run under the overlay, once that has shown."""
         self._builders = 0
         self.waited = 0.0
-        """Seconds for which the study has waited for another start of the script, or for the host that leads."""
+        """Seconds for which the study has waited for another start of the script."""
         self._journal = journal
         self._hang_timeout = hang_timeout or HangTimeout()
         self._deadline = deadline or Deadline(clock=clock)
@@ -436,29 +426,26 @@ class JobMachine:
         return self._builders > 0
 
     @property
-    def leads(self) -> bool:
-        """Whether the present attempt's rank 0 is here, so that this launcher says what is measured."""
-        return self._attempt.leader is not None
-
-    @property
     def follows(self) -> bool:
-        """Whether the study waits for a measurement that another host's rank 0 makes."""
-        return self.state is State.READY and self._question is not None
+        """Whether the ranks here do what another host's rank 0 is told."""
+        return self.state is State.READY and self.leads is False
 
     @property
     def measuring(self) -> float:
         """Seconds for which a measurement of an attempt that is ready has been waited for; 0.0 if none is."""
-        measured = self.state in (State.READY, State.MEASURING) and isinstance(self._question, MeasureAsked)
-        return self._clock() - max(self._asked_at, self._attempt.ready_at) if measured else 0.0
+        asked = self.state in (State.READY, State.MEASURING) and isinstance(self._question, MeasureAsked)
+        return self._clock() - max(self._asked_at, self._attempt.ready_at) if asked or self.follows else 0.0
 
     @property
     def in_words(self) -> str:
         """What is being done, or waited for."""
         if not self.measuring:
             return _IN_WORDS.get(self.state, _ENDS)
+        if self.follows:
+            return f"following the host that leads, {len(self._journal.entries)} measurements so far"
         order = self._attempt.order
-        what = "what another host has chosen" if order is None else _changes(order) or "the script as written"
-        return f"measuring {what}, {duration(self.measuring)} so far"
+        what = _changes(order) if order is not None else ""
+        return f"measuring {what or 'the script as written'}, {duration(self.measuring)} so far"
 
     @property
     def ended(self) -> tuple[int, ...]:
@@ -466,14 +453,14 @@ class JobMachine:
         return tuple(worker.hello.rank for worker in self._attempt.workers if worker.said_goodbye or worker.end)
 
     @property
-    def measured(self) -> Sequence[Entry]:
-        """All measurements so far; the same on all hosts when an attempt begins."""
-        return tuple(self._journal.entries)
+    def wanted(self) -> dict[str, str]:
+        """The variables that the study wants the next start to have."""
+        return dict(self._starts.wanted)
 
     @property
     def at_most(self) -> float | None:
         """Seconds that tuning may still take, where that is known."""
-        return self._deadline.at_most
+        return None if self.leads is False else self._deadline.at_most
 
     def handle(self, event: Event) -> None:
         """Take one event and do all that follows from it."""
@@ -487,9 +474,6 @@ class JobMachine:
             case TakenOver(entries):
                 self._journal.earlier = entries
                 self._starts_before = 1 + max((entry.asked.start.number for entry in entries), default=-1)
-                event.reply.set_result(None)
-            case Learned(entries):
-                self._learn(entries)
                 event.reply.set_result(None)
             case AttemptBegins():
                 self._attempt_begins(event)
@@ -539,9 +523,6 @@ class JobMachine:
         """Answer the study's question, or send it on to rank 0, if the state allows either."""
         question, leader = self._question, self._attempt.leader
         entry = self._journal.answer(question.asked) if isinstance(question, MeasureAsked) else None
-        if entry is not None and isinstance(question, MeasureAsked) and not answers(entry, question.asked):
-            self._end(_PARTED)
-            entry = None
         match question:
             case FactsAsked() if self._facts is not None:
                 question.reply.set_result(self._facts)
@@ -549,8 +530,8 @@ class JobMachine:
             case MeasureAsked() if entry is not None:
                 self._give(entry, question.reply)
                 self._question = None
-            case FinishAsked() if self._is_one_host or self.finished is not None:
-                self._finish(question, self.finished or Finish(question.recipe))
+            case FinishAsked() if self._is_one_host:
+                self._finish(question)
             case FactsAsked() | MeasureAsked() | FinishAsked() if self.state is State.OVER:
                 question.reply.set_exception(TuningOver(self.why_over))
                 self._question = None
@@ -581,7 +562,7 @@ class JobMachine:
         attempt = self._attempt
         if self._starts.stale:
             with contextlib.suppress(OSError):  # gone already
-                leader.send(Finish("", again=True))
+                leader.send(Finish(again=True))
             attempt.told_to_leave = True
             self._leave()
             return
@@ -624,16 +605,15 @@ class JobMachine:
         )
 
     def _tell_finish(self, question: FinishAsked, leader: Worker) -> None:
-        finish = Finish(question.recipe)
         try:
-            leader.send(finish)
+            leader.send(Finish())
         except OSError:
             self._failed(leader)  # the leader of another attempt is told
             return
-        self._finish(question, finish)
+        self._finish(question)
 
-    def _finish(self, question: FinishAsked, finish: Finish) -> None:
-        self.finished, self._question = finish, None
+    def _finish(self, question: FinishAsked) -> None:
+        self._question = None
         self._end("")
         question.reply.set_result(None)
 
@@ -646,12 +626,13 @@ class JobMachine:
 
     def _attempt_begins(self, event: AttemptBegins) -> None:
         if self.state is State.OVER:
-            event.reply.set_result(None)
+            event.reply.set_result(False)
             return
         self._attempt = _Attempt(event.number, self._clock(), len(self._journal.entries))
         self._hang_timeout.attempt_begins(event.heartbeats)
         self.state = State.STARTING
-        event.reply.set_result(self._starts.begin())
+        self._starts.begin(event.variables)
+        event.reply.set_result(True)
 
     def _hello(self, number: int, worker: Worker) -> None:
         attempt = self._attempt
@@ -671,12 +652,11 @@ class JobMachine:
                 self._block_done(message)
             case BlockDone() if attempt.leader is None and worker.hello.rank != 0:
                 self._copy(message)
-            case Finish(_, again=True):
+            case Finish(again=True):
                 attempt.told_to_leave = True
                 self._leave()
             case Finish():
-                self.finished = self.finished or message
-                self._end("the study was finished by another node's launcher")
+                self._end("")
             case Goodbye():
                 worker.said_goodbye = True
                 self._builders -= not message.built_ddp
@@ -689,13 +669,18 @@ class JobMachine:
                     self._lose()
 
     def _ready(self, worker: Worker, message: Ready) -> None:
+        here = worker.hello.rank == 0  # only rank 0, and local rank 0 of every other host, say that they are ready
+        if self.leads is not None and self.leads != here:
+            self._end(_MOVED)
+            return
+        self.leads = here
         self._facts, self._attempt.was_ready = message.facts, True
         self._hang_timeout.compiles = message.facts.compiles
         self._starts.ready()
         self._deadline.stepped()
         self._attempt.ready_at = self._attempt.ready_at or self._clock()
         self._attempt.steps_before = message.steps
-        if worker.hello.rank == 0:
+        if here:
             self._attempt.leader, self._fresh_start = worker, True
         self.state = State.READY
 
@@ -715,17 +700,10 @@ class JobMachine:
 
     def _copy(self, message: BlockDone) -> None:
         """Another node's launcher leads: keep its journal."""
-        order = message.measure
+        order, self._asked_at = message.measure, self._clock()
         if order is None:
             return
-        self._learn([*order.missed, Entry(replace(order, missed=()), replace(message, measure=None))])
-
-    def _learn(self, entries: Sequence[Entry]) -> None:
-        """What another host's journal has."""
-        if any(map(self._journal.contradicts, entries)):
-            self._end(_PARTED)
-            return
-        for entry in entries:
+        for entry in (*order.missed, Entry(replace(order, missed=()), replace(message, measure=None))):
             self._journal.add(entry)
 
     def _closed(self, worker: Worker) -> None:
@@ -784,8 +762,8 @@ class JobMachine:
             self._leave(at_once=True)
 
     def _look_at_the_clock(self) -> None:
-        """A study that is about to finish may do so."""
-        if self._deadline.why_over and not isinstance(self._question, FinishAsked):
+        """A study that is about to finish may do so; where another host leads, its clock counts."""
+        if self.leads is not False and self._deadline.why_over and not isinstance(self._question, FinishAsked):
             self._end(self._deadline.why_over)
 
     def _find_cause(self) -> None:
@@ -883,7 +861,8 @@ class JobMachine:
         if ended is None:
             return
         if self.state is State.JUDGING:
-            if self._question is None and self._clock() < self._attempt.limit:
+            waits = self._question is None and self.leads is not False
+            if waits and self._clock() < self._attempt.limit:
                 return
             why = self._why_no_other_attempt()
             if why:
@@ -901,14 +880,16 @@ class JobMachine:
             return ""
         if attempt.failure and not attempt.was_ready:
             return "" if self._starts.has_variables else attempt.failure
-        if attempt.failure and not self._journal.entries and self._is_one_host:  # another host may know of an entry
+        if not attempt.failure and not attempt.workers:
+            return NO_DDP
+        if self.leads is False:
+            return ""
+        if attempt.failure and not self._journal.entries and self._is_one_host:
             return attempt.failure
         if attempt.failure:
             self._faults += 1
             too_many = f"{_MOST_FAULTS} attempts have failed; the last: {attempt.failure}"
             return too_many if self._faults > _MOST_FAULTS else ""
-        if not attempt.workers:
-            return NO_DDP
         if self._starts.stale:
             return ""
         futile = len(self._journal.entries) == attempt.entries_before

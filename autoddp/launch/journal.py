@@ -1,6 +1,7 @@
 """Every measurement of a tuning run, one JSON line each, the same on every node.
 
-A launcher that becomes the leader after a restart replays it. It also holds each block's times, to check a figure.
+The launcher that leads writes it, and the others copy it: whichever of them leads the next run can go on with a study
+that was cut off. It also holds each block's times, to check a figure.
 """
 
 from __future__ import annotations
@@ -38,14 +39,6 @@ class Journal:
                 self.earlier = ()  # the study goes another way: the later entries answer other questions
         return self.entries[index] if index < len(self.entries) else None
 
-    def contradicts(self, entry: Entry) -> bool:
-        """Whether this journal has something else than another host measured: the two studies have parted."""
-        index = entry.asked.index
-        if index >= len(self.entries):
-            return False
-        here, there = self.entries[index].done, entry.done
-        return (here and here.seconds) != (there and there.seconds)
-
     def add(self, entry: Entry) -> None:
         """Append. An index that is here already is another node's copy of the same entry, and is ignored."""
         if entry.asked.index != len(self.entries):
@@ -59,12 +52,6 @@ class Journal:
             # On a full disk the file ends here, and the study goes on.
             self._is_whole = False
             logger.warning("%s ends at entry %d: %s", self._path, entry.asked.index, error.strerror)
-
-
-def answers(entry: Entry, asked: Measure) -> bool:
-    """Whether the entry is about what is asked; how often is not compared, because the leading launcher may cut it."""
-    same = replace(entry.asked, warmup=asked.warmup, steps=asked.steps, apply=asked.apply)
-    return _same(same, asked)
 
 
 def _same(one: Measure, other: Measure) -> bool:

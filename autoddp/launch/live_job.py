@@ -17,7 +17,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -36,7 +36,6 @@ from autoddp.launch.job_machine import (
     FinishAsked,
     GaveUp,
     JobMachine,
-    Learned,
     MeasureAsked,
     RankEnded,
     Said,
@@ -129,14 +128,14 @@ class LiveJob:
 
     # Called by the main thread
 
-    def attempt_begins(self, number: int, heartbeats: Path) -> dict[str, str] | None:
-        """Another start of the script is about to be made. The variables for it; None: tuning is over, make none."""
-        reply: Future[dict[str, str] | None] = Future()
-        variables = self._ask(AttemptBegins(number, heartbeats, reply), reply)
-        if variables is not None:
+    def attempt_begins(self, number: int, heartbeats: Path, variables: Mapping[str, str]) -> bool:
+        """Another start of the script is about to be made, with these variables. False: tuning is over, make none."""
+        reply: Future[bool] = Future()
+        makes_sense = self._ask(AttemptBegins(number, heartbeats, variables, reply), reply)
+        if makes_sense:
             self._number = number
             self._server = WorkerServer(self._path, number, self._events.put)
-        return variables
+        return makes_sense
 
     def rank_ended(self, pid: int, how: str) -> None:
         """How one of the attempt's processes has ended, see `RankEnded`."""
@@ -151,11 +150,6 @@ class LiveJob:
         self._close_server()
         reply: Future[bool] = Future()
         return self._ask(AttemptEnded(failure, blames_overlay, reply), reply)
-
-    def learn(self, entries: Sequence[Entry]) -> None:
-        """Between two attempts: what another host's launcher has measured, see `Learned`."""
-        reply: Future[None] = Future()
-        self._ask(Learned(entries, reply), reply)
 
     def close(self) -> None:
         """Tuning is over, if it was not; the study has ended."""
@@ -222,10 +216,10 @@ class LiveJob:
         self.inputs = merged(self.inputs, done.inputs)
         return done
 
-    def finish(self, recipe: str) -> None:
-        """Tell all ranks to leave; every node writes the `recipe` of the node that leads. May raise TuningOver."""
+    def finish(self) -> None:
+        """Tell all ranks to leave, on every host. May raise TuningOver."""
         reply: Future[None] = Future()
-        self._ask(FinishAsked(recipe, reply), reply)
+        self._ask(FinishAsked(reply), reply)
 
 
 class WorkerServer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 _START_PATIENCE = 120.0  # seconds for a start with other variables, if the first one was fast
 _TIMES = 5  # times the first start's duration; that one filled the caches, so a start that works is no slower
@@ -29,11 +29,10 @@ class Starts:
         """Whether the present start has variables that the study wanted."""
         return bool(self._present)
 
-    def begin(self) -> dict[str, str]:
-        """Another start begins, with the variables that are wanted now, which are returned."""
-        self._present = dict(self.wanted)
+    def begin(self, variables: Mapping[str, str]) -> None:
+        """Another start begins, with these variables: those that were wanted when all hosts agreed on it."""
+        self._present = dict(variables)
         self._began = self._clock()
-        return dict(self._present)
 
     def ready(self) -> None:
         """The present start has come to its first measurement."""

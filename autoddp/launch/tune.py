@@ -8,11 +8,12 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import InitVar, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from autoddp.codec import decode, encode
 from autoddp.diagnose import Diagnosis, Examination, MeasureAnatomy, Surroundings
 from autoddp.errors import HostLost, UsageError
 from autoddp.files import write_private
@@ -59,7 +60,10 @@ _EFFORT = 20  # a look may take one part in so many of the time: many files take
 
 @dataclass
 class Tuned:
-    """What came of tuning. `recipe` is the text that every node writes; "" when there is none, and `why` says why."""
+    """What came of tuning, the same on all hosts.
+
+    `recipe` is the text that every node writes; "" when there is none, and `why` says why.
+    """
 
     recipe: str = ""
     diagnosis: Diagnosis | None = None
@@ -67,11 +71,33 @@ class Tuned:
     timelines: tuple[Timeline, ...] = ()
     """Some steps of each rank, recorded after that diagnosis."""
     outcome: Outcome | None = None
-    """The study, here or followed along with the node that led it."""
+    """The study, made here or by the launcher that led."""
     why: str = ""
     built_ddp: bool = False
     """Whether the script has built a DDP model on some host."""
     wall_seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """`Tuned` as the launcher that leads tells it the others."""
+
+    tuned: Tuned
+    diagnosis: Diagnosis | None
+    """Of the study; `study` knows no more of it than what it needs."""
+
+    @classmethod
+    def of(cls, tuned: Tuned) -> _Answer:
+        outcome = tuned.outcome
+        if outcome is None or outcome.diagnosis is None:
+            return cls(tuned, None)
+        assert isinstance(outcome.diagnosis, Diagnosis)
+        return cls(replace(tuned, outcome=replace(outcome, diagnosis=None)), outcome.diagnosis)
+
+    @property
+    def whole(self) -> Tuned:
+        outcome = self.tuned.outcome
+        return replace(self.tuned, outcome=outcome and replace(outcome, diagnosis=self.diagnosis))
 
 
 @dataclass(frozen=True)
@@ -196,12 +222,11 @@ class Tuning:
         tuned = Tuned(why=why_not(os.environ))
         if tuned.why:
             self.hosts.end(tuned.why)
-            self._agree_on_the_recipe(tuned, built_ddp=tuned.built_ddp)
-            return tuned
+            return self._agreed(tuned, leads=False)
         began = time.perf_counter()
         job = LiveJob(self._folder.socket, Journal(self._folder.journal), self._deadline, self.hosts.waited)
         environment = {**os.environ, **self._own_network}
-        screening = Screening(self._torchrun, self._folder.path / "screening", environment)
+        screening = Screening(self._torchrun, self._folder.path / "screening", environment, self.hosts)
         arguments = (job, screening, tuned, began)
         thread = threading.Thread(target=self._study, args=arguments, name="autoddp-study", daemon=True)
         thread.start()
@@ -218,11 +243,10 @@ class Tuning:
             screening.stop()
             thread.join()
             job.close()
-        if job.machine.finished is not None:
-            tuned.recipe = job.machine.finished.recipe or tuned.recipe  # the leading host's, the same everywhere
-        self._agree_on_the_recipe(tuned, job.machine.built_ddp, len(job.machine.measured))
-        study_is_over(self._folder)
+        tuned.built_ddp, tuned.why = job.machine.built_ddp, tuned.why or job.machine.why_over
         tuned.wall_seconds["total"] = time.perf_counter() - began
+        tuned = self._agreed(tuned, job.machine.leads is True)
+        study_is_over(self._folder)
         return tuned
 
     @property
@@ -232,40 +256,50 @@ class Tuning:
         why_over = f"{self.options.activity} has taken {duration(_LONGEST_DIAGNOSIS)}; --budget allows more"
         return Deadline(_LONGEST_DIAGNOSIS, self.began, why_over=why_over)
 
-    def _agree_on_the_recipe(self, tuned: Tuned, built_ddp: bool, measured: int = 0) -> None:
-        """All hosts launch with the same recipe, or none of them with one; HostLost where too few are left.
+    def _agreed(self, tuned: Tuned, leads: bool) -> Tuned:
+        """What all hosts have come to, so that all launch with the same recipe, or none with one.
 
-        Where nothing is to be launched, what was found stands on the hosts that are left.
+        HostLost where too few are left. Where nothing is to be launched, what was found stands on those that are left.
         """
         why_over = self.hosts.why_over
         if tuned.diagnosis is not None and why_over:
             self.hosts.leave(why_over)
             self.reporter.warn(f"the diagnosis ended early: {why_over}")
-            return
+            return tuned
+        mine = encode(_Answer.of(tuned)) if leads and self.hosts.several else ""
         try:
-            say = self.reporter.say
-            tuned.recipe, tuned.built_ddp = self.hosts.one_recipe(tuned.recipe, built_ddp, say, measured)
+            answer, built_ddp = self.hosts.one_answer(mine, tuned.built_ddp, self.reporter.say, leads)
         except BaseException as error:
             self._leave(error)
             if tuned.diagnosis is None or not isinstance(error, HostLost):
                 raise
             self.reporter.warn(f"the diagnosis ended early: {error}")
+            return tuned
         self.hosts.close()
+        if self.hosts.several and not answer:
+            tuned = replace(tuned, recipe="")
+        elif not leads and answer:
+            tuned = decode(answer, _Answer).whole
+        return replace(tuned, built_ddp=built_ddp)
 
     def _leave(self, error: BaseException) -> None:
         self.hosts.leave(error.name if isinstance(error, Interrupted) else f"it failed: {error}")
 
     def _study(self, job: LiveJob, screening: Screening, tuned: Tuned, began: float) -> None:
-        """The study's thread. `began`: by `time.perf_counter()`."""
+        """The study's thread; where another host leads, it does what it is told. `began`: by `time.perf_counter()`."""
         try:
             facts, settings = job.facts(), self.options.study
+            if not job.machine.leads:
+                self._follow(job, screening, facts)
+                return
+            self.hosts.tell("name", self.hosts.name)
             tuned.wall_seconds["start-up"] = time.perf_counter() - began
             if self.options.diagnose_only:
                 tuned.diagnosis = self._examined(job, facts)
                 with contextlib.suppress(TuningOver, TrialFailed):  # the script may have ended; the diagnosis stands
                     tuned.timelines = job(AS_WRITTEN, _BEFORE_TRACE, 0, timeline=_TRACED).timelines
                 with contextlib.suppress(TuningOver):
-                    job.finish("")
+                    job.finish()
                 return
             self._go_on_with_one_that_was_cut_off(job, settings, facts)
             study = Study(
@@ -280,7 +314,7 @@ class Tuning:
             tuned.wall_seconds["start-up"] += job.machine.waited
             tuned.recipe = self.reporter.recipe(tuned.outcome, job.inputs)
             if not tuned.outcome.ended:
-                job.finish(tuned.recipe)
+                job.finish()
         except TuningOver as over:
             tuned.why = str(over)
         except TrialFailed as failed:
@@ -292,6 +326,14 @@ class Tuning:
             what = "diagnosis" if self.options.diagnose_only else "study"
             tuned.why = f"the {what} itself failed: {error!r}"
             job.give_up(tuned.why)
+
+    def _follow(self, job: LiveJob, screening: Screening, facts: JobFacts) -> None:
+        """Another launcher leads: keep what it measures, and start this host's parts of what it asks for."""
+        if not self.options.diagnose_only:
+            study_begins(self._folder, self._job, self.options.study, facts)
+        if name := self.hosts.await_told("name", str, lambda: job.machine.over):
+            self.reporter.say(f"{name} leads {self.options.activity}: its lines tell how it goes")
+        screening.follow(lambda: job.machine.over)
 
     def _examined(self, job: LiveJob, facts: JobFacts) -> Diagnosis:
         """Why the job is slow, by experiments alone."""
@@ -316,7 +358,7 @@ class Tuning:
         study_begins(self._folder, self._job, settings, facts)
 
     def _make_attempts(self, job: LiveJob) -> None:
-        number, more = 0, True
+        number, more = 0, Next(True)
         try:
             self._isolate(self.hosts.worst(self._isolation.level, self.reporter.say), "another host has none")
         except HostsGone as gone:
@@ -328,30 +370,31 @@ class Tuning:
         (self.reporter.warn if self._isolation.level is Level.OFF else self.reporter.say)(
             self._isolation.says(self.options.activity)
         )
-        while more:
-            failure = self._make_attempt(number, job)
+        while more.more:
+            failure = self._make_attempt(number, job, more.variables)
             self.hosts.attempt_ended(number, failure)
             more = self._goes_on(number, job, failure)
             number += 1
 
-    def _make_attempt(self, number: int, job: LiveJob) -> str:
-        """One attempt to its end; "" or why it failed. None is made where tuning is over.
+    def _make_attempt(self, number: int, job: LiveJob, wanted: Mapping[str, str]) -> str:
+        """One attempt to its end, with the variables that are `wanted`; "" or why it failed.
+
+        None is made where tuning is over.
 
         Tuning is over too where the attempt's files cannot be made: the disk is full, or the run's folder was removed.
         The job needs none of them.
         """
         try:
-            return self._attempt(number, job)
+            return self._attempt(number, job, wanted)
         except OSError as error:
             place = printable(error.filename or str(self._folder.path))
             job.give_up(f"{place} cannot be written ({error.strerror or error}); --output names another place")
             return ""
 
-    def _attempt(self, number: int, job: LiveJob) -> str:
+    def _attempt(self, number: int, job: LiveJob, wanted: Mapping[str, str]) -> str:
         place = self._folder.attempt(number)
         written = self._where_writes_go(number, place)
-        wanted = job.attempt_begins(number, place / "heartbeats")
-        if wanted is None:
+        if not job.attempt_begins(number, place / "heartbeats", wanted):
             return ""
         attempt = Attempt(
             self._torchrun,
@@ -389,8 +432,8 @@ class Tuning:
                 return first
         return own
 
-    def _goes_on(self, number: int, job: LiveJob, failure: str) -> bool:
-        """Whether all hosts make another attempt; they then have the same isolation."""
+    def _goes_on(self, number: int, job: LiveJob, failure: str) -> Next:
+        """Whether all hosts make another attempt, and how; they then have the same isolation."""
         level = self._isolation.level
         # On several hosts each has an overlay of its own: a script may wait in vain there for a file of another host's.
         more = job.attempt_ended(failure, level is Level.OVERLAY and self.hosts.several and number == 0)
@@ -400,16 +443,14 @@ class Tuning:
                 more = False
             else:
                 level = Level.GUARD
-        wanted = Next(more, job.machine.why_over or job.machine.overlay_failed, level)
+        wanted = Next(more, job.machine.why_over or job.machine.overlay_failed, level, job.machine.wanted)
         together = self.hosts.agree(number, wanted, self.reporter.say)
         if not together.more:
             job.give_up(together.why or f"another host has ended {self.options.activity}")
-            return False
-        job.learn(self.hosts.measured_elsewhere(number, job.machine.measured, self.reporter.say))
-        if together.level is not self._isolation.level:
+        elif together.level is not self._isolation.level:
             self._isolate(together.level, f"the script failed under it: {together.why}")
             self.reporter.say(f"another attempt; {self._isolation.says(self.options.activity)}")
-        return True
+        return together
 
     def _isolate(self, level: Level, why: str) -> None:
         if level is not self._isolation.level:

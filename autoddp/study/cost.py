@@ -43,7 +43,7 @@ class Cost:
 
     @property
     def left(self) -> float:
-        """Seconds that tuning may still take. All nodes have the same number, so they decide alike by it.
+        """Seconds that tuning may still take, by the launcher's clock when it gave the last order.
 
         Where tuning ends with the script, and nobody knows when, the script is taken to be short at first.
         """

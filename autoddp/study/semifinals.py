@@ -28,9 +28,16 @@ _STAY_AFTER = {3: 3, 5: 2}  # number of finished rounds → number of contenders
 
 @dataclass(frozen=True)
 class Semifinal:
-    """The results of a semifinal: each contender's blocks, one a round; a configuration that failed is absent."""
+    """The results of a semifinal; a configuration that failed is absent."""
 
-    rounds: Mapping[Configuration, Sequence[Block]]
+    contenders: tuple[Configuration, ...]
+    blocks: tuple[tuple[Block, ...], ...]
+    """Of each contender, one a round."""
+
+    @property
+    def rounds(self) -> dict[Configuration, tuple[Block, ...]]:
+        """Each contender's blocks."""
+        return dict(zip(self.contenders, self.blocks, strict=True))
 
     @property
     def ranked(self) -> list[Configuration]:
@@ -40,11 +47,13 @@ class Semifinal:
         contender than to another.
         """
 
+        rounds = self.rounds
+
         def place(configuration: Configuration) -> tuple[int, float]:
-            seconds = sorted(block.median for block in self.rounds[configuration])
+            seconds = sorted(block.median for block in rounds[configuration])
             return -len(seconds), statistics.fmean(seconds[: (len(seconds) + 1) // 2])
 
-        return sorted(self.rounds, key=place)
+        return sorted(rounds, key=place)
 
 
 def contenders(
@@ -86,5 +95,9 @@ def run_semifinal(
                 del rounds[configuration]  # a configuration that ran in its trial and fails now must not be launched
         running = [configuration for configuration in running if configuration in rounds]
         if number in _STAY_AFTER:
-            running = [c for c in Semifinal(rounds).ranked if c in running][: _STAY_AFTER[number]]
-    return Semifinal(rounds)
+            running = [c for c in _of(rounds).ranked if c in running][: _STAY_AFTER[number]]
+    return _of(rounds)
+
+
+def _of(rounds: Mapping[Configuration, Sequence[Block]]) -> Semifinal:
+    return Semifinal(tuple(rounds), tuple(map(tuple, rounds.values())))

@@ -31,7 +31,7 @@ from autoddp.wire.job_facts import JobFacts
 _Count = Annotated[int, Meta(ge=0)]
 _Process = Annotated[int, Meta(gt=0)]
 """The id of one process: the launcher may send it a signal, and 0 and negative numbers would mean many."""
-VERSION = 7
+VERSION = 8
 """Of all messages. `Hello` has the same fields in every version, so that it can always be told which one is spoken."""
 LARGEST = 64 * 2**20
 """Bytes; neither end reads a longer message. The longest has a journal in `Measure.missed`: some MiB."""
@@ -160,9 +160,8 @@ class Entry(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Finish(Message, frozen=True):
-    """The study is over: every rank leaves with exit code 0. `recipe` is the text every node writes."""
+    """The study is over: every rank leaves with exit code 0."""
 
-    recipe: str
     again: bool = False
     """True: this start is over, the study is not. Another start follows, with other variables."""
 

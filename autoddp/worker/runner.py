@@ -116,7 +116,7 @@ class LauncherDirector:
             self._launcher.send(Ready(self._facts, self._launcher.steps) if done is None else done)
             return self._launcher.receive()
         except (EOFError, OSError):
-            return Finish(recipe="")
+            return Finish()
 
     def heard(self, done: BlockDone) -> None:
         """See `Director`."""

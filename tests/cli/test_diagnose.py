@@ -123,7 +123,7 @@ def test_what_was_found_before_a_host_has_left_is_shown(tmp_path: Path) -> None:
             launches.append(start((*AUTODDP, "diagnose"), tmp_path / f"host{host}", mine, {}, popen=popen))
         first, second = launches
         try:
-            wait_for(lambda: "diagnosis 1/" in second.stderr, "the first experiment")
+            wait_for(lambda: "diagnosis 1/" in first.stderr, "the first experiment")
             second.process.send_signal(signal.SIGINT)
             first.process.wait(PATIENCE)
         finally:

@@ -101,12 +101,14 @@ class Desk:
 
     # The main thread
 
-    def begins(self) -> Future[dict[str, str] | None]:
+    def begins(self) -> dict[str, str] | None:
+        """The variables of the attempt that begins, which the study wants; None where there is none."""
         self.number += 1
-        reply: Future[dict[str, str] | None] = Future()
-        self.happens(AttemptBegins(self.number, self.journal.parent, reply))
+        reply: Future[bool] = Future()
+        variables = self.machine.wanted
+        self.happens(AttemptBegins(self.number, self.journal.parent, variables, reply))
         self.ranks = {}
-        return reply
+        return variables if reply.result(0) else None
 
     def ended(self, failure: str = "", blames_overlay: bool = False) -> Future[bool]:
         reply: Future[bool] = Future()
@@ -148,7 +150,7 @@ class Desk:
         self.says(rank, Goodbye(rank, reason, steps=steps))
 
     def finish(self, again: bool = False) -> None:
-        self.says(1, Finish("" if again else "of another host", again))
+        self.says(1, Finish(again))
 
     def closed(self, rank: int) -> None:
         self.happens(Closed(self.number, self.ranks[rank]))
@@ -176,7 +178,7 @@ class Desk:
 
     def finishes(self) -> Future[None]:
         reply: Future[None] = Future()
-        self.happens(FinishAsked("the recipe", reply))
+        self.happens(FinishAsked(reply))
         return reply
 
     # Ways to each state

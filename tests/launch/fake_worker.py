@@ -110,7 +110,10 @@ class MainThread:
 
     def _run(self) -> None:
         more, number = True, 0
-        while more and (variables := self._job.attempt_begins(number, self._folder)) is not None:
+        while more:
+            variables = self._job.machine.wanted
+            if not self._job.attempt_begins(number, self._folder, variables):
+                break
             self.variables.append(variables)
             answer = self._answers[min(number, len(self._answers) - 1)]
             worker = FakeWorker(self._path, answer, nodes=self._nodes, told=self._job.rank_ended)

@@ -17,7 +17,6 @@ from torch.distributed import PrefixStore, TCPStore
 
 from autoddp.errors import HostLost
 from autoddp.isolation import Level
-from autoddp.knobs import Configuration
 from autoddp.launch import hosts as module
 from autoddp.launch import presence
 from autoddp.launch.elastic import node_range
@@ -26,7 +25,6 @@ from autoddp.launch.hosts import Hosts, Next
 from autoddp.launch.options import parse
 from autoddp.launch.polling import polls
 from autoddp.launch.tune import Tuning
-from autoddp.wire import BlockDone, Entry, Measure
 
 
 def connected(number: int, fewest: int = 0) -> list[Hosts]:
@@ -74,20 +72,14 @@ def quiet(text: str) -> None:
     raise AssertionError(text)
 
 
-ENTRIES = (
-    Entry(Measure(0, Configuration(), 1, 2), BlockDone(0, (0.1, 0.2), 0.1, 0.001)),
-    Entry(Measure(1, Configuration({"static_graph": True}), 1, 2), None, "rank 0 was killed"),
-)
-
-
 def test_one_host_asks_nobody() -> None:
     alone = Hosts()
     assert not alone.several
     assert alone.worst(Level.OVERLAY, quiet) is Level.OVERLAY
     assert alone.ended_elsewhere(0) is None
     assert alone.agree(0, Next(True), quiet) == Next(True)
-    assert alone.measured_elsewhere(0, ENTRIES, quiet) == ()
-    assert alone.one_recipe("x", True, quiet) == ("x", True)
+    alone.tell("key", "value")
+    assert alone.one_answer("x", True, quiet, True) == ("x", True)
 
 
 def test_all_take_the_worst_level(two: list[Hosts]) -> None:
@@ -135,25 +127,32 @@ def test_a_host_that_says_nothing_ends_the_tuning_and_not_the_job(
     assert found.more is False
     assert "waited 1 s for the launchers of 2 hosts" in found.why
     assert said == ["waiting for the launchers of the other hosts (up to 1 s)"]
-    assert two[0].one_recipe("x", True, said.append) == ("", True)
+    assert two[0].one_answer("x", True, said.append, True) == ("", True)
 
 
-@pytest.mark.parametrize("behind", [0, 1])
-def test_a_host_is_told_what_it_has_missed_of_an_attempt(two: list[Hosts], behind: int) -> None:
-    journals = [ENTRIES, ENTRIES]
-    journals[behind] = ENTRIES[:1]
-    calls = [(host.measured_elsewhere, 0, journal, quiet) for host, journal in zip(two, journals, strict=True)]
-    found = together(*calls)
-    assert found.pop(behind) == ENTRIES[1:]
-    assert found == [()]
-    assert together(*((host.measured_elsewhere, 1, ENTRIES, quiet) for host in two)) == [(), ()]
+@pytest.mark.parametrize("leads", [0, 1])
+def test_the_launcher_that_leads_tells_the_others(two: list[Hosts], leads: int) -> None:
+    leader, other = two[leads], two[1 - leads]
+    told = ThreadPoolExecutor(1).submit(other.await_told, "key", dict[str, int], lambda: False)
+    leader.tell("key", {"value": 1})
+    assert told.result(60) == {"value": 1}
+    assert other.await_told("another", str, lambda: True) is None
+    variables = {"NCCL_ALGO": "Tree"}
+    wants = [Next(True, variables=variables if host is leader else {}) for host in two]
+    found = together(*((host.agree, 3, one, quiet) for host, one in zip(two, wants, strict=True)))
+    assert found == [Next(True, variables=variables)] * 2
 
 
-def test_all_launch_the_same_recipe(two: list[Hosts]) -> None:
-    assert (
-        together((two[0].one_recipe, "", False, quiet), (two[1].one_recipe, "found", True, quiet))
-        == [("found", True)] * 2
-    )
+@pytest.mark.parametrize("leads", [0, 1])
+def test_all_take_the_answer_of_the_launcher_that_leads(two: list[Hosts], leads: int) -> None:
+    """However long it is: the store refuses a value of more than 8 MiB."""
+    answers = ["x" * 2**24 if rank == leads else "not asked" for rank in range(2)]
+    calls = [(host.one_answer, answers[rank], rank == 0, quiet, rank == leads) for rank, host in enumerate(two)]
+    assert together(*calls) == [(answers[leads], True)] * 2
+
+
+def test_where_nobody_leads_there_is_no_answer(two: list[Hosts]) -> None:
+    assert together(*((host.one_answer, "x", False, quiet, False) for host in two)) == [("", False)] * 2
 
 
 def test_a_store_that_is_gone_ends_the_attempt() -> None:
@@ -174,24 +173,6 @@ def test_a_store_that_is_gone_ends_the_attempt() -> None:
     assert ended.wait(30)
 
 
-@pytest.mark.parametrize("built", [False, True])
-def test_a_model_on_one_host_is_known_to_all(two: list[Hosts], built: bool) -> None:
-    found = together((two[0].one_recipe, "", built, quiet), (two[1].one_recipe, "", False, quiet))
-    assert found == [("", built)] * 2
-
-
-@pytest.mark.parametrize(("first", "second"), [(7, 9), (9, 7)])
-def test_the_launcher_that_knows_most_decides_for_all(two: list[Hosts], first: int, second: int) -> None:
-    """Where tuning was ended in the middle, the one that has led may have measured what the others did not hear of."""
-    found = together((two[0].one_recipe, "x", True, quiet, first), (two[1].one_recipe, "y", True, quiet, second))
-    assert found == [("x" if first > second else "y", True)] * 2
-
-
-def test_a_launcher_that_knows_most_may_be_undecided(two: list[Hosts]) -> None:
-    found = together((two[0].one_recipe, "x", True, quiet, 7), (two[1].one_recipe, "", True, quiet, 9))
-    assert found == [("", True)] * 2
-
-
 def until(condition: Any) -> Any:
     began = time.monotonic()
     while not (found := condition()):
@@ -203,7 +184,7 @@ def until(condition: Any) -> Any:
 def lost_hosts(hosts: Hosts) -> str:
     """The error in place of a recipe."""
     with pytest.raises(HostLost) as lost:
-        hosts.one_recipe("x", False, lambda _: None)
+        hosts.one_answer("x", False, lambda _: None, True)
     return str(lost.value)
 
 
@@ -233,7 +214,9 @@ def test_a_host_that_the_job_can_spare_costs_the_recipe_and_may_not_come_back() 
     together(*((host.worst, Level.OFF, quiet) for host in three))
     gone(three[1])
     said: list[str] = []
-    found = together((three[0].one_recipe, "x", False, said.append), (three[2].one_recipe, "x", True, said.append))
+    found = together(
+        (three[0].one_answer, "x", False, said.append, True), (three[2].one_answer, "", True, said.append, False)
+    )
     assert found == [("", True)] * 2
     assert sum("the recipe is not used: host1 has not been heard of" in line for line in said) == 2
     del three[1].__dict__["_presence"]  # it goes on, and knows nothing of this
@@ -249,8 +232,8 @@ def test_a_host_that_comes_back_in_time_launches_with_the_others(
     gone(two[1])
     until(lambda: two[0].why_over)
     del two[1].__dict__["_presence"]
-    found = together((two[0].one_recipe, "", False, quiet), (two[1].one_recipe, "", True, quiet))
-    assert found == [("", True)] * 2
+    found = together((two[0].one_answer, "x", False, quiet, True), (two[1].one_answer, "", True, quiet, False))
+    assert found == [("x", True)] * 2
     assert until(lambda: two[1].why_over) == two[0].why_over
 
 
@@ -286,8 +269,8 @@ def test_a_host_whose_link_was_down_launches_with_the_others(two: list[Hosts], m
         said.append(text)
         link.up.set()
 
-    found = together((two[0].one_recipe, "", False, quiet), (two[1].one_recipe, "", True, say))
-    assert found == [("", True)] * 2
+    found = together((two[0].one_answer, "x", False, quiet, True), (two[1].one_answer, "", True, say, False))
+    assert found == [("x", True)] * 2
     assert [line.partition(": waiting")[2] for line in said] == [" for it (up to 60 s)"]
 
 

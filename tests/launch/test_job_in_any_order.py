@@ -35,6 +35,8 @@ class World:
     def __init__(self, seed: int, folder: Path) -> None:
         self.random = random.Random(seed)
         self.desk = Desk(folder / f"{seed}", nodes=self.random.choice((1, 1, 2)))
+        self.leading = self.random.randrange(self.desk.nodes)
+        """The rank that says that the script is ready: 1 where another host leads."""
         self.study: Future[Any] | None = None
         self.study_has_ended = False
         self.main: Future[Any] | None = None
@@ -63,7 +65,9 @@ class World:
             self.study = self.desk.asks_facts()
             return
         error = self.study.exception(0)
-        if isinstance(error, TuningOver):
+        if error is None and self.desk.machine.leads is False:
+            self.study_has_ended = self.desk.state is State.OVER  # until then it does what the leader asks for
+        elif isinstance(error, TuningOver):
             assert self.desk.state is State.OVER
             self.study_has_ended = True
         elif isinstance(error, TrialFailed) and self.random.random() < 0.1:
@@ -96,7 +100,7 @@ class World:
             self.main_has_ended = True
             return
         self.was_over = self.desk.state is State.OVER
-        variables = self.desk.begins().result(0)
+        variables = self.desk.begins()
         assert (variables is None) is self.was_over
         if variables is None:
             self.main = self.desk.ended()
@@ -126,7 +130,7 @@ class World:
             return
         orders = desk.ranks[rank].orders
         acts = {
-            "ready": lambda: desk.ready(rank),
+            "ready": lambda: desk.ready(self.leading if self.leading in desk.ranks else rank),
             "answers": lambda: desk.block(orders[-1].index if orders else 0, rank),
             "ends": lambda: desk.goodbye(rank),
             "raises": lambda: desk.goodbye(rank, "RuntimeError"),
@@ -152,6 +156,8 @@ class World:
     def ranks_end(self) -> None:
         """No rank moves any more. Before and between measurements only the main thread has a limit, `Waiting`."""
         self.desk.hang_timeout.hangs = True
+        if self.desk.machine.leads is False and self.random.random() < 0.05:
+            self.desk.gives_up("the launcher that leads has ended tuning")
         if self.hung and self.attempt_runs and self.desk.state in (State.STARTING, State.READY):
             self.desk.gives_up("no rank has moved")
 
@@ -215,7 +221,7 @@ class Threads:
                     self.job(Configuration(interfaces) if interfaces else AS_WRITTEN, 1, 8)
                 except TrialFailed:
                     continue
-            self.job.finish("the recipe")
+            self.job.finish()
         except TuningOver:
             assert self.job.machine.over
 
@@ -239,9 +245,9 @@ class Threads:
         more, number = True, 0
         while more:
             was_over = self.job.machine.over
-            variables = self.job.attempt_begins(number, self.folder)
-            assert not (was_over and variables is not None)
-            failure = "" if variables is None else self._attempt()
+            begins = self.job.attempt_begins(number, self.folder, self.job.machine.wanted)
+            assert not (was_over and begins)
+            failure = self._attempt() if begins else ""
             more = self.job.attempt_ended(failure)
             number += 1
         self.over.set()

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from desk import VARIABLES, Desk, Rank
 
+from autoddp.codec import decode
 from autoddp.knobs import Configuration
-from autoddp.launch.job_machine import Closed, Learned, Said, State, TakenOver
+from autoddp.launch.job_machine import Closed, Said, State, TakenOver
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.wire import BlockDone, Entry, Finish, Goodbye, Measure, Start, Welcome
 
@@ -343,11 +344,11 @@ def test_nothing_is_in_effect_after_a_start(desk: Desk) -> None:
 def test_a_start_with_variables(desk: Desk) -> None:
     desk.reach(State.READY)
     block = desk.asks(VARIABLES)
-    assert desk.ranks[0].told[-1] == Finish("", again=True)
+    assert desk.ranks[0].told[-1] == Finish(again=True)
     desk.closed(0)
     desk.closed(1)
     assert desk.ended().result(0) is True
-    assert desk.begins().result(0) == VARIABLES
+    assert desk.begins() == VARIABLES
     desk.hello(0)
     desk.ready()
     desk.block()
@@ -372,7 +373,7 @@ def test_a_start_that_fails_fails_its_measurement(desk: Desk) -> None:
     assert not more.done()  # the study may want yet another start
     desk.asks({"OTHER": "1"})
     assert more.result(0) is True
-    assert desk.begins().result(0) == {"OTHER": "1"}
+    assert desk.begins() == {"OTHER": "1"}
 
 
 def test_a_start_that_hangs_fails_its_measurement(desk: Desk) -> None:
@@ -385,7 +386,7 @@ def test_a_start_that_hangs_fails_its_measurement(desk: Desk) -> None:
     assert desk.machine.attempt_must_end
     desk.asks()
     assert desk.ended("torch elastic was killed by SIGKILL").result(0) is True
-    assert desk.begins().result(0) == {}
+    assert desk.begins() == {}
     assert not desk.machine.attempt_must_end
 
 
@@ -544,58 +545,80 @@ def test_a_rank_that_fails_before_it_has_built_a_model_has_built_none(desk: Desk
     assert not desk.machine.built_ddp
 
 
-def test_a_follower_copies_what_the_leader_measures(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "journal", nodes=2)
+@pytest.fixture
+def follower(tmp_path: Path) -> Desk:
+    """In the first attempt: rank 1 is here, and rank 0 on another host."""
+    desk = Desk(tmp_path / "journal", nodes=2, budget=100.0)
     desk.begins()
     desk.hello(1)
     desk.ready(1)
-    block = desk.asks()
-    assert desk.machine.follows
-    desk.block(index=0, rank=1)
-    assert block.result(0).seconds == (0.05,) * 3
-    following = desk.asks()
-    desk.finish()
-    assert desk.machine.finished == Finish("of another host")
-    with pytest.raises(TuningOver, match=r"^the study was finished by another node's launcher$"):
-        following.result(0)
-    assert desk.finishes().result(0) is None
+    assert (desk.machine.leads, desk.machine.follows) == (False, True)
+    return desk
 
 
-def test_a_measurement_that_failed_is_not_made_again_by_another_host(tmp_path: Path) -> None:
-    """Rank 0 may be on the other host after a fault, where nobody has said that the measurement has failed."""
-    one, other = (Desk(tmp_path / name, nodes=2) for name in ("one", "other"))
-    for number, desk in enumerate((one, other)):
-        desk.begins()
-        desk.hello(number)
-        desk.ready(number)
-    failing, awaited = one.asks(), other.asks()
-    one.closed(0)
-    one.ended("rank 0 ended with exit code 1")
-    with pytest.raises(TrialFailed):
-        failing.result(0)
-    other.ended("another host's part ended")
-    assert not awaited.done()
-    other.happens(Learned(one.machine.measured[len(other.machine.measured) :], Future()))
-    with pytest.raises(TrialFailed):
-        awaited.result(0)
-    assert other.machine.measured == one.machine.measured
+def lines(desk: Desk) -> list[str]:
+    return desk.journal.read_text().splitlines()
 
 
-@pytest.mark.parametrize("here", ["a failure", "another question"])
-def test_hosts_whose_studies_have_parted_stop_tuning(tmp_path: Path, here: str) -> None:
-    """Else a figure of one configuration would be taken for that of another."""
+def test_a_follower_copies_what_the_leader_measures(follower: Desk) -> None:
+    follower.block(index=0, rank=1)
+    failed = Entry(Measure(1, Configuration(), 1, 3), None, "it failed there")
+    follower.says(1, BlockDone(2, (0.05,) * 3, 0.05, 0.001, Measure(2, Configuration(), 1, 3, missed=(failed,))))
+    assert [decode(line, Entry).failure for line in lines(follower)] == ["", "it failed there", ""]
+    follower.finish()
+    assert (follower.state, follower.machine.why_over) == (State.OVER, "")
+
+
+def test_a_follower_leaves_it_to_the_leader_when_tuning_ends(follower: Desk) -> None:
+    """Its clock may be another one, and it does not know what the study has in mind."""
+    follower.passes(1000)
+    assert (follower.state, follower.machine.at_most) == (State.READY, None)
+    for _ in range(20):  # a leader would give up
+        follower.goodbye(1)
+        assert follower.ended().result(0) is True  # at once: no study says what it wants next
+        follower.begins()
+        follower.hello(1)
+        follower.ready(1)
+
+
+def test_a_follower_ends_tuning_where_the_script_cannot_start_here(follower: Desk) -> None:
+    follower.goodbye(1)
+    follower.ended()
+    follower.begins()
+    assert follower.ended("rank 1 ended with exit code 1").result(0) is False
+    assert follower.machine.why_over == "rank 1 ended with exit code 1"
+
+
+def test_a_start_with_variables_that_fails_elsewhere_fails_its_measurement(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "journal", nodes=2)
+    block = a_start_with_variables(desk)
+    desk.hello(0)
+    desk.ended_elsewhere("rank 1 ended with exit code 1")
+    more = desk.ended("elastic gave up: it was ended by SIGTERM")
+    with pytest.raises(TrialFailed, match=r"^rank 1 ended with exit code 1$"):
+        block.result(0)
+    desk.asks()
+    assert more.result(0) is True
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_one_launcher_leads_to_the_end(tmp_path: Path, leads: bool) -> None:
+    """The other one does not know what the study has in mind: what was measured until then decides."""
     desk = Desk(tmp_path / "journal", nodes=2)
     desk.begins()
-    desk.hello(1)
-    desk.ready(1)
-    if here == "a failure":
-        desk.happens(Learned([Entry(Measure(0, Configuration(), 1, 3), None, "it failed here")], Future()))
-        desk.block(index=0, rank=1)  # there it did not
-    else:
-        desk.says(1, BlockDone(0, (0.05,) * 3, 0.05, 0.001, Measure(0, Configuration({"static_graph": True}), 1, 3)))
-        with pytest.raises(TuningOver):
-            desk.asks().result(0)
-    assert desk.machine.why_over == "the hosts no longer agree on what has been measured"
+    desk.hello(1 - leads)
+    desk.ready(1 - leads)
+    asked = desk.asks() if leads else None
+    desk.goodbye(1 - leads)
+    assert desk.ended().result(0) is True
+    desk.begins()
+    desk.hello(leads)
+    desk.ready(leads)
+    assert (desk.state, desk.machine.leads) == (State.OVER, leads)
+    assert desk.machine.why_over == "rank 0 is on another host than before"
+    if asked:
+        with pytest.raises(TuningOver, match="rank 0 is on another host"):
+            asked.result(0)
 
 
 def test_the_end_is_told_on_several_hosts(tmp_path: Path) -> None:
@@ -610,7 +633,7 @@ def test_the_end_is_told_on_several_hosts(tmp_path: Path) -> None:
     leader = desk.hello(0)
     desk.ready()
     assert finished.result(0) is None
-    assert leader.told[-1] == Finish("the recipe")
+    assert leader.told[-1] == Finish()
     assert leader.was_hung_up
     assert desk.machine.why_over == ""
 
@@ -628,9 +651,8 @@ def test_over_is_over(desk: Desk) -> None:
     with pytest.raises(TuningOver, match=r"^first$"):
         desk.asks().result(0)
     assert desk.ended().result(0) is False
-    assert desk.begins().result(0) is None
+    assert desk.begins() is None
     assert desk.finishes().result(0) is None  # with what was known
-    assert desk.machine.finished == Finish("the recipe")
 
 
 # An exception in one rank in the first steps: it ended in a wait for ever in 3 runs of 7
@@ -681,7 +703,7 @@ def test_an_exception_in_the_first_steps_ends_in_every_order(tmp_path: Path, res
         assert study.end, order
         late = desk.hello(0)
         assert late.told == [Welcome(False)]
-        assert desk.begins().result(0) is None
+        assert desk.begins() is None
         seen += 1
     assert seen > 250
 

@@ -44,7 +44,7 @@ def test_one_start_for_each_change(job: LiveJob, main: MainThread) -> None:
     assert main.variables == [{}, VARIABLES, {}]
     configurations = [[order.configuration for order in orders(worker)] for worker in main.workers]
     assert configurations == [[AS_WRITTEN, asked[1]], [BOTH] * 2, [AS_WRITTEN]]
-    assert [worker.heard[-1] for worker in main.workers[:2]] == [Finish("", again=True)] * 2
+    assert [worker.heard[-1] for worker in main.workers[:2]] == [Finish(again=True)] * 2
 
 
 def test_nothing_is_in_effect_after_a_start(job: LiveJob, main: MainThread) -> None:
@@ -63,11 +63,12 @@ class WithoutWorker(threading.Thread):
         super().__init__(daemon=True)
         self._job, self._folder = job, folder
         self.told = threading.Event()
-        self.variables: list[dict[str, str] | None] = []
+        self.variables: list[dict[str, str]] = []
 
     def run(self) -> None:
         for number in range(3):
-            self.variables.append(self._job.attempt_begins(number, self._folder))
+            self.variables.append(self._job.machine.wanted)
+            assert self._job.attempt_begins(number, self._folder, self.variables[-1])
             if number == 1:
                 assert self.told.wait(60)
                 self._job.attempt_ended("rank 1 ended with exit code 1")

@@ -67,7 +67,7 @@ JUNK = [
 def messages() -> list[bytes]:
     asked = Measure(3, Configuration({"hook": "bf16", "bucket_cap_mb_list": [1, 0.5]}), 2, 10, left=3.5)
     done = BlockDone(3, (0.01, 0.02), 0.1, 0.001, asked, slowest=(0.02,), inputs=("0: float32[64, *]",))
-    every = [Hello(VERSION, 1, 1, 77, 0), Welcome(True), asked, done, Finish("schema = 1\n"), Ready(facts())]
+    every = [Hello(VERSION, 1, 1, 77, 0), Welcome(True), asked, done, Finish(), Ready(facts())]
     return [encode(one) for one in (*every, Goodbye(0, "RuntimeError"), StopTuning("it would upload"))]
 
 

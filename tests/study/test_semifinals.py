@@ -55,12 +55,13 @@ def test_moments_in_which_somebody_else_uses_the_machine() -> None:
     """Recorded: both took 44.2 ms in the middle, the first with two bad moments; undisturbed it is 5 % faster."""
     first = (60.2, 47.5, 40.8, 42.7, 48.3, 42.0, 45.7, 56.9, 41.2, 37.5)
     second = (49.3, 48.1, 52.2, 41.1, 47.7, 44.1, 44.2, 44.2, 43.9, 40.5)
-    semifinal = Semifinal({RANKS[1]: [Block((x,)) for x in second], RANKS[0]: [Block((x,)) for x in first]})
+    blocks = tuple(tuple(Block((x,)) for x in seconds) for seconds in (second, first))
+    semifinal = Semifinal((RANKS[1], RANKS[0]), blocks)
     assert semifinal.ranked == RANKS[:2]
 
 
 def test_when_all_fail_there_is_no_winner() -> None:
-    assert Semifinal({}).ranked == []
+    assert Semifinal((), ()).ranked == []
 
 
 def test_whom_a_trial_could_not_tell_from_the_best() -> None:

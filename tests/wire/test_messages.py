@@ -59,7 +59,7 @@ MESSAGES: list[Message] = [
     ASKED,
     BlockDone(7, (0.1, 1 / 3, 1e-9), 0.25, 0.001),
     BlockDone(7, (), 0.0, 0.0, measure=ASKED, error=OVERFLOWS, left=12.0, inputs=("0: float32[64, *]",)),
-    Finish('# ein Rezept: ×2\n[made_by]\nautoddp = "0.1.0"\n'),
+    Finish(again=True),
     Goodbye(1, "RuntimeError: Übermut"),
     Goodbye(0, ""),
     StopTuning("rm deletes /data/ck.pt"),

@@ -258,7 +258,7 @@ class Launcher:
         self.training.since_turn = 0
         if not self._present:
             write("trial", self.script, self.found)
-            return Finish(recipe="")
+            return Finish()
         configuration = Configuration(OF_SCRIPT[self.script].get(self._present, {}))
         at_once = configuration.steps_per_update
         return Measure(0, configuration, 1, STEPS // at_once - 1, at_once=at_once)

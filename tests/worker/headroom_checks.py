@@ -116,7 +116,7 @@ class StudyDirector:
     def _study(self) -> None:
         outcome = Study(self._measure, facts(), StudySettings(trials=0), Observer()).run()
         self.found = [outcome.headroom, *outcome.headroom_interval]
-        self._orders.put(Finish(recipe=""))
+        self._orders.put(Finish())
 
     def _measure(self, configuration: Configuration, warmup: int, steps: int, **more: Any) -> BlockDone:
         self._orders.put(Measure(0, configuration, warmup, steps, **more))

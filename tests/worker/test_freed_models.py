@@ -39,7 +39,7 @@ class Orders:
     def __init__(self) -> None:
         view = Configuration({"gradient_as_bucket_view": True})
         off = Measure(0, AS_WRITTEN, 1, 2, reduce=False)
-        self._left = iter([off, Measure(1, AS_WRITTEN, 1, 2), Measure(2, view, 2, 2), Finish("")])
+        self._left = iter([off, Measure(1, AS_WRITTEN, 1, 2), Measure(2, view, 2, 2), Finish()])
 
     def next(self, done: BlockDone | None) -> Message:
         return next(self._left)

@@ -60,7 +60,7 @@ def test_the_study_is_over_after_the_device_has_finished_everywhere(monkeypatch:
     done: list[str] = []
     monkeypatch.setattr(runner, "finish_queued_work", lambda _: done.append("device"))
     ranks: Any = SimpleNamespace(rank=0, broadcast=lambda order: order, part=lambda: done.append("part"))
-    director: Any = SimpleNamespace(next=lambda _: Finish(""), finish=lambda _: done.append("leave"))
+    director: Any = SimpleNamespace(next=lambda _: Finish(), finish=lambda _: done.append("leave"))
     TrialRunner(None, ranks, director, None).begin()  # type: ignore[arg-type]
     assert done == ["device", "part", "leave"]
 

@@ -178,7 +178,7 @@ class Orders:
     """A study that measures the blocks of `asked` one after the other."""
 
     def __init__(self, *asked: Measure) -> None:
-        self._asked = iter([*asked, Finish("")])
+        self._asked = iter([*asked, Finish()])
         self.blocks: list[BlockDone] = []
         self.at: list[float] = []
         """When each block was here; one clock on all ranks."""
