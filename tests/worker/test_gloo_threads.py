@@ -37,7 +37,7 @@ CASES = {
 """
 
 
-@pytest.mark.skipif(torch.__version__ < (2, 8), reason="torch 2.6 gives its threads no name to know them by")
+@pytest.mark.skipif(torch.__version__ < (2, 9), reason="torch 2.6 and 2.8 give these threads no name to know them by")
 @pytest.mark.parametrize("job", [whole("as written"), "recipe"])
 def test_a_late_thread_is_waited_for(job: str) -> None:
     bare = environment()
