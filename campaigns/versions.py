@@ -3,7 +3,7 @@
 python campaigns/versions.py [2.6 2.8 2.11 2.13 newest] [--python FILE …] [--tests DIR …] [--folder DIR] [--keep]
 
 For each version: the job of `make demo`, and the tests of worker, knobs, recipe and wire, or those of --tests. With
---python, each version under each of these Pythons. A build of torch with CUDA takes 5 GB, so each environment is removed
+--python, each version under each of these Pythons. A build of torch with CUDA takes 5 GB, so each one is removed
 before the next one is made, in DIR or in a temporary folder. pip reads no configuration file, because one that limits
 versions would decide what is tried.
 """
