@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 MIB = 2**20
@@ -142,3 +143,22 @@ def gradient_error(relative: float, of_sum: float | None = None) -> str:
 
 def _error(share: float) -> str:
     return percent(share) if share >= 0.1 else percent(share, ".2g")
+
+
+def ranks_text(ranks: Collection[int], all_of: int | None = None) -> str:
+    """The ranks in words, with a range for three or more in a row.
+
+    >>> ranks_text([3], 8), ranks_text([0, 1, 2, 3, 7], 8), ranks_text([0, 1], 2)
+    ('rank 3', 'ranks 0 to 3, 7', 'all ranks')
+    """
+    numbers = sorted(set(ranks))
+    if all_of is not None and len(numbers) == all_of > 1:
+        return "all ranks"
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"

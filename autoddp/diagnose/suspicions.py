@@ -20,7 +20,7 @@ from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, GRADIENT_AS_BUCKET_VIEW, SMALLEST_MIB
 from autoddp.timing import Difference, difference, median
-from autoddp.units import MIB, data_size, milliseconds, percent
+from autoddp.units import MIB, data_size, milliseconds, percent, ranks_text
 from autoddp.wire import AS_IT_IS, ON_DEVICE, PINNED, Delay, Experiment, JobFacts
 
 _DEFAULT_CAP = 25.0  # MiB, of DDP's buckets where the script sets none
@@ -209,10 +209,6 @@ def _share(seconds: float, evidence: Evidence) -> str:
     return f"{milliseconds(seconds)} ms, {percent(seconds / statistics.fmean(evidence.steps))} of a step"
 
 
-def _ranks(numbers: Sequence[int]) -> str:
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-
-
 def _data_loader(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
     data = evidence.stage("data")
     means = evidence.means(data)
@@ -221,7 +217,7 @@ def _data_loader(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion
         return
     guess = evidence.gain(lambda r, n: evidence.own[r][n] - (data[r][n] if r in ranks else 0.0))
     alone = "reading for all" if ranks == evidence.readers else "alone"
-    who = "every rank waits" if len(ranks) == len(means) else f"{_ranks(ranks)} {alone} waits"
+    who = "every rank waits" if len(ranks) == len(means) else f"{ranks_text(ranks)} {alone} waits"
     seen = f"{who} for the data loader: {_share(max(means), evidence)}"
     # On all ranks, so that all their loaders stay at the same place: an epoch must end on all of them in one step.
     kept = Experiment(kept_batches=evidence.readers)

@@ -9,7 +9,7 @@ from autoddp.diagnose.evidence import Evidence
 from autoddp.diagnose.findings import WORTHWHILE, Finding, Level, Scaling
 from autoddp.diagnose.suspicions import Surroundings, Suspicion, waiting_by_turns
 from autoddp.knobs.env import keeps_memory
-from autoddp.units import milliseconds, percent
+from autoddp.units import milliseconds, percent, ranks_text
 from autoddp.wire import JobFacts
 
 IN_SOME_STEPS = ("rank0_work", "epoch_start", "periodic_stall")
@@ -39,8 +39,9 @@ def _fix_loader(suspicion: Suspicion, around: Surroundings, fixed: bool | None) 
             "faster disk"
         )
     elif not fixed:
-        these = f"rank{'s' if len(suspicion.ranks) > 1 else ''} {', '.join(map(str, suspicion.ranks))}"
-        ways.append(f"let {these} read data as fast as the others do: look at the disk and at the shard there")
+        ways.append(
+            f"let {ranks_text(suspicion.ranks)} read data as fast as the others do: look at the disk and at the shard there"
+        )
     return "; or ".join(ways)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autoddp.codec import decode
-from autoddp.units import duration
+from autoddp.units import duration, ranks_text
 from autoddp.wire import Heartbeat
 
 _FRESH = 5.0  # seconds after which a heartbeat says nothing any more; each rank writes one a second
@@ -80,12 +80,8 @@ def places(ranks: Mapping[int, Seen], now: float) -> str:
     parts = []
     for (place, waits), who in together.items():
         one, several = ("waits", "wait") if waits else ("is", "are")
-        parts.append(f"{_names(who)} {one if len(who) == 1 else several} in {place}")
+        parts.append(f"{ranks_text(who)} {one if len(who) == 1 else several} in {place}")
     return f"{'; '.join(parts)} (host {socket.gethostname()})"
-
-
-def _names(ranks: Collection[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
 
 
 @dataclass
@@ -131,4 +127,4 @@ class Waiting:
         self._told = True
         whom = places(work, now) if work else f"a rank on {', '.join(elsewhere)} works"
         have = "has" if len(waits) == 1 else "have"
-        return f"{_names(waits)} {have} waited for {duration(longest)} for another one: {whom}"
+        return f"{ranks_text(waits)} {have} waited for {duration(longest)} for another one: {whom}"

@@ -26,7 +26,7 @@ from autoddp.knobs import BY_NAME, Configuration, Rung
 from autoddp.log import printable, printable_lines
 from autoddp.report import page_pictures as pictures
 from autoddp.report.page_content import Headroom, PageContent, RankStages, Standing, Values, page_content
-from autoddp.units import data_size, duration, gradient_error, milliseconds, percent
+from autoddp.units import data_size, duration, gradient_error, milliseconds, percent, ranks_text
 from autoddp.version import __version__
 
 _SHARED = ("transfer", "waiting", "buffers")  # stages that end on all ranks together
@@ -146,7 +146,7 @@ def _pictures(content: PageContent) -> dict[str, Any]:
         "heat": pictures.heat_map(shown) if shown else [],
         # With a rank missing here, those of a finding may be as many as are left, and yet not all of them.
         "all_ranks": len(ranks) if ranks and not content.is_left_out("diagnosis.ranks") else None,
-        "ranks_text": pictures.ranks_text,
+        "ranks_text": ranks_text,
         "step": pictures.one_step(recorded),
         "ladder": list(zip(content.ladder, pictures.ladder(content.ladder), strict=True)),
         "trials_picture": pictures.trials(content.trials, _before_trials(content)) if content.trials else "",

@@ -95,25 +95,6 @@ def waterfall(steps: Sequence[Mended]) -> list[Row]:
     return rows
 
 
-def ranks_text(ranks: Sequence[int], all_of: int | None) -> str:
-    """The ranks in words, with a range for three or more in a row.
-
-    >>> ranks_text([3], 8), ranks_text([0, 1, 2, 3, 7], 8), ranks_text([0, 1], 2)
-    ('rank 3', 'ranks 0 to 3, 7', 'all ranks')
-    """
-    numbers = sorted(set(ranks))
-    if all_of is not None and len(numbers) == all_of > 1:
-        return "all ranks"
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"
-
-
 def heat_map(ranks: Sequence[RankStages]) -> list[Row]:
     """A row for each stage, a cell for each rank: the more colour, the more time. Outlined is what stands out."""
     each = [stages_of(one) for one in ranks]
