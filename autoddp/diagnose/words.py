@@ -39,9 +39,8 @@ def _fix_loader(suspicion: Suspicion, around: Surroundings, fixed: bool | None) 
             "faster disk"
         )
     elif not fixed:
-        ways.append(
-            f"let {ranks_text(suspicion.ranks)} read data as fast as the others do: look at the disk and at the shard there"
-        )
+        these = ranks_text(suspicion.ranks)
+        ways.append(f"let {these} read data as fast as the others do: look at the disk and at the shard there")
     return "; or ".join(ways)
 
 

@@ -903,8 +903,8 @@ def after_this_backward(call: Callable[[], None]) -> None:
 def _skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, skipped by Dynamo: Dynamo skips DDP's file, and must also skip our wrappers of its methods.
 
-    `functools.wraps` copies what an earlier wrapper of the method has, also the attribute by which torch 2.7 and 2.8 find
-    the function to skip: they would give back that wrapper's, and leave this one out.
+    `functools.wraps` copies what an earlier wrapper of the method has, also the attribute by which torch 2.7 and 2.8
+    find the function to skip: they would give back that wrapper's, and leave this one out.
     """
     vars(function).pop("_torchdynamo_orig_callable", None)
     disable = cast("Callable[..., Any]", torch.compiler.disable)
