@@ -75,6 +75,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for version, interpreter in itertools.product(arguments.versions, arguments.python):
         folder = Path(tempfile.mkdtemp(prefix=f"torch-{version}-", dir=arguments.folder))
+        folder.chmod(0o755)  # some tests are an ordinary user's
         try:
             found = tried(version, interpreter, arguments.tests, folder)
             print(f"\ntorch {version}, {interpreter}", *found, sep="\n  ", flush=True)

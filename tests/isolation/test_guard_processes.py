@@ -101,7 +101,7 @@ def test_a_killed_process_blocks_nobody(tmp_path: Path) -> None:
 
 
 SPAWNED = """
-import multiprocessing, threading
+import multiprocessing, threading, warnings
 from pathlib import Path
 
 def work(name):
@@ -120,7 +120,8 @@ if __name__ == "__main__":
         assert list(manager.list([1])) == [1]
     with context.Pool(2) as pool:
         assert pool.map(abs, [-1, 2]) == [1, 2]
-    # Threads that write while others fork must not leave a lock taken in the child.
+    # Threads that write while others fork must not leave a lock taken in the child; Python 3.12 warns of such forks.
+    warnings.simplefilter("ignore", DeprecationWarning)
     stop = []
     def write():
         while not stop: Path("busy").write_text("x"); os.remove("busy")

@@ -49,6 +49,7 @@ CASES = [
     ("c10d", "trial", 1),
     whole("c10d", "finals", 1),
     whole("c10d", "trial", 0),
+    whole("c10d", "finals", 0),
     whole("static", "start", 0),
     whole("static", "trial", 1),
 ]
