@@ -5,6 +5,7 @@ So a launcher that takes over a study can replay its journal through this code a
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
 import random
@@ -394,6 +395,12 @@ class Study:
         if not self._trials.records and (self._trials.no_time or ended):
             why = f"there was no time for a trial: your settings stay; headroom {won}{more}"
             return Decision(AS_WRITTEN, why, is_open=True)
+        if self._asked.trials and not self._trials.records:
+            reasons = collections.Counter(self._facts.left_out.values()).most_common(1)
+            because = f" ({reasons[0][0]})" if reasons else ""
+            return Decision(
+                AS_WRITTEN, f"nothing can be tried in this job{because}: your settings stay; headroom {won}"
+            )
         tried = [trial for trial in self._trials.records if trial.usable]
         if tried and not ladder:
             best = min(tried, key=lambda trial: (not self._asked.allows(trial.configuration), trial.seconds))

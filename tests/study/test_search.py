@@ -84,6 +84,14 @@ def test_no_trial_where_nothing_can_be_won() -> None:
     assert {Configuration(asked.configuration) for asked in job.asked} == {AS_WRITTEN}
 
 
+def test_where_nothing_may_be_changed_the_decision_says_why() -> None:
+    known = facts((), left_out={"hook": "delayed reductions are used", "threads": "delayed reductions are used"})
+    decision = Study(job_on("medium"), known, StudySettings(trials=3), Observer()).run().decision
+    assert decision.configuration == AS_WRITTEN
+    assert decision.why.startswith("nothing can be tried in this job (delayed reductions are used): your settings stay")
+    assert not decision.is_open
+
+
 def test_a_small_headroom_that_is_not_sure_is_tried() -> None:
     """Steps that scatter by 30 %: after a few rounds nobody knows whether there is something to win."""
     unsure = [run(SimulatedJob(1e7, latency=0.0, copies=0.3, noise=0.3, seed=seed), trials=2) for seed in range(10)]
