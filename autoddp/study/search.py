@@ -398,9 +398,8 @@ class Study:
         if self._asked.trials and not self._trials.records:
             reasons = collections.Counter(self._facts.left_out.values()).most_common(1)
             because = f" ({reasons[0][0]})" if reasons else ""
-            return Decision(
-                AS_WRITTEN, f"nothing can be tried in this job{because}: your settings stay; headroom {won}"
-            )
+            why = f"nothing can be tried in this job{because}: your settings stay; headroom {won}"
+            return Decision(AS_WRITTEN, why)
         tried = [trial for trial in self._trials.records if trial.usable]
         if tried and not ladder:
             best = min(tried, key=lambda trial: (not self._asked.allows(trial.configuration), trial.seconds))
