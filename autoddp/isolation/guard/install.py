@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import sys
 from typing import Any
 
 from autoddp.isolation import real
@@ -17,7 +18,8 @@ from autoddp.isolation.hooks import rebind
 
 _NAMES_IN_ERRORS = {
     **dict.fromkeys(("link", "rename", "replace", "symlink"), ("src", "dst")),
-    **dict.fromkeys(("utime", "getcwd", "getcwdb", "fchmod", "fchown"), ()),
+    **dict.fromkeys(("getcwd", "getcwdb", "fchmod", "fchown"), ()),
+    "utime": ("path",) if sys.version_info >= (3, 13) else (),
     "fchdir": ("fd",),
 }
 """The parameters that a function's OSError shows; `path` where a function is not listed."""

@@ -66,7 +66,12 @@ class Programs:
         """Checks by audit event."""
 
     def start(self) -> None:
-        """`subprocess` and `multiprocessing` both start programs by `fork_exec`."""
+        """`subprocess` and `multiprocessing` both start programs by `fork_exec`.
+
+        From Python 3.13 on `subprocess` mostly takes posix_spawn, in which no word can be replaced, unless it is told
+        not to.
+        """
+        vars(importlib.import_module("subprocess"))["_USE_POSIX_SPAWN"] = False
 
         def make(fork_exec: Any) -> Any:
             def checked(words: Any, files: Any, close_fds: Any, keep: Any, cwd: Any, env: Any, *more: Any) -> Any:
