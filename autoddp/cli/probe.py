@@ -12,6 +12,7 @@ from autoddp.files import read_at_most
 from autoddp.log import show_json
 from autoddp.topology import Node, verdicts
 from autoddp.topology.tool_outputs import SOURCES, Output, node_of
+from autoddp.topology.wrappers import decoded, unwrapped
 
 _MOST = 256 * 2**20  # bytes of a file: the longest NCCL logs of big jobs are a tenth of this
 
@@ -76,7 +77,7 @@ def _read(name: str, place: str) -> Output:
         content = read_at_most(path, _MOST + 1)
         if len(content) > _MOST:
             raise NothingReadable(f"larger than {_MOST >> 20} MiB; cut out the part that matters")
-        return SOURCES[name].read(content.decode(errors="replace"))
+        return SOURCES[name].read(unwrapped(decoded(content)))
     except NothingReadable as problem:
         raise NothingReadable(f"{option} {place}: {problem}") from None
     except OSError as problem:

@@ -142,7 +142,7 @@ def _nvlinks(around: Surroundings) -> list[int]:
 def _peer_access_is_unused(around: Surroundings) -> bool:
     """Whether peer access works between all GPUs, but NCCL's default distance limit keeps it from being used."""
     able = around.node is not None and all(pair.p2p == "OK" for pair in around.node.pairs)
-    return able and "SHM" in _transports(around)
+    return able and any("SHM" in transport for transport in _transports(around))
 
 
 def _peers_meet_in_the_cpu(around: Surroundings) -> bool:
@@ -262,7 +262,7 @@ NCCL_P2P_LEVEL = _start(
     "nccl_p2p_level",
     "NCCL_P2P_LEVEL",
     "how far apart two GPUs may be for one to write into the other's memory",
-    one_of("PIX", "PXB", "PHB", "NODE", "SYS"),
+    one_of("PIX", "PXB", "PHB", "SYS"),
     _where(_peer_access_is_unused, "SYS"),
     pinned_by=_PEERS,
 )

@@ -65,6 +65,8 @@ class GpuPair:
     """GB/s of all their NVLinks together, in one direction."""
     p2p: str = ""
     """OK or a key of `P2P_REFUSED`; empty where that is not known."""
+    xgmi: bool = False
+    """Whether xGMI, AMD's link between GPUs, joins them."""
 
 
 @dataclass(frozen=True)

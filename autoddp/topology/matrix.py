@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from autoddp.errors import NothingReadable
 from autoddp.topology.matrix_rows import Table, gpu_of, table
+from autoddp.topology.rocm_smi import AmdLinks, is_rocm_smi, read_links
 from autoddp.topology.text import some
 
 _LEGEND = re.compile(r"\s*(NIC[0-9]{1,4})\s*:\s*(\S{1,64})\s*")
@@ -31,7 +32,8 @@ class TopologyMatrix:
     >>> matrix.links, matrix.cpu_affinity, matrix.missing
     ({'0-1': 'NV4'}, {0: '0-11'}, ('the CPU affinity could not be read of GPU1',))
 
-    Relations are nvidia-smi's words, nearest first: NV# (# NVLinks), PIX, PXB, PHB, NODE, SYS (SOC in old drivers).
+    Relations are nvidia-smi's words, nearest first: NV# (# NVLinks), PIX, PXB, PHB, NODE, SYS (SOC in old drivers); of
+    AMD's GPUs rocm-smi's, XGMI and PCIE.
     Not promised: that what is absent is not in the machine.
     """
 
@@ -80,11 +82,13 @@ def read_matrix(text: str) -> TopologyMatrix:
 
     A relation is certain if every cell about it that can be read, in its row and in its column, says the same.
     """
+    if is_rocm_smi(text):
+        return _of_amd(read_links(text))
     found = table(text)
     if not found.columns.gpus:
         raise NothingReadable(
             f"no GPU matrix in the text {' '.join(text[:200].split())[:40]!r}: expected the output of "
-            "`nvidia-smi topo -m`, with a row like 'GPU0  X  NV18  …' for each GPU"
+            "`nvidia-smi topo -m`, with a row like 'GPU0  X  NV18  …' for each GPU, or of `rocm-smi --showtopo`"
         )
     links, nic_links = _relations(found)
     cpus, nodes = _affinities(found, "CPU"), _affinities(found, "NUMA")
@@ -108,6 +112,24 @@ def read_matrix(text: str) -> TopologyMatrix:
             *_missing_affinities(found, "CPU", cpus),
             *_missing_affinities(found, "NUMA", nodes),
         ),
+    )
+
+
+def _of_amd(found: AmdLinks) -> TopologyMatrix:
+    if not found.gpus:
+        raise NothingReadable("rocm-smi's table of link types could not be read: it needs its heading `GPU0 GPU1`")
+    pairs = len(found.gpus) * (len(found.gpus) - 1) // 2
+    unread = pairs - len(found.links)
+    return TopologyMatrix(
+        gpus=found.gpus,
+        links=found.links,
+        rows_present=found.gpus,
+        nics=None,
+        nic_names=None,
+        nic_links={},
+        cpu_affinity={},
+        numa_affinity=found.numa,
+        missing=(f"{unread} of {pairs} GPU links could not be read",) if unread else (),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import dropwhile
 
+from autoddp.topology.facts import P2P_REFUSED
 from autoddp.topology.text import without_escapes
 
 _GPU = re.compile(r"GPU(0|[1-9][0-9]{0,2})")
@@ -21,6 +22,7 @@ _SEAM = re.compile(r"(?<=[0-9])(?=(?:GPU|NIC|mlx|hfi)[0-9])")  # between two nam
 _AFFINITY_NAME = re.compile(r"(CPU|NUMA)\s*Affinity|(GPU)\s*NUMA\s*ID")
 _AFFINITY = re.compile(r"N/A|[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*")
 _RELATION = re.compile(r"X|PIX|PXB|PHB|NODE|SYS|SOC|NV[1-9][0-9]?")  # SOC: what SYS was called until 2017
+_PEER_ACCESS = frozenset(("OK", *P2P_REFUSED))  # of `nvidia-smi topo -p2p`, which may stand in the same paste
 _MOST_GPUS = 1000  # a longer number is damage
 
 
@@ -169,6 +171,8 @@ def _of_one_line(line: str) -> list[Columns | Row]:
 
 def _row(words: list[str]) -> Row | None:
     if len(words) < 2 or not (_GPU.fullmatch(words[0]) or _NIC.fullmatch(words[0])):
+        return None
+    if _PEER_ACCESS & {*words[1:]}:
         return None
     return Row(words[0], tuple(words[1:])) if any(map(_RELATION.fullmatch, words[1:])) else None
 

@@ -37,7 +37,7 @@ _RING = re.compile(rf"Channel ([0-9]{{2,3}})/[0-9]{{2,3}} :((?: +[0-9]{{1,2}}){{
 _RANK = r"([0-9]{1,7})(?:\[([0-9a-f]{1,16})\])?"  # in brackets the GPU: its number, once its PCI address
 _LOCAL = (
     r"P2P/(?:IPC|CUMEM|MNNVL|direct pointer|common device|indirect/[0-9]{1,7}\[[0-9a-f]{1,16}\])(?:/read)?(?:/CE)?"
-    r"|SHM/(?:direct|CE)/(?:direct|CE)|direct shared memory"
+    r"|SHM/(?:direct|CE)(?:/(?:direct|CE))?|direct shared memory"
 )
 _NET = rf"NET/{_NAME}/[0-9]{{1,4}}(?:\([0-9]{{1,7}}\))?(?:/GDRDMA(?:\(PCI\))?)?(?:/Shared)?"
 _TRANSPORT = re.compile(rf"{_LOCAL}|{_NET}")
@@ -46,6 +46,7 @@ _CONNECTION = re.compile(
     rf"(?:Channel [0-9]{{2,3}}(?:/[0-9]{{1,3}})?|Ring [0-9]{{2,3}}) : {_RANK} -> {_RANK}"
     rf"(?: via ({_LOCAL})| \[(?:send|receive)\] via ({_NET}))(?: comm 0x.*)?"
 )
+_BETWEEN_TRAYS = "P2P/MNNVL"  # NVLink may join several hosts, whose GPUs are all numbered from 0
 _VIA = re.compile(r"[0-9\]] via (?!COLLNET)(?:[A-Z0-9]{3}|direct shared)")  # a connection, readable or not
 
 
@@ -109,13 +110,14 @@ def read_nccl_log(log: str | Iterable[str]) -> NcclLog:
 
     Anything may stand between NCCL's lines. NothingReadable if there is none of them.
     """
-    said = _Said()
+    said, number = _Said(), 0
     every = (line for piece in ([log] if isinstance(log, str) else log) for line in _whole_lines(piece))
     for number, line in enumerate(every, start=1):
         said.take(number, line)
     if not said.anything:
         raise nothing_readable(
-            "the log of a run with NCCL_DEBUG=INFO, with lines like `host:42:57 [0] NCCL INFO Using network IB`"
+            "the log of a run with NCCL_DEBUG=INFO, with lines like `host:42:57 [0] NCCL INFO Using network IB`",
+            of_lines=number,
         )
     return said.together()
 
@@ -194,7 +196,7 @@ class _Said:
             return False
         ranks, transport = (int(found[1]), int(found[3])), found[5] or found[6]
         self.transports[ranks][transport] = None
-        if found[2] and found[4] and found[5]:
+        if found[2] and found[4] and found[5] and not found[5].startswith(_BETWEEN_TRAYS):
             self.gpus[ranks].setdefault((found[2], found[4]), {})[transport] = None
         return True
 
@@ -234,6 +236,8 @@ class _Said:
                 *_several("networks", networks),
                 *not_read(self.unread),
                 *([f"no communicator in the log has the ranks of {some(outside)}"] if outside else ()),
+                *([] if self.versions else ["the log does not say which version of NCCL it is from"]),
+                *([] if networks else ["the log does not say which network is used"]),
             ),
             within_node={gpus: tuple(texts) for gpus, texts in within_node.items()},
         )

@@ -82,6 +82,7 @@ def node_of_matrix(matrix: TopologyMatrix) -> Node:
         _pair(int(a), int(b), word) for name, word in matrix.links.items() for a, b in [name.split("-", maxsplit=1)]
     )
     near, numa = _near_by_matrix(matrix), {gpu.index: gpu.numa for gpu in gpus}
+    amd = bool({"XGMI", "PCIE"} & {*matrix.links.values()})
     # A NIC stands with the GPUs nearest to it, if these stand together.
     beside = {name: {numa.get(gpu) for gpu in gpus_near} for name, gpus_near in near.items()}
     ports = tuple(
@@ -94,7 +95,7 @@ def node_of_matrix(matrix: TopologyMatrix) -> Node:
         pairs=pairs,
         rdma=ports,
         near=near,
-        sources={"gpus": "nvidia-smi topo -m"},
+        sources={"gpus": "rocm-smi --showtopo" if amd else "nvidia-smi topo -m"},
         unknown={f"matrix.{number}": text for number, text in enumerate(matrix.missing)},
     )
 
@@ -113,7 +114,7 @@ def _pair(a: int, b: int, word: str) -> GpuPair:
     if word.startswith("NV"):
         return GpuPair(a, b, nvlinks=int(word[2:]))
     word = "SYS" if word == "SOC" else word  # as drivers before 2017 call it
-    return GpuPair(a, b, next((known for known in RELATIONS if known == word), None))
+    return GpuPair(a, b, next((known for known in RELATIONS if known == word), None), xgmi=word == "XGMI")
 
 
 def _first_number(text: str) -> int | None:

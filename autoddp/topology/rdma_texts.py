@@ -255,7 +255,7 @@ def _read_blocks(tool: _Tool, text: str) -> RdmaPorts:
         said_none = said_none or closed(line) == tool.none
         blocks.take(line, at)
     if not (blocks.devices or blocks.gone or said_none):
-        raise nothing_readable(tool.example)
+        raise nothing_readable(tool.example, text.count("\n") + 1)
     return blocks.result()
 
 
@@ -318,7 +318,8 @@ def read_show_gids(text: str) -> GidTable:
         elif words and words[0] != "---":
             unread.append(i)
     if not (slots or header or count is not None):
-        raise nothing_readable("the output of show_gids, with its heading `DEV PORT INDEX GID IPv4 VER DEV`")
+        example = "the output of show_gids, with its heading `DEV PORT INDEX GID IPv4 VER DEV`"
+        raise nothing_readable(example, text.count("\n") + 1)
     gids = tuple(found for (found, *others) in slots.values() if not others)
     twice = (slot for slot, contents in slots.items() if len(contents) > 1)
     missing = [*not_read(unread)]

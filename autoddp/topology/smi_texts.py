@@ -103,7 +103,8 @@ def read_gpu_list(text: str) -> GpuList:
             unread.append(i)
             current = current if line[0].isspace() else stray
     if not (gpus or stray or said_none):
-        raise nothing_readable("the output of nvidia-smi -L, with lines like `GPU 0: NVIDIA A100 (UUID: GPU-…)`")
+        example = "the output of nvidia-smi -L, with lines like `GPU 0: NVIDIA A100 (UUID: GPU-…)`"
+        raise nothing_readable(example, text.count("\n") + 1)
     last = gpus[-1].index if gpus else -1
     skipped = [f"{last + 1 - len(gpus)} of GPUs 0 to {last} are not listed"] if last + 1 > len(gpus) else []
     nameless = [f"GPU {gpu.index}: its name or UUID could not be read" for gpu in gpus if not gpu.uuid]
@@ -217,7 +218,8 @@ def read_nvlink_status(text: str) -> NvlinkStatus:
             unread.append(i)
             current = None
     if unread and not (gpus or stray):
-        raise nothing_readable("the output of nvidia-smi nvlink -s, with lines like `Link 0: 25 GB/s`")
+        example = "the output of nvidia-smi nvlink -s, with lines like `Link 0: 25 GB/s`"
+        raise nothing_readable(example, text.count("\n") + 1)
     return NvlinkStatus(tuple(gpus.values()), tuple(stray), (*not_read(unread), *_doubts([*gpus.values()], stray)))
 
 
@@ -279,7 +281,8 @@ def read_p2p_status(text: str) -> P2pStatus:
             # A row that is listed twice with two contents is not believed in either.
             rows[numbers[0]] = row if rows.get(numbers[0], row) == row else {}
     if not columns:
-        raise nothing_readable("the matrix of nvidia-smi topo -p2p r, with its heading `GPU0 GPU1`")
+        example = "the matrix of nvidia-smi topo -p2p r, with its heading `GPU0 GPU1`"
+        raise nothing_readable(example, text.count("\n") + 1)
     # If a row is not in the heading, one of the names is damaged: only names that stand in both are believed.
     known = set(columns) if rows.keys() <= set(columns) else rows.keys() & set(columns)
     believed = {a: {b: code for b, code in rows.get(a, {}).items() if b in known} for a in columns}

@@ -88,6 +88,10 @@ def not_read(numbers: Sequence[int]) -> tuple[str, ...]:
     return (f"line{'s' if len(numbers) > 1 else ''} {some([*map(str, numbers)], most=3)} could not be read",)
 
 
-def nothing_readable(expected: str) -> NothingReadable:
-    """The error for a text of which nothing could be understood; `expected` names the tool and a line of it."""
-    return NothingReadable(f"nothing could be read: expected {expected}")
+def nothing_readable(expected: str, of_lines: int | None = None) -> NothingReadable:
+    """The error for a text of which nothing could be understood.
+
+    `expected` names the tool and a line of it. `of_lines`: lines that the text has, where it has lines.
+    """
+    read = "nothing could be read" if of_lines is None else f"0 of {of_lines} lines understood"
+    return NothingReadable(f"{read}: expected {expected}")

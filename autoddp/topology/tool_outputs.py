@@ -71,7 +71,7 @@ def _with_names(node: Node, listed: GpuList) -> Node:
 
 
 SOURCES: Mapping[str, Source] = {
-    "topo_matrix": Source("output of nvidia-smi topo -m", read_matrix),
+    "topo_matrix": Source("output of nvidia-smi topo -m, or of rocm-smi --showtopo", read_matrix),
     "p2p_status": Source("output of nvidia-smi topo -p2p r", read_p2p_status, _with_peer_access),
     "gpu_list": Source("output of nvidia-smi -L", read_gpu_list, _with_names),
     "nccl_log": Source("a log written under NCCL_DEBUG=INFO", read_nccl_log),

@@ -11,11 +11,12 @@ with, not a promise: firmware, IOMMU and other users of the network cannot be se
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from autoddp.topology.facts import P2P_REFUSED, RELATIONS, Gpu, GpuPair, Node, Relation, fastest
+from autoddp.topology.facts import P2P_REFUSED, Gpu, GpuPair, Node, fastest
 from autoddp.topology.rdma import RdmaPort
 
 PCIE_GBS_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
@@ -31,9 +32,24 @@ _OF_RDMA = (0.80, 0.97)
 _OF_RDMA_BY_HOST = (0.40, 0.70)  # through main memory on both sides
 _OF_SOCKET = (0.50, 0.95)
 
-_USUAL_NVLINK_GBS = 25  # one way, from V100 to H100; taken where only the number of links is known
+_NVLINK_GBS = {1: 20, 2: 25, 3: 25, 4: 25, 5: 50}
+"""GB/s of one link in one direction, by NVLink's version (NVIDIA's whitepapers of each architecture)."""
+_NVLINK_OF = {
+    1: re.compile(r"\bP100\b"),
+    2: re.compile(r"\bV100"),
+    3: re.compile(r"\bA(30|40|100|800|6000)\b|\bRTX 30\d\d"),
+    4: re.compile(r"\bG?H(20|100|200|800)\b"),
+    5: re.compile(r"\bG?B[123]00\b"),
+}
+"""NVLink's version by the name of the GPU. A name that is not here is of no known version."""
+_USUAL_NVLINK_GBS = 25
 
-_SLOW_SHM = "NVLink machines of this class give 200 GB/s and more"
+_LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
+"""Values of NCCL_P2P_LEVEL, nearest first. What nvidia-smi calls NODE is PHB to NCCL: its CPUs are NUMA nodes."""
+_BELOW_ONE_CPU = ("GenuineIntel", "ARM", "CentaurHauls", "Shanghai")
+_NEARER_SINCE = (2, 23, 4)
+"""NCCL's version from which on PXB is the default on every CPU, except for two GPUs on AMD's (src/graph/paths.cc)."""
+_GEFORCE = re.compile(r"\bGeForce\b")
 _NO_GPUDIRECT = "no GPUDirect: load nvidia_peermem, or use the open kernel module for dma-buf"
 _FLAPS = 2  # times that a link is lost before it counts: one may be a switch that was restarted
 
@@ -53,7 +69,7 @@ class Verdict:
     between: str
     """`GPU0-GPU4`, or `nodes`."""
     transport: str
-    """P2P/NVLink, P2P/PCIe, SHM, NET/IB/GDRDMA, NET/IB, NET/Socket, Gloo/TCP; empty if it cannot be told."""
+    """P2P/NVLink, P2P/xGMI, P2P/PCIe, SHM, P2P/PCIe or SHM, NET/IB/GDRDMA, NET/IB, NET/Socket, Gloo/TCP; or empty."""
     low: float | None
     high: float | None
     """Expected bus bandwidth, GB/s; None if a rate is not known."""
@@ -83,27 +99,46 @@ def between_gpus(node: Node, pair: GpuPair, environment: Mapping[str, str] = os.
         return Verdict(name, "SHM", None, None, "MIG instances have no peer access", back)
     switched_off = environment.get("NCCL_P2P_DISABLE") == "1"
     if pair.nvlinks and not switched_off and pair.p2p in ("", "OK"):
-        return _by_nvlink(name, pair)
+        return _by_nvlink(name, pair, gpus)
+    if pair.xgmi and not switched_off:
+        return Verdict(name, "P2P/xGMI", None, None, "xGMI joins them, AMD's link between GPUs; its rate is not told")
     if pair.relation is None:
         return Verdict(name, "", None, None, "how they are joined is not known")
     refused = "NCCL_P2P_DISABLE=1 is set" if switched_off else P2P_REFUSED.get(pair.p2p, "")
+    if not refused and not pair.p2p and any(_GEFORCE.search(gpu.name) for gpu in gpus):
+        refused = "NVIDIA's driver gives GeForce cards no peer access over PCIe"
     raw = _pcie_gbs(gpus)
     crossing = f"they {_CROSSING[pair.relation]}"
-    level = _peer_level(node, environment)
-    if not refused and RELATIONS.index(pair.relation) <= RELATIONS.index(level):
+    levels = _peer_levels(node, environment)
+    reach = _LEVELS.index("PHB" if pair.relation == "NODE" else pair.relation)
+    reached = {when: reach <= _LEVELS.index(level) for when, level in levels.items()}
+    if not refused and all(reached.values()):
         share = _OF_PCIE_SWITCH if pair.relation in ("PIX", "PXB") else _OF_PCIE_HOST
         return Verdict(name, "P2P/PCIe", *_range(raw, share), crossing, _slow_slot(gpus))
+    if not refused and any(reached.values()):
+        unknown = "NCCL's version" if node.cpu.vendor else "the CPU's vendor"
+        cases = " or ".join(when for when, works in reached.items() if works)
+        return Verdict(
+            name, "P2P/PCIe or SHM", None, None, f"{unknown} is not known: P2P {cases}, else SHM; {crossing}"
+        )
     share = _OF_SHM_FAR if pair.relation == "SYS" else _OF_SHM_NEAR
-    because = refused or f"NCCL's peer access on this CPU ends at {level}"
-    return Verdict(name, "SHM", *_range(raw, share), f"{crossing}; {because}", _SLOW_SHM)
+    if refused:
+        return Verdict(name, "SHM", *_range(raw, share), f"{refused}; {crossing}")
+    level = max(levels.values(), key=_LEVELS.index)
+    farther = "NCCL_P2P_LEVEL=SYS allows it" if pair.p2p == "OK" else ""
+    return Verdict(name, "SHM", *_range(raw, share), f"{crossing}; NCCL's peer access ends at {level} here", farther)
 
 
-def _by_nvlink(name: str, pair: GpuPair) -> Verdict:
+def _by_nvlink(name: str, pair: GpuPair, gpus: list[Gpu]) -> Verdict:
     links = f"{pair.nvlinks} NVLink{'s' if pair.nvlinks > 1 else ''}"
-    if pair.nvlink_gbs is None:
-        raw, rate = float(pair.nvlinks * _USUAL_NVLINK_GBS), f"at {_USUAL_NVLINK_GBS} GB/s a link"
-    else:
+    if pair.nvlink_gbs is not None:
         raw, rate = pair.nvlink_gbs, f"{pair.nvlink_gbs:.4g} GB/s each way"
+    else:
+        of_names = {version for version, names in _NVLINK_OF.items() for gpu in gpus if names.search(gpu.name)}
+        versions = {pair.nvlink_version} if pair.nvlink_version in _NVLINK_GBS else of_names
+        each = min((_NVLINK_GBS[version] for version in versions if version), default=_USUAL_NVLINK_GBS)
+        raw, rate = float(pair.nvlinks * each), f"at {each} GB/s a link"
+        rate += "" if versions else ", which is assumed: NVLink 5 has 50"
     return Verdict(name, "P2P/NVLink", *_range(raw, _OF_NVLINK), f"{links}, {rate}")
 
 
@@ -111,12 +146,29 @@ def _range(raw: float | None, share: tuple[float, float]) -> tuple[float | None,
     return (None, None) if raw is None else (raw * share[0], raw * share[1])
 
 
-def _peer_level(node: Node, environment: Mapping[str, str]) -> Relation:
-    """How far apart two GPUs may be for NCCL to let one write to the other: anywhere on AMD, else below one CPU."""
+def _peer_levels(node: Node, environment: Mapping[str, str]) -> dict[str, str]:
+    """How far apart two GPUs may be for NCCL to let one write to the other's memory.
+
+    A value of `_LEVELS` for each case that cannot be ruled out: when the CPU, or NCCL's version, is not known.
+    """
     asked = environment.get("NCCL_P2P_LEVEL", "").upper()
-    if asked in RELATIONS:
-        return next(level for level in RELATIONS if level == asked)
-    return "SYS" if node.cpu.vendor == "AuthenticAMD" else "PXB"
+    if asked in _LEVELS:
+        return {"": asked}
+    vendor, version = node.cpu.vendor, node.versions.get("nccl", "")
+    numbers = tuple(int(part) for part in version.split(".") if part.isdecimal())
+    on_amd = "SYS" if len(node.gpus) <= 2 else "PXB"
+    old = {"on Intel and ARM": "PXB", "on others than Intel and ARM": "SYS"}
+    new = {"on AMD": on_amd, "on others than AMD": "PXB"}
+    if vendor:
+        old = {"": "PXB" if vendor in _BELOW_ONE_CPU else "SYS"}
+        new = {"": on_amd if vendor == "AuthenticAMD" else "PXB"}
+    if numbers:
+        return new if numbers >= _NEARER_SINCE else old
+    if set(old.values()) == set(new.values()) and len(set(old.values())) == 1:
+        return old
+    since = ".".join(map(str, _NEARER_SINCE))
+    eras = {f"with NCCL before {since}": old, f"from {since} on": new}
+    return {f"{when} {era}".strip(): level for era, cases in eras.items() for when, level in cases.items()}
 
 
 def _pcie_gbs(gpus: list[Gpu]) -> float | None:

@@ -56,6 +56,7 @@ def node(
         (node(relation="SYS"), 2, {}, [PEERS, SOCKETS, *ANY_NETWORK]),
         (node(relation="SYS", vendor="AuthenticAMD"), 1, {}, [NO_PEERS]),
         (node(relation="SYS", vendor="AuthenticAMD"), 1, {"NCCL_P2P_LEVEL": "SYS"}, []),
+        (node(relation="SYS", vendor="HygonGenuine"), 1, {}, [PEERS]),  # it depends on NCCL's version: worth a trial
         (node(nvlinks=4), 1, {}, CHANNELS),
         (node(nvlinks=18), 1, {}, [*CHANNELS, {"nccl_nvls": "0"}]),
         (node(nvlinks=18), 1, {"NCCL_NVLS_ENABLE": "1", "NCCL_MAX_CTAS": "4"}, CHANNELS[:1]),

@@ -10,7 +10,7 @@ from autoddp.topology.facts import Cpu, Gpu, GpuPair, Nic, Node, Relation
 from autoddp.topology.rdma import RdmaPort
 from autoddp.topology.verdict import between_gpus, between_nodes, verdicts
 
-INTEL, AMD = Cpu(vendor="GenuineIntel"), Cpu(vendor="AuthenticAMD")
+INTEL, AMD, UNKNOWN = Cpu(vendor="GenuineIntel"), Cpu(vendor="AuthenticAMD"), Cpu()
 
 
 def card(index: int, generation: int = 4, width: int = 16) -> Gpu:
@@ -40,6 +40,12 @@ def test_nvlink_carries_what_its_links_carry() -> None:
         ("SYS", INTEL, {}, "SHM"),
         ("PHB", AMD, {}, "P2P/PCIe"),
         ("SYS", AMD, {}, "P2P/PCIe"),
+        ("PIX", UNKNOWN, {}, "P2P/PCIe"),
+        ("PHB", UNKNOWN, {}, "P2P/PCIe or SHM"),
+        ("SYS", Cpu(vendor="HygonGenuine"), {}, "P2P/PCIe or SHM"),
+        ("NODE", INTEL, {"NCCL_P2P_LEVEL": "PHB"}, "P2P/PCIe"),
+        ("NODE", INTEL, {"NCCL_P2P_LEVEL": "NODE"}, "SHM"),
+        ("PIX", INTEL, {"NCCL_P2P_LEVEL": "NVL"}, "SHM"),
         ("SYS", INTEL, {"NCCL_P2P_LEVEL": "SYS"}, "P2P/PCIe"),
         ("PIX", AMD, {"NCCL_P2P_DISABLE": "1"}, "SHM"),
     ],
@@ -55,9 +61,69 @@ def test_across_sockets_without_peer_access() -> None:
     node = two(GpuPair(0, 1, "SYS", p2p="CNS"), AMD)
     found = between_gpus(node, node.pair(0, 1), {})
     assert (found.transport, found.expected) == ("SHM", "expected 6.3-10.1 GB/s")
-    assert "cross the sockets" in found.why
-    assert "chipset" in found.why
-    assert "NVLink" in found.holds_back
+    assert found.why == "the chipset does not support peer access; they cross the sockets"
+    assert found.holds_back == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "cpu", "nccl", "transport"),
+    [
+        (2, AMD, "2.27.7", "P2P/PCIe"),
+        (8, AMD, "2.27.7", "SHM"),
+        (8, AMD, "2.21.5", "P2P/PCIe"),
+        (8, AMD, "", "P2P/PCIe or SHM"),
+        (8, UNKNOWN, "2.27.7", "SHM"),
+        (2, UNKNOWN, "2.27.7", "P2P/PCIe or SHM"),
+        (8, INTEL, "", "SHM"),
+    ],
+)
+def test_nccls_default_since_2_23_4(count: int, cpu: Cpu, nccl: str, transport: str) -> None:
+    """On AMD it has ended below one CPU since then, unless there are two GPUs: NCCL_P2P_LEVEL=SYS is worth a trial."""
+    pair = GpuPair(0, 1, "SYS", p2p="OK")
+    gpus = tuple(card(index) for index in range(count))
+    node = Node("here", gpus=gpus, pairs=(pair,), cpu=cpu, versions={"nccl": nccl} if nccl else {})
+    found = between_gpus(node, pair, {})
+    assert found.transport == transport
+    assert ("NCCL_P2P_LEVEL=SYS" in found.holds_back) is (transport == "SHM")
+    assert ("is not known" in found.why) is ("or" in transport)
+
+
+@pytest.mark.parametrize(
+    ("name", "p2p", "transport"),
+    [
+        ("NVIDIA GeForce RTX 4090", "", "SHM"),
+        ("NVIDIA GeForce RTX 4090", "OK", "P2P/PCIe"),  # there is a driver that allows it
+        ("NVIDIA L40S", "", "P2P/PCIe"),
+    ],
+)
+def test_geforce_cards_have_no_peers_unless_the_driver_says_so(name: str, p2p: str, transport: str) -> None:
+    node = two(GpuPair(0, 1, "PIX", p2p=p2p))
+    node = replace(node, gpus=tuple(replace(gpu, name=name) for gpu in node.gpus))
+    assert between_gpus(node, node.pair(0, 1), {}).transport == transport
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "rate"),
+    [
+        ("NVIDIA B200", None, "at 50 GB/s a link"),
+        ("NVIDIA GB300", None, "at 50 GB/s a link"),
+        ("NVIDIA H100 80GB HBM3", None, "at 25 GB/s a link"),
+        ("NVIDIA H20", None, "at 25 GB/s a link"),
+        ("Tesla P100-SXM2-16GB", None, "at 20 GB/s a link"),
+        ("", 5, "at 50 GB/s a link"),
+        ("", None, "at 25 GB/s a link, which is assumed: NVLink 5 has 50"),
+        ("NVIDIA R100", None, "at 25 GB/s a link, which is assumed: NVLink 5 has 50"),
+    ],
+)
+def test_what_a_link_carries_follows_from_its_version(name: str, version: int | None, rate: str) -> None:
+    node = two(GpuPair(0, 1, nvlinks=18, nvlink_version=version))
+    node = replace(node, gpus=tuple(replace(gpu, name=name) for gpu in node.gpus))
+    assert between_gpus(node, node.pair(0, 1), {}).why == f"18 NVLinks, {rate}"
+
+
+def test_amds_link_between_gpus() -> None:
+    found = between_gpus(two(GpuPair(0, 1, xgmi=True)), GpuPair(0, 1, xgmi=True), {})
+    assert (found.transport, found.low) == ("P2P/xGMI", None)
 
 
 def test_a_narrow_slot_is_named_and_counts() -> None:

@@ -1,0 +1,59 @@
+"""Takes a tool's output out of what others have wrapped around its lines: containers' logs, quotes, markdown tables.
+
+    unwrapped('{"log":"host:1:2 [0] NCCL INFO Using network IB\\n","stream":"stdout","time":"…"}')
+
+Only wrappers of which public samples exist are known: Docker's json-file driver, `> ` of mail and issues, `|` of a
+markdown table (GitHub's, or copied from its page), and `[repeated 7x across cluster]` with which Ray ends a line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+
+_QUOTE = re.compile(r"(?:> ?){1,8}")
+_REPEATED = re.compile(r" ?\[repeated [0-9]{1,9}x across cluster\].{0,400}$")
+_DOCKERS = '{"log":"'
+_UNDER_HEADING = re.compile(r"\|?(?:[ \t]*:?-{2,32}:?[ \t]*\|){1,200}[ \t]*(?::?-{2,32}:?)?")  # begins with no blank
+_BOMS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16", codecs.BOM_UTF8: "utf-8-sig"}
+
+
+def decoded(content: bytes) -> str:
+    """The text of a file, which Windows may have written in UTF-16; bytes that are no text are replaced."""
+    encoding = next((name for mark, name in _BOMS.items() if content.startswith(mark)), "utf-8")
+    return content.decode(encoding, errors="replace")
+
+
+def unwrapped(text: str) -> str:
+    """The text with each line taken out of its wrapper; lines without one stay as they are.
+
+    >>> unwrapped("> GPU0 | X | PHB\\n> -- | -- | --")
+    'GPU0 \\t X \\t PHB\\n'
+    """
+    found = [_unwrapped_line(line) for line in text.split("\n")]
+    if any(map(_is_under_heading, found)):
+        found = ["" if _is_under_heading(line) else _cells(line) for line in found]
+    return "\n".join(found)
+
+
+def _unwrapped_line(line: str) -> str:
+    if line.startswith(_DOCKERS):
+        try:
+            inside = json.loads(line)["log"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return line
+        line = inside.removesuffix("\n") if isinstance(inside, str) else line
+    if quoted := _QUOTE.match(line):
+        line = line[quoted.end() :]
+    return _REPEATED.sub("", line) if "[repeated " in line else line
+
+
+def _is_under_heading(line: str) -> bool:
+    """Whether it is the line between the heading of a markdown table and its rows."""
+    return bool(_UNDER_HEADING.fullmatch(line.strip()))
+
+
+def _cells(line: str) -> str:
+    """Of a row of a markdown table, which may begin and end with `|`."""
+    return line.replace("|", "\t").removeprefix("\t") if "|" in line else line
