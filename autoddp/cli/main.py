@@ -30,7 +30,7 @@ from autoddp.launch.joining import Running
 from autoddp.launch.mode import Mode, choose, for_hosts
 from autoddp.launch.network import Network
 from autoddp.launch.options import Options, parse
-from autoddp.launch.script import require_script
+from autoddp.launch.script import COMMANDS, require_script
 from autoddp.launch.secret_words import without_secrets
 from autoddp.launch.signals import signals_end_tuning
 from autoddp.launch.silence import awaiting
@@ -38,8 +38,6 @@ from autoddp.log import OutputLost, printable, show, tell
 
 if TYPE_CHECKING:
     from autoddp.launch.agreement import Agreement
-
-COMMANDS = ("bench", "diagnose", "predict", "probe", "recipe", "report", "wrap")
 
 
 @dataclass(frozen=True)

@@ -402,6 +402,16 @@ def _options(
     return Options(**{"output": folders.output, **given, **rest}, given=frozenset(given))
 
 
+_OF_OTHER_LAUNCHERS = {
+    "--nproc-per-node": "g gpus gpus-per-node n ngpus np nproc ntasks-per-node num-gpus num-processes num-workers",
+    "--nnodes": "N nodes num-machines num-nodes",
+    "--node-rank": "machine-rank",
+    "--master-addr": "main-process-ip master",
+    "--master-port": "main-process-port port",
+}
+"""Our option → what mpirun, accelerate, deepspeed, srun and Lightning call it."""
+
+
 def _refuse(message: str) -> NoReturn:
     known = option_names(torchrun_parser(), own_parser())
     prefix, _, words = message.partition("unrecognized arguments: ")
@@ -412,7 +422,10 @@ def _refuse(message: str) -> NoReturn:
                 f"{unknown}: an option of torch.distributed.launch. Under autoddp, as under torchrun, each process "
                 "always finds its local rank in the environment variable LOCAL_RANK: leave the option out"
             )
-        raise UsageError(f"unknown option {unknown}{did_you_mean(unknown, known)}; autoddp --help lists all")
+        named = unknown.partition("=")[0].lstrip("-").replace("_", "-").rstrip("0123456789")
+        ours = next((ours for ours, others in _OF_OTHER_LAUNCHERS.items() if named in others.split()), "")
+        meant = f" (did you mean {ours!r}?)" if ours else did_you_mean(unknown, known)
+        raise UsageError(f"unknown option {unknown}{meant}; autoddp --help lists all")
     if "training_script" in message:
         raise UsageError("no script given: autoddp [options] train.py [its arguments]; autoddp --help lists all")
     if message.startswith("ambiguous option: "):  # argparse looks at every word, also at those behind the script

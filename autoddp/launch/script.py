@@ -14,7 +14,10 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from autoddp.errors import UsageError
+from autoddp.errors import UsageError, did_you_mean
+
+COMMANDS = ("bench", "diagnose", "predict", "probe", "recipe", "report", "wrap")
+"""Of autoddp: what may stand in a script's place."""
 
 
 def script_path(torchrun: argparse.Namespace) -> Path | None:
@@ -41,7 +44,10 @@ def require_script(torchrun: argparse.Namespace) -> None:
     if torchrun.no_python:
         return _require_program(script)
     if not os.path.exists(script):
-        raise UsageError(f"script not found: {script} (looked in {Path.cwd()}); check the path, or -m for a module")
+        meant = did_you_mean(script, COMMANDS) if script.isalpha() else ""
+        raise UsageError(
+            f"script not found: {script}{meant} (looked in {Path.cwd()}); check the path, or -m for a module"
+        )
     if os.path.isdir(script) and not any(Path(script, f"__main__.{kind}").is_file() for kind in ("py", "pyc")):
         raise UsageError(f"{script} is a folder without a __main__.py: name the script in it")
     if not os.access(script, os.R_OK):

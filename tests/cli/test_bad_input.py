@@ -62,6 +62,7 @@ CASES = {
     "missing value": ("--trials -- train.py", "--trials: needs a value: a whole number of 0 or more"),
     "missing value of torchrun's": ("--nnodes", "--nnodes: expected one argument"),
     "no script": ("--trials 3", "no script given: autoddp [options] train.py [its arguments]"),
+    "misspelt command": ("diagnos", "script not found: diagnos (did you mean 'diagnose'?) (looked in {cwd})"),
     "script not found": ("nowhere.py", "script not found: nowhere.py (looked in {cwd}); check the path, or -m"),
     "long name": (f"{LONG}.py", f"script not found: {LONG}.py (looked in {{cwd}})"),
     "recipe with a long name": (f"--recipe {LONG}.toml train.py", f"{LONG}.toml: cannot be read: File name too long"),
