@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from autoddp.errors import NothingReadable
-from autoddp.topology.facts import Node
+from autoddp.topology.facts import GpuPair, Node
 from autoddp.topology.matrix import read_matrix
 from autoddp.topology.nccl_log import read_nccl_log
 from autoddp.topology.probe import machine, node_of_matrix
@@ -50,7 +51,12 @@ def _machine(root: Path) -> Node:
 
 
 def _with_peer_access(node: Node, peers: P2pStatus) -> Node:
-    return replace(node, pairs=tuple(replace(pair, p2p=peers.between(pair.a, pair.b)) for pair in node.pairs))
+    """Also for pairs of which the matrix tells nothing."""
+    here = {gpu.index for gpu in node.gpus} & {*peers.gpus}
+    known = {(pair.a, pair.b): pair for pair in node.pairs}
+    told = {pair: code for pair in combinations(sorted(here), 2) if (code := peers.between(*pair))}
+    both = {**{pair: GpuPair(*pair) for pair in told}, **known}
+    return replace(node, pairs=tuple(replace(p, p2p=told.get(k, p.p2p)) for k, p in sorted(both.items())))
 
 
 def _with_rates(node: Node, links: NvlinkStatus) -> Node:
@@ -64,9 +70,10 @@ def _with_rates(node: Node, links: NvlinkStatus) -> Node:
 
 def _with_names(node: Node, listed: GpuList) -> Node:
     """Name and UUID of each GPU, and MIG where `nvidia-smi -L` lists MIG devices below it."""
-    told: dict[int, dict[str, Any]] = {
-        gpu.index: {"name": gpu.name, "uuid": gpu.uuid, "mig": True if gpu.mig else None} for gpu in listed.gpus
-    }
+    told: dict[int, dict[str, Any]] = {}
+    for gpu in listed.gpus:
+        words = {"name": gpu.name, "uuid": gpu.uuid, "mig": True if gpu.mig else None}
+        told[gpu.index] = {name: word for name, word in words.items() if word}
     return replace(node, gpus=tuple(replace(gpu, **told.get(gpu.index, {})) for gpu in node.gpus))
 
 
@@ -87,13 +94,29 @@ SOURCES: Mapping[str, Source] = {
 """Option, with `_` for `-` → what it reads."""
 
 
+def _with_matrix(node: Node, seen: Node) -> Node:
+    """What the folder of /sys tells, and what the matrix tells; neither denies what only the other one knows."""
+    numa = {port.device: port.numa for port in seen.rdma}
+    ports = {port.device for port in node.rdma}
+    rdma = [replace(port, numa=numa.get(port.device) if port.numa is None else port.numa) for port in node.rdma]
+    return replace(
+        node,
+        gpus=seen.gpus,
+        pairs=seen.pairs,
+        rdma=(*rdma, *(port for port in seen.rdma if port.device not in ports)),
+        near={**seen.near, **node.near},
+        sources={**seen.sources, **node.sources},
+        unknown={**seen.unknown, **node.unknown},
+    )
+
+
 def node_of(read: Mapping[str, Output]) -> Node | None:
     """One node of all outputs together; None where none of them describes its GPUs or its machine."""
     matrix: Any = read.get("topo_matrix")
     node: Any = read.get("sysfs")
     if matrix is not None:
         seen = node_of_matrix(matrix)
-        node = seen if node is None else replace(node, gpus=seen.gpus, pairs=seen.pairs)
+        node = seen if node is None else _with_matrix(node, seen)
     if node is None:
         return None
     for name, output in read.items():

@@ -102,9 +102,10 @@ def between_gpus(node: Node, pair: GpuPair, environment: Mapping[str, str] = os.
         return _by_nvlink(name, pair, gpus)
     if pair.xgmi and not switched_off:
         return Verdict(name, "P2P/xGMI", None, None, "xGMI joins them, AMD's link between GPUs; its rate is not told")
-    if pair.relation is None:
-        return Verdict(name, "", None, None, "how they are joined is not known")
     refused = "NCCL_P2P_DISABLE=1 is set" if switched_off else P2P_REFUSED.get(pair.p2p, "")
+    if pair.relation is None:
+        not_known = "how they are joined is not known"
+        return Verdict(name, "SHM" if refused else "", None, None, f"{refused}; {not_known}" if refused else not_known)
     if not refused and not pair.p2p and any(_GEFORCE.search(gpu.name) for gpu in gpus):
         refused = "NVIDIA's driver gives GeForce cards no peer access over PCIe"
     raw = _pcie_gbs(gpus)

@@ -15,6 +15,8 @@ from autoddp.topology.matrix import read_matrix
 from autoddp.topology.probe import machine, node_of_matrix, probe
 from autoddp.topology.rdma import RdmaPort
 from autoddp.topology.smi import ask
+from autoddp.topology.smi_texts import read_gpu_list, read_p2p_status
+from autoddp.topology.tool_outputs import node_of
 
 MATRIX = """\
 \tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity
@@ -110,6 +112,31 @@ def test_a_copy_of_another_machines_sysfs(tmp_path: Path) -> None:
     assert [(port.device, port.active, port.rate_gbps) for port in node.rdma] == [("mlx5_0", True, 400.0)]
     assert (node.cpu.vendor, node.cpu.model) == ("GenuineIntel", "Xeon")
     assert network_of(node) == "InfiniBand 1 x 400 Gbit/s"
+
+
+def test_no_source_denies_what_another_one_tells(tmp_path: Path) -> None:
+    """A matrix that was cut, and a folder of /sys that names no RDMA device, beside sources that know them."""
+    matrix = read_matrix(
+        "\tGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\n"
+        "GPU0\t X \tPIX\tS?S\tPIX\t0-23\t0\n"
+        "GPU1\tPIX\t X \tSYS\tPIX\t0-23\t0\n"
+        "GPU2\tS?S\tSYS\t X \tSYS\t24-47\t1\n"
+        "NIC0\tPIX\tPIX\tSYS\t X \n\nNIC Legend:\n\n  NIC0: mlx5_0\n"
+    )
+    folder = put(tmp_path, {"sys/class/net/eth0/type": "1\n", "proc/cpuinfo": "vendor_id\t: AuthenticAMD\n"})
+    peers = read_p2p_status(" \tGPU0\tGPU1\tGPU2\nGPU0\tX\tOK\tCNS\nGPU1\tOK\tX\tOK\nGPU2\tCNS\tOK\tX\n")
+    listed = read_gpu_list("GPU 0: NVIDIA A40 (UUID: GPU-00000000-1111-2222-3333-444444444444)\n")
+    node = node_of({"topo_matrix": matrix, "sysfs": machine(folder), "p2p_status": peers, "gpu_list": listed})
+    assert node is not None
+    assert (node.cpu.vendor, [nic.name for nic in node.nics]) == ("AuthenticAMD", ["eth0"])
+    assert ([port.device for port in node.rdma], node.near) == (["mlx5_0"], {"mlx5_0": (0, 1)})
+    assert [(pair.a, pair.b, pair.relation, pair.p2p) for pair in node.pairs] == [
+        (0, 1, "PIX", "OK"),
+        (0, 2, None, "CNS"),
+        (1, 2, "SYS", "OK"),
+    ]
+    assert ([gpu.name for gpu in node.gpus], node.gpus[2].numa) == (["NVIDIA A40", "", ""], 1)
+    assert any("GPU links could not be read" in text for text in node.unknown.values())
 
 
 def test_an_empty_folder_is_an_empty_node(tmp_path: Path) -> None:

@@ -140,6 +140,11 @@ def test_nothing_known_is_no_verdict() -> None:
     assert (found.transport, found.low, found.high) == ("", None, None)
 
 
+def test_a_refusal_is_a_verdict_however_they_are_joined() -> None:
+    node = two(GpuPair(0, 1, p2p="CNS"))
+    assert between_gpus(node, node.pair(0, 1), {}).transport == "SHM"
+
+
 def test_mig_has_no_peers() -> None:
     node = two(GpuPair(0, 1, "PIX", nvlinks=12, nvlink_gbs=300.0, p2p="OK"))
     node = replace(node, gpus=(node.gpus[0], replace(node.gpus[1], mig=True)))
