@@ -84,6 +84,7 @@ CASES = [
     Case("straggler", options=("--kind", "memory"), ranks=(1,), sizes=("large",)),
     Case("uneven_batches"),
     Case("exposed_communication", place="lab"),
+    Case("needless_reductions", place="lab"),
     Case("no_overlap", place="lab"),
     Case("slow_link", place="networks"),
     Case("slow_link", options=("--fast", "eth0"), place="cable"),

@@ -5,6 +5,7 @@ Examination(measure, surroundings, budget=30.0).run()
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -69,7 +70,7 @@ class Examination:
         each = [(self._finding(suspicion, proof), proof) for suspicion, proof in proofs]
         findings = [finding for finding, _ in each if finding is not None]
         proved = {one.cause: proof for one, proof in each if one is not None and one.status == "proved"}
-        findings = _told_apart(findings, WORTHWHILE * self._seconds(evidence))
+        findings = told_apart(findings, WORTHWHILE * self._seconds(evidence))
         waterfall = self._waterfall(findings, proved, evidence)
         scaling = words.scaling(evidence, self._prover.alone)
         return Diagnosis(
@@ -210,12 +211,15 @@ class Examination:
         return levels
 
 
-def _told_apart(findings: Sequence[Finding], least: float) -> list[Finding]:
-    """Findings in order of price. `exposed_communication` keeps only the part that no more special cause explains."""
+_PARTS_OF_WAITING = ("needless_reductions", "no_overlap", "slow_link", "find_unused_parameters", "buffer_broadcast")
+"""Causes that explain a part of `exposed_communication`. Without a search for unused parameters DDP also sorts its
+buckets, so that more of them overlap."""
+
+
+def told_apart(findings: Sequence[Finding], least: float) -> list[Finding]:
+    """Findings in their order. `exposed_communication` keeps only the part that no more special cause explains."""
     exposed = next((one for one in findings if one.cause == "exposed_communication"), None)
-    # Without a search for unused parameters DDP also sorts its buckets, so that more of them overlap.
-    of_their_own = ("no_overlap", "slow_link", "find_unused_parameters", "buffer_broadcast")
-    special = [one for one in findings if one.cause in of_their_own and one.status == "proved"]
+    special = [one for one in findings if one.cause in _PARTS_OF_WAITING and one.status == "proved"]
     found = [one for one in findings if one is not exposed]
     tiny = next((one for one in findings if one.cause == "small_batch"), None)
     if exposed is not None and tiny is not None:  # all of it is latency, which the batch is too small for
@@ -235,4 +239,10 @@ def _told_apart(findings: Sequence[Finding], least: float) -> list[Finding]:
             found.append(replace(exposed, seconds=rest, low=low, high=high, text=text))
     elif exposed is not None:
         found.append(exposed)
-    return sorted(found, key=lambda one: -one.seconds)
+    after = min((one.seconds for one in special), default=math.inf)
+
+    def place(one: Finding) -> tuple[bool, float, bool]:
+        is_whole = one.cause == "exposed_communication"  # what can be mended stands before what it is a part of
+        return one.status != "proved", -(min(one.seconds, after) if is_whole else one.seconds), is_whole
+
+    return sorted(found, key=place)

@@ -13,6 +13,7 @@ CAUSES = (
     "straggler",
     "uneven_batches",
     "exposed_communication",
+    "needless_reductions",
     "no_overlap",
     "slow_link",
     "find_unused_parameters",
@@ -93,7 +94,7 @@ class Diagnosis:
     """Of a step as written."""
     anatomy: Sequence[RankAnatomy]
     findings: Sequence[Finding]
-    """In order of price."""
+    """What is proved first, in order of price; what explains a part of another finding stands before that one."""
     waterfall: Sequence[Level]
     """The first level is the script as written."""
     scaling: Scaling

@@ -19,6 +19,7 @@ from autoddp.diagnose.findings import WORTHWHILE
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, GRADIENT_AS_BUCKET_VIEW, SMALLEST_MIB
+from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
 from autoddp.timing import Difference, difference, median
 from autoddp.units import MIB, data_size, milliseconds, percent, ranks_text
 from autoddp.wire import AS_IT_IS, ON_DEVICE, PINNED, Delay, Experiment, JobFacts
@@ -430,6 +431,23 @@ def _communication(evidence: Evidence, around: Surroundings) -> Iterator[Suspici
             yield Suspicion("slow_link", everyone, exposed * (1 - rate / due), seen, dose)
 
 
+def _needless_reductions(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    """Several backward passes make one step, and DDP reduces after each of them.
+
+    Suspected only where it may be tried, that is where nothing reads the gradients before the last pass.
+    """
+    passes = round(around.job.micro_batches)
+    if DEFER_REDUCTIONS.name not in around.job.knobs or len(evidence.ranks) < 2 or passes < 2:
+        return
+    seen = (
+        f"a step has {passes} backward passes, and DDP reduces the gradients after each of them: once, after the last "
+        "one, gives the same"
+    )
+    once = Condition(Configuration({DEFER_REDUCTIONS.name: passes}))
+    guess = evidence.mean(evidence.transfer) * (passes - 1) / passes
+    yield Suspicion("needless_reductions", tuple(range(len(evidence.ranks))), guess, seen, Mend(once))
+
+
 def _find_unused_parameters(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
     if not around.passes("find_unused_parameters"):
         return
@@ -626,6 +644,7 @@ _RULES = (
     _straggler,
     _uneven_batches,
     _communication,
+    _needless_reductions,
     _find_unused_parameters,
     _buffer_broadcast,
     _threads,

@@ -112,6 +112,10 @@ _FIXES: dict[str, Callable[[Suspicion, Surroundings], str]] = {
         + "tune the job with autoddp: other buckets send gradients earlier, hooks (--allow near or lossy) send fewer "
         "bytes; if the script accumulates gradients, use no_sync()"
     ),
+    "needless_reductions": lambda s, a: (
+        "enter DDP's no_sync() for the forward and backward passes of all micro-batches of a step but the last; a "
+        "tuned job does so without a change (defer_reductions)"
+    ),
     "no_overlap": lambda s, a: (
         f"DistributedDataParallel(bucket_cap_mb={a.smaller_cap:g}): smaller buckets begin to travel "
         "while the backward pass goes on"

@@ -203,6 +203,7 @@ class SlowJob:
         if reduce:  # otherwise DDP broadcasts no buffers either
             latest = max(sum(stages.values()) for stages in found)
             travels = self.transfer * (self.overlaps if "bucket_cap_mb" in configuration else 1.0)
+            travels /= configuration.get("defer_reductions", 1)
             travels += self.link * self.transfer * experiment.added_bytes / self.facts.gradient_bytes
             broadcast = self.buffers if experiment.ddp_arguments.get("broadcast_buffers") is not False else 0.0
             for stages in found:

@@ -15,8 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "study"))
 
 from slow_job import MS, Failed, Over, SlowJob
 
-from autoddp.diagnose import CAUSES, Diagnosis, Examination, Surroundings
+from autoddp.diagnose import CAUSES, Diagnosis, Examination, Finding, Surroundings
 from autoddp.diagnose.evidence import Evidence, joined
+from autoddp.diagnose.examination import told_apart
 from autoddp.diagnose.suspicions import Events, priced_by_events, suspicions
 from autoddp.knobs import AS_WRITTEN
 from autoddp.timing import STAGES, RankSteps
@@ -37,6 +38,7 @@ def test_bytes_travel_within_ddps_process_group() -> None:
 
 
 BETWEEN: dict[str, Any] = {"nodes": 2, "gradient_bytes": 25_000_000}  # 20 ms at 10 Gbit/s
+PASSES = {"micro_batches": 4.0, "knobs": ("defer_reductions",)}
 MANY = {"ddp_arguments": {"find_unused_parameters": "True"}}
 PLANTED: dict[str, tuple[dict[str, Any], str, tuple[int, ...], float]] = {
     "all loaders": ({"data": 10.0}, "data_loader", (0, 1), 10.0),
@@ -54,6 +56,7 @@ PLANTED: dict[str, tuple[dict[str, Any], str, tuple[int, ...], float]] = {
         (0, 1),
         9.6,
     ),
+    "needless reductions": ({"transfer": 12.0, "more": PASSES}, "needless_reductions", (0, 1), 9.0),
     "slow link": ({"transfer": 100.0, "more": BETWEEN | {"network_gbps": 10.0}}, "slow_link", (0, 1), 80.0),
     "slow link of unknown rate": ({"transfer": 800.0, "more": BETWEEN}, "slow_link", (0, 1), 600.0),
     # 50 ms travel while the ranks compute. The network that is due takes 20 ms in all: it gives 130 to 150.
@@ -121,6 +124,26 @@ def test_a_planted_cause_comes_first(name: str) -> None:
     assert first.fix
     assert first.text
     assert cause in " ".join(found.verdict[:1])
+
+
+def test_what_is_proved_stands_first_and_a_part_before_its_whole() -> None:
+    def finding(cause: str, seconds: float, proved: bool) -> Finding:
+        ends = (0.9 * seconds, 1.1 * seconds) if proved else (None, None)
+        return Finding(cause, (0, 1), seconds, *ends, "proved" if proved else "suspected", "seen", "mend it")
+
+    findings = [
+        finding("straggler", 15.6, proved=False),
+        finding("data_loader", 10.0, proved=True),
+        finding("exposed_communication", 17.0, proved=True),
+        finding("find_unused_parameters", 4.7, proved=True),
+    ]
+    found = told_apart(findings, least=1.0)
+    assert [(one.cause, round(one.seconds, 1)) for one in found] == [
+        ("data_loader", 10.0),
+        ("find_unused_parameters", 4.7),
+        ("exposed_communication", 12.3),
+        ("straggler", 15.6),
+    ]
 
 
 def test_no_more_than_the_backward_pass_can_be_hidden_behind_it() -> None:
