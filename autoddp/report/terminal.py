@@ -206,8 +206,8 @@ class Terminal(Observer):
         if outcome.drifted:
             began, ended = milliseconds(outcome.baseline.seconds), milliseconds(outcome.baseline_seconds)
             self._line(
-                f"this machine was noisy: your settings took {began} ms per step at the beginning, then {ended} in the "
-                "final rounds"
+                f"your settings took {began} ms per step at the beginning, then {ended} in the final rounds: other "
+                "programs were at work, or the script itself changes its pace"
             )
         known = outcome.profile
         if known is not None and known.typical_error is not None and known.large_error is not None:
