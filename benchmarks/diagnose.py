@@ -83,6 +83,8 @@ CASES = [
     Case("straggler", options=("--kind", "neighbour"), ranks=(1,)),
     Case("straggler", options=("--kind", "memory"), ranks=(1,), sizes=("large",)),
     Case("uneven_batches"),
+    Case("uneven_work", options=("--kind", "data")),
+    Case("uneven_work", options=("--kind", "lock")),
     Case("exposed_communication", place="lab"),
     Case("needless_reductions", place="lab"),
     Case("no_overlap", place="lab"),

@@ -211,27 +211,25 @@ class Examination:
         return levels
 
 
-_PARTS_OF_WAITING = ("needless_reductions", "no_overlap", "slow_link", "find_unused_parameters", "buffer_broadcast")
-"""Causes that explain a part of `exposed_communication`. Without a search for unused parameters DDP also sorts its
-buckets, so that more of them overlap."""
+_PARTS_OF_TRANSFER = ("needless_reductions", "no_overlap", "slow_link", "find_unused_parameters")
+"""Causes that explain a part of `exposed_communication`, and may explain the same one. Without a search for unused
+parameters DDP also sorts its buckets, so that more of them overlap."""
+_BESIDE_TRANSFER = ("buffer_broadcast", "uneven_work")
+"""Causes of what steps without reduction save besides: no buffers are broadcast, and no rank waits for a late one."""
 
 
 def told_apart(findings: Sequence[Finding], least: float) -> list[Finding]:
     """Findings in their order. `exposed_communication` keeps only the part that no more special cause explains."""
     exposed = next((one for one in findings if one.cause == "exposed_communication"), None)
-    special = [one for one in findings if one.cause in _PARTS_OF_WAITING and one.status == "proved"]
+    special = [one for one in findings if one.cause in _PARTS_OF_TRANSFER + _BESIDE_TRANSFER and one.status == "proved"]
     found = [one for one in findings if one is not exposed]
     tiny = next((one for one in findings if one.cause == "small_batch"), None)
     if exposed is not None and tiny is not None:  # all of it is latency, which the batch is too small for
         found[found.index(tiny)] = replace(tiny, seconds=max(tiny.seconds, exposed.seconds))
     elif exposed is not None and special:
-        # Without reduction DDP broadcasts no buffers either.
-        buffers = sum(one.seconds for one in special if one.cause == "buffer_broadcast")
-        rest = (
-            exposed.seconds
-            - buffers
-            - max((one.seconds for one in special if one.cause != "buffer_broadcast"), default=0)
-        )
+        beside = sum(one.seconds for one in special if one.cause in _BESIDE_TRANSFER)
+        rest = exposed.seconds - beside
+        rest -= max((one.seconds for one in special if one.cause in _PARTS_OF_TRANSFER), default=0)
         if rest >= least and exposed.low is not None and exposed.high is not None:
             share = rest / exposed.seconds
             text = f"{exposed.text}; this is what {special[0].cause} leaves of it"

@@ -12,6 +12,7 @@ CAUSES = (
     "data_loader",
     "straggler",
     "uneven_batches",
+    "uneven_work",
     "exposed_communication",
     "needless_reductions",
     "no_overlap",

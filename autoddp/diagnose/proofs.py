@@ -23,6 +23,7 @@ from autoddp.diagnose.suspicions import (
     Events,
     Mend,
     Probe,
+    Repeat,
     Surroundings,
     Suspicion,
     gain_of_slow_rank,
@@ -47,7 +48,10 @@ class Proof:
     against: Condition = field(default_factory=Condition)
     """How it ran with the cause."""
     by_fix: bool | None = None
-    """Whether `Suspicion.fixed` is the fix; None where there are others too: it was not tried, or gives little."""
+    """Whether `Suspicion.fixed` is the fix; None where there are others too: it was not tried, or gives little.
+
+    Of a `Repeat`: whether the cause is in the data.
+    """
     share: float = 1.0
     """The part of what `mended` gives that mending this cause would give."""
     blocks: Sequence[Evidence] = ()
@@ -106,6 +110,8 @@ class Prover:
                     return self._probed(probe, suspicion)
                 case Dose() as dose:
                     return self._dosed(dose)
+                case Repeat() as repeat:
+                    return self._repeated(repeat)
         except self._fails as failed:
             return Proof(None, f"the script fails in that experiment: {failed}")
         except CannotRun as impossible:
@@ -251,6 +257,26 @@ class Prover:
             return Proof(difference(prices, [0.0] * len(prices)), text)
 
         return self._in_turns_until_sure((Condition(), Condition(experiment=Experiment(delay=delay))), judge)
+
+    def _repeated(self, repeat: Repeat) -> Proof:
+        """One batch again and again on each rank: ranks that are late by turns because of their data are so no more."""
+        self._rounds.keep(repeat.ranks)
+        one = Experiment(kept_batches=repeat.ranks, sizes=self._rounds.sizes[:1])
+
+        def judge(as_written: Sequence[Evidence], repeated: Sequence[Evidence]) -> Proof:
+            # Of the rank that waits least in all blocks: the least of each short block would be less than that.
+            ranks = range(len(as_written[0].ranks))
+            rank = min(ranks, key=lambda r: sum(block.anatomy[r].waiting for block in as_written))
+            before, after = ([block.anatomy[rank].waiting for block in of] for of in (as_written, repeated))
+            price, whole = difference(before, after), difference(before, [0.0] * len(before))
+            what = "each rank is given one batch again and again"
+            if price.low > whole.seconds / 2:
+                return Proof(price, f"proved: they hardly wait when {what}, so it is in the data", by_fix=True)
+            if price.high < whole.seconds / 2:
+                return Proof(whole, f"proved: they wait as well when {what}, so it is not the data", by_fix=False)
+            return Proof(None, f"{what}, but the rounds differed too much to be sure", is_open=True)
+
+        return self._in_turns_until_sure((Condition(), Condition(experiment=one)), judge)
 
     def _dosed(self, dose: Dose) -> Proof:
         """The link's rate by what added bytes cost, and what its due rate would leave of the ranks' waiting."""

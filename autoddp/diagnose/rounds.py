@@ -149,7 +149,7 @@ class Rounds:
     def plans(self, *conditions: Condition) -> list[tuple[int, int]]:
         """Rounds and steps of their blocks for which there is time, the most first."""
         plans = [(self._rounds, self.steps), (ROUNDS_OF_SLOW, self.steps), (ROUNDS_OF_SLOW, _FEWEST)]
-        if any(condition.experiment.sizes for condition in conditions):
+        if any(len(condition.experiment.sizes) > 1 for condition in conditions):
             # Blocks of the same batches: all of them, once or several times.
             whole = self._kept * max(1, round(self.steps / self._kept))
             plans = [(self._rounds, whole), (ROUNDS_OF_SLOW, whole), (ROUNDS_OF_SLOW, self._kept)]

@@ -131,6 +131,14 @@ class Dose:
 
 
 @dataclass(frozen=True)
+class Repeat:
+    """Each rank is given one batch again and again: does the cause stay, or was it in the data?"""
+
+    ranks: tuple[int, ...]
+    """Those that read batches: all of them."""
+
+
+@dataclass(frozen=True)
 class Events:
     """The cause is at work in some steps only: they are compared with their neighbours."""
 
@@ -147,7 +155,7 @@ class Suspicion:
     """Seconds that a step might gain."""
     seen: str
     """What was seen, as a sentence without a period."""
-    proof: Mend | Probe | Dose | Events | None
+    proof: Mend | Probe | Dose | Repeat | Events | None
     why_not: str = ""
     """Why there is no proof for it."""
     fixed: Mend | None = None
@@ -350,12 +358,17 @@ def _why_slow(evidence: Evidence, rank: int, longer: float) -> tuple[Kind, str]:
     return "", ""
 
 
-def _uneven_batches(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+def _spread_of_sizes(evidence: Evidence) -> float | None:
+    """Of the batches of one rank, as a share of their mean; None where no sizes are known of two ranks."""
     sizes = [[one.elements[n] for n in evidence.usual] for one in evidence.ranks if one.elements]
     if len(sizes) < 2 or not all(map(sum, sizes)):
-        return
-    spread = max(statistics.pstdev(of_rank) / statistics.fmean(of_rank) for of_rank in sizes)
-    if spread < _UNEVEN:
+        return None
+    return max(statistics.pstdev(of_rank) / statistics.fmean(of_rank) for of_rank in sizes)
+
+
+def _uneven_batches(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    spread = _spread_of_sizes(evidence)
+    if spread is None or spread < _UNEVEN:
         return
     table = _computing(evidence)
     means = evidence.means(table)
@@ -383,6 +396,19 @@ def waiting_by_turns(evidence: Evidence) -> float:
         return 0.0  # in collectives of the script's own they wait for each other without the reduction too
     least = min(one.waiting for one in evidence.anatomy)
     return least if least >= WORTHWHILE * evidence.seconds else 0.0
+
+
+def _uneven_work(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+    """Ranks are late by turns, and the size of their batches does not tell why."""
+    waits, everyone = waiting_by_turns(evidence), tuple(range(len(evidence.ranks)))
+    if not waits or (_spread_of_sizes(evidence) or 0.0) >= _UNEVEN:
+        return
+    seen = f"each rank waits {_share(waits, evidence)}, for ranks that are late by turns"
+    if evidence.readers == everyone:
+        yield Suspicion("uneven_work", everyone, waits, seen, Repeat(everyone))
+    else:
+        why = "the script reads no torch DataLoader on every rank, so no batch could be given again and again"
+        yield Suspicion("uneven_work", everyone, waits, seen, None, why)
 
 
 def _communication(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
@@ -643,6 +669,7 @@ _RULES = (
     _data_loader,
     _straggler,
     _uneven_batches,
+    _uneven_work,
     _communication,
     _needless_reductions,
     _find_unused_parameters,

@@ -25,6 +25,8 @@ def fix(suspicion: Suspicion, around: Surroundings, fixed: bool | None) -> str:
         return _fix_loader(suspicion, around, fixed)
     if suspicion.cause == "host_device_copy":
         return _fix_copies(fixed)
+    if suspicion.cause == "uneven_work":
+        return _fix_uneven_work(fixed)
     return _FIXES[suspicion.cause](suspicion, around)
 
 
@@ -48,6 +50,18 @@ def _fix_copies(fixed: bool | None) -> str:
     pinned = "DataLoader(pin_memory=True) with one worker or more, and batch.to(device, non_blocking=True)"
     ahead = "copy the next batch in a CUDA stream of its own while this one is computed (torch.cuda.Stream)"
     return ahead if fixed is False else pinned if fixed else f"{pinned}; or {ahead}"
+
+
+def _fix_uneven_work(in_the_data: bool | None) -> str:
+    ways = []
+    if in_the_data is not False:
+        ways.append(
+            "give the ranks samples that take alike long in the same step: group them by that (a batch sampler), or "
+            "limit what one sample may take"
+        )
+    if not in_the_data:
+        ways.append("find what the ranks share and use by turns: a file lock, a disk, cores (top shows other programs)")
+    return "; or ".join(ways)
 
 
 def _fix_straggler(suspicion: Suspicion, around: Surroundings) -> str:

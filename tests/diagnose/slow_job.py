@@ -53,6 +53,8 @@ class SlowJob:
     epochs: Callable[[int], bool] = lambda step: False
     unused: float = 0.0
     """Of the search for unused parameters, in each backward pass."""
+    hidden: Callable[[int, int], float] = lambda rank, batch: 0.0
+    """Milliseconds of the forward pass that depend on what is in a batch, which its size does not tell."""
     overlaps: float = 1.0
     """The part of `transfer` that is left where buckets are cut."""
     oversubscribed: float = 1.0
@@ -184,7 +186,8 @@ class SlowJob:
             stages["copy"] = self._of(self.copy, rank) * {"device": 0.0, "pinned": self.pinned}.get(
                 experiment.memory, 1
             )
-            stages["forward"] = self._of(self.forward, rank) * work
+            batch = step if not served else 0 if len(experiment.sizes) == 1 else step % 20
+            stages["forward"] = self._of(self.forward, rank) * work + self.hidden(rank, batch)
             if "cuda_graphs" not in configuration:
                 stages["forward"] += self.launches
             stages["backward"] = self._of(self.backward, rank) * work
