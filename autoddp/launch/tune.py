@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import json
 import os
 import threading
 import time
@@ -279,8 +280,16 @@ class Tuning:
         if self.hosts.several and not answer:
             tuned = replace(tuned, recipe="")
         elif not leads and answer:
-            tuned = decode(answer, _Answer).whole
+            tuned = self._told(answer, tuned)
         return replace(tuned, built_ddp=built_ddp)
+
+    def _told(self, answer: str, mine: Tuned) -> Tuned:
+        """What the launcher that leads has said. Of another version of autoddp only the recipe may be readable."""
+        try:
+            return decode(answer, _Answer).whole
+        except ValueError:
+            self.reporter.warn("what the leading host has found cannot be read by this version of autoddp; see there")
+            return replace(mine, recipe=str(json.loads(answer)["tuned"]["recipe"]))
 
     def _leave(self, error: BaseException) -> None:
         self.hosts.leave(error.name if isinstance(error, Interrupted) else f"it failed: {error}")
