@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
     On several hosts give the same command on each; each prints the same.
     """
     if arguments[:1] in (["-h"], ["--help"]):
-        show_exactly(f"{_HELP}\n{help_text(of_diagnose=True).partition(chr(10) * 2)[2]}")
+        show_exactly(f"{_HELP}\n{help_text(whole=True, of_diagnose=True).partition(chr(10) * 2)[2]}")
         return 0
     load_torchrun()
     examine(*parse_with_switch(arguments, "--json"))

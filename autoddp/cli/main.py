@@ -29,12 +29,12 @@ from autoddp.launch.job_environment import job_environment
 from autoddp.launch.joining import Running
 from autoddp.launch.mode import Mode, choose, for_hosts
 from autoddp.launch.network import Network
-from autoddp.launch.options import Options, parse
+from autoddp.launch.options import Options, help_text, parse
 from autoddp.launch.script import COMMANDS, require_script
 from autoddp.launch.secret_words import without_secrets
 from autoddp.launch.signals import signals_end_tuning
 from autoddp.launch.silence import awaiting
-from autoddp.log import OutputLost, printable, show, tell
+from autoddp.log import OutputLost, printable, show, show_exactly, tell
 
 if TYPE_CHECKING:
     from autoddp.launch.agreement import Agreement
@@ -63,6 +63,9 @@ def main() -> None:
             from autoddp.version import __version__
 
             show(f"autoddp {__version__}")
+            sys.exit(0)
+        if words and words[0] == "--help-all":
+            show_exactly(help_text(whole=True))
             sys.exit(0)
     run(lambda: parse(words))
 

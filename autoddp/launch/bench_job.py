@@ -158,6 +158,6 @@ def _require_two(torchrun: argparse.Namespace) -> None:
     try:
         most = node_range(torchrun)[1] * processes_per_node(torchrun)
     except (ValueError, RuntimeError) as error:
-        raise UsageError(f"bench: {error}; see --nnodes and --nproc-per-node in autoddp --help") from None
+        raise UsageError(f"bench: {error}; see --nnodes and --nproc-per-node in autoddp --help-all") from None
     if most < 2:
         raise UsageError("bench: nothing to measure in a world of one; start two ranks: --nproc-per-node 2")

@@ -229,7 +229,7 @@ def _size(options: Options) -> tuple[int, int, int]:
         fewest, most = node_range(torchrun)
         world = fewest * processes_per_node(torchrun)
     except (ValueError, RuntimeError) as error:
-        raise UsageError(f"{error}; see --nnodes and --nproc-per-node in autoddp --help") from None
+        raise UsageError(f"{error}; see --nnodes and --nproc-per-node in autoddp --help-all") from None
     if not 1 <= fewest <= most:
         raise UsageError(f"--nnodes {torchrun.nnodes}: must be 1 or more, or a range such as 1:4")
     if world < 1:

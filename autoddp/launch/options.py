@@ -18,7 +18,7 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -49,14 +49,25 @@ _OTHER_MEANING = {"budget", "diagnose_budget"}
 _NEAR, _LOSSY = LIMITS[Rung.NEAR], LIMITS[Rung.LOSSY]
 
 _USES = """\
-  autoddp train.py --trials 20     tune on all GPUs of this host, write a recipe, launch the job with it
-  autoddp train.py                 from then on: launch with that recipe at once
-  autoddp --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint host0:29400 train.py --epochs 3
-                                   on each of two hosts, as with torchrun
+  autoddp train.py --trials 20   tune here, write a recipe, launch with it
+  autoddp train.py               from then on: launch with that recipe at once
+  autoddp --trials 0 train.py    be torchrun
 
-Runs a DistributedDataParallel script as torchrun does, but first finds the settings that make it fastest here:
-it measures them on the running, unmodified script. `autoddp --trials 0` is torchrun.
-Other commands: autoddp probe, bench, recipe, report, wrap; each has a --help of its own."""
+Runs a DistributedDataParallel script as torchrun does, with all its options,
+but first finds the settings that make it fastest here: it measures them on the
+running, unmodified script.
+
+commands, each with a --help of its own:
+  diagnose   why a job is slow, by experiments on the running script
+  probe      what this machine is made of, and what to expect of it
+  bench      how fast gradients travel here
+  predict    how fast a tuned job would be elsewhere
+  recipe     show, compare and set up recipes
+  report     write the report of a run anew
+  wrap       for a command that starts torchrun itself (accelerate launch)"""
+_USUAL = ("trials", "recipe", "allow", "accumulate_up_to", "budget", "tune_only", "isolation", "dry_run")
+_USUAL_OF_TORCHRUN = ("nnodes", "nproc_per_node")
+"""What `--help` lists; `--help-all` lists all."""
 
 
 class _Kind(NamedTuple):
@@ -303,8 +314,8 @@ def option_names(*parsers: argparse.ArgumentParser) -> list[str]:
     return [option for parser in parsers for option in parser._option_string_actions]
 
 
-def help_text(of_diagnose: bool = False) -> str:
-    """Three uses, autoddp's options, then torchrun's.
+def help_text(whole: bool = False, of_diagnose: bool = False) -> str:
+    """Uses, commands and the usual options; or, where it is to be `whole`, all of autoddp's and torchrun's options.
 
     `of_diagnose`: no uses, and of autoddp's options those that have the same meaning for `autoddp diagnose`.
     """
@@ -312,19 +323,25 @@ def help_text(of_diagnose: bool = False) -> str:
         prog="autoddp",
         usage="autoddp [options of autoddp and torchrun] train.py [its arguments]",
         description=None if of_diagnose else _USES,
+        epilog=None if whole or of_diagnose else "All options, torchrun's too: autoddp --help-all",
         add_help=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    after = "" if of_diagnose else "; --trials N and --recipe FILE.toml also after it"
+    own: Container[str] = {one.dest for one in own_parser()._actions}
+    torchruns: Container[str] = {one.dest for one in torchrun_parser()._actions}
+    if of_diagnose:
+        own = _OF_A_DIAGNOSIS - _OTHER_MEANING
+    elif not whole:
+        own, torchruns = _USUAL, _USUAL_OF_TORCHRUN
+    after = "; --trials N and --recipe FILE.toml also after it" if whole and not of_diagnose else ""
     parts = (
-        (f"autoddp's options (before the script{after})", own_parser()),
-        ("torchrun's options (before the script)", torchrun_parser()),
+        (f"autoddp's options (before the script{after})", own_parser(), own),
+        ("torchrun's options (before the script)", torchrun_parser(), torchruns),
     )
-    for title, part in parts:
+    for title, part, listed in parts:
         group = parser.add_argument_group(title)
         for action in part._actions:
-            is_left_out = of_diagnose and part is parts[0][1] and action.dest not in _OF_A_DIAGNOSIS - _OTHER_MEANING
-            if action.option_strings and not is_left_out:
+            if action.option_strings and action.dest in listed:
                 group._add_action(action)
     return parser.format_help()
 
@@ -425,9 +442,9 @@ def _refuse(message: str) -> NoReturn:
         named = unknown.partition("=")[0].lstrip("-").replace("_", "-").rstrip("0123456789")
         ours = next((ours for ours, others in _OF_OTHER_LAUNCHERS.items() if named in others.split()), "")
         meant = f" (did you mean {ours!r}?)" if ours else did_you_mean(unknown, known)
-        raise UsageError(f"unknown option {unknown}{meant}; autoddp --help lists all")
+        raise UsageError(f"unknown option {unknown}{meant}; autoddp --help-all lists all")
     if "training_script" in message:
-        raise UsageError("no script given: autoddp [options] train.py [its arguments]; autoddp --help lists all")
+        raise UsageError("no script given: autoddp [options] train.py [its arguments]; autoddp --help-all lists all")
     if message.startswith("ambiguous option: "):  # argparse looks at every word, also at those behind the script
         word, _, several = message.removeprefix("ambiguous option: ").partition(" could match ")
         raise UsageError(

@@ -185,7 +185,7 @@ def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
 def test_no_option_is_ignored_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    listed = help_text(of_diagnose=True) + _HELP
+    listed = help_text(whole=True, of_diagnose=True) + _HELP
     for option, declared in _DECLARED.items():
         words = [option, *([declared["example"] or "x"] if "type" in declared else []), "train.py"]
         if f"\n  {option}" in listed:

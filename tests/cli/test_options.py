@@ -12,6 +12,7 @@ from autoddp.errors import UsageError
 from autoddp.isolation import Level
 from autoddp.knobs import Rung
 from autoddp.launch.options import Options, help_text, own_parser, parse
+from autoddp.launch.script import COMMANDS
 from autoddp.units import Allowance
 
 SCRIPT = ["train.py", "--lr", "0.1", "--", "x"]
@@ -220,24 +221,28 @@ def test_no_option_means_two_things() -> None:
     assert set(OWN) & {option for action in ACTIONS for option in action.option_strings} == set()
 
 
-def test_help_shows_three_uses_and_names_every_option(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_whole_help_names_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    text = help_text()
+    text = help_text(whole=True)
     missing = [option for option in [*OWN, *(option for _, option in SPELLINGS)] if option not in text]
     assert missing == []
-    order = [
-        "autoddp train.py --trials 20 ",
-        "autoddp --nnodes 2 ",
-        "  --trials N",
-        "  --force",
-        "  --nnodes",
-        "  --role",
-    ]
+    order = ["autoddp train.py --trials 20 ", "  diagnose ", "  --trials N", "  --force", "  --nnodes", "  --role"]
     places = [text.index(part) for part in order]
     assert places == sorted(places)
     assert max(len(line) for line in text.splitlines()) <= 120
+
+
+def test_help_fits_a_screen_and_names_every_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = help_text()
+    lines = text.splitlines()
+    assert [command for command in COMMANDS if not any(line.startswith(f"  {command} ") for line in lines)] == []
+    assert "  --trials N" in text
+    assert "autoddp --help-all" in lines[-1]
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 80
     for words in (["--help"], ["--nproc-per-node", "2", "--trials", "3", "-h"]):
         with pytest.raises(SystemExit) as ended:
             parse(words)
@@ -247,22 +252,25 @@ def test_help_shows_three_uses_and_names_every_option(
 
 
 BAD = [
-    ("", "no script given: autoddp [options] train.py [its arguments]; autoddp --help lists all"),
-    ("--trials 4", "no script given: autoddp [options] train.py [its arguments]; autoddp --help lists all"),
-    ("--trails 4 t.py", "unknown option --trails (did you mean '--trials'?); autoddp --help lists all"),
+    ("", "no script given: autoddp [options] train.py [its arguments]; autoddp --help-all lists all"),
+    ("--trials 4", "no script given: autoddp [options] train.py [its arguments]; autoddp --help-all lists all"),
+    ("--trails 4 t.py", "unknown option --trails (did you mean '--trials'?); autoddp --help-all lists all"),
     ("--nproc-pre-node 4 t.py", "unknown option --nproc-pre-node (did you mean '--nproc-per-node'?); autoddp"),
-    ("--zzz t.py", "unknown option --zzz; autoddp --help lists all"),
-    ("--gpus 2 t.py", "unknown option --gpus (did you mean '--nproc-per-node'?); autoddp --help lists all"),
-    ("-np 2 t.py", "unknown option -np (did you mean '--nproc-per-node'?); autoddp --help lists all"),
-    ("-n2 t.py", "unknown option -n2 (did you mean '--nproc-per-node'?); autoddp --help lists all"),
-    ("--num_machines=2 t.py", "unknown option --num_machines=2 (did you mean '--nnodes'?); autoddp --help lists all"),
+    ("--zzz t.py", "unknown option --zzz; autoddp --help-all lists all"),
+    ("--gpus 2 t.py", "unknown option --gpus (did you mean '--nproc-per-node'?); autoddp --help-all lists all"),
+    ("-np 2 t.py", "unknown option -np (did you mean '--nproc-per-node'?); autoddp --help-all lists all"),
+    ("-n2 t.py", "unknown option -n2 (did you mean '--nproc-per-node'?); autoddp --help-all lists all"),
+    (
+        "--num_machines=2 t.py",
+        "unknown option --num_machines=2 (did you mean '--nnodes'?); autoddp --help-all lists all",
+    ),
     ("--tri 4 t.py", "unknown option --tri (did you mean '--trials'?)"),
     ("--trials x t.py", "--trials 'x': must be a whole number of 0 or more, e.g. --trials 20"),
     ("--trials -3 t.py", "--trials '-3': must be a whole number of 0 or more, e.g. --trials 20"),
     ("--use-env t.py", "--use-env: an option of torch.distributed.launch. Under autoddp, as under torchrun, each"),
     ("--use_env=True t.py", "--use_env=True: an option of torch.distributed.launch. Under autoddp, as under torch"),
     ("--trials= t.py", "--trials '': must be a whole number of 0 or more, e.g. --trials 20"),
-    ("--trials", "no script given: autoddp [options] train.py [its arguments]; autoddp --help lists all"),
+    ("--trials", "no script given: autoddp [options] train.py [its arguments]; autoddp --help-all lists all"),
     ("--trials -- t.py", "--trials: needs a value: a whole number of 0 or more, e.g. --trials 20"),
     ("--recipe --trials 4 t.py", "--recipe: needs a value: --recipe FILE"),
     ("--seed -1 t.py", "--seed '-1': must be a whole number from 0 to 4294967295, e.g. --seed 0"),
