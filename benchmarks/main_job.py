@@ -4,8 +4,9 @@
     python benchmarks/main_job.py --whole --json main_job.json        # all lengths and rungs: about four hours
 
 Whole jobs, `autoddp jobs/mlp.py --steps N`, tuned and then launched, against torchrun: on two hosts joined by
-200 Mbit/s, and as two ranks of one host, for scripts of different lengths, with and without `--trials 20`. Of a long
-job 60 launched steps are timed, and then it ends. Beside each job torchrun runs some steps of the same script; the
+200 Mbit/s, and as two ranks of one host, for scripts of different lengths, with and without `--trials 20`. Of each job
+the same launched steps are timed, at most 60 and no more than the shortest script of which something is claimed has: the
+steps of a job get shorter during its first fifty. Then it ends. Beside each job torchrun runs some steps of the same script; the
 speed-up is the ratio of the medians. *seconds* and *steps* are those until the decision.
 
 Claimed: a script of 30 steps or more reaches 90 % of the speed-up of the longest one, under `--trials 20`.
@@ -25,7 +26,7 @@ from common import MLP, Hosts, Lab, Local, autoddp, options, say, table, torchru
 
 REACHED = 0.9  # of the longest script's speed-up
 FEWEST = 30  # steps of a script of which that is claimed
-LAUNCHED = 60  # steps of a job that are timed
+LAUNCHED = 60  # steps of a job that are made at most, once it is launched
 WARMUP = 4
 JOB_STEPS = 100  # of the lossy jobs: PowerSGD begins after a tenth of them
 LIMIT = 900.0  # seconds of one job
@@ -33,9 +34,9 @@ LENGTHS, ALL_LENGTHS = [15, 30, 60, 2000], [15, 30, 60, 120, 300, 2000]
 LINKS = {"200mbit": "200mbit", "loopback": None}
 
 
-def one_job(jobs: Local, length: int, rung: str, trials: int | None, own: list[str]) -> dict[str, Any]:
-    """Tune and launch a script of `length` steps, beside torchrun."""
-    script = [MLP, "--steps", str(length), "--launched", str(LAUNCHED)]
+def one_job(jobs: Local, length: int, rung: str, trials: int | None, own: list[str], launches: int) -> dict[str, Any]:
+    """Tune and launch a script of `length` steps, of which it makes `launches` at most once it is launched."""
+    script = [MLP, "--steps", str(length), "--launched", str(launches)]
     skipped = JOB_STEPS // 10 + 3 if rung == "lossy" and length > JOB_STEPS // 10 + 3 else WARMUP
     base = jobs.step_seconds([*torchrun(*own), MLP, "--steps", str(WARMUP + 12)], WARMUP)
     asked = [*([] if trials is None else ["--trials", str(trials)]), "--allow", rung]
@@ -62,15 +63,16 @@ def came_to(jobs: Local) -> dict[str, Any]:
 def on_link(link: str, folder: Path, args: Namespace) -> list[dict[str, Any]]:
     """All jobs on one link, each in a folder of its own, so that none finds another's recipe."""
     found = []
+    launches = min([LAUNCHED, *(length for length in args.lengths if length >= FEWEST)])
     for trials in args.with_trials:
         for rung in args.rungs:
             for length in args.lengths:
                 place = folder / f"{link}-{length}-{rung}-{trials}"
                 if LINKS[link] is None:
-                    one = one_job(Local(place), length, rung, trials, ["--nproc-per-node", "2"])
+                    one = one_job(Local(place), length, rung, trials, ["--nproc-per-node", "2"], launches)
                 else:
                     with Lab(2, LINKS[link]) as lab:
-                        one = one_job(Hosts(place, lab), length, rung, trials, [])
+                        one = one_job(Hosts(place, lab), length, rung, trials, [], launches)
                 say(f"{link}, {length} steps, {rung}, --trials {trials}: ×{one['speedup']:.2f}, {one['why']}")
                 found.append({"link": link, **one})
     return found
