@@ -6,8 +6,8 @@
 Whole jobs, `autoddp jobs/mlp.py --steps N`, tuned and then launched, against torchrun: on two hosts joined by
 200 Mbit/s, and as two ranks of one host, for scripts of different lengths, with and without `--trials 20`. Of each job
 the same launched steps are timed, at most 60, and no more than the shortest script has of which something is claimed:
-the steps of a job get shorter during its first fifty. Then it ends. Beside each job torchrun runs some steps of the same
-script; the speed-up is the ratio of the medians. *seconds* and *steps* are those until the decision.
+the steps of a job get shorter during its first fifty. Then it ends. Beside each job torchrun runs some steps of the
+same script; the speed-up is the ratio of the medians. *seconds* and *steps* are those until the decision.
 
 Claimed: a script of 30 steps or more reaches 90 % of the speed-up of the longest one, under `--trials 20`.
 In a recipe PowerSGD begins at step 1000. The lossy jobs say that they are short (`--job-steps`), and their steps count
