@@ -273,7 +273,9 @@ class Prover:
             if price.low > whole.seconds / 2:
                 return Proof(price, f"proved: they hardly wait when {what}, so it is in the data", by_fix=True)
             if price.high < whole.seconds / 2:
-                return Proof(whole, f"proved: they wait as well when {what}, so it is not the data", by_fix=False)
+                # What they share cannot be taken away for a block, so this is the least that mending it gives.
+                text = f"proved: they wait as well when {what}, so it is not the data; mending it gives that at least"
+                return Proof(whole, text, by_fix=False)
             return Proof(None, f"{what}, but the rounds differed too much to be sure", is_open=True)
 
         return self._in_turns_until_sure((Condition(), Condition(experiment=one)), judge)
