@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -151,14 +152,18 @@ class _Script(DdpEvents, GradientHandler):
 
     def recorded(self, count: int) -> dict[str, Any]:
         self.experiments.record_stages(torch.device("cpu"))
-        began = time.perf_counter()
-        self.steps(count)
-        seconds = time.perf_counter() - began
+        seconds = []
+        for _ in range(count):
+            began = time.perf_counter()
+            self.steps(1)
+            seconds.append(time.perf_counter() - began)
         found = self.experiments.recorded()
-        means = [sum(step[place] for step in found.stages) / count for place in range(len(STAGES))]
+        medians = [statistics.median(step[place] for step in found.stages) for place in range(len(STAGES))]
+        sums = [sum(step[: len(STAGES)]) for step in found.stages]
         return {
-            "seconds": seconds,
-            **dict(zip(STAGES, means, strict=True)),
+            "seconds": statistics.median(seconds),
+            "of it in stages": statistics.median(a / b for a, b in zip(sums, seconds, strict=True)),
+            **dict(zip(STAGES, medians, strict=True)),
             "kept": found.kept,
             "samples": found.samples,
         }

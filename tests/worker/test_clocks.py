@@ -83,14 +83,15 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, ClockOffse
 def test_each_rank_finds_its_own_offset(ranks: list[dict[str, ClockOffset]], rank: int) -> None:
     found = ranks[rank]["found"]
     assert abs(found.seconds + AHEAD[rank]) <= found.error + 1e-8
-    assert 0 < found.error < 0.05
+    assert 0 < found.error < abs(AHEAD[rank])
     assert ranks[0]["found"] == ClockOffset()
 
 
 def test_ranks_that_read_one_clock_need_no_exchange(ranks: list[dict[str, ClockOffset]]) -> None:
     assert all(of_rank["as it is"] == ClockOffset() for of_rank in ranks)
     assert ranks[1]["names"] == ClockOffset()
-    assert ranks[2]["names"].seconds == pytest.approx(-AHEAD[2], abs=0.05)
+    other = ranks[2]["names"]
+    assert abs(other.seconds + AHEAD[2]) <= other.error + 1e-8
 
 
 def test_a_clock_has_one_name_in_all_processes() -> None:

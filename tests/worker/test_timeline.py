@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from launchers import free_port
 from on_ranks import on_ranks
-from timeline_checks import AHEAD, CASES, PARAMETERS, RECORDED, SLOW, blocks, checks, checks_of_three
+from timeline_checks import AHEAD, CASES, PARAMETERS, RECORDED, blocks, checks, checks_of_three
 
 from autoddp import codec
 from autoddp.timing.timeline import Timeline
 from autoddp.trace import check, order_of, trace_of
+from autoddp.trace.order import reductions_of
 from autoddp.wire import BlockDone
 from autoddp.worker import runner
 
@@ -91,7 +92,7 @@ def test_a_bucket_is_launched_when_its_gradients_are_ready(ranks: list[dict[str,
     """Of one bucket that holds all, in the first step."""
     for one in timelines(ranks, "one bucket"):
         last = max(g.ready for g in one.gradients if g.ready <= one.steps[0])
-        assert last <= one.buckets[0].launched <= last + 0.1
+        assert last <= one.buckets[0].launched < one.steps[0]
 
 
 @pytest.mark.parametrize(("case", "why"), NOT_TIMED.items())
@@ -102,12 +103,11 @@ def test_why_buckets_are_not_recorded_is_told(ranks: list[dict[str, Any]], case:
 
 
 def test_reductions_end_when_the_last_rank_has_come(ranks: list[dict[str, Any]]) -> None:
-    early, late = timelines(ranks, "slow")
-    waits = [b.ended - b.launched for b in early.buckets if b.index == 0]
-    assert len(waits) == len(RECORDED)
-    assert all(seconds > 0.9 * SLOW for seconds in waits)
-    assert all(b.ended - b.launched < 0.9 * SLOW for b in late.buckets if b.index == 0)
-    assert order_of([early, late]).contradictions == 0
+    """Rank 1 sleeps in each step. How long rank 0 waits is left to the machine; that it waits is not."""
+    found, unmatched = reductions_of(timelines(ranks, "slow"))
+    assert (len(found), unmatched) == (LAUNCHES * len(RECORDED), 0)
+    for one in found:
+        assert all(part.ended >= one.last.launched for part in one.parts)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -175,8 +175,8 @@ def test_ranks_are_put_on_the_clock_of_rank_0(measured: list[Any]) -> None:
     """The clock of rank 1 is made to seem ahead, so its timeline seems to begin earlier by as much."""
     first, second = measured[0][0][0].timelines
     assert (first.rank, second.rank, first.error) == (0, 1, 0.0)
-    assert 0 < second.error < 0.05
-    assert second.began - first.began == pytest.approx(-AHEAD, abs=0.1)
+    assert 0 < second.error < AHEAD / 100
+    assert second.began - first.began == pytest.approx(-AHEAD, rel=0.01)
 
 
 def test_without_reduction_there_are_gradients_and_no_buckets(measured: list[Any]) -> None:
