@@ -14,6 +14,8 @@ class StudySettings:
 
     trials: int = 20
     """Largest number of configurations tried: enough for each rung's guesses, and as many again for what these show."""
+    all_trials: bool = False
+    """Whether all of them are run, also when nothing more is likely to come of them."""
     allow: Rung = Rung.NEAR
     """How much the gradients may be changed: 16 bits usually keep a model's accuracy; low rank may not."""
     accumulate_up_to: int = 1

@@ -35,7 +35,7 @@ FOREVER = "1000000"  # steps; a tuning job ends when the study is over
 def study(hosts: Local, words: list[str], args: Namespace) -> dict[str, Any]:
     """The summary of a study."""
     nodes = [] if isinstance(hosts, Hosts) else ["--nproc-per-node", "2"]
-    asked = ["--trials", str(args.trials), "--tune-only", "--allow", "lossy", "--diagnose-budget", "0"]
+    asked = ["--trials", str(args.trials), "--all-trials", "--tune-only", "--allow", "lossy", "--diagnose-budget", "0"]
     hosts.run([*autoddp(*nodes, *asked), *words, "--steps", FOREVER], timeout=900)
     return hosts.summary()
 

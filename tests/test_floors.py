@@ -41,7 +41,7 @@ HOMES = {
         "launch/mode.py",
         "cli/main.py",
     ),
-    "optuna": ("study/trials.py",),
+    "optuna": ("study/sampler.py",),
     "wrapt": ("worker/bootstrap.py", "worker/isolated.py", "isolation/hooks.py"),
     "rich": ("tables.py", "report/terminal.py", "report/node_text.py", "report/diagnosis_text.py"),
     "tomlkit": ("recipe/write.py",),

@@ -261,12 +261,12 @@ WALKS = {
             _stages(
                 _has_the_knob,
                 ["study/search.py", "cli/tuned.py"],
-                ("study/search.py", "decide"),
+                ("study/decision.py", "decide"),
                 ("cli/tuned.py", "recipe_of"),
                 ("recipe/write.py", "dump"),
                 ("recipe/write.py", "save"),
             ),
-            begins=("study/search.py", "decide"),
+            begins=("study/decision.py", "decide"),
         ),
     ),
     "step": Walk(
@@ -278,9 +278,9 @@ WALKS = {
                 ("wire/messages.py", "decode"),
                 ("launch/job_machine.py", "handle"),
                 ("launch/live_job.py", "__call__"),
-                ("study/search.py", "ladder_of"),
+                ("study/finals.py", "ladder_of"),
             ),
-            ends=("study/search.py", "ladder_of"),
+            ends=("study/finals.py", "ladder_of"),
         ),
         Part(
             _stages(

@@ -142,6 +142,7 @@ class Options:
     """None: not given. Then a recipe that is there is launched, and a study takes its usual number of trials."""
     recipe: Path | None = _option("launch with this recipe; with --trials: write it to this file", "FILE", _PATH)
     """None: not given; see `recipe_path`."""
+    all_trials: bool = _switch("measure as many as --trials says, also when no more gain is expected")
     allow: Rung | None = _option(
         "how far what is launched may change training (near)",
         None,
@@ -209,8 +210,8 @@ class Options:
         asked: dict[str, Any] = {"trials": self.trials, "allow": self.allow, "accumulate_up_to": self.accumulate_up_to}
         given = {name: value for name, value in asked.items() if value is not None}
         limits = {**LIMITS, Rung.NEAR: self.near_limit, Rung.LOSSY: self.lossy_limit}
-        settings = StudySettings(seed=self.seed, diagnose_budget=self.diagnose_budget, limits=limits, **given)
-        object.__setattr__(self, "study", settings)
+        given |= {"all_trials": self.all_trials, "diagnose_budget": self.diagnose_budget}
+        object.__setattr__(self, "study", StudySettings(seed=self.seed, limits=limits, **given))
 
     @property
     def not_of_a_diagnosis(self) -> list[str]:

@@ -153,6 +153,13 @@ class Terminal(Observer):
         gain = f"best ×{self._baseline / self._best:.2f}, " if self._best < self._baseline else ""
         self._bar.draw("trials", record.number, planned, f"{gain}{duration(seconds_left)} left")
 
+    def enough(self, number: int, planned: int) -> None:
+        """The trials have ended early."""
+        self._line(
+            f"{number} of {planned} trials are enough: every hook has run, and no other setting is expected to gain "
+            "1 % (--all-trials runs them all)"
+        )
+
     def _measured(self, record: TrialRecord, seconds_left: float) -> str:
         allowed = self._allows(record.configuration)
         if allowed:
@@ -185,10 +192,11 @@ class Terminal(Observer):
         if number == 1:
             self._finals_began = time.monotonic()
             if not self._console.is_terminal:
-                self._line(f"final rounds: the best of each rung and your settings take turns, {planned} times")
-        self._note(f"final round {number}/{planned}")
+                self._line("final rounds: the best of each rung and your settings take turns until the answer is clear")
+        self._note(f"final round {number} of {planned} at most")
         each = (time.monotonic() - self._finals_began) / (number - 1) if number > 1 else 0.0
-        self._bar.draw("final rounds", number, planned, f"{duration(each * (planned - number))} left" if each else "")
+        most = f"{duration(each * (planned - number))} left at most" if each else ""
+        self._bar.draw("final rounds", number, planned, most)
 
     def finished(self, outcome: Outcome) -> None:
         """The ladder, and what will be launched."""

@@ -8,10 +8,6 @@ from dataclasses import dataclass
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.ddp_arguments import STATIC_GRAPH
 
-FINALISTS = 2
-"""Configurations of each rung in the finals, at most."""
-FEWEST_ROUNDS = 3
-"""Rounds of the finals that a decision needs, at least."""
 _BLOCK_SECONDS = 0.05  # length of a block: short, because many short rounds pair better than few long ones
 _GAINER_SECONDS = 0.4  # length of a block of steps that gain clearly (`gains`): longer, to even out computing's noise
 _SEMIFINAL_SECONDS = 0.2  # length of one block in a semifinal, in which each contender has several blocks
@@ -21,9 +17,6 @@ _FAST = 0.05  # seconds per step below which another warm-up step, or another ro
 _SLOW = 0.3  # seconds per step above which every single step is worth saving
 _GAINS = 0.5  # of the baseline's step, see `gains`
 _CHEAP = 0.25  # of the baseline's step, see `cheap`
-# Rounds of the finals for steps of medium length, for fast and for slow steps. With 5, 6 or 8 rounds the 99 % interval
-# reaches 2.1, 1.6 or 1.2 times the rounds' spread to either side (Student's t), so each further round adds less.
-_ROUNDS, _ROUNDS_OF_FAST, _ROUNDS_OF_SLOW = 6, 8, 5
 # Rounds for the headroom. Four rounds give an interval of three times their spread. Two give a wide one, which is
 # mostly enough on slow steps, because their headroom is large. To prove a cause by them takes three.
 _HEADROOM_ROUNDS, _HEADROOM_ROUNDS_OF_SLOW, _HEADROOM_ROUNDS_FOR_DIAGNOSIS = 4, 2, 3
@@ -65,18 +58,12 @@ class StepBudget:
         """The same for steps that gain, before they are found too slow by their first ones; 0 for others."""
         return min(_MOST, math.ceil(_SETTLING / seconds)) if self.gains(seconds) else 0
 
-    def final_rounds(self, turns_are_dear: bool = False) -> int:
-        """Number of rounds of the finals. Each round measures every finalist and the baseline once."""
-        if self.slow or turns_are_dear:
-            return _ROUNDS_OF_SLOW
-        return _ROUNDS if self.step >= _FAST else _ROUNDS_OF_FAST
-
     def trial(self) -> float:
         """Approximate seconds of a trial that is no faster than the baseline."""
         return (self.warmup_of(AS_WRITTEN) + (1 if self.slow else 2) * self.block(self.step)) * self.step
 
     def final_block(self, seconds: float, at_once: int = 1) -> int:
-        """As `block`, in the finals. Slow steps: as many as take the time of one baseline step; five rounds suffice."""
+        """As `block`, in the finals. Slow steps: as many as take the time of one baseline step."""
         return max(1, round(self.step / seconds)) if seconds >= _SLOW else self.block(seconds, at_once)
 
     def turn(self, configuration: Configuration, seconds: float) -> tuple[int, int]:

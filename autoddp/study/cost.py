@@ -133,9 +133,12 @@ class Cost:
         self.phase = "diagnosis"
         return self._measured(configuration, warmup, steps, reduce, apply, anatomy=True, experiment=experiment)
 
-    def timelines(self, configuration: Configuration, steps: int) -> tuple[Timeline, ...]:
-        """Record some steps: when each gradient is ready and each bucket travels, on each rank."""
-        return self._measured(configuration, 1, 0, True, True, timeline=steps).timelines
+    def timelines(self, configuration: Configuration, steps: int, in_effect: bool = False) -> tuple[Timeline, ...]:
+        """Record some steps: when each gradient is ready and each bucket travels, on each rank.
+
+        `in_effect`: whether the configuration is that of the last block.
+        """
+        return self._measured(configuration, int(not in_effect), 0, True, not in_effect, timeline=steps).timelines
 
     def compare(self, configuration: Configuration, steps: int) -> GradientError | None:
         """Measure how far the hook of `configuration`, which must be in effect, is from the exact mean."""

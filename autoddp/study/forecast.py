@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Sequence, Set
 
 from autoddp.codec import replace
 from autoddp.knobs import Configuration
+from autoddp.knobs.hook import HOOK
 from autoddp.predict import Calibration, Profile, computing_key
 from autoddp.timing import median
 
 _HOPELESS = 1.5  # times the seconds of the rung's best, beyond the errors made so far
 _ENOUGH = 4  # trials that have been predicted and measured: before that nothing is left out
+_ENOUGH_TO_TRUST, _RIGHT = 3, 0.05  # trials of which half are predicted as closely: then predictions may end a study
 _ALIKE = 0.05  # of a logarithm: what is predicted closer together than that counts as equally fast
 
 
@@ -29,6 +32,7 @@ class Forecast:
         self._hooks = {Configuration()}
         self.errors: list[float] = []
         """Relative error of each trial that was predicted."""
+        self._errors_of: dict[str, list[float]] = defaultdict(list)
 
     @property
     def profile(self) -> Profile | None:
@@ -37,6 +41,12 @@ class Forecast:
             return self._known.profile if self._known else None
         typical, large = median(self.errors), _percentile(self.errors, 0.9)
         return replace(self._known.profile, typical_error=typical, large_error=large)
+
+    def is_trusted(self, hooks: Set[str]) -> bool:
+        """Whether it has been right so far, in general and of configurations with one of these hooks; empty: none."""
+        own = [error for hook in hooks or {""} for error in self._errors_of[hook]]
+        enough = len(self.errors) >= _ENOUGH_TO_TRUST and median(self.errors) <= _RIGHT
+        return enough and (not own or median(own) <= _RIGHT)
 
     def seconds(self, configuration: Configuration) -> float | None:
         """The predicted seconds of a step; None where that is not known.
@@ -70,6 +80,7 @@ class Forecast:
             return
         if predicted is not None:
             self.errors.append(abs(predicted / seconds - 1))
+            self._errors_of[str(configuration.get(HOOK.name, ""))].append(self.errors[-1])
         self._computing.add(computing_key(configuration))
         self._hooks.add(configuration.hook)
         self._known.measured(configuration, seconds)

@@ -32,6 +32,9 @@ class Observer:
     def trial(self, record: TrialRecord, planned: int, best: TrialRecord | None, seconds_left: float) -> None:
         """A trial has ended. `planned` is the number of all trials, `best` is the fastest of them so far."""
 
+    def enough(self, number: int, planned: int) -> None:
+        """After `number` of `planned` trials nothing more is likely to come of another one."""
+
     def screened(self, settings: Sequence[Screened], trials: int) -> None:
         """The communication benchmark has judged the env settings; a promising one gets `trials` trials."""
 
@@ -39,7 +42,7 @@ class Observer:
         """A semifinal of a rung is about to begin, between `contenders` configurations."""
 
     def final(self, number: int, planned: int) -> None:
-        """Final round `number` of `planned` has ended."""
+        """Final round `number` has ended; there are `planned` at most."""
 
     def finished(self, outcome: Outcome) -> None:
         """The study is over."""

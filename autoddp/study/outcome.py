@@ -83,6 +83,10 @@ class Standing:
     """The error of the hook's gradients; None where the configuration has no hook of autoddp's."""
     speedup_low_over: Mapping[Rung, float] = field(default_factory=dict)
     """On a ladder: milder rung → lower end of the speed-up over the best of that rung, from the same final rounds."""
+    likely_low: float = 0.0
+    """What the speed-up over the script as written likely is at least. Nothing is launched for it."""
+    tests: int = 0
+    """How many configurations share the error of the intervals, see `timing.bound`; 0: the rounds were fixed before."""
 
     @property
     def speedup_low(self) -> float:

@@ -10,19 +10,19 @@ import contextlib
 import math
 import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from autoddp.knobs import AS_WRITTEN, BY_NAME, GRADIENT_RUNGS, Configuration, Rung, Value
+from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration, Rung, Value
 from autoddp.knobs.computing import OPTIMIZE_DDP, REDUCE_OVERHEAD
-from autoddp.knobs.micro_batches import larger_batch
 from autoddp.predict import profile_of
-from autoddp.recipe import best_allowed
 from autoddp.recipe.decision import WORTH_A_CHANGE
 from autoddp.settings import StudySettings
-from autoddp.study.budget import FEWEST_ROUNDS, FINALISTS, StepBudget
+from autoddp.study.budget import StepBudget
 from autoddp.study.cost import Cost
+from autoddp.study.decision import decide, short
 from autoddp.study.env_trials import RESERVED, EnvTrials, Screen, screened
+from autoddp.study.finals import MOST_ROUNDS, Finals, ladder_of
 from autoddp.study.forecast import Forecast
 from autoddp.study.measure import (
     INTERRUPTED,
@@ -35,9 +35,10 @@ from autoddp.study.measure import (
 )
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import WORTHWHILE, Decision, Outcome, Screened, Standing, TrialRecord
+from autoddp.study.reserve import Reserve
 from autoddp.study.semifinals import Semifinal, contenders, run_semifinal, steps_of_semifinal
 from autoddp.study.trials import Trials
-from autoddp.timing import Block, Headroom, difference, headroom, median, speedup
+from autoddp.timing import Block, Headroom, difference, headroom
 from autoddp.timing.timeline import Timeline
 from autoddp.units import percent
 from autoddp.wire import JobFacts
@@ -45,21 +46,9 @@ from autoddp.wire import JobFacts
 _SHARE_FOR_DIAGNOSIS = 0.25  # of the time that the trials may take
 _AT_LEAST_FOR_DIAGNOSIS = 3.0  # seconds, which are little beside the start of the script
 _FEWEST_FOR_DIAGNOSIS = 8  # steps: with fewer nothing can be said
+_ROUNDS_OF_FINALS = 6  # that are usual
+_TIMES_OF_FINALS = 3  # that they are made, where contenders fail in them
 _AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials that a study must have: at least half stay for knobs without a start
-_SHARE_OF_A_START = 2 / 3  # that a round may take, because rounds do not begin with a start
-_STARTS_OF_A_ROUND = 3  # of the finals: a script that ends within each of them ends too often
-
-
-@dataclass(frozen=True)
-class Paired:
-    """Final rounds: blocks of the script as written, and the finalists that ran in all of these rounds."""
-
-    rounds: tuple[Block, ...] = ()
-    finalists: tuple[Standing, ...] = ()
-
-    def without(self, configuration: Configuration) -> Paired:
-        """The same, with this one not among the finalists."""
-        return replace(self, finalists=tuple(one for one in self.finalists if one.configuration != configuration))
 
 
 class Study:
@@ -82,7 +71,6 @@ class Study:
         self._diagnose = diagnose
         self._random = random.Random(asked.seed)
         self._semifinals: list[Semifinal] = []
-        self._paired = Paired()
         self._judged: list[Screened] = []
         self._diagnosis: Diagnosis | None = None
         self._recorded: tuple[Timeline, ...] = ()
@@ -97,7 +85,10 @@ class Study:
         without = Block(tuple(second for block in off for second in block.seconds))
         self._observer.baseline(baseline, won)
         self._budget = StepBudget(baseline.seconds)
-        self._trials = Trials(self._cost, self._facts, self._asked, self._observer, baseline)
+        self._reserve = Reserve(self._cost, self._budget)
+        self._trials = Trials(self._cost, self._facts, self._asked, self._observer, baseline, self._reserve)
+        costs, user = (self._cost, self._budget, self._reserve), (self._asked, self._observer)
+        self._finals = Finals(*costs, *user, self._random, self._trials.errors, self._compiles_anew)
         ended, is_whole = "", False
         try:
             self._search(baseline, won, without.median)
@@ -105,7 +96,8 @@ class Study:
             self._diagnosis = self._diagnosed(baseline, off)
         except TuningOver as over:
             ended = "" if is_whole and str(over) != INTERRUPTED else str(over)
-        ladder = ladder_of(self._paired.finalists)
+        paired = self._finals.paired
+        ladder = ladder_of(paired.finalists)
         outcome = Outcome(
             facts=self._facts,
             baseline=baseline,
@@ -114,8 +106,8 @@ class Study:
             headroom_block=without,
             diagnosis=self._diagnosis,
             trials=tuple(self._trials.records),
-            baseline_rounds=tuple(self._paired.rounds),
-            finalists=tuple(self._paired.finalists),
+            baseline_rounds=paired.rounds,
+            finalists=paired.finalists,
             ladder=ladder,
             decision=self._decide(won, ladder, ended),
             screened=tuple(self._judged),
@@ -151,13 +143,22 @@ class Study:
                 trials.add_on_top(fixed)
                 trials.accumulate(fixed)
             if len(trials.records) > paired:
-                self._finals(baseline)
+                self._make_finals(baseline)
                 paired = len(trials.records)
             # Until the first final rounds they are what is needed most; from then on a script that ends has its answer.
             if not trials.no_time or not self._cost.take_longer(0.0 if paired else trials.needed):
                 break
         if settings and self._cost.left > 0:
             self._with_starts(settings, baseline)
+
+    def _make_finals(self, baseline: TrialRecord) -> None:
+        """Final rounds of the best of each rung; where one fails in them, again with the next best."""
+        expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
+        for _ in range(_TIMES_OF_FINALS):
+            failed = len(self._finals.failed)
+            self._finals.run([c for rung in Rung if (c := self._contender(rung))], expected)
+            if len(self._finals.failed) == failed:
+                break
 
     @property
     def _has_plenty_of_time(self) -> bool:
@@ -167,7 +168,8 @@ class Study:
     def _record(self, baseline: TrialRecord, computing: float) -> None:
         """Record some steps as written, for predictions."""
         with contextlib.suppress(TrialFailed):  # the job was started again, and is as it was
-            self._recorded = self._cost.timelines(AS_WRITTEN, self._budget.recorded)
+            in_effect = not self._trials.records
+            self._recorded = self._cost.timelines(AS_WRITTEN, self._budget.recorded, in_effect)
         self._trials.forecast = self._forecast(baseline, computing)
 
     def _headroom(self) -> tuple[TrialRecord, Headroom, list[Block]]:
@@ -181,17 +183,19 @@ class Study:
         cost.phase = "baseline"
         pilot = cost.block(AS_WRITTEN, warmup=1, steps=2)
         budget = StepBudget(pilot.median)
-        on: list[Block] = []
+        on = [pilot] if budget.slow else list[Block]()  # of long steps each one counts
         off: list[Block] = []
         has_time = cost.left > self._asked.trials * budget.trial()
         diagnoses = self._diagnose is not None and self._asked.diagnose_budget != 0 and has_time
-        while len(on) < budget.headroom_rounds(diagnoses) or self._is_open(self._won(on, off), len(on), budget):
+        while len(off) < budget.headroom_rounds(diagnoses) or self._is_open(self._won(on, off), len(off), budget):
             cost.phase = "headroom"
             try:
                 steps = budget.block(off[-1].median if off else pilot.median)
                 off.append(cost.block(AS_WRITTEN, 1, steps, reduce=False, apply=False))
             except TrialFailed as failed:
                 raise FailsWithoutReduction(str(failed)) from None
+            if len(on) == len(off):
+                continue
             cost.phase = "baseline"
             try:
                 on.append(cost.block(AS_WRITTEN, 1, budget.block(pilot.median), apply=False))
@@ -272,118 +276,43 @@ class Study:
     def _with_starts(self, settings: list[Mapping[str, Value]], baseline: TrialRecord) -> None:
         """New final rounds with the finalists that an env setting adds, if one gains."""
         self._cost.phase = "starts"
-        ladder = ladder_of(self._paired.finalists)
+        ladder = ladder_of(self._finals.paired.finalists)
         seconds = {AS_WRITTEN: baseline.seconds, **{s.configuration: s.seconds for s in ladder}}
         # Several links can carry several buckets at once, but a single bucket is not split between links.
         seconds |= {t.configuration: t.seconds for t in self._trials.best_with_several_buckets()}
         starts = EnvTrials(self._cost, self._budget, seconds, self._trials.add_start)
         blocks = starts.run(settings)
         if blocks:
-            self._paired = self._paired_of(blocks)
-
-    def _finals(self, baseline: TrialRecord) -> None:
-        """Measure the best few of each rung and the baseline in rounds, each round in a new order.
-
-        Rounds that are cut off leave what there was before, unless there are as many of them, and enough to decide.
-        """
-        self._cost.phase = "finals"
-        expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
-        before = [standing.configuration for standing in ladder_of(self._paired.finalists)]
-        contenders = [c for rung in Rung for c in self._contenders(rung)]
-        finalists = self._that_fit(list(dict.fromkeys([*contenders, *before])), expected)
-        blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *finalists)}
-        planned = self._planned_rounds(blocks, expected)
-        enough = min(planned, max(FEWEST_ROUNDS, len(self._paired.rounds)))
-        for number in range(1, planned + 1):
-            if len(blocks) < 2 or not self._final_round(blocks, expected):
-                break
-            if number >= enough:
-                self._paired = self._paired_of(blocks)
-            self._observer.final(number, planned)
-
-    def _paired_of(self, blocks: Mapping[Configuration, Sequence[Block]]) -> Paired:
-        rounds = blocks[AS_WRITTEN]
-        whole = {c: found for c, found in blocks.items() if c != AS_WRITTEN and len(found) == len(rounds) > 1}
-        return Paired(tuple(rounds), tuple(self._standing(c, rounds, found) for c, found in whole.items()))
-
-    def _that_fit(
-        self, finalists: Sequence[Configuration], expected: Mapping[Configuration, float]
-    ) -> list[Configuration]:
-        """Those for whose rounds there is time, and whose rounds fit into a start of the script.
-
-        What may be launched and clearly gained in its trial comes first, the best of each rung before the others. A
-        single one is tried however little time is left.
-        """
-        as_written, chosen = expected[AS_WRITTEN], list[Configuration]()
-        least = as_written * (1 - WORTHWHILE)
-        places = {c: [one for one in finalists if one.rung is c.rung].index(c) for c in finalists}
-
-        def need(configuration: Configuration) -> tuple[bool, bool, int, float]:
-            seconds = expected[configuration]
-            return not self._asked.allows(configuration), seconds > least, places[configuration], seconds
-
-        for configuration in sorted(finalists, key=need):
-            together = [(c, expected[c]) for c in (*chosen, configuration)]
-            steps = sum(self._trials.steps_of_turn(*one) for one in (*together, (AS_WRITTEN, as_written)))
-            room = self._cost.steps_of_a_start * (_SHARE_OF_A_START if chosen else 1.0)
-            if steps <= room and (self._trials.can_pay(together) or not chosen):
-                chosen.append(configuration)
-        return [c for c in finalists if c in chosen]
-
-    def _planned_rounds(self, finalists: Iterable[Configuration], expected: Mapping[Configuration, float]) -> int:
-        """Number of final rounds: fewer where time is short, but never too few for a decision."""
-        each = [(c, expected[c]) for c in finalists]
-        seconds = sum(self._budget.round_of(*one) for one in each)
-        steps = sum(self._trials.steps_of_turn(*one) for one in each)
-        usual = self._budget.final_rounds(self._compiles_anew)
-        return next(n for n in range(usual, 0, -1) if n <= FEWEST_ROUNDS or self._cost.affords(n * seconds, n * steps))
-
-    def _final_round(self, blocks: dict[Configuration, list[Block]], expected: Mapping[Configuration, float]) -> bool:
-        """Measure each configuration once, in random order; remove those that fail.
-
-        All blocks of a round come from one start of the script: where it ends within the round, or a rank dies, those
-        before are measured again. Returns whether the round is whole.
-        """
-        found: dict[Configuration, tuple[int, Block]] = {}
-        missing = self._random.sample(list(blocks), len(blocks))
-        for _ in range(_STARTS_OF_A_ROUND):
-            for configuration in missing:
-                try:
-                    block = self._cost.block(configuration, *self._budget.turn(configuration, expected[configuration]))
-                    found[configuration] = self._cost.start.number, block
-                except TrialFailed:
-                    found.pop(configuration, None)
-                    if configuration != AS_WRITTEN:  # one that ran in its trial and fails now must not be launched
-                        blocks.pop(configuration)
-                        self._paired = self._paired.without(configuration)
-            missing = [c for c in blocks if c not in found or found[c][0] != self._cost.start.number]
-            if not missing:
-                for configuration, (_, block) in found.items():
-                    blocks[configuration].append(block)
-                return True
-        return False
+            self._finals.take(blocks)
 
     @property
     def _compiles_anew(self) -> bool:
         """Whether switching between two exact configurations may cost a compilation."""
         return OPTIMIZE_DDP.name in self._facts.knobs or REDUCE_OVERHEAD in self._facts.cuda_graphs
 
-    def _contenders(self, rung: Rung) -> list[Configuration]:
-        seconds, errors = self._trials.seconds_of(rung), self._trials.errors
-        # A hook whose gradient error was not measured must not be launched.
-        ranked = [c for c in self._trials.best_of(rung) if not c.hook or c.hook in errors]
+    def _contender(self, rung: Rung) -> Configuration | None:
+        """The best of a rung. A hook whose gradient error was not measured, or is too large, must not be launched."""
+        while (best := self._best_of(rung)) is not None:
+            if self._trials.vouches_for(best):
+                return best
+            self._finals.failed.add(best)
+        return None
+
+    def _best_of(self, rung: Rung) -> Configuration | None:
+        seconds = self._trials.seconds_of(rung)
+        ranked = [c for c in self._trials.best_of(rung) if c not in self._finals.failed]
         if not ranked or not self._asked.allows(ranked[0]):
-            return ranked[:1]
+            return ranked[0] if ranked else None
         if self._budget.slow and seconds[ranked[0]] > self._budget.step * (1 - WORTHWHILE):
-            return ranked[:1]  # none gains, so finding the best of them is not worth the time
+            return ranked[0]  # none gains, so finding the best of them is not worth the time
         cheap, costs = contenders(ranked, seconds, self._budget), (self._cost, self._budget)
         # A semifinal takes about as long as the finals. Only exact configurations may differ in how they are compiled.
-        takes, steps = self._budget.final_rounds() * self._budget.trial(), steps_of_semifinal(*costs, cheap)
+        takes, steps = _ROUNDS_OF_FINALS * self._budget.trial(), steps_of_semifinal(*costs, cheap)
         if not cheap or not self._cost.affords(2 * takes, steps) or (self._compiles_anew and rung is Rung.EXACT):
-            return ranked[:FINALISTS]
+            return ranked[0]
         self._observer.semifinal(rung, len(cheap))
         self._semifinals.append(run_semifinal(*costs, cheap, self._random))
-        return self._semifinals[-1].ranked[:1]
+        return next((c for c in self._semifinals[-1].ranked if c not in self._finals.failed), ranked[0])
 
     def _decide(self, won: Headroom, ladder: tuple[Standing, ...], ended: str) -> Decision:
         if won.high < WORTHWHILE and not self._trials.records:
@@ -403,93 +332,30 @@ class Study:
         tried = [trial for trial in self._trials.records if trial.usable]
         if tried and not ladder:
             best = min(tried, key=lambda trial: (not self._asked.allows(trial.configuration), trial.seconds))
-            gain = f"in its trial {best.configuration} was ×{_short(self._budget.step / best.seconds)}"
+            gain = f"in its trial {best.configuration} was ×{short(self._budget.step / best.seconds)}"
             why = f"undecided: {gain}, which final rounds must prove: your settings stay{more}"
             return Decision(AS_WRITTEN, why, is_open=True)
         decision = decide(ladder, self._asked, won)
-        rounds = len(self._paired.rounds)
+        paired, rounds = self._finals.paired, len(self._finals.paired.rounds)
         maybe = [s for s in ladder if self._asked.allows(s.configuration) and s.speedup.ratio > WORTH_A_CHANGE]
-        if decision.configuration == AS_WRITTEN and maybe and rounds < self._budget.final_rounds(self._compiles_anew):
+        if decision.configuration == AS_WRITTEN and maybe and not paired.is_settled:
             best_one = max(maybe, key=lambda standing: standing.speedup.ratio)
             gain = f"{best_one.rung.value} gives {best_one.speedup} in {rounds} final rounds"
-            why = f"undecided: {gain}, too few to be sure: your settings stay{more}"
+            if rounds >= MOST_ROUNDS:
+                lacks, more = "they differ too much to be sure, because this machine is busy, or the steps differ", ""
+            else:
+                lacks = "too few to be sure"
+            why = f"undecided: {gain}, {lacks}: your settings stay{more}"
             return replace(decision, why=why, is_open=True)
         return decision
 
     def _what_would_decide(self, ended: str) -> str:
         """A clause that tells what tuning lacked, where that was time or steps; else why it ended."""
         twice = [(AS_WRITTEN, self._budget.step)] * 2
-        rounds = self._budget.final_rounds(self._compiles_anew)
-        finals = (len(twice) + 1) * rounds * self._budget.round_of(*twice[0])
-        if "--budget" not in ended and not self._trials.no_time and self._trials.can_pay(twice):
+        finals = (len(twice) + 1) * MOST_ROUNDS * self._budget.round_of(*twice[0])
+        if "--budget" not in ended and not self._trials.no_time and self._reserve.can_pay(twice):
             return f" ({ended})" if ended else ""
         needed = self._cost.total + 3 * self._budget.trial() + finals + 3 * self._cost.start.seconds
         length = self._cost.start.length
         job = f"your job has {length} steps, and " if length else ""
         return f"; {job}--budget {math.ceil(needed / 60)}m would decide it"
-
-    def _standing(self, configuration: Configuration, rounds: Sequence[Block], blocks: Sequence[Block]) -> Standing:
-        gain = speedup([b.median for b in rounds], [b.median for b in blocks])
-        error = self._trials.errors.get(configuration.hook)
-        return Standing(configuration, median([b.median for b in blocks]), gain, tuple(blocks), error)
-
-
-# The ladder of a study, and its decision in words. What is launched of a ladder is decided in `recipe.decision`.
-
-
-def ladder_of(finalists: Sequence[Standing]) -> tuple[Standing, ...]:
-    """The fastest finalist of each rung by its paired rounds, exact first, each compared with all milder rungs."""
-    best: list[Standing] = []
-    for rung in Rung:
-        of_rung = [standing for standing in finalists if standing.rung is rung]
-        if of_rung:
-            fastest = max(of_rung, key=lambda standing: standing.speedup.ratio)
-            best.append(replace(fastest, speedup_low_over={other.rung: _low_over(fastest, other) for other in best}))
-    return tuple(best)
-
-
-def _low_over(standing: Standing, other: Standing) -> float:
-    before, after = ([block.median for block in one.rounds] for one in (other, standing))
-    return speedup(before, after).low
-
-
-def decide(ladder: Sequence[Standing], asked: StudySettings, headroom: Headroom) -> Decision:
-    """The decision on a ladder from `ladder_of`: what is launched, and why."""
-    chosen = best_allowed(ladder, asked.allow, asked.accumulate_up_to)
-    allowed = [standing for standing in ladder if asked.allows(standing.configuration)]
-    if chosen is None:
-        configuration = AS_WRITTEN
-        why = f"no significant gain within what you allow ({asked.allowed}): your settings stay; headroom {headroom}"
-    else:
-        configuration = chosen.configuration
-        why = f"the best of what you allow ({asked.allowed}): {chosen.speedup} against your settings"
-        why += larger_batch(configuration.steps_per_update)
-    why += _too_little(allowed, chosen)
-    beyond = _beyond(ladder, asked)
-    if beyond is None:
-        return Decision(configuration, why)
-    rung, best = beyond
-    return Decision(configuration, f"{why}; --allow {rung.value} would give ×{_short(best.speedup.ratio)}", rung)
-
-
-def _too_little(allowed: Sequence[Standing], chosen: Standing | None) -> str:
-    """A clause that explains why an allowed and faster configuration is not launched; "" if there is none."""
-    least = chosen.speedup.ratio if chosen else 1.0
-    passed = [s for s in allowed if s is not chosen and s.speedup.sure and s.speedup.ratio > least]
-    if not passed:
-        return ""
-    best = max(passed, key=lambda standing: standing.speedup.ratio)
-    enough = f"surely {(WORTH_A_CHANGE - 1) * 100:.0f} % more than your settings and each milder rung that gains"
-    return f"; {best.rung.value} gives {best.speedup}, not {enough}: too little for a change of training"
-
-
-def _beyond(ladder: Sequence[Standing], asked: StudySettings) -> tuple[Rung, Standing] | None:
-    """The rung, and its best, that would be launched if the user allowed more: of several, the one with most gain."""
-    further = [rung for rung in GRADIENT_RUNGS if not asked.allow.allows(rung)]
-    found = {rung: best_allowed(ladder, rung, asked.accumulate_up_to) for rung in further}
-    beyond = {rung: best for rung, best in found.items() if best and not asked.allows(best.configuration)}
-    return max(beyond.items(), key=lambda one: one[1].speedup.ratio, default=None)
-
-
-def _short(ratio: float) -> str:
-    return f"{ratio:.{max(0, 2 - math.floor(math.log10(ratio)))}f}"

@@ -1,21 +1,16 @@
-"""The trials of a study: which configurations are worth trying, which comes next (Optuna chooses), and what it gave."""
+"""The trials of a study: each measures one configuration on the running job, and tells the sampler what it gave."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from functools import cached_property
-
-import optuna
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from autoddp.knobs import (
     AS_WRITTEN,
-    BY_NAME,
     GRADIENT_RUNGS,
     KNOBS,
     TRIED_FIRST,
-    AnyKnob,
     Configuration,
     GradientError,
     Phase,
@@ -25,32 +20,27 @@ from autoddp.knobs import (
     why_refused,
 )
 from autoddp.knobs.ddp_arguments import (
-    BATCHED_GRAD_COPY,
     BUCKET_CAP_MB,
     BUCKET_CAP_MB_LIST,
-    FIND_UNUSED,
-    GRADIENT_AS_BUCKET_VIEW,
-    STATIC_GRAPH,
 )
-from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_RANK, Size, hooks_on
-from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS, step_counts
+from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_RANK, hooks_on
+from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, step_counts
 from autoddp.settings import StudySettings
-from autoddp.study.budget import FEWEST_ROUNDS, StepBudget
+from autoddp.study.budget import StepBudget
 from autoddp.study.cost import Cost
 from autoddp.study.first_guess import first_cap
 from autoddp.study.forecast import Forecast
 from autoddp.study.measure import TrialFailed
 from autoddp.study.observer import Observer
 from autoddp.study.outcome import WORTHWHILE, State, TrialRecord
+from autoddp.study.prospects import Prospects
+from autoddp.study.reserve import FEWEST_ROUNDS, Reserve
+from autoddp.study.sampler import Sampler
+from autoddp.study.space import Space
 from autoddp.timing import Block
 from autoddp.units import MIB
 from autoddp.wire import JobFacts
 
-_UNGUIDED = 3  # results before TPE uses them; its default of ten random draws would be half of a study of twenty trials
-_CANDIDATES = 48  # draws of which TPE takes the best: twice the default, because drawing costs nothing beside a trial
-_ASKS = 40  # draws before a configuration that was measured already is accepted again
-_NOTHING: Setting = {}
-"""A knob left as the script wrote it."""
 _HOPELESS = 1.15  # times the seconds of the rung's best: a trial above it after the first block is cut short
 _HOPELESS_AT_FIRST = 1.5  # the same where the first block is shorter than the second, and still warming up
 _TO_SPARE = 1.1  # times the seconds that a first answer should take
@@ -58,193 +48,6 @@ _PASSED_OVER = 8  # configurations in a row that are left out because they are p
 _SHARE_FOR_COMPUTING = 4  # at most one trial in four looks for settings that make computing itself faster
 _SHARE_ON_TOP = 4  # at most one trial in four adds a setting to the best of the search
 _SHARE_FOR_ACCUMULATION = 4  # at most one trial in four tries how many steps to make one
-
-
-@dataclass(frozen=True)
-class Space:
-    """All configurations of `rung` for a job with these facts. A configuration has one setting of each dimension.
-
-    A dimension is named after its knob. Knobs that exclude each other share one dimension.
-    """
-
-    rung: Rung
-    facts: JobFacts
-    fixed: Configuration = AS_WRITTEN
-    """Values that every configuration of this space has, because they were found before."""
-    first_cap: float | None = None
-    """The bucket cap, in MiB, that the measured link suggests; it is tried first. None if the link was not measured."""
-
-    @cached_property
-    def choices(self) -> dict[str, tuple[Setting, ...]]:
-        """Dimension → its settings. The first setting leaves the knob as written, unless the knob must have a value."""
-        found: dict[str, tuple[Setting, ...]] = {}
-        for knob in KNOBS:
-            settings = self._settings_of(knob)
-            if knob.excludes in found:
-                found[knob.excludes] += settings
-            elif settings:
-                found[knob.name] = settings if self._must_have(knob) else (_NOTHING, *settings)
-        return {name: settings for name, settings in found.items() if len(settings) > 1}
-
-    def _settings_of(self, knob: AnyKnob) -> tuple[Setting, ...]:
-        """The candidates of `knob` on this rung that the job can have."""
-        if knob.phase is not Phase.SEARCH or knob.name not in self.facts.knobs:
-            return ()
-        if knob.needs and not any(setting.get(knob.needs[0]) == knob.needs[1] for setting in self._hooks):
-            return ()
-        settings = self._hooks if knob is HOOK else knob.settings(self.facts)
-        return tuple(setting for setting in settings if self.rung.allows(_rung_of(setting)))
-
-    @property
-    def _hooks(self) -> tuple[Setting, ...]:
-        """The hooks of this rung itself: a hook of a milder rung belongs to that rung's space."""
-        return tuple({HOOK.name: hook.name} for hook in hooks_on(self.rung))
-
-    def _must_have(self, knob: AnyKnob) -> bool:
-        return knob is HOOK or knob.required
-
-    @property
-    def empty(self) -> bool:
-        """Whether this rung offers nothing to try here."""
-        if self.rung is not Rung.EXACT:
-            return HOOK.name not in self.facts.knobs or not self._hooks
-        return not any(len(settings) > 1 for settings in self.choices.values())
-
-    def configuration(self, chosen: Mapping[str, Setting]) -> Configuration:
-        """The configuration that consists of one setting for each dimension."""
-        values = dict(self.fixed)
-        if len(self._hooks) == 1:
-            values |= self._hooks[0]
-        for setting in chosen.values():
-            values |= setting
-        for knob in (BY_NAME[name] for name in list(values)):
-            if knob.needs and values.get(knob.needs[0]) != knob.needs[1]:
-                del values[knob.name]  # it belongs to a value, such as a hook, that was not chosen
-            for replaced in knob.replaces:
-                values.pop(replaced, None)
-        return Configuration(values)
-
-    def guesses(self) -> list[dict[str, Setting]]:
-        """The configurations to try first, the most promising first: the extremes of each knob, then combinations.
-
-        Few large buckets pay the latency once and suit compressed gradients. With a shrinking plan only a small last
-        bucket is sent after backward. The switches save copies.
-        """
-        view, batched = {GRADIENT_AS_BUCKET_VIEW.name: True}, {BATCHED_GRAD_COPY.name: True}
-        sizes = self._sizes()
-        if self.rung is Rung.EXACT:
-            rows: list[Setting] = [view, {**sizes["tail"], **view}, batched]
-            rows += [{**sizes["whole"], **view}, {**sizes["quarter"], **view}]
-            if self._is_static_instead:
-                rows.insert(0, _NOTHING)
-        else:
-            rows = [{**row, **view} for row in self._guesses_of_hooks(sizes)]
-        likely: Setting = {BUCKET_CAP_MB.name: self.first_cap} if self.first_cap else _NOTHING
-        if likely and likely in self.choices.get(BUCKET_CAP_MB.name, ()):
-            sizes_of_buckets = (BUCKET_CAP_MB.name, BUCKET_CAP_MB_LIST.name)
-            other = {name: value for name, value in rows[0].items() if name not in sizes_of_buckets}
-            rows = [{**other, **likely}, *rows]
-        return [self._complete(row) for row in rows]
-
-    def _guesses_of_hooks(self, sizes: Mapping[Size, Setting]) -> list[Setting]:
-        """Each hook with its best bucket size; then the first hook with other sizes, and with its own knobs set."""
-        hooks = tuple(reversed(hooks_on(self.rung)))
-        rows: list[Setting] = [{HOOK.name: hook.name, **sizes[hook.first_sizes[0]]} for hook in hooks]
-        first = hooks[0]
-        rows += [{HOOK.name: first.name, **sizes[size]} for size in first.first_sizes[1:]]
-        own = [knob for knob in KNOBS if knob.needs == (HOOK.name, first.name) and knob.name in self.choices]
-        return rows + [{**rows[0], **self.choices[knob.name][1]} for knob in own]
-
-    def _sizes(self) -> dict[Size, Setting]:
-        """Size → the setting that cuts the gradients that way; the setting as written where there is none."""
-        settings = [setting for of_one in self.choices.values() for setting in of_one]
-        found = [setting for setting in settings if BUCKET_CAP_MB.name in setting]
-        plans = [setting for setting in settings if BUCKET_CAP_MB_LIST.name in setting]
-        # The last cap holds all gradients and each before it is half as large: the third from the end is a quarter.
-        return {
-            "whole": found[-1] if found else _NOTHING,
-            "quarter": found[max(0, len(found) - 3)] if found else _NOTHING,
-            "tail": plans[0] if plans else _NOTHING,
-        }
-
-    def _complete(self, row: Setting) -> dict[str, Setting]:
-        """`row` as a guess: a setting for every dimension of this job, and for no other."""
-        complete = {name: _chosen(settings, row) for name, settings in self.choices.items()}
-        if DEFER_REDUCTIONS.name in complete:  # a reduction that is left out is the fastest one
-            complete[DEFER_REDUCTIONS.name] = self.choices[DEFER_REDUCTIONS.name][-1]
-        if self._is_static_instead:
-            complete[STATIC_GRAPH.name] = self.choices[STATIC_GRAPH.name][-1]
-        return complete
-
-    @property
-    def _is_static_instead(self) -> bool:
-        """Whether a static graph also ends a search for unused parameters, without which DDP sorts its buckets."""
-        return STATIC_GRAPH.name in self.choices and self.facts.ddp_arguments.get(FIND_UNUSED) == "True"
-
-
-class Sampler:
-    """Asks Optuna's TPE for configurations of one rung, after the guesses of its space, the fastest by forecast first.
-
-    sampler = Sampler(space, seed=0)
-    configuration = sampler.ask()
-    sampler.tell(0.123)
-
-    The sequence is deterministic for a seed and the results.
-    """
-
-    def __init__(
-        self, space: Space, seed: int, forecast: Forecast | None = None, as_written: float | None = None
-    ) -> None:
-        """`as_written`: seconds of the script as written, which is then not asked for."""
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._space = space
-        tpe = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_UNGUIDED, n_ei_candidates=_CANDIDATES)
-        self._study = optuna.create_study(direction="minimize", sampler=tpe)
-        guesses = space.guesses()
-        for place in (forecast or Forecast()).order([space.configuration(guess) for guess in guesses]):
-            guess = guesses[place]
-            places = {name: space.choices[name].index(setting) for name, setting in guess.items()}
-            self._study.enqueue_trial(places, skip_if_exists=True)
-        self._pending: optuna.trial.Trial | None = None
-        self._told: dict[Configuration, float | None] = {} if as_written is None else {AS_WRITTEN: as_written}
-
-    def ask(self, excluded: Set[tuple[str, Value]] = frozenset()) -> Configuration | None:
-        """The next configuration to measure, without any of the `excluded` values, which must not be launched.
-
-        None if none seems to be left.
-        """
-        for _ in range(_ASKS):
-            configuration = self._draw()
-            if excluded & set(configuration.items()):
-                self.tell(None)
-            elif configuration in self._told:
-                self.tell(self._told[configuration])
-            else:
-                return configuration
-        configuration = self._draw()
-        if not excluded & set(configuration.items()):
-            return configuration
-        self.tell(None)
-        return None
-
-    def _draw(self) -> Configuration:
-        trial = self._study.ask()
-        chosen = {
-            name: settings[trial.suggest_categorical(name, range(len(settings)))]
-            for name, settings in self._space.choices.items()
-        }
-        self._pending, self._asked = trial, self._space.configuration(chosen)
-        return self._asked
-
-    def tell(self, seconds: float | None) -> None:
-        """Report the seconds per step of the configuration from the last `ask`; None if it failed."""
-        assert self._pending is not None
-        self._told[self._asked] = seconds
-        if seconds is None:
-            self._study.tell(self._pending, state=optuna.trial.TrialState.FAIL)
-        else:
-            self._study.tell(self._pending, seconds)
-        self._pending = None
 
 
 class Trials:
@@ -257,8 +60,10 @@ class Trials:
         asked: StudySettings,
         observer: Observer,
         baseline: TrialRecord,
+        reserve: Reserve,
     ) -> None:
         self._cost = cost
+        self._reserve = reserve
         self._facts = facts
         self._asked = asked
         self._observer = observer
@@ -268,10 +73,13 @@ class Trials:
         """Predicts the trials; set before the first of them."""
         self._excluded: frozenset[tuple[str, Value]] = frozenset()
         self._samplers: dict[Rung, Sampler] = {}
+        self._prospects: dict[Rung, Prospects] = {}
         self._turns: deque[Rung] = deque()
         self.records: list[TrialRecord] = []
         self.no_time = False
         """Whether trials were left out for lack of time."""
+        self.are_enough = False
+        """Whether trials were left out because nothing more was likely to come of them."""
         self.errors: dict[Configuration, GradientError] = {}
         """Hook with its own knobs → error of its gradients; the buckets do not matter for it."""
 
@@ -306,6 +114,7 @@ class Trials:
             spaces = [Space(rung, self._facts, fixed, self._first_cap(rung, computing)) for rung in GRADIENT_RUNGS]
             seed, as_written = self._asked.seed, self._baseline.seconds
             self._samplers = {s.rung: Sampler(s, seed, self.forecast, as_written) for s in spaces if not s.empty}
+            self._prospects = {s.rung: Prospects(s, self._asked, self._baseline.seconds) for s in spaces}
             self._turns = deque(self._samplers)
             if self._cost.left < self._asked.trials * self._budget.trial():  # begin with what is most likely to gain
                 allowed = [rung for rung in self._turns if self._asked.allow.allows(rung)]
@@ -313,8 +122,16 @@ class Trials:
         while self._turns and len(self.records) < last and self._has_time():
             rung = self._next_rung()
             self._turns.remove(rung)
-            if self._trial(self._samplers[rung]):
-                self._turns.append(rung)
+            sampler, prospects = self._samplers[rung], self._prospects[rung]
+            likely = prospects.best_untried(self.records, self.forecast)
+            if self._asked.all_trials or prospects.is_open(self.records, likely, sampler.has_guesses):
+                if likely:
+                    sampler.prefer(likely.configuration)
+                if self._trial(sampler):
+                    self._turns.append(rung)
+            elif not self.are_enough and len(self._turns) == 0:
+                self.are_enough = True
+                self._observer.enough(len(self.records), self._asked.trials)
 
     def _next_rung(self) -> Rung:
         """Rungs alternate, so each has its share, however many trials there are.
@@ -338,7 +155,7 @@ class Trials:
         budget, block = self._budget, self._budget.block(self._budget.step)
         steps = self._cost.steps_of(budget.warmup_of(AS_WRITTEN), block)
         steps += 0 if budget.slow else self._cost.steps_of(0, block)
-        self.no_time = not self.can_pay(finalists, budget.trial(), steps)
+        self.no_time = not self._reserve.can_pay(finalists, budget.trial(), steps)
         return not self.no_time
 
     @property
@@ -346,22 +163,6 @@ class Trials:
         """Seconds for a first trial, and for the final rounds of what it may find."""
         finals = FEWEST_ROUNDS * 2 * self._budget.round_of(AS_WRITTEN, self._baseline.seconds)
         return _TO_SPARE * (self._budget.trial() + finals)
-
-    def can_pay(
-        self, finalists: Iterable[tuple[Configuration, float]], seconds: float = 0.0, steps: float = 0.0
-    ) -> bool:
-        """Whether there is time for the fewest final rounds of these, with their seconds per step, and of the baseline.
-
-        And before them for so many `seconds` and `steps` of something else.
-        """
-        a_round = [(AS_WRITTEN, self._baseline.seconds), *finalists]
-        seconds += FEWEST_ROUNDS * sum(self._budget.round_of(*one) for one in a_round)
-        steps += FEWEST_ROUNDS * sum(self.steps_of_turn(*one) for one in a_round)
-        return self._cost.affords(seconds, steps)
-
-    def steps_of_turn(self, configuration: Configuration, seconds: float) -> int:
-        """Steps of the script that a configuration takes in one final round."""
-        return self._cost.steps_of(*self._budget.turn(configuration, seconds), configuration.steps_per_update)
 
     @property
     def kept_for_settings_on_top(self) -> int:
@@ -477,9 +278,9 @@ class Trials:
                 first = self._cost.block(configuration, more, steps, apply=False)
             hopeless = first.median > limit
             # A 16-bit hook is compared even if it is slow: overflow may be the cause, and the user should learn of it.
-            error, refused = (
-                (None, "") if hopeless and configuration.rung.has_error_feedback else self._compared(configuration)
-            )
+            # Of the many that feed their error back only what may be launched is compared: it costs exact reductions.
+            slower = configuration.rung.has_error_feedback and first.median > best
+            error, refused = (None, "") if slower else self._compared(configuration)
             if refused:
                 return self._add(configuration, "refused", [first], refused, error)
             if hopeless:
@@ -492,6 +293,27 @@ class Trials:
         except TrialFailed as failure:
             return self._add(configuration, "failed", [], str(failure))
         return self._add(configuration, "measured", [first, second], "", error)
+
+    def vouches_for(self, configuration: Configuration) -> bool:
+        """Whether the gradient error of its hook is within the limits. It is measured now, if no trial has done so.
+
+        Where it is not, all trials with that hook are refused.
+        """
+        hook = configuration.hook
+        if hook and hook not in self.errors:
+            try:
+                self._cost.block(configuration, self._budget.warmup_of(configuration), 1)
+                error, refused = self._compared(configuration)
+            except TrialFailed as failure:
+                error, refused = None, str(failure)
+            if refused:
+                state: State = "refused" if error else "failed"
+                self.records = [
+                    replace(one, state=state, reason=refused, error=error) if one.configuration.hook == hook else one
+                    for one in self.records
+                ]
+                return False
+        return not hook or hook in self.errors
 
     def _compared(self, configuration: Configuration) -> tuple[GradientError | None, str]:
         """Compare the hook in effect, if that was not done yet. Returns its error, and why it is refused or ""."""
@@ -540,12 +362,3 @@ def _buckets(configuration: Configuration, mib: float) -> float:
     if plan:
         return len(plan)
     return mib / cap if cap else 1.0
-
-
-def _chosen(settings: Sequence[Setting], row: Setting) -> Setting:
-    """The setting that is part of `row`, else the first."""
-    return next((s for s in settings if s and s.items() <= row.items()), settings[0])
-
-
-def _rung_of(setting: Setting) -> Rung:
-    return max((BY_NAME[name].rung_of(value) for name, value in setting.items()), key=lambda rung: rung.order)

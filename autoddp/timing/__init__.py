@@ -4,9 +4,11 @@ from autoddp.timing.anatomy import STAGES, RankAnatomy, RankSteps, anatomy
 from autoddp.timing.difference import Difference, difference
 from autoddp.timing.headroom import Headroom, headroom
 from autoddp.timing.samples import Block, median, median_interval
+from autoddp.timing.sequential import LOOKS, bound, likely
 from autoddp.timing.speedup import Speedup, speedup
 
 __all__ = [
+    "LOOKS",
     "STAGES",
     "Block",
     "Difference",
@@ -15,8 +17,10 @@ __all__ = [
     "RankSteps",
     "Speedup",
     "anatomy",
+    "bound",
     "difference",
     "headroom",
+    "likely",
     "median",
     "median_interval",
     "speedup",

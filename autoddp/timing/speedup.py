@@ -31,8 +31,11 @@ class Speedup:
         return f"×{self.ratio:.3g} ({self.low:.3g} to {self.high:.3g})"
 
 
-def speedup(before: Sequence[float], after: Sequence[float]) -> Speedup:
+def speedup(before: Sequence[float], after: Sequence[float], reach: float | None = None) -> Speedup:
     """The speed-up of `after` over `before`. Both have one value of seconds per step for each round.
+
+    The interval reaches so many standard errors to either side; without `reach` it is the 99 % interval of rounds whose
+    number was fixed beforehand.
 
     >>> str(speedup([1.00, 1.02, 0.98], [0.50, 0.51, 0.49]))
     '×2 (1.97 to 2.03)'
@@ -44,7 +47,7 @@ def speedup(before: Sequence[float], after: Sequence[float]) -> Speedup:
     logs = [math.log(b / a) for b, a in zip(before, after, strict=True)]
     middle = statistics.fmean(logs)
     spread = max(statistics.stdev(logs), _FLOOR)
-    half = t99(len(logs)) * spread / math.sqrt(len(logs))
+    half = (t99(len(logs)) if reach is None else reach) * spread / math.sqrt(len(logs))
     return Speedup(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
 
 

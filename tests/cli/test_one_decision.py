@@ -16,7 +16,8 @@ from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung
 from autoddp.launch.mode import Mode
 from autoddp.recipe import Recipe, dump, parse
 from autoddp.study import Outcome, Standing, StudySettings, TrialRecord
-from autoddp.study.search import decide, ladder_of
+from autoddp.study.decision import decide
+from autoddp.study.finals import ladder_of
 from autoddp.timing import Block, median, speedup
 from autoddp.wire import JobFacts
 

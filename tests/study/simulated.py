@@ -18,7 +18,7 @@ from typing import Any
 from autoddp.knobs import BY_NAME, Configuration, GradientError, Rung
 from autoddp.launch.deadline import Deadline
 from autoddp.study import TuningOver
-from autoddp.study.trials import Space
+from autoddp.study.space import Space
 from autoddp.timing.timeline import Gradient, Span, Timeline
 from autoddp.wire import BlockDone, JobFacts, Measure, Start
 

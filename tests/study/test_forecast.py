@@ -22,7 +22,7 @@ class Unrecorded(SimulatedJob):
 
 
 def study(job: SimulatedJob, trials: int, seed: int = 0) -> Outcome:
-    return Study(job, facts(), StudySettings(trials=trials, seed=seed), Observer()).run()
+    return Study(job, facts(), StudySettings(trials=trials, seed=seed, all_trials=True), Observer()).run()
 
 
 @pytest.mark.parametrize(("link", "latency"), [(24.0, 0.002), (200.0, 0.0005), (1000.0, 0.001), (5000.0, 0.0002)])
@@ -45,7 +45,7 @@ def test_what_was_not_recorded_is_not_predicted() -> None:
 @pytest.mark.parametrize("plan", ["[1, 2, 3, 4, 5, ...", "<a list>", "5", "['a']", "[]"])
 def test_arguments_that_cannot_be_read_do_not_end_a_study(plan: str) -> None:
     known = facts(ddp_arguments={"bucket_cap_mb_list": plan})
-    outcome = Study(SimulatedJob(200.0), known, StudySettings(trials=6), Observer()).run()
+    outcome = Study(SimulatedJob(200.0), known, StudySettings(trials=6, all_trials=True), Observer()).run()
     assert len(outcome.trials) == 6
     assert (outcome.profile is None) == (plan != "[]")
 

@@ -6,8 +6,9 @@ import pytest
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.settings import StudySettings
+from autoddp.study.decision import decide
+from autoddp.study.finals import ladder_of
 from autoddp.study.outcome import Standing
-from autoddp.study.search import decide, ladder_of
 from autoddp.timing import Block, speedup
 
 BASELINE = [1.00, 1.01, 0.99, 1.00, 1.01, 0.99]

@@ -38,12 +38,12 @@ def semifinal_of(
 def test_the_slowest_go_home_first() -> None:
     semifinal, asked = semifinal_of(dict(zip(RANKS, (0.043, 0.040, 0.045, 0.050), strict=True)))
     assert semifinal.ranked == [RANKS[1], RANKS[0], RANKS[2], RANKS[3]]
-    assert [len(semifinal.rounds[c]) for c in semifinal.ranked] == [10, 10, 5, 3]
+    assert [len(semifinal.rounds[c]) for c in semifinal.ranked] == [7, 7, 5, 3]
     assert [sorted(asked[i : i + 4], key=str) for i in (0, 4, 8)] == [sorted(RANKS, key=str)] * 3
     assert len({tuple(asked[i : i + 4]) for i in (0, 4, 8)}) > 1  # not always in one order
 
 
-@pytest.mark.parametrize("fails", [1, 2, 3, 4, 13, 25])
+@pytest.mark.parametrize("fails", [1, 2, 3, 4, 13, 21])
 def test_a_contender_that_fails_is_not_launched(fails: int) -> None:
     semifinal, asked = semifinal_of(dict(zip(RANKS, (0.043, 0.040, 0.045, 0.050), strict=True)), fails)
     assert asked[fails - 1] not in semifinal.rounds
@@ -77,7 +77,7 @@ def test_whom_a_trial_could_not_tell_from_the_best() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_bad_moment_in_a_trial_costs_nothing(seed: int) -> None:
     """The best of the lossy rung is a fifth slower in its trial alone."""
-    plan = StudySettings(trials=20, allow=Rung.LOSSY, seed=seed)
+    plan = StudySettings(trials=20, all_trials=True, allow=Rung.LOSSY, seed=seed)
     undisturbed = Study(SimulatedJob(24.0, noise=0.002), facts(), plan, Observer()).run()
     best = undisturbed.ladder[-1].configuration
     assert best.rung is Rung.LOSSY
@@ -90,14 +90,14 @@ def test_a_bad_moment_in_a_trial_costs_nothing(seed: int) -> None:
         done = job(configuration, warmup, steps, **more)
         if configuration == best and steps:
             blocks += 1
-            if blocks <= 2:
+            if blocks <= 3:
                 return replace(done, seconds=tuple(1.2 * second for second in done.seconds))
         return done
 
     outcome = Study(measure, facts(), plan, Observer()).run()
     disturbed = next(trial for trial in outcome.trials if trial.configuration == best)
-    assert disturbed.seconds > 1.1 * min(t.seconds for t in outcome.trials)
+    assert disturbed.seconds > min(t.seconds for t in outcome.trials)
     tried = [job.cost(trial.configuration) for trial in outcome.trials if trial.configuration.rung is Rung.LOSSY]
     assert job.cost(outcome.ladder[-1].configuration) <= 1.01 * min(tried)
     assert len(outcome.ladder[-1].rounds) == len(outcome.baseline_rounds)
-    assert len(outcome.semifinals[-1].rounds[best]) == 10
+    assert len(outcome.semifinals[-1].rounds[best]) == 7

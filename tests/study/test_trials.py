@@ -7,7 +7,8 @@ from simulated import every, facts
 
 from autoddp.codec import replace
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung
-from autoddp.study.trials import Sampler, Space
+from autoddp.study.sampler import Sampler
+from autoddp.study.space import Space
 
 ALL = list(GRADIENT_RUNGS)
 

@@ -1,0 +1,223 @@
+"""Final rounds: the script as written and the best of each rung take turns until it is clear what is launched.
+
+Trials only rank: of twenty configurations that are all alike, the best looks 4 to 14 % faster. Here each round measures
+every contender and the script as written once, in a new order, within one start of the script. What is not allowed
+rides along for the first rounds only.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autoddp.knobs import AS_WRITTEN, Configuration, GradientError, Rung
+from autoddp.recipe import best_allowed
+from autoddp.recipe.decision import WORTH_A_CHANGE
+from autoddp.settings import StudySettings
+from autoddp.study.budget import StepBudget
+from autoddp.study.cost import Cost
+from autoddp.study.measure import TrialFailed
+from autoddp.study.observer import Observer
+from autoddp.study.outcome import WORTHWHILE, Standing
+from autoddp.study.reserve import FEWEST_ROUNDS, Reserve
+from autoddp.timing import LOOKS, Block, bound, likely, median, speedup
+
+MOST_ROUNDS = LOOKS[-1]
+"""Rounds after which a study is undecided."""
+_MOST_DEAR_ROUNDS = 6  # the same where each turn may cost a compilation
+_SHARE_OF_A_START = 2 / 3  # that a round may take, because rounds do not begin with a start
+_STARTS_OF_A_ROUND = 3  # a script that ends within each of them ends too often
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Blocks of the script as written, one a round, and the finalists. Each ran in the first rounds, or in all."""
+
+    rounds: tuple[Block, ...] = ()
+    finalists: tuple[Standing, ...] = ()
+    is_settled: bool = True
+    """Whether no further round was likely to change what is launched."""
+
+    def without(self, configuration: Configuration) -> Paired:
+        """The same, with this one not among the finalists."""
+        return replace(self, finalists=tuple(one for one in self.finalists if one.configuration != configuration))
+
+
+class Finals:
+    """Measures final rounds; `paired` is what they have shown so far.
+
+    `errors`: hook with its own knobs → error of its gradients. `turns_are_dear`: whether each turn may cost a
+    compilation.
+    """
+
+    def __init__(
+        self,
+        cost: Cost,
+        budget: StepBudget,
+        reserve: Reserve,
+        asked: StudySettings,
+        observer: Observer,
+        shuffle: random.Random,
+        errors: Mapping[Configuration, GradientError],
+        turns_are_dear: bool = False,
+    ) -> None:
+        self._cost = cost
+        self._budget = budget
+        self._reserve = reserve
+        self._asked = asked
+        self._observer = observer
+        self._random = shuffle
+        self._errors = errors
+        self._most = _MOST_DEAR_ROUNDS if turns_are_dear else MOST_ROUNDS
+        self._times = 0
+        self.paired = Paired()
+        self.failed: set[Configuration] = set()
+        """What has failed in a round, though it ran in its trial; it must not be launched."""
+
+    def run(self, contenders: Sequence[Configuration], expected: Mapping[Configuration, float]) -> None:
+        """Measure rounds of these and of the best so far, until the answer is clear or what was kept back is spent.
+
+        `expected`: seconds per step of each of them and of the script as written. Rounds that are cut off leave what
+        there was before, unless they have shown as much.
+        """
+        self._cost.phase = "finals"
+        before, was = self.paired, [standing.configuration for standing in ladder_of(self.paired.finalists)]
+        finalists = self._that_fit(list(dict.fromkeys([*contenders, *was])), expected)
+        allowed = sum(self._asked.allows(configuration) for configuration in finalists)
+        tests = max(1, allowed) * 2**self._times  # each time that finals are made, half of the error of the last time
+        self._times += 1
+        blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *finalists)}
+        running = list(blocks)
+        for number in range(1, self._most + 1):
+            if number > FEWEST_ROUNDS and not self._reserve.affords([(c, expected[c]) for c in running]):
+                break
+            if len(running) < 2 or not self._round(running, blocks, expected):
+                break
+            if number in LOOKS:
+                found = self._paired_of(blocks, tests)
+                open_ones = self._open(found)
+                found = replace(found, is_settled=not open_ones)
+                if found.is_settled or number >= len(before.rounds):
+                    self.paired = found
+                running = [AS_WRITTEN, *open_ones]
+            self._observer.final(number, self._most)
+
+    def take(self, blocks: Mapping[Configuration, Sequence[Block]]) -> None:
+        """Take other rounds, whose number was fixed beforehand, if by them something else would be launched."""
+        found, before = self._paired_of(blocks), {standing.configuration for standing in self.paired.finalists}
+        chosen = self._chosen(ladder_of(found.finalists))
+        if chosen is not None and chosen.configuration not in before:
+            self.paired = found
+
+    def _chosen(self, ladder: Sequence[Standing]) -> Standing | None:
+        return best_allowed(ladder, self._asked.allow, self._asked.accumulate_up_to)
+
+    def _paired_of(self, blocks: Mapping[Configuration, Sequence[Block]], tests: int = 0) -> Paired:
+        """What the rounds show, where `tests` configurations share the error; 0: their number was fixed beforehand."""
+        rounds = tuple(blocks[AS_WRITTEN])
+        ran = {c: tuple(found) for c, found in blocks.items() if c != AS_WRITTEN and len(found) > 1}
+        return Paired(rounds, tuple(self._standing(c, rounds, found, tests) for c, found in ran.items()))
+
+    def _standing(
+        self, configuration: Configuration, rounds: Sequence[Block], blocks: tuple[Block, ...], tests: int
+    ) -> Standing:
+        reach = bound(len(blocks), tests) if tests else None
+        before, after = [b.median for b in rounds[: len(blocks)]], [b.median for b in blocks]
+        error = self._errors.get(configuration.hook)
+        gain, least = speedup(before, after, reach), likely(before, after)[0]
+        return Standing(configuration, median(after), gain, blocks, error, likely_low=least, tests=tests)
+
+    def _open(self, paired: Paired) -> list[Configuration]:
+        """The allowed finalists that more rounds are needed of: empty where the answer is clear."""
+        ladder = [one for one in ladder_of(paired.finalists) if self._asked.allows(one.configuration)]
+        chosen = self._chosen(ladder)
+        found = [one.configuration for one in ladder if one != chosen and self._may_be_launched(one, chosen, paired)]
+        return [chosen.configuration, *found] if chosen and found else found
+
+    @staticmethod
+    def _may_be_launched(one: Standing, chosen: Standing | None, paired: Paired) -> bool:
+        """Whether it may yet turn out to be what is launched, in the place of what would be launched now."""
+        as_written = [block.median for block in paired.rounds[: len(one.rounds)]]
+        if likely(as_written, [block.median for block in one.rounds])[1] < WORTH_A_CHANGE:
+            return False
+        if chosen is None:
+            return True
+        if one.rung.order < chosen.rung.order:  # it would be launched unless the other one is surely worth the change
+            return not one.speedup.sure and chosen.speedup_low_over[one.rung] < WORTH_A_CHANGE
+        together = min(len(one.rounds), len(chosen.rounds))
+        before, after = ([block.median for block in side.rounds[:together]] for side in (chosen, one))
+        return likely(before, after)[1] >= WORTH_A_CHANGE
+
+    def _that_fit(
+        self, finalists: Sequence[Configuration], expected: Mapping[Configuration, float]
+    ) -> list[Configuration]:
+        """Those for whose rounds there is time, and whose rounds fit into a start of the script.
+
+        What may be launched and clearly gained in its trial comes first, the best of each rung before the others. A
+        single one is tried however little time is left.
+        """
+        as_written, chosen = expected[AS_WRITTEN], list[Configuration]()
+        least = as_written * (1 - WORTHWHILE)
+        places = {c: [one for one in finalists if one.rung is c.rung].index(c) for c in finalists}
+
+        def need(configuration: Configuration) -> tuple[bool, bool, int, float]:
+            seconds = expected[configuration]
+            return not self._asked.allows(configuration), seconds > least, places[configuration], seconds
+
+        for configuration in sorted(finalists, key=need):
+            together = [(c, expected[c]) for c in (*chosen, configuration)]
+            steps = sum(self._reserve.steps_of_turn(*one) for one in (*together, (AS_WRITTEN, as_written)))
+            room = self._cost.steps_of_a_start * (_SHARE_OF_A_START if chosen else 1.0)
+            if steps <= room and (self._reserve.can_pay(together) or not chosen):
+                chosen.append(configuration)
+        return [c for c in finalists if c in chosen]
+
+    def _round(
+        self,
+        running: list[Configuration],
+        blocks: dict[Configuration, list[Block]],
+        expected: Mapping[Configuration, float],
+    ) -> bool:
+        """Measure each of `running` once, in random order; remove those that fail.
+
+        All blocks of a round come from one start of the script: where it ends within the round, or a rank dies, those
+        before are measured again. Returns whether the round is whole.
+        """
+        found: dict[Configuration, tuple[int, Block]] = {}
+        missing = self._random.sample(running, len(running))
+        for _ in range(_STARTS_OF_A_ROUND):
+            for configuration in missing:
+                try:
+                    block = self._cost.block(configuration, *self._budget.turn(configuration, expected[configuration]))
+                    found[configuration] = self._cost.start.number, block
+                except TrialFailed:
+                    found.pop(configuration, None)
+                    if configuration != AS_WRITTEN:
+                        self.failed.add(configuration)
+                        running.remove(configuration)
+                        del blocks[configuration]
+                        self.paired = self.paired.without(configuration)
+            missing = [c for c in running if c not in found or found[c][0] != self._cost.start.number]
+            if not missing:
+                for configuration, (_, block) in found.items():
+                    blocks[configuration].append(block)
+                return True
+        return False
+
+
+def ladder_of(finalists: Sequence[Standing]) -> tuple[Standing, ...]:
+    """The fastest finalist of each rung by its paired rounds, exact first, each compared with all milder rungs."""
+    best: list[Standing] = []
+    for rung in Rung:
+        of_rung = [standing for standing in finalists if standing.rung is rung]
+        if of_rung:
+            fastest = max(of_rung, key=lambda standing: standing.speedup.ratio)
+            best.append(replace(fastest, speedup_low_over={other.rung: _low_over(fastest, other) for other in best}))
+    return tuple(best)
+
+
+def _low_over(standing: Standing, other: Standing) -> float:
+    together = min(len(standing.rounds), len(other.rounds))
+    before, after = ([block.median for block in one.rounds[:together]] for one in (other, standing))
+    return speedup(before, after, bound(together, standing.tests) if standing.tests else None).low

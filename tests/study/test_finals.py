@@ -1,0 +1,166 @@
+"""Final rounds: how many are made, who takes part in them, and that they call nothing faster that is not."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+
+import pytest
+from replayed import OF_RUNG, answer_of, recorded
+
+from autoddp.knobs import AS_WRITTEN, Configuration, Rung
+from autoddp.settings import StudySettings
+from autoddp.study import Observer, TuningOver
+from autoddp.study.budget import StepBudget
+from autoddp.study.cost import Cost
+from autoddp.study.decision import decide
+from autoddp.study.finals import Finals, ladder_of
+from autoddp.study.reserve import Reserve
+from autoddp.timing import LOOKS, Block, Headroom
+from autoddp.wire import BlockDone
+
+STEP = 0.1
+SOME = Headroom(0.5, 0.4, 0.6)
+
+
+class Machine:
+    """A `study.Measure`: each rung is so many times as fast as the script as written, in steps that scatter."""
+
+    def __init__(
+        self, noise: float = 0.01, seed: int = 0, seconds: float = 1e9, turns: int = 10**9, **times: float
+    ) -> None:
+        self._times, self._most = {"": 1.0, **times}, turns
+        self._noise, self._random, self._left = noise, random.Random(seed), seconds
+        self.turns: list[Configuration] = []
+
+    def __call__(self, configuration: Configuration, warmup: int, steps: int, **_more: object) -> BlockDone:
+        if len(self.turns) == self._most:
+            raise TuningOver("the disk is full")
+        self.turns.append(configuration)
+        true = STEP / self._times[configuration.rung.value if configuration else ""]
+        together = self._random.gauss(0, self._noise)  # the steps of a block share their moment
+        left = self._left
+        self._left -= true * (warmup + steps)
+        return BlockDone(len(self.turns), (true * 2.718**together,) * steps, warmup * true, 0.0, left=left)
+
+
+def finals_of(machine: Machine, allow: Rung = Rung.NEAR) -> Finals:
+    budget, cost, asked = StepBudget(STEP), Cost(machine), StudySettings(allow=allow)
+    finals = Finals(cost, budget, Reserve(cost, budget), asked, Observer(), random.Random(0), {})
+    contenders = list(OF_RUNG.values())
+    with contextlib.suppress(TuningOver):
+        finals.run(contenders, dict.fromkeys((AS_WRITTEN, *contenders), STEP))
+    return finals
+
+
+def launched(finals: Finals, allow: Rung = Rung.NEAR) -> Configuration:
+    return decide(ladder_of(finals.paired.finalists), StudySettings(allow=allow), SOME).configuration
+
+
+@pytest.fixture(scope="module")
+def studies_of_nothing() -> list[tuple[bool, int, str]]:
+    """A thousand studies of recorded steps, in which no configuration differs from another."""
+    traces, shuffle = recorded(), random.Random(1)
+    names = sorted(traces)
+    answers = [answer_of(traces[names[number % len(names)]], shuffle) for number in range(1000)]
+    return [(answer.launches, answer.rounds, answer.end) for answer in answers]
+
+
+def test_there_are_thirty_recordings() -> None:
+    assert len(recorded()) >= 30
+    assert min(map(len, recorded().values())) >= 100
+
+
+def test_where_nothing_gains_nothing_is_launched(studies_of_nothing: list[tuple[bool, int, str]]) -> None:
+    """False launches: at most 15 of a thousand. The seed is fixed, so this says the same each time."""
+    assert sum(launches for launches, _, _ in studies_of_nothing) <= 15
+
+
+def test_where_nothing_gains_a_study_ends(studies_of_nothing: list[tuple[bool, int, str]]) -> None:
+    rounds = sorted(rounds for _, rounds, _ in studies_of_nothing)
+    assert rounds[-1] <= 12
+    ends = Counter(end for _, _, end in studies_of_nothing)
+    assert ends["no gain"] > ends["undecided"]
+
+
+def test_a_large_gain_takes_three_rounds() -> None:
+    finals = finals_of(Machine(exact=1.0, near=1.9, lossy=1.0))
+    assert len(finals.paired.rounds) == LOOKS[0]
+    assert launched(finals) == OF_RUNG[Rung.NEAR]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_small_gain_takes_more_and_no_gain_ends_early(seed: int) -> None:
+    small = finals_of(Machine(0.03, seed, exact=1.12, near=1.0, lossy=1.0), Rung.EXACT)
+    assert launched(small, Rung.EXACT) == OF_RUNG[Rung.EXACT]
+    assert len(small.paired.rounds) > LOOKS[0]
+    nothing = finals_of(Machine(0.01, seed, exact=1.0, near=1.0, lossy=1.0))
+    assert launched(nothing) == AS_WRITTEN
+    assert nothing.paired.is_settled
+    assert len(nothing.paired.rounds) <= 5
+
+
+def test_what_is_not_allowed_rides_along_for_three_rounds() -> None:
+    machine = Machine(0.04, exact=1.1, near=1.2, lossy=3.0)
+    finals = finals_of(machine, Rung.EXACT)
+    turns = Counter(machine.turns)
+    assert turns[OF_RUNG[Rung.NEAR]] == turns[OF_RUNG[Rung.LOSSY]] == LOOKS[0] < turns[AS_WRITTEN]
+    assert turns[AS_WRITTEN] == turns[OF_RUNG[Rung.EXACT]]
+    assert launched(finals, Rung.EXACT) == OF_RUNG[Rung.EXACT]
+    why = decide(ladder_of(finals.paired.finalists), StudySettings(allow=Rung.EXACT), SOME).why
+    assert "; --allow lossy " in why
+
+
+def test_what_can_no_longer_win_leaves() -> None:
+    """Exact gains nothing, so only near runs on until it is sure."""
+    machine = Machine(0.02, seed=3, exact=0.95, near=1.12, lossy=1.0)
+    finals = finals_of(machine)
+    turns = Counter(machine.turns)
+    assert turns[OF_RUNG[Rung.EXACT]] < turns[OF_RUNG[Rung.NEAR]] == turns[AS_WRITTEN]
+    assert launched(finals) == OF_RUNG[Rung.NEAR]
+
+
+def test_a_busy_machine_leaves_it_undecided() -> None:
+    finals = finals_of(Machine(0.5, seed=2, exact=1.1, near=1.1, lossy=1.1))
+    assert len(finals.paired.rounds) == LOOKS[-1]
+    assert not finals.paired.is_settled
+    assert launched(finals) == AS_WRITTEN
+
+
+def test_rounds_end_when_what_was_kept_back_is_spent() -> None:
+    finals = finals_of(Machine(0.5, seed=2, seconds=9.0, exact=1.1, near=1.1, lossy=1.1))
+    assert LOOKS[0] <= len(finals.paired.rounds) < LOOKS[-1]
+    assert not finals.paired.is_settled
+
+
+def test_tuning_that_ends_within_a_round_decides_by_the_whole_ones() -> None:
+    """Near is sure after three rounds; whether exact gains too is open when tuning ends."""
+    machine = {"noise": 0.02, "seed": 1, "exact": 1.1, "near": 1.9, "lossy": 1.0}
+    uncut = finals_of(Machine(**machine, turns=3 * 4))
+    assert len(uncut.paired.rounds) == 3
+    assert launched(uncut) == OF_RUNG[Rung.NEAR]
+    two = finals_of(Machine(**machine, turns=3 * 4 - 1))
+    assert (two.paired.rounds, launched(two)) == ((), AS_WRITTEN)
+
+
+def test_finals_that_are_made_again_share_the_error() -> None:
+    finals = finals_of(Machine(exact=1.0, near=1.9, lossy=1.0))
+    assert {standing.tests for standing in finals.paired.finalists} == {2}  # exact and near may be launched
+    contenders = [OF_RUNG[Rung.NEAR]]
+    finals.run(contenders, dict.fromkeys((AS_WRITTEN, *OF_RUNG.values()), STEP))
+    assert {standing.tests for standing in finals.paired.finalists} == {4}
+
+
+def test_other_rounds_take_their_place_only_if_something_new_would_be_launched() -> None:
+    finals = finals_of(Machine(exact=1.0, near=1.9, lossy=1.0))
+    before = finals.paired
+    setting = Configuration({"hook": "bf16", "threads": 2})
+    rounds = [Block((STEP,)), Block((1.01 * STEP,)), Block((STEP,)), Block((0.99 * STEP,))]
+    faster = [Block((block.median / 3,)) for block in rounds]
+    finals.take({AS_WRITTEN: rounds, setting: rounds})
+    assert finals.paired is before
+    finals.take({AS_WRITTEN: rounds, OF_RUNG[Rung.NEAR]: faster, setting: rounds})
+    assert finals.paired is before
+    finals.take({AS_WRITTEN: rounds, OF_RUNG[Rung.NEAR]: rounds, setting: faster})
+    assert launched(finals) == setting
