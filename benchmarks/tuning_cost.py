@@ -98,7 +98,7 @@ def slow_link(folder: Path, args: Namespace) -> dict[str, list[dict[str, Any]]]:
                 cost = study(hosts, args.trials, *own, f"{MLP} --steps 1000000")
                 cost["in_steps"] = (cost["total"] - cost["parts"]["start-up"]) / cost["baseline"]
                 found[name].append(cost)
-                rounds = len(hosts.summary()["baseline_rounds"])
+                rounds = len(hosts.summary()["finals"]["baseline_rounds"])
                 say(f"seed {seed}, {name}: {cost['in_steps']:.1f} steps, {cost['trials']} trials, {rounds} rounds")
     return found
 
