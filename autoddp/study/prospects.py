@@ -1,8 +1,8 @@
 """Whether another trial is worth its steps: trials end when nothing more is likely to come of them.
 
-Each hook runs once, unless trusted predictions leave it no chance. Beyond that a rung is tried on as long as its best
-untried configuration is expected to beat what would be launched so far, or as long as it leads and the last trials have
-brought something.
+Each rung runs once. An allowed one goes on unless something else takes half of its time already: with each of its
+hooks, as long as its best untried configuration is expected to beat what would be launched so far, and as long as it
+leads and the last trials have brought something.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from autoddp.study.space import Space
 
 _LAST, _LITTLE = 4, 0.02  # trials that must have brought less than this before a rung is left
 _EXPECTED = 0.01  # gain below which a trial is not worth its steps
+_FAR = 2.0  # times the seconds of what would be launched: no setting of the same rung gains as much
 _SPREAD = 0.02  # of the logarithm of a predicted step, where predictions are trusted
 
 
@@ -48,12 +49,15 @@ class Prospects:
         `likely`: its `best_untried`; None where predictions are not to be trusted. `has_guesses`: whether one of those
         that are tried first is left.
         """
-        if all(trial.configuration.rung is not self._space.rung for trial in records):
+        best = min((one.seconds for one in records if one.configuration.rung is self._space.rung), default=None)
+        if best is None:
             return True
+        if best == math.inf:
+            return has_guesses
+        if best > _FAR * min(self._allowed(records)) or not self._asked.allow.allows(self._space.rung):
+            return False
         if likely.is_new_hook and likely.gain >= _EXPECTED if likely else self._missing(records):
             return True
-        if not self._asked.allow.allows(self._space.rung):
-            return False
         if likely.gain >= _EXPECTED if likely else has_guesses:
             return True
         return self._leads(records) is self._space.rung and self._last_gain(records) >= _LITTLE
