@@ -46,6 +46,7 @@ from autoddp.wire import JobFacts
 _SHARE_FOR_DIAGNOSIS = 0.25  # of the time that the trials may take
 _AT_LEAST_FOR_DIAGNOSIS = 3.0  # seconds, which are little beside the start of the script
 _FEWEST_FOR_DIAGNOSIS = 8  # steps: with fewer nothing can be said
+_MUCH = 1.5  # times as fast: beside that a rung that gains nothing is not looked at again
 _ROUNDS_OF_FINALS = 6  # that are usual
 _TIMES_OF_FINALS = 3  # that they are made, where contenders fail in them
 _AT_LEAST_FOR_SETTINGS = 2 * RESERVED  # trials that a study must have: at least half stay for knobs without a start
@@ -156,9 +157,24 @@ class Study:
         expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
         for _ in range(_TIMES_OF_FINALS):
             failed = len(self._finals.failed)
-            self._finals.run([c for rung in Rung if (c := self._contender(rung))], expected)
+            self._finals.run(
+                self._worth_rounds([c for rung in Rung if (c := self._contender(rung))], expected), expected
+            )
             if len(self._finals.failed) == failed:
                 break
+
+    def _worth_rounds(
+        self, contenders: Sequence[Configuration], expected: Mapping[Configuration, float]
+    ) -> Sequence[Configuration]:
+        """Without those that gain nothing, where steps are long and something else that is allowed gains much.
+
+        Trials of long steps are hardly noisy, and rounds of what gains nothing would take most of the time.
+        """
+        gain = {c: self._budget.step / expected[c] for c in contenders}
+        most = max((gain[c] for c in contenders if self._asked.allows(c)), default=1.0)
+        if not self._budget.slow or most < _MUCH:
+            return contenders
+        return [c for c in contenders if gain[c] > 1 + WORTHWHILE]
 
     @property
     def _has_plenty_of_time(self) -> bool:
