@@ -69,7 +69,8 @@ class Finals:
         self._observer = observer
         self._random = shuffle
         self._errors = errors
-        self._most = _MOST_DEAR_ROUNDS if turns_are_dear else MOST_ROUNDS
+        self.most = _MOST_DEAR_ROUNDS if turns_are_dear else MOST_ROUNDS
+        """Rounds after which they end, whatever they have shown."""
         self._times = 0
         self.paired = Paired()
         self.failed: set[Configuration] = set()
@@ -89,7 +90,7 @@ class Finals:
         self._times += 1
         blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *finalists)}
         running = list(blocks)
-        for number in range(1, self._most + 1):
+        for number in range(1, self.most + 1):
             if number > FEWEST_ROUNDS and not self._reserve.affords([(c, expected[c]) for c in running]):
                 break
             if len(running) < 2 or not self._round(running, blocks, expected):
@@ -101,7 +102,7 @@ class Finals:
                 if found.is_settled or number >= len(before.rounds):
                     self.paired = found
                 running = [AS_WRITTEN, *open_ones]
-            self._observer.final(number, self._most)
+            self._observer.final(number, self.most)
 
     def take(self, blocks: Mapping[Configuration, Sequence[Block]]) -> None:
         """Take other rounds, whose number was fixed beforehand, if by them something else would be launched."""

@@ -357,12 +357,11 @@ class Study:
         if decision.configuration == AS_WRITTEN and maybe and not paired.is_settled:
             best_one = max(maybe, key=lambda standing: standing.speedup.ratio)
             gain = f"{best_one.rung.value} gives {best_one.speedup} in {rounds} final rounds"
-            if rounds >= MOST_ROUNDS:
-                lacks, more = "they differ too much to be sure, because this machine is busy, or the steps differ", ""
-            else:
-                lacks = "too few to be sure"
-            why = f"undecided: {gain}, {lacks}: your settings stay{more}"
-            return replace(decision, why=why, is_open=True)
+            if rounds < self._finals.most:
+                why = f"undecided: {gain}, too few to be sure: your settings stay{more}"
+                return replace(decision, why=why, is_open=True)
+            busy = "this machine is busy, or the script's steps differ"
+            return replace(decision, why=f"undecided: {gain}, which differ too much ({busy}): your settings stay")
         return decision
 
     def _what_would_decide(self, ended: str) -> str:
