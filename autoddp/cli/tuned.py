@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,6 +27,8 @@ from autoddp.log import get_logger
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, load, parse, save
 from autoddp.report import (
     Terminal,
+    Ways,
+    answer,
     say,
     summary,
     summary_of_diagnosis,
@@ -64,8 +67,9 @@ class Results:
         self._network = network
         what = "diagnosing" if options.diagnose_only else "tuning"
         trials = "" if options.diagnose_only else f": {options.study.trials} trials"
-        say(f"{what} {options.script}{trials}; logs in {folder.path}")
-        self.observer = Terminal(options.study.allows, folder.log, not options.tune_only)
+        logs = f"; logs in {folder.path}" if options.verbose or options.diagnose_only else " at most"
+        say(f"{what} {options.script}{trials}{logs}")
+        self.observer = Terminal(options.study.allows, folder.log, not options.tune_only, options.verbose)
         self.progress = self.observer.progress
         self._outcome: Outcome | None = None
 
@@ -108,19 +112,25 @@ class Results:
                 not_tuned, why = "", tuned.outcome.decision.why
             if options.tune_only:
                 raise NotTuned(f"no recipe was written: {why}; see {folder.path}")
-            say(f"{not_tuned}launching as written: {why}; see {folder.path}")
+            if tuned.outcome is not None and not options.verbose:
+                self._answer(tuned.outcome, tuned.outcome.decision.configuration, "")
+                say(f"launching as written; see {folder.path}")
+            else:
+                say(f"{not_tuned}launching as written: {why}; see {folder.path}")
             if not options.ranks_given and not tuned.built_ddp:
                 say(set_one(options.torchrun))
             return mode
         recipe = parse(tuned.recipe, place)
         if tuned.outcome is not None and tuned.outcome.ended:
             say(f"tuning ended early, with what was known: {tuned.outcome.ended}")
-            say(f"{'chosen:' if options.tune_only else 'launching'} {recipe.configuration}: {recipe.evidence.why}")
+            verb = "chosen:" if options.tune_only else "launching"
+            self.observer.detail(f"{verb} {recipe.configuration}: {recipe.evidence.why}")
         if _is_worth_more(place, recipe):
             return mode
-        place = keep(tuned.recipe, place, options, folder.previous_recipe)
+        detail = self.observer.detail if tuned.outcome is not None else say
+        place = keep(tuned.recipe, place, options, folder.previous_recipe, detail)
         if tuned.outcome is not None:
-            self._close(tuned.outcome, place)
+            self._close(tuned.outcome, place, recipe.configuration)
         return replace(mode, recipe=recipe, path=place)
 
     def keep_diagnosis(self, tuned: Tuned) -> None:
@@ -169,16 +179,30 @@ class Results:
             logger.exception("no report was written")
             say(f"warning: {self._folder.report} could not be written: {first_line(error)}")
         else:
-            say(f"report: {self._folder.report}")
+            (say if self._outcome is None else self.observer.detail)(f"report: {self._folder.report}")
 
-    def _close(self, outcome: Outcome, place: Path) -> None:
+    def _close(self, outcome: Outcome, place: Path, configuration: Configuration) -> None:
         """The last lines before the job's own: what was won and why, and what to do with it."""
         for line in what_was_won(outcome):
-            say(line)
+            self.observer.detail(line)
+        self.observer.detail(try_next(outcome, str(place), self._same_job))
+        self._answer(outcome, configuration, str(place))
+        if not self._options.tune_only:
+            say("starting the job")
+
+    @property
+    def _same_job(self) -> list[str]:
+        """The words that start the same script on one host; empty where that takes more than one command."""
         options, torchrun = self._options, self._options.torchrun
         words = ["--nproc-per-node", str(torchrun.nproc_per_node), *(["-m"] if torchrun.module else []), options.script]
-        same_job = [*words, *without_secrets(torchrun.training_script_args)] if node_range(torchrun)[1] == 1 else []
-        say(try_next(outcome, str(place), same_job))
+        return [*words, *without_secrets(torchrun.training_script_args)] if node_range(torchrun)[1] == 1 else []
+
+    def _answer(self, outcome: Outcome, configuration: Configuration, recipe: str) -> None:
+        same_job = self._same_job
+        undo = shlex.join(["torchrun", *same_job]) if same_job else "the same commands with --trials 0"
+        next_start = f"autoddp {shlex.quote(self._options.script)}" if same_job else "start with the same commands"
+        ways = Ways(recipe, next_start if recipe else "", str(self._folder.report), undo if recipe else "")
+        self.observer.answer(answer(outcome, configuration, ways))
 
 
 def _is_worth_more(place: Path, new: Recipe) -> bool:
@@ -194,8 +218,11 @@ def _is_worth_more(place: Path, new: Recipe) -> bool:
     return rounds > 0
 
 
-def keep(text: str, place: Path, options: Options, previous: Path | None) -> Path:
-    """Save the recipe; its place, also where it could not be saved. `previous`: where an older one is kept."""
+def keep(text: str, place: Path, options: Options, previous: Path | None, detail: Callable[[str], None] = say) -> Path:
+    """Save the recipe; its place, also where it could not be saved. `previous`: where an older one is kept.
+
+    `detail` shows what the answer tells in other words.
+    """
     try:
         place, kept = _saved(text, place, previous)
     except (AutoddpError, OSError) as error:
@@ -204,12 +231,12 @@ def keep(text: str, place: Path, options: Options, previous: Path | None) -> Pat
         say(f"warning: the recipe is used, but could not be saved: {error}")
         return place
     remove_notes(options)
-    say(f"recipe written: {place}" + (f" (the older one is kept as {kept})" if kept else ""))
+    detail(f"recipe written: {place}" + (f" (the older one is kept as {kept})" if kept else ""))
     recipe = parse(text, place)
     start = POWERSGD_START_STEP.of(recipe.configuration)
     if start:
         memory = data_size(recipe.fits.gradient_bytes)
-        say(
+        detail(
             f"PowerSGD begins after {start} exact reductions (powersgd_start_step in the recipe), and keeps the "
             f"error that it feeds back: {memory} of memory on each rank"
         )

@@ -141,6 +141,8 @@ class Knob(Generic[T]):
     """The knob that must not be in the same configuration: the search chooses one of the two, or neither."""
     replaces: tuple[str, ...] = ()
     """Knobs that are left as written where the search tries this one."""
+    does: Callable[[Any], str] | None = None
+    """Returns what a value does, in a few words for people who do not know the knob's name; see `in_words`."""
     changes: str = ""
     """What the knob changes in training, as text for users, where that is not what its rung says; else ""."""
     could_part_ranks: bool = False
@@ -154,6 +156,10 @@ class Knob(Generic[T]):
     def of(self, configuration: Mapping[str, Value]) -> T | None:
         """The knob's value in `configuration`; None if it has none there."""
         return cast("T | None", configuration.get(self.name))
+
+    def in_words(self, value: Value) -> str:
+        """What this value does, in a few words; where there are none for it, how it is set."""
+        return self.does(value) if self.does else f"{self.variable or self.name}={value}"
 
     def settings(self, job: JobToTune) -> list[Setting]:
         """The settings worth trying in this job, see `candidates`."""

@@ -114,6 +114,15 @@ class Configuration(Mapping[str, Value]):
         return "; ".join(own if own and of_rung is Rung.EXACT else [of_rung.changes, *own])
 
     @property
+    def in_words(self) -> list[str]:
+        """What each of its values does, in a few words.
+
+        >>> Configuration({"bucket_cap_mb": 8.0, "hook": "bf16"}).in_words
+        ['buckets of 8 MiB', 'gradients sent in bf16']
+        """
+        return [words for name, value in self._values.items() if (words := BY_NAME[name].in_words(value))]
+
+    @property
     def gradient_rung(self) -> Rung:
         """The rung without regard to `accumulate_steps`: how much the gradients themselves are changed."""
         return Configuration(

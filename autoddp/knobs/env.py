@@ -86,10 +86,12 @@ def _start(
     offers: Offers,
     pinned_by: tuple[str, ...] | None = None,
     on_the_link: bool = True,
+    does: Callable[[Any], str] | None = None,
 ) -> StartKnob:
     return StartKnob(
         name=name,
         says=says,
+        does=does,
         check=check,
         reach=Reach.START,
         phase=Phase.LAST,
@@ -249,6 +251,7 @@ MALLOC = _start(
     _keeping,
     pinned_by=_OTHER_MALLOCS,
     on_the_link=False,
+    does=lambda _value: "freed memory kept for the next step",
 )
 INTERFACES = _start(
     "interfaces",
@@ -257,6 +260,7 @@ INTERFACES = _start(
     _devices("network interfaces"),
     _together,
     pinned_by=(),  # the launcher itself sets it to the interface that it has chosen, and checks what the user has set
+    does=lambda names: f"several networks at once ({names})",
 )
 NCCL_P2P_LEVEL = _start(
     "nccl_p2p_level",

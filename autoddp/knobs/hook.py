@@ -79,6 +79,7 @@ def _says() -> str:
 HOOK = Knob[str](
     name="hook",
     says=_says(),
+    does=lambda name: "gradients sent as low-rank factors" if name == "powersgd" else f"gradients sent in {name}",
     check=one_of(*_RUNGS),
     reach=Reach.HOOK,
     rung=lambda value: _RUNGS[value],
@@ -91,6 +92,7 @@ HOOK = Knob[str](
 def _of_powersgd(
     name: str,
     says: str,
+    does: Callable[[Any], str],
     check: Callable[[Any], str | None],
     candidates: Callable[[JobToTune], Sequence[Candidate]] = nothing,
     required: bool = False,
@@ -98,6 +100,7 @@ def _of_powersgd(
     return AnyKnob(
         name=name,
         says=says,
+        does=does,
         check=check,
         reach=Reach.HOOK,
         rung=Rung.LOSSY,
@@ -112,6 +115,7 @@ def _of_powersgd(
 POWERSGD_RANK: Knob[int] = _of_powersgd(
     "powersgd_rank",
     "rank of the factors: higher is closer to the exact gradient and slower",
+    lambda rank: f"factors of rank {rank}",
     whole_number_between(1, 64),
     lambda _job: POWERSGD_RANKS,
     required=True,
@@ -120,6 +124,7 @@ POWERSGD_RANK: Knob[int] = _of_powersgd(
 POWERSGD_BATCHED: Knob[bool] = _of_powersgd(
     "powersgd_batched",
     "each bucket is compressed as one matrix: fewer products and bytes, further from the exact gradient",
+    lambda on: "a whole bucket as one matrix" if on else "",
     boolean,
     lambda job: [True] if job.matrix_shapes >= _MANY_SHAPES else [],
 )
@@ -127,6 +132,7 @@ POWERSGD_BATCHED: Knob[bool] = _of_powersgd(
 POWERSGD_FACTORS: Knob[str] = _of_powersgd(
     "powersgd_factors",
     'type in which the factors travel: "bf16" halves their bytes',
+    lambda name: f"factors sent in {name}",
     one_of("bf16"),  # AMP's scaled gradients would overflow float16
     lambda job: ["bf16"] if job.gradient_bytes >= _LARGE_MIB * MIB else [],
 )
@@ -134,5 +140,6 @@ POWERSGD_FACTORS: Knob[str] = _of_powersgd(
 POWERSGD_START_STEP: Knob[int] = _of_powersgd(
     "powersgd_start_step",
     "reductions done exactly before compression starts: early gradients change too fast for low rank",
+    lambda step: f"after {step} exact reductions",
     whole_number_between(0, 10**9),
 )

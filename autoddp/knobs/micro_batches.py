@@ -66,6 +66,7 @@ def _why_no_accumulation(look: FirstLook) -> str:
 DEFER_REDUCTIONS = Knob[int](
     name="defer_reductions",
     says="backward passes of a step, of which only the last one reduces: nothing reads the gradients before it",
+    does=lambda passes: f"one reduction for {passes} backward passes",
     check=whole_number_between(2, _MOST),
     reach=Reach.PROCESS,
     candidates=lambda job: [round(job.micro_batches)],
@@ -77,6 +78,7 @@ DEFER_REDUCTIONS = Knob[int](
 ACCUMULATE_STEPS = Knob[int](
     name="accumulate_steps",
     says="steps of the script that become one, by the mean of their gradients: the batch is so many times as large",
+    does=lambda steps: f"{steps} of your steps in one",
     check=whole_number_between(2, _MOST),
     reach=Reach.PROCESS,
     rung=Rung.BATCH,

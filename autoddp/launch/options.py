@@ -41,7 +41,9 @@ _LARGEST = 2**31 - 1  # of any other number; a recipe holds some of them in 64 b
 _LONGEST_NAME = 200  # bytes of the script's folder and name together; else the name alone is taken
 _LONGEST_STEM = 220  # bytes of the name alone; what is longer is cut
 _OF_A_DIAGNOSIS = frozenset(
-    "budget cuda_graphs diagnose_budget dry_run isolation keep_runs no_orphans output scratch_limit trace".split()
+    (
+        "budget cuda_graphs diagnose_budget dry_run isolation keep_runs no_orphans output scratch_limit trace verbose"
+    ).split()
 )
 """Fields of the options that `autoddp diagnose` takes too. All others are for tuning and launching."""
 _OTHER_MEANING = {"budget", "diagnose_budget"}
@@ -65,7 +67,7 @@ commands, each with a --help of its own:
   recipe     show, compare and set up recipes
   report     write the report of a run anew
   wrap       for a command that starts torchrun itself (accelerate launch)"""
-_USUAL = ("trials", "recipe", "allow", "accumulate_up_to", "budget", "tune_only", "isolation", "dry_run")
+_USUAL = ("trials", "recipe", "allow", "accumulate_up_to", "budget", "tune_only", "isolation", "verbose", "dry_run")
 _USUAL_OF_TORCHRUN = ("nnodes", "nproc_per_node")
 """What `--help` lists; `--help-all` lists all."""
 
@@ -201,6 +203,7 @@ class Options:
     fresh: bool = _switch("begin a new study, also where one of the same job was cut off")
     no_orphans: bool = _switch("end all that the job has started as soon as the launcher has gone")
     """See `launch.supervisor`."""
+    verbose: bool = _switch("show each trial, the diagnosis in full and what each rung gives")
     dry_run: bool = _switch("print what would be run")
     diagnose_only: bool = False
     """`autoddp diagnose`: nothing is tuned, and nothing is launched."""
@@ -412,12 +415,40 @@ def _torchruns(words: Sequence[str], torchrun: argparse.ArgumentParser) -> tuple
 def _options(
     ours: Sequence[str], torchrun: argparse.Namespace, ranks_given: bool, says: tuple[str, ...] = ()
 ) -> Options:
-    given = vars(own_parser().parse_args(ours))
+    words = vars(own_parser().parse_args(ours))
+    given = {**_from_environment(), **words}
     if "allow" in given:
         given["allow"] = Rung(given["allow"])
     folders = usual_folders()
     rest = {"torchrun": torchrun, "ranks_given": ranks_given, "says": says, "folders": folders}
-    return Options(**{"output": folders.output, **given, **rest}, given=frozenset(given))
+    return Options(**{"output": folders.output, **given, **rest}, given=frozenset(words))
+
+
+RESERVED = ("AUTODDP_ISOLATION", "AUTODDP_LOG", "AUTODDP_TUNING", "AUTODDP_WRAP")
+"""Variables of autoddp that are no options."""
+_INTERNAL = re.compile("AUTODDP_(WORKER_.*|USERS_PYTHONPATH|NAMES_ERRORS_FOR|CLOCK_AHEAD|NO_LANDLOCK)")
+_ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+
+
+def _from_environment() -> dict[str, Any]:
+    """The options that variables such as AUTODDP_ALLOW=exact set; the command line overrules them. UsageError."""
+    options = {f"AUTODDP_{option[2:].replace('-', '_').upper()}": option for option in _DECLARED}
+    words = []
+    for name, value in os.environ.items():
+        if not name.startswith("AUTODDP_") or name in RESERVED or _INTERNAL.fullmatch(name):
+            continue
+        if name not in options:
+            raise UsageError(f"{name}: no variable of autoddp{did_you_mean(name, options)}; unset it")
+        if _takes_value(options[name]):
+            words.append(f"{options[name]}={value}")
+        elif value.lower() in _ON:
+            words.append(options[name])
+        elif value.lower() not in _OFF:
+            raise UsageError(f"{name}={value}: must be 1 or 0")
+    try:
+        return vars(own_parser().parse_args(words))
+    except UsageError as error:
+        raise UsageError(f"{error} (from the environment: see `env | grep AUTODDP_`)") from None
 
 
 _OF_OTHER_LAUNCHERS = {

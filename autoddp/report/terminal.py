@@ -1,6 +1,7 @@
-"""A study on stderr: on a terminal one progress bar, elsewhere one line a trial; then the ladder and what is launched.
+"""A study on stderr: on a terminal one progress bar, elsewhere a line now and then; then the answer, in few lines.
 
-Details of the study go to the run's log only, which has every line. Nothing is written to stdout: the script uses it.
+With --verbose there is a line for each trial, the diagnosis in full and the ladder. Details of the study go to the
+run's log only, which has every line. Nothing is written to stdout: the script uses it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.spinner import Spinner
@@ -23,6 +24,7 @@ from autoddp.files import append
 from autoddp.knobs import Configuration, Rung
 from autoddp.knobs.job import OWN_MODELS, PARTED
 from autoddp.log import UnfailingStderr, cursor_is_in_a_drawing, line_is_shown, printable, printable_lines
+from autoddp.report.answer import Row
 from autoddp.report.diagnosis_text import parts
 from autoddp.study import Observer, Outcome, Screened, TrialRecord
 from autoddp.tables import LITERAL, Harmless, text_of
@@ -31,6 +33,7 @@ from autoddp.units import data_size, duration, gradient_error, milliseconds, per
 from autoddp.wire import JobFacts
 
 _PLAIN_WIDTH = 200  # columns of a log file, where a folded line is harder to read than a long one
+_BETWEEN = 15.0  # seconds between two lines that tell in a file how far the trials are
 
 
 def _console() -> Console:
@@ -67,18 +70,21 @@ def warn(text: str) -> None:
 class Terminal(Observer):
     """Shows a study while it runs.
 
-    `allows`: whether the user allows a configuration to be launched. `log`: a file that gets every line that is shown,
-    and the details besides. `launches`: whether the job is launched with the chosen configuration; only the last line
-    depends on it.
+    `allows`: whether the user allows a configuration to be launched. `log`: a file that gets every line, those that are
+    shown and those that are not. `launches`: whether the job is launched with the chosen configuration; only the last
+    line depends on it. `verbose`: whether details are shown too.
     """
 
-    def __init__(self, allows: Callable[[Configuration], bool], log: Path, launches: bool = True) -> None:
+    def __init__(
+        self, allows: Callable[[Configuration], bool], log: Path, launches: bool = True, verbose: bool = False
+    ) -> None:
         self._launches = launches
+        self._verbose = verbose
         self._console = _console()
         self._allows = allows
         self._log = log
         self._baseline = self._best = float("inf")
-        self._finals_began = 0.0
+        self._finals_began = self._progress_shown = 0.0
         self._bar = _Bar(self._console)
         # Only until the job runs: redrawing takes a core from the steps that are timed.
         self._waiting = contextlib.ExitStack()
@@ -109,30 +115,32 @@ class Terminal(Observer):
         """The script as written has been measured: says how long a step takes, with and without reduction."""
         self._baseline = record.seconds
         best = self._baseline * (1 - headroom.share)
-        self._line(
+        self.detail(
             f"as written {milliseconds(self._baseline)} ms per step; without any reduction {milliseconds(best)} ms: "
             f"headroom {headroom}"
         )
+        if not self._verbose:
+            ends = dict.fromkeys((percent(headroom.low), percent(headroom.high)))
+            self._line(
+                f"{milliseconds(self._baseline)} ms per step as written; gradients take {' to '.join(ends)} of it"
+            )
+        self._progress_shown = time.monotonic()
 
     def progress(self, cause: str, number: int, of: int) -> None:
         """Experiment `number` of a diagnosis begins."""
         self._waiting.close()
         if not self._console.is_terminal:
-            self._line(f"diagnosis {number}/{of}: {cause}")
+            self.detail(f"diagnosis {number}/{of}: {cause}")
+            if number == 1 and not self._verbose:
+                self._line("finding out why a step is slow")
         self._bar.draw("diagnosis", number - 1, of, cause)
 
     def diagnosed(self, diagnosis: Diagnosis) -> None:
         """The verdict; then a usual step of each rank, and what was found."""
         self._bar.stop()
         for line in diagnosis.verdict:
-            self._line(line)
-        plain = text_of(parts(diagnosis, boxed=False), _PLAIN_WIDTH)
-        if self._console.is_terminal:
-            for part in parts(diagnosis, boxed=True):
-                self._console.print(Harmless(part))
-        else:
-            self._console.print(Text(plain), soft_wrap=True)
-        self._note(plain)
+            self.detail(line)
+        self._show(lambda boxed: parts(diagnosis, boxed))
 
     def not_diagnosed(self, why: str) -> None:
         """Nobody knows why the job is slow; the trials go on."""
@@ -149,16 +157,17 @@ class Terminal(Observer):
         if self._console.is_terminal and record.state != "failed":
             self._note(text)
         else:
-            self._line(text)
+            self.detail(text)
         gain = f"best ×{self._baseline / self._best:.2f}, " if self._best < self._baseline else ""
         self._bar.draw("trials", record.number, planned, f"{gain}{duration(seconds_left)} left")
+        now = time.monotonic()
+        if not self._verbose and not self._console.is_terminal and now - self._progress_shown > _BETWEEN:
+            self._progress_shown = now
+            self._line(f"trial {record.number} of {planned} at most: {gain}{duration(seconds_left)} left")
 
     def enough(self, number: int, planned: int) -> None:
         """The trials have ended early."""
-        self._line(
-            f"{number} of {planned} trials are enough: every hook has run, and no other setting is expected to gain "
-            "1 % (--all-trials runs them all)"
-        )
+        self._line(f"{number} of {planned} trials are enough: no other should gain 1 % (--all-trials)")
 
     def _measured(self, record: TrialRecord, seconds_left: float) -> str:
         allowed = self._allows(record.configuration)
@@ -192,7 +201,7 @@ class Terminal(Observer):
         if number == 1:
             self._finals_began = time.monotonic()
             if not self._console.is_terminal:
-                self._line("final rounds: the best of each rung and your settings take turns until the answer is clear")
+                self._line("final rounds: your settings and the best ones take turns")
         self._note(f"final round {number} of {planned} at most")
         each = (time.monotonic() - self._finals_began) / (number - 1) if number > 1 else 0.0
         most = f"{duration(each * (planned - number))} left at most" if each else ""
@@ -202,18 +211,13 @@ class Terminal(Observer):
         """The ladder, and what will be launched."""
         self.close()
         if outcome.ladder:
-            plain = text_of([_ladder(outcome, self._allows, boxed=False)], _PLAIN_WIDTH)
-            if self._console.is_terminal:
-                self._console.print(Harmless(_ladder(outcome, self._allows, boxed=True)))
-            else:
-                self._console.print(Text(plain), soft_wrap=True)
-            self._note(plain)
+            self._show(lambda boxed: [_ladder(outcome, self._allows, boxed)])
         for record in outcome.trials:
             if record.state == "refused":
-                self._line(f"not on the ladder: {record.configuration.hook}: {record.reason}")
+                self.detail(f"not on the ladder: {record.configuration.hook}: {record.reason}")
         if outcome.drifted:
             began, ended = milliseconds(outcome.baseline.seconds), milliseconds(outcome.baseline_seconds)
-            self._line(
+            self.detail(
                 f"your settings took {began} ms per step at the beginning, then {ended} in the final rounds: other "
                 "programs were at work, or the script itself changes its pace"
             )
@@ -227,7 +231,36 @@ class Terminal(Observer):
         # user may have ended it, and of several hosts one may know more.
         if not outcome.ended and not outcome.decision.is_open:
             verb = "launching" if self._launches else "chosen:"
-            self._line(f"{verb} {outcome.decision.configuration}: {outcome.decision.why}")
+            self.detail(f"{verb} {outcome.decision.configuration}: {outcome.decision.why}")
+
+    def answer(self, rows: Sequence[Row]) -> None:
+        """The answer in few lines, between empty ones."""
+        self.close()
+        line_is_shown()
+        text = Text("\n")
+        for row in rows:
+            for number, line in enumerate(row.lines()):
+                is_head = number == 0 and not row.label.startswith(" ")
+                text.append(line + "\n", style="bold green" if row.good else "bold" if is_head else "")
+        self._console.print(text, soft_wrap=True)
+        self._note(printable_lines(text.plain))
+
+    def _show(self, drawn: Callable[[bool], Sequence[RenderableType]]) -> None:
+        """Tables; `drawn` makes them, with boxes or without. They are shown with --verbose only."""
+        plain = text_of(drawn(False), _PLAIN_WIDTH)
+        if self._verbose and self._console.is_terminal:
+            for part in drawn(True):
+                self._console.print(Harmless(part))
+        elif self._verbose:
+            self._console.print(Text(plain), soft_wrap=True)
+        self._note(plain)
+
+    def detail(self, text: str) -> None:
+        """A line that is shown with --verbose only."""
+        if self._verbose:
+            self._line(text)
+        else:
+            self._note(printable(text))
 
     def _line(self, text: str) -> None:
         line = printable(text)

@@ -11,7 +11,7 @@ from torch.distributed.run import get_args_parser
 from autoddp.errors import UsageError
 from autoddp.isolation import Level
 from autoddp.knobs import Rung
-from autoddp.launch.options import Options, help_text, own_parser, parse
+from autoddp.launch.options import RESERVED, Options, help_text, own_parser, parse
 from autoddp.launch.script import COMMANDS
 from autoddp.units import Allowance
 
@@ -298,3 +298,37 @@ def test_a_command_line_that_cannot_be(words: str, line: str) -> None:
     with pytest.raises(UsageError, match=r"^[^\n]+$") as caught:
         parse(words.split())
     assert str(caught.value).startswith(line)
+
+
+def test_options_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ALLOW": "exact", "TRIALS": "7", "VERBOSE": "1", "DRY_RUN": "0"}.items():
+        monkeypatch.setenv(f"AUTODDP_{name}", value)
+    found = parse(SCRIPT)
+    assert (found.allow, found.trials, found.verbose, found.dry_run) == (Rung.EXACT, 7, True, False)
+    assert found.given == frozenset()  # so that no command refuses what was not meant for it
+    overruled = parse(["--allow", "near", *SCRIPT])
+    assert (overruled.allow, overruled.trials) == (Rung.NEAR, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("AUTODDP_ALOW", "exact", "AUTODDP_ALOW: no variable of autoddp (did you mean 'AUTODDP_ALLOW'?); unset it"),
+        ("AUTODDP_ALLOW", "nearly", "from the environment"),
+        ("AUTODDP_TRIALS", "-3", "from the environment"),
+        ("AUTODDP_VERBOSE", "maybe", "AUTODDP_VERBOSE=maybe: must be 1 or 0"),
+    ],
+)
+def test_a_variable_that_cannot_be_understood_is_an_error(
+    name: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError) as raised:
+        parse(SCRIPT)
+    assert says in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [*RESERVED, "AUTODDP_WORKER_TUNES", "AUTODDP_CLOCK_AHEAD"])
+def test_variables_of_autoddp_that_are_no_options_are_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
+    assert parse(SCRIPT).isolation is None

@@ -1,0 +1,143 @@
+"""The answer of a study on a terminal: what was won and by what, why the job is slow, what to do now; 80 columns.
+
+    for row in answer(outcome, configuration, Ways(recipe="train.autoddp.toml", report="report.html")):
+        print(*row.lines(), sep="\n")
+
+Tables of ranks, trials, rungs and unproved causes are in the report, and on the terminal with --verbose.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autoddp.diagnose import Diagnosis, Finding
+from autoddp.knobs import Configuration
+from autoddp.knobs.hook import POWERSGD_START_STEP
+from autoddp.study import Outcome, Standing
+from autoddp.units import gradient_error, milliseconds
+
+WIDTH = 80
+_LABEL = 15  # columns
+
+
+@dataclass(frozen=True)
+class Ways:
+    """What the user may do next; each empty where there is nothing to say."""
+
+    recipe: str = ""
+    """The file in which the recipe was saved."""
+    next_start: str = ""
+    """The command that launches with it."""
+    report: str = ""
+    undo: str = ""
+    """The command that trains as before."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the answer, or several where its text is long."""
+
+    label: str
+    text: str
+    good: bool = False
+    """Whether it is a gain, which is green on a terminal that has colours."""
+
+    def lines(self) -> list[str]:
+        """The row in at most `WIDTH` columns; a word that is longer than a line stays whole."""
+        room = WIDTH - _LABEL - 1
+        first, *others = textwrap.wrap(self.text, room, break_long_words=False, break_on_hyphens=False) or [""]
+        return [f"{self.label:<{_LABEL}} {first}".rstrip(), *(f"{'':<{_LABEL}} {line}" for line in others)]
+
+
+def answer(outcome: Outcome, configuration: Configuration, ways: Ways) -> list[Row]:
+    """The rows for what a study has found and decided. `configuration`: what is launched, start steps included."""
+    rows = [*_result(outcome, configuration), *_why_slow(outcome.diagnosis), *_ways(outcome, ways)]
+    return [row for row in rows if row.text]
+
+
+def _result(outcome: Outcome, configuration: Configuration) -> Iterator[Row]:
+    launched = outcome.decision.configuration
+    standing = next((one for one in outcome.ladder if one.configuration == launched), None)
+    before = milliseconds(outcome.baseline_seconds)
+    if not launched or standing is None:
+        yield Row("undecided" if outcome.decision.is_open else "no gain", f"your settings stay: {before} ms per step")
+        why = outcome.decision.why.replace(": your settings stay", "", 1)
+        yield Row("  because", why.partition("; --allow ")[0])
+        return
+    gain = standing.speedup
+    low, high = f"{gain.low:.3g}", f"{gain.high:.3g}"
+    moved = f"{before} → {milliseconds(standing.seconds)} ms per step (99 % interval: ×{low} to ×{high})"
+    yield Row(f"×{gain.ratio:.3g} faster", moved, good=True)
+    yield Row("  by", "; ".join(configuration.in_words))
+    yield Row("  training", _changes(standing, configuration))
+
+
+def _changes(standing: Standing, configuration: Configuration) -> str:
+    """What is changed in training; a rung's own words, and how far gradients are off."""
+    changes = f"{standing.configuration.changes} ({standing.rung.value})"
+    if standing.error is not None:
+        changes += f"; gradients are off by {gradient_error(standing.error.relative, standing.error.of_sum)}"
+    start = POWERSGD_START_STEP.of(configuration)
+    return f"{changes}; only from step {start} on" if start else changes
+
+
+def _why_slow(diagnosis: object) -> Iterator[Row]:
+    if not isinstance(diagnosis, Diagnosis):
+        return
+    proved = [one for one in diagnosis.findings if one.status == "proved"]
+    suspected = [one for one in diagnosis.findings if one.status == "suspected"]
+    step = milliseconds(diagnosis.seconds)
+    for one in proved[:1]:
+        yield Row("slow because", f"{_seen(one)}: {milliseconds(one.seconds)} of {step} ms (proved)")
+        yield Row("  mend", one.fix)
+    for one in suspected[:1]:
+        yield Row("  perhaps", f"{_seen(one)}: up to {milliseconds(one.seconds)} of {step} ms (not proved)")
+        if not proved:
+            yield Row("  mend", one.fix)
+
+
+_IN_WORDS = {
+    "data_loader": "waiting for data",
+    "straggler": "one rank is slower than the others",
+    "uneven_batches": "the ranks' batches take different time",
+    "uneven_work": "ranks are late by turns",
+    "exposed_communication": "waiting for gradients",
+    "needless_reductions": "needless reductions of gradients",
+    "no_overlap": "gradients travel only after the backward pass",
+    "slow_link": "a slow link between the hosts",
+    "find_unused_parameters": "the search for unused parameters",
+    "buffer_broadcast": "broadcasts of buffers",
+    "threads_oversubscribed": "more threads than cores",
+    "rank0_work": "work that rank 0 does alone",
+    "epoch_start": "the start of each epoch",
+    "periodic_stall": "a stall now and then",
+    "small_batch": "small batches",
+    "launch_bound": "launching kernels",
+    "host_device_copy": "copies to the device",
+    "sync_points": "waiting for the device",
+}
+"""Cause → the same for people who do not know our names."""
+
+
+def _seen(finding: Finding) -> str:
+    return _IN_WORDS.get(finding.cause, finding.cause)
+
+
+def _ways(outcome: Outcome, ways: Ways) -> Iterator[Row]:
+    further = outcome.decision.further
+    best = next((one for one in outcome.ladder if further is not None and one.rung is further), None)
+    if best is not None and further is not None:
+        gain = f"--allow {further.value} would give ×{best.speedup.ratio:.3g}"
+        yield Row("more", f"{gain}: {best.configuration.changes}")
+    if outcome.drifted:
+        began, ended = milliseconds(outcome.baseline.seconds), milliseconds(outcome.baseline_seconds)
+        yield Row(
+            "noise",
+            f"your settings took {began} ms per step at first and {ended} in the end: other programs were at work, or "
+            "the script changes its pace",
+        )
+    yield Row("saved", f"{ways.recipe}, used by the next {ways.next_start}" if ways.next_start else ways.recipe)
+    yield Row("report", ways.report)
+    yield Row("undo", ways.undo if outcome.decision.configuration else "")
