@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from autoddp.cli.parser import Parser
@@ -12,7 +13,7 @@ from autoddp.files import read_at_most
 from autoddp.log import show_json
 from autoddp.topology import Node, verdicts
 from autoddp.topology.tool_outputs import SOURCES, Output, node_of
-from autoddp.topology.wrappers import decoded, unwrapped
+from autoddp.topology.wrappers import decoded, rejoined, unwrapped
 
 _MOST = 256 * 2**20  # bytes of a file: the longest NCCL logs of big jobs are a tenth of this
 
@@ -77,11 +78,34 @@ def _read(name: str, place: str) -> Output:
         content = read_at_most(path, _MOST + 1)
         if len(content) > _MOST:
             raise NothingReadable(f"larger than {_MOST >> 20} MiB; cut out the part that matters")
-        return SOURCES[name].read(unwrapped(decoded(content)))
+        return _read_text(SOURCES[name].read, unwrapped(decoded(content)))
     except NothingReadable as problem:
         raise NothingReadable(f"{option} {place}: {problem}") from None
     except OSError as problem:
         raise UsageError(f"probe: {option} {place}: {os.strerror(problem.errno or 0)}; name a readable file") from None
+
+
+def _read_text(read: Callable[[str], Output], text: str) -> Output:
+    """What is read of a text, or of the same with broken lines joined, where that leaves less unread."""
+    found, problem = None, None
+    for way in dict.fromkeys((rejoined(text), text)):
+        try:
+            other = read(way)
+        except NothingReadable as unread:
+            problem = problem or unread
+            continue
+        if found is None or _unread(other) < _unread(found):
+            found = other
+        if not _unread(found):
+            break
+    if found is None:
+        assert problem is not None
+        raise problem
+    return found
+
+
+def _unread(output: Output) -> int:
+    return len(getattr(output, "missing", ()))
 
 
 def _write_svg(place: str, node: Node) -> None:

@@ -3,7 +3,8 @@
     unwrapped('{"log":"host:1:2 [0] NCCL INFO Using network IB\\n","stream":"stdout","time":"…"}')
 
 Only wrappers of which public samples exist are known: Docker's json-file driver, `> ` of mail and issues, `|` of a
-markdown table (GitHub's, or copied from its page), and `[repeated 7x across cluster]` with which Ray ends a line.
+markdown table (GitHub's, or copied from its page), `[repeated 7x across cluster]` with which Ray ends a line, and lines
+that a terminal has broken at its last column.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from itertools import pairwise
 
 _QUOTE = re.compile(r"(?:> ?){1,8}")
 _REPEATED = re.compile(r" ?\[repeated [0-9]{1,9}x across cluster\].{0,400}$")
 _DOCKERS = '{"log":"'
+_ROW = r"[ \t]*(?:GPU|NIC|mlx5_)[0-9]|Legend|[ \t]{0,8}[A-Z]+ += "
+_BEGINS = re.compile(rf"$|.{{0,120}}[NR]CCL (?:INFO|WARN|version) |{_ROW}")
 _UNDER_HEADING = re.compile(r"\|?(?:[ \t]*:?-{2,32}:?[ \t]*\|){1,200}[ \t]*(?::?-{2,32}:?)?")  # begins with no blank
 _BOMS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16", codecs.BOM_UTF8: "utf-8-sig"}
 
@@ -34,6 +38,27 @@ def unwrapped(text: str) -> str:
     found = [_unwrapped_line(line) for line in text.split("\n")]
     if any(map(_is_under_heading, found)):
         found = ["" if _is_under_heading(line) else _cells(line) for line in found]
+    return "\n".join(found)
+
+
+def rejoined(text: str) -> str:
+    """The text with those lines joined that a terminal has broken: as wide as the widest, which several lines are.
+
+    A line that begins as a message or a row does is none that was broken off.
+
+    >>> rejoined("Using netw\\nork IB\\nshort\\nUsing netw\\nork Socket")
+    'Using network IB\\nshort\\nUsing network Socket'
+    """
+    lines = text.split("\n")
+    width = max(map(len, lines))
+    if sum(len(line) == width for line in lines) < 2:
+        return text
+    found = lines[:1]
+    for before, line in pairwise(lines):
+        if len(before) == width and not _BEGINS.match(line):
+            found[-1] += line
+        else:
+            found.append(line)
     return "\n".join(found)
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from autoddp.cli.probe import run
+from autoddp.cli.probe import _read_text, run
 from autoddp.errors import NothingReadable
 from autoddp.topology.matrix import read_matrix
 from autoddp.topology.nccl_log import read_nccl_log
 from autoddp.topology.smi_texts import read_gpu_list, read_p2p_status
 from autoddp.topology.wrappers import decoded, unwrapped
 
+DATA = Path(__file__).parents[1] / "data"
 LOG = """host:77:77 [0] NCCL INFO NCCL version 2.26.2+cuda12.6
 host:77:90 [0] NCCL INFO Using network IB
 host:77:90 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC
@@ -124,3 +125,33 @@ def test_a_text_of_which_nothing_is_understood_says_of_how_many_lines() -> None:
     for read in (read_nccl_log, read_gpu_list, read_p2p_status):
         with pytest.raises(NothingReadable, match=r"^0 of 4 lines understood: expected the "):
             read("one\ntwo\nthree\nfour")
+
+
+def broken(text: str, width: int) -> str:
+    """As a terminal of so many columns shows it, copied."""
+    lines = text.split("\n")
+    return "\n".join(line[at : at + width] for line in lines for at in range(0, max(1, len(line)), width))
+
+
+@pytest.mark.parametrize("width", [80, 100, 132])
+@pytest.mark.parametrize("path", sorted(DATA.glob("nccl/*.log")), ids=lambda path: path.stem)
+def test_a_log_that_a_terminal_has_broken_says_the_same(path: Path, width: int) -> None:
+    text = unwrapped(decoded(path.read_bytes()))
+    whole = _read_text(read_nccl_log, text)
+    found = _read_text(read_nccl_log, broken(text, width))
+    assert found.transports == whole.transports
+    assert (found.network, found.nranks, found.nccl_version) == (whole.network, whole.nranks, whole.nccl_version)
+
+
+@pytest.mark.parametrize("width", [80, 100, 132])
+@pytest.mark.parametrize("path", sorted(DATA.glob("topo/*.txt")), ids=lambda path: path.stem)
+def test_a_matrix_that_a_terminal_has_broken_says_nothing_else(path: Path, width: int) -> None:
+    """It may say less, where lines were cut off before, and then says so."""
+    text = unwrapped(decoded(path.read_bytes()))
+    whole = _read_text(read_matrix, text)
+    try:
+        found = _read_text(read_matrix, broken(text, width))
+    except NothingReadable:
+        return
+    assert found.links.items() <= whole.links.items()
+    assert found.missing or found.plain() == whole.plain()
