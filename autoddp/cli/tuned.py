@@ -201,7 +201,8 @@ class Results:
         same_job = self._same_job
         undo = shlex.join(["torchrun", *same_job]) if same_job else "the same commands with --trials 0"
         next_start = f"autoddp {shlex.quote(self._options.script)}" if same_job else "start with the same commands"
-        ways = Ways(recipe, next_start if recipe else "", str(self._folder.report), undo if recipe else "")
+        report = self._folder.report
+        ways = Ways(recipe, next_start if recipe else "", str(report) if report.exists() else "", undo)
         self.observer.answer(answer(outcome, configuration, ways))
 
 

@@ -62,8 +62,10 @@ def _result(outcome: Outcome, configuration: Configuration) -> Iterator[Row]:
     standing = next((one for one in outcome.ladder if one.configuration == launched), None)
     before = milliseconds(outcome.baseline_seconds)
     if not launched or standing is None:
-        yield Row("undecided" if outcome.decision.is_open else "no gain", f"your settings stay: {before} ms per step")
         why = outcome.decision.why.replace(": your settings stay", "", 1)
+        is_open = outcome.decision.is_open or why.startswith("undecided: ")
+        why = why.removeprefix("undecided: ")
+        yield Row("undecided" if is_open else "no gain", f"your settings stay: {before} ms per step")
         yield Row("  because", why.partition("; --allow ")[0])
         return
     gain = standing.speedup

@@ -144,9 +144,8 @@ def test_undecided(tmp_path: Path) -> None:
     of = outcome(standing(EXACT, 1.0), decision=Decision(AS_WRITTEN, why, is_open=True))
     assert shown(of, AS_WRITTEN, tmp_path, Ways(report=WAYS.report)) == dedent("""
         undecided       your settings stay: 177 ms per step
-          because       undecided: near gives ×1.4 (0.93 to 2.12) in 3 final rounds, too
-                        few to be sure; your job has 96 steps, and --budget 2m would
-                        decide it
+          because       near gives ×1.4 (0.93 to 2.12) in 3 final rounds, too few to be
+                        sure; your job has 96 steps, and --budget 2m would decide it
         report          .autoddp/20261126-033334-vm-14540/report.html
 
         """)
