@@ -22,9 +22,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from common import JOBS, ROOT, Hosts, Lab, Local, options, say, table, torchrun, verdict, write_json
-
-sys.path.insert(0, str(ROOT / "tests" / "study"))
+from common import JOBS, Hosts, Lab, Local, options, say, table, torchrun, verdict, write_json
 from replayed import RECORDED, Answer, answer_of, interval_of, recorded
 
 MODELS = ("mlp", "conv", "transformer")

@@ -34,7 +34,7 @@ from autoddp.launch.options import parse
 from autoddp.launch.tune import prepared
 from autoddp.study import Measure, Observer, TrialFailed
 from autoddp.study.budget import StepBudget
-from autoddp.study.trials import Space
+from autoddp.study.space import Space
 from autoddp.timing import median
 from autoddp.wire import JobFacts
 

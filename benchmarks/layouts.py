@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.codec import convert
 from autoddp.knobs import Configuration, Rung
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB
-from autoddp.study.trials import Space
+from autoddp.study.space import Space
 from autoddp.wire import JobFacts
 
 sys.path.insert(0, str(common.JOBS))

@@ -20,7 +20,7 @@ from autoddp.study.reserve import Reserve
 from autoddp.timing import Headroom, median
 from autoddp.wire import BlockDone
 
-RECORDED = Path(__file__).with_name("recorded_steps.json")
+RECORDED = Path(__file__).parent / "study" / "recorded_steps.json"
 OF_RUNG = {
     Rung.EXACT: Configuration({"gradient_as_bucket_view": True}),
     Rung.NEAR: Configuration({"hook": "bf16"}),
