@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from autoddp.diagnose import Diagnosis, Finding
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import POWERSGD_START_STEP
+from autoddp.log import printable
 from autoddp.study import Outcome, Standing
 from autoddp.units import gradient_error, milliseconds
 
@@ -45,9 +46,14 @@ class Row:
     """Whether it is a gain, which is green on a terminal that has colours."""
 
     def lines(self) -> list[str]:
-        """The row in at most `WIDTH` columns; a word that is longer than a line stays whole."""
+        """The row in at most `WIDTH` columns; a word that is longer than a line stays whole.
+
+        Escape sequences, as in names of files, are shown without effect.
+        """
         room = WIDTH - _LABEL - 1
-        first, *others = textwrap.wrap(self.text, room, break_long_words=False, break_on_hyphens=False) or [""]
+        first, *others = textwrap.wrap(printable(self.text), room, break_long_words=False, break_on_hyphens=False) or [
+            ""
+        ]
         return [f"{self.label:<{_LABEL}} {first}".rstrip(), *(f"{'':<{_LABEL}} {line}" for line in others)]
 
 

@@ -84,7 +84,7 @@ class Terminal(Observer):
         self._allows = allows
         self._log = log
         self._baseline = self._best = float("inf")
-        self._finals_began = self._progress_shown = 0.0
+        self._finals_began, self._progress_shown = 0.0, time.monotonic()
         self._bar = _Bar(self._console)
         # Only until the job runs: redrawing takes a core from the steps that are timed.
         self._waiting = contextlib.ExitStack()
@@ -154,7 +154,9 @@ class Terminal(Observer):
             text = f"{head}  {record.state} ({record.reason})  {record.configuration}"
         else:
             text = f"{head}  {self._measured(record, seconds_left)}"
-        if self._console.is_terminal and record.state != "failed":
+        if record.state == "failed":  # it costs a start of the script
+            self._line(text)
+        elif self._console.is_terminal:
             self._note(text)
         else:
             self.detail(text)

@@ -192,3 +192,13 @@ def test_each_setting_is_told_in_words(name: str) -> None:
     words = knob.in_words(values.get(name, 1))
     assert words
     assert name not in words or name == "threads"
+
+
+def test_names_of_files_have_no_effect_on_a_terminal(tmp_path: Path) -> None:
+    best = standing(EXACT, 1.52)
+    hostile = "a\x1b[2J\x9b31m\u202e\nfake"
+    of = outcome(best, decision=Decision(best.configuration, hostile))
+    text = shown(of, best.configuration, tmp_path, Ways(hostile, hostile, hostile, hostile))
+    assert not any(letter in text for letter in "\x1b\x9b\u202e")
+    assert "\nfake" not in text
+    assert "\x1b" not in (tmp_path / "tuning.log").read_text()
