@@ -22,7 +22,7 @@ def imported_by(statement: str) -> set[str]:
 
 
 def test_exported_names() -> None:
-    assert sorted(autoddp.__all__) == ["__version__", "is_tuning"]
+    assert sorted(autoddp.__all__) == ["__version__", "is_tuning", "load_run"]
     assert re.fullmatch(r"\d+\.\d+\.\d+", autoddp.__version__)
 
 

@@ -9,16 +9,18 @@ from pathlib import Path
 import pytest
 from test_one_decision import NEAR, outcome, standing
 
+import autoddp
 from autoddp.cli.tuned import Results
-from autoddp.errors import NotTuned
-from autoddp.knobs import AS_WRITTEN, Rung
+from autoddp.errors import NothingReadable, NotTuned
+from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.launch.mode import Mode
 from autoddp.launch.network import Network
 from autoddp.launch.options import parse
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.tune import Tuned
 from autoddp.recipe import load
-from autoddp.study import INTERRUPTED, Decision, Outcome, StudySettings
+from autoddp.study import INTERRUPTED, Decision, Outcome, StudySettings, TrialRecord
+from autoddp.timing import Block
 
 BASELINE = [1.0] * 6
 DECIDED = outcome((standing(NEAR[0], BASELINE, [0.5, 0.51] * 3),), BASELINE, StudySettings(allow=Rung.NEAR))
@@ -122,3 +124,30 @@ def test_an_interrupted_study_launches_nothing_and_is_kept(
     assert folder.report.exists()
     assert "launching" not in capsys.readouterr().err
     assert recipes() == []
+
+
+def test_a_program_reads_what_was_found(folder: RunFolder) -> None:
+    trials = (
+        TrialRecord(1, Configuration({"bucket_cap_mb": 8.0}), "measured", (Block((0.8,)),)),
+        TrialRecord(2, Configuration({"hook": "bf16"}), "failed", reason="killed"),
+    )
+    comes_of(replace(DECIDED, trials=trials), folder)
+    run = autoddp.load_run(folder.path)
+    assert run == autoddp.load_run(str(folder.summary))
+    assert run.folder == folder.path
+    first, second = run.trials
+    assert (first["bucket_cap_mb"], first["hook"], first["seconds"], first["speedup"]) == (8.0, None, 0.8, 1 / 0.8)
+    assert (second["hook"], second["state"], second["reason"], second["speedup"]) == ("bf16", "failed", "killed", None)
+    (near,) = run.ladder
+    assert near["configuration"] == {"hook": "bf16"}
+    assert 1.9 < near["low"] < near["speedup"] < near["high"] < 2.1
+    assert run.recipe is not None
+    assert run.recipe.configuration == DECIDED.decision.configuration
+    assert run.diagnosis is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"schema": 0}'])
+def test_what_is_no_summary_is_said(text: str) -> None:
+    Path("summary.json").write_text(text)
+    with pytest.raises(NothingReadable, match=r"^summary.json: "):
+        autoddp.load_run("summary.json")
