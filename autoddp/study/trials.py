@@ -278,9 +278,10 @@ class Trials:
                 first = self._cost.block(configuration, more, steps, apply=False)
             hopeless = first.median > limit
             # A 16-bit hook is compared even if it is slow: overflow may be the cause, and the user should learn of it.
-            # Of the many that feed their error back only what may be launched is compared: it costs exact reductions.
-            slower = configuration.rung.has_error_feedback and first.median > best
-            error, refused = (None, "") if slower else self._compared(configuration)
+            # Of the many that feed their error back one is compared here, and the best before the finals, where it is
+            # another one: each costs exact reductions.
+            later = configuration.rung.has_error_feedback and self._has_compared(configuration.rung)
+            error, refused = (None, "") if later else self._compared(configuration)
             if refused:
                 return self._add(configuration, "refused", [first], refused, error)
             if hopeless:
@@ -314,6 +315,11 @@ class Trials:
                 ]
                 return False
         return not hook or hook in self.errors
+
+    def _has_compared(self, rung: Rung) -> bool:
+        """Whether the gradient error of a usable hook of this rung is known."""
+        usable = (trial.configuration for trial in self.records if trial.usable)
+        return any(one.rung is rung and one.hook in self.errors for one in usable)
 
     def _compared(self, configuration: Configuration) -> tuple[GradientError | None, str]:
         """Compare the hook in effect, if that was not done yet. Returns its error, and why it is refused or ""."""
