@@ -114,7 +114,9 @@ BUCKET_CAP_MB = Knob[float](
 BUCKET_CAP_MB_LIST = Knob[tuple[float, ...]](
     name="bucket_cap_mb_list",
     says="MiB of each bucket, in the order gradients become ready; after backward, only the last is left to wait for",
-    does=lambda plan: f"buckets of {max(plan):g} MiB, the last of {plan[-1]:g} MiB",
+    does=lambda plan: (
+        f"buckets of {max(plan):g} MiB" + ("" if plan[-1] == max(plan) else f", the last of {plan[-1]:g} MiB")
+    ),
     check=_check_plan,
     reach=Reach.DDP,
     candidates=lambda job: shrinking_plans(job.gradient_bytes / MIB) if _is_worth_cutting(job) else [],

@@ -33,6 +33,7 @@ from autoddp.units import data_size, duration, gradient_error, milliseconds, per
 from autoddp.wire import JobFacts
 
 _PLAIN_WIDTH = 200  # columns of a log file, where a folded line is harder to read than a long one
+_WIDTH = 70  # columns of what may be cut short
 _BETWEEN = 15.0  # seconds between two lines that tell in a file how far the trials are
 
 
@@ -190,7 +191,9 @@ class Terminal(Observer):
         for one in settings:
             gain = "" if one.gain is None else f"×{one.gain:.2f} in the communication benchmark, "
             if one.promising:
-                self._line(f"{Configuration(one.setting)}: {gain}up to {trials} trials with it")
+                self.detail(f"{Configuration(one.setting)}: {gain}up to {trials} trials with it")
+                if not self._verbose:
+                    self._line(f"starting again with {'; '.join(Configuration(one.setting).in_words)}"[:_WIDTH])
             else:
                 self._note(f"{Configuration(one.setting)}: {gain}left as it is")
 
