@@ -201,9 +201,17 @@ class Results:
         same_job = self._same_job
         undo = shlex.join(["torchrun", *same_job]) if same_job else "the same commands with --trials 0"
         next_start = f"autoddp {shlex.quote(self._options.script)}" if same_job else "start with the same commands"
-        report = self._folder.report
-        ways = Ways(recipe, next_start if recipe else "", str(report) if report.exists() else "", undo)
+        report = str(_from_here(self._folder.report)) if self._folder.report.exists() else ""
+        ways = Ways(recipe, next_start if recipe else "", report, undo)
         self.observer.answer(answer(outcome, configuration, ways))
+
+
+def _from_here(path: Path) -> Path:
+    """The path as the user would type it: relative where it lies below the current folder."""
+    try:
+        return path.relative_to(Path.cwd())
+    except (ValueError, OSError):
+        return path
 
 
 def _is_worth_more(place: Path, new: Recipe) -> bool:
