@@ -86,6 +86,12 @@ class Cost:
         starts = math.ceil(missing / max(1.0, min(self.steps_of_a_start, self._made))) if missing > 0 else 0
         return self.left > seconds + starts * self.start.seconds
 
+    @property
+    def seconds_if_it_ends(self) -> float:
+        """Seconds of another start of the script, where this one may end at any step, and tuning not with it."""
+        may_end = self._made > 0 and self.start.length is None and not self.start.limits
+        return self.start.seconds if may_end else 0.0
+
     def steps_of(self, warmup: int, steps: int, at_once: int = 1) -> int:
         """Steps of the script that a block of these numbers takes."""
         most = self._most(at_once)

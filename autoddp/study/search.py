@@ -146,8 +146,12 @@ class Study:
             if len(trials.records) > paired:
                 self._make_finals(baseline)
                 paired = len(trials.records)
+            had_answer, trials.has_answer = trials.has_answer, bool(self._finals.paired.finalists)
+            if not trials.no_time:
+                break
             # Until the first final rounds they are what is needed most; from then on a script that ends has its answer.
-            if not trials.no_time or not self._cost.take_longer(0.0 if paired else trials.needed):
+            is_first = trials.has_answer and not had_answer
+            if not is_first and not self._cost.take_longer(0.0 if paired else trials.needed):
                 break
         if settings and self._cost.left > 0:
             self._with_starts(settings, baseline)

@@ -78,6 +78,8 @@ class Trials:
         self.records: list[TrialRecord] = []
         self.no_time = False
         """Whether trials were left out for lack of time."""
+        self.has_answer = False
+        """Whether final rounds have been made."""
         self.are_enough = False
         """Whether trials were left out because nothing more was likely to come of them."""
         self.errors: dict[Configuration, GradientError] = {}
@@ -146,16 +148,18 @@ class Trials:
     def _has_time(self) -> bool:
         """Whether the final rounds that a decision needs can still be paid for after another trial.
 
-        They need what may be launched and gains; as long as nothing does, a finalist that the trial may add.
+        They need what may be launched and gains; as long as nothing does, a finalist that the trial may add. What gains
+        is not put at stake before final rounds have proved it: there must be time for another start of the script.
         """
         best = [(c, self.seconds_of(rung)[c]) for rung in Rung for c in self.best_of(rung)[:1]]
         least = self._baseline.seconds * (1 - WORTHWHILE)
         finalists = [(c, seconds) for c, seconds in best if self._asked.allows(c) and seconds < least]
+        at_stake = self._cost.seconds_if_it_ends if finalists and not self.has_answer else 0.0
         finalists = finalists or [(AS_WRITTEN, self._baseline.seconds)]
         budget, block = self._budget, self._budget.block(self._budget.step)
         steps = self._cost.steps_of(budget.warmup_of(AS_WRITTEN), block)
         steps += 0 if budget.slow else self._cost.steps_of(0, block)
-        self.no_time = not self._reserve.can_pay(finalists, budget.trial(), steps)
+        self.no_time = not self._reserve.can_pay(finalists, budget.trial() + at_stake, steps)
         return not self.no_time
 
     @property

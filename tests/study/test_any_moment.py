@@ -75,6 +75,24 @@ def test_the_blocks_of_a_round_come_from_one_start(seed: int) -> None:
     assert gain(job, outcome) > 5
 
 
+@pytest.mark.parametrize(("time", "steps"), [(35.0, 70), (35.0, 75), (40.0, 75)])
+def test_what_gains_is_proved_before_the_script_can_end(time: float, steps: int) -> None:
+    """Nobody knows how long its first start is: more trials would leave no time for the finals in another one."""
+    job = SimulatedJob(**SLOW, length=lambda number: steps, restart=13.0, time=time)
+    outcome = run(job)
+    assert gain(job, outcome) > 1.9
+    assert job.starts[-1] <= 1
+
+
+def test_once_there_is_an_answer_trials_go_on() -> None:
+    """A start takes most of the time there is, so the first gain is proved at once; the script never ends."""
+    job = SimulatedJob(**SLOW, length=lambda number: 10**6, restart=60.0, time=100.0)
+    outcome = run(job, all_trials=True)
+    first = next(t.number for t in outcome.trials if t.seconds < 0.6 * job.cost(AS_WRITTEN) and t.usable)
+    assert len(outcome.trials) > first + 3
+    assert gain(job, outcome) > 1.9
+
+
 def test_a_start_of_few_steps_is_enough_for_what_matters_most() -> None:
     """Nine steps: a round with all contenders would never be whole, so only what may be launched takes part."""
     job = SimulatedJob(**SLOW, length=lambda number: 15, time=1000.0)
