@@ -95,6 +95,7 @@ class Results:
     def mode(self, mode: Mode, tuned: Tuned) -> Mode:
         """The mode to launch in. Whatever went wrong, the job can still run as written."""
         options, folder = self._options, self._folder
+        self._outcome = tuned.outcome  # a host that follows learns it only now
         place = None
         if tuned.recipe:
             try:
