@@ -170,7 +170,7 @@ class Terminal(Observer):
 
     def enough(self, number: int, planned: int) -> None:
         """The trials have ended early."""
-        self._line(f"{number} of {planned} trials are enough: no other should gain 1 % (--all-trials)")
+        self._line(f"{number} of {planned} trials: no other should gain 1 %; --all-trials runs them all")
 
     def _measured(self, record: TrialRecord, seconds_left: float) -> str:
         allowed = self._allows(record.configuration)

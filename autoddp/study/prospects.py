@@ -36,7 +36,7 @@ class Likely:
 
 
 class Prospects:
-    """Of one rung. `as_written`: seconds per step of the script as written."""
+    """Judges whether further trials of one rung are worth it. `as_written`: seconds of a step as written."""
 
     def __init__(self, space: Space, asked: StudySettings, as_written: float) -> None:
         self._space = space

@@ -36,7 +36,7 @@ _T95 = (2.920, 2.353, 2.132, 2.015, 1.895, 1.833, 1.796)
 
 
 def bound(rounds: int, tests: int) -> float:
-    """Student's t that the mean of the logarithms must reach after so many rounds, where `tests` share the error.
+    """How many standard errors a gain must be above nothing after so many rounds, where `tests` share the error.
 
     Between two looks it is that of the later one; after the last one, the last.
     """
@@ -45,7 +45,7 @@ def bound(rounds: int, tests: int) -> float:
 
 
 def likely(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
-    """The least and the most that the speed-up of `after` over `before` likely is: one-sided 95 % intervals.
+    """The least and the most that the speed-up of `after` over `before` is likely to be (95 % to either side).
 
     Nothing is launched by them. They end rounds in which nothing can be won, and tell what more could be allowed. Below
     three rounds nothing is unlikely.
