@@ -21,6 +21,7 @@ from autoddp.units import gradient_error, milliseconds
 
 WIDTH = 80
 _LABEL = 15  # columns
+_MOST_OF_A_FIX = 3  # lines
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,17 @@ class Row:
     text: str
     good: bool = False
     """Whether it is a gain, which is green on a terminal that has colours."""
+    most: int = 99
+    """Lines at most; the rest is in the report."""
 
     def lines(self) -> list[str]:
         """The row in at most `WIDTH` columns; a word that is longer than a line stays whole.
 
         Escape sequences, as in names of files, are shown without effect.
         """
-        room = WIDTH - _LABEL - 1
-        first, *others = textwrap.wrap(printable(self.text), room, break_long_words=False, break_on_hyphens=False) or [
-            ""
-        ]
+        wrapper = textwrap.TextWrapper(WIDTH - _LABEL - 1, break_long_words=False, break_on_hyphens=False)
+        wrapper.max_lines, wrapper.placeholder = self.most, " …"
+        first, *others = wrapper.wrap(printable(self.text)) or [""]
         return [f"{self.label:<{_LABEL}} {first}".rstrip(), *(f"{'':<{_LABEL}} {line}" for line in others)]
 
 
@@ -99,11 +101,11 @@ def _why_slow(diagnosis: object) -> Iterator[Row]:
     step = milliseconds(diagnosis.seconds)
     for one in proved[:1]:
         yield Row("slow because", f"{_seen(one)}: {milliseconds(one.seconds)} of {step} ms (proved)")
-        yield Row("  mend", one.fix)
+        yield Row("  mend", one.fix, most=_MOST_OF_A_FIX)
     for one in suspected[:1]:
         yield Row("  perhaps", f"{_seen(one)}: up to {milliseconds(one.seconds)} of {step} ms (not proved)")
         if not proved:
-            yield Row("  mend", one.fix)
+            yield Row("  mend", one.fix, most=_MOST_OF_A_FIX)
 
 
 _IN_WORDS = {

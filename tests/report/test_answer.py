@@ -202,3 +202,15 @@ def test_names_of_files_have_no_effect_on_a_terminal(tmp_path: Path) -> None:
     assert not any(letter in text for letter in "\x1b\x9b\u202e")
     assert "\nfake" not in text
     assert "\x1b" not in (tmp_path / "tuning.log").read_text()
+
+
+def test_a_long_fix_is_cut(tmp_path: Path) -> None:
+    """The report has all of it: the answer stays on one screen."""
+    best = standing(EXACT, 1.52)
+    found = diagnosis(finding("slow_link", 0.1, "proved", "look at the link " * 40))
+    text = shown(outcome(best, decision=Decision(best.configuration, ""), found=found), best.configuration, tmp_path)
+    lines = text.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("  mend"))
+    assert lines[at + 2].endswith(" …")
+    assert lines[at + 3].startswith("saved")
+    assert max(map(len, lines)) <= WIDTH
