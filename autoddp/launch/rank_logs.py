@@ -161,9 +161,17 @@ class _Log:
             raise FileNotFoundError(self.path)
         if found.st_ino != self.inode:  # another file under the same name
             self._forget(found.st_ino)
-        if 0 < found.st_size < self.begin:
+        if self.begin and found.st_size and (found.st_size < self.begin or self._starts_anew()):
             self.begin = 0  # its writer appends, at the end that the log has now
         return max(found.st_size, self.begin)
+
+    def _starts_anew(self) -> bool:
+        """Whether text stands at the start of a log that was cut; zeros do where the writer went on at its position.
+
+        The size does not tell: one who appends may have written as much again since the last look.
+        """
+        with self._opened() as file:
+            return bool(os.pread(file, min(self.begin, 4096), 0).strip(b"\0"))
 
     def _forget(self, inode: int) -> None:
         """Begin anew with another file; its inode is 0 where it is not known yet."""
