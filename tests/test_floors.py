@@ -48,6 +48,7 @@ HOMES = {
     "tomli": ("recipe/read.py",),
     "msgspec": ("codec.py",),
     "jinja2": ("report/page.py",),
+    "shtab": ("cli/completion.py",),
     "pynvml": ("topology/nvml.py",),
     "psutil": (
         "launch/owner.py",
@@ -75,8 +76,11 @@ PRIVATE_TO_OTHERS = {
     ("launch/elastic.py", "_matches_machine_hostname"),
     # argparse has no public list of a parser's options.
     ("launch/options.py", "_actions"),
+    ("cli/completion.py", "_actions"),
     ("launch/options.py", "_add_action"),
     ("launch/options.py", "_option_string_actions"),
+    # Work of a known length for a GPU, without a kernel of ours: torch's own tests use it, and nothing public does it.
+    ("worker/device.py", "_sleep"),
     # What an iterator of torch's DataLoader is of: none of it has a public name.
     ("worker/loader.py", "_num_workers"),
     ("worker/loader.py", "_prefetch_factor"),

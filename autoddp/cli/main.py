@@ -30,6 +30,7 @@ from autoddp.launch.joining import Running
 from autoddp.launch.mode import Mode, choose, for_hosts
 from autoddp.launch.network import Network
 from autoddp.launch.options import Options, help_text, parse
+from autoddp.launch.project_options import with_project
 from autoddp.launch.script import COMMANDS, require_script
 from autoddp.launch.secret_words import without_secrets
 from autoddp.launch.signals import signals_end_tuning
@@ -75,7 +76,7 @@ def run(command_line: Callable[[], Options]) -> None:
     with errors_end_the_process():
         with _no_garbage_collection():
             load_torchrun()
-        job = prepare(command_line())
+        job = prepare(with_project(command_line()))
     if job is not None:
         launch(job)
 

@@ -1,18 +1,20 @@
-"""`autoddp report [RUN]`: report.html of a run, written anew from its summary.json."""
+"""`autoddp report [RUN]` writes report.html of a run anew, from its summary.json; `autoddp report A B` compares two."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from autoddp.cli.parser import Parser
 from autoddp.codec import decode
 from autoddp.errors import NothingReadable, UsageError, first_line
+from autoddp.launch.newest_run import newest
 from autoddp.launch.usual_folders import usual_folders
-from autoddp.log import printable, show, tell
+from autoddp.log import printable, printable_lines, show, show_json, tell
 
 _SUMMARY, _REPORT = "summary.json", "report.html"
 _MOST = 64 * 2**20  # bytes; a summary of a hundred trials has a quarter of a million
@@ -22,15 +24,24 @@ def run(arguments: list[str]) -> int:
     """The exit code of `autoddp report` with these arguments.
 
         run([])                                             # the newest run in .autoddp
+        run(["before", "after"])                            # prints what has changed from one run to the other
         run([".autoddp/20251121-200000-host-4711"])         # this run
         run(["summary.json", "--output", "train.html"])
 
     Prints where the page is. AutoddpError where there is no summary, or the page cannot be written.
     """
     options = _parser().parse_args(arguments)
-    if "" in (options.run, options.output):
+    if "" in (*options.runs, options.output):
         raise UsageError(f"report: a name is empty; name a run's folder or its {_SUMMARY}")
-    place = _newest() if options.run is None else _summary_of(Path(options.run))
+    if len(options.runs) > 2:
+        raise UsageError(f"report: {len(options.runs)} runs; name one, or two to compare")
+    if len(options.runs) == 2:
+        if options.output is not None:
+            raise UsageError("report: --output is for the page of one run; two runs are compared on standard output")
+        return _compare([_summary_of(Path(run)) for run in options.runs], options.json)
+    if options.json:
+        raise UsageError("report: --json is for two runs, which are compared; of one, read its summary.json")
+    place = _summary_of(Path(options.runs[0])) if options.runs else _newest()
     page = place.with_name(_REPORT) if options.output is None else Path(options.output)
     content = _read(place)
     from autoddp.report.page import write_page
@@ -53,13 +64,34 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
+def _compare(places: Sequence[Path], as_json: bool) -> int:
+    from autoddp.report.comparison import compare
+    from autoddp.report.page_content import page_content
+
+    sides = []
+    for place in places:
+        try:
+            sides.append(page_content(_read(place)))
+        except ValueError as problem:
+            raise NothingReadable(f"report: {printable(str(place))}: {first_line(problem)}") from None
+    try:
+        found = compare(sides[0], sides[1])
+    except ValueError as problem:
+        raise NothingReadable(f"report: {problem}") from None
+    if as_json:
+        show_json(found.plain())
+    else:
+        for line in found.lines():
+            show(printable_lines(line))
+    return 0
+
+
 def _newest() -> Path:
-    """The names of run folders begin with the time."""
     output = usual_folders().output
-    found = sorted(output.glob(f"*/{_SUMMARY}"), key=lambda place: place.parent.name)
-    if not found:
+    found = newest(output, _SUMMARY)
+    if found is None:
         raise UsageError(f"report: no run in {output} has a {_SUMMARY}; name a run's folder, or tune: autoddp train.py")
-    return found[-1]
+    return found
 
 
 def _summary_of(place: Path) -> Path:
@@ -88,10 +120,15 @@ def _parser() -> argparse.ArgumentParser:
         prog="autoddp report",
         allow_abbrev=False,
         description="Write a run's report.html anew from its summary.json: one file for a browser, which needs no "
-        "server, no script and nothing from outside.",
+        "server, no script and nothing from outside. Given two runs, print what has changed from the first to the "
+        "second, for example before and after a new driver.",
     )
     parser.add_argument(
-        "run", metavar="RUN", nargs="?", help="a run's folder or its summary.json (the newest in .autoddp)"
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        help="a run's folder or its summary.json (the newest in .autoddp); two of them are compared",
     )
+    parser.add_argument("--json", action="store_true", help="print the comparison of two runs as one JSON document")
     parser.add_argument("--output", metavar="FILE", help="the page (report.html beside the summary)")
     return parser

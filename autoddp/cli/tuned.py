@@ -18,6 +18,7 @@ from autoddp.launch.joining import Plan, Running, differs
 from autoddp.launch.mode import Mode, arguments_digest, place_for, remove_notes, script_names, set_one
 from autoddp.launch.nccl_logs import transports
 from autoddp.launch.network import Network
+from autoddp.launch.newest_run import as_latest
 from autoddp.launch.options import Options
 from autoddp.launch.run_folder import RunFolder
 from autoddp.launch.secret_words import without_secrets
@@ -150,6 +151,9 @@ class Results:
             "transports": found,
             "topology": node_text(node, verdicts(node)) if node.host else "",
         }
+        same_job = [] if self._options.diagnose_only else self._same_job
+        if same_job:
+            content["commands"] = {one: shlex.join([one, *same_job]) for one in ("autoddp", "torchrun")}
         try:
             write_summary(self._folder.summary, content)
         except OSError as error:  # a full disk must not cost the launch
@@ -202,7 +206,7 @@ class Results:
         same_job = self._same_job
         undo = shlex.join(["torchrun", *same_job]) if same_job else "the same commands with --trials 0"
         next_start = f"autoddp {shlex.quote(self._options.script)}" if same_job else "start with the same commands"
-        report = str(_from_here(self._folder.report)) if self._folder.report.exists() else ""
+        report = str(_from_here(as_latest(self._folder.report))) if self._folder.report.exists() else ""
         ways = Ways(recipe, next_start if recipe else "", report, undo)
         self.observer.answer(answer(outcome, configuration, ways))
 

@@ -111,7 +111,7 @@ class Mode:
         """The same in a few words, for people."""
         if options.diagnose_only:
             return "diagnosing"
-        found = f"no recipe, tuning with {options.study.trials} trials"
+        found = f"no recipe, tuning with {options.study.trials} trials, up to rung {options.study.allowed}"
         watched = "" if options.watch is None else f", --watch {options.watch or 'off'}"
         return f"{found if self.recipe is None else f'a recipe with {self.configuration}'}{watched}"
 

@@ -60,13 +60,14 @@ but first finds the settings that make it fastest here: it measures them on the
 running, unmodified script.
 
 commands, each with a --help of its own:
-  diagnose   why a job is slow, by experiments on the running script
-  probe      what this machine is made of, and what to expect of it
-  bench      how fast gradients travel here
-  predict    how fast a tuned job would be elsewhere
-  recipe     show, compare and set up recipes
-  report     write the report of a run anew
-  wrap       for a command that starts torchrun itself (accelerate launch)"""
+  diagnose    why a job is slow, by experiments on the running script
+  probe       what this machine is made of, and what to expect of it
+  bench       how fast gradients travel here
+  predict     how fast a tuned job would be elsewhere
+  recipe      show, compare and set up recipes
+  report      write the report of a run anew, or compare two runs
+  wrap        for a command that starts torchrun itself (accelerate launch)
+  completion  what your shell needs to complete these words"""
 _USUAL = ("trials", "recipe", "allow", "accumulate_up_to", "budget", "tune_only", "isolation", "verbose", "dry_run")
 _USUAL_OF_TORCHRUN = ("nnodes", "nproc_per_node")
 """What `--help` lists; `--help-all` lists all."""
@@ -135,6 +136,10 @@ class Options:
     """Lines for the user about words that could have been meant for another: autoddp, torchrun or the script."""
     given: frozenset[str] = frozenset()
     """Fields below that the command line sets."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Fields below that the environment sets → the variable, also where the command line overrules it."""
+    usual_trials: int = StudySettings.trials
+    """Trials of a study where `trials` is not given."""
     study: StudySettings = field(init=False)
     """What is asked of a study: the options below, with defaults for those that are not given."""
 
@@ -213,6 +218,7 @@ class Options:
         asked: dict[str, Any] = {"trials": self.trials, "allow": self.allow, "accumulate_up_to": self.accumulate_up_to}
         given = {name: value for name, value in asked.items() if value is not None}
         limits = {**LIMITS, Rung.NEAR: self.near_limit, Rung.LOSSY: self.lossy_limit}
+        given = {"trials": self.usual_trials, **given}
         given |= {"all_trials": self.all_trials, "diagnose_budget": self.diagnose_budget}
         object.__setattr__(self, "study", StudySettings(seed=self.seed, limits=limits, **given))
 
@@ -323,6 +329,15 @@ def help_text(whole: bool = False, of_diagnose: bool = False) -> str:
 
     `of_diagnose`: no uses, and of autoddp's options those that have the same meaning for `autoddp diagnose`.
     """
+    return _parser_of(whole, of_diagnose).format_help()
+
+
+def all_options() -> argparse.ArgumentParser:
+    """A parser that has all of autoddp's and torchrun's options, and no script: to be looked at, not to parse."""
+    return _parser_of(whole=True, of_diagnose=False)
+
+
+def _parser_of(whole: bool, of_diagnose: bool) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="autoddp",
         usage="autoddp [options of autoddp and torchrun] train.py [its arguments]",
@@ -347,7 +362,7 @@ def help_text(whole: bool = False, of_diagnose: bool = False) -> str:
         for action in part._actions:
             if action.option_strings and action.dest in listed:
                 group._add_action(action)
-    return parser.format_help()
+    return parser
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -415,13 +430,18 @@ def _torchruns(words: Sequence[str], torchrun: argparse.ArgumentParser) -> tuple
 def _options(
     ours: Sequence[str], torchrun: argparse.Namespace, ranks_given: bool, says: tuple[str, ...] = ()
 ) -> Options:
-    words = vars(own_parser().parse_args(ours))
-    given = {**_from_environment(), **words}
-    if "allow" in given:
-        given["allow"] = Rung(given["allow"])
+    words, variables = of_words(ours), _from_environment()
+    given = {**variables, **words}
     folders = usual_folders()
     rest = {"torchrun": torchrun, "ranks_given": ranks_given, "says": says, "folders": folders}
-    return Options(**{"output": folders.output, **given, **rest}, given=frozenset(words))
+    named = {name: f"AUTODDP_{name.upper()}" for name in variables}
+    return Options(**{"output": folders.output, **given, **rest}, given=frozenset(words), variables=named)
+
+
+def of_words(words: Sequence[str]) -> dict[str, Any]:
+    """Field of the options → value, for words that are all autoddp's own. UsageError for a bad one."""
+    found = vars(own_parser().parse_args(words))
+    return found | ({"allow": Rung(found["allow"])} if "allow" in found else {})
 
 
 RESERVED = ("AUTODDP_ISOLATION", "AUTODDP_LOG", "AUTODDP_TUNING", "AUTODDP_WRAP")
@@ -446,7 +466,7 @@ def _from_environment() -> dict[str, Any]:
         elif value.lower() not in _OFF:
             raise UsageError(f"{name}={value}: must be 1 or 0")
     try:
-        return vars(own_parser().parse_args(words))
+        return of_words(words)
     except UsageError as error:
         raise UsageError(f"{error} (from the environment: see `env | grep AUTODDP_`)") from None
 

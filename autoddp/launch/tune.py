@@ -31,6 +31,7 @@ from autoddp.launch.journal import Journal
 from autoddp.launch.keeper import Attempt, Keeper
 from autoddp.launch.live_job import LiveJob
 from autoddp.launch.network import on_one_host
+from autoddp.launch.newest_run import point_to
 from autoddp.launch.options import Options
 from autoddp.launch.presence import HostsGone
 from autoddp.launch.rank_logs import LogKeeper
@@ -156,7 +157,10 @@ def _require_place_for_recipe(options: Options) -> None:
 def _run_folder(options: Options) -> RunFolder:
     def in_(output: Path) -> RunFolder:
         places = (Path("/tmp"), Path("/var/tmp"))
-        return RunFolder(output, keep_runs=options.keep_runs, recipe=options.recipe_path, places=places)
+        folder = RunFolder(output, keep_runs=options.keep_runs, recipe=options.recipe_path, places=places)
+        if output in (options.folders.output, OUTPUT) or output != options.output:
+            point_to(folder.path)
+        return folder
 
     try:
         return in_(options.output)

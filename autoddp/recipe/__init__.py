@@ -9,7 +9,7 @@ from autoddp.recipe.decision import WORTH_A_CHANGE, OnALadder, best_allowed
 from autoddp.recipe.env import ENV_ALLOWED
 from autoddp.recipe.inputs import input_differences, merged, of_model, with_model
 from autoddp.recipe.match import compare, differences, require_fit
-from autoddp.recipe.read import load, parse
+from autoddp.recipe.read import from_toml, load, parse
 from autoddp.recipe.schema import SCHEMA, Evidence, Fits, LadderEntry, MadeBy, Recipe
 from autoddp.recipe.write import dump, require_replaceable, save
 
@@ -27,6 +27,7 @@ __all__ = [
     "compare",
     "differences",
     "dump",
+    "from_toml",
     "input_differences",
     "load",
     "merged",

@@ -61,14 +61,15 @@ def _values(text: str, name: str) -> dict[str, Any]:
     if any(part.count(".") > _DOTS for part in re.split(r"[,=\[\]{}\n]", text)):
         raise RecursionError
     try:
-        values = _toml(text)
+        values = from_toml(text)
     except ValueError as problem:  # TOMLDecodeError is one, and so is a number with too many digits
         line = printable(str(problem))
         raise RecipeError(f"{name}: not TOML: {line}; correct it there, or tune again with --trials 20") from None
     return values
 
 
-def _toml(text: str) -> dict[str, Any]:
+def from_toml(text: str) -> dict[str, Any]:
+    """The tables and values of a TOML document; ValueError, or RecursionError, where it is none."""
     # Not imported above: a rank imports this module, and there the name may stand for a file of the user's.
     if sys.version_info >= (3, 11):
         import tomllib

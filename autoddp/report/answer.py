@@ -12,10 +12,11 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autoddp.diagnose import Diagnosis, Finding
+from autoddp.diagnose import Diagnosis
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import POWERSGD_START_STEP
 from autoddp.log import printable
+from autoddp.report.cause_words import in_words
 from autoddp.study import Outcome, Standing
 from autoddp.units import gradient_error, milliseconds
 
@@ -100,39 +101,12 @@ def _why_slow(diagnosis: object) -> Iterator[Row]:
     suspected = [one for one in diagnosis.findings if one.status == "suspected"]
     step = milliseconds(diagnosis.seconds)
     for one in proved[:1]:
-        yield Row("slow because", f"{_seen(one)}: {milliseconds(one.seconds)} of {step} ms (proved)")
+        yield Row("slow because", f"{in_words(one.cause)}: {milliseconds(one.seconds)} of {step} ms (proved)")
         yield Row("  mend", one.fix, most=_MOST_OF_A_FIX)
     for one in suspected[:1]:
-        yield Row("  perhaps", f"{_seen(one)}: up to {milliseconds(one.seconds)} of {step} ms (not proved)")
+        yield Row("  perhaps", f"{in_words(one.cause)}: up to {milliseconds(one.seconds)} of {step} ms (not proved)")
         if not proved:
             yield Row("  mend", one.fix, most=_MOST_OF_A_FIX)
-
-
-_IN_WORDS = {
-    "data_loader": "waiting for data",
-    "straggler": "one rank is slower than the others",
-    "uneven_batches": "the ranks' batches take different time",
-    "uneven_work": "ranks are late by turns",
-    "exposed_communication": "waiting for gradients",
-    "needless_reductions": "needless reductions of gradients",
-    "no_overlap": "gradients travel only after the backward pass",
-    "slow_link": "a slow link between the hosts",
-    "find_unused_parameters": "the search for unused parameters",
-    "buffer_broadcast": "broadcasts of buffers",
-    "threads_oversubscribed": "more threads than cores",
-    "rank0_work": "work that rank 0 does alone",
-    "epoch_start": "the start of each epoch",
-    "periodic_stall": "a stall now and then",
-    "small_batch": "small batches",
-    "launch_bound": "launching kernels",
-    "host_device_copy": "copies to the device",
-    "sync_points": "waiting for the device",
-}
-"""Cause → the same for people who do not know our names."""
-
-
-def _seen(finding: Finding) -> str:
-    return _IN_WORDS.get(finding.cause, finding.cause)
 
 
 def _ways(outcome: Outcome, ways: Ways) -> Iterator[Row]:

@@ -25,6 +25,7 @@ from autoddp.files import write_whole
 from autoddp.knobs import BY_NAME, Configuration, Rung
 from autoddp.log import printable, printable_lines
 from autoddp.report import page_pictures as pictures
+from autoddp.report.cause_words import in_words
 from autoddp.report.page_content import Headroom, PageContent, RankStages, Standing, Values, page_content
 from autoddp.units import data_size, duration, gradient_error, milliseconds, percent, ranks_text
 from autoddp.version import __version__
@@ -32,7 +33,6 @@ from autoddp.version import __version__
 _SHARED = ("transfer", "waiting", "buffers")  # stages that end on all ranks together
 _MARK = b'<meta name="generator" content="autoddp'
 _BEGINNING = 4096  # bytes in which a page shows that it is autoddp's
-_MANY_TRIALS = 25  # a longer table is folded
 _MOST_LEFT_OUT = 20  # parts of the summary that are named one by one
 _MOST_RANKS = 1024  # in a picture or a table: a page has some kilobytes for each
 
@@ -86,10 +86,10 @@ def _page_of(content: PageContent) -> str:
             as_written=_as_written(content),
             before_trials=_before_trials(content),
             launched=_launched(content),
+            further=_further(content),
             knobs={name: knob.says for name, knob in BY_NAME.items()},
             predicts=any(one.predicted is not None for one in content.trials),
             prediction_error=_prediction_error(content),
-            many_trials=_MANY_TRIALS,
             not_measured=list(_not_measured(content)),
             **_pictures(content),
         )
@@ -115,6 +115,8 @@ def _environment() -> Environment:
         "headroom": _headroom,
         "settings": _settings,
         "changes": _changes,
+        "by": _by,
+        "in_words": in_words,
         "error": _error,
         "stages_of": pictures.stages_of,
         "size": data_size,
@@ -178,6 +180,12 @@ def _launched(content: PageContent) -> Standing | None:
     return next((one for one in content.ladder if chosen and one.configuration == chosen), None)
 
 
+def _further(content: PageContent) -> Standing | None:
+    """The rung that another --allow would launch."""
+    rung = content.decision.further if content.decision else ""
+    return next((one for one in content.ladder if rung and one.rung == rung), None)
+
+
 def _settings(values: Values) -> str:
     return " ".join(f"{name}={json.dumps(value)}" for name, value in values.items()) or "as written"
 
@@ -188,6 +196,14 @@ def _changes(one: Standing) -> str:
         return Configuration(one.configuration).changes
     except ValueError:
         return next((rung.changes for rung in Rung if rung.value == one.rung), "")
+
+
+def _by(one: Standing) -> str:
+    """What it sets, in words; settings that this version does not know by their names."""
+    try:
+        return "; ".join(Configuration(one.configuration).in_words)
+    except ValueError:
+        return _settings(one.configuration)
 
 
 def _headroom(found: Headroom) -> str:

@@ -93,6 +93,8 @@ class Standing(Struct, frozen=True):
     configuration: Values
     seconds: Amount
     speedup: Gain
+    rounds: tuple[tuple[Amount, ...], ...] = ()
+    """Seconds of its steps, round by round."""
     error: Error | None = None
 
 
@@ -107,6 +109,17 @@ class Decision(Struct, frozen=True):
 
     configuration: Values
     why: str
+    further: str = ""
+    """The rung that another --allow would launch; "" where there is none."""
+
+
+class Commands(Struct, frozen=True):
+    """What to type next; each "" where it takes more than one command."""
+
+    autoddp: str = ""
+    """Trains with what was decided."""
+    torchrun: str = ""
+    """Trains as before."""
 
 
 class Network(Struct, frozen=True):
@@ -243,6 +256,7 @@ class PageContent(Struct, frozen=True):
     ladder: tuple[Standing, ...] = ()
     decision: Decision | None = None
     wall_seconds: dict[str, Amount] = field(default_factory=dict)
+    commands: Commands = Commands()
     network: Network | None = None
     transports: Transports | None = None
     diagnosis: Diagnosis | None = None

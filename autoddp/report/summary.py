@@ -37,7 +37,11 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
             "finalists": [_standing(standing) for standing in outcome.finalists],
         },
         "ladder": [_standing(standing) for standing in outcome.ladder],
-        "decision": {"configuration": outcome.decision.configuration, "why": outcome.decision.why},
+        "decision": {
+            "configuration": outcome.decision.configuration,
+            "why": outcome.decision.why,
+            "further": outcome.decision.further,
+        },
         "steps": outcome.steps,
         "compilations": outcome.compilations,
         "profile": outcome.profile,

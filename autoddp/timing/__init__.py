@@ -5,7 +5,7 @@ from autoddp.timing.difference import Difference, difference
 from autoddp.timing.headroom import Headroom, headroom
 from autoddp.timing.samples import Block, median, median_interval
 from autoddp.timing.sequential import LOOKS, bound, likely
-from autoddp.timing.speedup import Speedup, speedup
+from autoddp.timing.speedup import Speedup, speedup, unpaired_speedup
 
 __all__ = [
     "LOOKS",
@@ -24,4 +24,5 @@ __all__ = [
     "median",
     "median_interval",
     "speedup",
+    "unpaired_speedup",
 ]

@@ -51,6 +51,26 @@ def speedup(before: Sequence[float], after: Sequence[float], reach: float | None
     return Speedup(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
 
 
+def unpaired_speedup(before: Sequence[float], after: Sequence[float]) -> Speedup:
+    """The same for rounds that were not made in turn; both have seconds per step, two values or more each.
+
+    The interval is Welch's with the degrees of freedom of the smaller side, which makes it rather too wide.
+
+    >>> str(unpaired_speedup([1.00, 1.02, 0.98], [0.50, 0.51, 0.49, 0.50]))
+    '×2 (1.74 to 2.3)'
+
+    ValueError for fewer than two values on a side.
+    """
+    fewest = min(len(before), len(after))
+    if fewest < 2:
+        raise ValueError(f"an interval needs two or more rounds on each side, got {len(before)} and {len(after)}")
+    sides = [[math.log(one) for one in side] for side in (before, after)]
+    middle = statistics.fmean(sides[0]) - statistics.fmean(sides[1])
+    errors = [max(statistics.stdev(side), _FLOOR) / math.sqrt(len(side)) for side in sides]
+    half = t99(fewest) * math.hypot(*errors)
+    return Speedup(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
+
+
 def t99(count: int) -> float:
     """Student's t for a 99 % interval of the mean of `count` values, two or more."""
     return _T99[min(count - 1, len(_T99)) - 1]

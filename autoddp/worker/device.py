@@ -8,6 +8,7 @@ would create a context there, some hundred MiB for each rank, and wait for, or m
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterable, Iterator
 
@@ -15,6 +16,7 @@ import torch
 
 from autoddp.topology import GpuClock, read_gpu_clock
 
+_CYCLES = 10_000_000  # some milliseconds of a GPU's clock
 _NEARLY_FULL = 0.1  # share of a device's memory: the device is nearly full if less than that is free
 
 
@@ -76,6 +78,31 @@ class Backlog:
         self._reached = torch.cuda.Event()
         self._reached.record(torch.cuda.default_stream(self._device))
         return False
+
+
+def keep_busy(device: torch.device, seconds: float) -> None:
+    """Queue so many seconds of doing nothing on the device's current stream, behind what is queued there already.
+
+    Nothing is queued on a CPU, nor while the stream is captured: the pause would be a part of the graph.
+    """
+    if device.type != "cuda" or is_capturing(device):
+        return
+    with torch.cuda.device(device):
+        torch.cuda._sleep(int(seconds * _cycles_per_second(device)))
+
+
+@functools.cache
+def _cycles_per_second(device: torch.device) -> float:
+    """Of the clock by which `torch.cuda._sleep` counts, as it runs now. Waits for the device."""
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    stream = torch.cuda.current_stream(device)
+    with torch.cuda.device(device):
+        began.record(stream)
+        torch.cuda._sleep(_CYCLES)
+        ended.record(stream)
+    torch.cuda.synchronize(device)
+    seconds: float = began.elapsed_time(ended) / 1e3
+    return _CYCLES / max(seconds, 1e-6)
 
 
 def clock_of(device: torch.device) -> GpuClock | None:

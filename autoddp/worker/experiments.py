@@ -13,7 +13,7 @@ from autoddp.timing.anatomy import RankSteps
 from autoddp.wire import AS_IT_IS, PINNED, Experiment
 from autoddp.worker.collectives import Collectives
 from autoddp.worker.ddp import Patch
-from autoddp.worker.device import clock_of
+from autoddp.worker.device import clock_of, keep_busy
 from autoddp.worker.gradient_access import are_reduced, held_by
 from autoddp.worker.loader import Loaders
 from autoddp.worker.stages import Recorded, Stages
@@ -58,6 +58,9 @@ class Experiments:
         self._loaders.keep = experiment.keep
         self._loaders.watch = experiment.delay is not None
         self.stages.delay = experiment.delay
+        if experiment.delay is not None:
+            self.stages.delays_on = self._device
+            keep_busy(self._device, 0.0)  # the first one waits for the device, which has no place in a step
         self.stages.added = self._all_reduce(experiment.added_bytes) if experiment.added_bytes else None
         self._set_threads(experiment.threads)
         if experiment.ddp_arguments != before.ddp_arguments:

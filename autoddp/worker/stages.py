@@ -28,7 +28,7 @@ from autoddp.timing.anatomy import STAGES
 from autoddp.timing.timeline import Span
 from autoddp.wire.experiment import Delay
 from autoddp.worker.ddp import after_backward_computed, after_this_backward, when_backward_begins, when_gradients_come
-from autoddp.worker.device import synchronize
+from autoddp.worker.device import keep_busy, synchronize
 from autoddp.worker.gradient_access import GradientHandler
 from autoddp.worker.host_device import CopiesToDevice, DeviceWaits
 from autoddp.worker.kernel_accounts import PageFaultCount, PageFaults, WaitedForCpu, waited_for_cpu
@@ -76,7 +76,9 @@ class Stages(GradientHandler, LoaderEvents):
         self.on = False
         """Whether stamps are taken. Until then each of them costs one function call."""
         self.delay: Delay | None = None
-        """Makes this rank sleep in one stage of each step, whether stamps are taken or not."""
+        """Makes this rank late in one stage of each step, whether stamps are taken or not."""
+        self.delays_on = torch.device("cpu")
+        """The device of the model, for `delay`."""
         self.added: Callable[[Optimizer], bool] | None = None
         """Called before optimizers step, in each recorded step until it returns True: a part of the stage `exposed`."""
         self.stamps = 0
@@ -162,6 +164,9 @@ class Stages(GradientHandler, LoaderEvents):
         assert delay is not None
         if delay.rank == self.rank and delay.stage == stage and not self._delayed:
             self._delayed = True
+            # Both at once: a host that runs ahead of its device makes up for a sleep, and a device that waits for its
+            # host makes up for a pause. Whichever of them the step waits for is later by this.
+            keep_busy(self.delays_on, delay.seconds)
             time.sleep(delay.seconds)
 
     @property

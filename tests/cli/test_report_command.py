@@ -108,7 +108,7 @@ BAD = {
     "to a folder": (["good.json", "--output", "empty"], "empty: no regular file, so no report is written there"),
     "to nowhere": (["good.json", "--output", "no/x.html"], "report: no/x.html: cannot be written: No such file or"),
     "unknown option": (["--outptu", "x"], "report: unrecognized arguments: --outptu"),
-    "two runs": (["a", "b"], "report: unrecognized arguments: b"),
+    "three runs": (["a", "b", "c"], "report: 3 runs; name one, or two to compare"),
 }
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 WHEELS = Path(__file__).parent / "wheels"
 NEEDED = (
-    "torch", "optuna", "tomlkit", "wrapt", "psutil", "rich", "msgspec", "jinja2", "pynvml", "pytest", "pytest_timeout",
+    "torch", "optuna", "tomlkit", "wrapt", "psutil", "rich", "msgspec", "jinja2", "shtab", "pynvml", "pytest",
+    "pytest_timeout",
 )  # fmt: skip
 
 

@@ -56,3 +56,9 @@ def test_stages_add_up_to_the_step(gpu, tmp_path, figure):
         share = sum(rank[f"{name}_ms"] for name in parts) / rank["step_ms"]
         figure(f"rank {rank['rank']}", f"{share:.3f} of the step")
         assert share == pytest.approx(1, rel=0.05)
+
+
+def test_a_rank_that_all_wait_for_is_proved(gpu, tmp_path, figure):
+    """Its delay lies on the stream too, since a host that runs ahead makes up for a sleep."""
+    one = found(diagnosed(tmp_path, "straggler"), "straggler", figure)
+    assert one["status"] == "proved"

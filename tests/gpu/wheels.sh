@@ -9,7 +9,7 @@ for tag in manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014 manylinux1
 
 # What autoddp needs by pyproject.toml besides torch, what these packages need, and pytest.
 PACKAGES=(optuna==5.0.0 alembic==1.20.1 colorlog==6.12.0 SQLAlchemy==2.1.9 Mako==1.4.3 MarkupSafe tomlkit==0.15.2
-    typing-extensions wrapt psutil rich markdown-it-py mdurl pygments msgspec jinja2 nvidia-ml-py pytest pytest-timeout
+    typing-extensions wrapt psutil rich markdown-it-py mdurl pygments msgspec jinja2 shtab nvidia-ml-py pytest pytest-timeout
     iniconfig pluggy numpy tqdm packaging PyYAML)
 
 mkdir -p "$folder"

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+CYCLES_PER_SECOND = 1.5e9
+
 
 class Stream:
     def __init__(self, device: int) -> None:
@@ -34,6 +36,7 @@ class FakeCuda:
         self.waited: list[int] = []
         self.seeds: dict[int, list[int]] = defaultdict(list)
         self.reserved = {0: 0, 1: 0}
+        self.captures = False
 
     @staticmethod
     def no_autocast(device_type: str, enabled: bool) -> contextlib.AbstractContextManager[None]:
@@ -61,6 +64,8 @@ class FakeCuda:
 
         ours = {"device": self.on_device, "stream": self.on_stream, "Stream": self.new_stream, "Event": Event}
         ours["default_stream"] = self.current_stream
+        ours["is_current_stream_capturing"] = lambda: self.captures
+        ours["_sleep"] = lambda cycles: self.run(self._number(None), cycles / CYCLES_PER_SECOND)
         for name in ("synchronize", "current_stream", "manual_seed", "memory_reserved"):
             ours[name] = getattr(self, name)
         for name, function in ours.items():

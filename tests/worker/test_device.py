@@ -18,11 +18,13 @@ from fake_cuda import FakeCuda
 from torch import nn
 
 from autoddp.knobs import AS_WRITTEN
+from autoddp.wire import Delay
 from autoddp.worker.ddp import backend_of
-from autoddp.worker.device import Backlog, as_current, memory_reserved, seed, synchronize
+from autoddp.worker.device import Backlog, as_current, keep_busy, memory_reserved, seed, synchronize
 from autoddp.worker.graphs.capture import Sample, capture
 from autoddp.worker.graphs.signature import signature_of
 from autoddp.worker.live_ddp import LiveDdp
+from autoddp.worker.stages import Stages
 from autoddp.worker.stopwatch import CudaStopwatch, WallStopwatch, stopwatch_for
 
 SOURCES = sorted((Path(__file__).resolve().parents[2] / "autoddp").rglob("*.py"))
@@ -74,6 +76,38 @@ def test_a_cpus_steps_need_no_device(cuda: FakeCuda) -> None:
     assert isinstance(stopwatch_for(torch.device("cpu")), WallStopwatch)
     synchronize(torch.device("cpu"))
     assert cuda.contexts == set()
+
+
+def test_a_delay_lies_on_the_models_stream(cuda: FakeCuda) -> None:
+    """A host that runs ahead of its device would make up for a sleep."""
+    keep_busy(SECOND, 0.0)  # measures the clock
+    before = cuda.streams[1].seconds
+    waited = list(cuda.waited)
+    keep_busy(SECOND, 0.25)
+    assert cuda.streams[1].seconds - before == pytest.approx(0.25)
+    assert cuda.waited == waited
+    assert cuda.contexts == {1}
+    cuda.captures = True
+    keep_busy(SECOND, 0.25)
+    keep_busy(torch.device("cpu"), 0.25)
+    assert cuda.streams[1].seconds - before == pytest.approx(0.25)
+    assert cuda.streams[0].seconds == 0
+
+
+def test_a_delayed_stage_is_late_on_host_and_device(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    stages = Stages()
+    stages.delay, stages.delays_on = Delay(stages.rank, "forward", 0.25), SECOND
+    keep_busy(SECOND, 0.0)
+    before = cuda.streams[1].seconds
+    for stage in ("data", "forward", "backward", "forward"):
+        stages.enter(stage)
+    assert slept == [0.25]
+    assert cuda.streams[1].seconds - before == pytest.approx(0.25)
+    stages.lap()
+    stages.enter("forward")
+    assert slept == [0.25, 0.25]
 
 
 def test_a_turn_waits_for_the_devices_of_all_models(cuda: FakeCuda) -> None:
