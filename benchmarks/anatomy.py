@@ -47,7 +47,7 @@ _STAMPS = 200_000
 
 def stamp_seconds() -> float:
     """What one stamp takes: the least of ten measurements, since whatever else runs can only add to it."""
-    from autoddp.worker.stages import Stages
+    from autoddp.worker.observe.stages import Stages
 
     def once() -> float:
         stages = Stages()

@@ -24,18 +24,18 @@ from typing import Any
 import common
 from layouts import bucket_part
 
-import autoddp.launch.tune
+import autoddp.attempts.tune
+from autoddp.attempts.tune import prepared
+from autoddp.commandline.options import parse
+from autoddp.hosts.agreement import agree
+from autoddp.hosts.together import Hosts
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung
-from autoddp.launch.agreement import agree
-from autoddp.launch.elastic import environment_with, node_range
-from autoddp.launch.hosts import Hosts
-from autoddp.launch.network import Network
-from autoddp.launch.options import parse
-from autoddp.launch.tune import prepared
+from autoddp.network.own_network import Network
 from autoddp.study import Measure, Observer, TrialFailed
 from autoddp.study.budget import StepBudget
 from autoddp.study.space import Space
 from autoddp.timing import median
+from autoddp.torchrun.elastic import environment_with, node_range
 from autoddp.wire import JobFacts
 
 TOP = 4  # of the screen, to be measured again
@@ -120,7 +120,7 @@ class Grid:
 
 
 class Printed:
-    """The `launch.tune.Reporter` of the grid: what it finds is no recipe."""
+    """The `attempts.tune.Reporter` of the grid: what it finds is no recipe."""
 
     observer = Observer()
 
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--task", type=Path, required=True)
     args, words = parser.parse_known_args()
     task = json.loads(args.task.read_text())
-    tune = autoddp.launch.tune
+    tune = autoddp.attempts.tune
     tune.Study = lambda measure, facts, asked, observer, screen: Grid(task, measure, facts)  # type: ignore[assignment, attr-defined, misc]
     options = parse(words)
     with prepared(options) as made:

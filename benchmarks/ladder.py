@@ -48,7 +48,7 @@ def slow(folder: Path, args: Namespace) -> dict[str, Any]:
         hosts.run([*autoddp(*own, "--recipe", "found.toml"), MLP, *ENDLESS])
         chosen = load(hosts.home(0) / "found.toml").configuration
         say(f"launches {chosen}")
-        # The first twenty steps whose gradients are kept are checked (worker/accumulation.py), which takes time.
+        # The first twenty steps whose gradients are kept are checked, which takes time (see worker/gradients/).
         warmup, steps = 8 * AT_ONCE, AT_ONCE * args.groups
         job = [MLP, "--steps", str(warmup + steps)]
         large = [MLP, "--micro-batches", str(AT_ONCE), "--no-sync", "--steps", str(1 + args.groups)]

@@ -35,8 +35,12 @@ MAPPED = {
     "knobs": ("tests/knobs", "tests/recipe", "tests/study/test_trials.py"),
     "timing": ("tests/timing", "tests/study/test_ladder.py", "tests/study/test_search.py"),
     "wire": ("tests/wire", "tests/launch/test_job_machine.py"),
-    "worker/ddp.py": ("tests/worker/test_hooks_alone.py", "tests/worker/test_apply.py", "tests/worker/test_effects.py"),
-    "worker/gradient": (
+    "worker/ddp/objects.py": (
+        "tests/worker/test_hooks_alone.py",
+        "tests/worker/test_apply.py",
+        "tests/worker/test_effects.py",
+    ),
+    "worker/gradients": (
         *("tests/worker/test_kept_gradients.py", "tests/worker/test_gradient_access.py"),
         *("tests/worker/test_gradient_monitor.py", "tests/worker/test_apply.py"),
     ),

@@ -23,10 +23,10 @@ EXAMPLES = {
     "autoddp.bench.conventions": 4,
     "autoddp.bench.result": 1,
     "autoddp.trace.chrome_format": 1,
-    "autoddp.topology.matrix": 2,
-    "autoddp.topology.naming": 1,
-    "autoddp.topology.nccl_log": 4,
-    "autoddp.topology.nvml": 1,
+    "autoddp.topology.nvidia.matrix": 2,
+    "autoddp.topology.nccl.interface_names": 1,
+    "autoddp.topology.nccl.log": 4,
+    "autoddp.topology.nvidia.nvml": 1,
     "autoddp.topology.text": 3,
 }
 FLOORS = ("errors", "units", "log", "knobs", "timing", "recipe", "bench", "wire", "topology", "trace")

@@ -22,11 +22,12 @@ FLOORS = (
     ("version",),  # below the ground: what the package's own __init__ says of itself
     ("__init__", "codec", "errors", "files", "log", "units"),
     ("tables", "topology", "timing", "isolation"),
-    ("knobs",),
-    ("recipe", "bench", "settings", "trace"),
-    ("wire", "predict"),
-    ("worker", "study", "diagnose"),
-    ("launch", "report"),
+    ("knobs", "processes"),
+    ("recipe", "bench", "settings", "trace", "network"),
+    ("wire", "predict", "runs", "torchrun"),
+    ("worker", "study", "diagnose", "commandline"),
+    ("report", "hosts"),
+    ("attempts",),
     ("cli",),
     ("__main__", "inject"),
 )
@@ -35,33 +36,33 @@ FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
 HOMES = {
     "torch": (
         "worker/",
-        "launch/elastic.py",
-        "launch/loopback.py",
-        "launch/local_fingerprint.py",
-        "launch/mode.py",
+        "torchrun/elastic.py",
+        "network/loopback.py",
+        "commandline/local_fingerprint.py",
+        "commandline/mode.py",
         "cli/main.py",
     ),
     "optuna": ("study/sampler.py",),
-    "wrapt": ("worker/bootstrap.py", "worker/isolated.py", "isolation/hooks.py"),
+    "wrapt": ("worker/process/bootstrap.py", "worker/process/isolated.py", "isolation/hooks.py"),
     "rich": ("tables.py", "report/terminal.py", "report/node_text.py", "report/diagnosis_text.py"),
     "tomlkit": ("recipe/write.py",),
     "tomli": ("recipe/read.py",),
     "msgspec": ("codec.py",),
     "jinja2": ("report/page.py",),
     "shtab": ("cli/completion.py",),
-    "pynvml": ("topology/nvml.py",),
+    "pynvml": ("topology/nvidia/nvml.py",),
     "psutil": (
-        "launch/owner.py",
-        "topology/interfaces.py",
-        "topology/system.py",
-        "launch/processes.py",
-        "launch/deadline.py",
+        "runs/owner.py",
+        "topology/system/interfaces.py",
+        "topology/system/machine.py",
+        "processes/children.py",
+        "attempts/deadline.py",
     ),
 }
 IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
 ONLY_THIS_OF_TORCH = {
-    "launch/mode.py": {"torch.__version__"},  # to compare with a recipe's
-    "launch/local_fingerprint.py": {"torch"},  # its CUDA and NCCL, likewise
+    "commandline/mode.py": {"torch.__version__"},  # to compare with a recipe's
+    "commandline/local_fingerprint.py": {"torch"},  # its CUDA and NCCL, likewise
     "cli/main.py": {"torch.distributed.elastic.multiprocessing.errors.record"},  # as torchrun's own main is decorated
 }
 
@@ -69,41 +70,41 @@ PRIVATE_TO_OTHERS = {
     # The end of a process whose main thread waits in a call that cannot be interrupted.
     ("worker/bench/deadline.py", "_exit"),
     # The parser of --rdzv-conf: the handler's registry wants its result, and torch has no public one.
-    ("launch/elastic.py", "_parse_rendezvous_config"),
+    ("torchrun/elastic.py", "_parse_rendezvous_config"),
     # The names of torch's rendezvous backends, and of those that plugins add: there is no public list.
-    ("launch/elastic.py", "_registry"),
+    ("torchrun/elastic.py", "_registry"),
     # Whether elastic knows that this node hosts the endpoint: only its own answer tells.
-    ("launch/elastic.py", "_matches_machine_hostname"),
+    ("torchrun/elastic.py", "_matches_machine_hostname"),
     # argparse has no public list of a parser's options.
-    ("launch/options.py", "_actions"),
+    ("commandline/options.py", "_actions"),
     ("cli/completion.py", "_actions"),
-    ("launch/options.py", "_add_action"),
-    ("launch/options.py", "_option_string_actions"),
+    ("commandline/options.py", "_add_action"),
+    ("commandline/options.py", "_option_string_actions"),
     # Work of a known length for a GPU, without a kernel of ours: torch's own tests use it, and nothing public does it.
-    ("worker/device.py", "_sleep"),
+    ("worker/process/device.py", "_sleep"),
     # What an iterator of torch's DataLoader is of: none of it has a public name.
-    ("worker/loader.py", "_num_workers"),
-    ("worker/loader.py", "_prefetch_factor"),
-    ("worker/loader.py", "_persistent_workers"),
-    ("worker/loader.py", "_dataset"),
-    ("worker/loader.py", "_index_sampler"),
-    ("worker/loader.py", "_collate_fn"),
-    ("worker/loader.py", "_next_index"),
-    ("worker/loader.py", "_auto_collation"),
-    ("worker/loader.py", "_num_yielded"),
-    ("worker/loader.py", "_pin_memory"),
-    ("worker/loader.py", "_worker_init_fn"),
+    ("worker/observe/loader.py", "_num_workers"),
+    ("worker/observe/loader.py", "_prefetch_factor"),
+    ("worker/observe/loader.py", "_persistent_workers"),
+    ("worker/observe/loader.py", "_dataset"),
+    ("worker/observe/loader.py", "_index_sampler"),
+    ("worker/observe/loader.py", "_collate_fn"),
+    ("worker/observe/loader.py", "_next_index"),
+    ("worker/observe/loader.py", "_auto_collation"),
+    ("worker/observe/loader.py", "_num_yielded"),
+    ("worker/observe/loader.py", "_pin_memory"),
+    ("worker/observe/loader.py", "_worker_init_fn"),
     # Where torch.compile's settings are, which its documentation names: whether it cuts at buckets, and replays.
-    ("worker/torch_compile.py", "_dynamo"),
-    ("worker/torch_compile.py", "_inductor"),
+    ("worker/effects/torch_compile.py", "_dynamo"),
+    ("worker/effects/torch_compile.py", "_inductor"),
     # torch.cuda.graphs itself takes arguments apart with it, and torch 2.4 has it under no public name.
     ("worker/graphs/signature.py", "_pytree"),
     # Python's own, documented in spite of their names.
-    ("worker/worker_exit.py", "_exit"),
-    ("worker/heartbeat.py", "_current_frames"),
-    ("launch/keeper.py", "_exit"),
-    ("launch/supervisor.py", "_exit"),
-    ("launch/signals.py", "_exit"),
+    ("worker/process/ending.py", "_exit"),
+    ("worker/process/heartbeat.py", "_current_frames"),
+    ("attempts/keeper.py", "_exit"),
+    ("processes/supervisor.py", "_exit"),
+    ("processes/signals.py", "_exit"),
     ("inject/sitecustomize.py", "_exit"),
     # Where a request goes that is sent through a proxy, and how: neither has a public name.
     ("isolation/elsewhere/requests.py", "_tunnel_host"),
@@ -112,12 +113,12 @@ PRIVATE_TO_OTHERS = {
     # Which library sends: Python has no public way to the frames of a call that does not import inspect.
     ("isolation/elsewhere/sockets.py", "_getframe"),
     # The same of who reads a gradient.
-    ("worker/gradient_access.py", "_getframe"),
+    ("worker/gradients/access.py", "_getframe"),
     # Where torch gives a tensor's shared memory a name.
     ("isolation/guard/shared_memory.py", "_share_filename_cpu_"),
     ("isolation/guard/shared_memory.py", "_new_using_filename_cpu"),
 }
-PRIVATE_ALLOWED_IN = "worker/ddp.py"  # the single file that touches DistributedDataParallel's private names
+PRIVATE_ALLOWED_IN = "worker/ddp/objects.py"  # the single file that touches DistributedDataParallel's private names
 
 
 def unit_of(file: str) -> str:
@@ -190,8 +191,8 @@ def test_imports_go_down_only() -> None:
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("study/x.py", "from autoddp.launch.tune import tune"),  # up
-        ("study/x.py", "def f():\n    import autoddp.worker.bootstrap"),  # a neighbour, inside a function
+        ("study/x.py", "from autoddp.attempts.tune import tune"),  # up
+        ("study/x.py", "def f():\n    import autoddp.worker.process.bootstrap"),  # a neighbour, inside a function
         ("timing/x.py", "from autoddp.knobs import Rung"),
         ("worker/x.py", "importlib.import_module('autoddp.cli.main')"),
         ("errors.py", "from autoddp import is_tuning"),
@@ -219,7 +220,7 @@ def test_every_home_is_lived_in() -> None:
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("launch/tune.py", "import torch"),
+        ("attempts/tune.py", "import torch"),
         ("study/search.py", "def f():\n    from optuna import create_study"),
         ("cli/main.py", "from torch.distributed import init_process_group"),
         ("knobs/base.py", "import numpy"),

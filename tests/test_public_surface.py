@@ -38,7 +38,7 @@ def test_is_tuning(monkeypatch: pytest.MonkeyPatch, value: str | None, tuning: b
     ("statement", "wanted", "unwanted"),
     [
         ("import autoddp", "autoddp", "torch numpy optuna rich wrapt json"),
-        ("import autoddp.worker.bootstrap", "wrapt", "torch numpy optuna rich tomlkit"),
+        ("import autoddp.worker.process.bootstrap", "wrapt", "torch numpy optuna rich tomlkit"),
         ("import autoddp.isolation.elsewhere", "wrapt", "torch numpy optuna rich"),
         ("import autoddp.cli.main", "autoddp", "torch optuna rich wrapt tomlkit"),
         ("import autoddp.cli.recipe", "autoddp", "torch optuna rich"),

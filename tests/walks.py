@@ -237,9 +237,9 @@ WALKS = {
         Part(
             _stages(
                 _has_the_knob,
-                ["study/trials.py", "launch/live_job.py"],
+                ["study/trials.py", "attempts/live_job.py"],
                 ("knobs/configuration.py", "__init__"),
-                ("launch/live_job.py", "__call__"),
+                ("attempts/live_job.py", "__call__"),
                 ("wire/messages.py", "encode"),
             ),
             begins=("study/trials.py", "run"),
@@ -248,11 +248,11 @@ WALKS = {
         Part(
             _stages(
                 _has_the_knob,
-                ["worker/runner.py"],
+                ["worker/trial/runner.py"],
                 ("wire/messages.py", "receive"),
-                ("worker/ddp.py", "rebuild"),
+                ("worker/ddp/objects.py", "rebuild"),
             ),
-            ends=("worker/ddp.py", "rebuild"),
+            ends=("worker/ddp/objects.py", "rebuild"),
         ),
     ),
     "recipe": Walk(
@@ -274,10 +274,10 @@ WALKS = {
         Part(
             _stages(
                 _is_a_time,
-                ["study/search.py", "launch/live_job.py"],
+                ["study/search.py", "attempts/live_job.py"],
                 ("wire/messages.py", "decode"),
-                ("launch/job_machine.py", "handle"),
-                ("launch/live_job.py", "__call__"),
+                ("attempts/job_machine.py", "handle"),
+                ("attempts/live_job.py", "__call__"),
                 ("study/finals.py", "ladder_of"),
             ),
             ends=("study/finals.py", "ladder_of"),
@@ -285,8 +285,8 @@ WALKS = {
         Part(
             _stages(
                 _is_a_time,
-                ["worker/clock.py", "worker/runner.py"],
-                ("worker/stopwatch.py", "lap"),
+                ["worker/observe/step_clock.py", "worker/trial/runner.py"],
+                ("worker/observe/stopwatch.py", "lap"),
                 ("wire/messages.py", "send"),
             ),
             ends=("wire/messages.py", "send"),

@@ -16,7 +16,7 @@ from autoddp.bench.conventions import algbw, busbw
 from autoddp.bench.model import LinkModel
 from autoddp.codec import convert, decode, encode, plain
 from autoddp.files import write_whole
-from autoddp.topology.naming import GLOO, LOOPBACK
+from autoddp.topology.nccl.interface_names import GLOO, LOOPBACK
 
 SCHEMA = 2
 

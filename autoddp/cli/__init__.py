@@ -1,1 +1,1 @@
-"""Floor 7. One file per command; imports stay inside the command that needs them, so that a launch starts fast."""
+"""Floor 8. One file per command; imports stay inside the command that needs them, so that a launch starts fast."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
+from autoddp.attempts.bench_job import BenchRequest, parse, run_bench
 from autoddp.bench import store
 from autoddp.bench.expectation import judge
 from autoddp.errors import UsageError
-from autoddp.launch.bench_job import BenchRequest, parse, run_bench
 from autoddp.log import show, show_json, tell
 from autoddp.topology import verdicts
 from autoddp.topology.probe import probe

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from autoddp.cli.parser import Parser
-from autoddp.launch.options import all_options
-from autoddp.launch.script import COMMANDS
+from autoddp.commandline.options import all_options
+from autoddp.commandline.script import COMMANDS
 from autoddp.log import show_exactly
 
 _WHERE = {

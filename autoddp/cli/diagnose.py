@@ -6,25 +6,25 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
+from autoddp.attempts.job_machine import NO_DDP, TOO_SHORT
+from autoddp.attempts.tune import Tuned, Tuning, prepared
 from autoddp.cli.tuned import Results
 from autoddp.codec import finite
+from autoddp.commandline.mode import Mode, choose_to_diagnose
+from autoddp.commandline.options import Options, help_text, parse_with_switch
+from autoddp.commandline.script import require_script
+from autoddp.commandline.secret_words import without_secrets
 from autoddp.diagnose import NOTHING
 from autoddp.errors import NotTuned, UsageError
-from autoddp.launch.agreement import agree
-from autoddp.launch.elastic import ending_signals, environment_with, load_torchrun, require_rendezvous
-from autoddp.launch.hosts import Hosts
-from autoddp.launch.job_machine import NO_DDP, TOO_SHORT
-from autoddp.launch.mode import Mode, choose_to_diagnose
-from autoddp.launch.network import Network
-from autoddp.launch.options import Options, help_text, parse_with_switch
-from autoddp.launch.script import require_script
-from autoddp.launch.secret_words import without_secrets
-from autoddp.launch.signals import signals_end_tuning
-from autoddp.launch.silence import awaiting
-from autoddp.launch.tune import Tuned, Tuning, prepared
+from autoddp.hosts.agreement import agree
+from autoddp.hosts.together import Hosts
 from autoddp.log import printable, show, show_exactly, show_json, tell
+from autoddp.network.own_network import Network
+from autoddp.processes.signals import signals_end_tuning
+from autoddp.processes.silence import awaiting
 from autoddp.report.diagnosis_text import for_stdout
 from autoddp.tables import text_of, width_of_stdout
+from autoddp.torchrun.elastic import ending_signals, environment_with, load_torchrun, require_rendezvous
 
 _HELP = """\
 usage: autoddp diagnose [--json] [options of autoddp and torchrun] train.py [its arguments]
@@ -57,7 +57,7 @@ def examine(options: Options, as_json: bool) -> None:
     if as_json and options.dry_run:
         raise UsageError("diagnose: --dry-run prints a line of text: leave out --json")
     if options.no_orphans:  # before anything is started; torch is imported, and has no threads yet
-        from autoddp.launch.supervisor import run_below_a_supervisor
+        from autoddp.processes.supervisor import run_below_a_supervisor
 
         run_below_a_supervisor()
     options = replace(options, diagnose_only=True, tune_only=True)

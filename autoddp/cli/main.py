@@ -16,29 +16,29 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from autoddp.commandline.environment import job_environment
+from autoddp.commandline.mode import Mode, choose, for_hosts
+from autoddp.commandline.options import Options, help_text, parse
+from autoddp.commandline.project import with_project
+from autoddp.commandline.script import COMMANDS, require_script
+from autoddp.commandline.secret_words import without_secrets
 from autoddp.errors import AutoddpError
-from autoddp.launch.elastic import (
+from autoddp.hosts.late_hosts import Running
+from autoddp.hosts.together import Hosts
+from autoddp.log import OutputLost, printable, show, show_exactly, tell
+from autoddp.network.own_network import Network
+from autoddp.processes.signals import signals_end_tuning
+from autoddp.processes.silence import awaiting
+from autoddp.torchrun.elastic import (
     ending_signals,
     environment_with,
     load_torchrun,
     require_rendezvous,
     run_real_job,
 )
-from autoddp.launch.hosts import Hosts
-from autoddp.launch.job_environment import job_environment
-from autoddp.launch.joining import Running
-from autoddp.launch.mode import Mode, choose, for_hosts
-from autoddp.launch.network import Network
-from autoddp.launch.options import Options, help_text, parse
-from autoddp.launch.project_options import with_project
-from autoddp.launch.script import COMMANDS, require_script
-from autoddp.launch.secret_words import without_secrets
-from autoddp.launch.signals import signals_end_tuning
-from autoddp.launch.silence import awaiting
-from autoddp.log import OutputLost, printable, show, show_exactly, tell
 
 if TYPE_CHECKING:
-    from autoddp.launch.agreement import Agreement
+    from autoddp.hosts.agreement import Agreement
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def errors_end_the_process() -> Iterator[None]:
 def prepare(options: Options) -> Job | None:
     """Everything up to the real job; None when there is none to run. AutoddpError for what the user has to mend."""
     if options.no_orphans:  # before anything is started; torch is imported, and has no threads yet
-        from autoddp.launch.supervisor import run_below_a_supervisor
+        from autoddp.processes.supervisor import run_below_a_supervisor
 
         run_below_a_supervisor()
     require_script(options.torchrun)
@@ -125,8 +125,8 @@ def prepare(options: Options) -> Job | None:
             says = f"{'tuning ends, ' if mode.tune else ''}no job is started"
             until_tuned.enter_context(signals_end_tuning(ending_signals(options.torchrun), says))
         if mode.tune:
+            from autoddp.attempts.tune import Tuning, prepared
             from autoddp.cli.tuned import Results  # they take a while
-            from autoddp.launch.tune import Tuning, prepared
 
             preparation = until_tuned.enter_context(prepared(options))
         if mode.tune or _meets(mode):
@@ -172,7 +172,7 @@ def _agreement(options: Options, mode: Mode) -> Agreement | None:
     """On several nodes: make sure that all are about to do the same, and find the network."""
     if not _meets(mode):
         return None
-    from autoddp.launch.agreement import agree
+    from autoddp.hosts.agreement import agree
 
     job = not options.tune_only
     return agree(options.torchrun, mode.digest(options), mode.reads(options), mode.variables, job=job)

@@ -12,9 +12,9 @@ from typing import Any
 from autoddp.cli.parser import Parser
 from autoddp.codec import decode
 from autoddp.errors import NothingReadable, UsageError, first_line
-from autoddp.launch.newest_run import newest
-from autoddp.launch.usual_folders import usual_folders
 from autoddp.log import printable, printable_lines, show, show_json, tell
+from autoddp.runs.latest import newest
+from autoddp.runs.usual_folders import usual_folders
 
 _SUMMARY, _REPORT = "summary.json", "report.html"
 _MOST = 64 * 2**20  # bytes; a summary of a hundred trials has a quarter of a million

@@ -10,21 +10,18 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from autoddp.attempts.tune import Tuned
+from autoddp.commandline.mode import Mode
+from autoddp.commandline.options import Options
+from autoddp.commandline.rank_count import set_one
+from autoddp.commandline.saved_recipes import arguments_digest, place_for, remove_notes, script_names
+from autoddp.commandline.secret_words import without_secrets
 from autoddp.errors import AutoddpError, NotTuned, RecipeError, first_line
+from autoddp.hosts.late_hosts import Plan, Running, differs
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import POWERSGD_RANK, POWERSGD_START_STEP, start_step
-from autoddp.launch.elastic import node_range
-from autoddp.launch.joining import Plan, Running, differs
-from autoddp.launch.mode import Mode, arguments_digest, place_for, remove_notes, script_names, set_one
-from autoddp.launch.nccl_logs import transports
-from autoddp.launch.network import Network
-from autoddp.launch.newest_run import as_latest
-from autoddp.launch.options import Options
-from autoddp.launch.run_folder import RunFolder
-from autoddp.launch.secret_words import without_secrets
-from autoddp.launch.tune import Tuned
-from autoddp.launch.usual_folders import elsewhere
 from autoddp.log import get_logger
+from autoddp.network.own_network import Network
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, dump, load, parse, save
 from autoddp.report import (
     Terminal,
@@ -40,10 +37,15 @@ from autoddp.report import (
     write_summary,
 )
 from autoddp.report.node_text import node_text
+from autoddp.runs.folder import RunFolder
+from autoddp.runs.latest import as_latest
+from autoddp.runs.nccl_logs import transports
+from autoddp.runs.usual_folders import elsewhere
 from autoddp.study import Outcome
 from autoddp.timing.timeline import Timeline
 from autoddp.topology import Node, verdicts
 from autoddp.topology.probe import probe
+from autoddp.torchrun.elastic import node_range
 from autoddp.trace import write_trace
 from autoddp.units import data_size
 from autoddp.version import __version__
@@ -52,7 +54,7 @@ logger = get_logger(__name__)
 
 
 class Results:
-    """The `launch.tune.Reporter` of one tuning job. Its `with` is left when the job has ended, before `mode`.
+    """The `attempts.tune.Reporter` of one tuning job. Its `with` is left when the job has ended, before `mode`.
 
     with Results(options, folder, network) as results:
         tuned = Tuning(…, results).run()

@@ -26,8 +26,8 @@ from importlib.util import find_spec
 from types import CodeType, ModuleType
 from typing import Any
 
+from autoddp.commandline.options import leading_own, own_parser, parse_apart
 from autoddp.errors import UsageError
-from autoddp.launch.options import leading_own, own_parser, parse_apart
 from autoddp.log import show_exactly, tell
 from autoddp.wire.worker_config import INJECT
 
@@ -180,7 +180,7 @@ def run_in_place_of_torchrun(options: str, torchrun: Sequence[str] | argparse.Na
     try:
         if options.split(None, 1)[:1] == [_DIAGNOSE]:
             from autoddp.cli.diagnose import examine
-            from autoddp.launch.elastic import load_torchrun
+            from autoddp.torchrun.elastic import load_torchrun
 
             with errors_end_the_process():
                 ours = words()[1:]

@@ -41,7 +41,7 @@ def arm(config: str) -> None:
     """Hand over to the package; a failure is a warning."""
     try:
         _package()
-        from autoddp.worker.bootstrap import arm
+        from autoddp.worker.process.bootstrap import arm
 
         arm(config)
     except Exception as error:
@@ -98,7 +98,7 @@ def isolate(plan: str) -> None:
     """Start this process's part of the isolation. A process of a tuning attempt must not run without it."""
     try:
         _package()
-        from autoddp.worker.isolated import start
+        from autoddp.worker.process.isolated import start
 
         start(plan, is_rank="AUTODDP_WORKER_TUNES" in os.environ)
     except BaseException as error:  # this may be another Python, which lacks a package of autoddp's or is too old
@@ -128,13 +128,13 @@ def _runs_a_program_of_the_system() -> bool:
 
 
 def _end_with_gloo_at_rest() -> None:
-    """See `worker.gloo_threads`. Called first: what is registered first at exit is called last."""
+    """See `worker.process.gloo_threads`. Called first: what is registered first at exit is called last."""
 
     def at_exit() -> None:
         if "torch" in sys.modules:
             try:
                 _package()
-                from autoddp.worker.gloo_threads import wait_for_rest
+                from autoddp.worker.process.gloo_threads import wait_for_rest
 
                 wait_for_rest()
             except Exception as error:
@@ -156,7 +156,7 @@ def _name_the_error_at_exit() -> None:
             return
         try:
             _package()
-            from autoddp.worker.error_file import name_the_error
+            from autoddp.worker.process.error_file import name_the_error
 
             name_the_error(place)
         except Exception as error:

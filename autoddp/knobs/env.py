@@ -50,7 +50,7 @@ class Surroundings:
     nccl: tuple[int, ...] = ()
     """NCCL's version; empty if the job does not use NCCL for the gradients."""
     tuner: str = ""
-    """The plugin with which the cloud provider chooses NCCL's algorithms, see `topology.nccl_tuner`."""
+    """The plugin with which the cloud provider chooses NCCL's algorithms, see `topology.nccl.tuner`."""
     interfaces: str = ""
     """The network interfaces that Gloo could use at the same time, separated by commas; "" if there is only one."""
     frees_memory: bool = False

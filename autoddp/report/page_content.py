@@ -123,13 +123,13 @@ class Commands(Struct, frozen=True):
 
 
 class Network(Struct, frozen=True):
-    """See `launch.network.Network`."""
+    """See `network.own_network.Network`."""
 
     says: str = ""
 
 
 class Transports(Struct, frozen=True):
-    """See `launch.nccl_logs.transports`."""
+    """See `runs.nccl_logs.transports`."""
 
     findings: tuple[str, ...] = ()
 

@@ -2,10 +2,10 @@
 
 from autoddp.topology.facts import Gpu, GpuPair, Nic, Node, NumaNode, switches
 from autoddp.topology.fingerprint import Fingerprint, fingerprint
-from autoddp.topology.interfaces import interfaces
-from autoddp.topology.nvml import GpuClock, read_gpu_clock
-from autoddp.topology.rdma import RdmaPort
-from autoddp.topology.system import cpus, free_memory, numa_nodes, own_memory
+from autoddp.topology.nvidia.nvml import GpuClock, read_gpu_clock
+from autoddp.topology.rdma.ports import RdmaPort
+from autoddp.topology.system.interfaces import interfaces
+from autoddp.topology.system.machine import cpus, free_memory, numa_nodes, own_memory
 from autoddp.topology.verdict import Verdict, verdicts
 
 __all__ = [

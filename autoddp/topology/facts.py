@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from autoddp.topology.rdma import Gid, RdmaPort
+from autoddp.topology.rdma.ports import Gid, RdmaPort
 
 Relation = Literal["PIX", "PXB", "PHB", "NODE", "SYS"]
 """What traffic between two PCIe devices crosses, in nvidia-smi's words, nearest first: one PCIe switch (PIX), several

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 
 from autoddp.topology.facts import RELATIONS, Nic, Node, fastest
-from autoddp.topology.interfaces import interfaces, stands_on_a_device
-from autoddp.topology.sysfs_rdma import sysfs_rdma
+from autoddp.topology.rdma.sysfs import sysfs_rdma
+from autoddp.topology.system.interfaces import interfaces, stands_on_a_device
 
 _DRIVER = "/proc/driver/nvidia"
 
@@ -38,7 +38,7 @@ def fingerprint() -> Fingerprint:
 
 
 def _gpus() -> tuple[tuple[str, ...], str]:
-    from autoddp.topology.nvml import read_nvml
+    from autoddp.topology.nvidia.nvml import read_nvml
 
     facts = read_nvml()
     node = Node("", gpus=facts.gpus, pairs=facts.pairs)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from autoddp.errors import NothingReadable
 from autoddp.topology.facts import RELATIONS, Gpu, GpuPair, Limits, Node, nearest
-from autoddp.topology.interfaces import interfaces
-from autoddp.topology.matrix import TopologyMatrix, read_matrix
-from autoddp.topology.nvml import NvmlFacts, read_nvml
-from autoddp.topology.pci import relation
-from autoddp.topology.rdma import RdmaPort
-from autoddp.topology.smi import SmiFailed, SmiHangs, ask
-from autoddp.topology.sysfs_rdma import sysfs_rdma
-from autoddp.topology.system import cpu, gpudirect, limits, numa_nodes, versions
+from autoddp.topology.nvidia.matrix import TopologyMatrix, read_matrix
+from autoddp.topology.nvidia.nvml import NvmlFacts, read_nvml
+from autoddp.topology.nvidia.smi import SmiFailed, SmiHangs, ask
+from autoddp.topology.rdma.ports import RdmaPort
+from autoddp.topology.rdma.sysfs import sysfs_rdma
+from autoddp.topology.system.interfaces import interfaces
+from autoddp.topology.system.machine import cpu, gpudirect, limits, numa_nodes, versions
+from autoddp.topology.system.pci import relation
 
 _ROOT = Path("/")
 

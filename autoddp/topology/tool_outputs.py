@@ -10,11 +10,9 @@ from typing import Any, Protocol, cast
 
 from autoddp.errors import NothingReadable
 from autoddp.topology.facts import GpuPair, Node
-from autoddp.topology.matrix import read_matrix
-from autoddp.topology.nccl_log import read_nccl_log
-from autoddp.topology.probe import machine, node_of_matrix
-from autoddp.topology.rdma_texts import read_rdma_ports, read_show_gids
-from autoddp.topology.smi_texts import (
+from autoddp.topology.nccl.log import read_nccl_log
+from autoddp.topology.nvidia.matrix import read_matrix
+from autoddp.topology.nvidia.smi_texts import (
     GpuList,
     NvlinkStatus,
     P2pStatus,
@@ -22,6 +20,8 @@ from autoddp.topology.smi_texts import (
     read_nvlink_status,
     read_p2p_status,
 )
+from autoddp.topology.probe import machine, node_of_matrix
+from autoddp.topology.rdma.texts import read_rdma_ports, read_show_gids
 
 
 class Output(Protocol):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from autoddp.topology.facts import P2P_REFUSED, Gpu, GpuPair, Node, fastest
-from autoddp.topology.rdma import RdmaPort
+from autoddp.topology.rdma.ports import RdmaPort
 
 PCIE_GBS_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 """GB/s of one lane in one direction, by PCIe generation, after line coding."""

@@ -26,7 +26,9 @@ from trainings import BY_HAND_UNTIL, MOMENTUM, STEPS, TRAININGS, parameters, sta
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.wire import BlockDone, Measure, Message, Ready, WorkerConfig
-from autoddp.worker import accumulation, applying, tuning
+from autoddp.worker.gradients import accumulation
+from autoddp.worker.job import applying
+from autoddp.worker.trial import tuning
 
 WORLD = 2
 PATIENCE = 180.0  # seconds for a cell; it takes one, and many where threads wait spinning for busy cores

@@ -25,8 +25,8 @@ from pathlib import Path
 from lab import Lab, unavailable
 from launchers import AUTODDP, Launch, start
 
-from autoddp.launch.owner import marked_in
-from autoddp.launch.run_folder import PREFIX
+from autoddp.runs.folder import PREFIX
+from autoddp.runs.owner import marked_in
 
 _NOT_OURS = ("torch", "pymp")
 """Temporary files that torch and Python leave under torchrun too."""

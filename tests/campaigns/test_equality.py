@@ -35,10 +35,12 @@ from autoddp.knobs.micro_batches import (
     STEPS_OTHERS,
     STEPS_WITHOUT_GRADIENTS,
 )
-from autoddp.worker import accumulation, hooks, implicit_no_sync
+from autoddp.worker import hooks
+from autoddp.worker.gradients import accumulation
+from autoddp.worker.gradients import deferred as implicit_no_sync
+from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.sixteen_bit import bf16_hook
-from autoddp.worker.sync_switch import ReductionSwitch
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from autoddp.commandline.mode import choose
+from autoddp.commandline.options import parse
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
-from autoddp.launch.mode import choose
-from autoddp.launch.options import parse
 from autoddp.recipe import Evidence, Fits, LadderEntry, MadeBy, Recipe, save
 
 EXACT, NEAR, LOSSY, BATCH, SLOWER, BY_HAND = (

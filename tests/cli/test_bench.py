@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from launchers import AUTODDP, SCRIPTS, Launch, start, wait_for, whole
 
+from autoddp.attempts.bench_job import MODULE, parse
 from autoddp.bench import BenchResult, load_cached
 from autoddp.errors import UsageError
-from autoddp.launch.bench_job import MODULE, parse
 
 BENCH = (*AUTODDP, "bench")
 TWO = ["--nproc-per-node", "2"]

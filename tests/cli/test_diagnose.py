@@ -16,10 +16,10 @@ from lab import Lab, unavailable
 from launchers import AUTODDP, PATIENCE, SCRIPTS, start, wait_for, whole
 
 from autoddp.cli.diagnose import _HELP
+from autoddp.commandline.mode import choose_to_diagnose
+from autoddp.commandline.options import _DECLARED, help_text, parse
 from autoddp.diagnose import CAUSES
 from autoddp.errors import UsageError
-from autoddp.launch.mode import choose_to_diagnose
-from autoddp.launch.options import _DECLARED, help_text, parse
 
 STAGES = ("data", "copy", "buffers", "forward", "backward", "exposed", "optimizer", "other")
 

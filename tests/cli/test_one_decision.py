@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from autoddp.cli.tuned import recipe_of
+from autoddp.commandline.mode import Mode
 from autoddp.knobs import AS_WRITTEN, GRADIENT_RUNGS, Configuration, Rung
-from autoddp.launch.mode import Mode
 from autoddp.recipe import Recipe, dump, parse
 from autoddp.study import Outcome, Standing, StudySettings, TrialRecord
 from autoddp.study.decision import decide

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
+from autoddp.commandline.options import RESERVED, Options, help_text, own_parser, parse
+from autoddp.commandline.script import COMMANDS
 from autoddp.errors import UsageError
 from autoddp.isolation import Level
 from autoddp.knobs import Rung
-from autoddp.launch.options import RESERVED, Options, help_text, own_parser, parse
-from autoddp.launch.script import COMMANDS
 from autoddp.units import Allowance
 
 SCRIPT = ["train.py", "--lr", "0.1", "--", "x"]

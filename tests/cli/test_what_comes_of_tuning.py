@@ -10,15 +10,15 @@ import pytest
 from test_one_decision import NEAR, outcome, standing
 
 import autoddp
+from autoddp.attempts.tune import Tuned
 from autoddp.cli.tuned import Results
+from autoddp.commandline.mode import Mode
+from autoddp.commandline.options import parse
 from autoddp.errors import NothingReadable, NotTuned
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
-from autoddp.launch.mode import Mode
-from autoddp.launch.network import Network
-from autoddp.launch.options import parse
-from autoddp.launch.run_folder import RunFolder
-from autoddp.launch.tune import Tuned
+from autoddp.network.own_network import Network
 from autoddp.recipe import load
+from autoddp.runs.folder import RunFolder
 from autoddp.study import INTERRUPTED, Decision, Outcome, StudySettings, TrialRecord
 from autoddp.timing import Block
 

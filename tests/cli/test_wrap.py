@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from launchers import AUTODDP, REPORTER, ROOT, SCRIPTS, environment, side_by_side, start, whole
 
-from autoddp.launch.options import leading_own, parse_apart
+from autoddp.commandline.options import leading_own, parse_apart
 
 BIN = Path(sys.executable).parent
 WRAP = (*AUTODDP, "wrap", "--trials", "0")

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp import Patch
+from autoddp.worker.ddp.objects import Patch
 
 HERE = Path(__file__).parent
 

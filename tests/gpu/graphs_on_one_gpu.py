@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import DdpEvents, Patch
+from autoddp.worker.ddp.objects import DdpEvents, Patch
+from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.graphs import Graphs
 
 WIDTH, BLOCKS, STEPS, WATCHED = 64, 30, 120, 4

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 if sys.argv[1] == "bypass":
-    from autoddp.worker.bypass import start_bypassing
+    from autoddp.worker.job.bypass import start_bypassing
     start_bypassing()
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
 model = DDP(nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(8))).cuda(), gradient_as_bucket_view=True)
@@ -38,12 +38,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 if sys.argv[1] == "bypass":
-    from autoddp.worker.bypass import start_bypassing
+    from autoddp.worker.job.bypass import start_bypassing
     start_bypassing()
 else:
     from autoddp.knobs import Configuration, Rung
     from autoddp.wire import WatchPlan, WorkerConfig
-    from autoddp.worker.applying import start_applying
+    from autoddp.worker.job.applying import start_applying
     watch = WatchPlan(Rung.NEAR, limit=0.02, first=1, every=1, steps=1)
     knobs = {"hook": "bf16", "gradient_as_bucket_view": True, "accumulate_steps": 11, "defer_reductions": 2}
     start_applying(WorkerConfig(configuration=Configuration(knobs), watch=watch))

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 
-from autoddp.worker.ddp import DdpEvents, Patch
+from autoddp.worker.ddp.objects import DdpEvents, Patch
 from autoddp.worker.graphs import Graphs
 
 pytestmark = pytest.mark.gpu

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoddp.worker.device import finish_queued_work
-from autoddp.worker.stopwatch import CudaStopwatch
+from autoddp.worker.observe.stopwatch import CudaStopwatch
+from autoddp.worker.process.device import finish_queued_work
 
 pytestmark = pytest.mark.gpu
 

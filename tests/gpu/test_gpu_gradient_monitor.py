@@ -6,7 +6,7 @@ from on_gpu import layers, measured
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration
-from autoddp.worker.fidelity import Comparison
+from autoddp.worker.gradients.comparison import Comparison
 from autoddp.worker.hooks import hook_for
 
 pytestmark = pytest.mark.gpu

@@ -5,11 +5,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN
-from autoddp.worker.compiling import Compiling
-from autoddp.worker.device import _NEARLY_FULL
-from autoddp.worker.experiments import Experiments
-from autoddp.worker.live_ddp import LiveDdp
-from autoddp.worker.sync_switch import ReductionSwitch
+from autoddp.worker.effects.compiling import Compiling
+from autoddp.worker.gradients.switch import ReductionSwitch
+from autoddp.worker.process.device import _NEARLY_FULL
+from autoddp.worker.trial.experiments import Experiments
+from autoddp.worker.trial.live_ddp import LiveDdp
 
 pytestmark = pytest.mark.gpu
 

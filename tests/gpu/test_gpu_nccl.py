@@ -10,18 +10,18 @@ import torch
 import torch.distributed as dist
 from launchers import environment
 
+from autoddp.attempts.env_screening import Screening
 from autoddp.bench.burst import Burst
 from autoddp.knobs import Configuration
 from autoddp.knobs.env import TREES, Surroundings, start_settings
-from autoddp.launch.elastic import torchrun_parser
-from autoddp.launch.env_screening import Screening
-from autoddp.launch.nccl_logs import transports, variables
+from autoddp.runs.nccl_logs import transports, variables
 from autoddp.topology.facts import NumaNode
-from autoddp.topology.nccl_tuner import nccl_tuner
+from autoddp.topology.nccl.tuner import nccl_tuner
 from autoddp.topology.probe import probe
 from autoddp.topology.verdict import between_nodes
-from autoddp.worker import binding
-from autoddp.worker.binding import Binding
+from autoddp.torchrun.elastic import torchrun_parser
+from autoddp.worker.effects import binding
+from autoddp.worker.effects.binding import Binding
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(200)]
 COLLECTIVES = """

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.clock import StepClock
-from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import DdpEvents, Patch, Wrapped
-from autoddp.worker.experiments import Experiments
-from autoddp.worker.gradient_access import add_handler
-from autoddp.worker.implicit_no_sync import ImplicitNoSync
-from autoddp.worker.live_ddp import LiveDdp
-from autoddp.worker.sync_switch import ReductionSwitch
+from autoddp.worker.ddp.objects import DdpEvents, Patch, Wrapped
+from autoddp.worker.effects.compiling import Compiling
+from autoddp.worker.gradients.access import add_handler
+from autoddp.worker.gradients.deferred import ImplicitNoSync
+from autoddp.worker.gradients.switch import ReductionSwitch
+from autoddp.worker.observe.step_clock import StepClock
+from autoddp.worker.trial.experiments import Experiments
+from autoddp.worker.trial.live_ddp import LiveDdp
 
 MICRO_BATCHES = (2, 2, 2, 1, 2, 1)
 """Of each step: those of one come earlier than a job that defers has learned, as the last one of an epoch does."""

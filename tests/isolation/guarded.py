@@ -108,7 +108,7 @@ def guard_as_told() -> None:
 
 
 def _start(plan: IsolationPlan) -> None:
-    """As `worker.isolated`."""
+    """As `worker.process.isolated`."""
     pipes = Pipes(plan.began)
     children.INJECT = os.environ["PYTHONPATH"].partition(os.pathsep)[0]  # in tests this sitecustomize starts the guard
     children.watch_children(plan.text())

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from guarded import finished, run
 
+from autoddp.attempts import keeper
 from autoddp.isolation import Level, landlock
 from autoddp.isolation.plan import SHARED_MEMORY
-from autoddp.launch import keeper
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /dev/shm")
 

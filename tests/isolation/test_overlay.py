@@ -122,7 +122,7 @@ def test_what_is_done_under_it_is_seen_there_alone(place: Place) -> None:
 def test_a_folder_that_is_there_can_be_renamed(place: Place) -> None:
     """By the ranks' `os.rename` also where the overlay itself cannot: in a user namespace."""
     found = place.run("""
-        from autoddp.worker.isolated import _rename_folders_by_copying
+        from autoddp.worker.process.isolated import _rename_folders_by_copying
         _rename_folders_by_copying()
         os.rename("folder", "other")
         os.makedirs("empty")

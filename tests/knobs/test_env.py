@@ -11,8 +11,8 @@ from autoddp.knobs import Configuration, Setting
 from autoddp.knobs.env import Surroundings, keeps_memory, start_settings
 from autoddp.recipe.env import ENV_ALLOWED
 from autoddp.topology.facts import Cpu, Gpu, GpuPair, Nic, Node
-from autoddp.topology.nccl_tuner import nccl_tuner
-from autoddp.topology.rdma import RdmaPort
+from autoddp.topology.nccl.tuner import nccl_tuner
+from autoddp.topology.rdma.ports import RdmaPort
 
 SOCKETS = {"nccl_socket_threads": 4, "nccl_sockets_per_thread": 4}
 PEERS = {"nccl_p2p_level": "SYS"}

@@ -10,9 +10,9 @@ from typing import Any
 
 from fake_worker import facts
 
-from autoddp.launch.deadline import Deadline
-from autoddp.launch.hang_timeout import HangTimeout
-from autoddp.launch.job_machine import (
+from autoddp.attempts.deadline import Deadline
+from autoddp.attempts.hang_timeout import HangTimeout
+from autoddp.attempts.job_machine import (
     AttemptBegins,
     AttemptEnded,
     Closed,
@@ -30,7 +30,7 @@ from autoddp.launch.job_machine import (
     Tick,
     Worker,
 )
-from autoddp.launch.journal import Journal
+from autoddp.attempts.journal import Journal
 from autoddp.wire import VERSION, BlockDone, Finish, Goodbye, Hello, Measure, Message, Ready, StopTuning, Welcome
 
 VARIABLES = {"GLOO_SOCKET_IFNAME": "eth0,eth1"}

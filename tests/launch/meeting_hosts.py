@@ -28,8 +28,10 @@ from forks import enter_host
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from autoddp.errors import AutoddpError
-from autoddp.launch import agreement, elastic, gathering
-from autoddp.launch import clock as hosts_clock
+from autoddp.hosts import agreement
+from autoddp.network import clock as hosts_clock
+from autoddp.network import gathering
+from autoddp.torchrun import elastic
 
 PATIENCE = 150  # seconds; a meeting takes 1 to 7
 UNSET = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

@@ -11,7 +11,7 @@ from launchers import wait_for
 SCRIPT = """
 import os, signal, sys, time
 from rich.console import Console
-from autoddp.launch.signals import signals_end_tuning
+from autoddp.processes.signals import signals_end_tuning
 
 with signals_end_tuning():
     Console(stderr=True).status("waiting").start()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from desk import VARIABLES, Desk
 
-from autoddp.launch.deadline import Deadline
-from autoddp.launch.job_machine import State
+from autoddp.attempts.deadline import Deadline
+from autoddp.attempts.job_machine import State
 from autoddp.study import TuningOver
 
 ENDED = "the script ended with exit code 0"

@@ -13,10 +13,10 @@ import psutil
 import pytest
 from launchers import whole
 
+from autoddp.attempts import env_screening as module
+from autoddp.attempts.env_screening import Screening
 from autoddp.bench.burst import Burst
-from autoddp.launch import env_screening as module
-from autoddp.launch.elastic import torchrun_parser
-from autoddp.launch.env_screening import Screening
+from autoddp.torchrun.elastic import torchrun_parser
 
 
 @pytest.fixture

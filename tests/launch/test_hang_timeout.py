@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from autoddp.attempts.hang_timeout import HangTimeout
 from autoddp.codec import encode, replace
-from autoddp.launch.hang_timeout import HangTimeout
 from autoddp.wire import Heartbeat, Measure
 
 SHORT, LONG = Measure(0, {}, 1, 3), Measure(0, {}, 1, 20, compare=4)

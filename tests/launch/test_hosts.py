@@ -15,16 +15,16 @@ import pytest
 from launchers import free_port
 from torch.distributed import PrefixStore, TCPStore
 
+from autoddp.attempts.tune import Tuning
+from autoddp.commandline.options import parse
 from autoddp.errors import HostLost
+from autoddp.hosts import presence
+from autoddp.hosts import together as module
+from autoddp.hosts.together import Hosts, Next
 from autoddp.isolation import Level
-from autoddp.launch import hosts as module
-from autoddp.launch import presence
-from autoddp.launch.elastic import node_range
-from autoddp.launch.gathering import Endpoint
-from autoddp.launch.hosts import Hosts, Next
-from autoddp.launch.options import parse
-from autoddp.launch.polling import polls
-from autoddp.launch.tune import Tuning
+from autoddp.network.gathering import Endpoint
+from autoddp.processes.polling import polls
+from autoddp.torchrun.elastic import node_range
 
 
 def connected(number: int, fewest: int = 0) -> list[Hosts]:

@@ -16,10 +16,10 @@ import pytest
 from desk import VARIABLES, Desk, Rank
 from fake_worker import FakeWorker, cost
 
+from autoddp.attempts.job_machine import Closed, Said, State
+from autoddp.attempts.journal import Journal
+from autoddp.attempts.live_job import LiveJob
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.launch.job_machine import Closed, Said, State
-from autoddp.launch.journal import Journal
-from autoddp.launch.live_job import LiveJob
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.wire import BlockDone, Goodbye, Measure, Welcome
 

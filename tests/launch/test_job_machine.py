@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from desk import VARIABLES, Desk, Rank
 
+from autoddp.attempts.job_machine import Closed, Said, State, TakenOver
 from autoddp.codec import decode
 from autoddp.knobs import Configuration
-from autoddp.launch.job_machine import Closed, Said, State, TakenOver
 from autoddp.study import TrialFailed, TuningOver
 from autoddp.wire import BlockDone, Entry, Finish, Goodbye, Measure, Start, Welcome
 

@@ -19,16 +19,16 @@ from typing import Any
 import pytest
 from fake_worker import FakeWorker, MainThread, cost
 
+from autoddp.attempts import live_job as server_module
+from autoddp.attempts.job_machine import Closed, Said, StopAsked
+from autoddp.attempts.journal import Journal
+from autoddp.attempts.live_job import LiveJob, WorkerServer
+from autoddp.attempts.tune import Tuned, _Answer
 from autoddp.codec import decode
 from autoddp.codec import encode as encode_text
 from autoddp.diagnose import Diagnosis, Finding
 from autoddp.diagnose.findings import Level, Scaling
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.launch import live_job as server_module
-from autoddp.launch.job_machine import Closed, Said, StopAsked
-from autoddp.launch.journal import Journal
-from autoddp.launch.live_job import LiveJob, WorkerServer
-from autoddp.launch.tune import Tuned, _Answer
 from autoddp.study import Observer, Outcome, Screened, Semifinal, Study, StudySettings, TrialFailed, TuningOver
 from autoddp.timing import Block
 from autoddp.wire import LARGEST, VERSION, BlockDone, Finish, Goodbye, Hello, Measure, Welcome, encode

@@ -16,11 +16,11 @@ import pytest
 from launchers import ROOT, environment
 from traces.room import may_bind
 
+from autoddp.attempts import keeper as keeper_module
+from autoddp.attempts.keeper import Attempt, Keeper, Shelter
 from autoddp.isolation import Level
-from autoddp.launch import elastic
-from autoddp.launch import keeper as keeper_module
-from autoddp.launch.keeper import Attempt, Keeper, Shelter
-from autoddp.launch.signals import NOT_FOR_THE_KEEPER
+from autoddp.processes.signals import NOT_FOR_THE_KEEPER
+from autoddp.torchrun import elastic
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 from autoddp.isolation import Level
 from autoddp.isolation.overlay import Layers
-from autoddp.launch import keeper
+from autoddp.attempts import keeper
 
 base, keeper._TRIES, keeper._DIES = sys.argv[1], float(sys.argv[2]), 0.5
 def children(pid):

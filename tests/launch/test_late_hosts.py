@@ -12,9 +12,9 @@ import pytest
 from launchers import AUTODDP, ROOT, Launch, free_port, start, wait_for
 from torch.distributed import HashStore
 
+from autoddp.commandline.mode import torch_version
+from autoddp.hosts.late_hosts import Notices, Plan, Running
 from autoddp.knobs import Configuration
-from autoddp.launch.joining import Notices, Plan, Running
-from autoddp.launch.mode import torch_version
 from autoddp.recipe import Recipe, dump, load
 from autoddp.wire.worker_config import APPLY
 

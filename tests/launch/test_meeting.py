@@ -7,8 +7,8 @@ import threading
 from launchers import AUTODDP, ROOT, SCRIPTS, start, wait_for
 from torch.distributed import HashStore
 
-from autoddp.launch import gathering
-from autoddp.launch.gathering import Arrivals, Endpoint
+from autoddp.network import gathering
+from autoddp.network.gathering import Arrivals, Endpoint
 
 
 def test_an_unknown_rendezvous_is_one_line(tmp_path):

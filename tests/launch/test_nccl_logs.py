@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launchers import AUTODDP, SCRIPTS, start
 
-from autoddp.launch.nccl_logs import transports, variables
+from autoddp.runs.nccl_logs import transports, variables
 from autoddp.topology.facts import Node
 
 MATRIX = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV4\t0-23\t0\nGPU1\tNV4\t X \t0-23\t0\n"

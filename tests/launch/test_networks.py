@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from launchers import AUTODDP, ROOT, SCRIPTS, TORCHRUN, start
 
-from autoddp.launch import interface_probe, interface_selection
-from autoddp.launch.interface_probe import Door, Listener, send_rate, tried
-from autoddp.launch.interface_selection import Places
+from autoddp.network import interface_probe, interface_selection
+from autoddp.network.interface_probe import Door, Listener, send_rate, tried
+from autoddp.network.interface_selection import Places
 from autoddp.recipe import load
 
 PLAIN = str(SCRIPTS / "plain.py")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.launch.newest_run import as_latest, newest, point_to
+from autoddp.runs.latest import as_latest, newest, point_to
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets
 # A launcher without torch, below a real supervisor. It leaves in OUT what it gets and what it has started.
 LAUNCHER = """
 import os, signal, subprocess, sys, time
-from autoddp.launch.supervisor import run_below_a_supervisor
+from autoddp.processes.supervisor import run_below_a_supervisor
 
 how = sys.argv[1]
 open("command", "w").write(str(os.getpid()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from autoddp.launch.polling import polls
+from autoddp.processes.polling import polls
 
 
 def test_the_last_look_comes_after_the_limit() -> None:

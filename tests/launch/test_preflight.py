@@ -16,9 +16,9 @@ import pytest
 from launchers import whole
 from meeting_hosts import Meetings
 
-from autoddp.launch.agreement import HostFacts, compared
-from autoddp.launch.interface_selection import Places
-from autoddp.topology.naming import named
+from autoddp.hosts.agreement import HostFacts, compared
+from autoddp.network.interface_selection import Places
+from autoddp.topology.nccl.interface_names import named
 
 PORT = 29500
 SHORT = "timeout=4,read_timeout=6,join_timeout=6"  # seconds, of meetings that cannot come about

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from autoddp.commandline.mode import choose
+from autoddp.commandline.options import Options, parse
+from autoddp.commandline.project import with_project
 from autoddp.errors import UsageError
 from autoddp.knobs import Rung
-from autoddp.launch.mode import choose
-from autoddp.launch.options import Options, parse
-from autoddp.launch.project_options import with_project
 
 SCRIPT = ["--nproc-per-node", "2", "train.py"]
 

@@ -6,9 +6,9 @@ import os
 import pytest
 import torch
 
-from autoddp.launch.local_fingerprint import visible_gpus
-from autoddp.launch.mode import idle_gpus, set_one, set_ranks, usable_nodes
-from autoddp.launch.options import parse
+from autoddp.commandline.local_fingerprint import visible_gpus
+from autoddp.commandline.options import parse
+from autoddp.commandline.rank_count import idle_gpus, set_one, set_ranks, usable_nodes
 from autoddp.topology import NumaNode, numa_nodes
 
 GIVEN = {

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from launchers import whole
 
-from autoddp.launch import rank_logs
-from autoddp.launch.rank_logs import HEAD, LIMIT, TAIL, LogKeeper
+from autoddp.runs import rank_logs
+from autoddp.runs.rank_logs import HEAD, LIMIT, TAIL, LogKeeper
 from autoddp.units import MIB, data_size
 
 LINE = re.compile(rb"\n\[autoddp: [0-9.]+ [KMG]iB left out here\]\n")

@@ -11,22 +11,21 @@ import torch
 from launchers import AUTODDP, SCRIPTS, start
 from torch import nn
 
-from autoddp.errors import UnfitRecipe
-from autoddp.knobs import Configuration
-from autoddp.launch.mode import (
-    Mode,
+from autoddp.commandline.mode import Mode, choose
+from autoddp.commandline.options import parse
+from autoddp.commandline.saved_recipes import (
     Note,
     arguments_digest,
-    choose,
     found_recipes,
     place_for,
     recipe_may_be_anothers,
     remove_notes,
     script_names,
 )
-from autoddp.launch.options import parse
+from autoddp.errors import UnfitRecipe
+from autoddp.knobs import Configuration
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, load, save
-from autoddp.worker.ddp import parameters_digest
+from autoddp.worker.ddp.objects import parameters_digest
 
 TWO = ["--nproc-per-node", "2"]
 VERSION = torch.__version__.split("+")[0]

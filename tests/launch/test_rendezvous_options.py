@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.run import config_from_args
 
 from autoddp.errors import UsageError
-from autoddp.launch import elastic
+from autoddp.torchrun import elastic
 
 PARSER = elastic.torchrun_parser()
 NODES = ("1", "2", "1:3")

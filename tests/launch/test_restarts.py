@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from fake_worker import FakeWorker, MainThread
 
+from autoddp.attempts import restarts
+from autoddp.attempts.journal import Journal
+from autoddp.attempts.live_job import LiveJob
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.launch import restarts
-from autoddp.launch.journal import Journal
-from autoddp.launch.live_job import LiveJob
 from autoddp.study import TrialFailed
 from autoddp.wire import Finish, Measure
 

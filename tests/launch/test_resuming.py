@@ -14,12 +14,12 @@ from launchers import AUTODDP, SCRIPTS, start, wait_for
 from test_tuned_hosts import rendezvous
 from test_tuned_scripts import summary
 
+from autoddp.attempts.journal import Journal
+from autoddp.attempts.resuming import _entries, cut_off, job_now, study_begins
 from autoddp.codec import encode
+from autoddp.commandline.options import parse
 from autoddp.knobs import Configuration
-from autoddp.launch.journal import Journal
-from autoddp.launch.options import parse
-from autoddp.launch.resuming import _entries, cut_off, job_now, study_begins
-from autoddp.launch.run_folder import RunFolder
+from autoddp.runs.folder import RunFolder
 from autoddp.study import StudySettings
 from autoddp.wire import BlockDone, Entry, Measure
 

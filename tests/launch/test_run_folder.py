@@ -24,16 +24,16 @@ import pytest
 
 from autoddp.errors import UsageError
 from autoddp.knobs import AS_WRITTEN
-from autoddp.launch.owner import Mark, read_mark
-from autoddp.launch.removal import opened, remove_contents, remove_entry
-from autoddp.launch.run_folder import RunFolder, clean_leftovers, remove_older_runs
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, save
+from autoddp.runs.folder import RunFolder, clean_leftovers, remove_older_runs
+from autoddp.runs.owner import Mark, read_mark
+from autoddp.runs.removal import opened, remove_contents, remove_entry
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = """
 import sys
 from pathlib import Path
-from autoddp.launch.run_folder import RunFolder
+from autoddp.runs.folder import RunFolder
 
 folder = RunFolder(Path("out"), places=[Path("place")])
 for number in range(2):
@@ -834,7 +834,7 @@ for place in "$2"/deep/mounted "$2"/mounted; do mkdir -p "$place"; mount --bind 
 touch "$2"/file; mount --bind "$1"/model.pt "$2"/file
 chmod 000 "$2"/deep
 "$3" -c 'import os, sys
-from autoddp.launch.removal import remove_contents
+from autoddp.runs.removal import remove_contents
 assert remove_contents(os.open(sys.argv[1], os.O_RDONLY)) is False' "$2"
 """
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from autoddp.commandline.mode import choose
+from autoddp.commandline.options import parse
+from autoddp.commandline.script import ScriptSource, script_path
 from autoddp.errors import NotTuned
-from autoddp.launch.mode import choose
-from autoddp.launch.options import parse
-from autoddp.launch.script import ScriptSource, script_path
 
 HAVE_IT = {
     "argparse": {"train.py": "import argparse\np = argparse.ArgumentParser()\np.add_argument('-t', '--trials')\n"},

@@ -13,7 +13,7 @@ from launchers import environment
 # Torch waits like that for a store that does not answer. glibc writes a 2 into a locked mutex for which a thread waits.
 WAITS = """
 import ctypes, threading, time
-from autoddp.launch import signals
+from autoddp.processes import signals
 signals._HEEDED = 0.5
 
 def tell():

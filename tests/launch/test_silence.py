@@ -8,8 +8,8 @@ import time
 import pytest
 
 from autoddp import log
-from autoddp.launch import silence
-from autoddp.launch.silence import awaiting
+from autoddp.processes import silence
+from autoddp.processes.silence import awaiting
 
 
 @pytest.fixture

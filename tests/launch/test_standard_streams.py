@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import fcntl, os, signal, sys, termios, tty
-from autoddp.launch.standard_streams import StandardStreams
+from autoddp.processes.standard_streams import StandardStreams
 
 def settings():
     return [termios.tcgetattr(0), fcntl.fcntl(0, fcntl.F_GETFL), fcntl.fcntl(1, fcntl.F_GETFL)]

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from autoddp.attempts.tune import prepared
+from autoddp.commandline.options import parse
+from autoddp.commandline.saved_recipes import Note, found_recipes
 from autoddp.errors import UsageError
-from autoddp.launch.mode import Note, found_recipes
-from autoddp.launch.options import parse
-from autoddp.launch.run_folder import RunFolder
-from autoddp.launch.tune import prepared
-from autoddp.launch.usual_folders import OUTPUT, Folders, make, usual_folders
+from autoddp.runs.folder import RunFolder
+from autoddp.runs.usual_folders import OUTPUT, Folders, make, usual_folders
 
 WORDS = ["--nproc-per-node", "2", "train.py"]
 

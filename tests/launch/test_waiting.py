@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from launchers import start
 
+from autoddp.attempts.rank_states import Waiting
 from autoddp.codec import encode
-from autoddp.launch.waiting import Waiting
 from autoddp.wire import Heartbeat
 
 SCRIPT = """
@@ -31,7 +31,8 @@ def test_the_ranks_and_their_places_are_named(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     shorter = (
-        "import sys; from autoddp.launch import silence, waiting; silence._LONGEST = 4.0; waiting._GIVEN_UP = 20.0; "
+        "import sys; from autoddp.processes import silence; from autoddp.attempts import rank_states; "
+        "silence._LONGEST = 4.0; rank_states._GIVEN_UP = 20.0; "
         "from autoddp.cli.main import main; sys.argv[0] = 'autoddp'; main()"
     )
     words = ["--nproc-per-node", "2", "--trials", "1", "--tune-only", str(script)]

@@ -23,13 +23,13 @@ from typing import Any
 import pytest
 
 from autoddp import codec
+from autoddp.attempts.resuming import _entries
 from autoddp.cli import predict
 from autoddp.errors import AutoddpError, NothingReadable, RecipeError, UsageError
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.launch.owner import Mark
-from autoddp.launch.resuming import _entries
 from autoddp.recipe import Recipe, parse
 from autoddp.report.page import page
+from autoddp.runs.owner import Mark
 from autoddp.topology.tool_outputs import SOURCES
 from autoddp.wire import (
     VERSION,

@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 
 from autoddp.cli import recipe as recipe_command
+from autoddp.commandline.secret_words import without_secrets
 from autoddp.errors import RecipeError
 from autoddp.knobs import Configuration
-from autoddp.launch.secret_words import without_secrets
 from autoddp.log import show, tell
 from autoddp.recipe import ENV_ALLOWED, dump, load, parse
 from autoddp.report import terminal

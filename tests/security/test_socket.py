@@ -17,9 +17,9 @@ import pytest
 from launchers import wait_for
 from other_user import as_another_user, needs_root
 
-from autoddp.launch import live_job as module
-from autoddp.launch.job_machine import Closed, Said, StopAsked
-from autoddp.launch.live_job import WorkerServer
+from autoddp.attempts import live_job as module
+from autoddp.attempts.job_machine import Closed, Said, StopAsked
+from autoddp.attempts.live_job import WorkerServer
 from autoddp.wire import LARGEST, VERSION, Goodbye, Hello, StopTuning, decode, encode
 
 HELLO = encode(Hello(VERSION, 0, 0, 1, 0))

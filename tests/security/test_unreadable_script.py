@@ -8,9 +8,9 @@ from pathlib import Path
 
 from other_user import as_another_user, needs_root
 
+from autoddp.commandline.options import parse
+from autoddp.commandline.script import require_script
 from autoddp.errors import UsageError
-from autoddp.launch.options import parse
-from autoddp.launch.script import require_script
 
 
 @needs_root

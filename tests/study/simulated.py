@@ -15,8 +15,8 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from autoddp.attempts.deadline import Deadline
 from autoddp.knobs import BY_NAME, Configuration, GradientError, Rung
-from autoddp.launch.deadline import Deadline
 from autoddp.study import TuningOver
 from autoddp.study.space import Space
 from autoddp.timing.timeline import Gradient, Span, Timeline
@@ -174,7 +174,7 @@ class SimulatedJob:
         return Start(len(self._ended), self._restart, WATCHED, min(self._ended, default=None), spent, limits)
 
     def _fit(self, warmup: int, steps: int, at_once: int, more: int, true: float) -> tuple[int, int]:
-        """Start the script again as often as it ends in these steps, which become fewer as in `launch.job_machine`."""
+        """Start the script again as often as it ends in these steps; they become fewer as in `attempts.job_machine`."""
         assert self._length is not None
         for _ in range(3):
             length, needed = self._length(len(self._ended)), (warmup + steps) * at_once + more

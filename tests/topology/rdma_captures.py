@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autoddp.errors import NothingReadable
-from autoddp.topology.rdma_texts import read_ibstat, read_ibstatus, read_ibv_devinfo, read_show_gids
-from autoddp.topology.smi_texts import read_gpu_list, read_nvlink_status, read_p2p_status
+from autoddp.topology.nvidia.smi_texts import read_gpu_list, read_nvlink_status, read_p2p_status
+from autoddp.topology.rdma.texts import read_ibstat, read_ibstatus, read_ibv_devinfo, read_show_gids
 
 CAPTURES = Path(__file__).resolve().parents[1] / "data" / "rdma"
 

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autoddp.errors import NothingReadable
-from autoddp.topology import matrix as module
-from autoddp.topology.matrix import TopologyMatrix, read_matrix
+from autoddp.topology.nvidia import matrix as module
+from autoddp.topology.nvidia.matrix import TopologyMatrix, read_matrix
 
 TEXTS = {path.stem: path.read_text() for path in sorted((Path(__file__).parents[1] / "data/topo").glob("*.txt"))}
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))

@@ -17,14 +17,14 @@ from types import SimpleNamespace
 import pytest
 
 from autoddp.topology.facts import Gpu, GpuPair
-from autoddp.topology.nvml import Library, NvmlFacts, Refusal
+from autoddp.topology.nvidia.nvml import Library, NvmlFacts, Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "libnvidia-ml.so.1"
 PROGRAM = """
 import json
 from dataclasses import asdict
-from autoddp.topology.nvml import read_nvml
+from autoddp.topology.nvidia.nvml import read_nvml
 print(json.dumps(asdict(read_nvml())))
 """
 NEAR = ("0-23,48-71", "24-47,72-95")

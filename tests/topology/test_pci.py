@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autoddp.topology.facts import nearest
-from autoddp.topology.pci import path_of, relation
+from autoddp.topology.system.pci import path_of, relation
 
 SWITCH = "pci0000:16/0000:16:01.0/0000:17:00.0"
 DEVICES = {

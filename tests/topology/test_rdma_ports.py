@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rdma_captures import capture, read_or_none, reading
 
-from autoddp.topology.rdma import Gid, best_gid
-from autoddp.topology.rdma_texts import rate, read_ibstat, read_ibv_devinfo, read_show_gids
+from autoddp.topology.rdma.ports import Gid, best_gid
+from autoddp.topology.rdma.texts import rate, read_ibstat, read_ibv_devinfo, read_show_gids
 
 
 @pytest.mark.parametrize("name", ["ibstat_cx6dx_2ports_ethernet", "ibv_devinfo_4x_cx7_all_ports_down"])

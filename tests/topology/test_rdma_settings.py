@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.topology.rdma import Gid, RdmaPort, rdma_settings
-from autoddp.topology.rdma_texts import read_show_gids
+from autoddp.topology.rdma.ports import Gid, RdmaPort, rdma_settings
+from autoddp.topology.rdma.texts import read_show_gids
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "rdma"
 ROCE = RdmaPort("mlx5_0", 1, "ACTIVE", link_layer="Ethernet", rate_gbps=100.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.topology.smi import SmiFailed, SmiHangs, ask
+from autoddp.topology.nvidia.smi import SmiFailed, SmiHangs, ask
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rdma_captures import capture, plain
 
-from autoddp.topology.smi_texts import read_gpu_list, read_nvlink_status, read_p2p_status
+from autoddp.topology.nvidia.smi_texts import read_gpu_list, read_nvlink_status, read_p2p_status
 
 
 @pytest.mark.parametrize("nothing", ["", "\n", "\x1b[0m\r\n  \n"])

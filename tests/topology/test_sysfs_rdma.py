@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from autoddp.errors import NothingReadable
-from autoddp.topology.rdma import best_gid
-from autoddp.topology.sysfs_rdma import read_sysfs_rdma
+from autoddp.topology.rdma.ports import best_gid
+from autoddp.topology.rdma.sysfs import read_sysfs_rdma
 
 CAPTURE = Path(__file__).resolve().parents[1] / "data" / "rdma" / "sysfs_infiniband_h100_dgxlike"
 LOCAL = "fe80:0000:0000:0000:0200:00ff:fe00:0001"

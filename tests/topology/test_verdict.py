@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autoddp.topology.facts import Cpu, Gpu, GpuPair, Nic, Node, Relation
-from autoddp.topology.rdma import RdmaPort
+from autoddp.topology.rdma.ports import RdmaPort
 from autoddp.topology.verdict import between_gpus, between_nodes, verdicts
 
 INTEL, AMD, UNKNOWN = Cpu(vendor="GenuineIntel"), Cpu(vendor="AuthenticAMD"), Cpu()

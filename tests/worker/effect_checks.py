@@ -35,14 +35,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs import KNOBS, Configuration, Reach, Rung
 from autoddp.knobs.env import keeps_memory
 from autoddp.wire import BlockDone, Finish, Measure, Message, Ready, WatchPlan, WorkerConfig
-from autoddp.worker.accumulation import Accumulation
-from autoddp.worker.applying import start_applying
-from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, parameters_digest
+from autoddp.worker.ddp.objects import AVAILABLE_ARGUMENTS, parameters_digest
+from autoddp.worker.gradients.accumulation import Accumulation
+from autoddp.worker.gradients.deferred import ImplicitNoSync
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.graphs.reduce_overhead import ReduceOverhead
 from autoddp.worker.hooks import hook_for
-from autoddp.worker.implicit_no_sync import ImplicitNoSync
-from autoddp.worker.tuning import start_tuning
+from autoddp.worker.job.applying import start_applying
+from autoddp.worker.trial.tuning import start_tuning
 
 WIDTH, BLOCKS, STEPS = 256, 3, 8
 BUILT_LATER = 3  # steps after a turn, in the script that builds models meanwhile

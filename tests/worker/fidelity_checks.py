@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoddp.knobs import Configuration
-from autoddp.worker.fidelity import Comparison
+from autoddp.worker.gradients.comparison import Comparison
 from autoddp.worker.hooks import hook_for
 
 WORLD = 3

@@ -27,9 +27,9 @@ from autoddp.knobs import Configuration
 from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW
 from autoddp.recipe import with_model
 from autoddp.wire import WorkerConfig
-from autoddp.worker import applying
-from autoddp.worker.applying import start_applying
-from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, parameters_digest
+from autoddp.worker.ddp.objects import AVAILABLE_ARGUMENTS, parameters_digest
+from autoddp.worker.job import applying
+from autoddp.worker.job.applying import start_applying
 
 WORLD = 2
 STEPS = 6

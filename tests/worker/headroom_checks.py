@@ -36,16 +36,16 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs import Configuration
 from autoddp.study import Observer, Study, StudySettings
 from autoddp.wire import BlockDone, Finish, Measure, Message
-from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import Patch
-from autoddp.worker.experiments import Experiments
+from autoddp.worker.ddp.objects import Patch
+from autoddp.worker.effects.compiling import Compiling
+from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.exact import exact_mean
-from autoddp.worker.live_ddp import LiveDdp
-from autoddp.worker.rank_store import RankStore
-from autoddp.worker.runner import TrialRunner
-from autoddp.worker.stopwatch import WallStopwatch
-from autoddp.worker.sync_switch import ReductionSwitch
+from autoddp.worker.observe.stopwatch import WallStopwatch
+from autoddp.worker.process.rank_store import RankStore
+from autoddp.worker.trial.experiments import Experiments
+from autoddp.worker.trial.live_ddp import LiveDdp
+from autoddp.worker.trial.runner import TrialRunner
 
 FEATURES = 64
 

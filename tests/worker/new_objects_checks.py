@@ -12,10 +12,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration, Rung
 from autoddp.wire import WatchPlan
-from autoddp.worker.ddp import Patch
-from autoddp.worker.gradient_monitor import Watch
+from autoddp.worker.ddp.model import Model
+from autoddp.worker.ddp.objects import Patch
+from autoddp.worker.gradients.monitor import Watch
 from autoddp.worker.hooks.powersgd import Memory
-from autoddp.worker.model import Model
 
 WORLD = 3
 STEPS = 36

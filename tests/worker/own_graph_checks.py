@@ -13,7 +13,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration, Rung
 from autoddp.wire import WatchPlan, WorkerConfig
-from autoddp.worker import applying, ddp, gradient_monitor
+from autoddp.worker.ddp.objects import objects as ddp
+from autoddp.worker.gradients import monitor as gradient_monitor
+from autoddp.worker.job import applying
 
 
 def trained(rank: int, knobs: dict[str, Any], eager: int, micro_batches: int = 1, captured: int = 1) -> dict[str, Any]:

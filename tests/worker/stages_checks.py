@@ -1,4 +1,4 @@
-"""Real DDP on two gloo ranks with sleeps planted in each stage: what `worker.stages` and the experiments make of it."""
+"""Real DDP on two gloo ranks with sleeps in each stage: what `worker.observe.stages` and the experiments make of it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_colla
 
 from autoddp.timing import STAGES
 from autoddp.wire import AS_IT_IS, ON_DEVICE, PINNED, Delay, Experiment
-from autoddp.worker.ddp import DdpEvents, Patch
-from autoddp.worker.experiments import Experiments
-from autoddp.worker.gradient_access import GradientHandler, add_handler
+from autoddp.worker.ddp.objects import DdpEvents, Patch
+from autoddp.worker.gradients.access import GradientHandler, add_handler
+from autoddp.worker.trial.experiments import Experiments
 
 SLEEP = 0.03  # seconds, in each stage of each step
 STEPS = 6

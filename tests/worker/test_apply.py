@@ -17,18 +17,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
-from autoddp.worker.accumulation import Accumulation
-from autoddp.worker.binding import Binding
-from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, Patch
-from autoddp.worker.experiments import Experiments
-from autoddp.worker.gradient_access import add_handler
+from autoddp.worker.ddp.objects import AVAILABLE_ARGUMENTS, Patch
+from autoddp.worker.effects.binding import Binding
+from autoddp.worker.effects.compiling import Compiling
+from autoddp.worker.effects.threads import Threads
+from autoddp.worker.gradients.access import add_handler
+from autoddp.worker.gradients.accumulation import Accumulation
+from autoddp.worker.gradients.deferred import ImplicitNoSync
+from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.graphs import Graphs
 from autoddp.worker.hooks import hook_for
-from autoddp.worker.implicit_no_sync import ImplicitNoSync
-from autoddp.worker.live_ddp import LiveDdp, effects_of
-from autoddp.worker.sync_switch import ReductionSwitch
-from autoddp.worker.threads import Threads
+from autoddp.worker.trial.experiments import Experiments
+from autoddp.worker.trial.live_ddp import LiveDdp, effects_of
 
 WORLD, STEPS, WIDTH = 2, 24, 256
 EXACT = [

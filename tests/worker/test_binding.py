@@ -14,14 +14,14 @@ from launchers import environment, list_numa_nodes, may_mount
 
 from autoddp.topology import cpus
 from autoddp.topology.facts import NumaNode
-from autoddp.worker import binding
+from autoddp.worker.effects import binding
 
 CPUS = sorted(os.sched_getaffinity(0))
 
 TURNS = """
 import json, os, threading
 import torch
-from autoddp.worker.binding import Binding
+from autoddp.worker.effects.binding import Binding
 
 def now():
     return [sorted(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from autoddp.worker.clock import StepClock
+from autoddp.worker.observe.step_clock import StepClock
 
 
 class Script:

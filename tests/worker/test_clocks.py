@@ -19,9 +19,9 @@ from launchers import environment, free_port
 from on_ranks import on_ranks
 from torch.distributed import HashStore, TCPStore
 
-from autoddp.worker import clocks
-from autoddp.worker.clocks import ClockOffset, answer, ask, clock_name, mean_of, offset_of
-from autoddp.worker.rank_store import RankStore
+from autoddp.worker.process import clock_offset as clocks
+from autoddp.worker.process.clock_offset import ClockOffset, answer, ask, clock_name, mean_of, offset_of
+from autoddp.worker.process.rank_store import RankStore
 
 WAYS = some.floats(0, 1)  # seconds that a question or an answer is on its way
 AHEAD = {1: 1234.5, 2: -0.75}
@@ -95,11 +95,11 @@ def test_ranks_that_read_one_clock_need_no_exchange(ranks: list[dict[str, ClockO
 
 
 def test_a_clock_has_one_name_in_all_processes() -> None:
-    program = "from autoddp.worker.clocks import clock_name; print(clock_name())"
+    program = "from autoddp.worker.process.clock_offset import clock_name; print(clock_name())"
     other = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
     assert other.stdout.strip() == clock_name() != ""
 
 
 def test_where_the_kernel_does_not_say_the_clock_has_no_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("autoddp.worker.clocks.Path", lambda _: tmp_path / "missing")
+    monkeypatch.setattr("autoddp.worker.process.clock_offset.Path", lambda _: tmp_path / "missing")
     assert clock_name() == ""

@@ -19,13 +19,13 @@ from torch import nn
 
 from autoddp.knobs import AS_WRITTEN
 from autoddp.wire import Delay
-from autoddp.worker.ddp import backend_of
-from autoddp.worker.device import Backlog, as_current, keep_busy, memory_reserved, seed, synchronize
+from autoddp.worker.ddp.objects import backend_of
 from autoddp.worker.graphs.capture import Sample, capture
 from autoddp.worker.graphs.signature import signature_of
-from autoddp.worker.live_ddp import LiveDdp
-from autoddp.worker.stages import Stages
-from autoddp.worker.stopwatch import CudaStopwatch, WallStopwatch, stopwatch_for
+from autoddp.worker.observe.stages import Stages
+from autoddp.worker.observe.stopwatch import CudaStopwatch, WallStopwatch, stopwatch_for
+from autoddp.worker.process.device import Backlog, as_current, keep_busy, memory_reserved, seed, synchronize
+from autoddp.worker.trial.live_ddp import LiveDdp
 
 SOURCES = sorted((Path(__file__).resolve().parents[2] / "autoddp").rglob("*.py"))
 SECOND = torch.device("cuda", 1)

@@ -93,7 +93,7 @@ def test_what_a_script_saves_is_as_without_autoddp(folder: Path, script: str, na
 def test_no_more_threads_are_tried_than_a_start_can_give() -> None:
     """MKL takes no more than there are cores, whatever the variable says; a running process can be given more."""
     counted = (
-        "import torch; from autoddp.worker.threads import most_at_start; "
+        "import torch; from autoddp.worker.effects.threads import most_at_start; "
         "print(most_at_start(), torch.get_num_threads())"
     )
     for asked in (1024, 1):

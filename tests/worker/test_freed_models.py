@@ -17,14 +17,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.wire import BlockDone, Finish, Measure, Message
-from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import Patch
-from autoddp.worker.experiments import Experiments
-from autoddp.worker.live_ddp import DdpObjects, LiveDdp
-from autoddp.worker.rank_store import RankStore
-from autoddp.worker.runner import TrialRunner
-from autoddp.worker.stopwatch import WallStopwatch
-from autoddp.worker.sync_switch import ReductionSwitch
+from autoddp.worker.ddp.objects import Patch
+from autoddp.worker.effects.compiling import Compiling
+from autoddp.worker.gradients.switch import ReductionSwitch
+from autoddp.worker.observe.stopwatch import WallStopwatch
+from autoddp.worker.process.rank_store import RankStore
+from autoddp.worker.trial.experiments import Experiments
+from autoddp.worker.trial.live_ddp import DdpObjects, LiveDdp
+from autoddp.worker.trial.runner import TrialRunner
 
 WIDTH = 8
 

@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.micro_batches import DISCARDS_GRADIENTS
-from autoddp.worker.accumulation import Accumulation
-from autoddp.worker.clock import StepClock
-from autoddp.worker.ddp import Wrapped
-from autoddp.worker.gradient_access import GradientHandler, OwnReads, add_handler, remove_handler
-from autoddp.worker.implicit_no_sync import ImplicitNoSync
-from autoddp.worker.sync_switch import ReductionSwitch
+from autoddp.worker.ddp.objects import Wrapped
+from autoddp.worker.gradients.access import GradientHandler, OwnReads, add_handler, remove_handler
+from autoddp.worker.gradients.accumulation import Accumulation
+from autoddp.worker.gradients.deferred import ImplicitNoSync
+from autoddp.worker.gradients.switch import ReductionSwitch
+from autoddp.worker.observe.step_clock import StepClock
 
 AT_ONCE, UPDATES = 3, 4
 SMALL = 0.05  # below every norm and every gradient here, so that clipping changes something

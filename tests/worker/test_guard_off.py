@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from autoddp.worker.ddp import Wrapped
-from autoddp.worker.guard import Guard
-from autoddp.worker.sync_switch import ReductionSwitch
+from autoddp.worker.ddp.objects import Wrapped
+from autoddp.worker.gradients.equal_parameters import Guard
+from autoddp.worker.gradients.switch import ReductionSwitch
 
 del dist.distributed_c10d._get_process_group_store
 for rank in (0, 1):

@@ -12,7 +12,7 @@ import pytest
 from on_ranks import on_ranks
 from wait_checks import checks
 
-from autoddp.worker import heartbeat
+from autoddp.worker.process import heartbeat
 
 
 class _Variable:

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from fake_cuda import FakeCuda
 
 from autoddp.knobs import Configuration
-from autoddp.worker.ddp import _why_untouchable
-from autoddp.worker.gradient_access import add_handler, remove_handler
+from autoddp.worker.ddp.objects import _why_untouchable
+from autoddp.worker.gradients.access import add_handler, remove_handler
+from autoddp.worker.gradients.deferred import ImplicitNoSync
+from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.hooks import hook_for
 from autoddp.worker.hooks.by_itself import one_matrix
 from autoddp.worker.hooks.powersgd import _beside_the_backward_pass, _stream
-from autoddp.worker.implicit_no_sync import ImplicitNoSync
-from autoddp.worker.sync_switch import ReductionSwitch
 
 SECOND = torch.device("cuda", 1)
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from fake_cuda import FakeCuda
 
-from autoddp.worker.host_device import CopiesToDevice, DeviceWaits
-from autoddp.worker.stages import Stages
+from autoddp.worker.observe.host_device import CopiesToDevice, DeviceWaits
+from autoddp.worker.observe.stages import Stages
 
 READS: dict[str, Any] = {
     "item": lambda t: t.item(),
@@ -155,7 +155,7 @@ def test_a_synchronisation_of_the_scripts_is_left_out(waits: DeviceWaits, monkey
     torch.cuda.synchronize(0)
     waits.give_late(True)
     torch.cuda.synchronize(1)
-    ours: dict[str, Any] = {"__name__": "autoddp.worker.device", "torch": torch}
+    ours: dict[str, Any] = {"__name__": "autoddp.worker.process.device", "torch": torch}
     exec("torch.cuda.synchronize(2)", ours)
     waits.give_late(False)
     torch.cuda.synchronize(3)

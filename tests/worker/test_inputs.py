@@ -12,7 +12,7 @@ import torch
 
 from autoddp.recipe import input_differences, merged, of_model, with_model
 from autoddp.recipe.inputs import is_input
-from autoddp.worker.inputs import inputs_of
+from autoddp.worker.ddp.inputs import inputs_of
 
 Pair = namedtuple("Pair", ["left", "right"])
 IMAGES = torch.zeros(8, 3, 4, 4)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import FirstLook, ObservedSteps, why_left_out
 from autoddp.knobs.job import SPARSE
-from autoddp.worker.first_steps import ByHand, KeepsGradients
+from autoddp.worker.observe.first_steps import ByHand, KeepsGradients
 
 Parameters = list[nn.Parameter]
 Step = Callable[["Script"], None]

@@ -14,7 +14,7 @@ from autoddp.knobs.env import keeps_memory
 STEPS, TENSORS, BYTES = 20, 8, 2**21
 SCRIPT = f"""
 import json, torch
-from autoddp.worker.kernel_accounts import PageFaultCount, peak_memory
+from autoddp.worker.observe.kernel_accounts import PageFaultCount, peak_memory
 def step():
     kept = [torch.ones({BYTES // 4}) for _ in range({TENSORS})]
 step(), step()
@@ -46,7 +46,7 @@ def test_memory_that_is_returned_is_counted_when_it_comes_back() -> None:
 
 CROWDED = """
 import hashlib, json, os, threading
-from autoddp.worker.kernel_accounts import waited_for_cpu
+from autoddp.worker.observe.kernel_accounts import waited_for_cpu
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 def work(rounds):
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", rounds)

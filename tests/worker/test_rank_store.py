@@ -9,8 +9,8 @@ import pytest
 from launchers import free_port
 from torch.distributed import TCPStore
 
-from autoddp.worker import rank_store
-from autoddp.worker.rank_store import RankStore
+from autoddp.worker.process import rank_store
+from autoddp.worker.process.rank_store import RankStore
 
 
 @pytest.fixture

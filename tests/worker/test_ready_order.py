@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoddp.worker.first_steps import ReadyOrder
+from autoddp.worker.observe.first_steps import ReadyOrder
 
 
 class Model:

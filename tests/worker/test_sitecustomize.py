@@ -131,7 +131,7 @@ IMPORTS = """
 import sys
 before = set(sys.modules)
 assert "torch._dynamo" in before
-import autoddp.worker.applying, autoddp.worker.bypass, autoddp.worker.runner, autoddp.worker.tuning
+import autoddp.worker.job.applying, autoddp.worker.job.bypass, autoddp.worker.trial.runner, autoddp.worker.trial.tuning
 added = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(*sorted(added & sys.stdlib_module_names))
 """

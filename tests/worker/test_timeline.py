@@ -15,7 +15,7 @@ from autoddp.timing.timeline import Timeline
 from autoddp.trace import check, order_of, trace_of
 from autoddp.trace.order import reductions_of
 from autoddp.wire import BlockDone
-from autoddp.worker import runner
+from autoddp.worker.trial import runner
 
 NOT_TIMED = {
     "script's hook": "the script registers a communication hook of its own",

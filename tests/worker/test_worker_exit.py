@@ -13,11 +13,11 @@ from fake_cuda import FakeCuda
 from torch.distributed import HashStore
 
 from autoddp.wire import Finish
-from autoddp.worker import runner
-from autoddp.worker.device import finish_queued_work
-from autoddp.worker.rank_store import RankStore
-from autoddp.worker.runner import TrialRunner
-from autoddp.worker.worker_exit import leave
+from autoddp.worker.process.device import finish_queued_work
+from autoddp.worker.process.ending import leave
+from autoddp.worker.process.rank_store import RankStore
+from autoddp.worker.trial import runner
+from autoddp.worker.trial.runner import TrialRunner
 
 
 @pytest.fixture

@@ -23,17 +23,17 @@ from autoddp import codec
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.timing.timeline import Span
 from autoddp.wire import BlockDone, Finish, Measure, Message
-from autoddp.worker.compiling import Compiling
-from autoddp.worker.ddp import AVAILABLE_ARGUMENTS, DdpEvents, Patch
-from autoddp.worker.experiments import Experiments
-from autoddp.worker.gradient_access import add_handler
-from autoddp.worker.live_ddp import DdpObjects, LiveDdp
-from autoddp.worker.rank_store import RankStore
-from autoddp.worker.runner import TrialRunner
-from autoddp.worker.stages import Stages
-from autoddp.worker.stopwatch import WallStopwatch
-from autoddp.worker.sync_switch import ReductionSwitch
-from autoddp.worker.timeline import Recording
+from autoddp.worker.ddp.objects import AVAILABLE_ARGUMENTS, DdpEvents, Patch
+from autoddp.worker.effects.compiling import Compiling
+from autoddp.worker.gradients.access import add_handler
+from autoddp.worker.gradients.switch import ReductionSwitch
+from autoddp.worker.observe.stages import Stages
+from autoddp.worker.observe.stopwatch import WallStopwatch
+from autoddp.worker.observe.timeline import Recording
+from autoddp.worker.process.rank_store import RankStore
+from autoddp.worker.trial.experiments import Experiments
+from autoddp.worker.trial.live_ddp import DdpObjects, LiveDdp
+from autoddp.worker.trial.runner import TrialRunner
 
 WIDTH, LAYERS = 64, 4
 PARAMETERS = 2 * LAYERS

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp import Patch
-from autoddp.worker.gradient_access import remove_handler
-from autoddp.worker.sync_switch import ReductionSwitch
-from autoddp.worker.unreduced import STEPS, Unreduced, compare
+from autoddp.worker.ddp.objects import Patch
+from autoddp.worker.ddp.unreduced import STEPS, Unreduced, compare
+from autoddp.worker.gradients.access import remove_handler
+from autoddp.worker.gradients.switch import ReductionSwitch
 
 WORLD = 2
 

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.launch.hang_timeout import HangTimeout
-from autoddp.worker import heartbeat
-from autoddp.worker.collectives import Collectives
+from autoddp.attempts.hang_timeout import HangTimeout
+from autoddp.worker.observe.collectives import Collectives
+from autoddp.worker.process import heartbeat
 
 LIMIT = 1.0  # seconds; the real one is 20
 WORKS = 1.8  # seconds

@@ -22,7 +22,7 @@ from autoddp.worker.bench.deadline import Deadline
 from autoddp.worker.bench.hook_cost import HookCosts
 from autoddp.worker.bench.lockstep import Lockstep
 from autoddp.worker.bench.round_trip import round_trip
-from autoddp.worker.rank_store import RankStore
+from autoddp.worker.process.rank_store import RankStore
 
 _STARTING = 120.0  # seconds until all ranks have started and met, and beyond the budget until all have measured
 

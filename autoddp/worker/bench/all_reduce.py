@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from autoddp.timing import median
-from autoddp.worker.device import synchronize
+from autoddp.worker.process.device import synchronize
 
 
 class AllReduces:

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from autoddp.bench.burst import Burst
-from autoddp.worker.device import synchronize
-from autoddp.worker.rank_store import RankStore
+from autoddp.worker.process.device import synchronize
+from autoddp.worker.process.rank_store import RankStore
 
 _PATIENCE = timedelta(seconds=30)  # a setting under which nothing arrives must fail soon
 _SECONDS = 1.0  # length of all bursts together: the ranks of the script wait while they run

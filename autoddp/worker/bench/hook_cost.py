@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 from autoddp.knobs import Configuration
-from autoddp.worker.device import synchronize
 from autoddp.worker.hooks.by_itself import FullBucket, by_itself, one_matrix
+from autoddp.worker.process.device import synchronize
 
 HOOKS = (("fp16", 0), ("bf16", 0), ("powersgd", 1), ("powersgd", 2), ("powersgd", 4))
 """Hooks, each with its PowerSGD rank, or 0."""

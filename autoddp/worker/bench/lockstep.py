@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autoddp.worker.rank_store import RankStore
+from autoddp.worker.process.rank_store import RankStore
 
 Act = Callable[..., "list[float]"]
 

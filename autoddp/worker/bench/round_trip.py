@@ -13,9 +13,9 @@ import time
 from collections.abc import Sequence
 
 from autoddp.timing import median
+from autoddp.topology.nccl.interface_names import named, preferred
 from autoddp.topology import interfaces
-from autoddp.topology.naming import named, preferred
-from autoddp.worker.rank_store import RankStore
+from autoddp.worker.process.rank_store import RankStore
 
 SIZE = 256  # bytes
 _COUNT = 2000  # messages: on a fast network they take a tenth of a second, and they give a steady median

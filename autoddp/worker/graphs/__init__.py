@@ -13,15 +13,15 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs import Configuration
 from autoddp.knobs.computing import BLOCKS, CUDA_GRAPHS, WHOLE_MODEL
 from autoddp.units import data_size
-from autoddp.worker.clock import StepClock
-from autoddp.worker.ddp import DdpEvents, Wrapped
-from autoddp.worker.device import devices_of, memory_reserved
-from autoddp.worker.effect import Effect
-from autoddp.worker.gradient_access import parameters_of
+from autoddp.worker.ddp.objects import DdpEvents, Wrapped
+from autoddp.worker.effects.base import Effect
+from autoddp.worker.gradients.access import parameters_of
+from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.graphs.capture import Make, Sample, capture
 from autoddp.worker.graphs.observed_calls import Watching, why_of_ignored
 from autoddp.worker.graphs.replay import Replay, SharedMemory
-from autoddp.worker.sync_switch import ReductionSwitch
+from autoddp.worker.observe.step_clock import StepClock
+from autoddp.worker.process.device import devices_of, memory_reserved
 
 MODES = (WHOLE_MODEL, BLOCKS)
 _WATCHED_STEPS = 4  # in the real job, before what they called is captured

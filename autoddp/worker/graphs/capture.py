@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoddp.worker.device import as_current, on_a_side_stream, seed
 from autoddp.worker.graphs.safe_capture import safe_captures
 from autoddp.worker.graphs.signature import Signature, tensors_of
+from autoddp.worker.process.device import as_current, on_a_side_stream, seed
 
 Graphed = Callable[..., Any]
 """Of tensors; one of what `torch.cuda.make_graphed_callables` returns."""

@@ -9,11 +9,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.computing import REDUCE_OVERHEAD
-from autoddp.worker.ddp import DdpEvents, Wrapped, inside_forward
+from autoddp.worker.ddp.objects import DdpEvents, Wrapped, inside_forward
+from autoddp.worker.effects.torch_compile import ReplaySwitch, TorchCompile
 from autoddp.worker.graphs.capture import Sample, no_trace, one_pass, prove, under_autocast
 from autoddp.worker.graphs.observed_calls import Seen, why_of_ignored
 from autoddp.worker.graphs.signature import copied
-from autoddp.worker.torch_compile import ReplaySwitch, TorchCompile
 
 _PASSES = 4  # as written to warm up, one recorded, two replayed: into the buffers of the one before
 

@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import HOOK
+from autoddp.worker.ddp.model import Model
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.powersgd import Memory, PowerSGDState, powersgd
 from autoddp.worker.hooks.sixteen_bit import bf16, fp16
-from autoddp.worker.model import Model
 
 Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 Make = Callable[[Configuration, dist.ProcessGroup, "int | None"], "tuple[Any, Hook]"]

@@ -16,8 +16,8 @@ from autoddp.knobs import Configuration
 from autoddp.timing import median
 from autoddp.timing.arithmetic import HookArithmetic
 from autoddp.units import MIB
-from autoddp.worker.device import synchronize
 from autoddp.worker.hooks.by_itself import FullBucket, by_itself
+from autoddp.worker.process.device import synchronize
 
 _MOST = 16 * MIB  # bytes of gradients that are computed with
 _TINY = ((32, 32), (32, 31), (31, 32), (31, 31))  # shapes whose arithmetic takes no time

@@ -1,0 +1,16 @@
+"""Floor 7. The tuning job: attempts, each of which starts the script once, and the study that they serve.
+
+tune           attempts in one thread, the study in another
+keeper         the process that starts attempts and ends them
+live_job       the running job as the study uses it
+job_machine    its events and states
+journal        every measurement, one line each
+resuming       goes on with a run that was cut off
+isolating      which isolation an attempt gets
+restarts       which variables an attempt gets
+env_screening  a short benchmark of variables before that
+deadline       when tuning must be over
+rank_states    where the ranks are, and which of them wait
+hang_timeout   when they hang
+bench_job      the job of `autoddp bench`
+"""

@@ -1,0 +1,209 @@
+"""Which isolation this host allows, and what each attempt is given of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoddp.attempts.keeper import Keeper, Shelter
+from autoddp.commandline.options import Options
+from autoddp.commandline.script import script_path
+from autoddp.errors import UsageError
+from autoddp.isolation import Level
+from autoddp.isolation.children import VARIABLE
+from autoddp.isolation.mounts import mount_at
+from autoddp.isolation.overlay import Layers
+from autoddp.isolation.plan import SHARED_MEMORY, IsolationPlan
+from autoddp.runs.folder import RunFolder
+from autoddp.units import Allowance
+
+NO_LANDLOCK = "AUTODDP_NO_LANDLOCK"
+"""If 1, the kernel is not asked to refuse writes under guard: tests make hosts whose kernel has no Landlock so."""
+_NO_LAYERS_ON = frozenset(
+    ("overlay", "tmpfs", "ramfs", "nfs", "nfs4", "cifs", "smb3", "9p", "lustre", "beegfs", "gpfs", "ceph", "afs")
+)
+"""File systems that cannot hold an overlay's upper layer, or hold it in memory or over the network."""
+_BLOCK = 512  # bytes: what the field `st_blocks` counts in, whatever the file system's own blocks are
+_ROOMY = 2**30  # bytes: with less than that free, a disk is taken for the layers only if there is no other
+_ALLOWED = Allowance(share=0.2)  # of what is free on the disk that the layers lie on
+
+
+@dataclass
+class Isolation:
+    """The level in use, and what it needs of this host."""
+
+    level: Level
+    _folder: RunFolder
+    why_not_better: str = ""
+    """Why a better level was not taken; "" if this is the best one, or the one that was asked for."""
+    limit: int = 0
+    """Bytes that the script may write while it is being tuned; 0: any number."""
+    landlock: bool = False
+    _layers: Path | None = None
+    _important: tuple[str, ...] = ()
+    _syncs: bool = False
+
+    def says(self, activity: str) -> str:
+        """One line for the user; `activity` as `Options.activity`."""
+        if self.level is Level.OFF:
+            return f"isolation: off. What the script writes or deletes during {activity} is real"
+        if self.level is Level.OVERLAY:
+            return f"isolation: overlay. What the script writes during {activity} vanishes"
+        but = f"; no overlay: {self.why_not_better}" if self.why_not_better else ""
+        kernel = "and by the kernel (Landlock)" if self.landlock else "without the kernel's help"
+        return f"isolation: guard, in Python {kernel}: what it cannot cover ends {activity} first{but}"
+
+    def shelter(self, number: int, attempt: Path, written: Path) -> Shelter:
+        """For attempt `number`, whose own folder is `attempt`; `written`: see `variables`."""
+        real = (str(attempt), str(self._folder.sockets))
+        if self.level is Level.OVERLAY:
+            assert self._layers is not None
+            layers = Layers(str(self._layers / str(number)), str(self._layers / "kept"), self._syncs)
+            return Shelter(Level.OVERLAY, layers, real, self._important)
+        if self.level is Level.GUARD:
+            # Native libraries share memory in /dev/shm. Python's file operations there are redirected, and its shared
+            # memory is checked, see `guard.shared_memory`.
+            more = (str(written), str(self.caches), "/dev", "/proc")
+            listed = str(self._folder.sockets / SHARED_MEMORY)
+            return Shelter(Level.GUARD, real=(*real, *more), landlock=self.landlock, shared_memory=listed)
+        return Shelter(Level.OFF)
+
+    def variables(self, attempt: Path, written: Path, present: Mapping[str, str]) -> dict[str, str]:
+        """Variables for the attempt's processes. OSError where their folders cannot be made.
+
+        `written`: the folder to which guard redirects what the script writes; all hosts share it, if all can reach it.
+        """
+        if self.level is not Level.GUARD:
+            plan = IsolationPlan(self.level, self._folder.socket, copied_at_most=self.limit)
+            return {VARIABLE: plan.text()}
+        self.caches.mkdir(exist_ok=True)
+        writable = (str(attempt), str(self._folder.sockets), str(self.caches))
+        plan = IsolationPlan(Level.GUARD, self._folder.socket, str(written), writable, landlock=self.landlock)
+        # A guard in Python does not cover compilers, which are programs: their files get folders of their own.
+        own = {name: str(self.caches / name.lower()) for name in _OF_COMPILERS if name not in present}
+        own["TMPDIR"] = str(self._folder.sockets / "t")  # sockets are made there, and their paths have to be short
+        for folder in own.values():
+            os.makedirs(folder, exist_ok=True)
+        return {VARIABLE: plan.text(), **own}
+
+    @property
+    def caches(self) -> Path:
+        """Under guard: a folder of the run's for compilers, which all attempts share."""
+        return self._folder.path / "caches"
+
+    @classmethod
+    def off(cls, folder: RunFolder) -> Isolation:
+        """No isolation."""
+        return cls(Level.OFF, folder)
+
+    def under_guard(self, why: str) -> Isolation:
+        """The same host under guard."""
+        return _guard(self._folder, why)
+
+    def written(self) -> int:
+        """Bytes in the layers now."""
+        return _size_of(self._layers) if self._layers is not None else 0
+
+
+_OF_COMPILERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+def choose_isolation(options: Options, folder: RunFolder, keeper: Keeper) -> Isolation:
+    """The best level that this host allows, or the one that was asked for; UsageError if the host does not allow it."""
+    if options.isolation is Level.OFF:
+        return Isolation.off(folder)
+    why = ""
+    if options.isolation is not Level.GUARD:
+        found, why = _overlay(options, folder, keeper)
+        if found is not None:
+            return found
+        if options.isolation is Level.OVERLAY:
+            raise UsageError(f"--isolation overlay: {why}; without the option the best that this host allows is taken")
+    return _guard(folder, why)
+
+
+def _guard(folder: RunFolder, why: str) -> Isolation:
+    from autoddp.isolation.landlock import supported
+
+    landlock = os.environ.get(NO_LANDLOCK) != "1" and supported()
+    return Isolation(Level.GUARD, folder, why, landlock=landlock)
+
+
+def _overlay(options: Options, folder: RunFolder, keeper: Keeper) -> tuple[Isolation | None, str]:
+    """The overlay, or why there is none."""
+    if sys.platform != "linux":
+        return None, "only Linux has it"
+    important = tuple(dict.fromkeys(_important(options)))
+    why = "no local disk can hold the upper layer (container file systems, tmpfs and network disks cannot)"
+    for parent in sorted(_places(folder), key=_is_nearly_full):
+        try:
+            layers = folder.private(parent)
+        except OSError as error:
+            why = f"{parent} cannot hold the upper layer ({error.strerror})"
+            continue
+        keeper.removes([str(layers)])  # before it is tried, which takes a while: the launcher may be killed meanwhile
+        tried = Layers(str(layers / "try"), str(layers / "kept"), options.diagnose_only)
+        why = keeper.why_no_overlay(Shelter(Level.OVERLAY, tried, (str(folder.sockets),), important))
+        if not why:
+            free = os.statvfs(layers)
+            limit = (options.scratch_limit or _ALLOWED).bytes_of(free.f_bavail * free.f_frsize)
+            # What saving costs is a part of what a diagnosis has to find; trials leave it out.
+            syncs = options.diagnose_only
+            found = Isolation(Level.OVERLAY, folder, "", limit, _layers=layers, _important=important, _syncs=syncs)
+            return found, ""
+    return None, why
+
+
+def _important(options: Options) -> Iterator[str]:
+    """Folders that the script surely uses."""
+    yield os.getcwd()
+    script = script_path(options.torchrun)
+    if script is not None:
+        yield str(script.absolute().parent)
+    yield os.path.expanduser("~")
+    yield tempfile.gettempdir()
+    for word in options.torchrun.training_script_args:
+        path = os.path.abspath(word.partition("=")[2] or word)
+        while not os.path.isdir(path):  # the script may make what is missing
+            path = os.path.dirname(path)
+        if os.path.sep in word and path != "/":
+            yield path
+
+
+def _places(folder: RunFolder) -> Iterator[Path]:
+    """Folders on local disks, one for each disk: where layers may lie."""
+    seen = set()
+    for place in (str(folder.path), tempfile.gettempdir(), "/tmp", "/var/tmp", os.path.expanduser("~")):
+        path = os.path.realpath(place)
+        if not os.path.isdir(path) or not os.access(path, os.W_OK | os.X_OK):
+            continue
+        found = mount_at(path)
+        if found is None:
+            continue
+        local = found.kind not in _NO_LAYERS_ON and not found.kind.startswith("fuse")
+        if local and not found.read_only and found.number not in seen:
+            seen.add(found.number)
+            yield Path(path)
+
+
+def _is_nearly_full(folder: Path) -> bool:
+    """Whether a script that saves its model may not fit there."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize < _ROOMY
+
+
+def _size_of(folder: Path) -> int:
+    """Bytes on disk below a folder; what vanishes meanwhile or cannot be entered counts nothing."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                found = os.lstat(os.path.join(place, name))
+                total += found.st_blocks * _BLOCK if stat.S_ISREG(found.st_mode) else 0
+    return total

@@ -1,0 +1,912 @@
+"""The state machine of the tuning job: its events, its states, and the one object that decides what follows from them.
+
+    machine = JobMachine(Journal(path))
+    machine.handle(AttemptBegins(0, heartbeats, reply))   # one call at a time; whoever asked waits at `reply`
+
+There is no thread and no queue here; `live_job` adds those. Beside the journal, the only effects outside are those of
+`Worker`: a message, a closed connection, a killed process. An attempt is one start of the script.
+
+State               | Event                                        | Next state | What is done
+--------------------|----------------------------------------------|------------|---------------------------------------
+BETWEEN             | AttemptBegins                                | STARTING   | reply: it makes sense
+STARTING, READY,    |                                              |            |
+MEASURING           | Hello                                        | the same   | Welcome: go
+STARTING            | Ready                                        | READY      | the study gets its facts; in the first
+                    |                                              |            | start: does this launcher lead?
+STARTING            | Ready, and another host leads than before    | OVER       | as for GaveUp
+STARTING            | a rank fails, or its script ends             | LEAVING    | kept for the verdict
+STARTING            | Tick: a start with variables takes too long  | LEAVING    | the measurement fails; end the
+                    |                                              |            | attempt now
+READY               | the study asks; rank 0 is here               | MEASURING  | Measure goes to rank 0
+READY               | the same, with other variables               | LEAVING    | Finish(again) goes to rank 0
+READY               | the same; rank 0 has gone already            | LEAVING    | the question stays open
+READY               | BlockDone of another host's rank 0           | READY      | journal
+READY               | a rank fails, or its script ends             | LEAVING    |
+MEASURING           | BlockDone                                    | READY      | journal; the study gets the block
+MEASURING           | a rank fails, or rank 0's script ends        | LOST       | wait for the cause
+MEASURING           | Tick: the ranks have waited for each other   |            |
+                    | for too long                                 | LEAVING    | kill the ranks; the measurement fails
+LOST                | the end of each rank is known, or Tick: 5 s  | LEAVING    | the measurement fails; without any
+                    |                                              |            | failure: it stays open, for fewer
+                    |                                              |            | steps; once, after steps without
+                    |                                              |            | reduction in this attempt: it stays
+                    |                                              |            | open as it is
+LOST                | BlockDone, late                              | LEAVING    | journal; the study gets the block
+STARTING … LOST     | Finish(again) from another host              | LEAVING    | the question stays open
+STARTING … LOST     | EndedElsewhere                               | as where a | end the attempt now
+                    |                                              | rank fails |
+STARTING … LEAVING  | StopAsked, the overlay is to blame           | LEAVING    | end the attempt now; another follows
+STARTING … LEAVING  | AttemptEnded                                 | JUDGING    | an order that is out: as in LOST
+LEAVING             | after 20 s                                   | LEAVING    | end the attempt
+JUDGING             | the study asks, or Tick: 10 s                | BETWEEN    | reply: another attempt
+JUDGING             | the same; another attempt makes no sense     | OVER       | reply: no
+JUDGING             | the study asks what has made this start fail | JUDGING    | the measurement fails
+any                 | GaveUp, StopAsked, Finish of another host    | OVER       | hang up on all ranks; the study gets
+                    |                                              |            | TuningOver; end the attempt
+any                 | the time is over, see `deadline`              | OVER       | the same
+any                 | the study finishes; one host                 | OVER       | the same, without TuningOver
+READY               | the study finishes; several hosts; rank 0 is |            |
+                    | here                                         | OVER       | Finish goes to rank 0, then the same
+OVER                | Hello                                        | OVER       | Welcome: do not go
+OVER                | the study asks                               | OVER       | what the journal has, else TuningOver
+OVER                | AttemptBegins, AttemptEnded                  | OVER       | reply: no
+
+Whatever is not in the table changes no state: a message of an attempt that has ended, a second failure, a Hello in
+LOST, LEAVING, JUDGING or BETWEEN (Welcome: do not go). Where a host comes or goes, elastic may start the ranks again;
+they would find what the last ones have written, so they are sent away, because those count as failed.
+
+On several hosts the launcher on rank 0's host leads: its study says what is measured, and its clock ends tuning. The
+other launchers have no study. They copy the journal, and say of the end of an attempt only what has failed here.
+
+The study asks one question at a time, which is answered at the latest when tuning is over. Every state has a limit in
+time but three: in BETWEEN, STARTING and READY the launcher's main thread sees to the end, see `tune`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from autoddp.attempts.deadline import Deadline
+from autoddp.attempts.hang_timeout import HangTimeout
+from autoddp.attempts.journal import Journal
+from autoddp.attempts.restarts import Starts
+from autoddp.codec import replace
+from autoddp.processes.children import ENDED_WELL
+from autoddp.study import TrialFailed, TuningOver
+from autoddp.timing import median
+from autoddp.units import duration
+from autoddp.wire import (
+    AS_IT_IS,
+    BlockDone,
+    Entry,
+    Finish,
+    Goodbye,
+    Hello,
+    JobFacts,
+    Measure,
+    Message,
+    Ready,
+    Start,
+    StopTuning,
+    Welcome,
+    encode,
+)
+
+NO_DDP = "the script built no DistributedDataParallel model"
+TOO_SHORT = "the script ends before a single measurement can be made"
+"""Why there is nothing to measure in a script that is in order."""
+_FEWEST_USABLE = 8  # steps of a start that can be measured: with fewer, each measurement would cost a start
+_FEWEST_STEPS = 2  # of a measurement, however often the script ends before one is done: one step would be a guess
+_FUTILE_ATTEMPTS = 3  # one after another without a measurement; each may ask for half as many steps as the one before
+_MOST_FAULTS = 12  # attempts that may fail in a trial before tuning is given up
+_MOST_AGAIN = 2  # orders that are given once more because the steps before them may be to blame for their failure
+_MOVED = "rank 0 is on another host than before"
+_CAUSE = 5.0  # seconds in which the ends of all ranks must be known once one of them has failed
+_LEAVING = 20.0  # seconds in which ranks that leave must be gone
+_SETTLING = 10.0  # seconds in which the study must have said what it wants next
+
+
+class State(Enum):
+    """Of the tuning job, see the module's table."""
+
+    BETWEEN = "no attempt runs"
+    STARTING = "the script starts"
+    READY = "the ranks wait for an order, or follow another host's rank 0"
+    MEASURING = "rank 0 has an order"
+    LOST = "a rank has failed with an order out; the cause is awaited"
+    LEAVING = "the attempt is of no more use; its ranks end or are ended"
+    JUDGING = "the attempt has ended; what the study wants next is awaited"
+    OVER = "no attempt makes sense any more"
+
+
+_IN_WORDS = {
+    State.BETWEEN: "the next start of the script is being prepared",
+    State.STARTING: "waiting for the script's first steps",
+    State.READY: "the ranks wait until it is known what to measure next",
+    State.OVER: "the end is being prepared",
+}
+_ENDS = "waiting for the end of this start of the script"
+_RUNNING = (State.STARTING, State.READY, State.MEASURING, State.LOST)
+
+
+@dataclass(eq=False)
+class Worker:
+    """One connected worker process of this node. Only the state machine of the job writes it."""
+
+    connection: Connection
+    hello: Hello
+    said_goodbye: bool = False
+    end: str = ""
+    """How the process ended, where that is known: "killed by SIGABRT"."""
+
+    def has_ended_well(self, if_not_known: bool) -> bool:
+        """Whether the process has ended with exit code 0."""
+        return self.end == ENDED_WELL if self.end else if_not_known
+
+    def send(self, message: Message) -> None:
+        """OSError if the worker is gone, or does not take the message in time; the connection then closes."""
+        try:
+            self.connection.send_bytes(encode(message))
+        except OSError:
+            self.hang_up()
+            raise
+
+    def hang_up(self) -> None:
+        """Shut the connection down. What the worker has said before still arrives, then `Closed`."""
+        shut_down(self.connection)
+
+    def kill(self) -> None:
+        """SIGKILL to the process, if it is still there."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.hello.pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Said:
+    """A worker of attempt number `attempt` has said `message`; the first one is Hello, which a Welcome answers."""
+
+    attempt: int
+    worker: Worker
+    message: Message
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The connection of a worker has closed; the last event of this worker."""
+
+    attempt: int
+    worker: Worker
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """A process of the script, which need not be a rank, is about to do what it must not do while tuning."""
+
+    message: StopTuning
+
+
+def _changes(order: Measure) -> str:
+    """What an order changes, in words; "" for the script as written."""
+    if not order.reduce:
+        return "steps without reduction"
+    if order.experiment != AS_IT_IS:
+        return "an experiment for the diagnosis"
+    return str(order.configuration) if order.configuration else ""
+
+
+def shut_down(connection: Connection) -> None:
+    """End both directions. The descriptor stays open as long as the object lives, so that its number is not reused."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass(frozen=True)
+class FactsAsked:
+    """The study waits for the job's facts."""
+
+    reply: Future[JobFacts]
+
+
+@dataclass(frozen=True)
+class MeasureAsked:
+    """The study wants a measurement, by a start with these variables. The reply may be TrialFailed."""
+
+    asked: Measure
+    variables: Mapping[str, str]
+    reply: Future[BlockDone]
+
+
+@dataclass(frozen=True)
+class FinishAsked:
+    """The study is over: every rank of every host is told."""
+
+    reply: Future[None]
+
+
+@dataclass(frozen=True)
+class GaveUp:
+    """Tuning cannot go on."""
+
+    why: str
+    reply: Future[None]
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """A study that was cut off goes on: these are its measurements, which the study will ask for again."""
+
+    entries: Sequence[Entry]
+    reply: Future[None]
+
+
+@dataclass(frozen=True)
+class AttemptBegins:
+    """Another start is about to be made, with these variables. The reply: whether it makes sense."""
+
+    number: int
+    heartbeats: Path
+    variables: Mapping[str, str]
+    reply: Future[bool]
+
+
+@dataclass(frozen=True)
+class AttemptEnded:
+    """Every process of the attempt is gone, and every other event of it was put before. The reply: another one?"""
+
+    failure: str
+    """"" or why the attempt has failed."""
+    blames_overlay: bool
+    """Whether a script that never comes to a measurement may do so without the overlay: then tuning is not over."""
+    reply: Future[bool]
+
+
+@dataclass(frozen=True)
+class EndedElsewhere:
+    """The attempt has ended on another host."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class RankEnded:
+    """The process of a rank has ended."""
+
+    attempt: int
+    pid: int
+    how: str
+    """"killed by SIGABRT" or "ended with exit code 1"."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Some time has passed."""
+
+
+Question = FactsAsked | MeasureAsked | FinishAsked
+Event = (
+    Question
+    | GaveUp
+    | TakenOver
+    | AttemptBegins
+    | AttemptEnded
+    | EndedElsewhere
+    | RankEnded
+    | Said
+    | Closed
+    | StopAsked
+    | Tick
+)
+
+
+@dataclass
+class _Attempt:
+    """What is known of one start of the script."""
+
+    number: int
+    began: float = 0.0
+    """On the machine's clock."""
+    entries_before: int = 0
+    """Length of the journal when it began."""
+    workers: list[Worker] = field(default_factory=list)
+    """Those that were told to go."""
+    leader: Worker | None = None
+    """Rank 0, if it is on this host, once it is ready."""
+    was_ready: bool = False
+    ready_at: float = 0.0
+    """On the machine's clock."""
+    steps_before: int = 0
+    """That the script had made when it was ready."""
+    order: Measure | None = None
+    """What rank 0 was told, as long as it has not answered."""
+    ordered_at: float = 0.0
+    """By the clock of the hang timeout."""
+    failures: list[str | Worker] = field(default_factory=list)
+    """In order: a rank's reason, or a rank that has gone without one."""
+    hung: str = ""
+    tried: str = ""
+    """What the last order that was not the script as written has changed."""
+    is_trying: bool = False
+    """Whether the last order has changed that, and was not answered."""
+    steps: int = 0
+    """That the script has made, where a rank has said so at its end."""
+    parted: bool = False
+    """Whether it has made steps without reduction. What optimizers have kept of them differs between ranks since."""
+    told_to_leave: bool = False
+    another_follows: bool = False
+    """It was ended so that another one can be made."""
+    limit: float = 0.0
+    """Of LOST and JUDGING, on the machine's clock."""
+    must_end_at: float | None = None
+    ended: AttemptEnded | None = None
+    failure: str = ""
+    """Its verdict, once it has ended."""
+    start_failed: str = ""
+    """Why, if its variables are to blame and no measurement has failed for it yet."""
+
+    @property
+    def usable(self) -> int | None:
+        """Steps that could be measured in it; None where that is not known."""
+        return self.steps - self.steps_before if self.was_ready and self.steps else None
+
+    @property
+    def how_ended(self) -> str:
+        """The end of a script that no rank has failed in. It may be the usual one, or come from what was tried."""
+        after = f" after {self.steps} steps" if self.steps else ""
+        when = "while autoddp tried" if self.is_trying else "after autoddp had tried"
+        return f"the script ended with exit code 0{after}{f', {when} {self.tried}' if self.tried else ''}"
+
+
+class JobMachine:
+    """See the module. `clock` gives seconds. Other threads may read the public attributes, and only `handle` writes."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        hang_timeout: HangTimeout | None = None,
+        deadline: Deadline | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.state = State.BETWEEN
+        self.why_over = ""
+        """Why tuning ended; "" if the study was finished here, or goes on."""
+        self.leads: bool | None = None
+        """Whether rank 0 is on this host, so that this launcher says what is measured; None until that is known."""
+        self.overlay_failed = ""
+        """Why the script cannot run under the overlay, once that has shown."""
+        self._builders = 0
+        self.waited = 0.0
+        """Seconds for which the study has waited for another start of the script."""
+        self._journal = journal
+        self._hang_timeout = hang_timeout or HangTimeout()
+        self._deadline = deadline or Deadline(clock=clock)
+        self._clock = clock
+        self._starts = Starts(clock)
+        self._attempt = _Attempt(-1)
+        self._facts: JobFacts | None = None
+        self._question: Question | None = None
+        self._waiting_since: float | None = None
+        self._asked_at = 0.0
+        self._most_steps: int | None = None  # no limit, until the script has ended within a measurement
+        self._fresh_start = True
+        self._known_to_all = 0
+        self._starts_before = 0  # those of a study that goes on
+        self._length: int | None = None  # see `wire.Start`
+        self._asked_again: list[int] = []
+        self._futile_attempts = self._faults = 0
+
+    @property
+    def attempt_must_end(self) -> bool:
+        """Whether the processes of the present attempt are to be killed now."""
+        at = self._attempt.must_end_at
+        return at is not None and self._clock() >= at
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the present attempt may still come to its first measurement."""
+        return self.state is State.STARTING
+
+    @property
+    def over(self) -> bool:
+        """Whether no attempt is of use any more."""
+        return self.state is State.OVER
+
+    @property
+    def built_ddp(self) -> bool:
+        """Whether a rank of this node has built a DDP model, in whatever attempt."""
+        return self._builders > 0
+
+    @property
+    def follows(self) -> bool:
+        """Whether the ranks here do what another host's rank 0 is told."""
+        return self.state is State.READY and self.leads is False
+
+    @property
+    def measuring(self) -> float:
+        """Seconds for which a measurement of an attempt that is ready has been waited for; 0.0 if none is."""
+        asked = self.state in (State.READY, State.MEASURING) and isinstance(self._question, MeasureAsked)
+        return self._clock() - max(self._asked_at, self._attempt.ready_at) if asked or self.follows else 0.0
+
+    @property
+    def in_words(self) -> str:
+        """What is being done, or waited for."""
+        if not self.measuring:
+            return _IN_WORDS.get(self.state, _ENDS)
+        if self.follows:
+            return f"following the host that leads, {len(self._journal.entries)} measurements so far"
+        order = self._attempt.order
+        what = _changes(order) if order is not None else ""
+        return f"measuring {what or 'the script as written'}, {duration(self.measuring)} so far"
+
+    @property
+    def ended(self) -> tuple[int, ...]:
+        """Ranks of this node that run no more in the present attempt."""
+        return tuple(worker.hello.rank for worker in self._attempt.workers if worker.said_goodbye or worker.end)
+
+    @property
+    def wanted(self) -> dict[str, str]:
+        """The variables that the study wants the next start to have."""
+        return dict(self._starts.wanted)
+
+    @property
+    def at_most(self) -> float | None:
+        """Seconds that tuning may still take, where that is known."""
+        return None if self.leads is False else self._deadline.at_most
+
+    def handle(self, event: Event) -> None:
+        """Take one event and do all that follows from it."""
+        attempt = self._attempt
+        match event:
+            case FactsAsked() | MeasureAsked() | FinishAsked():
+                self._asked(event)
+            case GaveUp(why):
+                self._end(why)
+                event.reply.set_result(None)
+            case TakenOver(entries):
+                self._journal.earlier = entries
+                self._starts_before = 1 + max((entry.asked.start.number for entry in entries), default=-1)
+                event.reply.set_result(None)
+            case AttemptBegins():
+                self._attempt_begins(event)
+            case AttemptEnded():
+                self._attempt_ended(event)
+            case EndedElsewhere(why):
+                self._failed(why)
+                self._end_attempt(within=0.0)
+            case RankEnded(number, pid, how) if number == attempt.number:
+                for worker in attempt.workers:
+                    if worker.hello.pid == pid:
+                        worker.end = how
+            case Said(number, worker, Hello()):
+                self._hello(number, worker)
+            case Said(_, worker, message) if worker in attempt.workers:
+                self._said(worker, message)
+            case Closed(_, worker) if worker in attempt.workers:
+                self._closed(worker)
+            case StopAsked(message):
+                self._stop_asked(message.reason, message.overlay_is_to_blame)
+            case Tick():
+                self._tick()
+        self._look_at_the_clock()
+        self._find_cause()
+        self._answer()
+        self._conclude()
+
+    def broke(self, why: str) -> None:
+        """`handle` has raised: end tuning, and let nobody wait."""
+        self._end(why)
+        question, self._question = self._question, None
+        ended, self._attempt.ended = self._attempt.ended, None
+        if question is not None and not question.reply.done():
+            question.reply.set_exception(TuningOver(why))
+        if ended is not None:
+            ended.reply.set_result(False)
+
+    # The study's question
+
+    def _asked(self, question: Question) -> None:
+        self._question = question
+        self._waiting_since = self._asked_at = self._clock()
+        if not isinstance(question, FactsAsked):
+            self._starts.wanted = dict(question.variables) if isinstance(question, MeasureAsked) else {}
+
+    def _answer(self) -> None:
+        """Answer the study's question, or send it on to rank 0, if the state allows either."""
+        question, leader = self._question, self._attempt.leader
+        entry = self._journal.answer(question.asked) if isinstance(question, MeasureAsked) else None
+        match question:
+            case FactsAsked() if self._facts is not None:
+                question.reply.set_result(self._facts)
+                self._question = None
+            case MeasureAsked() if entry is not None:
+                self._give(entry, question.reply)
+                self._question = None
+            case FinishAsked() if self._is_one_host:
+                self._finish(question)
+            case FactsAsked() | MeasureAsked() | FinishAsked() if self.state is State.OVER:
+                question.reply.set_exception(TuningOver(self.why_over))
+                self._question = None
+            case MeasureAsked() if self.state is State.READY and leader is not None:
+                self._order(question, leader)
+            case FinishAsked() if self.state is State.READY and leader is not None:
+                self._tell_finish(question, leader)
+            case MeasureAsked() if (
+                self.state is State.JUDGING and self._attempt.start_failed and not self._starts.stale
+            ):
+                self._fail_start(question, self._attempt.start_failed)
+                self._answer()
+
+    @property
+    def _is_one_host(self) -> bool:
+        return self._facts is None or self._facts.nodes == 1
+
+    def _give(self, entry: Entry, reply: Future[BlockDone]) -> None:
+        if self._waiting_since is not None:
+            self.waited += self._clock() - self._waiting_since
+        if entry.done is None:
+            reply.set_exception(TrialFailed(entry.failure))
+            return
+        self._hang_timeout.step_seconds = self._hang_timeout.step_seconds or median(entry.done.seconds)
+        reply.set_result(replace(entry.done, left=entry.asked.left, start=entry.asked.start))
+
+    def _order(self, question: MeasureAsked, leader: Worker) -> None:
+        attempt = self._attempt
+        if self._starts.stale:
+            with contextlib.suppress(OSError):  # gone already
+                leader.send(Finish(again=True))
+            attempt.told_to_leave = True
+            self._leave()
+            return
+        order = self._order_for(question.asked)
+        try:
+            leader.send(order)
+        except OSError:
+            self._failed(leader)  # before it had the order: the configuration is not to blame
+            return
+        if self._waiting_since is not None:
+            self.waited += self._clock() - self._waiting_since
+            self._waiting_since = None
+        attempt.order, attempt.ordered_at = order, self._hang_timeout.clock()
+        attempt.parted |= not order.reduce
+        changes = _changes(order)
+        attempt.tried, attempt.is_trying = changes or attempt.tried, bool(changes)
+        self.state = State.MEASURING
+
+    def _order_for(self, asked: Measure) -> Measure:
+        """What is asked, cut to a short script; after a start nothing is in effect that was turned on before."""
+        again = self._fresh_start and not asked.apply
+        before = self._journal.entries[self._known_to_all : asked.index] if self._fresh_start else []
+        self._fresh_start = False
+        most, attempt = self._most_steps, self._attempt
+        return replace(
+            asked,
+            steps=asked.steps if most is None else min(asked.steps, most),
+            apply=asked.apply or again,
+            warmup=max(asked.warmup, 2) if again else asked.warmup,
+            missed=tuple(before),
+            left=self._deadline.left,
+            start=Start(
+                number=self._starts_before + attempt.number,
+                seconds=attempt.ready_at - attempt.began,
+                steps=attempt.steps_before,
+                length=self._length,
+                spent=self._deadline.spent,
+                limits=self._deadline.is_open,
+            ),
+        )
+
+    def _tell_finish(self, question: FinishAsked, leader: Worker) -> None:
+        try:
+            leader.send(Finish())
+        except OSError:
+            self._failed(leader)  # the leader of another attempt is told
+            return
+        self._finish(question)
+
+    def _finish(self, question: FinishAsked) -> None:
+        self._question = None
+        self._end("")
+        question.reply.set_result(None)
+
+    def _fail_start(self, question: MeasureAsked, why: str) -> None:
+        """The variables of this start are to blame for it: what asked for them has failed."""
+        self._journal.add(Entry(question.asked, None, why))
+        self._starts.wanted, self._attempt.start_failed = {}, ""
+
+    # The attempt
+
+    def _attempt_begins(self, event: AttemptBegins) -> None:
+        if self.state is State.OVER:
+            event.reply.set_result(False)
+            return
+        self._attempt = _Attempt(event.number, self._clock(), len(self._journal.entries))
+        self._hang_timeout.attempt_begins(event.heartbeats)
+        self.state = State.STARTING
+        self._starts.begin(event.variables)
+        event.reply.set_result(True)
+
+    def _hello(self, number: int, worker: Worker) -> None:
+        attempt = self._attempt
+        go = number == attempt.number and self.state in (State.STARTING, State.READY, State.MEASURING)
+        if go:
+            attempt.workers.append(worker)
+            self._builders += 1
+        with contextlib.suppress(OSError):  # gone already
+            worker.send(Welcome(go))
+
+    def _said(self, worker: Worker, message: object) -> None:
+        attempt = self._attempt
+        match message:
+            case Ready() if self.state in (State.STARTING, State.READY):
+                self._ready(worker, message)
+            case BlockDone() if worker is attempt.leader:
+                self._block_done(message)
+            case BlockDone() if attempt.leader is None and worker.hello.rank != 0:
+                self._copy(message)
+            case Finish(again=True):
+                attempt.told_to_leave = True
+                self._leave()
+            case Finish():
+                self._end("")
+            case Goodbye():
+                worker.said_goodbye = True
+                self._builders -= not message.built_ddp
+                attempt.steps = max(attempt.steps, message.steps)
+                if message.reason:
+                    self._failed(f"rank {message.rank}: {message.reason}")
+                elif self.state in (State.STARTING, State.READY):
+                    self._leave()
+                elif self.state is State.MEASURING and worker is attempt.leader:
+                    self._lose()
+
+    def _ready(self, worker: Worker, message: Ready) -> None:
+        here = worker.hello.rank == 0  # only rank 0, and local rank 0 of every other host, say that they are ready
+        if self.leads is not None and self.leads != here:
+            self._end(_MOVED)
+            return
+        self.leads = here
+        self._facts, self._attempt.was_ready = message.facts, True
+        self._hang_timeout.compiles = message.facts.compiles
+        self._starts.ready()
+        self._deadline.stepped()
+        self._attempt.ready_at = self._attempt.ready_at or self._clock()
+        self._attempt.steps_before = message.steps
+        if here:
+            self._attempt.leader, self._fresh_start = worker, True
+        self.state = State.READY
+
+    def _block_done(self, message: BlockDone) -> None:
+        attempt, question = self._attempt, self._question
+        if attempt.order is None or message.index != attempt.order.index:
+            return
+        assert isinstance(question, MeasureAsked)
+        given = replace(question.asked, left=attempt.order.left, start=attempt.order.start)
+        self._journal.add(Entry(given, replace(message, measure=None)))
+        self._known_to_all = message.index  # no rank ends a block before it has told of the one before
+        attempt.order, attempt.is_trying = None, False
+        if self.state is State.MEASURING:
+            self.state = State.READY
+        else:
+            self._leave()
+
+    def _copy(self, message: BlockDone) -> None:
+        """Another node's launcher leads: keep its journal."""
+        order, self._asked_at = message.measure, self._clock()
+        if order is None:
+            return
+        for entry in (*order.missed, Entry(replace(order, missed=()), replace(message, measure=None))):
+            self._journal.add(entry)
+
+    def _closed(self, worker: Worker) -> None:
+        if not worker.said_goodbye and not self._attempt.told_to_leave:
+            self._failed(worker)
+
+    def _failed(self, why: str | Worker) -> None:
+        """The first failure in time is the cause; the others are ranks that lost a peer, or that were killed for it."""
+        if self.state not in (*_RUNNING, State.LEAVING) or self.attempt_must_end:
+            return
+        self._attempt.failures.append(why)
+        if self.state is State.MEASURING:
+            self._lose()
+        elif self.state is not State.LOST:
+            self._leave()
+
+    def _lose(self) -> None:
+        self.state = State.LOST
+        self._attempt.limit = self._clock() + _CAUSE
+
+    def _leave(self, at_once: bool = False) -> None:
+        """The ranks leave, or are made to."""
+        if self.state not in (*_RUNNING, State.LEAVING):
+            return
+        self.state = State.LEAVING
+        if self._attempt.order is not None:
+            self._take_back_the_order()
+        self._end_attempt(within=0.0 if at_once else _LEAVING)
+
+    def _end_attempt(self, within: float) -> None:
+        at = self._clock() + within
+        self._attempt.must_end_at = at if self._attempt.must_end_at is None else min(at, self._attempt.must_end_at)
+
+    def _stop_asked(self, reason: str, overlay_is_to_blame: bool) -> None:
+        if overlay_is_to_blame:
+            self.overlay_failed = self.overlay_failed or reason
+            self._attempt.another_follows = True
+            self._leave(at_once=True)
+        else:
+            self._end(reason)
+            self._end_attempt(within=0.0)
+
+    def _tick(self) -> None:
+        attempt, question = self._attempt, self._question
+        if self.state is State.MEASURING:
+            assert attempt.order is not None
+            seconds = self._hang_timeout.of(attempt.order)
+            if self._hang_timeout.is_over(attempt.ordered_at, seconds, self.ended):
+                attempt.hung = self._hang_timeout.says(seconds)
+                for worker in attempt.workers:
+                    worker.kill()
+                self._failed(attempt.hung)
+        elif self.state is State.STARTING and self._starts.hangs and isinstance(question, MeasureAsked):
+            self._fail_start(question, self._starts.why_hung)
+            attempt.another_follows = True
+            self._leave(at_once=True)
+
+    def _look_at_the_clock(self) -> None:
+        """A study that is about to finish may do so; where another host leads, its clock counts."""
+        if self.leads is not False and self._deadline.why_over and not isinstance(self._question, FinishAsked):
+            self._end(self._deadline.why_over)
+
+    def _find_cause(self) -> None:
+        """In LOST: decide the order once each rank's end is known, or has been waited for."""
+        attempt = self._attempt
+        if self.state is not State.LOST:
+            return
+        known = attempt.hung or all(worker.said_goodbye or worker.end for worker in attempt.workers)
+        if known or self._clock() >= attempt.limit:
+            self._order_lost(self._cause)
+            self._leave()
+
+    def _order_lost(self, cause: str) -> None:
+        """Rank 0 does not answer any more. Without a cause the script has simply ended."""
+        assert self._attempt.order is not None
+        assert isinstance(self._question, MeasureAsked)
+        if cause and self._may_be_to_blame_for_nothing:
+            self._asked_again.append(self._attempt.order.index)
+        elif cause:
+            self._journal.add(Entry(self._question.asked, None, cause))
+        else:
+            # Whatever remains must fit between two of the script's ends.
+            usable, asked = self._attempt.usable, self._attempt.order.steps
+            self._most_steps = max(_FEWEST_STEPS, asked // 2 if usable is None else usable // 3)
+        self._take_back_the_order()
+
+    @property
+    def _may_be_to_blame_for_nothing(self) -> bool:
+        """Whether the order is to be given once more, after another start.
+
+        A script may check that its ranks are alike. After steps without reduction they are not, and then the check
+        fails in whatever comes next.
+        """
+        order, attempt = self._attempt.order, self._attempt
+        assert order is not None
+        is_first = order.index not in self._asked_again and len(self._asked_again) < _MOST_AGAIN
+        return attempt.parted and order.reduce and not attempt.hung and is_first
+
+    def _take_back_the_order(self) -> None:
+        self._attempt.order, self._waiting_since = None, self._clock()
+
+    @property
+    def _cause(self) -> str:
+        """Why the ranks are gone. One that was killed cannot say so, and its peers may complain before it is missed.
+
+        "" if nothing has failed. A script that ends by `os._exit(0)`, or becomes another program, says no goodbye.
+        """
+        attempt = self._attempt
+        for worker in attempt.workers:
+            # SIGTERM is elastic's, for those that are left.
+            killed = worker.end.startswith("killed by") and not worker.end.endswith("SIGTERM")
+            if killed and not worker.said_goodbye and not attempt.hung:
+                return f"rank {worker.hello.rank} {worker.end}"
+        failures = attempt.failures
+        if all(isinstance(one, Worker) for one in failures):  # none of them has complained
+            all_well = attempt.ended is not None and not attempt.ended.failure
+            failures = [one for one in failures if not (isinstance(one, Worker) and one.has_ended_well(all_well))]
+        first = next(iter(failures), "")
+        return f"rank {first.hello.rank} {first.end or 'vanished'}" if isinstance(first, Worker) else first
+
+    # The end of an attempt, and of tuning
+
+    def _attempt_ended(self, event: AttemptEnded) -> None:
+        attempt = self._attempt
+        attempt.ended = event
+        if self.state is State.OVER:
+            return
+        ended_here = self.attempt_must_end and not attempt.failures
+        failure = "" if ended_here else event.failure and (self._cause or event.failure)
+        if attempt.order is not None:
+            self._order_lost(failure or self._cause)
+        if failure and not attempt.was_ready and not attempt.another_follows:
+            if event.blames_overlay and self._facts is None:
+                self.overlay_failed = self.overlay_failed or failure
+                attempt.another_follows = True
+            elif self._starts.has_variables and not self._starts.stale:
+                attempt.start_failed = failure
+        if not failure and attempt.was_ready and not (attempt.told_to_leave or attempt.another_follows or ended_here):
+            self._script_has_ended(attempt)
+        attempt.failure = failure
+        attempt.limit = self._clock() + _SETTLING
+        self.state = State.JUDGING
+
+    def _script_has_ended(self, attempt: _Attempt) -> None:
+        """By itself: this is how long it is, or how long it was under what has been tried, which may be faster."""
+        as_written = attempt.steps * (self._hang_timeout.step_seconds or 0.0)
+        seconds = max(as_written, self._clock() - attempt.ready_at)
+        self._deadline.script_took(seconds, attempt.steps, attempt.how_ended)
+        if attempt.steps:
+            self._length = min(attempt.steps, self._length or attempt.steps)
+
+    def _conclude(self) -> None:
+        """After an attempt: reply whether there is another one, once the study has said what it wants next."""
+        ended = self._attempt.ended
+        if ended is None:
+            return
+        if self.state is State.JUDGING:
+            waits = self._question is None and self.leads is not False
+            if waits and self._clock() < self._attempt.limit:
+                return
+            why = self._why_no_other_attempt()
+            if why:
+                self._end(why)
+            else:
+                self.state = State.BETWEEN
+        self._attempt.ended = None
+        ended.reply.set_result(self.state is not State.OVER)
+        self._answer()
+
+    def _why_no_other_attempt(self) -> str:
+        """ "" if another attempt makes sense."""
+        attempt = self._attempt
+        if attempt.another_follows:
+            return ""
+        if attempt.failure and not attempt.was_ready:
+            return "" if self._starts.has_variables else attempt.failure
+        if not attempt.failure and not attempt.workers:
+            return NO_DDP
+        if self.leads is False:
+            return ""
+        if attempt.failure and not self._journal.entries and self._is_one_host:
+            return attempt.failure
+        if attempt.failure:
+            self._faults += 1
+            too_many = f"{_MOST_FAULTS} attempts have failed; the last: {attempt.failure}"
+            return too_many if self._faults > _MOST_FAULTS else ""
+        if self._starts.stale:
+            return ""
+        futile = len(self._journal.entries) == attempt.entries_before
+        self._futile_attempts = self._futile_attempts + 1 if futile else 0
+        if self._futile_attempts >= _FUTILE_ATTEMPTS:
+            never = not self._journal.entries and not attempt.tried
+            many = f"{_FUTILE_ATTEMPTS} starts have ended before that was measured"
+            return TOO_SHORT if never else f"{attempt.how_ended}; {many}"
+        if not futile and not attempt.is_trying and attempt.usable is not None and attempt.usable < _FEWEST_USABLE:
+            return f"a start of the script gives {attempt.usable} steps to measure, and {_FEWEST_USABLE} are needed"
+        return ""
+
+    def _end(self, why: str) -> None:
+        if self.state is State.OVER:
+            return
+        self.state, self.why_over = State.OVER, why
+        self._attempt.order = None
+        for worker in self._attempt.workers:
+            worker.hang_up()
+        self._end_attempt(within=_LEAVING)

@@ -1,0 +1,158 @@
+"""A study that was cut off goes on at the next start: what its launcher had measured before it was killed is kept.
+
+`study.json` stands beside the journal as long as a study is not over. It says of what job the measurements are: the
+next launcher that tunes the same job, on the same machine, replays them and goes on where they end. The journals of
+several hosts may have been cut off at different places: the one of the host that leads counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from autoddp.codec import decode, plain
+from autoddp.commandline.options import Options
+from autoddp.commandline.saved_recipes import arguments_digest
+from autoddp.commandline.script import ScriptSource, script_path
+from autoddp.commandline.secret_words import is_secret, without_secrets
+from autoddp.files import write_private
+from autoddp.runs.folder import RunFolder
+from autoddp.runs.owner import marked_in
+from autoddp.settings import StudySettings
+from autoddp.version import __version__
+from autoddp.wire import Entry, JobFacts
+
+Job = Mapping[str, object]
+"""What is being tuned, as far as the launcher knows it."""
+_STUDY = "study.json"
+_OLDEST = 24 * 3600.0  # seconds: after that the machine, or the data that the script reads, has likely changed
+_FEWEST = 3  # measurements; fewer are made again
+_MEASURED = ("link",)
+"""Facts that are measured, so that they differ from start to start."""
+_LARGEST = 2**20  # bytes of a file in the arguments that is compared
+_OF_LIBRARIES = (
+    *("CUBLAS_", "CUDA_", "CUDNN_", "GLIBC_", "GLOO_", "GOMP_", "HIP_", "HSA_", "KMP_", "LD_PRELOAD", "MALLOC_"),
+    *("MKL_", "NCCL_", "NVIDIA_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "ROCR_", "TORCH", "TRITON_"),
+)
+"""Beginnings of the names of variables that change how fast a step is, or what is in it."""
+
+
+def study_begins(folder: RunFolder, job: Job, settings: StudySettings, facts: JobFacts) -> None:
+    """Note of what job the journal's measurements are."""
+    with contextlib.suppress(OSError):  # then this study is not resumed
+        write_private(folder.path / _STUDY, _of(job, settings, facts))
+
+
+def study_is_over(folder: RunFolder) -> None:
+    """Nothing of it is to be resumed."""
+    with contextlib.suppress(OSError):
+        (folder.path / _STUDY).unlink()
+
+
+def cut_off(folder: RunFolder, job: Job, settings: StudySettings, facts: JobFacts) -> tuple[str, Sequence[Entry]]:
+    """The run folder's name and the measurements of the newest study of this job that was cut off; "" without one."""
+    wanted, found = _of(job, settings, facts), []
+    for run in marked_in(folder.path.parent):
+        is_free = run.mark.owner.is_here() and (run.has_ended() or run.may_be_cleaned())
+        if run.path == folder.path or not is_free:
+            continue
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            is_it = (run.path / _STUDY).read_text(encoding="utf-8") == wanted
+            if is_it and time.time() - run.mark.made < _OLDEST:
+                found.append((run.mark.made, run.path))
+    for _, path in sorted(found, reverse=True)[:1]:
+        entries = _entries(path / folder.journal.name)
+        if len(entries) >= _FEWEST:
+            return path.name, entries
+    return "", ()
+
+
+def _of(job: Job, settings: StudySettings, facts: JobFacts) -> str:
+    """All that the measurements and the order in which they are made depend on, as far as it can be known."""
+    known = {name: value for name, value in plain(facts).items() if name not in _MEASURED}
+    return (
+        json.dumps({**job, "settings": asdict(settings), "facts": known}, indent=1, sort_keys=True, default=str) + "\n"
+    )
+
+
+def job_now(options: Options) -> Job:
+    """What is being tuned. To be called before the script is started: the user may change files while it is tuned.
+
+    Arguments, variables and files are kept as digests. What looks like a secret is no part of them: it changes nothing
+    that is measured.
+    """
+    arguments = without_secrets(options.torchrun.training_script_args)
+    source = ScriptSource(options.torchrun)
+    return {
+        "autoddp": __version__,
+        "folder": _here(),
+        "script": options.script,
+        "files": {str(path): _digest(path) for path in _files(options, source)},
+        "arguments": arguments_digest(options),
+        "named in them": {word: _digest(Path(word)) for word in sorted(set(_files_named(arguments)))},
+        "environment": _digest_of(json.dumps(_variables(source), sort_keys=True)),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+
+
+def _here() -> str:
+    try:
+        return os.path.realpath(os.getcwd())
+    except OSError:
+        return ""  # it was removed
+
+
+def _files(options: Options, source: ScriptSource) -> list[Path]:
+    """The script's own, and the user's modules that it imports. A pipe is left alone: it can be read only once."""
+    script = script_path(options.torchrun)
+    files = [*source.files, *([script] if script is not None and script.is_file() else [])]
+    return sorted(set(files))
+
+
+def _files_named(arguments: Sequence[str]) -> Iterator[str]:
+    """Small files that the script's arguments name, such as a configuration; large ones are data."""
+    for argument in arguments:
+        word = argument.partition("=")[2] or argument
+        with contextlib.suppress(OSError, ValueError):
+            found = os.stat(word)
+            if stat.S_ISREG(found.st_mode) and found.st_size <= _LARGEST:
+                yield word
+
+
+def _variables(source: ScriptSource) -> dict[str, str]:
+    """Of the environment, what the script may read, and what torch and the libraries below it read."""
+    return {
+        name: without_secrets([value])[0]
+        for name, value in os.environ.items()
+        if (name.startswith(_OF_LIBRARIES) or source.mentions(name)) and not is_secret(name)
+    }
+
+
+def _digest(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def _entries(journal: Path) -> list[Entry]:
+    """Those that can be read, up to the first one that cannot: a launcher may be killed in the middle of a line."""
+    entries: list[Entry] = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in journal.read_text(encoding="utf-8").splitlines():
+            entry = decode(line, Entry)
+            if entry.asked.index != len(entries):
+                break
+            entries.append(entry)
+    return entries

@@ -1,0 +1,553 @@
+"""The tuning job: attempts in the main thread, the study in another, and the live job's events between them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import InitVar, dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from autoddp.attempts.deadline import Deadline, command_given
+from autoddp.attempts.env_screening import Screening
+from autoddp.attempts.isolating import Isolation, choose_isolation
+from autoddp.attempts.journal import Journal
+from autoddp.attempts.keeper import Attempt, Keeper
+from autoddp.attempts.live_job import LiveJob
+from autoddp.attempts.rank_states import Waiting
+from autoddp.attempts.resuming import cut_off, job_now, study_begins, study_is_over
+from autoddp.codec import decode, encode
+from autoddp.commandline.options import Options
+from autoddp.diagnose import Diagnosis, Examination, MeasureAnatomy, Surroundings
+from autoddp.errors import HostLost, UsageError
+from autoddp.files import write_private
+from autoddp.hosts.presence import HostsGone
+from autoddp.hosts.together import Hosts, Next
+from autoddp.isolation import Level
+from autoddp.isolation.trackers import TRACKERS_OFF, why_not
+from autoddp.knobs import AS_WRITTEN
+from autoddp.knobs.computing import THREADS
+from autoddp.log import get_logger, printable, tell
+from autoddp.network.own_network import on_one_host
+from autoddp.processes.signals import Interrupted
+from autoddp.processes.silence import awaiting
+from autoddp.recipe import require_replaceable
+from autoddp.runs import nccl_logs
+from autoddp.runs.folder import RunFolder, temporary_folder
+from autoddp.runs.latest import point_to
+from autoddp.runs.rank_logs import LogKeeper
+from autoddp.runs.usual_folders import OUTPUT, elsewhere
+from autoddp.settings import StudySettings
+from autoddp.study import INTERRUPTED, FailsWithoutReduction, Observer, Outcome, Study, TrialFailed, TuningOver
+from autoddp.timing import Difference
+from autoddp.timing.timeline import Timeline
+from autoddp.units import data_size, duration
+from autoddp.wire import JobFacts, WorkerConfig
+
+logger = get_logger(__name__)
+
+_TRACED = 5  # steps of a trace
+_BEFORE_TRACE = 8  # steps before it: experiments have left batches waiting in the loaders' queues
+_DIAGNOSING = 90.0  # seconds of steps for a diagnosis that is all that is asked for
+_LONGEST_DIAGNOSIS = 900.0  # seconds from the command, all starts of the script included
+_LOOKS = 1.0  # seconds between two looks at how much the script has written
+_EFFORT = 20  # a look may take one part in so many of the time: many files take long to count
+
+
+@dataclass
+class Tuned:
+    """What came of tuning, the same on all hosts.
+
+    `recipe` is the text that every node writes; "" when there is none, and `why` says why.
+    """
+
+    recipe: str = ""
+    diagnosis: Diagnosis | None = None
+    """Why the job is slow, where that was all that was asked for."""
+    timelines: tuple[Timeline, ...] = ()
+    """Some steps of each rank, recorded after that diagnosis."""
+    outcome: Outcome | None = None
+    """The study, made here or by the launcher that led."""
+    why: str = ""
+    built_ddp: bool = False
+    """Whether the script has built a DDP model on some host."""
+    wall_seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """`Tuned` as the launcher that leads tells it the others."""
+
+    tuned: Tuned
+    diagnosis: Diagnosis | None
+    """Of the study; `study` knows no more of it than what it needs."""
+
+    @classmethod
+    def of(cls, tuned: Tuned) -> _Answer:
+        outcome = tuned.outcome
+        if outcome is None or outcome.diagnosis is None:
+            return cls(tuned, None)
+        assert isinstance(outcome.diagnosis, Diagnosis)
+        return cls(replace(tuned, outcome=replace(outcome, diagnosis=None)), outcome.diagnosis)
+
+    @property
+    def whole(self) -> Tuned:
+        outcome = self.tuned.outcome
+        return replace(self.tuned, outcome=outcome and replace(outcome, diagnosis=self.diagnosis))
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is made before tuning begins."""
+
+    folder: RunFolder
+    keeper: Keeper
+    isolation: Isolation
+    """The best that this host has, of what was asked for."""
+
+
+@contextlib.contextmanager
+def prepared(options: Options) -> Iterator[Preparation]:
+    """What tuning needs: made before any thread is started, because it forks, and removed whatever happens.
+
+    UsageError where there is no place for the recipe or for the run's folder.
+    """
+    temporary_folder()
+    if not options.diagnose_only:
+        _require_place_for_recipe(options)
+    folder = _run_folder(options)
+    for line in folder.says:
+        tell(line)
+    keeper = Keeper()
+    keeper.removes([str(folder.sockets)])
+    try:
+        yield Preparation(folder, keeper, choose_isolation(options, folder, keeper))
+    finally:
+        keeper.close()
+        folder.clean()
+
+
+def _require_place_for_recipe(options: Options) -> None:
+    """The recipe must take a file after minutes of tuning: its folder is looked at before them."""
+    path, folders = options.recipe_path, options.folders
+    if options.recipe is None:
+        try:
+            folders.make()
+        except OSError as error:
+            why = f"cannot be written ({error.strerror}); name a file with --recipe"
+            raise UsageError(f"{folders.recipes}: {why}") from None
+    target = Path(os.path.realpath(path))  # a linked recipe stays a link
+    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
+        raise UsageError(f"--recipe {path}: the folder {target.parent} takes no files; name another file")
+    if options.recipe is not None:
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.lstat(target)  # an error where the name is too long
+            require_replaceable(target)
+        except OSError as error:
+            raise UsageError(f"--recipe {path}: cannot be read ({error.strerror}); name another file") from None
+
+
+def _run_folder(options: Options) -> RunFolder:
+    def in_(output: Path) -> RunFolder:
+        places = (Path("/tmp"), Path("/var/tmp"))
+        folder = RunFolder(output, keep_runs=options.keep_runs, recipe=options.recipe_path, places=places)
+        if output in (options.folders.output, OUTPUT) or output != options.output:
+            point_to(folder.path)
+        return folder
+
+    try:
+        return in_(options.output)
+    except UsageError as error:
+        other = elsewhere() if options.output == OUTPUT else None
+        if other is None:
+            raise
+        tell(f"{error}; this run's goes to {other.output}")
+        return in_(other.output)
+
+
+class Reporter(Protocol):
+    """Who tells the user of a tuning job, and writes the recipe."""
+
+    @property
+    def observer(self) -> Observer:
+        """Hears of each trial."""
+
+    def progress(self, cause: str, number: int, of: int) -> None:
+        """Experiment `number` of a diagnosis begins."""
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+
+    def warn(self, text: str) -> None:
+        """Show a line that must not be overlooked."""
+
+    def recipe(self, outcome: Outcome, inputs: tuple[str, ...]) -> str:
+        """The study is over: the recipe's text, or "" where too little was measured for one.
+
+        `inputs`: what the models were called with, see `recipe.inputs`.
+        """
+
+
+@dataclass
+class Tuning:
+    """One tuning job; `run()` does it."""
+
+    options: Options
+    preparation: InitVar[Preparation]
+    hosts: Hosts
+    reporter: Reporter
+    interfaces: str = ""
+    """See `WorkerConfig`."""
+    began: float = field(default_factory=command_given)
+    """When the command was given, by `time.monotonic()`."""
+
+    def __post_init__(self, preparation: Preparation) -> None:
+        self._folder = preparation.folder
+        self._keeper = preparation.keeper
+        self._isolation = preparation.isolation  # of the next attempt
+        self._job = job_now(self.options)  # the user may change the files of the script while it is being tuned
+        # The hosts have met: no start of the script waits for further ones, where --nnodes is a range.
+        self._torchrun = copy.copy(self.options.torchrun)
+        self._torchrun.nnodes = str(self.hosts.nodes)
+        self._own_network = {} if self.hosts.several else on_one_host(os.environ)
+
+    def run(self) -> Tuned:
+        """Run the study on the live script.
+
+        Never raises for anything the script does. Where a signal's handler raises, everything ends first but the
+        present attempt, which is the keeper's.
+        """
+        tuned = Tuned(why=why_not(os.environ))
+        if tuned.why:
+            self.hosts.end(tuned.why)
+            return self._agreed(tuned, leads=False)
+        began = time.perf_counter()
+        job = LiveJob(self._folder.socket, Journal(self._folder.journal), self._deadline, self.hosts.waited)
+        environment = {**os.environ, **self._own_network}
+        screening = Screening(self._torchrun, self._folder.path / "screening", environment, self.hosts)
+        arguments = (job, screening, tuned, began)
+        thread = threading.Thread(target=self._study, args=arguments, name="autoddp-study", daemon=True)
+        thread.start()
+        try:
+            with LogKeeper(self._folder.path / "screening"), awaiting(lambda: job.machine.in_words):
+                self._make_attempts(job)
+        except BaseException as error:
+            # The study must know before the ranks are gone, here or on other hosts.
+            job.give_up(INTERRUPTED)
+            self._leave(error)
+            raise
+        finally:
+            job.give_up(INTERRUPTED)  # without effect where tuning is over
+            screening.stop()
+            thread.join()
+            job.close()
+        tuned.built_ddp, tuned.why = job.machine.built_ddp, tuned.why or job.machine.why_over
+        tuned.wall_seconds["total"] = time.perf_counter() - began
+        tuned = self._agreed(tuned, job.machine.leads is True)
+        study_is_over(self._folder)
+        return tuned
+
+    @property
+    def _deadline(self) -> Deadline:
+        if self.options.budget is not None or not self.options.diagnose_only:
+            return Deadline(self.options.budget, self.began, by_length=self.options.trials is None)
+        why_over = f"{self.options.activity} has taken {duration(_LONGEST_DIAGNOSIS)}; --budget allows more"
+        return Deadline(_LONGEST_DIAGNOSIS, self.began, why_over=why_over)
+
+    def _agreed(self, tuned: Tuned, leads: bool) -> Tuned:
+        """What all hosts have come to, so that all launch with the same recipe, or none with one.
+
+        HostLost where too few are left. Where nothing is to be launched, what was found stands on those that are left.
+        """
+        why_over = self.hosts.why_over
+        if tuned.diagnosis is not None and why_over:
+            self.hosts.leave(why_over)
+            self.reporter.warn(f"the diagnosis ended early: {why_over}")
+            return tuned
+        mine = encode(_Answer.of(tuned)) if leads and self.hosts.several else ""
+        try:
+            answer, built_ddp = self.hosts.one_answer(mine, tuned.built_ddp, self.reporter.say, leads)
+        except BaseException as error:
+            self._leave(error)
+            if tuned.diagnosis is None or not isinstance(error, HostLost):
+                raise
+            self.reporter.warn(f"the diagnosis ended early: {error}")
+            return tuned
+        self.hosts.close()
+        if self.hosts.several and not answer:
+            tuned = replace(tuned, recipe="")
+        elif not leads and answer:
+            tuned = self._told(answer, tuned)
+        return replace(tuned, built_ddp=built_ddp)
+
+    def _told(self, answer: str, mine: Tuned) -> Tuned:
+        """What the launcher that leads has said. Of another version of autoddp only the recipe may be readable."""
+        try:
+            return decode(answer, _Answer).whole
+        except ValueError:
+            self.reporter.warn("what the leading host has found cannot be read by this version of autoddp; see there")
+            return replace(mine, recipe=str(json.loads(answer)["tuned"]["recipe"]))
+
+    def _leave(self, error: BaseException) -> None:
+        self.hosts.leave(error.name if isinstance(error, Interrupted) else f"it failed: {error}")
+
+    def _study(self, job: LiveJob, screening: Screening, tuned: Tuned, began: float) -> None:
+        """The study's thread; where another host leads, it does what it is told. `began`: by `time.perf_counter()`."""
+        try:
+            facts, settings = job.facts(), self.options.study
+            if not job.machine.leads:
+                self._follow(job, screening, facts)
+                return
+            self.hosts.tell("name", self.hosts.name)
+            tuned.wall_seconds["start-up"] = time.perf_counter() - began
+            if self.options.diagnose_only:
+                tuned.diagnosis = self._examined(job, facts)
+                with contextlib.suppress(TuningOver, TrialFailed):  # the script may have ended; the diagnosis stands
+                    tuned.timelines = job(AS_WRITTEN, _BEFORE_TRACE, 0, timeline=_TRACED).timelines
+                with contextlib.suppress(TuningOver):
+                    job.finish()
+                return
+            self._go_on_with_one_that_was_cut_off(job, settings, facts)
+            study = Study(
+                job,
+                facts,
+                settings,
+                self.reporter.observer,
+                lambda tried: screening(facts, tried),
+                lambda measure, budget, reduction: self._examination(measure, facts, budget, reduction).run(),
+            )
+            tuned.outcome = study.run()
+            tuned.wall_seconds["start-up"] += job.machine.waited
+            tuned.recipe = self.reporter.recipe(tuned.outcome, job.inputs)
+            if not tuned.outcome.ended:
+                job.finish()
+        except TuningOver as over:
+            tuned.why = str(over)
+        except TrialFailed as failed:
+            when = failed.when if isinstance(failed, FailsWithoutReduction) else "in steps as written"
+            tuned.why = f"{failed} (seen {when})"
+            job.give_up(tuned.why)
+        except Exception as error:
+            logger.exception("the study failed")
+            what = "diagnosis" if self.options.diagnose_only else "study"
+            tuned.why = f"the {what} itself failed: {error!r}"
+            job.give_up(tuned.why)
+
+    def _follow(self, job: LiveJob, screening: Screening, facts: JobFacts) -> None:
+        """Another launcher leads: keep what it measures, and start this host's parts of what it asks for."""
+        if not self.options.diagnose_only:
+            study_begins(self._folder, self._job, self.options.study, facts)
+        if name := self.hosts.await_told("name", str, lambda: job.machine.over):
+            self.reporter.say(f"{name} leads {self.options.activity}: its lines tell how it goes")
+        screening.follow(lambda: job.machine.over)
+
+    def _examined(self, job: LiveJob, facts: JobFacts) -> Diagnosis:
+        """Why the job is slow, by experiments alone."""
+        self.reporter.observer.ready(facts)
+        budget = self.options.diagnose_budget or _DIAGNOSING
+        return self._examination(functools.partial(job, anatomy=True), facts, budget).run()
+
+    def _examination(
+        self, measure: MeasureAnatomy, facts: JobFacts, budget: float, reduction: Difference | None = None
+    ) -> Examination:
+        around, tell = Surroundings(facts), self.reporter.progress
+        alone = self.options.diagnose_only  # before trials, a script's steps are for the trials
+        return Examination(measure, around, budget, TrialFailed, TuningOver, tell, reduction, precise=alone)
+
+    def _go_on_with_one_that_was_cut_off(self, job: LiveJob, settings: StudySettings, facts: JobFacts) -> None:
+        if job.machine.leads and not self.options.fresh:  # the host that leads tells the others what they have missed
+            name, entries = cut_off(self._folder, self._job, settings, facts)
+            if entries:
+                begun = f"going on with the study of {name}, cut off after {len(entries)} measurements"
+                self.reporter.say(f"{begun}; --fresh begins anew")
+                job.take_over(entries)
+        study_begins(self._folder, self._job, settings, facts)
+
+    def _make_attempts(self, job: LiveJob) -> None:
+        number, more = 0, Next(True)
+        try:
+            self._isolate(self.hosts.worst(self._isolation.level, self.reporter.say), "another host has none")
+        except HostsGone as gone:
+            job.give_up(str(gone))
+            return
+        except (RuntimeError, TimeoutError) as error:
+            job.give_up(f"the other hosts do not answer: {error}")
+            return
+        (self.reporter.warn if self._isolation.level is Level.OFF else self.reporter.say)(
+            self._isolation.says(self.options.activity)
+        )
+        while more.more:
+            failure = self._make_attempt(number, job, more.variables)
+            self.hosts.attempt_ended(number, failure)
+            more = self._goes_on(number, job, failure)
+            number += 1
+
+    def _make_attempt(self, number: int, job: LiveJob, wanted: Mapping[str, str]) -> str:
+        """One attempt to its end, with the variables that are `wanted`; "" or why it failed.
+
+        None is made where tuning is over.
+
+        Tuning is over too where the attempt's files cannot be made: the disk is full, or the run's folder was removed.
+        The job needs none of them.
+        """
+        try:
+            return self._attempt(number, job, wanted)
+        except OSError as error:
+            place = printable(error.filename or str(self._folder.path))
+            job.give_up(f"{place} cannot be written ({error.strerror or error}); --output names another place")
+            return ""
+
+    def _attempt(self, number: int, job: LiveJob, wanted: Mapping[str, str]) -> str:
+        place = self._folder.attempt(number)
+        written = self._where_writes_go(number, place)
+        if not job.attempt_begins(number, place / "heartbeats", wanted):
+            return ""
+        attempt = Attempt(
+            self._torchrun,
+            place,
+            number,
+            {**os.environ, **self._variables(place, written), **nccl_logs.variables(place, wanted), **wanted},
+            self._isolation.shelter(number, place, written),
+        )
+        limits = _Limits(
+            job,
+            self._isolation,
+            self.hosts,
+            number,
+            Waiting(place / "heartbeats"),
+            self.options.activity,
+            self.reporter.say,
+        )
+        with LogKeeper(place), awaiting(limits.in_words):
+            return self._keeper.run(attempt, lambda end: job.rank_ended(end.pid, end.how), limits.exceeded)
+
+    def _where_writes_go(self, number: int, place: Path) -> Path:
+        """Under guard, a folder for what the script writes: the first host's, where this one can reach it."""
+        own = place / "written"
+        if self._isolation.level is not Level.GUARD:
+            return own
+        own.mkdir(mode=0o700)
+        token = own.parent / "token"
+        write_private(token, place.parent.name)
+        first = Path(self.hosts.of_the_first(f"attempt{number}/written", str(own), self.reporter.say) or own)
+        with contextlib.suppress(OSError):
+            # A folder of that name that is not the first host's says another word, or nothing.
+            theirs = first.parent / "token"
+            is_ours = os.lstat(theirs).st_uid == os.lstat(token).st_uid  # another user may guess the names
+            if is_ours and theirs.read_text(encoding="utf-8") == first.parent.parent.name:
+                return first
+        return own
+
+    def _goes_on(self, number: int, job: LiveJob, failure: str) -> Next:
+        """Whether all hosts make another attempt, and how; they then have the same isolation."""
+        level = self._isolation.level
+        # On several hosts each has an overlay of its own: a script may wait in vain there for a file of another host's.
+        more = job.attempt_ended(failure, level is Level.OVERLAY and self.hosts.several and number == 0)
+        if level is Level.OVERLAY and job.machine.overlay_failed:
+            if self.options.isolation is Level.OVERLAY:
+                job.give_up(job.machine.overlay_failed)
+                more = False
+            else:
+                level = Level.GUARD
+        wanted = Next(more, job.machine.why_over or job.machine.overlay_failed, level, job.machine.wanted)
+        together = self.hosts.agree(number, wanted, self.reporter.say)
+        if not together.more:
+            job.give_up(together.why or f"another host has ended {self.options.activity}")
+        elif together.level is not self._isolation.level:
+            self._isolate(together.level, f"the script failed under it: {together.why}")
+            self.reporter.say(f"another attempt; {self._isolation.says(self.options.activity)}")
+        return together
+
+    def _isolate(self, level: Level, why: str) -> None:
+        if level is not self._isolation.level:
+            self._isolation = self._isolation.under_guard(why) if level is Level.GUARD else Isolation.off(self._folder)
+
+    def _variables(self, place: Path, written: Path) -> dict[str, str]:
+        """What an attempt's processes get beside the launcher's own environment."""
+        config = WorkerConfig(
+            socket=self._folder.socket,
+            scratch=str(place),
+            threads_pinned=f"{THREADS.variable} is set" if THREADS.variable in os.environ else "",
+            interfaces=self.interfaces,
+            measured=str(self.options.output.absolute()),
+            accumulates=self.options.study.accumulate_up_to > 1,
+            cuda_graphs=self.options.cuda_graphs,
+            recompiles=self.options.recompile,
+            local_buffers=self.options.local_buffers,
+        )
+        return {
+            "AUTODDP_TUNING": "1",
+            **TRACKERS_OFF,
+            **self._own_network,
+            **self._isolation.variables(place, written, os.environ),
+            **config.environment(os.environ),
+        }
+
+
+@dataclass
+class _Limits:
+    """Whether an attempt must be stopped: it is of no use any more, or it writes too much."""
+
+    job: LiveJob
+    isolation: Isolation
+    hosts: Hosts
+    number: int
+    """Of the attempt."""
+    waiting: Waiting
+    activity: str
+    """See `Options.activity`."""
+    say: Callable[[str], None]
+    """Shows the user a line."""
+    _looked: float = 0.0
+
+    def in_words(self) -> str:
+        """What is being waited for, and for how long at most."""
+        machine = self.job.machine
+        where = "" if machine.over else f": {self.waiting.where()}"
+        return f"{machine.in_words}{where}{self._at_most}"
+
+    @property
+    def _at_most(self) -> str:
+        left = self.job.machine.at_most
+        return "" if left is None else f"; {self.activity} ends in at most {duration(max(0.0, left))}"
+
+    def exceeded(self) -> bool:
+        """Asked every half second."""
+        if self.job.machine.attempt_must_end:
+            return True
+        if self.hosts.why_over:
+            self.job.give_up(self.hosts.why_over)
+            return True
+        elsewhere = self.hosts.ended_elsewhere(self.number)
+        if elsewhere:
+            self.job.ended_elsewhere(elsewhere)
+            return True
+        self._look_at_what_is_written()
+        machine = self.job.machine
+        self.hosts.waits(self.waiting.waited(machine.ended))
+        if machine.measuring and (line := self.waiting.for_whom(self.hosts.at_work)):
+            self.say(f"{line}{self._at_most}")
+        unmoved = self.waiting.unmoved() if machine.is_starting or machine.follows else ""
+        if unmoved:
+            self.job.give_up(unmoved)
+        return bool(unmoved)
+
+    def _look_at_what_is_written(self) -> None:
+        limit = self.isolation.limit
+        if not limit or self.job.machine.over or time.monotonic() - self._looked < _LOOKS:
+            return
+        began = time.monotonic()
+        written = self.isolation.written()
+        self._looked = time.monotonic() + _EFFORT * (time.monotonic() - began)
+        if written > limit:
+            self.job.give_up(
+                f"the script has written {data_size(written)} during {self.activity}, more than --scratch-limit "
+                f"({data_size(limit)})"
+            )

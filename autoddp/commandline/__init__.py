@@ -1,0 +1,13 @@
+"""Floor 5. What a command line means: from its words to the job that is to be launched.
+
+options            the words, and what the environment adds
+project            what pyproject.toml adds
+script             the file that the words name
+mode               whether to be torchrun, to launch with a recipe or to tune
+rank_count         how many ranks this host starts
+saved_recipes      the recipes of a script, and where a new one goes
+saved_rungs        what of a recipe is launched under `--allow`
+local_fingerprint  the machine, as recipes are compared with it
+environment        what the real job's processes get
+secret_words       words that are not repeated
+"""

@@ -1,0 +1,347 @@
+"""What a command line amounts to: launch as torchrun would, launch with a recipe, or tune first."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from autoddp.commandline.local_fingerprint import known_here, not_here
+from autoddp.commandline.options import Options
+from autoddp.commandline.rank_count import idle_gpus, one_rank, set_ranks
+from autoddp.commandline.saved_recipes import (
+    Note,
+    arguments_digest,
+    found_recipes,
+    recipe_may_be_anothers,
+    script_names,
+)
+from autoddp.commandline.saved_rungs import of_ladder
+from autoddp.errors import NotTuned, RecipeError, UnfitRecipe, UsageError
+from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Rung
+from autoddp.knobs.micro_batches import larger_batch
+from autoddp.recipe import Recipe, differences, load, require_fit
+from autoddp.torchrun.elastic import node_range, processes_per_node, torchrun_parser
+
+_OF_A_JOB = ("log_dir", "redirects", "tee", "local_ranks_filter", "max_restarts")
+"""Fields of torchrun's options that have no effect on what `torchrun.elastic.run_tuning_job` starts."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What is about to be done."""
+
+    tune: bool
+    """Whether a study comes first; without one, without a recipe and without `bypass` it is a launch as torchrun's."""
+    several_nodes: bool
+    recipe: Recipe | None = None
+    """What the job is launched with; None: nothing, or what the study finds."""
+    path: Path | None = None
+    """Where the recipe stands."""
+    chosen: tuple[Rung, int] | None = None
+    """The rung and the steps in one that are asked for of a saved recipe; None: what the recipe launches."""
+    bypass: bool = False
+    """A world of one: where DDP's process group has one rank too, it has nothing to reduce."""
+    notes: bool = False
+    """Whether a job that turns out not to be the recipe's is noted, so that the next launch tunes again."""
+    says: str = ""
+    """One line for the user."""
+    ranks: str = ""
+    """Another about the number of ranks, where the user has given none."""
+
+    @property
+    def as_torchrun(self) -> bool:
+        """Nothing but torchrun."""
+        return not self.tune and self.recipe is None and not self.bypass
+
+    @property
+    def as_written(self) -> Mode:
+        """The job without a recipe, and without tuning."""
+        return replace(self, tune=False, recipe=None, path=None, chosen=None, notes=False)
+
+    @property
+    def configuration(self) -> Configuration:
+        """What the workers will be given."""
+        if self.recipe is None:
+            return AS_WRITTEN
+        return self.recipe.configuration if self.chosen is None else of_ladder(self.recipe, *self.chosen)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the workers' environment gets: the recipe's, or another rung's in the place of what was launched."""
+        if self.recipe is None:
+            return {}
+        if self.configuration == self.recipe.configuration:
+            return self.recipe.env | self.configuration.variables
+        knobs = {knob.variable for knob in KNOBS}
+        others = {name: value for name, value in self.recipe.env.items() if name not in knobs}
+        return others | self.configuration.variables
+
+    def digest(self, options: Options) -> str:
+        """Equal on two nodes if they are about to do the same. Not for a launch as torchrun's."""
+        watched = f"{options.watch} {options.near_limit} {options.lossy_limit}"  # what ranks do must be the same on all
+        if options.diagnose_only:
+            return f"diagnose {options.diagnose_budget}"
+        if self.recipe is not None:
+            fits, (fewest, most) = self.recipe.fits, node_range(options.torchrun)
+            # What is decided by the number of hosts that come must be decided alike on all, see `for_hosts`.
+            decides = "" if fewest == most else f" {fits.world_size} {fits.nodes} {options.force}"
+            return f"launch {self.configuration!r} {sorted(self.variables.items())} {watched}{decides}"
+        study = options.study
+        more = f"{study.diagnose_budget} {options.cuda_graphs} {options.recompile} {options.local_buffers}"
+        return f"tune {study.trials} {study.allowed} {more} {watched}"
+
+    def reads(self, options: Options) -> str:
+        """The same in a few words, for people."""
+        if options.diagnose_only:
+            return "diagnosing"
+        found = f"no recipe, tuning with {options.study.trials} trials, up to rung {options.study.allowed}"
+        watched = "" if options.watch is None else f", --watch {options.watch or 'off'}"
+        return f"{found if self.recipe is None else f'a recipe with {self.configuration}'}{watched}"
+
+
+def choose(options: Options) -> Mode:
+    """The mode for a command line. AutoddpError for a recipe that cannot be used.
+
+    Where the user has given no number of ranks it is set, because a recipe is compared with it.
+    """
+    ranks = "" if options.ranks_given else _settle_ranks(options)
+    mode = replace(_chosen_mode(options), ranks=ranks)
+    if not mode.tune or not _is_read_once(options.torchrun):
+        return mode
+    why = f"{options.script} is no regular file, so it can be read only once"
+    if options.tune_only:
+        raise NotTuned(f"{why}: nothing was tuned; copy it into a file")
+    return replace(mode, tune=False, says=f"{why}: launching as torchrun would, without tuning")
+
+
+def for_hosts(mode: Mode, options: Options, nodes: int, ranks: int) -> Mode:
+    """The mode with a recipe once all hosts have come; where --nnodes is a range, their number is known only then.
+
+    Made for another number of nodes or ranks, a recipe that changes training is not used, except under --force.
+    """
+    unlike = differences(mode.recipe.fits, nodes=nodes, world_size=ranks) if mode.recipe is not None else []
+    if not unlike or node_range(options.torchrun)[0] == node_range(options.torchrun)[1]:
+        return mode
+    what = f"{mode.path}: made for another job: {'; '.join(unlike)}"
+    rung = mode.configuration.rung
+    if rung is Rung.EXACT or options.force:
+        why = "" if rung is not Rung.EXACT else "; it changes no gradients, and is used all the same"
+        return replace(mode, says=f"{what}{why or '; it is used because of --force'}")
+    says = f"warning: {what}; it is on the {rung.value} rung: launching as written; --force launches it all the same"
+    return replace(mode.as_written, says=says)
+
+
+def choose_to_diagnose(options: Options) -> Mode:
+    """The mode of `autoddp diagnose`. AutoddpError for what makes no sense. Sets the number of ranks, as `choose`."""
+    for given, name in ((options.trials, "--trials"), (options.recipe, "--recipe")):
+        if given is not None:
+            raise UsageError(f"diagnose: {name} is for tuning and launching: leave it out")
+    if options.diagnose_budget == 0:
+        raise UsageError("diagnose: --diagnose-budget 0: nothing would be done; allow some time, e.g. 60s")
+    ranks = "" if options.ranks_given else set_ranks(options.torchrun)
+    _, most, _ = _size(options)
+    if _is_read_once(options.torchrun):
+        raise NotTuned(f"{options.script} is no regular file, so it can be read only once: copy it into a file")
+    return Mode(tune=True, several_nodes=most > 1, ranks=ranks, says=_without_effect(options))
+
+
+def _without_effect(options: Options) -> str:
+    """A line about options that only tuning or a job follows. They may stay in the command."""
+    usual = torchrun_parser()
+    ours = options.not_of_a_diagnosis
+    theirs = [name for name in _OF_A_JOB if str(getattr(options.torchrun, name, None)) != str(usual.get_default(name))]
+    given = [*ours, *(f"--{name.replace('_', '-')}" for name in theirs)]
+    if not given:
+        return ""
+    reasons = []
+    if ours:
+        reasons.append("a diagnosis measures the script as written, tunes nothing and launches no job")
+    if theirs:
+        reasons.append("a diagnosis keeps the ranks' output in its own folder, and restarts no job")
+    has = "has" if len(given) == 1 else "have"
+    return f"{', '.join(given)} {has} no effect here: {'; '.join(reasons)}"
+
+
+def _is_read_once(torchrun: argparse.Namespace) -> bool:
+    """Whether the script is a pipe or a device: a tuning run would take it away from the real job."""
+    path = Path(torchrun.training_script)
+    is_path = not torchrun.module and not torchrun.no_python
+    return is_path and os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
+def _settle_ranks(options: Options) -> str:
+    if options.trials == 0:
+        return idle_gpus()
+    return one_rank() if recipe_may_be_anothers(options) else set_ranks(options.torchrun)
+
+
+def _chosen_mode(options: Options) -> Mode:
+    fewest, most, world = _size(options)
+    here: dict[str, object] = {"torch": torch_version()}
+    if fewest == most:
+        here |= {"world_size": world, "nodes": fewest}
+    mode = Mode(tune=True, several_nodes=most > 1)
+
+    def saved(path: Path) -> _Saved:
+        return _Saved(path, options, here, mode.several_nodes)
+
+    if options.trials is None and options.recipe is not None:
+        if os.path.isdir(options.recipe):
+            return _the_one_that_fits([saved(path) for path in sorted(options.recipe.glob("*.toml"))], options.recipe)
+        return _with_given_recipe(saved(options.recipe), options.force)
+    if options.trials == 0:
+        if options.tune_only:
+            raise UsageError("--tune-only --trials 0: nothing would be done; allow trials, e.g. --trials 20")
+        return replace(mode, tune=False)
+    if world == 1 and not mode.several_nodes:
+        if options.tune_only:
+            raise NotTuned("nothing to tune in a world of one; start two ranks or more, e.g. --nproc-per-node 2")
+        says = (
+            "nothing to tune in a world of one: launching as torchrun would; where DDP's process group has one rank, "
+            "its reduction is left out (exact)"
+        )
+        return replace(mode, tune=False, bypass=True, says=says)
+    found = [saved(path) for path in found_recipes(options)] if options.trials is None else []
+    return _with_found_recipe(found, mode, options) if found else mode
+
+
+def _size(options: Options) -> tuple[int, int, int]:
+    """Fewest and most nodes, and the ranks on the fewest. UsageError for numbers with which no job can start."""
+    torchrun = options.torchrun
+    try:
+        fewest, most = node_range(torchrun)
+        world = fewest * processes_per_node(torchrun)
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(f"{error}; see --nnodes and --nproc-per-node in autoddp --help-all") from None
+    if not 1 <= fewest <= most:
+        raise UsageError(f"--nnodes {torchrun.nnodes}: must be 1 or more, or a range such as 1:4")
+    if world < 1:
+        raise UsageError(f"--nproc-per-node {torchrun.nproc_per_node}: must be 1 or more, e.g. --nproc-per-node 2")
+    if torchrun.rdzv_backend == "static" and not 0 <= torchrun.node_rank < most:
+        raise UsageError(f"--node-rank {torchrun.node_rank}: must be from 0 to {most - 1} with --nnodes {most}")
+    return fewest, most, world
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A saved recipe, and what speaks against it here. RecipeError for one that is not sound."""
+
+    path: Path
+    options: Options
+    here: Mapping[str, object]
+    """What is known of the job, as `recipe.differences` has it."""
+    several_nodes: bool
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return load(self.path)
+
+    @cached_property
+    def launching(self) -> Mode:
+        """Launching with it. What is not asked for is as in the configuration that the recipe launches."""
+        launched, allow, steps = self.recipe.configuration, self.options.allow, self.options.accumulate_up_to
+        asked = allow is not None or steps is not None
+        chosen = (allow or launched.gradient_rung, steps or launched.steps_per_update) if asked else None
+        mode = Mode(False, self.several_nodes, self.recipe, self.path, chosen)
+        means = larger_batch(mode.configuration.steps_per_update)
+        return replace(mode, says=f"recipe {self.path}: launching {mode.configuration}{means}")
+
+    @cached_property
+    def elsewhere(self) -> list[str]:
+        """How the script differs."""
+        return differences(self.recipe.fits, script=script_names(self.options))
+
+    @cached_property
+    def known(self) -> dict[str, object]:
+        """What is known of the job, and of this machine as far as the recipe depends on it."""
+        return {**self.here, **known_here(self.recipe.fits)}
+
+    @property
+    def absent(self) -> list[str]:
+        """Network devices of the recipe that are not here. Of several hosts each leaves out its own."""
+        variables = {} if self.several_nodes else self.launching.variables
+        return [f"env.{name} = {variables[name]!r}: {why}" for name, why in not_here(variables).items()]
+
+    @cached_property
+    def unlike(self) -> list[str]:
+        """How the job, apart from its script, or the machine differs."""
+        return differences(self.recipe.fits, **self.known) + self.absent
+
+
+def _with_given_recipe(saved: _Saved, force: bool) -> Mode:
+    path, recipe, launching = saved.path, saved.recipe, saved.launching
+    # A recipe that was copied, or is used for a script that was moved: who names it means it, and the worker looks on.
+    if force and saved.unlike:
+        return replace(launching, says=_overruled(launching.says, saved.elsewhere + saved.unlike))
+    if differences(recipe.fits, **saved.known):
+        require_fit(recipe, path, **saved.known, script=script_names(saved.options))
+    if saved.absent:
+        fix = "correct [env], tune again with --trials 20, or leave it out with --force"
+        raise UnfitRecipe(f"{path}: {'; '.join(saved.absent)}: {fix}")
+    if saved.elsewhere:
+        return replace(launching, says=f"{launching.says} ({saved.elsewhere[0]}; parameters and inputs are compared)")
+    return launching
+
+
+def _the_one_that_fits(recipes: Sequence[_Saved], folder: Path) -> Mode:
+    """The one recipe of a folder that fits; why the others do not is said, also where there is none or several."""
+    fitting, others = [], []
+    for saved in recipes:
+        try:
+            unlike = saved.unlike
+        except RecipeError as problem:
+            unlike = [str(problem)]
+        if unlike:
+            others.append(f"{saved.path.name}: {'; '.join(unlike)}")
+        else:
+            fitting.append(saved)
+    if len(fitting) == 1:
+        return replace(fitting[0].launching, says="; not ".join([fitting[0].launching.says, *others]))
+    if fitting:
+        found = f"{len(fitting)} of its recipes fit ({', '.join(saved.path.name for saved in fitting)})"
+    else:
+        found = f"none of its recipes fits ({' | '.join(others)})" if others else "no recipe in it"
+    raise UnfitRecipe(f"--recipe {folder}: {found}: name one file, or tune with --trials 20")
+
+
+def _with_found_recipe(recipes: Sequence[_Saved], mode: Mode, options: Options) -> Mode:
+    """The one of the script's recipes that fits, as far as that can be known before the start; else tuning."""
+    of_script = [saved for saved in recipes if not saved.elsewhere]
+    usable = [saved for saved in of_script if not saved.unlike] or (of_script if options.force else [])
+    if not usable:
+        others = [f"{saved.path} does not fit ({'; '.join(saved.elsewhere + saved.unlike)})" for saved in recipes]
+        return replace(mode, says=f"{'; '.join(others)}: tuning again")
+    best = _preferred(usable, arguments_digest(options))
+    why = Note(best.path, options).why(best.recipe, options)
+    if options.force:
+        unlike = best.unlike + ([f"the last launch with it was of another job ({why})"] if why else [])
+        return replace(best.launching, says=_overruled(best.launching.says, unlike) if unlike else best.launching.says)
+    if why:
+        return replace(mode, says=f"the last launch with {best.path} was of another job ({why}): tuning again")
+    return replace(best.launching, notes=True)
+
+
+def _overruled(says: str, unlike: Sequence[str]) -> str:
+    """The line of a launch with a recipe that is used because of --force."""
+    return f"{says}, though it was made for another job ({'; '.join(unlike)}), because of --force"
+
+
+def _preferred(usable: Sequence[_Saved], arguments: str) -> _Saved:
+    """Of several that fit as far as the launcher can know: same arguments first, then the newest."""
+
+    def rank(saved: _Saved) -> tuple[bool, bool, str]:
+        recipe = saved.recipe
+        return recipe.made_by.arguments == arguments, bool(recipe.fits.script), recipe.made_by.date
+
+    return max(usable, key=rank)
+
+
+def torch_version() -> str:
+    """Without what follows a `+`: the build."""
+    from torch import __version__
+
+    return str(__version__).split("+")[0]

@@ -1,0 +1,163 @@
+"""The recipes of one script: where they stand, whose they are, and where a new one goes.
+
+    proj.train.autoddp.toml       of proj/train.py, in the folder from which it is launched
+    proj.train.2.autoddp.toml     of the same script with another model or other inputs, or of another proj/train.py
+    train.autoddp.toml            as earlier versions called it: it is read where it fits, and never written
+
+Where that folder takes no files, new ones go to one of the user's own, see `runs.usual_folders`; both are read.
+A recipe that was found, and not named with --recipe, is replaced only by one of the same job; another job's gets the
+next number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from autoddp.commandline.options import Options
+from autoddp.commandline.secret_words import without_secrets
+from autoddp.errors import RecipeError
+from autoddp.log import printable
+from autoddp.recipe import Fits, Recipe, differences, load, require_replaceable
+
+_SUFFIX = ".autoddp.toml"
+_MOST = 100  # recipes of one name: each start reads them
+
+
+def script_names(options: Options) -> tuple[str, ...]:
+    """By what a recipe may know the script, links kept and links followed; the first is what a new recipe says.
+
+    Below the recipe's folder it is the path from there, since a checkout that was moved, or that another host mounts
+    elsewhere, is the same job. Elsewhere it is `*/`, the script's folder and its name, for the same reason. A module is
+    known by its name, and so is a program that the shell finds.
+    """
+    script, recipe = options.script, options.recipe
+    if options.torchrun.module:
+        return (f"-m {script}",)
+    if options.torchrun.no_python and not os.path.exists(script):
+        return (script,)
+    folder = Path() if recipe is None else recipe if os.path.isdir(recipe) else recipe.parent
+    kept = _from(os.path.abspath(folder), os.path.abspath(script))
+    followed = _from(os.path.realpath(folder), os.path.realpath(script))
+    return tuple(dict.fromkeys(printable(name) for name in (kept, followed)))
+
+
+def _from(folder: str, script: str) -> str:
+    path = os.path.relpath(script, folder)
+    if path.split(os.sep)[0] != os.pardir:
+        return path
+    return os.path.join("*", os.path.basename(os.path.dirname(script)), os.path.basename(script))
+
+
+def arguments_digest(options: Options) -> str:
+    """16 hex digits over the script's arguments, without what looks like a secret, because a recipe is shared."""
+    words = json.dumps(without_secrets(options.torchrun.training_script_args))
+    return hashlib.sha256(words.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def found_recipes(options: Options) -> list[Path]:
+    """The script's recipes that are there, by number; those by the older name come last."""
+    folders = (options.folders.recipes, Path())
+    numbered = [place for folder in folders for place in _places(folder / options.recipe_name)]
+    older = [folder / options.older_recipe_name for folder in folders]
+    return [place for place in dict.fromkeys([*numbered, *older]) if os.path.isfile(place)]
+
+
+def recipe_may_be_anothers(options: Options) -> bool:
+    """Whether --recipe names only recipes that were not, as far as they say, made for this script."""
+    if options.recipe is None or options.trials is not None:
+        return False
+    others = []
+    for path in options.recipe.glob("*.toml") if os.path.isdir(options.recipe) else [options.recipe]:
+        with contextlib.suppress(RecipeError):  # said when it is used
+            fits = load(path).fits
+            others.append(not fits.script or bool(differences(fits, script=script_names(options))))
+    return bool(others) and all(others)
+
+
+def place_for(options: Options, recipe: Recipe, say: Callable[[str], None]) -> Path:
+    """Where a recipe that was just made goes: over one of the same job, else where nothing stands.
+
+    A recipe that is not sound is replaced too; `save` keeps what stood there. What is no recipe stays.
+    """
+    if options.recipe is not None:
+        return options.recipe
+    for place in _places(options.recipe_path):
+        if not os.path.lexists(place):
+            return place
+        try:
+            require_replaceable(Path(os.path.realpath(place)))
+        except (RecipeError, OSError) as error:
+            say(str(error))
+            continue
+        try:
+            stands = load(place)
+        except RecipeError:
+            return place
+        if same_job(stands.fits, recipe.fits):
+            return place
+        say(f"{place} is another job's recipe and stays")
+    return options.recipe_path.with_name(f"{options.recipe_path.name}.{os.getpid()}.toml")
+
+
+def same_job(one: Fits, other: Fits) -> bool:
+    """Whether a recipe of the one is another measurement of the other. Versions of what was measured do not matter."""
+    parts = ("script", "world_size", "nodes", "devices", "parameters_digest", "inputs")
+    return all(getattr(one, part) == getattr(other, part) for part in parts)
+
+
+class Note:
+    """Says that the job last launched with a recipe was another one, so that the next launch tunes again.
+
+    It stands beside the recipe, `proj.train.autoddp.unfit`, and its last line says what differed. The worker writes it
+    on each host; a launcher that has tuned removes it. Beside a recipe in the current folder nothing is written if
+    that folder takes no files: the note then goes where new recipes go.
+    """
+
+    def __init__(self, recipe: Path, options: Options) -> None:
+        folder = options.folders.recipes if recipe.parent == Path() else recipe.parent
+        self.path = folder / f"{recipe.name.removesuffix('.toml')}.unfit"
+        self._recipe = recipe.name
+
+    def begins(self, options: Options) -> str:
+        """All of its text but the last line, which the worker writes."""
+        return (
+            f"# The job that was launched with {self._recipe} was another one, so the next launch tunes again.\n"
+            "# This file goes then; remove it to launch with that recipe all the same.\n"
+            "# The digest of the script's arguments, and what differed:\n"
+            f"{arguments_digest(options)}\n"
+        )
+
+    def why(self, recipe: Recipe, options: Options) -> str:
+        """What differed at the last launch; "" where there is no note, or it is of a launch that does not concern this.
+
+        Such a one had other arguments, while the recipe was made with these.
+        """
+        if not os.path.isfile(self.path):  # a pipe would be waited for
+            return ""
+        try:
+            lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        said = [line for line in lines if line.strip() and not line.startswith("#")]
+        here = arguments_digest(options)
+        if said[:1] != [here] and recipe.made_by.arguments == here:
+            return ""
+        return printable(said[-1]) if said else "it does not say what differed"
+
+
+def remove_notes(options: Options) -> None:
+    """Of all recipes of the script: the job has been tuned."""
+    for path in found_recipes(options):
+        with contextlib.suppress(OSError):
+            Note(path, options).path.unlink()
+
+
+def _places(first: Path) -> list[Path]:
+    """Where recipes of one script may stand, by number."""
+    stem = first.name.removesuffix(_SUFFIX)
+    return [first, *(first.with_name(f"{stem}.{number}{_SUFFIX}") for number in range(2, _MOST))]

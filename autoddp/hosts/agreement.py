@@ -1,0 +1,296 @@
+"""Before a job on several hosts the launchers meet: they compare what they are about to do, and find their network.
+
+    agreement = agree(torchrun, plan="digest", reads="a recipe")     # UsageError where the hosts cannot run together
+
+Errors are only for what torchrun could not run either, and for hosts with different recipes; any other difference is a
+warning. They come at most five seconds after the last host has arrived, and are the same on all hosts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import queue
+import socket
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from autoddp.codec import Struct, convert, encode
+from autoddp.commandline.local_fingerprint import may_have_gpus
+from autoddp.commandline.mode import torch_version
+from autoddp.errors import UsageError, first_line
+from autoddp.hosts.late_hosts import Notices, Plan, Running, cannot_join
+from autoddp.hosts.together import Hosts
+from autoddp.log import tell
+from autoddp.network.clock import Clock
+from autoddp.network.gathering import Arrivals, say_if_not_ours, wait_for_answer
+from autoddp.network.interface_selection import choose, places_here, towards, with_rdma
+from autoddp.network.own_network import Network
+from autoddp.processes.polling import Asked, polls
+from autoddp.processes.silence import awaiting
+from autoddp.topology import interfaces
+from autoddp.torchrun import elastic
+from autoddp.units import duration
+from autoddp.version import __version__
+
+_SILENT = 10.0  # seconds of waiting for another launcher before the user is told
+_ANSWER = 60.0  # seconds for one answer of another launcher, on a machine that is busy elsewhere
+_CLOCKS = 5.0  # seconds; less may come from the exchange itself, on a machine that is busy
+
+T = TypeVar("T")
+
+
+class HostFacts(Struct, frozen=True):
+    """One launcher. Another version of autoddp may send fewer fields, or more: each has a default."""
+
+    name: str = "?"
+    """The host's own name."""
+    plan: str = ""
+    """A digest of what this host is about to do; it must be equal on all hosts."""
+    reads: str = ""
+    """The plan for people."""
+    nodes: str = ""
+    """--nnodes"""
+    node_rank: int | None = None
+    """--node-rank, under a static rendezvous."""
+    processes: int = 0
+    """On this node."""
+    torch: str = ""
+    autoddp: str = ""
+    clock: float = 0.0
+    """Seconds since 1970, read when all have arrived."""
+
+
+def labels(hosts: Sequence[HostFacts]) -> list[str]:
+    """The hosts' names in messages: --node-rank, or else the order at the meeting, and the host name."""
+    ranks = [index if host.node_rank is None else host.node_rank for index, host in enumerate(hosts)]
+    return [f"node {rank} ({host.name})" for rank, host in zip(ranks, hosts, strict=True)]
+
+
+def compared(hosts: Sequence[HostFacts]) -> tuple[list[str], list[str]]:
+    """(errors, warnings), one line each, the same on all hosts."""
+    errors: list[str] = []
+    warnings: list[str] = []
+
+    def different(values: Sequence[object], shown: Sequence[object] | None = None) -> str:
+        """Which hosts have which value; "" if all have the same. `shown` are the values for people."""
+        return _told(hosts, values, shown or values) if len(set(values)) > 1 else ""
+
+    if told := different([host.plan for host in hosts], [host.reads for host in hosts]):
+        errors.append(
+            f"hosts differ: {told}; every host needs the same recipe, and the same .unfit note beside it or none: "
+            "copy both to all, or name the recipe by --recipe"
+        )
+    ranks = [host.node_rank for host in hosts if host.node_rank is not None]
+    if len(set(ranks)) < len(ranks):
+        told = ", ".join(f"{host.node_rank} on {host.name}" for host in hosts)
+        errors.append(f"two hosts have the same --node-rank ({told}): number them from 0 to {len(hosts) - 1}")
+    if told := different([host.nodes for host in hosts]):
+        # Under a static rendezvous each host would wait for a number of ranks of its own.
+        (errors if ranks else warnings).append(f"--nnodes differs: {told}; give every host the same")
+    for name, values in (
+        ("the number of processes per node", [host.processes for host in hosts]),
+        ("torch's version", [host.torch for host in hosts]),
+        ("autoddp's version", [host.autoddp for host in hosts]),
+    ):
+        if told := different(values):
+            warnings.append(f"{name} differs: {told}")
+    ahead = [host.clock - min(other.clock for other in hosts) for host in hosts]
+    if max(ahead) > _CLOCKS:
+        told = _told(hosts, ahead, [f"{duration(seconds)} ahead" for seconds in ahead])
+        warnings.append(f"the hosts' clocks are {duration(max(ahead))} apart ({told}): times in logs do not compare")
+    return errors, warnings
+
+
+def _told(hosts: Sequence[HostFacts], values: Sequence[object], shown: Sequence[object]) -> str:
+    """`2 on node 0 (a), node 1 (b); 1 on node 2 (c)`: hosts of the same value are named together."""
+    groups: dict[object, list[int]] = {}
+    for index, value in enumerate(values):
+        groups.setdefault(value, []).append(index)
+    called, told = labels(hosts), []
+    for members in groups.values():
+        more = f" and {len(members) - 3} more" if len(members) > 3 else ""
+        told.append(f"{shown[members[0]]} on {', '.join(called[index] for index in members[:3])}{more}")
+    return "; ".join(told)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Keeps the job's meeting point open for as long as it lives; see `elastic.meeting_point`."""
+
+    network: Network
+    """The way to this node."""
+    hosts: Hosts
+    """All launchers that have met."""
+    ranks: int
+    """On all these hosts together."""
+    _meeting_point: object
+    _notices: Notices | None = None
+    joins: tuple[Plan, Running] | None = None
+    """What the others planned and what they launch, where they met before this host came; it has met nobody."""
+
+    def tell_late_hosts(self, running: Running) -> None:
+        """Say what the job is launched with, for hosts that come later."""
+        if self._notices is not None and self.joins is None:
+            self._notices.running(running)
+
+
+class _Meeting:
+    """What the launchers say to each other through the store of their rendezvous."""
+
+    def __init__(self, store: Any, rank: int, nodes: int) -> None:
+        store.set_timeout(timedelta(seconds=_ANSWER))
+        self._store, self._rank, self._nodes = store, rank, nodes
+        self.called = [f"node {node}" for node in range(nodes)]
+        """Each node's name for people."""
+
+    def exchange(self, key: str, mine: Any) -> list[Any]:
+        """What each node says under the key (JSON types), by node. TimeoutError as `await_all`."""
+        self.say(f"{key}/{self._rank}", encode(mine))
+        self.await_all(key)
+        return [json.loads(self._ask(functools.partial(self._store.get, f"{key}/{n}"))) for n in range(self._nodes)]
+
+    def say(self, key: str, text: str) -> None:
+        """Put a text into the store. TimeoutError if the store does not answer."""
+        self._ask(lambda: self._store.set(key, text))
+
+    def await_all(self, key: str) -> None:
+        """Wait until each node has said something under the key. TimeoutError names the nodes that have not."""
+        told = False
+        for waited in polls(_ANSWER):
+            if self._are_there([f"{key}/{node}" for node in range(self._nodes)]):
+                return
+            if waited > _SILENT and not told:
+                told = True
+                tell(f"waiting for {self._silent(key)} (up to {_ANSWER:.0f} s)")
+        raise TimeoutError(f"{self._silent(key)} does not answer, for {_ANSWER:.0f} s: see what that launcher does")
+
+    def _silent(self, key: str) -> str:
+        absent = [node for node in range(self._nodes) if not self._are_there([f"{key}/{node}"])]
+        return ", ".join(self.called[node] for node in absent) or "another host"
+
+    def _are_there(self, keys: list[str]) -> bool:
+        return self._ask(lambda: bool(self._store.check(keys)))
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """What the store answers. TimeoutError if it does not, because the link is down or the other host is off."""
+        asked = Asked(question)
+        with contextlib.suppress(queue.Empty):
+            return asked.answer(_SILENT)
+        tell(f"waiting for an answer of the launcher where the hosts meet (up to {_ANSWER:.0f} s)")
+        with contextlib.suppress(queue.Empty):
+            return asked.answer(_ANSWER)
+        raise TimeoutError(
+            f"the launcher where the hosts meet does not answer, for {_ANSWER:.0f} s: look at the link to it"
+        )
+
+
+@awaiting("the launchers of the other hosts", soon=_SILENT - 2)
+def agree(
+    torchrun: argparse.Namespace, plan: str, reads: str, variables: Collection[str] = (), job: bool = False
+) -> Agreement:
+    """Meet the other nodes' launchers: `plan` must be the same on all, and the network is chosen unless the user did.
+
+    `reads` is the plan for people, `variables` are the names of what the plan sets. `torchrun` is given the address by
+    which the others reach this host, unless the user named one. UsageError, with all errors in one line and the same
+    on all nodes. `job`: a job follows, which a host that comes later may join.
+    """
+    ours = {address for nic in interfaces() for address in nic.addresses}
+    elastic.host_endpoint_if_ours(torchrun, ours)
+    static = torchrun.rdzv_backend == "static"
+    endpoint, has_store = elastic.endpoint(torchrun) or (None, False)
+    board = None
+    if endpoint is not None and not torchrun.rdzv_endpoint and not static:
+        tell(
+            f"warning: --rdzv-endpoint is not given, so this host waits for the others at itself ({endpoint}): name "
+            f"one host on all of them, e.g. --rdzv-endpoint {socket.gethostname()}:{endpoint.port}"
+        )
+    if endpoint is not None and not has_store:
+        where = endpoint
+        board = wait_for_answer(endpoint, elastic.endpoint_patience(torchrun), tell, lambda: elastic.board(where))
+    elif endpoint is not None and static:
+        say_if_not_ours(endpoint, ours, tell)
+    handler = elastic.meeting_point(torchrun, "plan")
+    fewest, most = elastic.node_range(torchrun)
+    arrivals = notices = None
+    shown: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if endpoint is not None:
+        connect = functools.partial(elastic.board, endpoint)
+        board = board or connect()
+        last_call, run_id = elastic.last_call(torchrun), str(torchrun.rdzv_id)
+        arrivals = Arrivals(board, endpoint, run_id, (fewest, most), last_call, connect)
+        notices = Notices(board, run_id)
+        if has_store:
+            shown = Clock(board).shown()
+        elif not notices.has_plan and (ahead := Clock(board).ahead()):
+            elastic.follow_clock(ahead)
+        elastic.end_in_silence(endpoint)
+    with shown:
+        info = elastic.meet(handler, torchrun, arrivals)
+    if info is None:
+        if notices is None or endpoint is None:
+            raise cannot_join(torchrun.rdzv_backend)
+        joins = notices.awaited(tell)
+        tell("the job runs already on other hosts: joining it")
+        places = places_here(torchrun.local_addr, may_have_gpus(os.environ))
+        network = with_rdma(towards(joins[1].address or endpoint.host, places), {*os.environ, *variables})
+        _set_local_address(torchrun, network)
+        return Agreement(network, Hosts(), 0, handler, notices, joins)
+    store, rank, nodes = info.store, info.rank, info.world_size
+    meeting = _Meeting(store, rank, nodes)
+    try:
+        names = meeting.exchange("arrived", socket.gethostname())  # before the clocks, so that all read theirs now
+        meeting.called = [f"node {node} ({name})" for node, name in enumerate(names)]
+        mine = HostFacts(
+            name=socket.gethostname(),
+            plan=plan,
+            reads=reads,
+            nodes=str(torchrun.nnodes),
+            node_rank=torchrun.node_rank if static else None,
+            processes=elastic.processes_per_node(torchrun),
+            torch=torch_version(),
+            autoddp=__version__,
+            clock=time.time(),
+        )
+        all_ = [convert(plain, HostFacts) for plain in meeting.exchange("host", mine)]
+        errors, warnings = compared(all_)
+        if notices is not None and rank == 0:
+            # A late host finds the meeting closed, and then reads this. No host closes it before `choose` ends.
+            notices.plan(Plan(plan, reads, job and not errors))
+        found = choose(
+            meeting.exchange, rank, labels(all_), places_here(torchrun.local_addr, may_have_gpus(os.environ))
+        )
+        handler.shutdown()
+        meeting.say(f"read/{rank}", "1")
+        if has_store:  # it ends with this process, and the others still have to read
+            # The endpoint's name may stand for another host's address: then that host has the store, which has ended.
+            with contextlib.suppress(RuntimeError):
+                meeting.await_all("read")
+    except TimeoutError as error:
+        raise UsageError(str(error)) from None
+    except (RuntimeError, ValueError) as error:
+        why = f"another host has left the meeting, see its own last lines ({first_line(error)})"
+        raise UsageError(why) from None
+    if rank == 0:
+        for warning in warnings + found.doubts:
+            tell(f"warning: {warning}")
+    if errors or found.faults:
+        raise UsageError("; ".join(errors + found.faults))
+    network = with_rdma(found.network, {*os.environ, *variables})
+    _set_local_address(torchrun, network)
+    hosts = Hosts(store, rank, nodes, fewest=fewest, name=labels(all_)[rank], endpoint=endpoint)
+    return Agreement(network, hosts, sum(host.processes for host in all_), handler, notices)
+
+
+def _set_local_address(torchrun: argparse.Namespace, network: Network) -> None:
+    """Give the others this host's address: its name may stand for 127.0.0.1 or another network."""
+    if network.address and torchrun.local_addr is None:
+        torchrun.local_addr = network.address
+    if network.says:
+        tell(network.says)

@@ -1,0 +1,112 @@
+"""A host that comes when the others have met already: it joins their job, as it would under torchrun.
+
+The hosts that have met write into the store at the endpoint what they are about to do, and later what they launch. A
+launcher that comes afterwards, because its host started later or was lost and came back, reads both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+from autoddp.codec import Struct, decode, encode
+from autoddp.errors import HostLost, UsageError, first_line
+from autoddp.knobs import Rung
+from autoddp.processes.polling import polls
+
+_EVERY = 0.5  # seconds between two looks at what the job is launched with
+_AGAIN = 60.0  # seconds from one line to the next
+
+
+class Plan(Struct, frozen=True):
+    """What the hosts that have met are about to do. Another version of autoddp may say less: each has a default."""
+
+    digest: str = ""
+    """Equal to that of a late host which has the same plan."""
+    reads: str = ""
+    """The plan for people."""
+    job: bool = False
+    """Whether a job follows which further hosts may join."""
+
+
+class Running(Struct, frozen=True):
+    """What the job is launched with, once that is known."""
+
+    digest: str = ""
+    """Equal to that of a late host which launches the same."""
+    reads: str = ""
+    """The same for people."""
+    recipe: str = ""
+    """The text of the recipe; "" where the job is launched as written."""
+    chosen: tuple[Rung, int] | None = None
+    """As in `mode.Mode`."""
+    builds_ddp: bool = True
+    """Whether the script builds a DDP model, as far as the hosts know."""
+    address: str = ""
+    """Of a host of the job, on the network that the job uses; "" if that is not known."""
+
+
+class Notices:
+    """The keys about one job on the `board`, a store of torch's that all hosts share."""
+
+    def __init__(self, board: Any, run_id: str) -> None:
+        self._board, self._plan, self._running = board, f"{run_id}/plan", f"{run_id}/running"
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether the hosts have met already, as far as the store says."""
+        with contextlib.suppress(RuntimeError):  # the meeting itself reports what is wrong
+            return bool(self._board.check([self._plan]))
+        return False
+
+    def plan(self, plan: Plan) -> None:
+        """Say what is about to be done. RuntimeError if the store does not answer."""
+        self._board.set(self._plan, encode(plan))
+
+    def running(self, running: Running) -> None:
+        """Say what the job is launched with."""
+        with contextlib.suppress(RuntimeError):  # only late hosts would read it; the job itself reports what is wrong
+            self._board.set(self._running, encode(running))
+
+    def awaited(self, say: Callable[[str], None]) -> tuple[Plan, Running]:
+        """What the hosts that have met planned, and what they launch; tuning may take long, and `say` tells so.
+
+        UsageError where no job follows that could be joined, HostLost if there is none any more.
+        """
+        try:
+            plan = decode(self._board.get(self._plan), Plan) if self._board.check([self._plan]) else Plan()
+            if not plan.job:
+                raise UsageError(_without_this_host(plan.reads))
+            due = 0.0
+            for waited in polls(math.inf, _EVERY):
+                if self._board.check([self._running]):
+                    break
+                if waited >= due:
+                    due = waited + _AGAIN
+                    say(f"the other hosts have begun already ({plan.reads}): joining them when the job is launched")
+            return plan, decode(self._board.get(self._running), Running)
+        except (RuntimeError, ValueError) as error:
+            raise HostLost(f"the job that this host was about to join has ended ({first_line(error)})") from None
+
+
+def _without_this_host(reads: str) -> str:
+    doing = f" ({reads})" if reads else ""
+    return f"the other hosts have begun already{doing}, and no host can join them now: start all hosts together"
+
+
+def cannot_join(backend: str) -> UsageError:
+    """Of a rendezvous whose store cannot be read by a host that comes late."""
+    return UsageError(
+        f"the other hosts have begun already, and under --rdzv-backend {backend} no host can join a job later: start "
+        "all hosts together, or use --rdzv-backend c10d"
+    )
+
+
+def differs(running: Running, here: str) -> UsageError:
+    """Of a late host whose own plan, `here` for people, is not what the job does."""
+    return UsageError(
+        f"hosts differ: the job runs already with {running.reads}; this host has {here}; every host needs the same "
+        "recipe and the same options: copy the recipe, or name it by --recipe"
+    )

@@ -1,0 +1,305 @@
+"""How the launchers of a job on several hosts stay together while they tune: each attempt runs on all hosts or on none.
+
+Elastic restarts nothing in an attempt, so a fault on one host ends that host's part alone. Its launcher says so in a
+store, and the others end theirs. Then all say what they want next, and the next attempt begins on all of them.
+
+The launcher on the host of rank 0 leads: it alone has a study. It tells the others what they have to do beside running
+the script, and at the end what came of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, TypeVar
+
+from autoddp.codec import decode, encode
+from autoddp.errors import HostLost, first_line
+from autoddp.hosts.presence import HostsGone, Presence
+from autoddp.isolation import Level
+from autoddp.network.gathering import Endpoint
+from autoddp.processes.polling import polls
+from autoddp.processes.silence import awaiting
+
+_GRACE = 3.0  # seconds that an attempt has for ending by itself after it has ended on another host
+_ANSWER = timedelta(seconds=60)  # for one answer of the store; torch's own is five minutes
+_PATIENCE = 120.0  # seconds in which every launcher must have said what it wants next
+_RETURN = 60.0  # seconds that a missing host has for coming back before the job is given up without it
+_READING = 10.0  # seconds that the others have for reading what was decided
+_LOOKS = 0.25  # seconds between two looks whether the launcher that leads has said something
+_PART = 2**20  # characters of a long text under one key; the store takes no more than 8 MiB
+_SILENT = 10.0  # seconds of waiting before the user is told
+_OTHERS = "the launchers of the other hosts"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Next:
+    """What one launcher wants after an attempt, or all together."""
+
+    more: bool
+    """Another attempt."""
+    why: str = ""
+    """Why not, where tuning is over and no recipe was found."""
+    level: Level = Level.OVERLAY
+    """The isolation of the next attempt."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Those that the study wants the next attempt to have; none from a launcher that has no study."""
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """What one launcher decides for all of them at the end."""
+
+    leader: int | None
+    """The launcher whose answer all take; None: there is none, or a host is missing."""
+    built_ddp: bool
+    without: list[int]
+    """The launchers that are left out."""
+    why: str
+    """Which launchers said nothing, and why; "" if all did."""
+
+
+@dataclass(eq=False)
+class Hosts:
+    """One host, or several that share a `store`. Methods that ask the others do nothing where there is one."""
+
+    store: Any = None
+    """torch's; None where there is one host."""
+    rank: int = 0
+    nodes: int = 1
+    fewest: int = 0
+    """How many hosts the job needs; 0: all."""
+    name: str = ""
+    """This host's, for the others' messages."""
+    endpoint: Endpoint | None = None
+    """Where the hosts meet."""
+    _ended_elsewhere_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.store is not None:
+            self.store.set_timeout(_ANSWER)
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others."""
+        return self.nodes > 1
+
+    @cached_property
+    def _presence(self) -> Presence:
+        return Presence(self.store, self.rank, self.nodes, self.name or f"node {self.rank}", self.endpoint)
+
+    @property
+    def why_over(self) -> str:
+        """Why tuning has to end on all hosts: one is gone; "" as long as all are here."""
+        return "" if self.store is None else self._presence.why_over
+
+    def waits(self, seconds: float) -> None:
+        """Tell the others for how long all ranks of this host have only waited for other ranks."""
+        if self.store is not None:
+            self._presence.waited = seconds
+
+    def waited(self) -> float:
+        """Seconds for which all ranks of all other hosts have only waited."""
+        return min(self._presence.waited_elsewhere().values()) if self.several else math.inf
+
+    @property
+    def at_work(self) -> list[str]:
+        """The other hosts on which a rank does something else than waiting for others, by name."""
+        if not self.several:
+            return []
+        return [name for name, seconds in self._presence.waited_elsewhere().items() if not seconds]
+
+    def end(self, why: str) -> None:
+        """Tell the others that tuning has to end on all hosts; this launcher goes on to the job."""
+        if self.store is not None:
+            self._presence.end(why)
+
+    def leave(self, why: str) -> None:
+        """Tell the others that this host tunes no more and starts no job; they know it before this returns."""
+        if self.store is not None:
+            self._presence.leave(why)
+
+    def close(self) -> None:
+        """Tuning is over on all hosts; nothing may be asked from here on."""
+        if self.store is not None:
+            self._presence.stop()
+
+    def worst(self, level: Level, say: Callable[[str], None]) -> Level:
+        """The best level that all hosts allow."""
+        return max(self._exchange("level", level, Level, say), key=list(Level).index)
+
+    def attempt_ended(self, number: int, failure: str) -> None:
+        """Tell the others that this host's part of attempt `number` is over."""
+        if self.store is not None:
+            with contextlib.suppress(RuntimeError):  # the store is gone, which the next question will report
+                self._set(f"attempt{number}/ended", failure)
+
+    def ended_elsewhere(self, number: int) -> str | None:
+        """Why attempt `number` has ended on another host, some seconds ago; None as long as it has not."""
+        if self.store is None:
+            return None
+        try:
+            if not self._are_there([f"attempt{number}/ended"]):
+                self._ended_elsewhere_at = 0.0
+                return None
+            self._ended_elsewhere_at = self._ended_elsewhere_at or time.monotonic()
+            if time.monotonic() - self._ended_elsewhere_at < _GRACE:
+                return None
+            return self._get(f"attempt{number}/ended", str) or "it ended on another host"
+        except RuntimeError as error:
+            return f"the other hosts cannot be reached: {first_line(error)}"
+
+    def agree(self, number: int, wanted: Next, say: Callable[[str], None]) -> Next:
+        """What all do after attempt `number`: another one only if all want it."""
+        try:
+            all_ = self._exchange(f"attempt{number}/next", wanted, Next, say)
+        except HostsGone as gone:
+            return Next(False, str(gone), wanted.level)
+        except (RuntimeError, TimeoutError) as error:
+            return Next(False, wanted.why or f"the other hosts do not answer: {first_line(error)}", wanted.level)
+        why = " | ".join(dict.fromkeys(filter(None, (wanted.why, *(one.why for one in all_)))))
+        level = max((one.level for one in all_), key=list(Level).index)
+        variables = {name: value for one in all_ for name, value in one.variables.items()}
+        return Next(all(one.more for one in all_), why, level, variables)
+
+    def tell(self, key: str, value: object) -> None:
+        """Tell the others something, where this launcher leads."""
+        if self.store is not None:
+            with contextlib.suppress(RuntimeError):  # the store is gone, which the next question will report
+                self._set(f"leader/{key}", value)
+
+    def await_told(self, key: str, kind: type[T], over: Callable[[], bool]) -> T | None:
+        """What the launcher that leads tells under a key; None once `over()`, or where the store is gone."""
+        with contextlib.suppress(RuntimeError):
+            while not over():
+                if self._are_there([f"leader/{key}"]):
+                    return self._get(f"leader/{key}", kind)
+                time.sleep(_LOOKS)
+        return None
+
+    def of_the_first(self, key: str, mine: str, say: Callable[[str], None]) -> str:
+        """What the first host says under a key; "" if the hosts do not answer."""
+        try:
+            return self._exchange(key, mine, str, say)[0]
+        except (RuntimeError, TimeoutError):
+            return ""
+
+    def one_answer(self, mine: str, built_ddp: bool, say: Callable[[str], None], leads: bool) -> tuple[str, bool]:
+        """What came of tuning, as a text, and whether the script has built a DDP model on any host.
+
+        It is the text of the launcher that leads; "" if there is none, or if a host says nothing. HostLost if the job
+        cannot run with the hosts that are left. A silent one is waited for, for a minute, and so is the one that keeps
+        the store.
+        """
+        if self.store is None:
+            return mine, built_ddp
+        try:
+            with awaiting(_OTHERS):
+                self._presence.await_store(_RETURN, say)  # as long as the others wait for this host
+                parts = [mine[at : at + _PART] for at in range(0, len(mine), _PART)] if leads else []
+                for number, part in enumerate(parts):
+                    self._set(f"answer/{self.rank}/{number}", part)
+                self._set(f"answer/{self.rank}", (leads, built_ddp, len(parts)))
+                decided = self._decided_by_the_first(self._absent("answer", say))
+                answer = mine if decided.leader == self.rank else self._answer_of(decided.leader)
+        except (RuntimeError, TimeoutError) as error:
+            raise HostLost(f"{self._presence.why_over or first_line(error)}; no job is started") from None
+        self._until_all_have_read(decided.without)
+        if self.rank in decided.without:
+            raise HostLost("the other hosts had not heard of this one for too long, and go on without it")
+        needed = self.fewest or self.nodes
+        if self.nodes - len(decided.without) < needed:
+            raise HostLost(f"{decided.why}; the job needs {needed} hosts, and no job is started")
+        if decided.why:
+            say(f"warning: the recipe is not used: {decided.why}")
+        return answer, decided.built_ddp
+
+    def _answer_of(self, leader: int | None) -> str:
+        if leader is None:
+            return ""
+        _, _, parts = self._get(f"answer/{leader}", tuple[bool, bool, int])
+        return "".join(self._get(f"answer/{leader}/{number}", str) for number in range(parts))
+
+    def _absent(self, key: str, say: Callable[[str], None]) -> list[int]:
+        """The launchers that have said nothing under a key and are not waited for any longer."""
+        told, absent = False, []
+        for waited in polls(_PATIENCE):
+            absent = [rank for rank in range(self.nodes) if not self._are_there([f"{key}/{rank}"])]
+            gone = self._presence.missing()
+            back = [rank for rank in absent if not self._presence.has_left(rank)]
+            patience = _RETURN if all(rank in gone for rank in absent) else _PATIENCE
+            if not back or waited > patience:
+                break
+            if waited > _SILENT and not told:
+                told = True
+                names = ", ".join(self._presence.name_of(rank) for rank in back)
+                say(f"waiting for {names} (up to {patience:.0f} s)")
+        return absent
+
+    def _decided_by_the_first(self, absent: list[int]) -> _Decision:
+        """What the first launcher to come here decides for all: a host that comes back must not decide otherwise."""
+        if self._presence.ask(lambda store: store.add("answer/votes", 1)) == 1:
+            gone = self._presence.missing()
+            names = [f"{self._presence.name_of(rank)} {gone.get(rank, 'does not answer')}" for rank in absent]
+            here = [rank for rank in range(self.nodes) if rank not in absent]
+            said = {rank: self._get(f"answer/{rank}", tuple[bool, bool, int]) for rank in here}
+            leaders = [rank for rank, (leads, _, _) in said.items() if leads]
+            mine = _Decision(
+                leader=None if absent else next(iter(leaders), None),
+                built_ddp=any(built for _, built, _ in said.values()),
+                without=[rank for rank in absent if rank in gone],
+                why=", ".join(names),
+            )
+            self._set("answer/decided", mine)
+        for _ in polls(_ANSWER.total_seconds()):
+            if self._are_there(["answer/decided"]):
+                return self._get("answer/decided", _Decision)
+        raise TimeoutError("the launcher that was to decide for all hosts does not answer")
+
+    def _until_all_have_read(self, without: list[int]) -> None:
+        """The launcher that keeps the store leaves last, because the others still have to read."""
+        keys = [f"answer/read/{rank}" for rank in range(self.nodes) if rank not in without]
+        with contextlib.suppress(RuntimeError):  # it has left, because this host was the last to read
+            self._set(f"answer/read/{self.rank}", True)
+            for _ in polls(_READING):
+                if self._are_there(keys):
+                    return
+
+    def _exchange(self, key: str, mine: T, kind: type[T], say: Callable[[str], None]) -> list[T]:
+        """What every launcher says under a key.
+
+        HostsGone if one is gone, TimeoutError if one says nothing, RuntimeError if the store cannot be asked.
+        """
+        if self.store is None:
+            return [mine]
+        self._set(f"{key}/{self.rank}", mine)
+        keys, told = [f"{key}/{rank}" for rank in range(self.nodes)], False
+        with awaiting(_OTHERS):
+            for waited in polls(_PATIENCE):
+                if self._are_there(keys):
+                    return [self._get(name, kind) for name in keys]
+                if self._presence.why_over:
+                    raise HostsGone(self._presence.why_over)
+                if waited > _SILENT and not told:
+                    told = True
+                    say(f"waiting for {_OTHERS} (up to {_PATIENCE:.0f} s)")
+        why = f"waited {_PATIENCE:.0f} s for the launchers of {self.nodes} hosts"
+        self._presence.end(why)
+        raise TimeoutError(why)
+
+    def _set(self, key: str, value: Any) -> None:
+        self._presence.ask(lambda store: store.set(key, encode(value)))
+
+    def _are_there(self, keys: list[str]) -> bool:
+        return self._presence.ask(lambda store: bool(store.check(keys)))
+
+    def _get(self, key: str, kind: type[T]) -> T:
+        """Only of a key that is there."""
+        return decode(self._presence.ask(lambda store: store.get(key)), kind)

@@ -1,0 +1,285 @@
+"""Before several nodes start: by which of its addresses can the others reach each node, and which is the fastest?
+
+    places = places_here(local_addr=None, has_gpus=False)
+    found = choose(exchange, node, labels, places)  # every launcher calls it, with the same exchange
+    found.network.variables                         # {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1"}
+    found.faults                                    # the same on all nodes: what keeps them from reaching each other
+
+Without a choice the libraries take the address of the host's name, or the first interface by name. On a host with a
+docker bridge, a management network or a Debian-style name on 127.0.1.1 the job then hangs or becomes very slow. So
+every launcher listens on a port, and every other one tries to connect to each of its addresses; a secret, which they
+have exchanged where they meet, shows whether the right machine answers, because private addresses are not unique. The
+next node measures, for a quarter of a second, how fast each address takes data.
+
+A choice of the user's is kept: where GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME is set on a node, nothing is measured for
+that node, and its address is that of the named interface, provided that the others can reach it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from autoddp.codec import Struct, convert
+from autoddp.network.interface_probe import Door, Listener, send_rate, tried
+from autoddp.network.own_network import VARIABLES, Network
+from autoddp.topology.nccl.interface_names import GLOO, LOOPBACK, NCCL, absent, named, preferred
+from autoddp.topology.rdma.ports import rdma_settings
+from autoddp.topology.rdma.sysfs import sysfs_rdma
+from autoddp.topology import interfaces
+
+_CLEARLY = 1.2  # times as fast before a faster interface is taken instead of the one with the host name's address
+_MEASURED = 0.25  # seconds of sending to one interface, twice
+_TRIES = 2  # the faster one counts, because one lost packet stalls a short transfer for long
+_ALL_MEASURED = 1.5  # seconds for all interfaces of a node
+
+Exchange = Callable[[str, Any], list[Any]]
+"""`exchange(key, mine)`: what each node says under the key, by node, as JSON gives it back."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """What one launcher tells the others about its node's addresses. Fields of other versions are ignored."""
+
+    addresses: dict[str, str] = field(default_factory=dict)
+    """Interface → its first address. The loopback's is last; launchers on one machine may use it."""
+    named: dict[str, list[str]] = field(default_factory=dict)
+    """GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, where the user has set them → the interfaces here that they name."""
+    missing: dict[str, list[str]] = field(default_factory=dict)
+    """The same variables → names in them that are not here, or have no address."""
+    down: list[str] = field(default_factory=list)
+    """Interfaces that are down."""
+    local_addr: str = ""
+    """The user's --local-addr."""
+    by_name: list[str] = field(default_factory=list)
+    """The addresses of this host's own name."""
+    has_gpus: bool = False
+    """Whether the ranks may use NCCL instead of Gloo."""
+
+    @property
+    def to_try(self) -> list[str]:
+        """Every address, once."""
+        return list(dict.fromkeys([*self.addresses.values(), *filter(None, [self.local_addr])]))
+
+    @property
+    def beyond_this_machine(self) -> dict[str, str]:
+        """Interface → address, without the loopback."""
+        return {name: a for name, a in self.addresses.items() if not _is_loopback(name, a)}
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result for this node, and for all."""
+
+    network: Network
+    """This node's."""
+    faults: list[str]
+    """One line each: what keeps the nodes from reaching each other. The same on all nodes."""
+    doubts: list[str]
+    """One line each: what may do so, depending on the backend that the script uses. The same on all nodes."""
+
+
+def places_here(local_addr: str | None, has_gpus: bool, environment: Mapping[str, str] | None = None) -> Places:
+    """The addresses of this host."""
+    environment = os.environ if environment is None else environment
+    nics = [nic for nic in interfaces() if nic.addresses]
+    addresses = {nic.name: nic.addresses[0] for nic in nics}
+    if any(name == LOOPBACK for _, name in socket.if_nameindex()):
+        addresses[LOOPBACK] = "127.0.0.1"
+    choice = named(environment, addresses)
+    if NCCL in choice:  # NCCL ignores the loopback unless its whole name is given
+        choice[NCCL] = [n for n in choice[NCCL] if n != LOOPBACK or environment[NCCL].lstrip("=") == LOOPBACK]
+    asked = {name for names in choice.values() for name in names}
+    down = [nic.name for nic in nics if nic.up is False]
+    try:
+        by_name = sorted({str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)})
+    except OSError:
+        by_name = []
+    return Places(
+        addresses={name: address for name, address in addresses.items() if name not in down or name in asked},
+        named=choice,
+        missing={variable: absent(variable, environment[variable], addresses) for variable in choice},
+        down=down,
+        local_addr=local_addr or "",
+        by_name=by_name,
+        has_gpus=has_gpus,
+    )
+
+
+def with_rdma(network: Network, taken: Collection[str]) -> Network:
+    """The same with what NCCL must be told about this node's RDMA ports; variables in `taken` stay as they are."""
+    found = sysfs_rdma()
+    settings = {n: value for n, value in rdma_settings(found.ports, found.gids).items() if n not in taken}
+    says = [*filter(None, [network.says]), *(f"{name}={value}: {why}" for name, (value, why) in settings.items())]
+    return replace(network, says="; ".join(says), rdma={name: value for name, (value, _) in settings.items()})
+
+
+def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places) -> Found:
+    """The same exchange on all nodes. `labels` has each node's name for people, such as "node 1 (host1)"."""
+    with Listener(places.to_try) as listener:
+        mine = _Listening(listener.port, listener.secret, places)
+        all_ = [convert(one, _Listening) for one in exchange("network/address", mine)]
+        doors = [(o, one.door(a)) for o, one in enumerate(all_) if o != node for a in one.places.to_try]
+        answers = tried([door for _, door in doors])
+        refused = [(other, door.address, why) for (other, door), why in zip(doors, answers, strict=True) if why]
+        nodes = [_Node(label, one.places) for label, one in zip(labels, all_, strict=True)]
+        for label, refusals in zip(labels, exchange("network/reached", refused), strict=True):
+            for other, address, why in refusals:
+                nodes[other].refusals.setdefault(address, []).append((label, why))
+        complaints = [complaint for one in nodes for complaint in one.complaints()]
+        faults, doubts = ([text for sure, text in complaints if sure is wanted] for wanted in (True, False))
+        following = (node + 1) % len(nodes)
+        next_ = nodes[following]
+        open_ = {} if faults or _is_taken(next_.places, next_.usable) else next_.usable
+        lasting = min(_MEASURED, _ALL_MEASURED / (_TRIES * len(open_) or 1))
+        rates = {name: _rate(all_[following].door(address), lasting) for name, address in open_.items()}
+        rates_of_all = exchange("network/rate", rates)
+        exchange("network/done", True)  # nobody stops listening before all have measured
+    if faults:
+        return Found(Network(), faults, doubts)
+    return Found(_chosen(places, nodes[node].usable, rates_of_all[node - 1]), [], doubts)
+
+
+def towards(address: str, places: Places) -> Network:
+    """The user's choice; else the interface by which an address, or a name, of another host is reached.
+
+    Nothing is measured: it is for a host that comes when the others are at work.
+    """
+    if _is_taken(places, places.addresses):
+        return _as_named(places, places.addresses)
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(place)  # sends nothing
+            own = str(probe.getsockname()[0])
+    except OSError:  # as torchrun would choose
+        return Network()
+    name = next((name for name, known in places.addresses.items() if known == own), "")
+    if not name or (own in places.by_name and len(places.beyond_this_machine) <= 1):
+        return Network(address=own)
+    says = f"network: {name} {own}, by which {address} is reached{_by_name(places, own)}"
+    return Network(name, own, says, told=tuple(variable for variable in VARIABLES if variable not in places.named))
+
+
+class _Listening(Struct, frozen=True):
+    """Where a launcher listens."""
+
+    port: int
+    secret: str
+    places: Places
+
+    def door(self, address: str) -> Door:
+        return Door(address, self.port, self.secret)
+
+
+@dataclass
+class _Node:
+    """One node, and which of its addresses the others cannot reach."""
+
+    label: str
+    places: Places
+    refusals: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    """Address → the nodes that cannot connect to it, with the reason."""
+
+    @cached_property
+    def usable(self) -> dict[str, str]:
+        """Interface → address, of those that all others reach; the loopback only where there is nothing else."""
+        found = {name: address for name, address in self.places.addresses.items() if address not in self.refusals}
+        beyond = {name: address for name, address in found.items() if name in self.places.beyond_this_machine}
+        return beyond if beyond and not set(preferred(self.places.named)) & (found.keys() - beyond.keys()) else found
+
+    def complaints(self) -> Iterator[tuple[bool, str]]:
+        """What keeps the other nodes from reaching this one: (whether it surely does so, text)."""
+        local = self.places.local_addr
+        if local in self.refusals:
+            why = self._why_not(local)
+            yield True, f"--local-addr {local} of {self.label} leads nowhere: {why}: give an address that does"
+        for variable, why in self._wrongly_named():
+            # Which of the two libraries the script uses is not known before it runs.
+            yield variable == GLOO and not self.places.has_gpus, f"{variable} on {self.label}: {why}"
+        if not self.usable:
+            tries = self.places.beyond_this_machine or self.places.addresses
+            told = "; ".join(f"{name} {address}: {self._why_not(address)}" for name, address in tries.items())
+            yield (
+                True,
+                f"{self.label} has no address that all others can connect to ({told or 'it has none at all'}): open "
+                "its firewall for all TCP ports between the hosts",
+            )
+
+    def _wrongly_named(self) -> Iterator[tuple[str, str]]:
+        """(variable, what is wrong with it). Gloo uses all interfaces that it is given, NCCL needs only one."""
+        places = self.places
+        for variable, names in places.named.items():
+            bad = {name: a for name in names if (a := places.addresses[name]) in self.refusals}
+            missing = ", ".join(places.missing[variable])
+            if missing and (variable == GLOO or not names):
+                known = ", ".join(places.addresses) or "none"
+                yield variable, f"no interface {missing} with an address there (it has {known})"
+            elif not names:
+                yield variable, "it excludes every interface"
+            elif bad and (variable == GLOO or len(bad) == len(names)):
+                name, address = next(iter(bad.items()))
+                why = f"{name} is down" if name in places.down else self._why_not(address)
+                yield variable, f"{name} {address} is not reached by all hosts: {why}"
+
+    def _why_not(self, address: str) -> str:
+        """The first node that cannot connect, its reason, and how many others there are."""
+        (label, why), *others = self.refusals[address]
+        return f"from {label}{f' (and {len(others)} more)' if others else ''}: {why}"
+
+
+def _is_loopback(name: str, address: str) -> bool:
+    """Whether only this machine can connect to it."""
+    return name == LOOPBACK or ipaddress.ip_address(address).is_loopback
+
+
+def _is_taken(places: Places, usable: Mapping[str, str]) -> bool:
+    """Whether the user has made this node's choice."""
+    return any(name in usable for name in preferred(places.named))
+
+
+def _rate(door: Door, lasting: float) -> float:
+    """Gbit/s to one interface of the next node: the better of two."""
+    return max(send_rate(door, lasting) for _ in range(_TRIES)) * 8 / 1e9
+
+
+def _chosen(places: Places, usable: dict[str, str], rates: dict[str, float]) -> Network:
+    """The user's choice; else the fastest interface, or the one with the host name's address if it is about as fast."""
+    if _is_taken(places, usable):
+        return _as_named(places, usable)
+    default = next((name for name in rates if usable[name] in places.by_name), "")
+    best = max(rates, key=lambda name: rates[name])
+    if default and rates[best] < _CLEARLY * rates[default]:
+        best = default
+    beyond, address = places.beyond_this_machine, usable[best]
+    if default == best and len(beyond) <= 1:
+        return Network(address=address, rates=rates)
+    others = [f"{name} {rate:.2g} Gbit/s" for name, rate in rates.items() if name != best]
+    others += [f"{name} reaches not all hosts" for name in beyond if name not in rates]
+    beside = f" ({'; '.join(others)})" if others else ""
+    says = f"network: {best} {address} reaches all hosts at {rates[best]:.2g} Gbit/s{beside}{_by_name(places, address)}"
+    told = tuple(variable for variable in VARIABLES if variable not in places.named)
+    return Network(best, address, says, rates, told=told)
+
+
+def _as_named(places: Places, usable: dict[str, str]) -> Network:
+    """The interface that the user has named. Gloo gets it too if the host name's address leads nowhere."""
+    best = next(name for name in preferred(places.named) if name in usable)
+    address = usable[best]
+    by_name = _by_name(places, address)
+    variable = GLOO if best in places.named.get(GLOO, ()) else NCCL
+    gloo_is_lost = GLOO not in places.named and not set(places.by_name) & set(usable.values())
+    told = (GLOO,) if gloo_is_lost else ()
+    also = f"; {GLOO} is set to it too" if told else ""
+    says = f"network: {best} {address}, which {variable} names, reaches all hosts{by_name}{also}" if by_name else ""
+    return Network(best if told else "", address, says, told=told)
+
+
+def _by_name(places: Places, address: str) -> str:
+    known = ", ".join(places.by_name) or "no address"
+    return "" if address in places.by_name else f"; this host's name stands for {known}"

@@ -1,0 +1,108 @@
+"""Child processes: forking them, how they ended, and ending every process below this one.
+
+A process that adopts orphans also finds those whose parents have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+
+import psutil
+
+from autoddp.processes.polling import polls
+
+_ENDING = 10.0  # seconds in which every process must be gone after SIGKILL
+_stuck: set[int] = set()
+"""Children that were killed and have not ended."""
+_KILLS = 0.01  # seconds between two rounds of SIGKILL: a process may have started another one in between
+_NAMED = 8  # processes that are named in a line
+
+
+def fork() -> int:
+    """`os.fork`, with nothing left in the buffers that both processes would write."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads: numpy's, which wait for work, and which the child does not need.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+ENDED_WELL = "ended with exit code 0"
+"""What `how_ended` says of a process that has not failed."""
+
+
+def how_ended(code: int) -> str:
+    """ "killed by SIGABRT" or "ended with exit code 1"; `code` is as `os.waitstatus_to_exitcode` gives it."""
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def collect() -> dict[int, int]:
+    """Collect the children that have ended: process id → status, as `os.waitpid` gives it."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.update([child])
+    _stuck.difference_update(ended)
+    return ended
+
+
+def gone_within(seconds: float) -> bool:
+    """Wait for the end of every process below this one; whether all have ended in time."""
+    return any(not list(_running()) for _ in polls(seconds))
+
+
+def named_descendants(but: int | None) -> str:
+    """The processes below this one by name and id, for a line; "" if there is none. `but`: one that is left out."""
+    found = [f"{process.name()} ({process.pid})" for process in _running() if process.pid != but]
+    more = len(found) - _NAMED
+    return ", ".join(found[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def terminate_descendants() -> None:
+    """Send SIGTERM to every process below this one, also to those that are stopped."""
+    for process in list(_running()):
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+            process.resume()
+
+
+def kill_child(child: int, patience: float = _ENDING) -> int | None:
+    """Kill a child of this process and collect it: its status, as `os.waitpid` gives it.
+
+    None if it does not end within `patience` seconds: a process that waits for a dead file system cannot be killed.
+    Nothing waits for it then.
+    """
+    os.kill(child, signal.SIGKILL)  # its id is still its own if it has ended, because it was not collected
+    for _ in polls(patience, _KILLS):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+    _stuck.add(child)
+    return None
+
+
+def kill_descendants() -> None:
+    """Kill every process below this one; returns once they are gone, or after ten seconds."""
+    for _ in polls(_ENDING, _KILLS):
+        below = [process for process in psutil.Process().children(recursive=True) if process.pid not in _stuck]
+        for process in below:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        collect()
+        if not below:
+            return
+
+
+def _running() -> Iterator[psutil.Process]:
+    """Every process below this one that has not ended."""
+    collect()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it ends at this moment
+            if process.status() != psutil.STATUS_ZOMBIE:
+                yield process

@@ -1,0 +1,8 @@
+"""DDP objects.
+
+objects          changes them: the only file that uses private names of DDP
+model            what they wrap
+inputs           what a forward pass is called with
+unreduced        jobs in which DDP reduces in no step
+used_parameters  parameters that a script does not use
+"""

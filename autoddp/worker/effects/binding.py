@@ -1,0 +1,106 @@
+"""Keeps a rank's threads on the NUMA node of its GPU. Without GPUs, ranks are spread over the host's NUMA nodes.
+
+The binding changes in the running process: the scheduler moves the threads at once, and the memory that they allocate
+from then on is near. Memory that the process has already stays where it is, so a trial shows rather less than the
+launched job gains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+
+from autoddp.knobs import Configuration
+from autoddp.knobs.computing import NUMA_BINDING
+from autoddp.topology.system.files import number
+from autoddp.topology.system.machine import cpus, numa_nodes
+from autoddp.worker.effects.base import Effect
+
+_OTHERS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+"""Variables with which the user lets OpenMP bind its threads."""
+
+
+class Binding(Effect):
+    """The knob `numa_binding`. Create it when the script's model is on `device`.
+
+    `why_not` says why the rank cannot be bound; "" if it can.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._as_written = _allowed()
+        self._bound = False
+        self._own_masks: set[int] = set()
+        """Threads whose CPU mask differed from the main thread's when the others were moved; they are never moved."""
+        self.why_not, self._near = _near(device, self._as_written)
+
+    def apply(self, configuration: Configuration) -> None:
+        """See `Effect`."""
+        self.bind(NUMA_BINDING.name in configuration)
+
+    def bind(self, on: bool) -> None:
+        """Move the threads that have the main thread's CPU mask to the near CPUs, or back. New threads inherit it.
+
+        Threads with another mask were placed on purpose: NCCL puts its network threads near the GPU.
+        """
+        if on == self._bound or self.why_not:
+            return
+        self._bound = on
+        if on:
+            self._own_masks = {thread for thread in _threads() if _mask(thread) != self._as_written}
+        for thread in set(_threads()) - self._own_masks:
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                os.sched_setaffinity(thread, self._near if on else self._as_written)
+
+
+def _near(device: torch.device, allowed: Collection[int]) -> tuple[str, set[int]]:
+    """Why the rank cannot be bound, or "", and the near CPUs."""
+    asked = next((name for name in _OTHERS if name in os.environ), "")
+    if not allowed:
+        return "the system has no CPU affinity", set()
+    if asked:
+        return f"{asked} is set", set()
+    nodes = [(node.number, cpus(node) & set(allowed)) for node in numa_nodes()]
+    usable = [(node, found) for node, found in nodes if found]
+    if len(usable) < 2:
+        return "its CPUs are on one NUMA node", set()
+    if device.type == "cuda":
+        near = dict(usable).get(_node_of_gpu(device))
+        return ("", near) if near else ("the GPU's NUMA node is not known", set())
+    rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if ranks < len(usable):
+        return "fewer ranks than NUMA nodes: binding would leave CPUs idle", set()
+    return "", usable[rank * len(usable) // ranks][1]
+
+
+def _node_of_gpu(device: torch.device) -> int:
+    """The NUMA node of the GPU; -1 if it is not known, or if the kernel assigns the GPU to none."""
+    of = torch.cuda.get_device_properties(device)
+    address = [getattr(of, name, -1) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
+    if -1 in address:  # torch before 2.7
+        return -1
+    found = number(Path("/sys/bus/pci/devices") / "{:04x}:{:02x}:{:02x}.0".format(*address) / "numa_node")
+    return -1 if found is None else found
+
+
+def _allowed() -> set[int]:
+    """CPUs on which the main thread may run; empty if the system has no affinity."""
+    return _mask(os.getpid()) if hasattr(os, "sched_getaffinity") else set()
+
+
+def _mask(thread: int) -> set[int]:
+    """CPUs on which a thread may run; empty if it has ended."""
+    try:
+        return set(os.sched_getaffinity(thread))
+    except OSError:
+        return set()
+
+
+def _threads() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc/self/task")]
+    except OSError:  # no Linux
+        return [0]

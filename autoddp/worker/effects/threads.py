@@ -1,0 +1,78 @@
+"""The number of CPU threads of this rank: who has set it, and how it is changed in the running process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from autoddp.knobs import Configuration
+from autoddp.knobs.computing import THREADS
+from autoddp.worker.effects.base import Effect
+
+
+class Threads(Effect):
+    """The knob `threads`. Create it right after torch was imported, before the script uses torch."""
+
+    def __init__(self, given: str | None, pinned: str) -> None:
+        """`given`: the variable when the process started. `pinned`: why the user's number must stay, or ""."""
+        self._pinned = pinned
+        if os.environ.get(THREADS.variable) != given:
+            self._pinned = self._pinned or f"the script sets {THREADS.variable}"
+        self.as_written = torch.get_num_threads()
+        self._before: tuple[int, str | None] | None = None
+
+    def pinned(self) -> str:
+        """Why the number must stay as it is; "" if it may change. Call it after the script has set itself up."""
+        if torch.get_num_threads() != self.as_written:
+            return self._pinned or "the script sets the number of threads"
+        return self._pinned
+
+    def apply(self, configuration: Configuration) -> None:
+        """See `Effect`. In the launched job the variable sets the number, so its configuration has no such knob."""
+        self.set_count(THREADS.of(configuration))
+
+    def set_count(self, count: int | None) -> None:
+        """Use `count` threads in the next operators and in new child processes; None restores the original number.
+
+        The original number is the one before the first call, which the script itself may have set.
+        """
+        if count is not None:
+            self._before = self._before or (torch.get_num_threads(), os.environ.get(THREADS.variable))
+            self._set(count, str(count))
+        elif self._before is not None:
+            self._set(*self._before)
+            self._before = None
+
+    @staticmethod
+    def _set(count: int, variable: str | None) -> None:
+        if variable is None:
+            os.environ.pop(THREADS.variable, None)
+        else:
+            os.environ[THREADS.variable] = variable
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)
+
+
+def most_at_start() -> int:
+    """The largest number of threads that the variable can give a process: with MKL, the number of cores.
+
+    A running process could use more where a core has two hardware threads. Trials must not, because the launched job
+    cannot.
+    """
+    takes_all = not torch.backends.mkl.is_available() or os.environ.get("MKL_DYNAMIC", "").lower() in ("false", "0")
+    if takes_all or not hasattr(os, "sched_getaffinity"):
+        return usable_cpus()
+    places = [
+        Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in os.sched_getaffinity(0)
+    ]
+    try:
+        return len({place.read_text() for place in places})  # the hardware threads of a core list the same siblings
+    except OSError:
+        return usable_cpus()
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

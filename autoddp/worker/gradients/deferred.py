@@ -1,0 +1,189 @@
+"""Puts the reductions of a step's micro-batches off to the last one, in scripts that accumulate without `no_sync`.
+
+Reducing after each backward pass gives mean(g1) + mean(g2) + …, reducing once gives mean(g1 + g2 + …), which is the
+same. Where a step comes earlier than expected, its gradients are reduced before torch reads them. They cannot be
+reduced where the script itself reads them, as `p.grad`, because one rank alone may do so: the job stops there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.optimizer import Optimizer
+
+from autoddp.knobs import Configuration
+from autoddp.knobs.micro_batches import DEFER_REDUCTIONS, DISCARDS_GRADIENTS, READS_GRADIENTS
+from autoddp.worker.ddp.objects import DdpEvents, Wrapped, is_joining, must_reduce, when_backward_begins
+from autoddp.worker.effects.base import Effect
+from autoddp.worker.gradients.access import GradientHandler, OwnReads, are_reduced, held_by
+from autoddp.worker.gradients.switch import ReductionSwitch, StillThere, left_unreduced
+
+_CHUNK = 25 * 2**20  # bytes that are flattened at once
+
+
+class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
+    """A handler of gradients and of DDP's events. Set `every`, micro-batches per step; 1 puts nothing off."""
+
+    def __init__(self, switch: ReductionSwitch, wrapped: Callable[[], Sequence[Wrapped]]) -> None:
+        self._switch = switch
+        self._wrapped = wrapped
+        self._every = 1
+        self._forwards = 0
+        self.pending = False
+        """Whether there may be gradients that are not reduced."""
+        self._parameters = StillThere(DEFER_REDUCTIONS.name)
+        self._own_reads = OwnReads()  # while there may be gradients that are not reduced
+        # Of which the last forward pass was put off. DDP broadcasts buffers only after one that was not.
+        self._broadcasts: weakref.WeakSet[DDP] = weakref.WeakSet()
+        self.steps_by_closure = False
+        """Whether an optimizer of DDP's parameters runs backward passes itself: it may read gradients after each."""
+        self.reads: Callable[[Sequence[torch.Tensor]], object] = lambda given: None
+        """Called before an optimizer or another function of torch reads gradients, and before they are reduced here;
+        with what that function was given: parameters or gradients, and nothing by an optimizer."""
+        self.has_read: Callable[[], None] = lambda: None
+        """Called when such a function has ended, which may have changed the gradients; not after an optimizer."""
+
+    def apply(self, configuration: Configuration) -> None:
+        """See `Effect`."""
+        self.every = DEFER_REDUCTIONS.of(configuration) or 1
+
+    @property
+    def every(self) -> int:
+        """Micro-batches per step, of which only the last reduces."""
+        return self._every
+
+    @every.setter
+    def every(self, micro_batches: int) -> None:
+        """At a step boundary."""
+        self._every, self._forwards, self._switch.put_off = micro_batches, 0, False
+        self._is_reduced()
+
+    def end(self) -> None:
+        """Put nothing off from now on; allowed at any time. What was put off before is reduced when it is read."""
+        self._every, self._switch.put_off = 1, False
+
+    def forward_begins(self, ddp: DDP) -> None:
+        """A forward pass is about to run; what is decided here holds for its backward pass."""
+        self._switch.put_off = False
+        if ddp in self._broadcasts:
+            self._broadcasts.discard(ddp)
+            ddp.require_forward_param_sync = True
+        if self.pending:
+            self._parameters.check()
+            if self._own_reads.has_read():
+                raise left_unreduced(DISCARDS_GRADIENTS, DEFER_REDUCTIONS.name)
+        if self._every < 2 or not (torch.is_grad_enabled() and self._switch.reduces(ddp)) or is_joining(ddp):
+            return
+        if not ddp.training:  # an evaluation, which may be one rank's alone
+            return
+        self._forwards += 1
+        self._switch.put_off = self._forwards % self._every != 0 and not must_reduce(ddp)
+        if self._switch.put_off:
+            self.pending = True
+            self._broadcasts.add(ddp)
+            parameters = next(w.parameters for w in self._wrapped() if w.ddp is ddp)
+            self._parameters.begin(parameters)
+            self._own_reads.begin(parameters)
+
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        """See `DdpEvents`. Only a backward pass from what the module has returned reduces what was put off before."""
+        if self.pending and self._switch.reduces(ddp):
+            when_backward_begins(what, self._is_reduced)
+        return what
+
+    def _is_reduced(self) -> None:
+        self.pending = False
+        self._parameters.end()
+        self._own_reads.end()
+
+    def before_reading(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """See `GradientHandler`."""
+        self.reduce_what_is_missing(parameters)
+        return False
+
+    def after_reading(self) -> None:
+        """See `GradientHandler`."""
+        self.has_read()
+
+    def before_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        """See `GradientHandler`."""
+        if are_reduced(held_by(optimizer), self._wrapped()):
+            if has_closure:
+                self.steps_by_closure = True
+                self.end()
+            self.reduce_what_is_missing()
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """See `GradientHandler`."""
+        if are_reduced(held_by(optimizer), self._wrapped()):
+            self._forwards = 0
+
+    def reduce_what_is_missing(self, given: Sequence[torch.Tensor] = ()) -> None:
+        """Put the mean over the ranks into all gradients, if their reduction was put off.
+
+        `given` is what a function of torch is about to read. RuntimeError if the script itself has read others.
+        """
+        self.reads(given)
+        if not self.pending:
+            return
+        if self._own_reads.has_read(given):
+            raise left_unreduced(READS_GRADIENTS, DEFER_REDUCTIONS.name)
+        self.reduce(self._wrapped())
+        self._forwards = 0
+        self._is_reduced()
+
+    @staticmethod
+    def reduce(objects: Iterable[Wrapped]) -> None:
+        """Put the mean over the ranks into the gradients of these objects; all ranks call it at the same place.
+
+        Some parts of a gradient may have been reduced before. They are equal on all ranks, and their mean is that part.
+        Of several objects around the same parameters one counts: on some ranks an earlier one may be freed already.
+        """
+        for wrapped in {one.model: one for one in objects}.values():
+            ddp = wrapped.ddp
+            if ddp is None:
+                continue
+            parameters = wrapped.parameters
+            if ddp.find_unused_parameters:
+                _complete(parameters, ddp.process_group)
+            for some in _chunks([p.grad for p in parameters if p.grad is not None]):
+                _average(some, ddp.process_group)
+
+
+def _complete(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Give parameters that only other ranks have used a gradient of zeros, as DDP does; unused ones get none."""
+    used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=parameters[0].device)
+    dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group)
+    for p, by_any in zip(parameters, used.tolist(), strict=True):
+        if by_any and p.grad is None:
+            p.grad = torch.zeros_like(p)
+
+
+def _chunks(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """In order and in lists, each of one type and device and small enough to be copied into one buffer."""
+    found: list[list[torch.Tensor]] = []
+    room = 0
+    for gradient in gradients:
+        size = gradient.numel() * gradient.element_size()
+        alike = found and (found[-1][0].dtype, found[-1][0].device) == (gradient.dtype, gradient.device)
+        if not alike or size > room:
+            found.append([])
+            room = _CHUNK
+        found[-1].append(gradient)
+        room -= size
+    return found
+
+
+def _average(gradients: list[torch.Tensor], group: dist.ProcessGroup) -> None:
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).div_(group.size())
+    dist.all_reduce(flat, group=group)
+    offset = 0
+    for gradient in gradients:
+        gradient.copy_(flat[offset : offset + gradient.numel()].view(gradient.shape))
+        offset += gradient.numel()

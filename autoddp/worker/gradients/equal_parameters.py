@@ -1,0 +1,192 @@
+"""Checks that the ranks still have the same parameters, in a real job whose recipe leaves out or changes reductions.
+
+A fault of autoddp there would let each rank train a model of its own, and nothing else would show it. So rank 0 writes
+a checksum of what DDP reduces into the job's store, several times early on and rarely later, and each other rank
+compares its own with it in one of its next forward passes. No collective is added, no rank waits, and a rank may run a
+forward pass alone. If the checksums differ, every rank stops with an exception that names the knob.
+
+Ranks may differ on purpose. So nothing is compared for parameters that DDP does not reduce, for ranks that differ at
+the first step, for an object whose script has once stepped without reducing (local SGD) or reduces by a communication
+hook of its own, for passes inside `join()` or in evaluation, and between ranks on unlike devices, whose arithmetic may
+differ in the last bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.optimizer import Optimizer
+
+from autoddp.knobs import BY_NAME, Configuration
+from autoddp.log import tell
+from autoddp.worker.ddp.objects import DdpEvents, Wrapped, is_joining, store_of
+from autoddp.worker.gradients.access import GradientHandler, add_handler, held_by, ids_of
+from autoddp.worker.gradients.switch import ReductionSwitch
+from autoddp.worker.process.device import devices_of
+
+_EARLY = (0, 2, 10, 100)  # steps; 0 is before the first
+_EVERY = 1000  # a look reads each parameter once, as a small part of one step does: within 0.1 % of the time
+_WAITING = 8  # checksums that a rank keeps until rank 0 has written its own
+_OFF = (
+    "warning: this version of torch does not tell by which store the ranks have met, so their parameters are "
+    "not compared in this job"
+)
+_HEARD_FOR = 8  # forward passes after a look in which a rank asks whether another one has found a difference
+
+
+def guarded(configuration: Configuration) -> str:
+    """The knobs by which ranks could come to differ, with their values, as text; "" if there are none."""
+    plain = configuration.plain()
+    # Not a `Configuration`: some of these knobs are valid only beside others, by which ranks cannot come to differ.
+    found = {name: value for name, value in plain.items() if BY_NAME[name].could_part_ranks}
+    return " ".join(f"{name}={json.dumps(value)}" for name, value in found.items())
+
+
+@dataclass
+class _Object:
+    """What is known of one DDP object."""
+
+    number: int
+    """In order of construction: the same on every rank."""
+    ids: frozenset[int]
+    steps: int = 0
+    stepped: bool = False
+    """Since the last forward pass; `reduces` since the last step."""
+    reduces: bool = False
+    is_off: bool = False
+    looks: list[int] = field(default_factory=lambda: list(_EARLY))
+    mine: dict[int, str] = field(default_factory=dict)
+    """This rank's checksums by step, of those that are still to be compared with rank 0's; the oldest first."""
+    hears: int = 0
+    passes: int = 0
+    """Forward passes that reduce: counted alike on all ranks, so that all stop at the same one."""
+
+
+class Guard(DdpEvents, GradientHandler):
+    """Stops the job where ranks differ, with a message that names `knobs`."""
+
+    def __init__(self, knobs: str, switch: ReductionSwitch) -> None:
+        self._knobs, self._switch = knobs, switch
+        self._objects: dict[Wrapped, _Object] = {}
+        self._built = 0
+        self._has_said_that_it_is_off = False
+        add_handler(self)
+
+    def built(self, wrapped: Wrapped) -> None:
+        """See `DdpEvents`."""
+        self._objects = {w: o for w, o in self._objects.items() if w.ddp is not None}
+        self._objects[wrapped] = _Object(self._built, ids_of(wrapped.parameters))
+        self._built += 1
+
+    def forget(self, wrapped: Wrapped) -> None:
+        """Compare this object no more: it is as written again."""
+        self._objects.pop(wrapped, None)
+
+    def forward_begins(self, ddp: DDP) -> None:
+        """A forward pass is about to run. RuntimeError where the ranks have parted."""
+        wrapped = next((w for w in self._objects if w.ddp is ddp), None)
+        if wrapped is None or not torch.is_grad_enabled() or not ddp.training:
+            return
+        one = self._objects[wrapped]
+        if one.stepped:
+            one.steps, one.stepped = one.steps + 1, False
+            # As the script has it: what a knob puts off is still to be the same on every rank.
+            one.is_off |= not one.reduces
+            one.reduces = False
+        one.reduces |= self._switch.as_written(ddp)
+        one.is_off |= is_joining(ddp) or ddp.process_group.size() == 1 or wrapped.script_hook is not None
+        if one.is_off or not self._switch.as_written(ddp):
+            return
+        one.passes += 1
+        self._look(one, wrapped, ddp)
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """See `GradientHandler`."""
+        held = ids_of(held_by(optimizer))
+        for one in self._objects.values():
+            one.stepped |= not one.ids.isdisjoint(held)
+
+    def _look(self, one: _Object, wrapped: Wrapped, ddp: DDP) -> None:
+        # A rank that is ahead asks until rank 0 has written: where a fault leaves out all reductions, no rank waits.
+        asks = one.hears or (one.mine and dist.get_rank(ddp.process_group) != 0)
+        if not asks and one.steps < one.looks[0]:
+            return
+        store, rank = store_of(ddp), dist.get_rank(ddp.process_group)
+        if store is None:
+            one.is_off = True
+            if rank == 0 and not self._has_said_that_it_is_off:
+                self._has_said_that_it_is_off = True
+                tell(_OFF)
+            return
+        if asks:
+            one.hears = max(0, one.hears - 1)
+            self._hear(one, rank, store)
+        if one.steps >= one.looks[0]:
+            # Steps are counted alike on all ranks, so all are at the same look.
+            step = one.looks.pop(0)
+            one.looks = one.looks or [step + _EVERY if step >= _EVERY else _EVERY]
+            seen, one.hears = checksum(wrapped.parameters), _HEARD_FOR
+            if rank == 0:
+                store.set(_key(one, step), seen)
+            elif len(one.mine) < _WAITING:
+                one.mine[step] = seen
+
+    def _hear(self, one: _Object, rank: int, store: Any) -> None:
+        """Stop if a rank has found a difference; else compare, if rank 0 has written its checksum."""
+        said = f"autoddp/guard/{one.number}/differs"
+        if store.check([said]):
+            at, _, why = store.get(said).decode().partition(" ")
+            if one.passes >= int(at):
+                raise RuntimeError(why)
+            return
+        if rank == 0 or not one.mine or not store.check([_key(one, step := next(iter(one.mine)))]):
+            return
+        mine, theirs = one.mine.pop(step), store.get(_key(one, step)).decode()
+        if mine == theirs or mine.split(" ", 1)[1] != theirs.split(" ", 1)[1]:
+            return
+        if step == 0:
+            one.is_off = True  # they differ before anything was trained: the script has made them so
+            return
+        why = (
+            f"rank {rank} has other parameters than rank 0 after {step} steps under the recipe's "
+            f"{self._knobs}: the job stops; launch it without the recipe (--trials 0), or tune again (--trials 20)"
+        )
+        tell(why)
+        store.set(
+            said, f"{one.passes + 1} autoddp: {why}"
+        )  # a backward pass lies before the next one, so all ranks see this by then
+
+
+def _key(one: _Object, step: int) -> str:
+    return f"autoddp/guard/{one.number}/{step}"
+
+
+@torch.no_grad()
+def checksum(parameters: Sequence[torch.Tensor]) -> str:
+    """Of all bits, in 16 hex digits, and the device on which they were computed."""
+    # One sum for each device of a model that lies on several: only those are waited for, not each parameter.
+    totals = {device: torch.zeros((), dtype=torch.int64, device=device) for device in devices_of(parameters)}
+    for number, parameter in enumerate(parameters, start=1):
+        totals[parameter.device] += number * sum_of_bits(parameter)
+    return f"{sum(map(int, totals.values())) & (2**64 - 1):016x} {_device(parameters[0].device)}"
+
+
+def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of one number, on the same device: another one, all but surely, where any bit is another."""
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return plain.detach().view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64)
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"

@@ -1,0 +1,262 @@
+"""Gradients that a script keeps over a backward pass, where `gradient_as_bucket_view` would write over them.
+
+Without that argument each backward pass after a `zero_grad` makes new gradients, and those that the script still holds
+stay as they are. With it all gradients lie in DDP's buckets, and the next pass writes into the same memory. A script
+that compares, adds or projects the gradients of two passes would then read the second one twice. A script that has put
+tensors of its own into `.grad`, such as parts of one flat tensor, would lose them: DDP puts its own in their place.
+
+A tuning job does not offer the knob to such a script, see `first_steps.KeepsGradients`. The script may change, or begin
+to keep gradients later, so each pass under the knob is watched too (`BucketViews`).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW, KEEPS_GRADIENTS
+from autoddp.worker.ddp.objects import (
+    DdpEvents,
+    Wrapped,
+    after_this_backward,
+    base_of,
+    has_final_buckets,
+    uses_of,
+    version_of,
+    when_backward_begins,
+)
+from autoddp.worker.gradients.switch import ReductionSwitch
+from autoddp.worker.process.heartbeat import no_frame_is_held
+
+
+def are_held(gradients: Sequence[torch.Tensor], in_use: bool = True) -> bool:
+    """As `held_elsewhere`, of the tensors themselves and not of their memory."""
+    with no_frame_is_held():
+        return max(map(sys.getrefcount, gradients), default=0) > _references(in_use)
+
+
+def held_elsewhere(gradients: Sequence[torch.Tensor], in_use: bool = True) -> bool:
+    """Whether anything but this list, and `.grad` or a bucket if they are `in_use`, holds one of them or its memory.
+
+    The caller must have each of them in this list alone, in no other variable.
+    """
+    # A tensor that is a part of another one holds that one too.
+    wholes = {id(whole): whole for whole in map(base_of, gradients) if whole is not None}
+    if are_held(gradients, in_use):
+        return True
+    sharing: dict[int, list[int]] = {}
+    with no_frame_is_held():
+        if max(map(sys.getrefcount, wholes.values()), default=0) > _references(True):
+            return True
+        for tensor in (*gradients, *wholes.values()):
+            storage = tensor.untyped_storage()
+            sharing.setdefault(storage.data_ptr(), []).append(uses_of(storage))
+    return any(uses[0] > len(uses) + _OF_THE_STORAGE_OBJECT for pointer, uses in sharing.items() if pointer)
+
+
+_OF_THE_STORAGE_OBJECT = 1  # Python's object of a storage holds it, like each tensor in it
+
+
+@functools.cache
+def _references(in_use: bool) -> int:
+    """What `sys.getrefcount` says of a tensor in a list that nothing else in Python holds.
+
+    In torch 2.13 it is one more if torch itself holds the tensor too, for example as a `.grad`; in other versions it is
+    not. It also depends on the version of Python.
+    """
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    gradients = [parameter.grad]
+    if not in_use:
+        parameter.grad = None
+    return next(map(sys.getrefcount, gradients))
+
+
+class _Watched:
+    """The gradients of one object."""
+
+    def __init__(self, wrapped: Wrapped) -> None:
+        self.wrapped = wrapped
+        self.parameters = wrapped.parameters
+        assert wrapped.ddp is not None
+        # Listed once, because that takes longer than all else here. They must not outlive the script's model.
+        self._ends = weakref.ref(wrapped.ddp, lambda _: self.parameters.clear())
+        self.gives_copies = False
+        """Whether `.grad` gets memory of its own after each pass, as without the knob."""
+        self.passes = False
+        """Whether a backward pass is under way."""
+        self.reduces = False
+        self.before: list[torch.Tensor | None] = []
+        """Of each parameter, its gradient when the present pass began."""
+        self.versions: list[int | None] = []
+        """Of each of these gradients, its version then."""
+        self.saved: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Tensors in the buckets that the script keeps, and what they held when the present pass began."""
+        # Weak, because strong ones would keep the first buckets, which DDP replaces after the first pass.
+        self._views: list[weakref.ref[torch.Tensor]] = []
+        self._storages: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
+
+    def forget_pass(self) -> None:
+        """No pass is under way: the last one may have ended with an exception."""
+        self.passes, self.before, self.versions, self.saved = False, [], [], []
+
+    def begins(self) -> None:
+        """Note the gradients at the beginning of a pass."""
+        self.before = [p.grad for p in self.parameters]
+        self.versions = [None if gradient is None else version_of(gradient) for gradient in self.before]
+
+    @property
+    def gave_gradients(self) -> bool:
+        """Whether the pass has written any: `torch.autograd.grad` writes none, and DDP reduces nothing then."""
+        now = [None if p.grad is None else version_of(p.grad) for p in self.parameters]
+        return now != self.versions
+
+    def kept(self) -> list[torch.Tensor]:
+        """The tensors in the buckets that are no gradients any more, if the script may hold any of them."""
+        # No `:=` here: its variable would be one more reference to the last one.
+        views = [view for view in [reference() for reference in self._views] if view is not None]
+        ordinary = _references(True)
+        with no_frame_is_held():
+            counts = list(map(sys.getrefcount, views))
+            has_aliases = any(uses > least for uses, least in self._uses())
+        if not has_aliases and sum(counts) <= ordinary * len(counts):
+            return []
+        present = {id(p.grad) for p in self.parameters}
+        held = [view for view, count in zip(views, counts, strict=True) if has_aliases or count > ordinary]
+        # While a tensor is the gradient, each pass adds to it also without the knob.
+        return [view for view in held if id(view) not in present]
+
+    def look_again(self) -> None:
+        """After a pass that has reduced, before any code of the script: remember where the gradients lie."""
+        gradients = [gradient for gradient in [p.grad for p in self.parameters] if gradient is not None]
+        views = [reference() for reference in self._views]
+        if len(views) == len(gradients) and all(map(operator.is_, views, gradients)):
+            # A hook or a future may have held some of a bucket when it was counted.
+            counted = zip(self._storages, self._uses(), strict=False)
+            self._storages = [(storage, min(uses, least)) for (storage, _), (uses, least) in counted]
+            return
+        parts = [gradient for gradient in gradients if base_of(gradient) is not None]
+        self._views = [weakref.ref(part) for part in parts]
+        storages = {storage.data_ptr(): storage for storage in (part.untyped_storage() for part in parts)}
+        self._storages = [(weakref.ref(storage), uses_of(storage)) for storage in storages.values()]
+
+    def _uses(self) -> Iterator[tuple[int, int]]:
+        """Of each storage that is still there, its uses now and the fewest so far."""
+        for reference, least in self._storages:
+            storage = reference()
+            if storage is not None:
+                yield uses_of(storage), least
+
+
+class BucketViews(DdpEvents):
+    """Under `gradient_as_bucket_view`, gives the gradients memory of their own from the first pass that needs it on.
+
+    That changes no collective, so each rank decides alone. `left_out(why)` is called once for each model; if it
+    raises, the backward pass ends with its exception.
+    """
+
+    def __init__(self, switch: ReductionSwitch, left_out: Callable[[str], None]) -> None:
+        self._switch, self._left_out = switch, left_out
+        self._objects: list[_Watched] = []
+        self._kept: set[str] = set()
+        """Descriptions of models whose gradients the script has kept; see `worker.ddp.model`."""
+
+    def built(self, wrapped: Wrapped) -> None:
+        """See `DdpEvents`. If the script itself has set the argument, it stays as the script wrote it."""
+        self._objects = [one for one in self._objects if one.wrapped.ddp is not None]
+        if wrapped.takes and not wrapped.arguments.get(GRADIENT_AS_BUCKET_VIEW.name):
+            one = _Watched(wrapped)
+            one.gives_copies = wrapped.model.description in self._kept
+            self._objects.append(one)
+
+    def forget(self, wrapped: Wrapped) -> None:
+        """This object is as written again."""
+        self._objects = [one for one in self._objects if one.wrapped is not wrapped]
+
+    def forward_begins(self, ddp: DDP) -> None:
+        """See `DdpEvents`."""
+        one = self._of(ddp)
+        if one is None:
+            return
+        one.forget_pass()
+        if not has_final_buckets(ddp):
+            one.before = [p.grad for p in one.parameters]
+
+    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See `DdpEvents`. Before the second pass DDP makes new buckets, and puts gradients into them."""
+        one = self._of(ddp)
+        if one is not None and one.before:
+            self._put_back(one)
+
+    def returned(self, ddp: DDP, what: object) -> object:
+        """See `DdpEvents`. A backward pass from what the module has returned is the next that writes gradients."""
+        one = self._of(ddp)
+        if one is None or not torch.is_grad_enabled() or not ddp.gradient_as_bucket_view:
+            return what
+        one.reduces = self._switch.reduces(ddp)
+        when_backward_begins(what, lambda: self._begins(one))
+        return what
+
+    def _of(self, ddp: DDP) -> _Watched | None:
+        return next((one for one in self._objects if one.wrapped.ddp is ddp), None)
+
+    @torch.no_grad()
+    def _begins(self, one: _Watched) -> None:
+        if one.passes:
+            return
+        one.passes = True
+        kept = one.kept()
+        if kept:
+            self._give_copies(one)
+            one.saved = [(view, view.clone()) for view in kept]
+        one.begins()
+        after_this_backward(lambda: self._ended(one))
+
+    @torch.no_grad()
+    def _ended(self, one: _Watched) -> None:
+        if not one.passes:
+            return
+        one.passes = False
+        new = [n for n, gradient in enumerate(one.before) if gradient is None]
+        self._put_back(one)
+        if not one.gives_copies:
+            if one.reduces and one.gave_gradients:
+                one.look_again()
+            return
+        for p in (one.parameters[n] for n in new if one.reduces):
+            p.grad = None if p.grad is None else p.grad.clone()
+        for kept, content in one.saved:
+            kept.copy_(content)
+        one.saved = []
+
+    @torch.no_grad()
+    def _put_back(self, one: _Watched) -> None:
+        """Where DDP has put tensors of its own in the place of gradients that the script holds, put those back."""
+        before, one.before = one.before, []
+        # No pairs of tensors: who holds a tensor is counted, and `zip` holds its last pair.
+        places = [n for n, was in enumerate(before) if was is not None and one.parameters[n].grad is not was]
+        if not places:
+            return
+        gradients = [cast("torch.Tensor", before[n]) for n in places]
+        before.clear()
+        if not one.gives_copies and held_elsewhere(gradients, in_use=False):
+            self._give_copies(one)
+        if one.gives_copies:
+            for p, gradient in zip((one.parameters[n] for n in places), gradients, strict=True):
+                if p.grad is not None:
+                    gradient.copy_(p.grad)
+                    p.grad = gradient
+
+    def _give_copies(self, one: _Watched) -> None:
+        if not one.gives_copies:
+            self._left_out(KEEPS_GRADIENTS)
+            one.gives_copies = True
+            self._kept.add(one.wrapped.model.description)

@@ -1,0 +1,270 @@
+"""The real job under a recipe: DDP objects are built with the recipe's configuration."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.knobs import AS_WRITTEN, Configuration
+from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, REDUCE_OVERHEAD, THREADS
+from autoddp.knobs.ddp_arguments import (
+    BROADCAST_BUFFERS,
+    GRADIENT_AS_BUCKET_VIEW,
+    OF_BUCKETS,
+    OWN_HOOK_SEES_BUCKETS,
+    STATIC_GRAPH,
+)
+from autoddp.knobs.hook import HOOK
+from autoddp.knobs.job import SPARSE
+from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
+from autoddp.log import tell
+from autoddp.wire import WorkerConfig
+from autoddp.worker.ddp.objects import (
+    AVAILABLE_ARGUMENTS,
+    CAPTURES,
+    UNPICKLED,
+    Around,
+    DdpEvents,
+    Patch,
+    Wrapped,
+    parameters_digest,
+)
+from autoddp.worker.ddp.unreduced import Unreduced, compare
+from autoddp.worker.ddp.used_parameters import UsedParameters
+from autoddp.worker.effects.base import Effect
+from autoddp.worker.effects.binding import Binding
+from autoddp.worker.effects.compiling import Compiling
+from autoddp.worker.effects.threads import Threads
+from autoddp.worker.gradients.access import add_handler, keep_compilers_out
+from autoddp.worker.gradients.accumulation import Accumulation
+from autoddp.worker.gradients.buffers import LocalBuffers
+from autoddp.worker.gradients.deferred import ImplicitNoSync
+from autoddp.worker.gradients.equal_parameters import Guard, guarded
+from autoddp.worker.gradients.monitor import Watch
+from autoddp.worker.gradients.switch import ReductionSwitch
+from autoddp.worker.gradients.views import BucketViews
+from autoddp.worker.graphs import Graphs, GraphsInTheJob
+from autoddp.worker.job.fitting import Expected, Fitting
+from autoddp.worker.observe.first_steps import FirstSteps
+from autoddp.worker.trial.live_ddp import effects_of
+
+
+def start_applying(config: WorkerConfig) -> None:
+    """Patch DDP so that it is built as the configuration says."""
+    configuration = _without_missing(config.configuration)
+    patch = Patch()
+    switch = ReductionSwitch(patch.of)
+    patch.events = applied = _Applied(configuration, _expected(config), patch, switch)
+    applied.install(config)
+
+
+def _expected(config: WorkerConfig) -> Expected:
+    digests = tuple(config.parameters_digest.split("+")) if config.parameters_digest else ()
+    return Expected(digests, config.inputs, config.recipe, config.note, config.noted, config.variables)
+
+
+class _Applied(DdpEvents):
+    """A recipe's configuration in this process: `install` before the script builds its first model."""
+
+    def __init__(self, configuration: Configuration, expected: Expected, patch: Patch, switch: ReductionSwitch) -> None:
+        self._effects: tuple[Effect, ...] = ()
+        self._configuration = configuration
+        self._digests = set(expected.digests)
+        self._patch, self._switch = patch, switch
+        self._fitting = Fitting(expected, switch, self._refused, _warn)
+        self._implicit_no_sync = ImplicitNoSync(switch, patch.alive)
+        self._accumulation = Accumulation(switch, patch.alive, self._implicit_no_sync, _give_up, self._fitting.why_not)
+        self._compiling = Compiling(patch.alive)
+        self._graphs = Graphs(self._with_graphs)
+        self._graphs_in_the_job: GraphsInTheJob | None = None
+        self._guard: Guard | None = None
+        self._local_buffers: LocalBuffers | None = None
+        self._used_parameters: UsedParameters | None = None
+        self._bucket_views: BucketViews | None = None
+        self._parts: list[DdpEvents] = [self._fitting]
+        self._has_unpickled = self._has_captured = self._watches = False
+
+    def install(self, config: WorkerConfig) -> None:
+        """Patch what the configuration and its checks need, and no more."""
+        configuration, patch = self._configuration, self._patch
+        patch.around = self._fitting.around
+        if config.guards and guarded(configuration):
+            self._guard = Guard(guarded(configuration), self._switch)
+            self._parts.append(self._guard)
+        if STATIC_GRAPH.of(configuration):
+            self._used_parameters = UsedParameters(self._switch)
+            self._parts.append(self._used_parameters)
+        if BROADCAST_BUFFERS.name in configuration:
+            self._local_buffers = LocalBuffers(self._switch, _broadcast_again)
+            self._parts.append(self._local_buffers)
+        if GRADIENT_AS_BUCKET_VIEW.of(configuration):
+            self._bucket_views = BucketViews(self._switch, _give_copies)
+            self._parts.append(self._bucket_views)
+        if DEFER_REDUCTIONS.name in configuration or ACCUMULATE_STEPS.name in configuration:
+            self._parts += [
+                FirstSteps(patch.alive, self._implicit_no_sync, self._accumulation, _warn),
+                self._implicit_no_sync,
+                self._accumulation,
+            ]
+            add_handler(self._implicit_no_sync)
+        if ACCUMULATE_STEPS.name in configuration:
+            add_handler(self._accumulation)
+        mode = CUDA_GRAPHS.of(configuration)
+        if mode and mode != REDUCE_OVERHEAD:
+            self._graphs_in_the_job = GraphsInTheJob(self._graphs, self._with_graphs, self._switch, configuration, _say)
+            self._parts.append(self._graphs_in_the_job)
+        if self._parts[1:]:
+            self._switch.install()
+        self._parts.append(Unreduced(patch.alive, self._switch, lambda found: compare(patch.alive(), found, _warn_all)))
+        if mode == REDUCE_OVERHEAD:
+            self._parts.append(self._compiling.replays)
+        if config.watch is not None:
+            self._watches = HOOK.name in configuration
+            patch.around = _around_both(self._fitting.around, Watch(config.watch, _warn).around)
+        patch.install()
+
+    def takes(self, module: nn.Module) -> bool:
+        """Whether the recipe was measured on such a model."""
+        if self._digests and parameters_digest(module) not in self._digests:
+            return False
+        # Once: when a later model is built, some effects may have been given up for what the first steps have shown.
+        if not self._effects:
+            self._bring_in(module)
+        return True
+
+    def _bring_in(self, module: nn.Module) -> None:
+        """Called before the first model is built: the process keeps the CPUs that are right for its device."""
+        # torch itself refuses a model without parameters, a moment later.
+        binding = Binding(next((p.device for p in module.parameters()), torch.device("cpu")))
+        threads = Threads(os.environ.get(THREADS.variable), pinned="")
+        if NUMA_BINDING.name in self._configuration and binding.why_not:
+            _warn(f"the recipe's {NUMA_BINDING.name} is left out: {binding.why_not}")
+        self._effects = effects_of(
+            self._patch, binding, threads, self._implicit_no_sync, self._accumulation, self._compiling, self._graphs
+        )
+        for effect in self._effects:
+            if not effect.after_watching:
+                effect.apply(self._configuration)
+
+    def _with_graphs(self) -> list[Wrapped]:
+        """The models that graphs may stand for: a graph's gradients have to be copied out of its buffers."""
+        alive = self._patch.alive()
+        return [w for w in alive if w.takes and w.ddp is not None and w.ddp.gradient_as_bucket_view]
+
+    def built(self, wrapped: Wrapped) -> None:
+        """See `DdpEvents`."""
+        keep_compilers_out()
+        if wrapped.takes and wrapped.is_sparse and HOOK.of(self._configuration):
+            _warn(f"the recipe's {HOOK.name} is left out: {SPARSE}")
+        for part in self._parts:
+            part.built(wrapped)
+
+    def _refused(self, wrapped: Wrapped, all_differ: bool) -> None:
+        """Back to as written, in a forward pass: the object, and what concerns the process if no model fits."""
+        wrapped.takes = False
+        if self._used_parameters is not None:
+            self._used_parameters.forget(wrapped)
+        if self._bucket_views is not None:
+            self._bucket_views.forget(wrapped)
+        if self._local_buffers is not None:
+            self._local_buffers.forget(wrapped)
+            wrapped.broadcast_buffers()
+        if wrapped.is_changed:
+            wrapped.rebuild(AS_WRITTEN, None)
+        self._implicit_no_sync.end()
+        self._accumulation.stop()
+        if self._guard is not None:
+            self._guard.forget(wrapped)
+        if not all_differ:
+            return
+        self._patch.configuration = AS_WRITTEN
+        if self._graphs_in_the_job is not None:
+            self._graphs_in_the_job.stop()
+        for effect in self._effects:
+            if isinstance(effect, (Binding, Threads, Compiling)):
+                effect.undo()
+
+    def unknown_trains(self) -> None:
+        """See `DdpEvents`. Said once."""
+        if not self._has_unpickled:
+            self._has_unpickled = True
+            _warn(f"{UNPICKLED}: that one runs as written, without the recipe")
+
+    def script_captures(self, ddp: DDP) -> None:
+        """See `DdpEvents`."""
+        for part in self._parts:
+            part.script_captures(ddp)
+        if self._watches and not self._has_captured:
+            _warn(f"{CAPTURES}: the gradient monitor does not see what the graph repeats")
+        self._has_captured = True
+
+    def forward_begins(self, ddp: DDP) -> None:
+        """See `DdpEvents`."""
+        for part in self._parts:
+            part.forward_begins(ddp)
+
+    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See `DdpEvents`."""
+        for part in self._parts:
+            part.called(ddp, args, kwargs)
+
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        """See `DdpEvents`."""
+        for part in self._parts:
+            what = part.returned(ddp, what)
+        return what
+
+    def script_registered(self, wrapped: Wrapped) -> None:
+        """The script's own hook is set in place of the recipe's."""
+        of_buckets = (name for name in OF_BUCKETS if name in self._configuration)
+        left_out = list(of_buckets) if wrapped.takes and wrapped.hook_sees_buckets else []
+        for name in left_out:
+            _warn(f"the recipe's {name} is left out: {OWN_HOOK_SEES_BUCKETS}")
+        if STATIC_GRAPH.name in left_out and self._used_parameters is not None:
+            self._used_parameters.forget(wrapped)
+        for part in self._parts:
+            part.script_registered(wrapped)
+        if HOOK.of(self._configuration):
+            _warn("the script registers a communication hook of its own: it stays, the recipe's is set aside")
+
+
+def _without_missing(configuration: Configuration) -> Configuration:
+    kept = configuration.without(configuration.ddp_arguments.keys() - AVAILABLE_ARGUMENTS)
+    missing = [name for name in configuration if name not in kept]
+    if missing:
+        _warn(f"left out of the recipe, because this version of torch cannot have it: {', '.join(missing)}")
+    return kept
+
+
+def _around_both(outer: Around, inner: Around) -> Around:
+    return lambda hook, group, model: outer(inner(hook, group, model), group, model)
+
+
+def _broadcast_again(why: str) -> None:
+    _warn(f"the recipe's {BROADCAST_BUFFERS.name} is left out from here on: {why}")
+
+
+def _give_copies(why: str) -> None:
+    _warn(f"the recipe's {GRADIENT_AS_BUCKET_VIEW.name} is left out from here on: {why}")
+
+
+def _give_up(why: str) -> None:
+    _warn(f"each of the script's steps is one again from here on: {why}")
+
+
+def _warn(text: str) -> None:
+    _say(f"warning: {text}")
+
+
+def _warn_all(text: str) -> None:
+    """From whichever rank has found it."""
+    tell(f"warning: {text}")
+
+
+def _say(text: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        tell(text)

@@ -1,0 +1,63 @@
+"""Seconds per step: wall clock on a CPU, events on a CUDA device with one synchronisation per block."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import torch
+
+from autoddp.worker.process.device import synchronize
+
+
+class WallStopwatch:
+    """For a CPU job: the step is over when Python says so."""
+
+    def start(self) -> None:
+        """The block begins now."""
+        self._marks = [time.perf_counter()]
+
+    def lap(self) -> None:
+        """A step has ended."""
+        self._marks.append(time.perf_counter())
+
+    def stop(self) -> list[float]:
+        """Seconds of each step since `start`."""
+        return [after - before for before, after in pairwise(self._marks)]
+
+
+class CudaStopwatch:
+    """For a CUDA job: Python runs ahead of the device, so the device itself marks the steps.
+
+    `device` is the one that the model is on: the process's current device may be another, which stands idle.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def start(self) -> None:
+        """The block begins when the device has finished what is queued."""
+        synchronize(self._device)
+        self._marks = [self._mark()]
+
+    def lap(self) -> None:
+        """A step has been queued."""
+        self._marks.append(self._mark())
+
+    def stop(self) -> list[float]:
+        """Seconds of each step since `start`, after one synchronisation."""
+        synchronize(self._device)
+        return [before.elapsed_time(after) / 1e3 for before, after in pairwise(self._marks)]
+
+    def _mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
+Stopwatch = WallStopwatch | CudaStopwatch
+
+
+def stopwatch_for(device: torch.device) -> Stopwatch:
+    """The stopwatch for a model on that device."""
+    return CudaStopwatch(device) if device.type == "cuda" else WallStopwatch()

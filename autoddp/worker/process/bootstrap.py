@@ -1,0 +1,53 @@
+"""Starts the worker: once the script imports torch, and only then, DistributedDataParallel is patched in place."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from types import ModuleType
+
+import wrapt
+
+from autoddp.wire import LauncherClient, WorkerConfig
+from autoddp.worker.process.gloo_threads import destroy_groups_at_rest
+
+
+def arm(text: str) -> None:
+    """`text` is that of a `WorkerConfig`, or "" in a job that runs as written. Imports no torch itself."""
+    config = WorkerConfig.parse(text or "{}")
+    if not config.socket:
+        _when_torch_is_imported(destroy_groups_at_rest)
+    if not text:
+        return
+    if config.socket:
+        _arm_for_tuning(config)
+    elif config.bypass:
+        _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.job.bypass").start_bypassing())
+    else:
+        _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.job.applying").start_applying(config))
+
+
+def _arm_for_tuning(config: WorkerConfig) -> None:
+    from autoddp.worker.process.ending import leave, watch_the_end
+    from autoddp.worker.process.heartbeat import start_heartbeat
+
+    launcher = LauncherClient(config.socket)
+    # Elastic starts a group again when a host comes or goes; what happened may have ended the tuning.
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not launcher.hello():
+        leave()
+    watch_the_end(launcher)
+    if "RANK" in os.environ:
+        start_heartbeat(os.path.join(config.scratch, "heartbeats"))
+    given = os.environ.get("OMP_NUM_THREADS")
+    _when_torch_is_imported(
+        lambda: importlib.import_module("autoddp.worker.trial.tuning").start_tuning(config, launcher, given)
+    )
+
+
+def _when_torch_is_imported(then: Callable[[], None]) -> None:
+    def imported(torch: ModuleType) -> None:
+        if torch.distributed.is_available():
+            then()
+
+    wrapt.register_post_import_hook(imported, "torch")

@@ -1,0 +1,58 @@
+"""How a worker of the tuning job ends: when the study is over, with the script's exception, or with the script."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import sys
+from types import TracebackType
+from typing import Any
+
+from autoddp.wire import LauncherClient
+
+PATIENCE = 8.0  # seconds for the device; twice that is within what the launcher gives to ranks that leave
+
+
+def watch_the_end(launcher: LauncherClient) -> None:
+    """Tell the launcher when the script ends, and with which exception."""
+    before = sys.excepthook
+
+    def said(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        launcher.goodbye(next(iter(f"{kind.__name__}: {error}".splitlines())))
+        before(kind, error, trace)
+
+    sys.excepthook = said
+    atexit.register(launcher.goodbye, "")
+
+
+def leave_at_the_end_of_training(launcher: LauncherClient) -> None:
+    """A script that destroys its process group trains no more, so this process leaves then.
+
+    Staying is a risk: where the DDP object outlives the group, its destructor can deadlock with gloo's thread over the
+    GIL (torch 2.13), and that would look like a hung trial.
+    """
+    from torch import distributed
+
+    def destroy_process_group(group: Any = None) -> None:
+        if group is None or group is distributed.GroupMember.WORLD:
+            launcher.goodbye("")
+            leave()
+        before(group)
+
+    before = distributed.destroy_process_group
+    distributed.destroy_process_group = destroy_process_group
+    distributed.distributed_c10d.destroy_process_group = destroy_process_group
+
+
+def leave() -> None:
+    """End this process with exit code 0, its data-loading children with it, running nothing more of the script's."""
+    if "torch" in sys.modules:  # a process may be told to leave before it has imported torch
+        from autoddp.worker.process.device import finish_queued_work
+
+        finish_queued_work(PATIENCE)
+    for child in multiprocessing.active_children():
+        child.terminate()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

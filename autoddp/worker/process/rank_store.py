@@ -1,0 +1,114 @@
+"""Communication between ranks through the job's own store, never through the process group.
+
+A collective of autoddp's between those of the script would change the order that the backend relies on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from autoddp.wire import Message, decode, encode
+from autoddp.worker.process.clock_offset import ClockOffset, Now, answer, ask, clock_name
+
+_PART = 4 * 2**20  # bytes of a value: torch's store closes the connection at 8 MiB
+_PATIENCE = timedelta(hours=2)  # long, because one rank may evaluate alone for long; the launcher detects hangs
+
+
+class RankStore:
+    """Rank 0 gathers and broadcasts values. Every rank must call the same methods in the same order.
+
+    Each call costs one or two round trips to the store. Calls are made outside of timed blocks.
+    """
+
+    def __init__(self) -> None:
+        self.rank = int(os.environ["RANK"])
+        self.world_size = int(os.environ["WORLD_SIZE"])
+        self.node = int(os.environ.get("GROUP_RANK", "0"))
+        self.nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+        # The store that torchrun's variables name is that of the elastic agent, or of rank 0 itself.
+        store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, _PATIENCE)
+        self._store = PrefixStore(f"autoddp/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", store)
+        self._turn = 0
+
+    def missing(self, seconds: float) -> list[int]:
+        """The ranks that have not called this within that time."""
+        keys = [f"here/{rank}" for rank in range(self.world_size)]
+        self._store.set(keys[self.rank], "")
+        try:
+            self._store.wait(keys, timedelta(seconds=seconds))
+        except RuntimeError:  # torch's of a wait that has taken too long
+            return [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+        return []
+
+    def gather(self, values: Sequence[Any]) -> list[list[Any]]:
+        """The values of all ranks (JSON types), by rank, on rank 0; an empty list on the other ranks."""
+        self._turn += 1
+        if self.rank != 0:
+            self._put(f"{self._turn}/{self.rank}", json.dumps(list(values)))
+            return []
+        others = [self._get(f"{self._turn}/{rank}") for rank in range(1, self.world_size)]
+        return [list(values), *(json.loads(text) for text in others)]
+
+    def broadcast(self, message: Message | None) -> Message:
+        """Return rank 0's message on every rank; the other ranks pass None."""
+        self._turn += 1
+        key = f"{self._turn}/0"
+        if message is not None:
+            self._put(key, encode(message).decode())
+            return message
+        return decode(self._get(key))
+
+    def share(self, value: Any) -> Any:
+        """Return rank 0's value (JSON types) on every rank; the values that the others pass are ignored."""
+        self._turn += 1
+        key = f"{self._turn}/0"
+        if self.rank == 0:
+            self._put(key, json.dumps(value))
+            return value
+        return json.loads(self._get(key))
+
+    def _put(self, key: str, text: str) -> None:
+        """Put a text of any length there; it is ASCII, as all JSON of Python's module."""
+        first, *others = [text[begin : begin + _PART] for begin in range(0, max(1, len(text)), _PART)]
+        for number, part in enumerate(others):
+            self._store.set(f"{key}/{number}", part)
+        self._store.set(key, f"{len(others)} {first}")  # last, because the others are read after this one
+
+    def _get(self, key: str) -> bytes:
+        """Wait for a text of `_put`."""
+        count, _, first = self._store.get(key).partition(b" ")
+        return bytes(first) + b"".join(self._store.get(f"{key}/{number}") for number in range(int(count)))
+
+    def clock_offset(self, now: Now = time.perf_counter, name: str | None = None) -> ClockOffset:
+        """How far the clock `now` is from that of rank 0. Ranks with the same `name` of their clock read one clock."""
+        own = clock_name() if name is None else name
+        names = self.gather([own])
+        names_of_all = self.share([one for (one,) in names])
+        key = f"{self._turn}/clock"
+        if self.rank == 0:
+            for rank in range(1, self.world_size):
+                if not _is_one_clock(names_of_all, rank):
+                    answer(self._store, f"{key}/{rank}", now)
+            return ClockOffset()
+        return ClockOffset() if _is_one_clock(names_of_all, self.rank) else ask(self._store, f"{key}/{self.rank}", now)
+
+    def part(self) -> None:
+        """Wait until all ranks have called this. It is the last call, made when their devices have finished.
+
+        The wait is needed because network threads of a rank may still be sending when its device has finished. Rank 0
+        may host the store, so it also waits until all have read its answer.
+        """
+        self.gather([])
+        self.share(None)
+        self.gather([])
+
+
+def _is_one_clock(names: Sequence[str], rank: int) -> bool:
+    return bool(names[0]) and names[rank] == names[0]

@@ -1,0 +1,293 @@
+"""A worker of the tuning job: it watches the script's first steps, then applies what the launcher's study asks for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from autoddp.isolation.stopping import stopper
+from autoddp.knobs import ObservedSteps
+from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW
+from autoddp.wire import LauncherClient, WorkerConfig
+from autoddp.worker.ddp.inputs import InputsSeen, compares
+from autoddp.worker.ddp.objects import (
+    CAPTURES,
+    UNPICKLED,
+    DdpEvents,
+    Patch,
+    Wrapped,
+    is_joining,
+    parameters_digest,
+    watch_uneven_inputs,
+    why_another_world,
+)
+from autoddp.worker.ddp.unreduced import STEPS as UNREDUCED_STEPS
+from autoddp.worker.ddp.unreduced import Unreduced
+from autoddp.worker.effects.binding import Binding
+from autoddp.worker.effects.compiling import Compiling
+from autoddp.worker.effects.threads import Threads
+from autoddp.worker.gradients.access import add_handler, keep_compilers_out, parameters_of
+from autoddp.worker.gradients.accumulation import Accumulation
+from autoddp.worker.gradients.deferred import ImplicitNoSync
+from autoddp.worker.gradients.equal_parameters import checksum
+from autoddp.worker.gradients.switch import ReductionSwitch
+from autoddp.worker.gradients.views import BucketViews
+from autoddp.worker.graphs import Graphs
+from autoddp.worker.observe.first_steps import ByHand, KeepsGradients, ReadsGradients, ReadyOrder
+from autoddp.worker.observe.kernel_accounts import PageFaultCount
+from autoddp.worker.observe.step_clock import StepClock
+from autoddp.worker.observe.stopwatch import stopwatch_for
+from autoddp.worker.process.device import Backlog
+from autoddp.worker.process.ending import leave, leave_at_the_end_of_training
+from autoddp.worker.process.heartbeat import ask_the_device
+from autoddp.worker.process.rank_store import RankStore
+from autoddp.worker.trial.describe_job import gather_facts
+from autoddp.worker.trial.experiments import Experiments
+from autoddp.worker.trial.live_ddp import LiveDdp, effects_of
+from autoddp.worker.trial.runner import LauncherDirector, TrialRunner
+
+_WATCHED_STEPS = 4  # before anything is measured: the first may differ, and three more show whether all steps are alike
+_UNEVEN = "inside join() a rank has no more inputs while others have: from then on its steps cannot be measured"
+_OTHER_GROUPS = 60.0  # seconds that ranks may take longer to their first steps than those of another group
+_STEPS_WITHOUT_DDP = 20  # of an optimizer: a script that trains with DDP has built its model by then
+
+
+def start_tuning(config: WorkerConfig, launcher: LauncherClient, threads_given: str | None) -> None:
+    """Patch DDP and wait for the script to build one. `threads_given`: OMP_NUM_THREADS as the process was started."""
+    patch = Patch()
+    switch = ReductionSwitch(patch.of)
+    job = _TuningJob(config, launcher, patch, switch, Threads(threads_given, config.threads_pinned))
+    patch.events = job
+    patch.install()
+    switch.install()
+    job.experiments.watch_collectives()
+    # A rank without inputs takes no orders, so the others would wait for it until they count as hung.
+    watch_uneven_inputs(lambda: stopper(config.socket)(_UNEVEN))
+    add_handler(job.implicit_no_sync)
+    add_handler(job.experiments.stages)
+    if config.accumulates:
+        add_handler(job.accumulation)
+    leave_at_the_end_of_training(launcher)
+
+
+class _TuningJob(DdpEvents):
+    """From the first DDP object to the last trial."""
+
+    def __init__(
+        self, config: WorkerConfig, launcher: LauncherClient, patch: Patch, switch: ReductionSwitch, threads: Threads
+    ) -> None:
+        self._config = config
+        self._threads = threads
+        self._launcher = launcher
+        self._started = int(os.environ.get("WORLD_SIZE", "0"))  # read now: the script may set the variable later
+        self._wrapped_any = False
+        self._patch = patch
+        self._switch = switch
+        self.implicit_no_sync = ImplicitNoSync(switch, patch.alive)
+        self.accumulation = Accumulation(switch, patch.alive, self.implicit_no_sync, _fail)
+        self._graphs = Graphs(patch.alive)
+        self._bucket_views = BucketViews(switch, _fail_with_views)
+        self.compiling = Compiling(patch.alive)
+        self.experiments = Experiments(patch)
+        self._stages = self.experiments.stages
+        self._unreduced = Unreduced(patch.alive, switch)
+        self._inputs = InputsSeen()
+        self._measured: set[str] = set()
+        self._forwards: list[int] = []
+        self._ready_order: ReadyOrder | None = None
+        self._runner: TrialRunner | None = None
+        self._clock = StepClock(patch.alive, self._on_step)
+        register_optimizer_step_post_hook(lambda *_: self._leave_if_no_ddp())
+
+    def built(self, wrapped: Wrapped) -> None:
+        """The first DDP object: this process takes part from here on."""
+        keep_compilers_out()
+        self._clock.model_built()
+        self._bucket_views.built(wrapped)
+        if not self._wrapped_any:
+            self._wrapped_any = True
+            self.experiments.install()
+            if not self._launcher.hello():
+                leave()
+        ddp = wrapped.ddp
+        why = why_another_world(ddp, self._started) if ddp is not None else ""
+        if why:  # ranks that this launcher has not started take no orders, and the others would wait for them
+            stopper(self._config.socket)(f"{why}: such a job cannot be measured")
+
+    def unknown_trains(self) -> None:
+        """See `DdpEvents`. Its steps cannot be measured, so tuning ends."""
+        self._launcher.hello()  # the script trains with DDP, even if it has built no object in this process
+        stopper(self._config.socket)(f"{UNPICKLED}: no configuration can be applied to that one")
+
+    def script_captures(self, ddp: DDP) -> None:
+        """See `DdpEvents`. Tuning ends: another configuration would free the buckets that the graph writes into."""
+        stopper(self._config.socket)(f"{CAPTURES}: no configuration can be applied to what it repeats")
+
+    def forward_begins(self, ddp: DDP) -> None:
+        """Count forward passes that reduce as the script is written, then see whether this one's reduction may wait."""
+        self._clock.forward_begins(reduces=self._switch.as_written(ddp))
+        self.implicit_no_sync.forward_begins(ddp)
+        self.accumulation.forward_begins(ddp)
+        self._graphs.forward_begins(ddp, self._switch.reduces(ddp))
+        self._stages.forward_begins(ddp)
+        self._bucket_views.forward_begins(ddp)
+
+    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note what the module is about to be called with."""
+        wrapped = self._patch.of(ddp)
+        if wrapped is not None and compares(ddp) and self._switch.as_written(ddp):
+            self._inputs.called(ddp, wrapped.digest, args, kwargs)
+        if self._config.cuda_graphs:
+            self.compiling.replays.called(ddp, args, kwargs)
+        self._stages.called(ddp)
+        self._bucket_views.called(ddp, args, kwargs)
+
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        """See `DdpEvents`."""
+        self._stages.returned(ddp, what)
+        self._unreduced.returned(ddp, what)
+        if self._ready_order is not None:
+            self._ready_order.returned(what)
+        what = self._bucket_views.returned(ddp, self.implicit_no_sync.returned(ddp, what))
+        return self.compiling.replays.returned(ddp, what) if self._config.cuda_graphs else what
+
+    def takes(self, module: nn.Module) -> bool:
+        """Whether a new model gets the present configuration: later, only such models as were measured."""
+        return not self._measured or parameters_digest(module) in self._measured
+
+    def _leave_if_no_ddp(self) -> None:
+        if not self._wrapped_any and self._clock.steps_without_ddp >= _STEPS_WITHOUT_DDP:
+            leave()
+
+    def _on_step(self) -> None:
+        self._launcher.steps = self._clock.steps
+        if self._runner is not None:
+            self._runner.on_step()
+            return
+        if self._ready_order is None:
+            self._ready_order = ReadyOrder(self._all_parameters())
+            self._by_hand = ByHand(self._all_parameters())
+            self._keeps_gradients = KeepsGradients(self._parameters_without_views())
+            self._reads_gradients = ReadsGradients(self._all_parameters())
+            self._observed_since, self._page_faults = time.perf_counter(), PageFaultCount()
+            self.implicit_no_sync.reads, self.implicit_no_sync.has_read = self._reads, self._by_hand.has_read
+            if self._config.cuda_graphs:
+                self._graphs.watch()
+                self.compiling.replays.watch()
+            return
+        self._ready_order.step()
+        self._graphs.step()
+        self.compiling.replays.step()
+        self._forwards.append(self._clock.forwards)
+        # Where nothing has reduced so far, it takes longer to tell local SGD from a script that never does.
+        if len(self._forwards) > (_WATCHED_STEPS if any(self._forwards) else UNREDUCED_STEPS):
+            self._ready_order.stop()
+            self._by_hand.stop()
+            self._keeps_gradients.stop()
+            self._reads_gradients.stop()
+            self.implicit_no_sync.reads, self.implicit_no_sync.has_read = lambda _given: None, lambda: None
+            self._graphs.stop_watching()
+            self.compiling.replays.stop_watching()
+            self._begin()
+
+    def _reads(self, given: Sequence[torch.Tensor]) -> None:
+        """A function of torch is about to read gradients."""
+        self._by_hand.reads()
+        self._reads_gradients.reads(given)
+
+    def _all_parameters(self) -> list[nn.Parameter]:
+        return parameters_of(self._patch.alive())
+
+    def _parameters_without_views(self) -> list[nn.Parameter]:
+        """Where the script itself sets the argument, DDP holds the memory of all gradients."""
+        return parameters_of(w for w in self._patch.alive() if not w.arguments.get(GRADIENT_AS_BUCKET_VIEW.name))
+
+    def _wait_for_ranks_of_other_groups(self, ranks: RankStore, wrapped: Sequence[Wrapped]) -> None:
+        """End tuning if some ranks train nothing: they may make data for the others, or evaluate, in the same world.
+
+        Ranks of one group have all made their first steps when one has.
+        """
+        if any(w.ddp is not None and w.ddp.process_group.size() == ranks.world_size for w in wrapped):
+            return
+        missing = ranks.missing(_OTHER_GROUPS)
+        if missing:
+            which = ", ".join(map(str, missing))
+            stopper(self._config.socket)(
+                f"rank {which} has not trained a DDP model {_OTHER_GROUPS:.0f} s after the others: only a job in which "
+                "all ranks do can be measured"
+            )
+
+    def _checksum(self, wrapped: Sequence[Wrapped]) -> str:
+        """See `ObservedSteps.parameters`. Ranks may differ on purpose as they may for `equal_parameters.Guard`."""
+        alike = [w for w in wrapped if w.ddp is not None and w.script_hook is None and not is_joining(w.ddp)]
+        of_all = [p for w in alike if w.ddp and w.ddp.process_group.size() == self._started for p in w.parameters]
+        return checksum(of_all) if of_all and all(self._forwards[1:]) else ""
+
+    def _begin(self) -> None:
+        assert self._ready_order is not None
+        in_page_faults = self._page_faults.taken().seconds / (time.perf_counter() - self._observed_since)
+        ranks = RankStore()
+        self._wait_for_ranks_of_other_groups(ranks, self._patch.alive())
+        models = self._patch.only_what_all_have(ranks)
+        wrapped = self._patch.alive()
+        one_forward_each = all(count == len(wrapped) for count in self._forwards[1:])
+        is_static = self._ready_order.is_static and one_forward_each
+        device = next(iter(self._all_parameters())).device
+        ask_the_device(Backlog(device).is_stuck)
+        binding = Binding(device)
+        compiled = self.compiling.concerns
+        watched = ObservedSteps(
+            is_static,
+            tuple(self._forwards[1:]),
+            self.implicit_no_sync.steps_by_closure,
+            self.accumulation.clears,
+            self.accumulation.one_optimizer,
+            self.compiling.replays.why_not if compiled else self._graphs.why_not,
+            self._by_hand.found,
+            self._by_hand.found_later,
+            self.accumulation.steps_others,
+            any(is_joining(w.ddp) for w in wrapped if w.ddp is not None),
+            compiled,
+            self._ready_order.uses_all,
+            self._by_hand.discards or self._reads_gradients.between,
+            self._keeps_gradients.found,
+            self._reads_gradients.found,
+            self._checksum(wrapped),
+            tuple(self._unreduced.checksums),
+        )
+        facts = gather_facts(wrapped, ranks, self._threads, binding, watched, in_page_faults, self._config)
+        del models
+        director = LauncherDirector(self._launcher, facts)
+        self.compiling.begin()
+        self._measured = set(facts.parameters_digest.split("+"))
+        effects = effects_of(
+            self._patch, binding, self._threads, self.implicit_no_sync, self.accumulation, self.compiling, self._graphs
+        )
+        model = LiveDdp(self._patch, self._switch, effects, self.compiling, self.experiments)
+        digests = facts.parameters_digest.split("+")
+        self._runner = TrialRunner(
+            model,
+            ranks,
+            director,
+            stopwatch_for(device),
+            facts.compiles,
+            inputs=lambda: self._inputs.texts(digests),
+            made=lambda: self._launcher.steps,
+        )
+        self._runner.begin()
+
+
+def _fail(why: str) -> None:
+    """End the trial that is being measured, with a reason."""
+    raise RuntimeError(f"several steps cannot be one: {why}")
+
+
+def _fail_with_views(why: str) -> None:
+    raise RuntimeError(f"autoddp: {GRADIENT_AS_BUCKET_VIEW.name} is impossible: {why}")
