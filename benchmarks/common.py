@@ -117,7 +117,7 @@ class Local:
 
     def summary(self) -> dict[str, Any]:
         """The newest summary.json of a tuning run."""
-        newest = max(self.home(0).glob(".autoddp/*/summary.json"), key=lambda path: path.stat().st_mtime)
+        newest = max(self.home(0).glob(".autoddp/2*/summary.json"), key=lambda path: path.stat().st_mtime)
         found: dict[str, Any] = json.loads(newest.read_text())
         return found
 

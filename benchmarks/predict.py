@@ -73,7 +73,7 @@ def elsewhere(folder: Path, args: Namespace) -> list[dict[str, Any]]:
     with Lab(2, "1gbit") as lab:
         hosts = Hosts(folder / "here", lab)
         study(hosts, words, args)
-    place = max(hosts.home(0).glob(".autoddp/*/summary.json"), key=lambda path: path.stat().st_mtime)
+    place = max(hosts.home(0).glob(".autoddp/2*/summary.json"), key=lambda path: path.stat().st_mtime)
     found = []
     for count, rate, asked in ((3, "1gbit", []), (4, "1gbit", []), (2, "200mbit", ["--link", "200Mbit"])):
         command = [*autoddp("predict"), str(place), "--nodes", str(count), *asked, "--json"]

@@ -101,7 +101,7 @@ def tried(package: Path, trials: int) -> tuple[list[dict[str, object]], set[str]
     """Configurations that a study has measured, and the rungs of its ladder."""
     words = ["-m", "autoddp", "--nproc-per-node", "2", "--tune-only", "--trials", str(trials), "--allow", "toy"]
     run(package, *words, str(SCRIPTS / "plain.py"), "--steps", "100000")
-    summary = json.loads(next(package.parents[1].glob(".autoddp/*/summary.json")).read_text())
+    summary = json.loads(next(package.parents[1].glob(".autoddp/2*/summary.json")).read_text())
     measured = [trial["configuration"] for trial in summary["trials"] if trial["state"] == "measured"]
     return measured, {entry["rung"] for entry in summary["ladder"]}
 

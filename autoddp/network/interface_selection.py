@@ -28,10 +28,10 @@ from typing import Any
 from autoddp.codec import Struct, convert
 from autoddp.network.interface_probe import Door, Listener, send_rate, tried
 from autoddp.network.own_network import VARIABLES, Network
+from autoddp.topology import interfaces
 from autoddp.topology.nccl.interface_names import GLOO, LOOPBACK, NCCL, absent, named, preferred
 from autoddp.topology.rdma.ports import rdma_settings
 from autoddp.topology.rdma.sysfs import sysfs_rdma
-from autoddp.topology import interfaces
 
 _CLEARLY = 1.2  # times as fast before a faster interface is taken instead of the one with the host name's address
 _MEASURED = 0.25  # seconds of sending to one interface, twice

@@ -168,8 +168,8 @@ class Room:
             return found
         mine = [path for path in self.temporary.iterdir() if not path.name.startswith(_NOT_OURS)]
         found += [f"file {path}" for path in mine if path != self.state]
-        found += [f"file {path}" for path in self.folder.glob("host*/.autoddp/*/autoddp-*")]
-        found += [f"file {path}" for path in self.folder.glob("host*/.autoddp/*/attempt*/scratch")]
+        found += [f"file {path}" for path in self.folder.glob("host*/.autoddp/2*/autoddp-*")]
+        found += [f"file {path}" for path in self.folder.glob("host*/.autoddp/2*/attempt*/scratch")]
         found += [f"file {path}" for path in self.home.rglob("*") if path.is_file() and not self._is_state(path)]
         if self.state is not None:
             found += [f"file {path}" for path in self.state.glob("*/runs/*/autoddp-*")]

@@ -71,7 +71,7 @@ def test_a_loader_of_a_script_without_optimizer(tmp_path: Path) -> None:
     first = json.loads(done.stdout)["findings"][0]
     assert (first["cause"], first["ranks"], first["status"]) == ("data_loader", [0, 1], "proved")
     assert "not tried" not in first["text"]
-    assert not list(tmp_path.glob(".autoddp/*/attempt1")), "the script ended"
+    assert not list(tmp_path.glob(".autoddp/2*/attempt1")), "the script ended"
 
 
 @pytest.mark.parametrize("json_too", [True, False])

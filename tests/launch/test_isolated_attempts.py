@@ -26,7 +26,7 @@ STATEFUL = str(SCRIPTS / "stateful.py")
 
 def rank0_says(launch: Launch) -> str:
     """What rank 0 printed in all attempts."""
-    return "".join(path.read_text() for path in sorted(launch.folder.glob(".autoddp/*/attempt*/*/*/0/stdout.log")))
+    return "".join(path.read_text() for path in sorted(launch.folder.glob(".autoddp/2*/attempt*/*/*/0/stdout.log")))
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_every_attempt_begins_from_the_users_state(kind: str, tmp_path: Path, te
         assert kind != "terminal" or termios.tcgetattr(stdin) == as_it_was
     assert (tmp_path / "input").read_text() == "x" * 1000
     assert launch.returncode == 0, launch.stderr[-2000:]
-    attempts = list(folder.glob(".autoddp/*/attempt*"))
+    attempts = list(folder.glob(".autoddp/2*/attempt*"))
     assert len(attempts) > 1
     said = rank0_says(launch)
     assert said.count("state: the user's") == len(attempts)
@@ -150,7 +150,7 @@ def test_what_a_script_prints_fills_no_disk(tmp_path: Path) -> None:
     assert launch.returncode == 0, launch.stderr[-2000:]
     assert "autoddp: chosen: " in launch.stderr
     assert "launching" not in launch.stderr
-    logs = list(folder.glob(".autoddp/*/attempt*/*/*/*/stdout.log"))
+    logs = list(folder.glob(".autoddp/2*/attempt*/*/*/*/stdout.log"))
     assert len(logs) >= 2
     assert all(log.stat().st_size <= 64 << 20 for log in logs)
     first = next(log for log in logs if "attempt0" in str(log) and log.parent.name == "0").read_text()
@@ -175,7 +175,7 @@ def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path, temporary: Pat
     launch = killed(tmp_path, temporary, lambda launch: launch.process.kill())
     wait_for(lambda: not launch.processes(), "the end of every process")
     assert list(temporary.iterdir()) == []
-    assert list(launch.folder.glob(".autoddp/*/autoddp-*")) == []
+    assert list(launch.folder.glob(".autoddp/2*/autoddp-*")) == []
 
 
 def test_what_a_killed_keeper_leaves_is_cleaned_at_the_next_start(tmp_path: Path, temporary: Path) -> None:
@@ -196,7 +196,7 @@ def test_what_a_killed_keeper_leaves_is_cleaned_at_the_next_start(tmp_path: Path
     assert again.returncode == 0
     assert "cleaned what a killed run left" in again.stderr
     assert list(temporary.iterdir()) == []
-    assert list(again.folder.glob(".autoddp/*/autoddp-*")) == []
+    assert list(again.folder.glob(".autoddp/2*/autoddp-*")) == []
 
 
 def test_a_host_without_the_overlay_refuses_it_in_one_line(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_the_fast_network_is_found_and_used(lab, tmp_path):
         assert f"eth1 {hosts.address(host, 1)} reaches all hosts at 0." in said
         assert "docker0 reaches not all hosts" in said
         assert "this host's name stands for 127.0.1.1" in said
-        summary = json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text())
+        summary = json.loads(max(launch.folder.glob(".autoddp/2*/summary.json")).read_text())
         assert summary["network"]["interface"] == "eth1"
 
 
@@ -161,7 +161,7 @@ def test_two_networks_are_used_at_once(lab, tmp_path):
     words = ["--trials", "10", "--tune-only", "--allow", "exact", "--recipe", "mlp.toml", *job, "--steps", "1000000"]
     launches = [launch.wait() for launch in on_all(hosts, AUTODDP, tmp_path, *words)]
     assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
-    studies = [json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text()) for launch in launches]
+    studies = [json.loads(max(launch.folder.glob(".autoddp/2*/summary.json")).read_text()) for launch in launches]
     assert studies[0]["job"]["start_settings"] == [{"interfaces": "eth0,eth1"}]
     assert [one["promising"] for one in studies[0]["screened"]] == [True]
     assert studies[0]["screened"][0]["gain"] > 1.4
@@ -184,10 +184,10 @@ def test_a_network_that_adds_nothing_costs_no_start(lab, tmp_path):
     words = ["--trials", "12", "--tune-only", "--allow", "exact", "--recipe", "mlp.toml", *job, "--steps", "1000000"]
     launches = [launch.wait() for launch in on_all(hosts, AUTODDP, tmp_path, *words)]
     assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
-    studies = [json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text()) for launch in launches]
+    studies = [json.loads(max(launch.folder.glob(".autoddp/2*/summary.json")).read_text()) for launch in launches]
     assert studies[0]["job"]["start_settings"] == [{"interfaces": "eth0,eth1"}]
     assert studies[0]["screened"] == studies[1]["screened"]
     assert [one["promising"] for one in studies[0]["screened"]] == [False]
     assert studies[0]["trials"] == studies[1]["trials"]
     assert all("interfaces" not in trial["configuration"] for trial in studies[0]["trials"])
-    assert [path.name for path in launches[0].folder.glob(".autoddp/*/attempt*")] == ["attempt0"]
+    assert [path.name for path in launches[0].folder.glob(".autoddp/2*/attempt*")] == ["attempt0"]

@@ -33,5 +33,5 @@ def test_an_exception_in_one_rank_in_the_first_steps(step, tmp_path):
     assert "rank 1: RuntimeError: planted in the first steps" in line
     assert launch.returncode == 1  # the real job's
     assert "ChildFailedError" in launch.stderr
-    assert len(list(launch.folder.glob(".autoddp/*/attempt*"))) == 1
+    assert len(list(launch.folder.glob(".autoddp/2*/attempt*"))) == 1
     assert launch.processes() == []

@@ -35,7 +35,7 @@ def recipe(tmp_path_factory):
     words = [*TWO, "--trials", "3", "--tune-only", MICRO]
     launch = start(AUTODDP, folder / "out", words, {"TUNED_TIMES_LONGER": "20"}).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
-    study = json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text())
+    study = json.loads(max(launch.folder.glob(".autoddp/2*/summary.json")).read_text())
     assert study["job"]["micro_batches"] == 4
     assert all(trial["configuration"]["defer_reductions"] == 4 for trial in study["trials"])
     found = load(launch.folder / "scripts.micro_batches.autoddp.toml")
@@ -74,5 +74,5 @@ def test_a_script_with_no_sync_is_left_as_it_is(tmp_path):
     words = [*TWO, "--trials", "3", "--tune-only", MICRO, "--by-hand", "--batches", "100"]
     launch = start(AUTODDP, tmp_path / "out", words, {"TUNED_TIMES_LONGER": "20"}).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
-    study = json.loads(max(launch.folder.glob(".autoddp/*/summary.json")).read_text())
+    study = json.loads(max(launch.folder.glob(".autoddp/2*/summary.json")).read_text())
     assert study["job"]["left_out"]["defer_reductions"] == "each step has one reduction"

@@ -39,7 +39,7 @@ def tuning(moment, tmp_path):
     words = ["--nproc-per-node", "2", "--trials", "1000", *signals, str(script), moment]
     launch = start(AUTODDP, tmp_path / "run", words)
     if moment == "start-up":
-        logs = ".autoddp/*/attempt0/*/*/*/stdout.log"
+        logs = ".autoddp/2*/attempt0/*/*/*/stdout.log"
         wait_for(lambda: sum("waits" in p.read_text() for p in launch.folder.glob(logs)) == 2, "the ranks")
     elif moment == "baseline":
         wait_for(lambda: "2 ranks" in launch.stderr, "the first block")
@@ -68,10 +68,10 @@ def test_one_signal(moment, number, code, tmp_path):
     assert launch.wait().returncode == code
     assert launch.processes() == []
     assert f"autoddp: {number.name}: tuning ends, no job is started\n" in launch.stderr
-    assert list(launch.folder.glob(".autoddp/*/autoddp-*")) == []
+    assert list(launch.folder.glob(".autoddp/2*/autoddp-*")) == []
     nothing_else_happened(launch)
     if moment == "trial":  # what was measured is kept
-        (summary,) = launch.folder.glob(".autoddp/*/summary.json")
+        (summary,) = launch.folder.glob(".autoddp/2*/summary.json")
         assert len(json.loads(summary.read_text())["trials"]) >= 1
         assert summary.with_name("report.html").exists()
 

@@ -26,7 +26,7 @@ def launched(folder: Path, *options: str, env: dict[str, str] | None = None) -> 
 
 def test_a_run_leaves_its_page(tmp_path: Path) -> None:
     launch = launched(tmp_path / "run", "--trials", "2", "--allow", "exact")
-    (page,) = launch.folder.glob(".autoddp/*/report.html")
+    (page,) = launch.folder.glob(".autoddp/2*/report.html")
     summary = json.loads(page.with_name("summary.json").read_text())
     assert f"autoddp: report: {page}\n" in launch.stderr
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
@@ -48,7 +48,7 @@ def test_a_page_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
     (warning,) = [line for line in launch.stderr.splitlines() if "report.html" in line]  # nor does the answer name it
     assert warning.startswith("autoddp: warning: ")
     assert warning.endswith("report.html could not be written: this jinja2 is broken")
-    assert len(list(launch.folder.glob(".autoddp/*/summary.json"))) == 1
+    assert len(list(launch.folder.glob(".autoddp/2*/summary.json"))) == 1
     (broken / "imported").unlink()
     launched(tmp_path / "run", env=paths)
     assert "autoddp: recipe scripts.plain.autoddp.toml: launching " in launch.stderr

@@ -62,10 +62,10 @@ def test_nobody_gets_in(lab, open_folder):
         launch = start(AUTODDP, folder, words, variables, popen=popen)
         try:
             wait_for(
-                lambda: list(folder.glob(".autoddp/*/journal.jsonl")) or launch.process.poll() is not None, "a trial"
+                lambda: list(folder.glob(".autoddp/2*/journal.jsonl")) or launch.process.poll() is not None, "a trial"
             )
             assert launch.process.poll() is None, launch.stderr
-            (run,) = folder.glob(".autoddp/*/")
+            (run,) = folder.glob(".autoddp/2*/")
             unix = Path(f"/proc/{hosts.holder(0)}/net/unix")
             sockets = [path for line in unix.read_text().splitlines() if (path := line.split()[-1])]
             ours = [path for path in sockets if path.endswith("/s") and "/autoddp-" in path]

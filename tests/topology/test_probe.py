@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.topology import Gpu, GpuPair, Node, fingerprint, switches
+from autoddp.topology import Gpu, GpuPair, Node, fingerprint, interfaces, switches
 from autoddp.topology.facts import Nic
 from autoddp.topology.fingerprint import links_of, network_of
 from autoddp.topology.nvidia.matrix import read_matrix
@@ -16,7 +16,6 @@ from autoddp.topology.nvidia.smi import ask
 from autoddp.topology.nvidia.smi_texts import read_gpu_list, read_p2p_status
 from autoddp.topology.probe import machine, node_of_matrix, probe
 from autoddp.topology.rdma.ports import RdmaPort
-from autoddp.topology import interfaces
 from autoddp.topology.tool_outputs import node_of
 
 MATRIX = """\

@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 
 from autoddp.timing import median
-from autoddp.topology.nccl.interface_names import named, preferred
 from autoddp.topology import interfaces
+from autoddp.topology.nccl.interface_names import named, preferred
 from autoddp.worker.process.rank_store import RankStore
 
 SIZE = 256  # bytes
