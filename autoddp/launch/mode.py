@@ -53,7 +53,7 @@ class Mode:
     recipe: Recipe | None = None
     """What the job is launched with; None: nothing, or what the study finds."""
     path: Path | None = None
-    """Where the recipe stands."""
+    """The recipe's file."""
     chosen: tuple[Rung, int] | None = None
     """The rung and the steps in one that are asked for of a saved recipe; None: what the recipe launches."""
     bypass: bool = False
@@ -108,7 +108,7 @@ class Mode:
         return f"tune {study.trials} {study.allowed} {more} {watched}"
 
     def reads(self, options: Options) -> str:
-        """The same in a few words, for people."""
+        """What is about to be done, in a few words for people."""
         if options.diagnose_only:
             return "diagnosing"
         found = f"no recipe, tuning with {options.study.trials} trials, up to rung {options.study.allowed}"
@@ -344,7 +344,7 @@ def _overruled(says: str, unlike: Sequence[str]) -> str:
 
 
 def _preferred(usable: Sequence[_Saved], arguments: str) -> _Saved:
-    """Of several that fit as far as the launcher can know: same arguments first, then the newest."""
+    """The best of several recipes that fit, as far as the launcher can know: same arguments first, then the newest."""
 
     def rank(saved: _Saved) -> tuple[bool, bool, str]:
         recipe = saved.recipe
@@ -354,7 +354,7 @@ def _preferred(usable: Sequence[_Saved], arguments: str) -> _Saved:
 
 
 def torch_version() -> str:
-    """Without what follows a `+`: the build."""
+    """The version of torch, without the build that follows a `+`."""
     from torch import __version__
 
     return str(__version__).split("+")[0]
@@ -391,7 +391,7 @@ def one_rank() -> str:
 
 
 def idle_gpus() -> str:
-    """Where torchrun's single rank leaves GPUs without work, a line about them; else ""."""
+    """A line about GPUs that torchrun's single rank leaves without work; "" if it leaves none."""
     gpus = visible_gpus()
     return f"1 rank, as under torchrun, on a host with {gpus} visible GPUs; {_ANOTHER}" if gpus > 1 else ""
 
@@ -422,9 +422,10 @@ def _launches(recipe: Recipe, entry: LadderEntry) -> bool:
 
 
 def _with_its_decision(launched: LadderEntry, recipe: Recipe) -> LadderEntry:
-    """The same with what a recipe of an older version leaves out: its study has found it worth it over milder rungs.
+    """The entry with `speedup_low_over` for milder rungs, which recipes of older versions leave out.
 
-    Only over those that its study must have allowed, since they change no more than what it launches.
+    The study has found what is launched worth it over those milder rungs that it must have allowed: they change no
+    more than what is launched.
     """
     rung, steps = launched.configuration.gradient_rung, launched.configuration.steps_per_update
     others = [entry.configuration for entry in recipe.ladder if entry is not launched]
@@ -436,7 +437,7 @@ def _with_its_decision(launched: LadderEntry, recipe: Recipe) -> LadderEntry:
 
 
 def script_names(options: Options) -> tuple[str, ...]:
-    """By what a recipe may know the script, links kept and links followed; the first is what a new recipe says.
+    """Names by which a recipe may know the script, links kept and links followed; a new recipe says the first.
 
     Below the recipe's folder it is the path from there, since a checkout that was moved, or that another host mounts
     elsewhere, is the same job. Elsewhere it is `*/`, the script's folder and its name, for the same reason. A module is
@@ -487,7 +488,7 @@ def recipe_may_be_anothers(options: Options) -> bool:
 
 
 def place_for(options: Options, recipe: Recipe, say: Callable[[str], None]) -> Path:
-    """Where a recipe that was just made goes: over one of the same job, else where nothing stands.
+    """The path for a recipe that was just made: over one of the same job, else where nothing stands.
 
     A recipe that is not sound is replaced too; `save` keeps what stood there. What is no recipe stays.
     """
@@ -558,13 +559,13 @@ class Note:
 
 
 def remove_notes(options: Options) -> None:
-    """Of all recipes of the script: the job has been tuned."""
+    """Remove the notes beside all recipes of the script: the job has been tuned."""
     for path in found_recipes(options):
         with contextlib.suppress(OSError):
             Note(path, options).path.unlink()
 
 
 def _places(first: Path) -> list[Path]:
-    """Where recipes of one script may stand, by number."""
+    """Paths at which recipes of one script may stand, by number."""
     stem = first.name.removesuffix(_SUFFIX)
     return [first, *(first.with_name(f"{stem}.{number}{_SUFFIX}") for number in range(2, _MOST))]
