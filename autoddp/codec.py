@@ -61,7 +61,7 @@ def plain(value: Any) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """As `plain`, with None for numbers that are not finite: JSON has none, and other programs refuse `Infinity`.
+    """`plain(value)` with None for numbers that are not finite: JSON has none, and other programs refuse `Infinity`.
 
     >>> finite({"seconds": [0.1, float("inf")]})
     {'seconds': [0.1, None]}

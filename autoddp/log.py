@@ -96,7 +96,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text of several lines: its line breaks stay."""
+    """`text` of several lines, each made `printable`: its line breaks stay."""
     return "\n".join(map(printable, text.split("\n")))
 
 

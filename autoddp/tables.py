@@ -35,7 +35,7 @@ def width_of_stdout() -> int:
 
 
 def grid(rows: Sequence[Sequence[str]], numbers: bool = False) -> Table:
-    """The same rows as a table of rich, for printing on the caller's own console."""
+    """`rows` as a table of rich, for printing on the caller's own console; `numbers` as for `aligned`."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for place in range(len(rows[0])):
         table.add_column(justify="right" if numbers and place else "left", overflow="fold")

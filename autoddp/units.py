@@ -62,7 +62,7 @@ class Allowance:
     size: int = 0
     """Bytes."""
     share: float = 0.0
-    """From 0 to 1."""
+    """Share of the free space, from 0 to 1."""
 
     @classmethod
     def parse(cls, text: str) -> Allowance:

@@ -3,4 +3,4 @@
 __version__ = "0.1.0"
 
 SUMMARY_SCHEMA = 1
-"""Of summary.json: those who read one of another schema refuse it."""
+"""Schema of summary.json; a reader of another schema refuses the file."""

@@ -21,7 +21,7 @@ def command_given() -> float:
 
 
 class Deadline:
-    """Of one tuning job, by the clock of its launcher.
+    """The deadline for tuning one job, by the clock of its launcher.
 
         deadline = Deadline(budget=60.0, began=time.monotonic())
         deadline.left                # seconds

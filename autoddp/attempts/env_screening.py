@@ -42,7 +42,7 @@ class _Part:
 
     burst: Burst
     variables: dict[str, str]
-    """Of its processes, beside those that all have."""
+    """Variables for the job's processes, beside those that all jobs have."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Screening:
     torchrun: argparse.Namespace
     folder: Path
     environment: Mapping[str, str]
-    """Of the workers, without what tuning adds."""
+    """The workers' environment, without what tuning adds."""
     hosts: Hosts = field(default_factory=Hosts)
     _running: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _stopped: bool = field(default=False, init=False)

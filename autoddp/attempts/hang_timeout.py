@@ -26,7 +26,7 @@ class HangTimeout:
     """
 
     step_seconds: float = 0.0
-    """Of the baseline; 0.0 until it is known."""
+    """Seconds of a step of the baseline; 0.0 until it is known."""
     compiles: bool = False
     """Whether the step may hold a compilation, which runs in other processes."""
     clock: Callable[[], float] = time.monotonic

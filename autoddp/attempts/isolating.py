@@ -103,7 +103,7 @@ class Isolation:
         return cls(Level.OFF, folder)
 
     def under_guard(self, why: str) -> Isolation:
-        """The same host under guard."""
+        """The isolation of this host by guard; `why`: the reason why no better level was taken."""
         return _guard(self._folder, why)
 
     def written(self) -> int:

@@ -117,7 +117,7 @@ _SETTLING = 10.0  # seconds in which the study must have said what it wants next
 
 
 class State(Enum):
-    """Of the tuning job, see the module's table."""
+    """The state of the tuning job, see the module's table."""
 
     BETWEEN = "no attempt runs"
     STARTING = "the script starts"
@@ -314,42 +314,42 @@ class _Attempt:
 
     number: int
     began: float = 0.0
-    """On the machine's clock."""
+    """When the attempt began, on the machine's clock."""
     entries_before: int = 0
     """Length of the journal when it began."""
     workers: list[Worker] = field(default_factory=list)
-    """Those that were told to go."""
+    """Workers that were told to go."""
     leader: Worker | None = None
     """Rank 0, if it is on this host, once it is ready."""
     was_ready: bool = False
     ready_at: float = 0.0
-    """On the machine's clock."""
+    """When the attempt was ready, on the machine's clock."""
     steps_before: int = 0
-    """That the script had made when it was ready."""
+    """Steps that the script had made when it was ready."""
     order: Measure | None = None
     """What rank 0 was told, as long as it has not answered."""
     ordered_at: float = 0.0
-    """By the clock of the hang timeout."""
+    """When the order was given, by the clock of the hang timeout."""
     failures: list[str | Worker] = field(default_factory=list)
-    """In order: a rank's reason, or a rank that has gone without one."""
+    """Failures in the order in which they came: a rank's reason, or a rank that has gone without one."""
     hung: str = ""
     tried: str = ""
     """What the last order that was not the script as written has changed."""
     is_trying: bool = False
-    """Whether the last order has changed that, and was not answered."""
+    """Whether the last order has changed anything, see `tried`, and was not answered."""
     steps: int = 0
-    """That the script has made, where a rank has said so at its end."""
+    """Steps that the script has made, where a rank has said so at its end."""
     parted: bool = False
     """Whether it has made steps without reduction. What optimizers have kept of them differs between ranks since."""
     told_to_leave: bool = False
     another_follows: bool = False
     """It was ended so that another one can be made."""
     limit: float = 0.0
-    """Of LOST and JUDGING, on the machine's clock."""
+    """When LOST or JUDGING ends at the latest, on the machine's clock."""
     must_end_at: float | None = None
     ended: AttemptEnded | None = None
     failure: str = ""
-    """Its verdict, once it has ended."""
+    """Why the attempt has failed, once it has ended; "" if it has not."""
     start_failed: str = ""
     """Why, if its variables are to blame and no measurement has failed for it yet."""
 
@@ -767,7 +767,7 @@ class JobMachine:
             self._end(self._deadline.why_over)
 
     def _find_cause(self) -> None:
-        """In LOST: decide the order once each rank's end is known, or has been waited for."""
+        """Decide, in LOST, what becomes of the order: once each rank's end is known, or has been waited for."""
         attempt = self._attempt
         if self.state is not State.LOST:
             return
@@ -780,7 +780,7 @@ class JobMachine:
         """Rank 0 does not answer any more. Without a cause the script has simply ended."""
         assert self._attempt.order is not None
         assert isinstance(self._question, MeasureAsked)
-        if cause and self._may_be_to_blame_for_nothing:
+        if cause and self._order_is_repeated:
             self._asked_again.append(self._attempt.order.index)
         elif cause:
             self._journal.add(Entry(self._question.asked, None, cause))
@@ -791,8 +791,8 @@ class JobMachine:
         self._take_back_the_order()
 
     @property
-    def _may_be_to_blame_for_nothing(self) -> bool:
-        """Whether the order is to be given once more, after another start.
+    def _order_is_repeated(self) -> bool:
+        """Whether the order is to be given once more, after another start: its failure may have another cause.
 
         A script may check that its ranks are alike. After steps without reduction they are not, and then the check
         fails in whatever comes next.
@@ -848,7 +848,7 @@ class JobMachine:
         self.state = State.JUDGING
 
     def _script_has_ended(self, attempt: _Attempt) -> None:
-        """By itself: this is how long it is, or how long it was under what has been tried, which may be faster."""
+        """Note how long a script is that has ended by itself; under what has been tried it may be faster."""
         as_written = attempt.steps * (self._hang_timeout.step_seconds or 0.0)
         seconds = max(as_written, self._clock() - attempt.ready_at)
         self._deadline.script_took(seconds, attempt.steps, attempt.how_ended)

@@ -250,7 +250,7 @@ def _why_not(shelter: Shelter, launcher: Connection) -> str:
 
 @dataclass(frozen=True)
 class _LooksAt:
-    """Where the process that tries a shelter is about to look."""
+    """The path at which the process that tries a shelter is about to look."""
 
     path: str
 
@@ -364,7 +364,10 @@ def _enter(shelter: Shelter, looks: Callable[[str], None] = lambda path: None) -
 
 
 def _close_all_but(*kept: int) -> None:
-    """By a descriptor that was opened before the overlay was mounted, the script could write past the overlay."""
+    """Close all descriptors but these and the first three.
+
+    By one that was opened before the overlay was mounted, the script could write past the overlay.
+    """
     for name in os.listdir("/dev/fd"):
         number = int(name)
         if number > 2 and number not in kept:
@@ -392,9 +395,10 @@ def _own_standard_input() -> None:
 
 
 def _opened_again(descriptor: int) -> int:
-    """The same file, opened to be read.
+    """A new descriptor of the same file, opened to be read.
 
-    It is opened by its path in the overlay, if it has one there. By `/dev/stdin` the script can open it to be written.
+    The file is opened by its path in the overlay, if it has one there. By `/dev/stdin` the script can open it to be
+    written.
     """
     before = os.fstat(descriptor)
     with contextlib.suppress(OSError):

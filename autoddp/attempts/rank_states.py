@@ -1,4 +1,4 @@
-"""Where the ranks of this host are, and which of them wait for others: what their heartbeats say, and words for it.
+"""What heartbeats say of this host's ranks, in words: where each is in the script, and which of them wait for others.
 
 An attempt in which no rank has moved for half an hour before its first measurement is ended.
 """
@@ -52,7 +52,7 @@ class Ranks:
         self._seen: dict[int, tuple[int, Seen]] = {}
 
     def look(self) -> dict[int, Seen]:
-        """By rank, what each one has last said."""
+        """Rank → what it has said last."""
         now = self._clock()
         for path in self._heartbeats.glob("*"):
             with contextlib.suppress(OSError, ValueError):  # ValueError: it is just being written
@@ -71,7 +71,7 @@ class Ranks:
 
 
 def places(ranks: Mapping[int, Seen], now: float) -> str:
-    """Where the ranks are. Those at the same place are named together, and first those that have not moved longest."""
+    """A line with the place of each rank: those at one place together, and first those that have not moved longest."""
     if not ranks:
         return f"no rank has started on {socket.gethostname()}"
     together: dict[tuple[str, bool], list[int]] = {}
@@ -101,7 +101,7 @@ class Waiting:
         return self._ranks.waited(ended)
 
     def where(self) -> str:
-        """Where the ranks are now."""
+        """A line that says where the ranks are now."""
         return places(self._ranks.look(), self.clock())
 
     def unmoved(self) -> str:

@@ -46,6 +46,6 @@ class Starts:
 
     @property
     def why_hung(self) -> str:
-        """For the journal."""
+        """Why a start of the script hangs, for the journal."""
         set_to = " ".join(f"{name}={value}" for name, value in self._present.items())
         return f"the script did not get going with {set_to}"

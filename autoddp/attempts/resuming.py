@@ -127,7 +127,7 @@ def _files_named(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _variables(source: ScriptSource) -> dict[str, str]:
-    """Of the environment, what the script may read, and what torch and the libraries below it read."""
+    """Environment variables that the script may read, and those that torch and the libraries below it read."""
     return {
         name: without_secrets([value])[0]
         for name, value in os.environ.items()
@@ -147,7 +147,7 @@ def _digest_of(text: str) -> str:
 
 
 def _entries(journal: Path) -> list[Entry]:
-    """Those that can be read, up to the first one that cannot: a launcher may be killed in the middle of a line."""
+    """The entries up to the first one that cannot be read: a launcher may be killed in the middle of a line."""
     entries: list[Entry] = []
     with contextlib.suppress(OSError, ValueError):
         for line in journal.read_text(encoding="utf-8").splitlines():

@@ -86,7 +86,7 @@ class _Answer:
 
     tuned: Tuned
     diagnosis: Diagnosis | None
-    """Of the study; `study` knows no more of it than what it needs."""
+    """The study's diagnosis, apart because `study` knows no more of its type than what it needs."""
 
     @classmethod
     def of(cls, tuned: Tuned) -> _Answer:
@@ -499,7 +499,7 @@ class _Limits:
     isolation: Isolation
     hosts: Hosts
     number: int
-    """Of the attempt."""
+    """The attempt's number."""
     waiting: Waiting
     activity: str
     """See `Options.activity`."""

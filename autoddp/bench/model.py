@@ -56,7 +56,7 @@ class LinkModel:
 
     segments: tuple[Segment, ...]
     residuals: tuple[Residual, ...] = ()
-    """At every measured size."""
+    """Residuals, one for each measured size."""
 
     def seconds(self, size: float) -> float:
         """Seconds of an all-reduce of `size` bytes. Never less than for fewer bytes."""
@@ -98,7 +98,7 @@ def fit(points: Sequence[tuple[int, float]]) -> LinkModel:
 
 
 def _places(count: int, cuts: int) -> list[tuple[int, ...]]:
-    """Where `count` points may be cut so that each part keeps two."""
+    """All ways to cut `count` points at `cuts` places so that each part keeps at least two."""
     found = combinations(range(2, count - 1), cuts)
     return [places for places in found if all(b - a >= 2 for a, b in pairwise(places))]
 
@@ -141,7 +141,7 @@ def _line(points: Sequence[tuple[int, float]], through_zero: bool) -> tuple[floa
 
 
 def _joint(before: Segment, alpha: float, per_byte: float, last: int, first: int) -> float:
-    """Where one line hands over to the next, between the sizes measured on either side: where they cross, if there."""
+    """Bytes at which one line hands over to the next: where they cross if from `last` to `first`, else `last`."""
     turn = before.seconds_per_byte - per_byte
     crossing = (alpha - before.alpha_seconds) / turn if turn else math.inf
     return crossing if last <= crossing <= first else float(last)

@@ -41,7 +41,7 @@ class Sweep:
     layout: str
     """`within` a node, `between` nodes (one rank each) or `all`."""
     ranks: int
-    """Of the largest group."""
+    """Ranks of the largest group."""
     points: tuple[Point, ...]
     stopped: str = ""
     """Why sizes are missing; "" if none are."""
@@ -73,7 +73,7 @@ class LinkFacts:
     torch: str
     """Version without the build."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Of rank 0's environment, those that steer the backend; see `backend_variables`."""
+    """Variables of rank 0's environment that steer the backend; see `backend_variables`."""
 
     @property
     def key(self) -> str:
@@ -126,7 +126,7 @@ class BenchResult:
 
 
 def folder(output: Path) -> Path:
-    """Where measurements lie within an output folder."""
+    """The folder of measurements within an output folder."""
     return output / "bench"
 
 

@@ -38,7 +38,7 @@ class Settings:
     largest: int = 2**30
     """Bytes per rank."""
     factor: int = 2
-    """From one size to the next."""
+    """Ratio of each size to the one before."""
     backend: str = ""
     """`gloo` or `nccl`; "": nccl where every rank has a GPU of its own, else gloo."""
 
@@ -77,7 +77,7 @@ def sweep(
 
 
 def _again(measure: Measure, points: Sequence[Point], deadline: float, now: Callable[[], float]) -> list[Point]:
-    """The same, with the fastest of several visits to each of the small sizes, as many as there is time for."""
+    """Visit each small size again, as often as there is time for; the points, each the fastest of its visits."""
     found = list(points)
     small = [place for place, point in enumerate(points) if point.bytes <= SMALL]
     visits = [place for _ in range(MOST_VISITS - 1) for place in small]

@@ -80,7 +80,7 @@ class Results:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Where tuning was interrupted, or too few hosts are left, no job follows: write what was measured."""
+        """Write what was measured where no job follows: tuning was interrupted, or too few hosts are left."""
         self.observer.close()
         if kind is not None and self._outcome is not None:
             self._write_summary(summary(self._outcome, {}, "") | {"recipe_text": ""})
@@ -289,7 +289,10 @@ def _this_node() -> Node:
 
 
 def _saved(recipe: str, place: Path, previous: Path | None) -> tuple[Path, Path | None]:
-    """Where the recipe is saved, and where the one that was there is kept. The current folder may be on a full disk."""
+    """Save the recipe; its path, and the path at which another recipe that stood there is kept, if any.
+
+    It goes elsewhere if the current folder takes no file, as on a full disk.
+    """
     try:
         return place, save(recipe, place, previous=previous)
     except AutoddpError as error:
@@ -347,7 +350,7 @@ def recipe_of(outcome: Outcome, powersgd_start: int, run: str = "") -> Recipe:
 
 
 def _explicit(configuration: Configuration, start: int) -> Configuration:
-    """With the step at which PowerSGD begins, which trials leave out because they measure it from their first."""
+    """The configuration with the step at which PowerSGD begins: trials leave it out and measure from their first."""
     if POWERSGD_RANK.of(configuration) is None:
         return configuration
     return configuration.with_values(**{POWERSGD_START_STEP.name: start})

@@ -40,7 +40,7 @@ class Mode:
     recipe: Recipe | None = None
     """What the job is launched with; None: nothing, or what the study finds."""
     path: Path | None = None
-    """Where the recipe stands."""
+    """The recipe's file."""
     chosen: tuple[Rung, int] | None = None
     """The rung and the steps in one that are asked for of a saved recipe; None: what the recipe launches."""
     bypass: bool = False
@@ -95,7 +95,7 @@ class Mode:
         return f"tune {study.trials} {study.allowed} {more} {watched}"
 
     def reads(self, options: Options) -> str:
-        """The same in a few words, for people."""
+        """What is about to be done, in a few words for people."""
         if options.diagnose_only:
             return "diagnosing"
         found = f"no recipe, tuning with {options.study.trials} trials, up to rung {options.study.allowed}"
@@ -331,7 +331,7 @@ def _overruled(says: str, unlike: Sequence[str]) -> str:
 
 
 def _preferred(usable: Sequence[_Saved], arguments: str) -> _Saved:
-    """Of several that fit as far as the launcher can know: same arguments first, then the newest."""
+    """The best of several recipes that fit, as far as the launcher can know: same arguments first, then the newest."""
 
     def rank(saved: _Saved) -> tuple[bool, bool, str]:
         recipe = saved.recipe
@@ -341,7 +341,7 @@ def _preferred(usable: Sequence[_Saved], arguments: str) -> _Saved:
 
 
 def torch_version() -> str:
-    """Without what follows a `+`: the build."""
+    """The version of torch, without the build that follows a `+`."""
     from torch import __version__
 
     return str(__version__).split("+")[0]

@@ -7,7 +7,7 @@ These two are passed to the script too
     - after a `--`, before or after the script's name,
     - where `--trials 0` stands before the script's name: then autoddp is torchrun.
 
-Of its words the script gets what torchrun gives it of them.
+The script gets all its other words as it would get them from torchrun.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OF_A_DIAGNOSIS = frozenset(
 )
 """Fields of the options that `autoddp diagnose` takes too. All others are for tuning and launching."""
 _OTHER_MEANING = {"budget", "diagnose_budget"}
-"""Of these, what has another default there: its own help says which."""
+"""Options in `_OF_A_DIAGNOSIS` that have another default there: its own help says which."""
 _NEAR, _LOSSY = LIMITS[Rung.NEAR], LIMITS[Rung.LOSSY]
 
 _USES = """\
@@ -79,7 +79,7 @@ class _Kind(NamedTuple):
     convert: Callable[[str], Any]
     """The value from its word; ValueError for a word that breaks the rule."""
     rule: str = ""
-    """For the error: "must be …"; "" where every word is good."""
+    """What a word must be, for the error "must be …"; "" where every word is good."""
 
 
 def _within(convert: Callable[[str], Any], holds: Callable[[Any], bool], rule: str) -> _Kind:
@@ -131,7 +131,7 @@ class Options:
     ranks_given: bool = True
     """Whether the user has said how many ranks each host starts."""
     folders: Folders = field(default_factory=Folders)
-    """Where files go that the user has not named."""
+    """Folders for files for which the user has named no place."""
     says: tuple[str, ...] = ()
     """Lines for the user about words that could have been meant for another: autoddp, torchrun or the script."""
     given: frozenset[str] = frozenset()
@@ -194,7 +194,7 @@ class Options:
     tune_only: bool = _switch("write the recipe and stop")
     seed: int = _option("seed of the search (0)", "N", _SEED, "0", StudySettings.seed)
     output: Path = _option("folder for logs and summary.json (.autoddp/)", "DIR", _PATH, default=OUTPUT)
-    """Where the current folder takes no files, the default is another one, see `runs.usual_folders`."""
+    """Another folder is the default where the current one takes no files, see `runs.usual_folders`."""
     keep_runs: int = _option("how many runs stay in that folder (20)", "N", _whole(1), "20", 20)
     """Run folders that stay in `output`, this run's own counted."""
     isolation: Level | None = _option(
@@ -239,15 +239,15 @@ class Options:
 
     @property
     def recipe_path(self) -> Path:
-        """Where the recipe will be: as given, or in the folder for recipes, which is the current one if it takes files.
+        """The path of the recipe: as given, or in the folder for recipes, which is the current one if it takes files.
 
-        See `commandline.mode` for the names of further recipes of the script.
+        See `commandline.saved_recipes` for the names of further recipes of the script.
         """
         return self.recipe or self.folders.recipes / self.recipe_name
 
     @property
     def recipe_name(self) -> str:
-        """After the script and its folder."""
+        """The recipe's file name, after the script and its folder."""
         # The current folder says nothing of a module, nor of a program that is found along PATH, as `bash` is.
         is_program = self.torchrun.no_python and not os.path.exists(self.script)
         folder = "" if is_program or self.torchrun.module else Path(os.path.abspath(self.script)).parent.name
@@ -373,7 +373,7 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 def parse_with_switch(argv: Sequence[str], switch: str) -> tuple[Options, bool]:
-    """As `parse`, and whether `switch` stands before the script: it is no option of a training job."""
+    """What `parse` returns, and whether `switch`, which no training job has, stands before the script."""
     others = [(place, word) for place, word in enumerate(argv) if word != switch]
     at, _ = _find_script([word for _, word in others], _strict_torchrun_parser())
     script_at = others[at][0]
@@ -564,7 +564,7 @@ def _hints(name: str, passed: Collection[str], after: Sequence[str], source: Scr
 
 
 def _find_script(argv: Sequence[str], torchrun: argparse.ArgumentParser) -> tuple[int, argparse.Namespace]:
-    """Where in `argv` the script's name stands, and what torchrun's parser makes of its own words."""
+    """The position of the script's name in `argv`, and what torchrun's parser makes of its own words."""
     _, rest, places = _without_own(argv, lenient=True)
     understood = torchrun.parse_args(rest)
     at = len(rest) - len(understood.training_script_args) - 1
@@ -599,5 +599,5 @@ def _without_own(argv: Sequence[str], lenient: bool = False) -> tuple[list[str],
 
 
 def _position(words: Sequence[str], word: str) -> int:
-    """Where `word` stands first; the number of words where it does not."""
+    """The position at which `word` stands first; the number of words where it does not."""
     return list(words).index(word) if word in words else len(words)

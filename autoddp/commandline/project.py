@@ -55,7 +55,7 @@ def with_project(options: Options) -> Options:
 
 
 def _words(name: str, text: str, value: Any) -> str:
-    """As they would stand on the command line; "" for what changes only how much is shown."""
+    """The option as it would stand on the command line; "" for one that changes only how much is shown."""
     if name == "verbose":
         return ""
     option = f"--{name.replace('_', '-')}"

@@ -43,7 +43,7 @@ def one_rank() -> str:
 
 
 def idle_gpus() -> str:
-    """Where torchrun's single rank leaves GPUs without work, a line about them; else ""."""
+    """A line about GPUs that torchrun's single rank leaves without work; "" if it leaves none."""
     gpus = visible_gpus()
     return f"1 rank, as under torchrun, on a host with {gpus} visible GPUs; {_ANOTHER}" if gpus > 1 else ""
 

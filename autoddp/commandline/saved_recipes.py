@@ -29,7 +29,7 @@ _MOST = 100  # recipes of one name: each start reads them
 
 
 def script_names(options: Options) -> tuple[str, ...]:
-    """By what a recipe may know the script, links kept and links followed; the first is what a new recipe says.
+    """Names by which a recipe may know the script, links kept and links followed; a new recipe says the first.
 
     Below the recipe's folder it is the path from there, since a checkout that was moved, or that another host mounts
     elsewhere, is the same job. Elsewhere it is `*/`, the script's folder and its name, for the same reason. A module is
@@ -80,7 +80,7 @@ def recipe_may_be_anothers(options: Options) -> bool:
 
 
 def place_for(options: Options, recipe: Recipe, say: Callable[[str], None]) -> Path:
-    """Where a recipe that was just made goes: over one of the same job, else where nothing stands.
+    """The path for a recipe that was just made: over one of the same job, else where nothing stands.
 
     A recipe that is not sound is replaced too; `save` keeps what stood there. What is no recipe stays.
     """
@@ -151,13 +151,13 @@ class Note:
 
 
 def remove_notes(options: Options) -> None:
-    """Of all recipes of the script: the job has been tuned."""
+    """Remove the notes beside all recipes of the script: the job has been tuned."""
     for path in found_recipes(options):
         with contextlib.suppress(OSError):
             Note(path, options).path.unlink()
 
 
 def _places(first: Path) -> list[Path]:
-    """Where recipes of one script may stand, by number."""
+    """Paths at which recipes of one script may stand, by number."""
     stem = first.name.removesuffix(_SUFFIX)
     return [first, *(first.with_name(f"{stem}.{number}{_SUFFIX}") for number in range(2, _MOST))]

@@ -27,9 +27,10 @@ def _launches(recipe: Recipe, entry: LadderEntry) -> bool:
 
 
 def _with_its_decision(launched: LadderEntry, recipe: Recipe) -> LadderEntry:
-    """The same with what a recipe of an older version leaves out: its study has found it worth it over milder rungs.
+    """The entry with `speedup_low_over` for milder rungs, which recipes of older versions leave out.
 
-    Only over those that its study must have allowed, since they change no more than what it launches.
+    The study has found what is launched worth it over those milder rungs that it must have allowed: they change no
+    more than what is launched.
     """
     rung, steps = launched.configuration.gradient_rung, launched.configuration.steps_per_update
     others = [entry.configuration for entry in recipe.ladder if entry is not launched]

@@ -17,7 +17,7 @@ from pathlib import Path
 from autoddp.errors import UsageError, did_you_mean
 
 COMMANDS = ("bench", "completion", "diagnose", "predict", "probe", "recipe", "report", "wrap")
-"""Of autoddp: what may stand in a script's place."""
+"""Commands of autoddp: what may stand in a script's place."""
 
 
 def script_path(torchrun: argparse.Namespace) -> Path | None:

@@ -19,7 +19,7 @@ _BY_THE_MACHINE = 3.0  # times the usual step
 _BY_CHANCE = 0.1  # of the steps
 _FEW = 8  # ranks
 A_PART = 0.25
-"""Of what the rank with the longest event does: from there another rank is at work too."""
+"""Share of the seconds of the rank with the longest event, from which another rank counts as at work too."""
 _MORE_REGULAR = 0.1  # of an irregularity
 _SHORTEST = 0.003  # seconds that an event takes at least: less is noise of the machine
 
@@ -149,11 +149,11 @@ class Evidence:
         return self.mean(self.steps)
 
     def mean(self, values: Sequence[float]) -> float:
-        """Over the usual steps."""
+        """Mean over the usual steps."""
         return statistics.fmean(values[n] for n in self.usual)
 
     def means(self, table: Table) -> list[float]:
-        """Of each rank, over the usual steps."""
+        """Mean of each rank over the usual steps."""
         return [self.mean(values) for values in table]
 
     def gain(self, changed: Callable[[int, int], float], steps: Sequence[int] | None = None) -> float:
@@ -166,10 +166,10 @@ class Evidence:
         return statistics.fmean(max(own[r][n] for r in ranks) - max(changed(r, n) for r in ranks) for n in chosen)
 
     def gain_as_others(self, rank: int, names: tuple[str, ...]) -> float:
-        """As `gain`, if these stages took this rank as long as they take the others.
+        """Mean seconds that a step would be shorter if these stages took this rank as long as they take the others.
 
-        That is what they take the others in the step after: if it were the same step, the two would never wait for
-        each other, as ranks do that are equally fast.
+        The others' seconds are those of the next usual step: with those of the same step the two would never wait for
+        each other, as equally fast ranks do.
         """
         table, own, usual = self.stage(*names), self.own, self.usual
         following = dict(zip(usual, [*usual[1:], usual[0]], strict=True))

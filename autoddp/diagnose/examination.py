@@ -20,7 +20,7 @@ from autoddp.timing import Difference
 from autoddp.units import milliseconds
 
 _FIRST_SHARE = 0.2
-"""Of the time for diagnosing, in which steps are only recorded. Causes are suspected by these steps."""
+"""Share of the time for diagnosing in which steps are only recorded. Causes are suspected by these steps."""
 _FEWEST_FIRST, _MOST_FIRST = 6, 150
 """Steps of the first record: enough to see what happens every tenth step, where steps are short."""
 _MOST_RECORDS = 4  # as long as the first one: events that have been seen too seldom are waited for
@@ -28,10 +28,10 @@ _ROUGH = 0.1  # of a price: an interval that reaches further to either side is m
 
 
 class Examination:
-    """Of one running job.
+    """Diagnoses one running job.
 
     `budget`: seconds of steps that it may take. `fails`: the exception of a block that cannot run.
-    `ends`: that of a job that is over; what was found until then is told. `tell` hears of each experiment.
+    `ends`: the exception of a job that is over; what was found until then is told. `tell` hears of each experiment.
     `reduction`: what steps without reduction save, where that has been measured before. `precise`: whether the time
     that is left in the end makes prices more precise; else the job's steps are left for other things.
     """
@@ -105,9 +105,9 @@ class Examination:
         return evidence
 
     def _measured_further(self, proofs: Sequence[tuple[Suspicion, Proof]]) -> list[tuple[Suspicion, Proof]]:
-        """The same, with more blocks for what is undecided and for prices that are not known well, in the time left.
+        """The proofs after more blocks, in the time left, for those that are undecided or whose price is rough.
 
-        Always for the one that has had the least time here. What the waterfall needs is left for it.
+        Each block is for the one that has had the least time here. What the waterfall needs is left for it.
         """
         proofs = list(proofs)
         took = [0.0] * len(proofs)

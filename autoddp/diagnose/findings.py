@@ -40,7 +40,7 @@ class Finding:
 
     cause: str
     ranks: tuple[int, ...]
-    """Those on which the cause lies."""
+    """Ranks on which the cause lies."""
     seconds: float
     low: float | None
     """Lower end of the 99 % interval; None where no experiment was made."""
@@ -79,9 +79,9 @@ class Scaling:
 
     ranks: int
     samples_per_second: float | None
-    """Of all ranks; None where the script's batches are not known."""
+    """Samples per second of all ranks; None where the script's batches are not known."""
     of_one: float | None
-    """Of one rank that computes alone."""
+    """Samples per second of one rank that computes alone; None where the script's batches are not known."""
     efficiency: float
     """The step of one rank alone, as a share of the step of all: 1.0 is perfect."""
     text: str
@@ -92,7 +92,7 @@ class Diagnosis:
     """All that was found."""
 
     seconds: float
-    """Of a step as written."""
+    """Seconds of a step as written."""
     anatomy: Sequence[RankAnatomy]
     findings: Sequence[Finding]
     """What is proved first, in order of price; what explains a part of another finding stands before that one."""

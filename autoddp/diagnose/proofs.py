@@ -55,7 +55,7 @@ class Proof:
     share: float = 1.0
     """The part of what `mended` gives that mending this cause would give."""
     blocks: Sequence[Evidence] = ()
-    """Those of `mended`."""
+    """Blocks measured under `mended`."""
     is_open: bool = False
     """Whether the blocks so far neither prove nor refute the suspicion."""
     again: Callable[[], Proof] | None = None
@@ -122,7 +122,7 @@ class Prover:
         return Proof(None, suspicion.why_not or "no experiment is known for it")
 
     def further(self, proof: Proof) -> Proof:
-        """The same with more blocks."""
+        """The proof after more blocks."""
         assert proof.again is not None
         try:
             return proof.again()
@@ -323,9 +323,9 @@ class Prover:
 
 
 def _with_words(proof: Proof, text: str, by_fix: bool | None = None, most: Difference | None = None) -> Proof:
-    """The same proof told in other words, also after more blocks.
+    """The proof told in other words, also after more blocks.
 
-    `most`: what no fix can give more than. Rounds on a busy machine may say that one does.
+    `most`: the most that a fix can give. Rounds on a busy machine may say more.
     """
     again = proof.again
     further = None if again is None else lambda: _with_words(again(), text, by_fix, most)

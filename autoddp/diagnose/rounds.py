@@ -47,7 +47,7 @@ class MeasureAnatomy(Protocol):
         apply: bool,
         experiment: Experiment,
     ) -> BlockDone:
-        """As `study.Measure`, with `anatomy`."""
+        """Measure a block, as `study.Measure` does with `anatomy`."""
 
 
 class CannotRun(Exception):
@@ -121,7 +121,7 @@ class Rounds:
 
     @property
     def steps(self) -> int:
-        """Of a block."""
+        """Number of steps of a block."""
         if self.step >= _SLOW:
             return 3
         most = min(_MOST, MOST_RECORDED // self._world_size)
@@ -163,7 +163,7 @@ class Rounds:
         return rounds * (each * steps + settling)
 
     def in_turns(self, *conditions: Condition) -> list[list[Evidence]]:
-        """The same number of blocks of each. Every second round goes backwards, so that a drift hits all alike."""
+        """Equally many blocks of each condition. Every second round goes backwards, so that a drift hits all alike."""
         plans = self.plans(*conditions)
         if not plans:
             raise CannotRun(_NO_TIME)
@@ -185,7 +185,7 @@ class Rounds:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the batches that all ranks keep, as many as one rank keeps, from the smallest to the largest."""
+        """Elements of batches, smallest first: as many as one rank keeps, picked evenly from those of all ranks."""
         pooled = sorted(size for of_rank in self._stored for size in of_rank)
         return tuple(pooled[(2 * place + 1) * len(pooled) // (2 * self._kept)] for place in range(self._kept))
 

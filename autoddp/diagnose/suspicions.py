@@ -84,7 +84,7 @@ class Condition:
 
     @property
     def without_additions(self) -> Condition:
-        """The same without what is only added to each step: it needs no time to settle."""
+        """The condition without what is only added to each step, which needs no time to settle."""
         plain = replace(self.experiment, delay=None, added_bytes=0)
         return Condition(self.configuration, plain, self.reduce)
 
@@ -135,7 +135,7 @@ class Repeat:
     """Each rank is given one batch again and again: does the cause stay, or was it in the data?"""
 
     ranks: tuple[int, ...]
-    """Those that read batches: all of them."""
+    """All ranks that read batches."""
 
 
 @dataclass(frozen=True)
@@ -194,12 +194,12 @@ class Surroundings:
 
     @property
     def cores_per_rank(self) -> int:
-        """At least one."""
+        """CPU cores for each rank; at least one."""
         return max(1, self.job.cores // self.job.ranks_per_host)
 
     @property
     def gradient_mib(self) -> float:
-        """Of all gradients, in one reduction each."""
+        """MiB of all gradients, each reduced once."""
         return self.job.gradient_bytes / MIB
 
     def passes(self, argument: str) -> bool:
@@ -323,7 +323,7 @@ def _straggler(evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
 
 
 def _kind_of_work(evidence: Evidence) -> Kind:
-    """Of what some rank does between two steps."""
+    """The kind of work that some rank does between two steps."""
     return "between steps" if evidence.readers else "unseen loading"
 
 
@@ -359,7 +359,7 @@ def _why_slow(evidence: Evidence, rank: int, longer: float) -> tuple[Kind, str]:
 
 
 def _spread_of_sizes(evidence: Evidence) -> float | None:
-    """Of the batches of one rank, as a share of their mean; None where no sizes are known of two ranks."""
+    """Largest spread of one rank's batch sizes, as a share of their mean; None where no two ranks' sizes are known."""
     sizes = [[one.elements[n] for n in evidence.usual] for one in evidence.ranks if one.elements]
     if len(sizes) < 2 or not all(map(sum, sizes)):
         return None

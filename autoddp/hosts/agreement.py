@@ -60,7 +60,7 @@ class HostFacts(Struct, frozen=True):
     node_rank: int | None = None
     """--node-rank, under a static rendezvous."""
     processes: int = 0
-    """On this node."""
+    """Number of ranks on this node."""
     torch: str = ""
     autoddp: str = ""
     clock: float = 0.0
@@ -129,7 +129,7 @@ class Agreement:
     hosts: Hosts
     """All launchers that have met."""
     ranks: int
-    """On all these hosts together."""
+    """Number of ranks on all these hosts together."""
     _meeting_point: object
     _notices: Notices | None = None
     joins: tuple[Plan, Running] | None = None

@@ -37,15 +37,15 @@ class Running(Struct, frozen=True):
     digest: str = ""
     """Equal to that of a late host which launches the same."""
     reads: str = ""
-    """The same for people."""
+    """What is launched, in words for people."""
     recipe: str = ""
     """The text of the recipe; "" where the job is launched as written."""
     chosen: tuple[Rung, int] | None = None
-    """As in `mode.Mode`."""
+    """See `mode.Mode.chosen`."""
     builds_ddp: bool = True
     """Whether the script builds a DDP model, as far as the hosts know."""
     address: str = ""
-    """Of a host of the job, on the network that the job uses; "" if that is not known."""
+    """Address of a host of the job, on the network that the job uses; "" if that is not known."""
 
 
 class Notices:
@@ -97,7 +97,7 @@ def _without_this_host(reads: str) -> str:
 
 
 def cannot_join(backend: str) -> UsageError:
-    """Of a rendezvous whose store cannot be read by a host that comes late."""
+    """The error for a rendezvous whose store cannot be read by a host that comes late."""
     return UsageError(
         f"the other hosts have begun already, and under --rdzv-backend {backend} no host can join a job later: start "
         "all hosts together, or use --rdzv-backend c10d"
@@ -105,7 +105,7 @@ def cannot_join(backend: str) -> UsageError:
 
 
 def differs(running: Running, here: str) -> UsageError:
-    """Of a late host whose own plan, `here` for people, is not what the job does."""
+    """The error for a late host whose own plan, `here` for people, is not what the job does."""
     return UsageError(
         f"hosts differ: the job runs already with {running.reads}; this host has {here}; every host needs the same "
         "recipe and the same options: copy the recipe, or name it by --recipe"

@@ -50,7 +50,7 @@ class _Beat:
 
     number: int
     name: str
-    """Of its host."""
+    """Name of the launcher's host."""
     over: str = ""
     """Why tuning must end on all hosts, as far as this launcher knows; "" as long as it may go on."""
     left: str = ""
@@ -132,7 +132,7 @@ class Presence:
         self._number = 0
         self._over = self._left = self._broken = ""
         self.waited = 0.0
-        """Of this host's ranks, see `_Beat`; whoever knows it writes it."""
+        """Seconds for which all ranks of this host have only waited, see `_Beat`; whoever knows it writes it."""
         self._beats: dict[int, _Beat] = {}
         self._still = {other: _Stopwatch() for other in self._others}
         self._unanswered = _Stopwatch()

@@ -50,7 +50,7 @@ class Next:
     level: Level = Level.OVERLAY
     """The isolation of the next attempt."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Those that the study wants the next attempt to have; none from a launcher that has no study."""
+    """Variables that the study wants the next attempt to have; none from a launcher that has no study."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Hosts:
     name: str = ""
     """This host's, for the others' messages."""
     endpoint: Endpoint | None = None
-    """Where the hosts meet."""
+    """The endpoint at which the hosts meet."""
     _ended_elsewhere_at: float = 0.0
 
     def __post_init__(self) -> None:
@@ -301,5 +301,5 @@ class Hosts:
         return self._presence.ask(lambda store: bool(store.check(keys)))
 
     def _get(self, key: str, kind: type[T]) -> T:
-        """Only of a key that is there."""
+        """The value of a key, which must be there."""
         return decode(self._presence.ask(lambda store: store.get(key)), kind)

@@ -117,7 +117,10 @@ def isolate(plan: str) -> None:
 
 
 def _runs_a_program_of_the_system() -> bool:
-    """Such as lsb_release. Programs of the system are judged by their names, whatever language they are written in."""
+    """Whether this process runs a program of the system, such as lsb_release.
+
+    Such programs are judged by their names, whatever language they are written in.
+    """
     try:
         with open("/proc/self/cmdline", "rb") as file:
             words = file.read().split(b"\0")

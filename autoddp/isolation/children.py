@@ -56,7 +56,7 @@ def watched(env: Any) -> dict[str, str]:
 
 
 def watch_children(plan: str) -> None:
-    """From now on. Every way in which Python starts a program passes through one of these functions."""
+    """Watch children from now on. Every way in which Python starts a program passes through one of these functions."""
     global _plan
     _plan = plan
     makers: dict[str, Callable[[Any], Any]] = {
@@ -87,7 +87,7 @@ def _repaired(env: Any) -> Any:
 
 
 def _repair_own() -> None:
-    """Before a program gets this process's environment in a way that cannot be given another one."""
+    """Repair this process's environment, before a program gets it in a way that cannot be given another one."""
     if not is_watched(os.environ):
         os.environ.update(watched(None))
 

@@ -51,7 +51,7 @@ class OverlayRefused(Exception):
 
 @dataclass(frozen=True)
 class Layers:
-    """Where the upper layers of one attempt lie, on a local disk."""
+    """Folders on a local disk for the upper layers of one attempt."""
 
     scratch: str
     """This attempt's folder; nothing may be in it yet."""
@@ -160,7 +160,7 @@ class _Build:
 
     @property
     def root(self) -> str:
-        """Where the new root folder is mounted until it is the root."""
+        """The path at which the new root folder is mounted until it is the root."""
         return os.path.join(self.layers.scratch, "root")
 
     def run(self, real: list[str]) -> None:
@@ -186,7 +186,7 @@ class _Build:
         mount(source or path, self._new(path), flags=MS_BIND | flags)
 
     def _bind_read_only(self, path: str) -> None:
-        """As `_bind`, of what is no folder: its mode, owner and times stay. Sockets and devices still work."""
+        """Bind what is no folder, read-only: its mode, owner and times stay. Sockets and devices still work."""
         self._bind(path)
         mount("none", self._new(path), flags=MS_BIND | MS_REMOUNT | MS_RDONLY | _locked_flags(self._new(path)))
 
@@ -270,7 +270,7 @@ class _Build:
                 return
 
     def _rebuild(self, path: str) -> None:
-        """In place of a folder with mounts below it, make a plain one and mount each of its entries in it."""
+        """Make a plain folder in the place of one with mounts below it, and mount each of its entries in it."""
         writable = os.access(path, os.W_OK)
         if path in self.important and writable:
             # Each entry is a mount point, so the script could neither rename nor delete it.

@@ -33,7 +33,7 @@ def enter_mount_namespace() -> bool:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """As mount(2)."""
+    """Call mount(2)."""
     arguments = (os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), os.fsencode(data))
     _check(_libc.mount(*arguments), target)
 

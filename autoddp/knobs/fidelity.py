@@ -35,7 +35,7 @@ class GradientError:
     finite: bool
     """False if the hook made NaN or Inf of gradients whose exact mean is finite."""
     worst_of_sum: float = 0.0
-    """As `of_sum`, of the parameter that is worst in that."""
+    """Relative error of the sum over the steps, of the parameter for which it is the largest."""
     worst_parameter_of_sum: str = ""
     """The name of that parameter; "" if all sums are exact."""
 

@@ -55,7 +55,7 @@ class ObservedSteps:
     """Checksum of the parameters that all ranks should have alike, and the device on which it was computed; "" where
     ranks may differ on purpose."""
     unreduced: tuple[str, ...] = ()
-    """Such checksums before some steps in a row, in a script none of whose steps has reduced; else empty."""
+    """Checksums like `parameters`, before some steps in a row, in a script no step of which has reduced; else empty."""
 
     @property
     def micro_batches(self) -> float:
@@ -92,7 +92,7 @@ class FirstLook:
     thread_counts: Sequence[Sequence[int]] = ((),)
     """For each rank, the numbers of threads worth trying."""
     buffer_bytes: int = 0
-    """Of the buffers that DDP broadcasts before a forward pass; 0 if it does not."""
+    """Bytes of the buffers that DDP broadcasts before a forward pass; 0 if it does not."""
     why_buffers_alike: str = ""
     """Why the ranks' buffers must stay alike; "" if each rank may keep its own."""
     unbound: str = ""

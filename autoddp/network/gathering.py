@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the hosts meet."""
+    """Host and port at which the hosts meet."""
 
     option: str
     """The option that names it, such as `--master-addr`."""
@@ -74,7 +74,7 @@ class _Told:
     line: str = ""
 
     def again(self) -> str:
-        """The same, for a wait that goes on."""
+        """The line for a wait that goes on."""
         return f"still {self.line}" if self.line else "waiting for the other hosts"
 
 

@@ -130,7 +130,7 @@ def _everywhere() -> socket.socket:
 
 @dataclass(frozen=True)
 class Door:
-    """Where another launcher's listener may be reached."""
+    """An address of another launcher's listener."""
 
     address: str
     port: int

@@ -51,7 +51,7 @@ class Places:
     named: dict[str, list[str]] = field(default_factory=dict)
     """GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME, where the user has set them → the interfaces here that they name."""
     missing: dict[str, list[str]] = field(default_factory=dict)
-    """The same variables → names in them that are not here, or have no address."""
+    """The variables in `named` → names in them that are not here, or have no address."""
     down: list[str] = field(default_factory=list)
     """Interfaces that are down."""
     local_addr: str = ""
@@ -77,7 +77,7 @@ class Found:
     """The result for this node, and for all."""
 
     network: Network
-    """This node's."""
+    """This node's network."""
     faults: list[str]
     """One line each: what keeps the nodes from reaching each other. The same on all nodes."""
     doubts: list[str]
@@ -112,7 +112,7 @@ def places_here(local_addr: str | None, has_gpus: bool, environment: Mapping[str
 
 
 def with_rdma(network: Network, taken: Collection[str]) -> Network:
-    """The same with what NCCL must be told about this node's RDMA ports; variables in `taken` stay as they are."""
+    """The network with what NCCL must be told about this node's RDMA ports; variables in `taken` stay as they are."""
     found = sysfs_rdma()
     settings = {n: value for n, value in rdma_settings(found.ports, found.gids).items() if n not in taken}
     says = [*filter(None, [network.says]), *(f"{name}={value}: {why}" for name, (value, why) in settings.items())]
@@ -120,7 +120,10 @@ def with_rdma(network: Network, taken: Collection[str]) -> Network:
 
 
 def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places) -> Found:
-    """The same exchange on all nodes. `labels` has each node's name for people, such as "node 1 (host1)"."""
+    """Let all nodes try each other's addresses, and choose the one by which this node is reached.
+
+    `exchange` is the same on all nodes. `labels` has each node's name for people, such as "node 1 (host1)".
+    """
     with Listener(places.to_try) as listener:
         mine = _Listening(listener.port, listener.secret, places)
         all_ = [convert(one, _Listening) for one in exchange("network/address", mine)]
@@ -167,7 +170,7 @@ def towards(address: str, places: Places) -> Network:
 
 
 class _Listening(Struct, frozen=True):
-    """Where a launcher listens."""
+    """What a launcher tells the others about its listener."""
 
     port: int
     secret: str

@@ -85,6 +85,6 @@ def _store_on_loopback() -> TCPStore:
 
 
 def _free_port() -> int:
-    """For a store that rank 0 makes itself."""
+    """A free port, for a store that rank 0 makes itself."""
     with socket.create_server((ADDRESS, 0)) as free:
         return int(free.getsockname()[1])

@@ -26,7 +26,7 @@ class Network:
 
     interface: str = ""
     address: str = ""
-    """At which the others reach this node; "" where that was not tried."""
+    """Address at which the others reach this node; "" where that was not tried."""
     says: str = ""
     """What was chosen and why, for people."""
     rates: dict[str, float] = field(default_factory=dict)
@@ -49,5 +49,5 @@ class Network:
 
     @property
     def variables(self) -> dict[str, str]:
-        """For the workers alone."""
+        """Environment variables for the workers alone."""
         return dict.fromkeys(self.told, self.interface) | self.rdma

@@ -44,9 +44,9 @@ _SPREADS = {
 }
 """Number of `Coefficients` → spread of its logarithm around the guess; 1.0: three times as much is possible."""
 _UNMEASURED_LINK = {"per_byte": 3.0}
-"""The same where neither `autoddp bench` nor a timeline has measured the link."""
+"""Spreads in place of those above where neither `autoddp bench` nor a timeline has measured the link."""
 _MEASURED_HOOKS = dict.fromkeys(("copying", "rounding", "low_rank", "call", "shape"), 0.4)
-"""The same where what hooks compute was measured."""
+"""Spreads in place of those above where what hooks compute was measured."""
 _COMPUTING_SPREAD = 0.1  # of how threads, binding and graphs change computing
 _NOISE, _NOISE_AS_WRITTEN = 0.05, 0.03  # relative spread of a measured trial, and of the many steps as written
 _DRIFT, _HOOK, _BUCKETS = 0.04, 0.05, 0.04

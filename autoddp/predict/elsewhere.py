@@ -1,4 +1,4 @@
-"""The same job elsewhere: on another number of nodes and ranks, over another link, with another batch.
+"""Predicts a job elsewhere: on another number of nodes and ranks, over another link, with another batch.
 
     there = Elsewhere(nodes=4, rate=bit_rate("25Gbit"))
     profile, notes = moved(known, there)

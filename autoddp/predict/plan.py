@@ -46,7 +46,7 @@ class Gradient(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Cuts:
-    """Where DDP ends its buckets."""
+    """The rule by which DDP ends its buckets."""
 
     limits: tuple[int, ...] = (_FIRST, _CAP)
     """Bytes at which the first bucket ends, the second, and so on; the last is that of all further buckets."""

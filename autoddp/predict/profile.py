@@ -47,14 +47,14 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     link_is_measured: bool = False
     """Whether the link was measured by itself, or is a guess."""
     hooks_are_measured: bool = False
-    """The same of what hooks compute."""
+    """Whether what hooks compute was measured by itself, or is a guess."""
     coefficients: Coefficients = field(default_factory=Coefficients)
     measured: float | None = None
     """Seconds per step of the script as written."""
     typical_error: float | None = None
     """Median relative error of the study's predictions."""
     large_error: float | None = None
-    """Their 90th percentile."""
+    """90th percentile of the relative error of the study's predictions."""
 
     @property
     def computing(self) -> float:

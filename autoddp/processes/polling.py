@@ -52,7 +52,7 @@ class Asked(Generic[T]):
 
     @property
     def seconds(self) -> float:
-        """Since it was asked."""
+        """Seconds since the question was asked."""
         return time.monotonic() - self._began
 
     def answer(self, limit: float) -> T:

@@ -30,7 +30,7 @@ class Interrupted(SystemExit):
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
         self.name = signal.Signals(number).name
-        """Such as SIGINT."""
+        """The signal's name, such as SIGINT."""
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ def input_differences(fits: Sequence[str], here: Sequence[str]) -> list[str]:
 
 
 def of_model(texts: Iterable[str], number: int, models: int) -> list[str]:
-    """Of a script's inputs those of one of its models, by its place in the order of digests, from 0; without its name.
+    """The inputs of one of a script's models, without its name; `number`: its place in the order of digests, from 0.
 
     >>> of_model(["model 1.0: float32[64]", "model 2.0: float32[8]"], 1, 2)
     ['0: float32[8]']

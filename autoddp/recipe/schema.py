@@ -56,7 +56,7 @@ class Fits:
     gradient_bytes: Count
     parameters_digest: Text
     links: Texts = ()
-    """Between the GPUs of a node; see `topology.Fingerprint`."""
+    """Classes of link between the GPUs of a node; see `topology.Fingerprint`."""
     networks: Texts = ()
     cuda: Text = ""
     nccl: Text = ""
@@ -84,7 +84,7 @@ class LadderEntry:
     gradient_error: NotNegative | None = None
     """Relative error of its gradients against the exact mean of the same step; None where nothing changes them."""
     gradient_error_of_sum: NotNegative | None = None
-    """The same of the sum over some steps: what error feedback has not paid back by then."""
+    """Relative error of the sum of its gradients over some steps: what error feedback has not paid back by then."""
     speedup_low_over: dict[Rung, Positive] = field(default_factory=dict)
     """Milder rung → lower end of the speed-up over the best of that rung, from rounds that both ran.
 
@@ -148,6 +148,6 @@ def table(part: MadeBy | Fits | Evidence | LadderEntry) -> dict[str, Any]:
 
 
 def defaults(kind: Any) -> dict[str, Any]:
-    """Of the fields that may be absent: name → the value that they then have."""
+    """Fields that may be absent: name → the value that they then have."""
     made = {one.name: one.default_factory() for one in fields(kind) if one.default_factory is not MISSING}
     return {one.name: one.default for one in fields(kind) if one.default is not MISSING} | made

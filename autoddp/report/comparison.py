@@ -33,7 +33,7 @@ class Step:
     """How many times faster it is in the second run; None where rounds are missing."""
 
     def row(self) -> tuple[str, str, str, str]:
-        """For a table, in milliseconds."""
+        """A row for a table, in milliseconds."""
         return self.what, _ms(self.before), _ms(self.after), self._against()
 
     def _against(self) -> str:
@@ -53,7 +53,7 @@ class Comparison:
 
     runs: tuple[str, str]
     steps: tuple[Step, ...]
-    """As written, as launched, and the price of each cause."""
+    """The step as written, the step as launched, and the price of each cause."""
     differs: tuple[str, ...]
     """A line for each fact of job, machine and recipe that is not the same."""
 

@@ -33,7 +33,7 @@ def show_node(node: Node, verdicts: Sequence[Verdict]) -> None:
 
 
 def node_text(node: Node, verdicts: Sequence[Verdict]) -> str:
-    """The same as plain text, 160 columns wide."""
+    """A node as plain text, 160 columns wide."""
     return text_of(_parts(node, verdicts), _PLAIN_WIDTH)
 
 
@@ -42,7 +42,7 @@ def _parts(node: Node, verdicts: Sequence[Verdict]) -> list[RenderableType]:
 
 
 def link_word(pair: GpuPair) -> str:
-    """As nvidia-smi writes it: NV12, PIX, SYS; `?` if nothing is known."""
+    """The link as nvidia-smi writes it: NV12, PIX, SYS; `?` if nothing is known."""
     return f"NV{pair.nvlinks}" if pair.nvlinks else pair.relation or "?"
 
 

@@ -132,7 +132,7 @@ def _printable(value: Any) -> Any:
 
 
 def _pictures(content: PageContent) -> dict[str, Any]:
-    """By name; what cannot be drawn is empty or None."""
+    """Pictures by name; what cannot be drawn is empty or None."""
     found = content.diagnosis
     ranks = found.ranks if found else ()
     steps = found.waterfall if found else ()
@@ -207,7 +207,7 @@ def _by(one: Standing) -> str:
 
 
 def _headroom(found: Headroom) -> str:
-    """As on the terminal."""
+    """The headroom as the terminal shows it."""
     low, high = found.interval or (found.share, found.share)
     return str(timing.Headroom(found.share, low, high))
 

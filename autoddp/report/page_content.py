@@ -192,7 +192,7 @@ class Diagnosis(Struct, frozen=True):
     samples_per_second: Amount | None = None
     ranks: tuple[RankStages, ...] = ()
     mended: tuple[RankStages, ...] = ()
-    """The same as `ranks` with all causes mended; absent where it was not measured."""
+    """Stages of each rank with all causes mended; absent where that was not measured."""
     findings: tuple[Finding, ...] = ()
     waterfall: Annotated[tuple[Mended, ...], WHOLE] = ()
     """Whole or not at all, because each step is compared with the one before it."""
@@ -302,7 +302,7 @@ def _told(left_out: Mapping[tuple[Any, ...], str]) -> list[str]:
 
 
 def _without_nothing(value: Any) -> Any:
-    """Without the fields that are null or not finite: both mean that there is no such number."""
+    """The value without fields that are null or not finite: both mean that there is no such number."""
     if isinstance(value, Mapping):
         return {key: _without_nothing(part) for key, part in value.items() if not _is_nothing(part)}
     if isinstance(value, float) and abs(value) < _LEAST:

@@ -136,13 +136,13 @@ class OneStep:
 
     rows: list[Row]
     number: int
-    """Of the steps recorded, from 1."""
+    """Number of the step among those recorded, from 1."""
     error_ms: float
     """By how much the ranks' clocks may be apart."""
     aligned: bool
     """False where the clocks cannot be right: then each rank begins at its own 0."""
     buckets: int
-    """Of the rank with the most."""
+    """Number of buckets of the rank with the most."""
     no_buckets: str
     """Why there are none, where it is known."""
 

@@ -34,7 +34,7 @@ class Run:
     recipe: Recipe | None
     """What was written, or would have been; None where the run was undecided."""
     diagnosis: dict[str, Any] | None
-    """As `autoddp diagnose --json` prints it; None where none was made."""
+    """The diagnosis as `autoddp diagnose --json` prints it; None where none was made."""
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:

@@ -17,7 +17,7 @@ from autoddp.version import SUMMARY_SCHEMA
 
 
 def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> dict[str, Any]:
-    """For `write_summary`. Times are seconds per step unless the name says otherwise."""
+    """The results of a study, for `write_summary`. Times are seconds per step unless the name says otherwise."""
     return {
         "schema": SUMMARY_SCHEMA,
         "recipe": recipe,
@@ -52,12 +52,12 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
 
 
 def summary_of_diagnosis(diagnosis: Diagnosis, wall_seconds: dict[str, float]) -> dict[str, Any]:
-    """The same where nothing was studied but why the job is slow."""
+    """The summary where nothing was studied but why the job is slow."""
     return {"schema": SUMMARY_SCHEMA, "diagnosis": diagnosis.plain(), "wall_seconds": wall_seconds}
 
 
 def summary_without_study(why: str, wall_seconds: dict[str, float]) -> dict[str, Any]:
-    """The same where tuning was over before the script as written had been measured, for the reason `why`."""
+    """The summary where tuning was over before the script as written had been measured, for the reason `why`."""
     decision = {"configuration": AS_WRITTEN, "why": why}
     return {"schema": SUMMARY_SCHEMA, "trials": [], "decision": decision, "wall_seconds": wall_seconds}
 

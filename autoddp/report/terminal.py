@@ -198,7 +198,7 @@ class Terminal(Observer):
                 self._note(f"{Configuration(one.setting)}: {gain}left as it is")
 
     def semifinal(self, rung: Rung, contenders: int) -> None:
-        """Those of a rung that no trial could tell apart."""
+        """Configurations of a rung that no trial could tell apart are about to be compared."""
         self._note(f"the {contenders} fastest of {rung.value} run against each other, the best goes to the finals")
 
     def final(self, number: int, planned: int) -> None:

@@ -74,7 +74,7 @@ class RunFolder:
         except OSError as error:
             raise UsageError(f"{temporary}: cannot be written ({error.strerror}); {_TEMPORARY}") from None
         self.socket = str(self.sockets / "s")
-        """The launcher's, to which the workers connect."""
+        """The launcher's socket, to which the workers connect."""
         self.journal = self.path / "journal.jsonl"
         """One line for each measurement."""
         self.log = self.path / "tuning.log"
@@ -82,11 +82,11 @@ class RunFolder:
         self.summary = self.path / "summary.json"
         """The study's results, for programs."""
         self.report = self.path / "report.html"
-        """The same for people."""
+        """The study's results, for people."""
         self.trace = self.path / "trace.json"
         """Some steps of all ranks, for Perfetto or Chrome."""
         self.previous_recipe = self.path / PREVIOUS
-        """Where a recipe is kept that is about to be replaced."""
+        """The path for a recipe that is about to be replaced."""
 
     def attempt(self, number: int) -> Path:
         """A folder for attempt `number`: its logs, which stay, and `heartbeats`, which is removed when the run ends.

@@ -46,7 +46,10 @@ def as_latest(file: Path) -> Path:
 
 
 def newest(output: Path, file: str) -> Path | None:
-    """That file of the newest run in the folder `output`; None where no run has it. Folders begin with the time."""
+    """The path of `file` in the newest run in the folder `output` that has it; None where none has.
+
+    The names of runs begin with the time.
+    """
     found = [place for place in output.glob(f"*/{file}") if not place.parent.is_symlink()]
     return max(found, key=lambda place: place.parent.name, default=None)
 

@@ -49,7 +49,7 @@ class Owner(Struct, frozen=True, forbid_unknown_fields=True):
     started: _Text
     """When the process started, in the system's own format; "" if that is unknown."""
     pid_namespace: _Text
-    """Where `pid` is valid: each container counts its processes from 1."""
+    """The namespace in which `pid` is valid: each container counts its processes from 1."""
 
     @classmethod
     def of_this_process(cls) -> Owner:
@@ -77,7 +77,7 @@ class Mark(Struct, frozen=True, forbid_unknown_fields=True):
     locked: bool
     """Whether the owner has a lock on the file; some network file systems have no locks."""
     folders: tuple[_Text, ...]
-    """In a run folder: the private folders elsewhere that belong to it."""
+    """Private folders elsewhere that belong to the marked folder, if that is a run folder."""
     ended: bool
     """The launcher ended in order, and wrote so at its end."""
 
@@ -190,7 +190,7 @@ class Claim:
         os.close(self._file)
 
     def _write(self) -> None:
-        """In place, to keep the lock; in one write and never shorter, so that no reader sees a mix of two marks."""
+        """Write the mark in place, to keep its lock, at once and never shorter, so that no reader sees a mix of two."""
         text = self.mark.text().encode().ljust(self._size)
         os.pwrite(self._file, text, 0)
         self._size = len(text)

@@ -116,7 +116,7 @@ class _Log:
     path: Path
     inode: int = 0
     hole: int = HEAD
-    """Where the hole ends; it begins after the head."""
+    """Position at which the hole ends; it begins after the head."""
     cut: bool = False
     """Without holes: whether the log was cut, which is: its head and newest part copied, and its length set to 0."""
     begin: int = 0

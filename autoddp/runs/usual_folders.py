@@ -1,4 +1,4 @@
-"""Where run folders and recipes go if the user names no place: the current folder, or another one if that is read-only.
+"""The folders for runs and recipes if the user names no place: the current folder, or another if that is read-only.
 
     folders = usual_folders()
     folders.output       # .autoddp, or a folder in the user's state folder
@@ -37,7 +37,10 @@ class Folders:
 
 
 def usual_folders() -> Folders:
-    """Those of the current folder. Nothing is made. Without any other place they are in the current folder too."""
+    """The folders for runs and recipes of the current folder; nothing is made.
+
+    They are in the current folder if it takes files, or if there is no other place.
+    """
     output, recipes = _takes_files(OUTPUT), _takes_files(Path())
     other = None if output and recipes else elsewhere()
     if other is None:

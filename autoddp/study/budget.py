@@ -55,7 +55,10 @@ class StepBudget:
         return self.until_settled(seconds) if self.cheap(seconds) else 0
 
     def until_settled(self, seconds: float) -> int:
-        """The same for steps that gain, before they are found too slow by their first ones; 0 for others."""
+        """Number of steps of `seconds` each until their time has settled, for steps that gain; 0 for others.
+
+        A trial that gains must not be found too slow by its first steps.
+        """
         return min(_MOST, math.ceil(_SETTLING / seconds)) if self.gains(seconds) else 0
 
     def trial(self) -> float:
@@ -63,7 +66,7 @@ class StepBudget:
         return (self.warmup_of(AS_WRITTEN) + (1 if self.slow else 2) * self.block(self.step)) * self.step
 
     def final_block(self, seconds: float, at_once: int = 1) -> int:
-        """As `block`, in the finals. Slow steps: as many as take the time of one baseline step."""
+        """Number of measurements in a block of the finals; of slow steps, as many as take one baseline step's time."""
         return max(1, round(self.step / seconds)) if seconds >= _SLOW else self.block(seconds, at_once)
 
     def turn(self, configuration: Configuration, seconds: float) -> tuple[int, int]:

@@ -40,7 +40,7 @@ class Paired:
     """Whether no further round was likely to change what is launched."""
 
     def without(self, configuration: Configuration) -> Paired:
-        """The same, with this one not among the finalists."""
+        """The rounds with this configuration not among the finalists."""
         return replace(self, finalists=tuple(one for one in self.finalists if one.configuration != configuration))
 
 
@@ -153,7 +153,7 @@ class Finals:
     def _that_fit(
         self, finalists: Sequence[Configuration], expected: Mapping[Configuration, float]
     ) -> list[Configuration]:
-        """Those for whose rounds there is time, and whose rounds fit into a start of the script.
+        """Finalists for whose rounds there is time, and whose rounds fit into a start of the script.
 
         What may be launched and clearly gained in its trial comes first, the best of each rung before the others. A
         single one is tried however little time is left.

@@ -19,7 +19,7 @@ _ALIKE = 0.05  # of a logarithm: what is predicted closer together than that cou
 
 
 class Forecast:
-    """Of the steps of a job; without a profile nothing is predicted.
+    """Predicts the seconds of a job's steps; without a profile nothing is predicted.
 
     forecast = Forecast(profile, as_written=0.21)
     predicted = forecast.seconds(configuration)

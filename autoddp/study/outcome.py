@@ -52,7 +52,7 @@ class TrialRecord:
 
     @property
     def measured_seconds(self) -> float:
-        """The same for a trial that was refused too; infinite if nothing was measured."""
+        """Median seconds of a step over all blocks, also of a refused trial; infinite if nothing was measured."""
         steps = [second for block in self.blocks for second in block.seconds]
         return median(steps) if steps else float("inf")
 

@@ -170,7 +170,7 @@ class Study:
     def _worth_rounds(
         self, contenders: Sequence[Configuration], expected: Mapping[Configuration, float]
     ) -> Sequence[Configuration]:
-        """Without those that gain nothing, where steps are long and something else that is allowed gains much.
+        """The contenders without those that gain nothing, if steps are long and another one that is allowed gains much.
 
         Trials of long steps are hardly noisy, and rounds of what gains nothing would take most of the time.
         """

@@ -32,7 +32,7 @@ class Semifinal:
 
     contenders: tuple[Configuration, ...]
     blocks: tuple[tuple[Block, ...], ...]
-    """Of each contender, one a round."""
+    """Blocks of each contender, one a round."""
 
     @property
     def rounds(self) -> dict[Configuration, tuple[Block, ...]]:

@@ -28,7 +28,7 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     rank: int
     host: str
     seconds: tuple[float, ...]
-    """Of each step."""
+    """Seconds of each step."""
     stages: tuple[tuple[float, ...], ...] = ()
     """Seconds of each of `STAGES` in each step; empty where stages were not asked for."""
     samples: tuple[int, ...] = ()
@@ -46,11 +46,11 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     helpers_waited_for_cpu: float = 0.0
     """The part of it that threads beside the one that trains have waited, such as those that move gradients."""
     page_faults: int = 0
-    """Of all steps together: memory that the system gave the rank's process anew, by pages."""
+    """Page faults of all steps together: pages of memory that the system gave the rank's process anew."""
     in_page_faults: float = 0.0
-    """Seconds of all steps together that they took, at most."""
+    """Seconds of all steps together that the page faults took, at most."""
     threads: int = 0
-    """Of torch's operators."""
+    """Threads of torch's operators."""
     mhz: tuple[int, ...] = ()
     """The clock of the rank's GPU at the end of the block, and the fastest that it can have; empty if not known."""
     held_back: str = ""
@@ -81,7 +81,7 @@ class RankAnatomy:
     host: str
     step: float
     stages: dict[str, float]
-    """By the names in `STAGES`."""
+    """Seconds of each stage, by the names in `STAGES`."""
     waiting: float
     """The part of `exposed` for which the rank waited for later ranks; the rest is transfer, the same on all ranks."""
 

@@ -6,7 +6,10 @@ from autoddp.codec import Struct
 
 
 class HookArithmetic(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of one rank, while the other ranks compute the same. Bytes are those of gradients in their own type."""
+    """What hooks' arithmetic takes on one rank, while the others compute the same.
+
+    Bytes are those of gradients in their own type.
+    """
 
     copying: float
     """Seconds per byte of the copies from gradients to buckets and back, both together."""

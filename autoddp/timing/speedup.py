@@ -52,7 +52,7 @@ def speedup(before: Sequence[float], after: Sequence[float], reach: float | None
 
 
 def unpaired_speedup(before: Sequence[float], after: Sequence[float]) -> Speedup:
-    """The same for rounds that were not made in turn; both have seconds per step, two values or more each.
+    """The speed-up of `after` over `before` in rounds not made in turn: seconds per step, two values or more each.
 
     The interval is Welch's with the degrees of freedom of the smaller side, which makes it rather too wide.
 

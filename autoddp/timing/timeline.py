@@ -19,7 +19,7 @@ class Bucket(Struct, frozen=True, forbid_unknown_fields=True):
     """One reduction: seconds since the timeline began."""
 
     index: int
-    """In the order in which DDP launches them; 0 is the first of a backward pass."""
+    """Position in the order in which DDP launches buckets; 0 is the first of a backward pass."""
     bytes: int
     launched: float
     ended: float
@@ -50,8 +50,8 @@ class Timeline(Struct, frozen=True, forbid_unknown_fields=True):
     gradients: tuple[Gradient, ...] = ()
     buckets: tuple[Bucket, ...] = ()
     parameter_bytes: tuple[int, ...] = ()
-    """Of the gradients, by `Gradient.parameter`."""
+    """Bytes of the gradients, by `Gradient.parameter`."""
     no_buckets: str = ""
     """Why no buckets were recorded; "" where they were."""
     arithmetic: HookArithmetic | None = None
-    """Of hooks, measured after the steps; None where it could not be."""
+    """What hooks' arithmetic takes, measured after the steps; None where it could not be."""

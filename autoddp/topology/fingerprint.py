@@ -14,7 +14,7 @@ _DRIVER = "/proc/driver/nvidia"
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Of one node. An empty value: not known, or not there."""
+    """The fingerprint of one node. An empty value: not known, or not there."""
 
     devices: tuple[str, ...] = ()
     """Distinct GPU names."""
@@ -29,7 +29,7 @@ class Fingerprint:
 
 
 def fingerprint() -> Fingerprint:
-    """Of this node. Takes milliseconds where there is no NVIDIA driver, because NVML is then not loaded."""
+    """The fingerprint of this node. Takes milliseconds where there is no NVIDIA driver: NVML is then not loaded."""
     devices, links = _gpus() if os.path.isdir(_DRIVER) else ((), "")
     node = Node("", nics=interfaces(), rdma=sysfs_rdma().ports)
     tcp = max((nic.speed_mbit or 0 for nic in _usable(node) if stands_on_a_device(nic.name)), default=0) / 1e3

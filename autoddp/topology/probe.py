@@ -118,7 +118,7 @@ def _pair(a: int, b: int, word: str) -> GpuPair:
 
 
 def _first_number(text: str) -> int | None:
-    """Of `0-1` or `0,2`: 0; None for `N/A`."""
+    """The number at the beginning: 0 for `0-1` and `0,2`; None for `N/A`."""
     head = re.match("[0-9]+", text)
     return int(head[0]) if head else None
 

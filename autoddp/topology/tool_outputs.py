@@ -51,7 +51,7 @@ def _machine(root: Path) -> Node:
 
 
 def _with_peer_access(node: Node, peers: P2pStatus) -> Node:
-    """Also for pairs of which the matrix tells nothing."""
+    """The node with peer access of its pairs, also of those of which the matrix tells nothing."""
     here = {gpu.index for gpu in node.gpus} & {*peers.gpus}
     known = {(pair.a, pair.b): pair for pair in node.pairs}
     told = {pair: code for pair in combinations(sorted(here), 2) if (code := peers.between(*pair))}

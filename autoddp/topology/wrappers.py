@@ -80,5 +80,5 @@ def _is_under_heading(line: str) -> bool:
 
 
 def _cells(line: str) -> str:
-    """Of a row of a markdown table, which may begin and end with `|`."""
+    """The cells of a row of a markdown table, which may begin and end with `|`, between tabs."""
     return line.replace("|", "\t").removeprefix("\t") if "|" in line else line

@@ -234,9 +234,9 @@ def host_endpoint_if_ours(torchrun: argparse.Namespace, addresses: set[str]) -> 
 
 
 def endpoint(torchrun: argparse.Namespace) -> tuple[Endpoint, bool] | None:
-    """Where the hosts meet, and whether this node is to keep the store there; None where that is no address and port.
+    """The endpoint at which the hosts meet, and whether this node is to keep the store there.
 
-    UsageError for one that cannot be read.
+    None where that is no address and port. UsageError for one that cannot be read.
     """
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
@@ -466,11 +466,11 @@ def _rendezvous_words(arguments: argparse.Namespace) -> str:
 
 
 def _other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Namespace:
-    """The same hosts under another run id. A static rendezvous becomes a dynamic one at the same endpoint.
+    """torchrun's arguments for a meeting of the same hosts under another run id.
 
-    Only in a dynamic one a restart on one node restarts the others. And the workers of a static job keep their keys in
-    the endpoint's store, where the next job's workers would find them. One host alone gets a rendezvous that no other
-    host can reach.
+    A static rendezvous becomes a dynamic one at the same endpoint: only in a dynamic one a restart on one node restarts
+    the others. And the workers of a static job keep their keys in the endpoint's store, where the next job's workers
+    would find them. One host alone gets a rendezvous that no other host can reach.
     """
     arguments = copy.copy(torchrun)
     if node_range(torchrun)[1] == 1:

@@ -75,7 +75,7 @@ def _earliest(one: Timeline) -> float:
 
 
 _Last = dict[tuple[int, float], Part]
-"""Of one rank, a bucket's index and its launch on the clock of rank 0 → the part of its reduction launched last."""
+"""One rank's bucket, by its index and its launch on the clock of rank 0 → the part of that reduction launched last."""
 
 
 class _Process:
@@ -153,9 +153,9 @@ class _Process:
         return {"steps": steps, "stages": stages, "buckets": buckets, "reductions": reductions}
 
     def _filling(self, bucket: Bucket, launched_before: float, flow: int) -> _Slice:
-        """From the first gradient that became ready after the launch before, in this backward pass, until the launch.
+        """A slice from the first gradient of this backward pass that was ready after the launch before, to the launch.
 
-        Those of passes without a reduction, as in `no_sync`, are no gradients of the bucket.
+        Gradients of passes without a reduction, as in `no_sync`, are none of the bucket's.
         """
         pass_ = bisect_right(self._backwards, bucket.launched)
         began = self._backwards[pass_ - 1] if pass_ else float("-inf")
@@ -178,7 +178,7 @@ class _Process:
         return _Slice(f"all-reduce of bucket {bucket.index}", begin, end, told, waits, flow_in=flow)
 
     def _ns(self, seconds: float) -> int:
-        """From seconds since this rank's timeline began."""
+        """Nanoseconds in the trace, from seconds since this rank's timeline began."""
         return round((self._timeline.began + seconds - self._zero) * 1e9)
 
 

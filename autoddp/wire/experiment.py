@@ -7,7 +7,7 @@ from autoddp.codec import Struct, field
 PREFETCHED = 2
 """Batches that each worker of `Experiment.loader_workers` loads ahead: torch's own number."""
 PINNED, ON_DEVICE = "pinned", "device"
-"""Where kept batches may lie: in memory of the host that the device reads by itself, or on the device."""
+"""Places for kept batches: in memory of the host that the device reads by itself, or on the device."""
 
 
 class Delay(Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,15 +30,15 @@ class Experiment(Struct, frozen=True, forbid_unknown_fields=True):
     kept_batches: tuple[int, ...] = ()
     """Ranks whose loaders give these copies, again and again, in place of new batches."""
     loader_workers: int = 0
-    """Instead of copies, these ranks' scripts are given the same samples, loaded by so many worker processes."""
+    """Worker processes of each rank in `kept_batches` that load the same samples, in place of the copies."""
     sizes: tuple[int, ...] = ()
     """Numbers of elements: in each step each rank is given the kept batch that is nearest to the next of them."""
     ddp_arguments: dict[str, bool] = field(default_factory=dict)
     """Arguments of DDP's constructor, for objects that autoddp may change."""
     added_bytes: int = 0
-    """In each step all ranks also add up a tensor of autoddp's own of so many bytes, before the optimizer's step."""
+    """Bytes of a tensor of autoddp's own that all ranks also add up in each step, before the optimizer's step."""
     memory: str = ""
-    """Where these ranks' kept batches lie: `PINNED`, `ON_DEVICE`, or as the script's own loader gives them."""
+    """Place of the copies for `kept_batches`: `PINNED`, `ON_DEVICE`, or "": as the script's own loader gives them."""
     late_values: bool = False
     """Lines of the script that ask the device for a value are given the one that they asked for the last time."""
     threads: int = 0

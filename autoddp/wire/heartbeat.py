@@ -9,7 +9,7 @@ class Heartbeat(Struct, frozen=True, forbid_unknown_fields=True):
     """The state of the thread that trains."""
 
     place: str
-    """Where it is in the script, in words."""
+    """The thread's place in the script, in words."""
     still: float = 0.0
     """Seconds for which it has stood at this place of the code."""
     waits: float = 0.0

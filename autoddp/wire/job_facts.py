@@ -8,7 +8,7 @@ from autoddp.knobs import Configuration
 
 
 class JobFacts(Struct, frozen=True, forbid_unknown_fields=True):
-    """The same on every rank; part of it goes into the recipe."""
+    """Facts about the job, the same on every rank; part of them goes into the recipe."""
 
     world_size: int
     nodes: int
@@ -18,9 +18,9 @@ class JobFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """Distinct device names over all ranks, sorted; `cpu` for a CPU job."""
     torch: str
     gradient_bytes: int
-    """Of all DDP models in the script together, in one reduction each."""
+    """Bytes of the gradients of all DDP models in the script together, each reduced once."""
     parameters_digest: str
-    """Of every parameter's shape and type in order: 16 hex digits for each model, with + between them."""
+    """Digest of every parameter's shape and type in order: 16 hex digits for each model, with + between them."""
     ddp_arguments: dict[str, str]
     """What the script passes to DistributedDataParallel, as text: the baseline."""
     knobs: tuple[str, ...]
@@ -49,16 +49,16 @@ class JobFacts(Struct, frozen=True, forbid_unknown_fields=True):
     thread_counts: tuple[int, ...] = ()
     """CPU threads per rank worth trying; as written is not among them."""
     gradient_shapes: tuple[tuple[int, ...], ...] = ()
-    """Of all gradients, in DDP's order."""
+    """Shapes of all gradients, in DDP's order."""
     link: LinkModel | None = None
     """What the link carries, as `autoddp bench` measured it in a world like this one; None if it did not."""
     uses_all: bool = False
     """Whether every gradient became ready in each of the first steps, on every rank."""
     buffer_bytes: int = 0
-    """Of the buffers that DDP broadcasts before a forward pass; 0 if it does not."""
+    """Bytes of the buffers that DDP broadcasts before a forward pass; 0 if it does not."""
     cores: int = 1
-    """That one rank's process may use; of the host that has the fewest for each of its ranks."""
+    """CPU cores that a rank's process may use, on the host that has the fewest for each of its ranks."""
     ranks_per_host: int = 1
-    """On that host."""
+    """Ranks on the host of `cores`."""
     ranks_per_group: int = 0
-    """In the largest process group over which a model is reduced, if that is a part of the world; else 0."""
+    """Ranks in the largest process group over which a model is reduced, if that is a part of the world; else 0."""

@@ -32,7 +32,7 @@ _Count = Annotated[int, Meta(ge=0)]
 _Process = Annotated[int, Meta(gt=0)]
 """The id of one process: the launcher may send it a signal, and 0 and negative numbers would mean many."""
 VERSION = 8
-"""Of all messages. `Hello` has the same fields in every version, so that it can always be told which one is spoken."""
+"""Version of all messages. `Hello` has the same fields in every version, so the other end's can always be told."""
 LARGEST = 64 * 2**20
 """Bytes; neither end reads a longer message. The longest has a journal in `Measure.missed`: some MiB."""
 
@@ -73,9 +73,9 @@ class Start(Struct, frozen=True, forbid_unknown_fields=True):
     number: int = 0
     """Times of two blocks are compared only where both come from one start."""
     seconds: float = 0.0
-    """From the beginning of a start until it could measure."""
+    """Seconds from the beginning of a start until it could measure."""
     steps: int = 0
-    """That the script makes before it can be measured."""
+    """Steps that the script makes before it can be measured."""
     length: int | None = None
     """Steps of the script, from a start that has ended by itself, the shortest of them; None as long as none has."""
     spent: float = 0.0
@@ -132,7 +132,7 @@ class BlockDone(Message, frozen=True):
     measure: Measure | None = None
     """The `Measure` it answers, so that every node's launcher can keep the journal; None in the journal."""
     error: GradientError | None = None
-    """Of the steps compared, where the configuration has a hook of ours."""
+    """Error of the gradients over the steps compared, where the configuration has a hook of ours."""
     compilations: int = 0
     """How often torch.compile was at work on rank 0, from applying the configuration on."""
     left: float | None = None
@@ -148,11 +148,11 @@ class BlockDone(Message, frozen=True):
     ranks: tuple[RankSteps, ...] = ()
     """The steps of each rank by itself, where `Measure.anatomy` asked for them."""
     timelines: tuple[Timeline, ...] = ()
-    """Of each rank, where `Measure.timeline` asked for them; they may have fewer steps than were asked for."""
+    """Timelines of all ranks, where `Measure.timeline` asked for them; they may have fewer steps than it asked for."""
 
 
 class Entry(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of the journal: what was asked, and what came of it, a block or the reason of a failure."""
+    """An entry of the journal: what was asked, and what came of it, a block or the reason of a failure."""
 
     asked: Measure
     done: BlockDone | None
@@ -224,12 +224,12 @@ class LauncherClient:
 
     @property
     def rank(self) -> int:
-        """This process among all of the job."""
+        """Rank of this process among all of the job."""
         return int(os.environ["RANK"])
 
     @property
     def local_rank(self) -> int:
-        """This process among those of its node."""
+        """Rank of this process among those of its node."""
         return int(os.environ["LOCAL_RANK"])
 
     def hello(self) -> bool:

@@ -62,9 +62,9 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether each rank may keep buffers of its own."""
     configuration: Configuration = AS_WRITTEN
     parameters_digest: str = ""
-    """Of the models the configuration was measured on; another model runs as written."""
+    """Digest of the models that the configuration was measured on; another model runs as written."""
     inputs: tuple[str, ...] = ()
-    """Of their forward passes, see `recipe.inputs`; empty: not compared."""
+    """Inputs of these models' forward passes, see `recipe.inputs`; empty: not compared."""
     recipe: str = "the recipe"
     """What messages call it."""
     note: str = ""

@@ -155,7 +155,7 @@ def test_a_killed_launchers_study_goes_on(tmp_path: Path) -> None:
     first.process.kill()
     first.process.wait(30)
     wait_for(lambda: not first.processes(), "the end of every process")
-    (cut_off,) = folder.glob(".autoddp/*")
+    (cut_off,) = folder.glob(".autoddp/2*")
     known = (cut_off / "journal.jsonl").read_text().splitlines()
 
     other = start(AUTODDP, folder, ["--allow", "exact", *words], {"TUNED_TIMES_LONGER": "1000"})
@@ -168,7 +168,7 @@ def test_a_killed_launchers_study_goes_on(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr[-2000:]
     said = f"going on with the study of {cut_off.name}, cut off after {len(known)} measurements; --fresh begins anew"
     assert said in again.stderr
-    newest = max(folder.glob(".autoddp/*"))
+    newest = max(folder.glob(".autoddp/2*"))
     assert (newest / "journal.jsonl").read_text().splitlines()[: len(known)] == known
     study = summary(again)
     assert len(study["trials"]) == 6
@@ -204,13 +204,13 @@ def test_several_hosts_go_on_together(lab, tmp_path, number):
     first[1].wait()
     for launch in first:
         wait_for(lambda launch=launch: not launch.processes(), "the end of every process")
-    (cut_off,) = first[0].folder.glob(".autoddp/*")
+    (cut_off,) = first[0].folder.glob(".autoddp/2*")
     known = (cut_off / "journal.jsonl").read_text().splitlines()
 
     again = [launch.wait() for launch in launched()]
     assert [launch.returncode for launch in again] == [0, 0], again[0].stderr[-2000:]
     assert f"going on with the study of {cut_off.name}, cut off after {len(known)} measurements" in again[0].stderr
-    journals = [max(launch.folder.glob(".autoddp/*")) / "journal.jsonl" for launch in again]
+    journals = [max(launch.folder.glob(".autoddp/2*")) / "journal.jsonl" for launch in again]
     assert journals[0].read_text().splitlines()[: len(known)] == known
     measured = [[json.loads(line)["done"] for line in journal.read_text().splitlines()] for journal in journals]
     assert measured[0] == measured[1]

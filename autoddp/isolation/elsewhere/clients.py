@@ -95,7 +95,7 @@ def _zmq(call: Call) -> str:
 
 
 def _psutil(call: Call) -> str:
-    """Without arguments they only ask."""
+    """What a method of psutil.Process changes; "" for own processes, and without arguments: it then only asks."""
     values = (*call.args, *call.kwargs.values())
     if not any(value is not None for value in values[call.operation == "rlimit" :]) or is_own_process(call.owner.pid):
         return ""

@@ -36,7 +36,7 @@ _WRAPPERS = word_set(
 """Programs and commands of the shell that run the command that follows them. Their options are not parsed: the command
 begins at the first word that is a known program."""
 _OWN_ENVIRONMENT = word_set("sudo doas pkexec su runuser chroot apptainer singularity")
-"""Those of them that set another PYTHONPATH, or whose programs do not see the folders in it."""
+"""Wrappers that set another PYTHONPATH, or whose programs do not see the folders in it."""
 _KEYWORDS = word_set("then do else elif if while until ! {")
 _EXPORTS = word_set("export declare typeset local readonly")
 _OF_THE_SYSTEM = ("/bin/", "/sbin/", "/usr/bin/", "/usr/sbin/")
@@ -70,16 +70,16 @@ AreOthers = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a command runs. A shell text changes the folders and the variables of its own place."""
+    """The place where a command runs. A shell text changes the folders and the variables of its own place."""
 
     folders: list[str]
-    """Its working folder. Several where a shell text changes folders: nobody knows which `cd` was in a subshell."""
+    """The working folder, or several where a shell text changes it: nobody knows which `cd` was in a subshell."""
     variables: dict[str, str]
-    """Of its environment, and of the shell that starts it."""
+    """Variables of the command's environment, and of the shell that starts it."""
     are_others: AreOthers
     """Whether a path is a named pipe whose other end is outside the attempt."""
     arguments: tuple[str, ...] = ()
-    """Those of the shell script."""
+    """Arguments of the shell script."""
     depth: int = 0
     of_the_system: bool = False
     """Whether a script of the system runs it, which may start what cannot be found."""
@@ -108,7 +108,7 @@ def judge_shell(text: str, folder: str = "", env: Any = None, are_others: AreOth
 
 
 def judge_words(words: Sequence[str], folder: str = "", env: Any = None, are_others: AreOthers = _no_pipes) -> str:
-    """As `judge_shell`, for a command that is split into words already."""
+    """What `judge_shell` says, for a command that is split into words already."""
     place = _Place([folder], watched(env), are_others)
     return next((said for judge in (_judge_files, _judge) for said in judge(list(words), place)), "")
 
@@ -354,7 +354,7 @@ _HOOKS = {
     "rebase": f"pre-rebase post-rewrite post-checkout {_COMMITS}",
     **dict.fromkeys(("checkout", "switch", "clone", "worktree"), "post-checkout"),
 }
-"""By git's command, those that it runs."""
+"""Command of git → the hooks that it runs."""
 _HOOKS_PATH = re.compile(r"^\s*hooksPath\s*=\s*(.+)$", re.IGNORECASE | re.MULTILINE)
 
 

@@ -108,7 +108,7 @@ def _inside(text: str, bracket: str) -> str:
 
 
 def _expanded(text: str, values: dict[str, str]) -> str:
-    """As the shell gets it: make's `$(shell …)` written as the shell's own `$(…)`, which runs the same."""
+    """The text as the shell gets it: make's `$(shell …)` becomes the shell's own `$(…)`, which runs the same."""
     text = _in_make(text, values)
     while call := _SHELL.search(text):
         rest = text[call.end() :]
@@ -118,7 +118,7 @@ def _expanded(text: str, values: dict[str, str]) -> str:
 
 
 def _in_make(text: str, values: dict[str, str], depth: int = 5) -> str:
-    """With the values of make's variables. The shell's own, which make writes with two dollars, stay."""
+    """The text with the values of make's variables. The shell's own, which make writes with two dollars, stay."""
 
     def value(found: re.Match[str]) -> str:
         known = values.get(found[1])

@@ -23,7 +23,7 @@ def serves_port(port: int) -> bool:
 
 
 def serves_path(path: str) -> bool:
-    """As `serves_port`, of a Unix socket."""
+    """Whether all that listens on this Unix socket belongs to the attempt, or nothing listens there."""
     return _are_own_at(path, _ACCEPTS)
 
 

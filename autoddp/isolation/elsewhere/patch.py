@@ -26,7 +26,7 @@ class Call:
     owner: Any
     """The object whose method it is; None for a function."""
     args: tuple[Any, ...]
-    """Without `owner`."""
+    """Positional arguments, without `owner`."""
     kwargs: Mapping[str, Any]
     names: Sequence[str] = ()
     """Names of the positional arguments."""
@@ -47,7 +47,7 @@ class Client:
 
     name: str
     modules: str
-    """Where the operations are, separated by blanks: the library may have moved them."""
+    """Modules in which to look for the operations, separated by blanks: the library may have moved them."""
     operations: str
     """`function` or `Class.method`, separated by blanks; `.method` is of the same class as the one before.
 

@@ -16,7 +16,7 @@ from autoddp.isolation.pipes import Pipes
 
 
 def watch_processes(stop: Stop, pipes: Pipes) -> None:
-    """From now on. Programs are known by their words, signals and priorities by the process that they are for."""
+    """Watch from now on: programs by their words, signals and priorities by the process that they are for."""
     judge_words = functools.partial(commands.judge_words, are_others=pipes.are_others)
     judge_shell = functools.partial(commands.judge_shell, are_others=pipes.are_others)
     judges: dict[str, Callable[..., str]] = {
@@ -82,7 +82,7 @@ def _signal_by_descriptor(pidfd: int, number: int, *_more: Any) -> str:
 
 
 def _limits(pid: int, _resource: int, limits: Any = None) -> str:
-    """For resource.prlimit, which without limits only asks."""
+    """What resource.prlimit changes; without limits it only asks."""
     return "" if limits is None or not pid or is_own_process(pid) else f"resource.prlimit changes {_whose(pid)}"
 
 
@@ -113,7 +113,7 @@ _WITHOUT_EVENT: dict[str, Callable[..., str]] = {
 
 
 def _watch_functions(stop: Stop) -> None:
-    """Those of which there is no audit event are replaced."""
+    """Replace the functions of which there is no audit event."""
     found = [(getattr(os, name, None), judge) for name, judge in _WITHOUT_EVENT.items()]
     rebind({id(each): (each, _judged(each, judge, stop)) for each, judge in found if each is not None})
 

@@ -101,7 +101,7 @@ def _matches(table: tuple[tuple[str, str], ...], host: str, path: str) -> bool:
 
 
 def judge_url(method: Any, url: Any) -> str:
-    """As `sends`, of a whole URL."""
+    """What `sends` says, for a whole URL."""
     parts = urlsplit(_text(url))
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return sends(method, parts.hostname or "", parts.path, port)

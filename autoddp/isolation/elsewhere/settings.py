@@ -37,7 +37,7 @@ _IN_SHELL = re.compile(
 
 
 def watch_settings(stop: Stop) -> None:
-    """From now on, by audit events."""
+    """Watch settings from now on, by audit events."""
 
     def opened(path: Any, _mode: Any, flags: int) -> None:
         if flags & _CHANGES and isinstance(path, (str, bytes)):

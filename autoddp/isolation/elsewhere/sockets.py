@@ -62,7 +62,7 @@ _LOOKED_AT = 4096  # bytes
 
 
 def watch_sockets(stop: Stop) -> None:
-    """From the imports of `socket` and `ssl` on, and by audit events."""
+    """Watch from the imports of `socket` and `ssl` on, and by audit events."""
     judge = _Judge(stop)
     check_events({"socket.connect": judge.connects, "syslog.syslog": judge.logs})
     when_imported("socket", functools.partial(_patch_sockets, judge))
@@ -82,16 +82,16 @@ class _Judge:
         """Addresses to which datagrams pass."""
 
     def connects(self, connection: Any, _address: Any) -> None:
-        """For the audit event."""
+        """Note a connection, for the audit event."""
         if isinstance(connection, socket.socket):
             self._opened.add(connection)
 
     def logs(self, *_record: Any) -> None:
-        """Likewise."""
+        """Stop the script, for the audit event of syslog."""
         self.stop("the script writes to the log of this machine (syslog)")
 
     def before_send(self, connection: Any, data: Any) -> None:
-        """Before a connected socket sends; `data` is empty where it is not known."""
+        """Called before a connected socket sends; `data` is empty where it is not known."""
         if connection not in self._opened:
             return
         try:
@@ -110,12 +110,12 @@ class _Judge:
         self._opened.discard(connection)
 
     def before_sendto(self, connection: Any, address: Any) -> None:
-        """Before a socket without a connection sends to an address."""
+        """Called before a socket without a connection sends to an address."""
         if connection.type == socket.SOCK_DGRAM:
             self._datagram(connection, address)
 
     def before_tls(self, connection: Any, data: Any) -> None:
-        """Before a TLS connection gets data that is not encrypted yet."""
+        """Called before a TLS connection gets data that is not encrypted yet."""
         if connection.server_side or connection in self._passed:
             return
         host = connection.server_hostname or ""

@@ -86,7 +86,7 @@ def downloads(tool: Tool, args: Sequence[str]) -> bool:
 
 
 def transfers(tool: Tool, args: Sequence[str]) -> bool:
-    """As `downloads`, of rsync and scp, which need no verb. Between two folders of this machine nothing leaves it."""
+    """False where rsync or scp, which need no verb, only copies to this machine or within it; see `downloads`."""
     words = tool.positional(args)
     return any(map(tool.is_remote, words)) and ("--remove-source-files" in args or not tool.comes_here(words))
 

@@ -51,7 +51,7 @@ class Audit:
         }
 
     def start(self) -> None:
-        """From now on."""
+        """Check audit events from now on."""
         check_events(self._checks)
 
     def _refuse_outside(self, what: str, path: Any, dir_fd: int = -1, follow: bool = True) -> None:

@@ -82,7 +82,7 @@ class Native:
     # Paths
 
     def to_read(self, path: Any) -> Any:
-        """Where to read; what is no path stays as it is."""
+        """The path to read from; what is no path stays as it is."""
         if not is_path(path):
             return path
         try:
@@ -95,7 +95,7 @@ class Native:
         return place.physical if place.exists else self._nowhere(path)
 
     def to_write(self, path: Any, keep: bool = False) -> Any:
-        """Where to write. With `keep` the copy has the real file's content; else that is about to be replaced."""
+        """The path to write to. With `keep` the copy has the real file's content; else that is about to be replaced."""
         if not is_path(path):
             return path
         with self.view.lock.held():

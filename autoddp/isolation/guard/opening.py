@@ -31,7 +31,7 @@ class Announced(threading.local):
 
     @contextlib.contextmanager
     def by(self, path: Any) -> Iterator[None]:
-        """For the time of one call."""
+        """Announce a path for the time of one call."""
         before, self.path = self.path, plain(path)
         try:
             yield
@@ -86,7 +86,7 @@ class Opening:
         return real.open(physical, flags, mode)  # a FIFO may wait for its other end: without the lock
 
     def _existing(self, place: Place, flags: int) -> str:
-        """Where to open something that is there, once the script may write to it."""
+        """The path at which to open something that is there, once the script may write to it."""
         if flags & os.O_CREAT and flags & os.O_EXCL:
             real.fail(errno.EEXIST)
         if place.is_folder:

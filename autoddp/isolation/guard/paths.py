@@ -82,7 +82,7 @@ def _named(number: int, message: str, first: Any = None, second: Any = None) -> 
 
 
 class OpenFunction(PathFunction):
-    """As `PathFunction`, for functions whose body names the right path in its errors."""
+    """A `PathFunction` for functions whose body names the right path in its errors."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.body(*args, **kwargs)

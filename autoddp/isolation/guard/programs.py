@@ -115,7 +115,7 @@ class Programs:
         return list(words), where, env
 
     def _folder(self, cwd: Any) -> Any:
-        """Where a program can really be started; one that is missing is the caller's error."""
+        """The folder in which a program can really be started; one that is missing is the caller's error."""
         try:
             place = self.view.resolve(os.fsdecode(cwd))
             return self.view.real_folder(self.view.folder(place)) if place.is_folder else cwd

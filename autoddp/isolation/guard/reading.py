@@ -200,7 +200,7 @@ class Entry:
         return False if self._entry is None else self._entry.is_symlink()
 
     def is_junction(self) -> bool:
-        """There are none outside Windows."""
+        """False: there are no junctions outside Windows."""
         return False
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:

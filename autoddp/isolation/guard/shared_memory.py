@@ -188,7 +188,7 @@ def _plain(path: object) -> str | None:
 
 
 def _status_by_opening(opened: Callable[..., int], name: str) -> real.Status | None:
-    """Where shared memory is in no folder."""
+    """The status of shared memory on systems where it is in no folder; None if it is not there."""
     try:
         descriptor = opened("/" + name, os.O_RDONLY)
     except FileNotFoundError:

@@ -52,7 +52,7 @@ class Folder:
     place: Place
     """The folder as an entry of its parent."""
     path: str
-    """Its path as the script sees it, free of symbolic links."""
+    """The folder's path as the script sees it, free of symbolic links."""
     upper: bool
     """Whether `upper` has a folder of this path."""
     lower: str | None
@@ -77,11 +77,11 @@ class Place:
     """None for the root folder only."""
     name: str
     path: str
-    """As the script sees it; only its last part may be a symbolic link."""
+    """The place's path as the script sees it; only its last part may be a symbolic link."""
     physical: str
-    """Where it lies on disk, or where it would be made."""
+    """The path on disk of what is there, or at which it would be made."""
     status: real.Status | None
-    """Its `lstat`; None if nothing is there."""
+    """The `lstat` of what is there; None if nothing is."""
     upper: bool = False
     """It lies in `upper`."""
     direct: bool = False
@@ -115,7 +115,7 @@ class Place:
         return self.status is not None and not self.upper and not self.direct
 
     def found(self) -> real.Status:
-        """Its status; ENOENT if nothing is there."""
+        """The status of what is there; ENOENT if nothing is."""
         if self.status is None:
             real.fail(errno.ENOENT)
         return self.status
@@ -179,7 +179,7 @@ class View:
         return self.lock.consistent(lambda: self._resolve(full, follow, real_only))
 
     def existing(self, path: Path, follow: bool = True, dir_fd: Descriptor = None) -> Place:
-        """As `resolve`; ENOENT if nothing is there."""
+        """The place that a path names, see `resolve`; ENOENT if nothing is there."""
         place = self.resolve(path, follow, dir_fd)
         place.found()
         return place
@@ -271,7 +271,7 @@ class View:
         return replace(folders[-1].place, slash=bool(slash), dot=dot, links=links)
 
     def _target(self, place: Place) -> str | None:
-        """Where a symbolic link leads. None: only the kernel can follow it."""
+        """The path to which a symbolic link leads; None if only the kernel can follow it."""
         target = real.readlink(place.physical)
         if place.direct and place.path.startswith("/proc/"):
             if target.startswith("/") and real.status_or_none(target) is None and real.allowed(place.physical, os.F_OK):
@@ -344,7 +344,7 @@ class View:
         return f"{self.scratch}/aside/{os.getpid()}-{threading.get_ident()}-{next(self._numbers)}"
 
     def above(self, place: Place) -> str:
-        """Where a changed place lies."""
+        """The path on disk of a changed place."""
         return place.path if place.direct else self.upper + place.path
 
     # What the kernel would refuse
@@ -360,7 +360,7 @@ class View:
         return folder
 
     def check_removal(self, place: Place) -> Folder:
-        """As `check_entries`. In a folder like /tmp the entry must be the script's own, too."""
+        """The folder of a place, if the script may remove that entry: in one like /tmp only an entry of its own."""
         folder = self.check_entries(place)
         status = folder.place.found()
         me = os.geteuid()
@@ -414,7 +414,7 @@ class View:
         folder.upper = True
 
     def real_folder(self, folder: Folder) -> str:
-        """Where the kernel finds a folder: the real one if that has the same path, else the one in `upper`."""
+        """The path by which the kernel finds a folder: the real one's if it is the same, else the one in `upper`."""
         if folder.lower == folder.path:
             return folder.path
         with self.lock.held():
@@ -530,7 +530,7 @@ class View:
 
 
 def _with_ancestors(folder: Folder) -> list[Folder]:
-    """From the root down to the folder itself."""
+    """The folder and all above it, from the root down."""
     chain = [folder]
     while (parent := chain[-1].place.folder) is not None:
         chain.append(parent)

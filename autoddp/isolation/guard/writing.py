@@ -205,7 +205,7 @@ class Writing:
         view.hide(source)
 
     def _move_across(self, source: Place, target: Place) -> None:
-        """Between a folder where writes are real and one where they are redirected: a copy, of a file only."""
+        """Move a file between a folder where writes are real and one where they are redirected, by a copy."""
         view = self.view
         if not source.is_file:
             real.fail(errno.EXDEV)

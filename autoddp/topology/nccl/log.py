@@ -73,7 +73,7 @@ class NcclLog:
     warn_lines: int
     """How many warnings there are."""
     warnings: tuple[str, ...] = ()
-    """Their texts, each once."""
+    """Texts of the warnings, each once."""
     missing: tuple[str, ...] = ()
     """What could not be read of connections, or contradicts itself; a sentence for each kind."""
     within_node: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class NcclLog:
 
     @property
     def transport_classes(self) -> tuple[str, ...]:
-        """Those of all pairs."""
+        """Transport classes of all pairs, each once."""
         return tuple(sorted({name for names in self.transport_class_by_pair.values() for name in names}))
 
     @property

@@ -22,7 +22,7 @@ class Way:
     between: str
     """`GPU0-GPU4`, or `nodes`."""
     predicted: str
-    """As `autoddp probe` says it: P2P/NVLink, P2P/PCIe, SHM, NET/IB/GDRDMA, NET/IB, NET/Socket; empty if not known."""
+    """What `autoddp probe` says: P2P/NVLink, P2P/PCIe, SHM, NET/IB/GDRDMA, NET/IB, NET/Socket; empty if not known."""
     used: tuple[str, ...]
     """What NCCL's log names: P2P, SHM, NET/IB, …"""
 
@@ -62,7 +62,7 @@ def used(log: NcclLog) -> list[str]:
 
 
 def findings(node: Node, log: NcclLog) -> list[str]:
-    """Where NCCL does not do what was predicted, a sentence each, with what to look at; and how often it warned."""
+    """Sentences on where NCCL does not do what was predicted, with what to look at; and on how often it warned."""
     differing: dict[tuple[str, str], list[str]] = {}
     for way in ways(node, log):
         if way.differs:

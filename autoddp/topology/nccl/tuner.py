@@ -14,7 +14,7 @@ _FOLDERS = (
     "usr/local/gib/lib64", "usr/local/nvidia/lib64", "opt/amazon/ofi-nccl/lib", "opt/amazon/ofi-nccl/lib64",
     "opt/aws-ofi-nccl/lib",
 )  # fmt: skip
-"""Where the loader, and the images of AWS and Google, have libraries."""
+"""Folders in which the loader, and the images of AWS and Google, have libraries."""
 
 
 def nccl_tuner(environment: Mapping[str, str], root: Path = Path("/")) -> str:

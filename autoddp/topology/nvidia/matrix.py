@@ -46,7 +46,7 @@ class TopologyMatrix:
     nics: int | None
     """Columns of network interfaces, None if that is not certain. nvidia-smi shows 56 at most."""
     nic_names: tuple[str, ...] | None
-    """Their RDMA devices, in the order of the columns; None if not all are known."""
+    """RDMA devices of the network interfaces, in the order of the columns; None if not all are known."""
     nic_links: dict[int, dict[str, str]]
     """GPU → column of a NIC as the header has it (`NIC0`, `mlx5_0`) → relation."""
     cpu_affinity: dict[int, str]
@@ -220,7 +220,10 @@ def _missing_relations(found: Table, links: _Said[tuple[int, int]], nic_links: _
 
 
 def _missing_affinities(found: Table, column: str, said: _Said[int]) -> Iterator[str]:
-    """In a container or under Windows all affinities are blank, which is no loss; blanks for some GPUs only are."""
+    """A sentence about the GPUs whose affinity could not be read, if there are any.
+
+    Blanks for some GPUs only count as not read. All are blank in a container or under Windows, which is no loss.
+    """
     width, known = len(found.columns.names), _agreed(said)
     doubtful = {
         row.gpu

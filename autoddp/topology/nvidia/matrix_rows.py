@@ -112,7 +112,7 @@ class Table:
 
     columns: Columns
     rows: list[Row]
-    """Those that the columns hold."""
+    """Rows that the columns hold."""
     foreign: int
     """How many other lines look like rows: damaged ones, and those of other matrices."""
 
@@ -133,7 +133,7 @@ def table(text: str) -> Table:
 
 
 def _rows(lines: list[Columns | Row]) -> list[Row]:
-    """Those that differ: a matrix printed again says nothing new."""
+    """The rows, each once: a matrix printed again says nothing new."""
     return list(dict.fromkeys(line for line in lines if isinstance(line, Row)))
 
 

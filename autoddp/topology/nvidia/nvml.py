@@ -104,7 +104,7 @@ def read_nvml() -> NvmlFacts:
 
 @dataclass(frozen=True)
 class GpuClock:
-    """Of the processors, in MHz."""
+    """The clock of a GPU's processors, in MHz."""
 
     now: int
     most: int
@@ -168,7 +168,7 @@ class Library:
             raise Refusal(f"{function}: {problem}", problem.value) from None
 
     def try_to_ask(self, function: str, *arguments: Any) -> Any:
-        """The same, but None instead of Refusal: for functions that an old driver does not know."""
+        """What the function returns; None instead of Refusal, for functions that an old driver does not know."""
         try:
             return self.ask(function, *arguments)
         except Refusal:

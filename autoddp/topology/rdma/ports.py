@@ -34,7 +34,7 @@ class RdmaPort:
     port: int
     state: State | None = None
     state_as_written: str = ""
-    """In the tool's own spelling: `Active`, `PORT_ACTIVE`, `ACTIVE`."""
+    """The state in the tool's own spelling: `Active`, `PORT_ACTIVE`, `ACTIVE`."""
     link_layer: LinkLayer | None = None
     rate_gbps: float | None = None
     """Gbit/s as the tool says; of a port that is not active it is no speed."""

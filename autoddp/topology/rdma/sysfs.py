@@ -23,7 +23,7 @@ _TRANSPORTS = {"1: CA": "InfiniBand", "4: RNIC": "iWARP"}
 
 
 def _transport(node_type: str) -> str | None:
-    """In ibv_devinfo's words, from `1: CA`."""
+    """The transport in ibv_devinfo's words, from `1: CA`."""
     return _TRANSPORTS.get(node_type, node_type.partition(": ")[2] or None)
 
 
@@ -82,7 +82,7 @@ def read_sysfs_rdma(root: Path = Path("/")) -> SysfsRdma:
 
 
 def sysfs_rdma(root: Path = Path("/")) -> SysfsRdma:
-    """The same where having no /sys is no fault: nothing then, and the reason in `missing`."""
+    """What `read_sysfs_rdma` finds; nothing, and the reason in `missing`, where there is no /sys."""
     try:
         return read_sysfs_rdma(root)
     except NothingReadable as problem:

@@ -23,7 +23,7 @@ MOST_PORTS = 255
 MOST_GIDS = 65535
 """Indices of addresses are two bytes."""
 ADDRESS = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){7}")
-"""As sysfs and show_gids write an address."""
+"""An address as sysfs and show_gids write it."""
 
 _STATES: tuple[State, ...] = ("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
 _SPELLINGS: dict[str, tuple[State, str]] = {
@@ -87,13 +87,13 @@ _port = partial(number, most=MOST_PORTS)
 
 
 class _Key(NamedTuple):
-    """Where a value goes and how it is read."""
+    """The field to which a value goes, and how it is read."""
 
     field: str
-    """Of RdmaPort; `ports`: how many ports the device says it has."""
+    """Field of RdmaPort; `ports`: how many ports the device says it has."""
     read: Callable[[str], Any]
     label: str = ""
-    """For the sentence that says it is missing; empty if a tool may leave it out."""
+    """What the value is called in the sentence that says it is missing; empty if a tool may leave it out."""
 
 
 @dataclass(frozen=True)

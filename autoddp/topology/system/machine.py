@@ -119,7 +119,7 @@ def free_memory() -> int:
 
 
 def _free_in(folder: Path, limit: str, usage: str, cache: str) -> list[int]:
-    """Of one cgroup. Files that are only cached make room."""
+    """Free bytes of one cgroup; no number where it sets no limit. Files that are only cached make room."""
     most, taken = number(folder / limit), number(folder / usage)
     if most is None or taken is None:
         return []

@@ -16,7 +16,10 @@ import threading
 
 
 class Deadline:
-    """Of this process. It ends by `os._exit`, because the main thread may wait in a call that cannot be interrupted."""
+    """Ends this process when it takes too long.
+
+    It does so by `os._exit`, because the main thread may wait in a call that cannot be interrupted.
+    """
 
     def __init__(self) -> None:
         self._timer: threading.Timer | None = None

@@ -84,7 +84,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what would spoil a line, or how `recipe.inputs` divides it."""
+    """`text` without what would spoil a line, or how `recipe.inputs` divides it."""
     kept = "".join(letter for letter in text[:_LONGEST] if letter.isprintable() and letter not in ":[]")
     return kept or "?"
 
@@ -109,7 +109,7 @@ class InputsSeen:
             self._of[digest] = merged(self._of.get(digest, ()), now)
 
     def texts(self, digests: list[str]) -> tuple[str, ...]:
-        """Of the models with these digests."""
+        """The texts of the models with these digests, in their order."""
         found = [with_model(self._of.get(digest, ()), n, len(digests)) for n, digest in enumerate(digests)]
         return tuple(text for texts in found for text in texts)
 

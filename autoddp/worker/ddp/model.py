@@ -49,7 +49,7 @@ class Model:
         return len(parameters) == len(self._parameters) and all(same)
 
     def name(self, identity: int) -> str:
-        """That of the parameter with that identity; "" if it is none of this model."""
+        """The name of the parameter with that identity; "" if it is none of this model."""
         return self._names.get(identity, "")
 
     def keep(self, kind: type[Kept]) -> Kept:

@@ -87,7 +87,7 @@ class Wrapped:
     ) -> None:
         self.takes = takes
         self.name = name
-        """The same on all ranks that build this object, and no other object's."""
+        """A name that is the same on all ranks that build this object, and no other object's."""
         self.digest = parameters_digest(ddp.module)
         """Digest of the parameters as they were when the object was built: the script may freeze some later."""
         # This must not keep the script's model alive, nor the process group among the arguments.
@@ -95,7 +95,7 @@ class Wrapped:
         self.arguments = {name: value for name, value in _plain(arguments).items() if name != "module"}
         self._reduced = {id(p) for p in ddp._module_parameters if p.requires_grad}
         self.model = model or model_of(ddp)
-        """The same for all objects that the script builds of these parameters, one after another."""
+        """The model, one for all objects that the script builds of these parameters, one after another."""
         self.script_hook: Callable[[DDP], None] | None = None
         """Registers the script's own communication hook on the object's reducer; None if the script has none."""
         self.hook_sees_buckets = False
@@ -381,7 +381,7 @@ _OF_ARGUMENTS = (
 )
 """Attributes that DDP's constructor makes of arguments that are knobs; older versions of torch have fewer."""
 _BROADCASTS = ("broadcast_buffers", "forward_sync_buffers")
-"""The same of one of them, which has two names since torch 2.13."""
+"""Attributes that DDP's constructor makes of `broadcast_buffers`, which has two names since torch 2.13."""
 
 
 def _made_of(arguments: dict[str, Any], like: DDP) -> dict[str, Any]:
@@ -536,7 +536,7 @@ class Patch:
         self._built: dict[str, int] = {}
         """Process group → the number of objects that were built on it."""
         self._models: list[Model] = []
-        """Those whose parameters still exist."""
+        """Models whose parameters still exist."""
 
     def only_what_all_have(self, ranks: RankStore) -> object:
         """Leave out the objects that some rank has freed already. The others stay at least as long as the result.
@@ -718,12 +718,12 @@ def model_of(ddp: DDP) -> Model:
 
 
 def _name(group: str, number: int) -> str:
-    """Of an object, the `number`th on its group."""
+    """The name of the `number`th object on its group."""
     return f"{group}/{number}"
 
 
 def _device_of(ddp: DDP) -> torch.device:
-    """That of all its parameters, or of the first of them."""
+    """The device of all its parameters, or of the first of them."""
     device: torch.device = next(iter(ddp._module_parameters)).device
     return device
 

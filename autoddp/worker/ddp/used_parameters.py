@@ -30,7 +30,7 @@ class _Watched:
         """Places of those whose gradients the present backward pass has not given yet."""
         self._count = len(parameters)
         self.ids = [id(p) for p in parameters]
-        """Of the parameters, which the DDP object keeps alive."""
+        """Identities of the parameters, which the DDP object keeps alive."""
         self._handles = [p.register_post_accumulate_grad_hook(self._note(place)) for place, p in enumerate(parameters)]
 
     def _note(self, place: int) -> Callable[[torch.Tensor], None]:
@@ -60,7 +60,7 @@ class UsedParameters(DdpEvents):
             self._watched[wrapped] = _Watched(wrapped.parameters)
 
     def forget(self, wrapped: Wrapped) -> None:
-        """This object is as written again."""
+        """Forget an object that is as written again."""
         watched = self._watched.pop(wrapped, None)
         if watched is not None:
             watched.stop()

@@ -53,7 +53,7 @@ class GradientHandler:
         return norm
 
     def after_reading(self) -> None:
-        """That function has ended; the gradients may be others now."""
+        """The function that `before_reading` announced has ended; the gradients may be others now."""
 
     def given(self, optimizer: Optimizer) -> None:
         """The script gives parameters to an optimizer, when it makes the optimizer or later."""
@@ -78,7 +78,7 @@ class GradientHandler:
 
 _handlers: tuple[GradientHandler, ...] = ()
 _steps_ended = 0
-"""Of all optimizers of this process, counted once a handler asks for the end of steps."""
+"""Ended steps of all optimizers of this process, counted once a handler asks for the end of steps."""
 
 
 def add_handler(handler: GradientHandler) -> None:
@@ -195,7 +195,7 @@ _readers: list[OwnReads] = []
 
 @functools.cache
 def _watched_grad() -> property:
-    """In the place of torch's own `grad` only while gradients are watched, since it makes each read by Python slower.
+    """The property in the place of torch's `grad`, while gradients are watched and no longer: it slows each read down.
 
     torch.compile must leave these functions alone. To tell it so imports its machinery, which takes a second: so this
     waits until there is a model.

@@ -6,8 +6,9 @@ the last step DDP reduces the sum of all gradients, which is divided by their nu
 
 Learning-rate schedulers go on with every step of the script: the rate stays a function of the samples seen.
 
-Some scripts do what cannot be done with several steps in one. Where that is seen before it does harm, the script's
-present step becomes the last of its kind, with the mean of what was kept. Where it is seen too late, the job stops.
+Some scripts do what cannot be done with several steps in one. If that is seen before it does harm, the script's present
+step ends the optimizer step, with the mean of what was kept, and each later one is an optimizer step of its own. If it
+is seen too late, the job stops.
 """
 
 from __future__ import annotations
@@ -136,12 +137,12 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
 
     @property
     def steps(self) -> int:
-        """Steps of the script that are one: 1 as written."""
+        """Number of the script's steps that make one optimizer step: 1 as written."""
         return self._steps
 
     @steps.setter
     def steps(self, count: int) -> None:
-        """At a step boundary. What was kept is left to the script, unreduced."""
+        """Set the number, at a step boundary. What was kept is left to the script, unreduced."""
         self._put_back()
         self._start_over()
         self._begin_step()
@@ -150,12 +151,12 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
 
     @property
     def _holds(self) -> bool:
-        """Whether the script's present step is not the last of its kind."""
+        """Whether the present optimizer step needs further steps of the script after the present one."""
         return self._kept < self._steps - 1
 
     @property
     def _idle(self) -> bool:
-        """Whether each step is one, and nothing is left of steps before."""
+        """Whether each step of the script is an optimizer step, and nothing is kept of steps before."""
         return self._steps == 1 and not self._kept and not self._local
 
     def keeps_on(self) -> bool:
@@ -168,7 +169,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         return self.keeps_on() and self._holds
 
     def stop(self) -> None:
-        """Make the present step the last of its kind, and each later one a step of its own.
+        """Make the script's present step end the optimizer step, and each later one an optimizer step of its own.
 
         All ranks call it at the same place. What was put off is reduced before it is read.
         """

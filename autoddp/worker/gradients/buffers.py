@@ -65,7 +65,7 @@ class LocalBuffers(DdpEvents):
             self._norms[wrapped] = None
 
     def forget(self, wrapped: Wrapped) -> None:
-        """This object is as written again."""
+        """Forget an object that is as written again."""
         self._norms.pop(wrapped, None)
 
     def forward_begins(self, ddp: DDP) -> None:

@@ -25,12 +25,12 @@ class _Parts:
     """The gradients in one bucket, in the order in which they lie in it."""
 
     identities: tuple[int, ...]
-    """Of their parameters."""
+    """Identities of the gradients' parameters."""
     places: tuple[slice, ...]
 
     @classmethod
     def of(cls, bucket: GradBucket) -> "_Parts":
-        """Those of this bucket."""
+        """The gradients of this bucket."""
         gradients = gradients_in(bucket)
         identities = tuple(id(parameter) for parameter in bucket.parameters())[: len(gradients)]
         return cls(identities, _one_after_another([gradient.numel() for gradient in gradients]))
@@ -43,29 +43,29 @@ def _one_after_another(sizes: Sequence[int]) -> tuple[slice, ...]:
 
 @dataclass
 class _Norms:
-    """Of the parts of one bucket in one reduction."""
+    """Norms of the parts of one bucket in one reduction."""
 
     order: int
-    """Of the calls of the hook. Buckets arrive in another order on each rank."""
+    """Position among the calls of the hook. Buckets arrive in another order on each rank."""
     step: int
     parts: _Parts
     values: torch.Tensor
-    """[parts, 3]: of the exact mean, of what the hook made, and of their difference."""
+    """Norms of the exact mean, of what the hook made, and of their difference; shape [parts, 3]."""
 
 
 @dataclass
 class _Sum:
-    """Of one parameter, over the steps compared: of the exact means, and of the differences. Flat, of some elements."""
+    """Sums over the steps compared, for one parameter: of exact means, and of differences. Flat, of some elements."""
 
     order: int
-    """See `_Norms`; of the first of these steps."""
+    """`_Norms.order` in the first of these steps."""
     weight: float
-    """Elements for which one of these stands."""
+    """Elements of the gradient for which one element here stands."""
     exact: torch.Tensor
     difference: torch.Tensor
 
     def norms(self) -> torch.Tensor:
-        """[1, 3], as those of a step."""
+        """Norms as those of a step, of shape [1, 3]."""
         exact, difference = (torch.linalg.vector_norm(values.float()) for values in (self.exact, self.difference))
         return torch.stack([exact, exact, difference]).mul_(self.weight**0.5).view(1, 3)
 
@@ -78,7 +78,7 @@ class _Taken:
     calls: int = 0
     norms: list[_Norms] = field(default_factory=list)
     sums: dict[int, _Sum] = field(default_factory=dict)
-    """By the identity of a parameter: DDP may put it into another bucket meanwhile."""
+    """Sums by the identity of a parameter: DDP may put it into another bucket meanwhile."""
     overflows: list[tuple[Any, int]] = field(default_factory=list)
     """Hook state → overflows that it had noticed before."""
 
@@ -99,7 +99,10 @@ class Comparison:
 
     # DDP reads a hook's annotations and wants its own types there: no `from __future__ import annotations` above.
     def around(self, hook: Hook, group: dist.ProcessGroup) -> Hook:
-        """The same hook; while `on`, each bucket also travels whole, right before it and so in one order everywhere."""
+        """A hook that calls `hook`; while `on`, it also all-reduces each bucket whole, to compare the two.
+
+        The whole bucket goes right before what the hook sends, so all ranks send both in the same order.
+        """
 
         def compared(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
             if not self.on:
@@ -176,9 +179,10 @@ class Comparison:
         self.taken.steps += 1
 
     def result(self, names: Callable[[int], str], group: dist.ProcessGroup | None = None) -> GradientError | None:
-        """Of all steps since the last result; None if none had gradients. `names`: a parameter's, by its identity.
+        """The error over all steps since the last result; None if none of them had gradients.
 
-        With a group, the same to the last bit on all its ranks, which must all call this together.
+        `names` gives a parameter's name by its identity. With a group, the error is the same to the last bit on all its
+        ranks, which must all call this together.
         """
         taken, self.taken = self.taken, _Taken()
         norms = sorted(taken.norms, key=lambda one: one.order)
@@ -196,7 +200,7 @@ def _norms(values: torch.Tensor, places: Sequence[slice]) -> torch.Tensor:
 
 
 def _at_once(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> list[list[list[float]]]:
-    """Their values, each of shape [some, 3], with one wait for the device; with a group, the ranks' mean of each."""
+    """Each tensor's values, shape [some, 3], with one wait for the device; with a group, the mean over its ranks."""
     flat = torch.cat([tensor.to(tensors[0].device) for tensor in tensors])  # a model may lie on several devices
     if group is not None:
         # They differ in the last bit at most, but two ranks that decide differently would wait for each other for ever.
@@ -212,7 +216,7 @@ def _error(
     finite: bool,
     names: Callable[[int], str],
 ) -> GradientError | None:
-    """From what was taken of each bucket, and of the sum of each parameter, by its identity."""
+    """The error, from what was taken of each bucket, and of the sum of each parameter, by its identity."""
     steps: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     of: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for one, of_parts in zip(norms, values, strict=True):
@@ -254,12 +258,15 @@ def _worst(squares: Mapping[int, tuple[float, float]]) -> tuple[int, float]:
 
 
 def _cosine(exact: float, made: float, difference: float) -> float:
-    """Between two vectors, from their squared norms and that of their difference."""
+    """The cosine of two vectors, from their squared norms and that of their difference."""
     return min(1.0, (exact + made - difference) / (2 * (exact * made) ** 0.5)) if made > 0 else 0.0
 
 
 def _ratio(difference: float, exact: float) -> float:
-    """Of norms, from their squares. A parameter whose exact mean is zero counts only if it did not stay zero."""
+    """The ratio of two norms, from their squares.
+
+    A parameter whose exact mean is zero counts only if it did not stay zero.
+    """
     if exact > 0:
         return float((difference / exact) ** 0.5)
     return 0.0 if difference == 0 else float("inf")

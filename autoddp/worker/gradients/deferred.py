@@ -60,7 +60,7 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
 
     @every.setter
     def every(self, micro_batches: int) -> None:
-        """At a step boundary."""
+        """Set the number, at a step boundary."""
         self._every, self._forwards, self._switch.put_off = micro_batches, 0, False
         self._is_reduced()
 
@@ -166,7 +166,7 @@ def _complete(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
 
 
 def _chunks(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """In order and in lists, each of one type and device and small enough to be copied into one buffer."""
+    """The gradients in order, in lists of one type and device that are small enough to be copied into one buffer."""
     found: list[list[torch.Tensor]] = []
     room = 0
     for gradient in gradients:

@@ -53,11 +53,11 @@ class _Object:
     """What is known of one DDP object."""
 
     number: int
-    """In order of construction: the same on every rank."""
+    """Position in the order of construction, the same on every rank."""
     ids: frozenset[int]
     steps: int = 0
     stepped: bool = False
-    """Since the last forward pass; `reduces` since the last step."""
+    """Whether it was stepped since the last forward pass; `reduces`: whether a pass has reduced since the last step."""
     reduces: bool = False
     is_off: bool = False
     looks: list[int] = field(default_factory=lambda: list(_EARLY))
@@ -169,7 +169,7 @@ def _key(one: _Object, step: int) -> str:
 
 @torch.no_grad()
 def checksum(parameters: Sequence[torch.Tensor]) -> str:
-    """Of all bits, in 16 hex digits, and the device on which they were computed."""
+    """Checksum of all bits, in 16 hex digits, and the device on which it was computed."""
     # One sum for each device of a model that lies on several: only those are waited for, not each parameter.
     totals = {device: torch.zeros((), dtype=torch.int64, device=device) for device in devices_of(parameters)}
     for number, parameter in enumerate(parameters, start=1):

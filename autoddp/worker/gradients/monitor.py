@@ -83,7 +83,7 @@ class _Schedule:
     next: int
     """The reduction at which to look next."""
     reductions: int = 0
-    """Those so far, of this DDP object and those before it."""
+    """Reductions so far, of this DDP object and those before it."""
 
 
 @dataclass
@@ -103,7 +103,7 @@ class _Latest:
 
 
 class _Guard:
-    """Of one DDP object. It does not hold the process group, and may outlive the object."""
+    """Watches the hook of one DDP object. It does not hold the process group, and may outlive the object."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class _Guard:
         name: Callable[[int], str],
         tell: Callable[[str], None],
     ) -> None:
-        """`name` gives a parameter's, by its identity."""
+        """`name` gives a parameter's name, by its identity."""
         self.comparison = Comparison(sampled=_SAMPLED if plan.steps > 1 else 0)
         self.given_up = given_up
         self._plan = plan
@@ -130,7 +130,7 @@ class _Guard:
         self.look, other.look = other.look, _Look(self._plan.steps)
 
     def call(self, state: Any, bucket: GradBucket, group: dist.ProcessGroup) -> None:
-        """Before each call of the hook."""
+        """Called before each call of the hook."""
         if self.given_up:
             return
         if is_capturing(bucket.buffer().device):  # a look waits for the device

@@ -74,12 +74,12 @@ class StillThere:
         self._seen: list[tuple[torch.Tensor, int]] = []
 
     def begin(self, parameters: Sequence[torch.Tensor]) -> None:
-        """They must not change from now until `end`. The first and the last are looked at, for all of them."""
+        """The parameters must not change from now until `end`. The first and the last are looked at, for all."""
         if not self._seen and parameters:
             self._seen = [(p, version_of(p)) for p in (parameters[0], parameters[-1])]
 
     def end(self) -> None:
-        """They may change again."""
+        """The parameters may change again."""
         self._seen = []
 
     def check(self) -> None:

@@ -38,7 +38,7 @@ from autoddp.worker.process.heartbeat import no_frame_is_held
 
 
 def are_held(gradients: Sequence[torch.Tensor], in_use: bool = True) -> bool:
-    """As `held_elsewhere`, of the tensors themselves and not of their memory."""
+    """Whether anything else holds one of the tensors themselves; `held_elsewhere` looks at their memory too."""
     with no_frame_is_held():
         return max(map(sys.getrefcount, gradients), default=0) > _references(in_use)
 
@@ -95,9 +95,9 @@ class _Watched:
         """Whether a backward pass is under way."""
         self.reduces = False
         self.before: list[torch.Tensor | None] = []
-        """Of each parameter, its gradient when the present pass began."""
+        """The gradient of each parameter when the present pass began."""
         self.versions: list[int | None] = []
-        """Of each of these gradients, its version then."""
+        """The version of each gradient in `before`, when the present pass began."""
         self.saved: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Tensors in the buckets that the script keeps, and what they held when the present pass began."""
         # Weak, because strong ones would keep the first buckets, which DDP replaces after the first pass.
@@ -149,7 +149,7 @@ class _Watched:
         self._storages = [(weakref.ref(storage), uses_of(storage)) for storage in storages.values()]
 
     def _uses(self) -> Iterator[tuple[int, int]]:
-        """Of each storage that is still there, its uses now and the fewest so far."""
+        """Uses now, and the fewest so far, of each storage that is still there."""
         for reference, least in self._storages:
             storage = reference()
             if storage is not None:
@@ -178,7 +178,7 @@ class BucketViews(DdpEvents):
             self._objects.append(one)
 
     def forget(self, wrapped: Wrapped) -> None:
-        """This object is as written again."""
+        """Forget an object that is as written again."""
         self._objects = [one for one in self._objects if one.wrapped is not wrapped]
 
     def forward_begins(self, ddp: DDP) -> None:
@@ -239,7 +239,7 @@ class BucketViews(DdpEvents):
 
     @torch.no_grad()
     def _put_back(self, one: _Watched) -> None:
-        """Where DDP has put tensors of its own in the place of gradients that the script holds, put those back."""
+        """Put back the gradients that the script holds, where DDP has put tensors of its own in their place."""
         before, one.before = one.before, []
         # No pairs of tensors: who holds a tensor is counted, and `zip` holds its last pair.
         places = [n for n, was in enumerate(before) if was is not None and one.parameters[n].grad is not was]

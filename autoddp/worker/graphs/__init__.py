@@ -28,7 +28,7 @@ _WATCHED_STEPS = 4  # in the real job, before what they called is captured
 
 
 class Graphs(Effect):
-    """Of all DDP models of the script: `watch()` for some steps with `step()` after each, then `turn(mode)`.
+    """CUDA graphs of all DDP models: `watch()`, steps with `step()` after each, `stop_watching()`, `set_mode(mode)`.
 
     graphs.forward_begins(ddp, reduces) whenever a forward pass does.
     """
@@ -124,7 +124,7 @@ def _of_each_model(samples: Sequence[Sample]) -> list[list[Sample]]:
 
 
 class GraphsInTheJob(DdpEvents):
-    """In the real job the first steps run as written, then what they called is captured.
+    """CUDA graphs in the real job: the first steps run as written, then what they called is captured.
 
     `say` is called once, with the memory that the graphs take, or with the reason why the job goes on without them.
     """

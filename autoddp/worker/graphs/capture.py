@@ -17,10 +17,10 @@ from autoddp.worker.graphs.signature import Signature, tensors_of
 from autoddp.worker.process.device import as_current, on_a_side_stream, seed
 
 Graphed = Callable[..., Any]
-"""Of tensors; one of what `torch.cuda.make_graphed_callables` returns."""
+"""A function of tensors: one of what `torch.cuda.make_graphed_callables` returns."""
 
 Make = Callable[..., Any]
-"""As `torch.cuda.make_graphed_callables`."""
+"""A function like `torch.cuda.make_graphed_callables`."""
 
 _PASSES = 3  # before a capture: libraries choose their kernels and take their memory in the first
 _FULL, _SIXTEEN_BIT = 1e-3, 2e-2
@@ -38,11 +38,11 @@ class Sample:
     tensors: Sequence[torch.Tensor]
     """Values of the last call's tensors, in the host's memory: on the device they would be kept activations."""
     autocast: torch.dtype | None
-    """Under autocast, its type."""
+    """The type of the script's autocast; None without it."""
 
     @property
     def device(self) -> torch.device:
-        """Where the module is."""
+        """The module's device."""
         return next(self.module.parameters()).device
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
@@ -69,7 +69,7 @@ class _ByPosition(nn.Module):
 
 
 class _Aliased:
-    """The same as a function of the inputs and of all parameters, for which aliases stand: other leaves of autograd.
+    """The module as a function of the inputs and of aliases of all parameters, which are other leaves of autograd.
 
     autograd runs each leaf's node on the stream on which it was made, and DDP's reducer, or a loss that the script
     still holds, keeps the parameters' nodes of the default stream alive. A capture may not wait for that stream: torch
@@ -189,7 +189,7 @@ def no_trace(samples: Sequence[Sample]) -> Iterator[None]:
 
 
 def under_autocast(sample: Sample, cached: bool = False) -> contextlib.AbstractContextManager[Any]:
-    """As the script calls the module. Without the cache, so that a graph does not hold weights cast once for all."""
+    """Autocast as the script calls the module. Without the cache a graph does not hold weights cast once for all."""
     return torch.autocast(
         sample.device.type, dtype=sample.autocast, enabled=sample.autocast is not None, cache_enabled=cached
     )

@@ -31,7 +31,7 @@ class Seen:
     module: nn.Module
     stand_in: StandIn | None = None
     calls: int = 0
-    """That may have a backward pass, since the last step boundary."""
+    """Calls that may have a backward pass, since the last step boundary."""
     signature: Signature | None = None
     tensors: list[torch.Tensor] = field(default_factory=list)
     autocast: torch.dtype | None = None
@@ -65,7 +65,7 @@ class Seen:
         self.calls = 0
 
     def sample(self) -> Sample:
-        """Its last call, once one was seen."""
+        """The module's last call, once one was seen."""
         assert self.signature is not None
         return Sample(self.model, self.module, self.signature, self.tensors, self.autocast)
 
@@ -127,7 +127,7 @@ class Watching:
         return ""
 
     def samples(self, mode: str) -> list[Sample]:
-        """In the order in which a step calls them."""
+        """The last call of each module, in the order in which a step calls them."""
         ordered = sorted(self._of[mode], key=lambda seen: seen.order)
         return [seen.sample() for seen in ordered if seen.signature is not None]
 

@@ -33,7 +33,7 @@ class ReduceOverhead(DdpEvents):
         self._arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self.on = False
         self.why_not: dict[str, str] = {}
-        """As `Graphs.why_not`: why it cannot be turned on, "" if it can; empty if nothing was watched."""
+        """Mode → why it cannot be turned on, after `stop_watching`; "" if it can. Empty if nothing was watched."""
 
     def watch(self) -> None:
         """See how the models are called from here on."""

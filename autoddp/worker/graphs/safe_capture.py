@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 _CLOSING = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool", "_cuda_releasePool")
-"""Of torch._C; the second is what torch up to 2.6 calls the first. What is public opens a pool of its own."""
+"""Functions of torch._C that close a pool; the second is what torch up to 2.6 calls the first. The public ones open
+pools of their own."""
 
 
 @contextlib.contextmanager
@@ -34,7 +35,7 @@ def safe_captures(device: torch.device) -> Iterator[None]:
 
 
 class SafeCapture(torch.cuda.graph):
-    """As `torch.cuda.graph`, with a stream given, in mode "thread_local"; what fails in it is undone."""
+    """A `torch.cuda.graph` with a stream given, in mode "thread_local"; what fails in it is undone."""
 
     def __init__(
         self, cuda_graph: torch.cuda.CUDAGraph, pool: Any = None, *, stream: torch.cuda.Stream, **others: Any
@@ -74,7 +75,7 @@ class SafeCapture(torch.cuda.graph):
 
 
 def _close(device: torch.device, pool: Any) -> None:
-    """As `capture_end` would have done: else the allocator takes the capture for one that goes on."""
+    """Close the pool as `capture_end` would have done: else the allocator takes the capture for one that goes on."""
     for name in _CLOSING:
         close = getattr(torch._C, name, None)
         if close is not None:

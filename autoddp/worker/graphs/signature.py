@@ -36,7 +36,7 @@ class Signature:
 
     @property
     def tensors(self) -> list[TensorLike]:
-        """Of the tensors among the arguments, in order."""
+        """What is known of the tensors among the arguments, in order."""
         return [leaf for leaf in self.leaves if isinstance(leaf, TensorLike)]
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -89,7 +89,7 @@ def tensors_of(returned: Any) -> tuple[list[torch.Tensor], pytree.TreeSpec]:
 
 
 def copied(returned: Any) -> Any:
-    """The same with a copy of each tensor; backward goes through it to what was copied."""
+    """What a module returned, with a copy of each tensor; backward goes through the copy to what was copied."""
     return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, returned)
 
 

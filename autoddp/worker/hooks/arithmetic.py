@@ -30,7 +30,7 @@ _PASSES, _HALVES = 3, 2  # of PowerSGD
 
 
 def arithmetic_of(parameters: Sequence[torch.Tensor]) -> HookArithmetic | None:
-    """Of the hooks of a model with these parameters; None where there are none, or hooks cannot compute with them."""
+    """What hooks' arithmetic takes for these parameters; None where there are none, or hooks cannot compute on them."""
     trained = [one for one in parameters if one.requires_grad and one.is_floating_point() and one.numel()]
     if not trained:
         return None
@@ -77,7 +77,7 @@ def _measured(full: FullBucket, one_shape: FullBucket, more_shapes: FullBucket) 
 
 
 def _seconds(bucket: FullBucket, run: Callable[[FullBucket], object]) -> float:
-    """Of a run; the first one, in which memory is allocated, does not count.
+    """Median seconds of a run; the first one, in which memory is allocated, does not count.
 
     Before each run other memory is written, because in a step the backward pass fills the processor's caches.
     """

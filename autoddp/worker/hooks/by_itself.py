@@ -87,8 +87,8 @@ class _Done:
         self._future.set_result([tensor])
 
     def wait(self) -> None:
-        """It is done."""
+        """Return at once: nothing is under way."""
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Of what was sent, as it was."""
+        """A finished future of what was sent, as it was."""
         return self._future

@@ -69,13 +69,16 @@ class Level:
         self.learn_largest(largest_in(mean).float())
 
     def learn_anew(self, mean: torch.Tensor) -> None:
-        """The same, where the power was wrong. If all is zero, the bucket is sent in full precision until it is not."""
+        """The mean has arrived, but the power was wrong.
+
+        If all of it is zero, the bucket is sent in full precision until it is not.
+        """
         if not mean.any():
             self._height.zero_()
         self.learn(mean)
 
     def learn_largest(self, largest: torch.Tensor) -> None:
-        """The same, if its largest value is known. What is not finite tells nothing; zeros may have been too small."""
+        """The mean's largest value is known. What is not finite tells nothing; zeros may have been too small."""
         exponent = largest.view(torch.int32) >> _EXPONENT
         now, fallen = exponent * _QUARTERS, self._height - 1
         seen = torch.minimum(torch.maximum(fallen, now), now + _LAG)
@@ -99,12 +102,12 @@ def _power(exponent: torch.Tensor) -> torch.Tensor:
 
 
 class Levels:
-    """Of all buckets of one DDP object."""
+    """The levels of all buckets of one DDP object."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[int, int], Level] = {}
         self._highest: torch.Tensor | None = None
-        """Of all levels when the present reduction began; None before the first."""
+        """The largest of all levels when the present reduction began; None before the first."""
         self._next = 0
         """The number of the bucket that comes next."""
 

@@ -261,7 +261,7 @@ def _warn(text: str) -> None:
 
 
 def _warn_all(text: str) -> None:
-    """From whichever rank has found it."""
+    """Print a warning, on whichever rank has found the reason."""
     tell(f"warning: {text}")
 
 

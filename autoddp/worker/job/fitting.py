@@ -48,12 +48,12 @@ class Expected:
     """What the recipe says of its job, and what to do if this job is another one."""
 
     digests: tuple[str, ...]
-    """Of the models' parameters; empty: nothing is compared."""
+    """Digests of the models' parameters; empty: nothing is compared."""
     inputs: tuple[str, ...]
     """See `recipe.inputs`; empty: parameters alone are compared."""
     recipe: str = "the recipe"
     note: str = ""
-    """Where to note that the next launch is to tune again; "" where that is left to the user."""
+    """File in which to note that the next launch is to tune again; "" where that is left to the user."""
     noted: str = ""
     """Beginning of the note's text."""
     variables: Mapping[str, str] = field(default_factory=dict)

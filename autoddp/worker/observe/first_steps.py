@@ -347,9 +347,10 @@ class FirstSteps(DdpEvents):
         """Whether there were gradients that were not reduced when the present forward pass began."""
 
     def built(self, wrapped: Wrapped) -> None:
-        """Of several DDP objects, one may step while another one's backward pass is yet to come.
+        """Put nothing off any more if the script builds several DDP models, or one that cannot wait for reductions.
 
-        Models that the script has dropped count too, because each rank's garbage collector frees them at another time.
+        One of several may step while another one's backward pass is yet to come. Models that the script has dropped
+        count too, because each rank's garbage collector frees them at another time.
         """
         self._built += wrapped.model is not self._model
         self._model = wrapped.model

@@ -36,7 +36,7 @@ _READS = {
 """Methods of a tensor that wait for its value, as they are told to the user. A value that decides what is run next is
 not among them (`if tensor:`)."""
 _COPIES = ("cpu", "to")
-"""Their results may be a part of what is differentiated."""
+"""Methods whose result may be a part of what is differentiated."""
 
 
 class _Methods:
@@ -192,7 +192,7 @@ class DeviceWaits:
                 self._waited[place] = self._waited.get(place, 0.0) + time.perf_counter() - began
 
     def _value_of_last_call(self, line: FrameType, tensor: torch.Tensor) -> torch.Tensor:
-        """On the host; the first call of a line is given `tensor` itself, and waits."""
+        """The value on the host that the line's last call asked for; its first call is given `tensor`, and waits."""
         place = _calls(line), tensor.shape, tensor.dtype
         last = self._last.get(place)
         self._last[place] = _HostCopy(tensor)
@@ -219,7 +219,10 @@ class _HostCopy:
 
 @functools.cache
 def _place(code: CodeType, instruction: int) -> object:
-    """Of a call in the source. From Python 3.11 on, the interpreter changes how a call that is often made is coded."""
+    """The place of a call in the source.
+
+    From Python 3.11 on, the interpreter changes how a call that is often made is coded.
+    """
     if sys.version_info < (3, 11):
         return instruction
     return next(itertools.islice(code.co_positions(), instruction // 2, None))

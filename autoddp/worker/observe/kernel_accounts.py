@@ -19,11 +19,11 @@ _FAULTS, _IN_KERNEL = 7, 12  # numbers behind the name in /proc/self/stat, see p
 
 @dataclass(frozen=True)
 class PageFaults:
-    """Of all threads of this process."""
+    """Page faults of all threads of this process."""
 
     count: int
     seconds: float
-    """At most: the kernel's time for this process, if page faults can have taken all of it."""
+    """Seconds that they took, at most: the kernel's time for this process, if page faults can have taken all of it."""
 
 
 class PageFaultCount:
@@ -33,7 +33,7 @@ class PageFaultCount:
         self._before = _now()
 
     def taken(self) -> PageFaults:
-        """Until now. The kernel counts its time in hundredths of a second."""
+        """The page faults until now. The kernel counts its time in hundredths of a second."""
         (faults, seconds), before = _now(), self._before
         count = faults - before[0]
         return PageFaults(count, min(seconds - before[1], count * _LONGEST))
@@ -65,16 +65,16 @@ class WaitedForCpu:
     """Seconds for which threads of this process could have run and had no core."""
 
     trains: float = 0.0
-    """Of the thread that trains."""
+    """Seconds of the thread that trains."""
     helpers: float = 0.0
-    """Of all others together: those that move gradients, and, where an operator has several, its threads."""
+    """Seconds of all other threads together: those that move gradients, and those of operators that have several."""
 
     def __sub__(self, before: WaitedForCpu) -> WaitedForCpu:
         return WaitedForCpu(self.trains - before.trains, max(0.0, self.helpers - before.helpers))
 
 
 def waited_for_cpu() -> WaitedForCpu:
-    """Since the threads began; 0 where that is not known. The thread that calls this is the one that trains."""
+    """What threads have waited since they began; 0 where that is not known. Call it in the thread that trains."""
     trains, helpers, mine = 0, 0, str(threading.get_native_id())
     for task in Path("/proc/self/task").glob("*/schedstat"):
         try:

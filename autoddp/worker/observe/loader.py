@@ -67,22 +67,22 @@ class _Kept:
     bytes: int = 0
     full: bool = False
     place: int = 0
-    """Of the next batch to give: a later block goes on where the one before it ended."""
+    """Position of the next batch to give: a later block goes on where the one before it ended."""
     place_in_sizes: int = 0
     indices: list[Any] = field(default_factory=list)
-    """Of the samples in each of the batches that were drawn meanwhile; none where the data set has no indices."""
+    """Indices of the samples in each batch that was drawn meanwhile; none where the data set has no indices."""
     loaded: Iterator[Any] | None = None
     """Batches of the same size from the same data set, loaded by workers of our own."""
     no_workers: bool = False
     """Whether these workers have failed."""
     workers: set[Any] = field(default_factory=set)
-    """Their processes."""
+    """Processes of `loaded`."""
     moved: list[Any] = field(default_factory=list)
     """The kept batches in other memory."""
     moved_to: str = ""
-    """That memory."""
+    """The memory in which `moved` lies, see `Experiment.memory`."""
     no_room: bool = False
-    """Whether it was full."""
+    """Whether the memory of `moved_to` was full."""
 
     def add(self, batch: Any, elements: int, size: int) -> None:
         """Keep a copy of `batch`, if there is room."""
@@ -207,7 +207,7 @@ class Loaders:
         self._device: torch.device | str = "cpu"
         self._gave_copy = False
         self._served: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Iterators in whose present pass kept batches were given. They have more left than the pass may still have."""
+        """Iterators in whose present pass kept batches were given: they have more left than the pass may still give."""
         self._step, self._in_step = -1, 0  # batches of streams that were given in that step of the optimizer
         self._busy = False
         self.rank = int(os.environ.get("RANK", "0"))
@@ -221,7 +221,7 @@ class Loaders:
         self.prefetched = 0
         """Batches that may wait in the loader's queues, at most."""
         self.workers = 0
-        """Of the script's own loaders, at most."""
+        """Worker processes of the script's own loaders; of several loaders, of the one with the most."""
         self.indexed = True
         """Whether all data sets are read by indices, and none as a stream."""
         self.persistent = False

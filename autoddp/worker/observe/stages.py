@@ -49,29 +49,29 @@ class Recorded:
     """What was recorded of some steps. All times in seconds."""
 
     stages: tuple[tuple[float, ...], ...]
-    """For each step, of each of `STAGES`."""
+    """Seconds of each of `STAGES`, for each step."""
     spans: tuple[Span, ...]
     """The stages in their order, since the recording began."""
     ends: tuple[float, ...]
-    """Of the steps, since the recording began."""
+    """Ends of the steps, since the recording began."""
     samples: tuple[int, ...]
     elements: tuple[int, ...]
     begun: tuple[int, ...]
     """Iterators that the script has asked its loaders for, in each step."""
     collecting: tuple[float, ...]
-    """In each step, spent by Python's garbage collector."""
+    """Seconds of each step that Python's garbage collector took."""
     meeting: tuple[float, ...]
-    """In each step, in collectives of the script's own: a part of `exposed`."""
+    """Seconds of each step in collectives of the script's own: a part of `exposed`."""
     waited_for_cpu: float
-    """In all steps together, for which threads of this process could have run and had no core."""
+    """Seconds of all steps together for which threads of this process could have run and had no core."""
     helpers_waited_for_cpu: float
-    """The part of it that threads beside the one that trains have waited."""
+    """The part of `waited_for_cpu` that threads beside the one that trains have waited."""
     page_faults: PageFaults
-    """In all steps together."""
+    """Page faults of all steps together."""
     queued: tuple[float, ...] = ()
-    """In each step, that the device was behind the host at most; empty on a CPU."""
+    """Seconds that the device was behind the host at most, in each step; empty on a CPU."""
     waits: dict[str, float] = field(default_factory=dict)
-    """In all steps together, for which lines of the script have waited for the device: some of the longest."""
+    """Seconds of all steps together for which lines of the script have waited for the device: some of the longest."""
 
 
 class Stages(GradientHandler, LoaderEvents):
@@ -156,7 +156,7 @@ class Stages(GradientHandler, LoaderEvents):
         return replace(found, queued=_queued(marks, seconds, self._launched), waits=self.waits.longest)
 
     def enter(self, stage: str) -> None:
-        """From now on the step is in that stage."""
+        """Let the step be in that stage from now on."""
         if self.on:
             self.stamps += 1
             self._stage = stage
@@ -188,7 +188,7 @@ class Stages(GradientHandler, LoaderEvents):
         self._launched.append(time.perf_counter())
 
     def _seconds(self, marks: Sequence[Any]) -> list[float]:
-        """Of each mark since the first one."""
+        """Seconds of each mark since the first one."""
         if self._device.type != "cuda":
             return [mark - marks[0] for mark in marks]
         return [marks[0].elapsed_time(mark) / 1e3 for mark in marks]
@@ -274,7 +274,7 @@ class Stages(GradientHandler, LoaderEvents):
         return before
 
     def collective_ends(self, before: str) -> None:
-        """That stage goes on."""
+        """The collective has ended; the stage `before` goes on."""
         if self._awake:
             self.enter(before)
         if self.on:
@@ -364,7 +364,7 @@ def _recorded(
 
 
 def _queued(marks: Sequence[tuple[str, Any]], seconds: Sequence[float], launched: Sequence[float]) -> tuple[float, ...]:
-    """For each step, the most that the device has come to a mark later than the host.
+    """The most seconds that the device has come to a mark later than the host, for each step.
 
     The first mark was put on a device without work, so there the two clocks agree.
     """

@@ -146,7 +146,7 @@ class StepClock(GradientHandler):
         self._watched = [weakref.ref(p, gone) for p in held_by(optimizer)]
 
     def _is_clock(self, held: frozenset[int], ours: frozenset[int], optimizer: Optimizer) -> bool:
-        """By what an optimizer holds, not by identity: some scripts make a new one every epoch.
+        """Whether the optimizer is the clock: by what it holds, as some scripts make a new one every epoch.
 
         A discriminator may step several times before its generator does: as long as parameters under DDP have not been
         stepped at all, the last optimizer of the cycle may be yet to come.

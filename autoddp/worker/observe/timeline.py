@@ -43,7 +43,7 @@ class _Reduction:
 
 
 class Recording:
-    """Of one rank. `wrapped()` gives the script's DDP objects; call `end` also where the steps were cut off."""
+    """Records one rank. `wrapped()` gives the script's DDP objects; call `end` also where the steps were cut off."""
 
     def __init__(self, wrapped: Callable[[], Sequence[Wrapped]]) -> None:
         self._wrapped = wrapped
@@ -60,7 +60,7 @@ class Recording:
         self._reductions: list[_Reduction] = []
 
     def around(self, hook: Hook, group: dist.ProcessGroup) -> Hook:
-        """The same hook; while steps are recorded, its launch and its end are stamped."""
+        """A hook that calls `hook`; while steps are recorded, it stamps its launch and its end."""
 
         def timed(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
             if not self._on:
@@ -178,10 +178,10 @@ class Recording:
         return event
 
     def _seconds(self, mark: Any) -> float:
-        """Since the recording began."""
+        """Seconds from the begin of the recording to the mark."""
         return _rounded(mark - self._zero if self._device.type != "cuda" else self._zero.elapsed_time(mark) / 1e3)
 
 
 def _rounded(seconds: float) -> float:
-    """To a tenth of a microsecond: what is finer is no news, and takes room in messages."""
+    """`seconds` to a tenth of a microsecond: what is finer is no news, and takes room in messages."""
     return round(float(seconds), 7)

@@ -43,7 +43,7 @@ class ClockOffset:
 
 
 def offset_of(trips: Iterable[Stamps]) -> ClockOffset:
-    """From the shortest trip, whose error is the smallest.
+    """The offset as the shortest trip gives it, whose error is the smallest.
 
     >>> offset_of([(10.0, 110.1, 110.2, 10.5), (20.0, 120.1, 120.3, 20.4)])  # rank 0 is 100 seconds ahead
     ClockOffset(seconds=100.0, error=0.1)
@@ -60,13 +60,13 @@ def _length(trip: Stamps) -> float:
 
 
 def mean_of(before: ClockOffset, after: ClockOffset) -> ClockOffset:
-    """Between two moments: a clock that has drifted meanwhile is wrong by half of that at most."""
+    """The offset between two moments: a clock that has drifted meanwhile is wrong by half of that at most."""
     drifted = abs(after.seconds - before.seconds) / 2
     return ClockOffset((before.seconds + after.seconds) / 2, max(before.error, after.error) + drifted)
 
 
 def ask(store: Store, key: str, now: Now = time.perf_counter) -> ClockOffset:
-    """On another rank than 0, which answers at the same time under the same key."""
+    """Ask rank 0 for its clock, which must `answer` at the same time under the same key."""
     trips: list[Stamps] = []
     for trip in range(_ROUNDS):
         asked = now()
@@ -77,7 +77,7 @@ def ask(store: Store, key: str, now: Now = time.perf_counter) -> ClockOffset:
 
 
 def answer(store: Store, key: str, now: Now = time.perf_counter) -> None:
-    """On rank 0, for one other rank."""
+    """Answer one other rank; called on rank 0."""
     for trip in range(_ROUNDS):
         store.get(f"{key}/{trip}/asked")
         received = now()
@@ -85,7 +85,7 @@ def answer(store: Store, key: str, now: Now = time.perf_counter) -> None:
 
 
 def clock_name() -> str:
-    """The same text in processes that read the same clock; "" where that is not known.
+    """A text that is the same in processes that read the same clock; "" where that is not known.
 
     The clock counts from the kernel's start, and a time namespace may shift it.
     """

@@ -93,7 +93,7 @@ def keep_busy(device: torch.device, seconds: float) -> None:
 
 @functools.cache
 def _cycles_per_second(device: torch.device) -> float:
-    """Of the clock by which `torch.cuda._sleep` counts, as it runs now. Waits for the device."""
+    """Cycles per second of the clock by which `torch.cuda._sleep` counts, as it runs now. Waits for the device."""
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     stream = torch.cuda.current_stream(device)
     with torch.cuda.device(device):

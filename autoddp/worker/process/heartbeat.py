@@ -151,11 +151,11 @@ class _Activity:
     sleeps: bytes
     """How often the thread that trains has begun to sleep, if it sleeps now; b"" if it runs, or where nobody knows."""
     seconds: dict[int, float]
-    """Of CPU, by process: this one, without the thread that asks, and all that it has started."""
+    """Seconds of CPU by process: this one, without the thread that asks, and all that it has started."""
 
     @classmethod
     def of(cls, thread: threading.Thread) -> _Activity:
-        """As counted now."""
+        """What the kernel has counted by now."""
         seconds = {0: time.process_time() - time.thread_time()}
         sleeps = b""
         with contextlib.suppress(OSError):  # no Linux, or a sandbox without this part of /proc
@@ -207,7 +207,7 @@ def _is_where_ranks_wait(frame: FrameType | None) -> bool:
 
 
 def _position(frame: FrameType | None) -> tuple[object, ...]:
-    """Where a thread stands: each frame's code and instruction, innermost first."""
+    """The position of a thread: each frame and its instruction, innermost first."""
     found: list[object] = []
     while frame is not None:
         found += [id(frame), frame.f_lasti]

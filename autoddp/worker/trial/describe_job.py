@@ -42,7 +42,7 @@ def gather_facts(
     in_page_faults: float,
     config: WorkerConfig,
 ) -> JobFacts:
-    """The same facts on every rank; all ranks call this together.
+    """The facts about the job, the same on every rank; all ranks call this together.
 
     `in_page_faults`: the share of the observed steps' time that page faults took on this rank, at most.
     """

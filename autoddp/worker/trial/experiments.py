@@ -21,7 +21,7 @@ from autoddp.worker.process.device import clock_of, keep_busy
 
 
 class Experiments:
-    """Of one process of the tuning job.
+    """Applies experiments in one process of the tuning job.
 
     experiments.apply(Experiment(kept_batches=(0, 1)))
     …
@@ -70,9 +70,10 @@ class Experiments:
                     wrapped.rebuild_as_it_is()
 
     def _all_reduce(self, size: int) -> Callable[[Optimizer], bool]:
-        """Of a tensor of `size` bytes, over the ranks and the device of the first DDP object.
+        """An all-reduce of a tensor of `size` bytes, over the ranks and the device of the first DDP object.
 
-        Only before steps of optimizers whose parameters DDP reduces: one rank alone may step another one.
+        It runs only before steps of optimizers whose parameters DDP reduces, and returns whether it ran: one rank alone
+        may step another optimizer.
         """
         ddp = next(wrapped.ddp for wrapped in self._patch.alive() if wrapped.ddp is not None)
         tensor, group = torch.zeros(max(1, size // 4), device=self._device), ddp.process_group
@@ -87,7 +88,7 @@ class Experiments:
 
     @property
     def _device(self) -> torch.device:
-        """Of the first DDP object."""
+        """The device of the first DDP object."""
         ddp = next(wrapped.ddp for wrapped in self._patch.alive() if wrapped.ddp is not None)
         return next(parameter.device for parameter in ddp.parameters() if parameter.requires_grad)
 

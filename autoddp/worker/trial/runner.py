@@ -77,7 +77,7 @@ class LiveModel(Protocol):
         """A step has ended while gradients are compared."""
 
     def gradient_error(self) -> GradientError | None:
-        """Of the steps compared since the last call; None where no hook of ours is in effect."""
+        """The gradient error over the steps compared since the last call; None where no hook of ours is in effect."""
 
     @property
     def compilations(self) -> int:
@@ -308,7 +308,7 @@ class TrialRunner:
 
 
 def _fitting(timelines: Sequence[Timeline]) -> tuple[Timeline, ...]:
-    """The same, the last ones without their gradients where messages and the journal would become too long."""
+    """The timelines, the last ones without gradients where messages and the journal would become too long."""
     found, room = [], _TIMELINES
     for number, one in enumerate(timelines):
         room -= len(encode(one))

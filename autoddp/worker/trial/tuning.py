@@ -78,7 +78,7 @@ def start_tuning(config: WorkerConfig, launcher: LauncherClient, threads_given: 
 
 
 class _TuningJob(DdpEvents):
-    """From the first DDP object to the last trial."""
+    """The tuning job in a worker, from the first DDP object to the last trial."""
 
     def __init__(
         self, config: WorkerConfig, launcher: LauncherClient, patch: Patch, switch: ReductionSwitch, threads: Threads
@@ -206,7 +206,10 @@ class _TuningJob(DdpEvents):
         return parameters_of(self._patch.alive())
 
     def _parameters_without_views(self) -> list[nn.Parameter]:
-        """Where the script itself sets the argument, DDP holds the memory of all gradients."""
+        """Parameters of the DDP objects for which the script does not set `gradient_as_bucket_view`.
+
+        With that argument DDP itself holds the memory of all gradients.
+        """
         return parameters_of(w for w in self._patch.alive() if not w.arguments.get(GRADIENT_AS_BUCKET_VIEW.name))
 
     def _wait_for_ranks_of_other_groups(self, ranks: RankStore, wrapped: Sequence[Wrapped]) -> None:
