@@ -12,14 +12,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from autoddp.commandline.environment import job_environment
 from autoddp.commandline.mode import Mode, choose, for_hosts
 from autoddp.commandline.options import Options, help_text, parse
-from autoddp.commandline.project import with_project
+from autoddp.commandline.project import from_project
 from autoddp.commandline.script import COMMANDS, require_script
 from autoddp.commandline.secret_words import without_secrets
 from autoddp.errors import AutoddpError
@@ -101,6 +101,12 @@ def errors_end_the_process() -> Iterator[None]:
             sys.exit(128 + signal.SIGPIPE)  # as other programs whose reader has all that it wants
         tell(f"error: standard output cannot be written ({lost.strerror})")
         sys.exit(1)
+
+
+def with_project(options: Options) -> Options:
+    """The options with what the project's pyproject.toml adds. UsageError for a table there that cannot be used."""
+    added, line = from_project(options)
+    return replace(options, **added, says=(*options.says, *([line] if line else [])))
 
 
 def prepare(options: Options) -> Job | None:

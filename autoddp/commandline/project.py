@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,14 @@ _MAY_SET = frozenset(
 _NARROWS = ("near-limit", "lossy-limit")
 
 
-def with_project(options: Options) -> Options:
-    """The options with what the project adds, and a line that says which of them the command line does not give.
+def from_project(options: Options) -> tuple[dict[str, Any], str]:
+    """Fields of the options that the project adds, and a line that says which of them the command line does not give.
 
     UsageError for a table that cannot be understood, or that sets what only the user may. Under `--trials 0` nothing
     is read.
     """
     if options.trials == 0:
-        return options
+        return {}, ""
     project, file = _nearest()
     given = options.given | set(options.variables)
     added = {name: value for name, value in _converted(project, file).items() if name not in given}
@@ -51,7 +51,7 @@ def with_project(options: Options) -> Options:
     told = [f"{' '.join(filter(None, words))} (from {source})" for source, words in sources.items() if any(words)]
     if "trials" in added:  # as an option it would also say: tune again, though there is a recipe
         added["usual_trials"] = added.pop("trials")
-    return replace(options, **added, says=(*options.says, *([", ".join(told)] if told else [])))
+    return added, ", ".join(told)
 
 
 def _words(name: str, text: str, value: Any) -> str:

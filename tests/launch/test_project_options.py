@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from autoddp.cli.main import with_project
 from autoddp.commandline.mode import choose
 from autoddp.commandline.options import Options, parse
-from autoddp.commandline.project import with_project
 from autoddp.errors import UsageError
 from autoddp.knobs import Rung
 

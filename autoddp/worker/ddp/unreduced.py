@@ -41,7 +41,7 @@ class Unreduced(DdpEvents, GradientHandler):
         self._is_watching = True
         self._steps = 0
         self.checksums: list[str] = []
-        """Checksums of what all ranks should have alike, see `equal_parameters.checksum`; empty where a reduction was seen."""
+        """Checksums (`equal_parameters.checksum`) of what ranks should have alike; empty where a reduction was seen."""
         add_handler(self)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
