@@ -535,7 +535,7 @@ def _divide(
         fits = option in takes and following and takes[option].fullmatch(following[0])
         if fits and not source.may_have(option):
             ours += words
-            says.append(f"{shlex.join(words)} is taken as autoddp's own; for {name} write -- before the script")
+            says.append(f"{shlex.join(words)} is autoddp's; for {name} put -- before the script")
             position += len(words)
             continue
         if fits:

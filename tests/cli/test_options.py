@@ -108,7 +108,7 @@ def test_the_isolation_and_its_limits() -> None:
 
 
 LINES = {
-    "taken": "{} is taken as autoddp's own; for {} write -- before the script",
+    "taken": "{} is autoddp's; for {} put -- before the script",
     "declared": "{} is passed to {}, whose source has {}; for autoddp write it before the script",
     "unknown": "{} is passed to {}, whose options are not known; for autoddp write it before the script",
 }
