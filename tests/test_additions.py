@@ -115,9 +115,9 @@ def test_a_study_tries_a_toy_hook_on_a_toy_rung(package: Path) -> None:
 def test_a_toy_variable_is_offered_and_a_recipe_may_carry_it(package: Path) -> None:
     program = (
         "from autoddp.knobs import Configuration\n"
-        "from autoddp.knobs.env import Surroundings, start_settings\n"
+        "from autoddp.knobs.env import NodeAndJob, start_settings\n"
         "from autoddp.recipe.env import ENV_ALLOWED\n"
-        "setting = start_settings(Surroundings(None, nodes=1, environment={}))[0]\n"
+        "setting = start_settings(NodeAndJob(None, nodes=1, environment={}))[0]\n"
         "rule = ENV_ALLOWED['GLOO_TOY']\n"
         "print(setting, Configuration(setting).start_variables, rule('on'), rule('other'))\n"
     )

@@ -39,7 +39,7 @@ _OTHER_CLASS = 0.5  # share of the fastest port's rate: a slower port is taken t
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class NodeAndJob:
     """What is known of one node and the job on it, to decide which env settings are worth trying."""
 
     node: Node | None
@@ -59,7 +59,7 @@ class Surroundings:
     """Share of a step on the CPU that page faults take at most; 0 where there is no room for memory that is kept."""
 
 
-Offers = Callable[[Surroundings], Iterator[Candidate]]
+Offers = Callable[[NodeAndJob], Iterator[Candidate]]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class StartKnob(Knob[Any]):
     """If the user has set any of these variables, no other value is offered."""
 
 
-def start_settings(around: Surroundings) -> list[Setting]:
+def start_settings(around: NodeAndJob) -> list[Setting]:
     """Settings worth another start of the script on this node, the most promising first."""
     free = (knob for knob in START_KNOBS if not set(knob.pinned_by) & set(around.environment))
     return [knob.setting(candidate) for knob in free for candidate in knob.offers(around)]
@@ -113,12 +113,12 @@ def _devices(kind: str, prefix: str = "") -> Callable[[Any], str | None]:
     return check
 
 
-def _where(applies: Callable[[Surroundings], bool], candidate: Candidate) -> Offers:
+def _where(applies: Callable[[NodeAndJob], bool], candidate: Candidate) -> Offers:
     """`offers` that yields `candidate` where `applies` returns True."""
     return lambda around: iter([candidate] if applies(around) else [])
 
 
-def _transports(around: Surroundings) -> dict[str, set[tuple[int, int]]]:
+def _transports(around: NodeAndJob) -> dict[str, set[tuple[int, int]]]:
     """Transport → pairs of this node's GPUs that NCCL is predicted to connect by it."""
     from autoddp.topology.verdict import verdicts
 
@@ -129,54 +129,54 @@ def _transports(around: Surroundings) -> dict[str, set[tuple[int, int]]]:
     return found
 
 
-def _between_nodes(around: Surroundings) -> str:
+def _between_nodes(around: NodeAndJob) -> str:
     """The transport to another node; "" for a job on one node."""
     from autoddp.topology.verdict import between_nodes
 
     return between_nodes(around.node).transport if around.node and around.nodes > 1 else ""
 
 
-def _nvlinks(around: Surroundings) -> list[int]:
+def _nvlinks(around: NodeAndJob) -> list[int]:
     """Number of NVLinks of each pair of this node's GPUs."""
     return [pair.nvlinks for pair in around.node.pairs] if around.node else []
 
 
-def _peer_access_is_unused(around: Surroundings) -> bool:
+def _peer_access_is_unused(around: NodeAndJob) -> bool:
     """Whether peer access works between all GPUs, but NCCL's default distance limit keeps it from being used."""
     able = around.node is not None and all(pair.p2p == "OK" for pair in around.node.pairs)
     return able and any("SHM" in transport for transport in _transports(around))
 
 
-def _peers_meet_in_the_cpu(around: Surroundings) -> bool:
+def _peers_meet_in_the_cpu(around: NodeAndJob) -> bool:
     """Whether peer access crosses a CPU, where an IOMMU or access control in bridges can make it slower than memory."""
     pairs = around.node.pairs if around.node else ()
     over_cpu = {(p.a, p.b) for p in pairs if p.relation in ("PHB", "NODE", "SYS") and not p.nvlinks}
     return bool(_transports(around).get("P2P/PCIe", set()) & over_cpu)
 
 
-def _has_nvlink_sharp(around: Surroundings) -> bool:
+def _has_nvlink_sharp(around: NodeAndJob) -> bool:
     """Whether the GPUs are joined by NVLink switches that can add (NVLink SHARP)."""
     links = _nvlinks(around)
     versions = [pair.nvlink_version or 0 for pair in around.node.pairs] if around.node else []
     return bool(links) and min(links) >= _NVLINKS_OF_A_SWITCH and min(versions) >= _VERSION_WITH_NVLS
 
 
-def _fast_sockets(around: Surroundings) -> bool:
+def _fast_sockets(around: NodeAndJob) -> bool:
     nics = around.node.nics if around.node else ()
     fast = any((nic.speed_mbit or 0) >= _FAST_ETHERNET for nic in nics if nic.up)
     return fast and _between_nodes(around) == "NET/Socket"
 
 
-def _far_nics_read_gpus(around: Surroundings) -> bool:
+def _far_nics_read_gpus(around: NodeAndJob) -> bool:
     """Whether RDMA could read GPU memory from further away than NCCL's default, which is below one host bridge."""
     return _between_nodes(around) == "NET/IB/GDRDMA" and not any(_nvlinks(around))
 
 
-def _over_nccl_network(around: Surroundings) -> bool:
+def _over_nccl_network(around: NodeAndJob) -> bool:
     return around.node is not None and around.nodes > 1
 
 
-def _chooses_itself(around: Surroundings) -> bool:
+def _chooses_itself(around: NodeAndJob) -> bool:
     """Whether NCCL chooses algorithm and protocol by its own model of the network, which does not fit every network.
 
     With a tuner plugin nothing is offered, because the plugin fails on these variables or is overruled by them.
@@ -184,13 +184,13 @@ def _chooses_itself(around: Surroundings) -> bool:
     return _over_nccl_network(around) and not around.tuner
 
 
-def _algorithms(around: Surroundings) -> Iterator[Candidate]:
+def _algorithms(around: NodeAndJob) -> Iterator[Candidate]:
     if _chooses_itself(around):
         yield TREES if around.nccl >= _ALGORITHM_OF_EACH else "Tree"
         yield "Ring"
 
 
-def _near_devices(around: Surroundings) -> Iterator[Candidate]:
+def _near_devices(around: NodeAndJob) -> Iterator[Candidate]:
     """Yields the fast RDMA devices on the GPUs' NUMA nodes; nothing if these are all devices, or none."""
     if around.node is None or around.nodes < 2:
         return
@@ -216,12 +216,12 @@ def keeps_memory() -> str:
     return _KEEPS if known else _KEEPS_OF_SMALL
 
 
-def _keeping(around: Surroundings) -> Iterator[Candidate]:
+def _keeping(around: NodeAndJob) -> Iterator[Candidate]:
     if around.in_page_faults >= _LOST_IN_MALLOC:
         yield keeps_memory()
 
 
-def _together(around: Surroundings) -> Iterator[Candidate]:
+def _together(around: NodeAndJob) -> Iterator[Candidate]:
     if around.interfaces and around.nodes > 1:
         yield around.interfaces
 

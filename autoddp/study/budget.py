@@ -9,7 +9,9 @@ from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.ddp_arguments import STATIC_GRAPH
 
 _BLOCK_SECONDS = 0.05  # length of a block: short, because many short rounds pair better than few long ones
-_GAINER_SECONDS = 0.4  # length of a block of steps that gain clearly (`gains`): longer, to even out computing's noise
+# Length of a block of steps that gain clearly (`gains`), and of the script as written in the finals: longer, to even
+# out computing's noise. What is noise in the steps as written is a part of every comparison.
+_GAINER_SECONDS = 0.4
 _SEMIFINAL_SECONDS = 0.2  # length of one block in a semifinal, in which each contender has several blocks
 _SETTLING = 0.35  # seconds for which short steps still get faster after a switch: caches and TCP windows fill
 _MOST = 20  # steps of a block or of a warm-up at most: the steps of a block share their moment, more add little
@@ -71,7 +73,10 @@ class StepBudget:
 
     def turn(self, configuration: Configuration, seconds: float) -> tuple[int, int]:
         """Steps to warm up and to time in one round of the finals, at `seconds` per step."""
-        return self.warmup_of(configuration, seconds), self.final_block(seconds, configuration.steps_per_update)
+        steps = self.final_block(seconds, configuration.steps_per_update)
+        if configuration == AS_WRITTEN and not self.slow:
+            steps = max(steps, min(_MOST, math.ceil(_GAINER_SECONDS / max(seconds, _SHORTEST))))
+        return self.warmup_of(configuration, seconds), steps
 
     def round_of(self, configuration: Configuration, seconds: float) -> float:
         """Seconds that a configuration takes in one round of the finals, with its warm-up, at `seconds` per step."""

@@ -75,7 +75,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What the launcher has set because of the recipe."""
     bypass: bool = False
     """Leave the reduction out where DDP's process group has one rank; the launcher starts no more."""
-    guards: bool = True
+    checks_parameters: bool = True
     """Whether the ranks' parameters are compared now and then, see `worker.gradients.equal_parameters`."""
     watch: WatchPlan | None = None
     """How a hook of the near or lossy rung is watched; None: not at all."""

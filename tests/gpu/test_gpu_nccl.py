@@ -13,7 +13,7 @@ from launchers import environment
 from autoddp.attempts.env_screening import Screening
 from autoddp.bench.burst import Burst
 from autoddp.knobs import Configuration
-from autoddp.knobs.env import TREES, Surroundings, start_settings
+from autoddp.knobs.env import TREES, NodeAndJob, start_settings
 from autoddp.runs.nccl_logs import transports, variables
 from autoddp.topology.facts import NumaNode
 from autoddp.topology.nccl.tuner import nccl_tuner
@@ -52,7 +52,7 @@ def test_no_setting_that_is_offered_ends_a_job(needs_gpus, figure, tmp_path):
     version = tuple(torch.cuda.nccl.version())
     offered = [
         Configuration(setting).start_variables
-        for setting in start_settings(Surroundings(probe(), 2, {}, version, nccl_tuner(os.environ)))
+        for setting in start_settings(NodeAndJob(probe(), 2, {}, version, nccl_tuner(os.environ)))
     ]
     figure("settings", len(offered))
     assert [settings for settings in offered if run_collectives(tmp_path, settings).returncode] == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoddp.knobs import Configuration, Setting
-from autoddp.knobs.env import Surroundings, keeps_memory, start_settings
+from autoddp.knobs.env import NodeAndJob, keeps_memory, start_settings
 from autoddp.recipe.env import ENV_ALLOWED
 from autoddp.topology.facts import Cpu, Gpu, GpuPair, Nic, Node
 from autoddp.topology.nccl.tuner import nccl_tuner
@@ -29,7 +29,7 @@ ANY_NETWORK = [
 def nccl_settings(
     node: Node, nodes: int, environment: dict[str, str], nccl: tuple[int, ...] = (), tuner: str = ""
 ) -> list[Setting]:
-    return start_settings(Surroundings(node, nodes, environment, nccl, tuner))
+    return start_settings(NodeAndJob(node, nodes, environment, nccl, tuner))
 
 
 def node(
@@ -137,7 +137,7 @@ def test_every_setting_is_a_configuration_that_a_recipe_may_carry() -> None:
 
 def test_what_gloo_and_the_allocator_are_offered() -> None:
     def offered(**facts: object) -> list[Setting]:
-        return start_settings(Surroundings(None, **{"nodes": 2, "environment": {}, **facts}))  # type: ignore[arg-type]
+        return start_settings(NodeAndJob(None, **{"nodes": 2, "environment": {}, **facts}))  # type: ignore[arg-type]
 
     together, segments = {"interfaces": "eth0,eth1"}, {"allocator": "expandable_segments:True"}
     assert offered() == []
@@ -152,7 +152,7 @@ def test_what_gloo_and_the_allocator_are_offered() -> None:
 
 def test_malloc_is_offered_where_page_faults_take_much_of_a_step() -> None:
     def offered(share: float, **environment: str) -> list[Setting]:
-        return start_settings(Surroundings(None, nodes=1, environment=environment, in_page_faults=share))
+        return start_settings(NodeAndJob(None, nodes=1, environment=environment, in_page_faults=share))
 
     assert offered(0.05) == []
     (setting,) = offered(0.3)

@@ -164,3 +164,12 @@ def test_other_rounds_take_their_place_only_if_something_new_would_be_launched()
     assert finals.paired is before
     finals.take({AS_WRITTEN: rounds, OF_RUNG[Rung.NEAR]: rounds, setting: faster})
     assert launched(finals) == setting
+
+
+@pytest.mark.parametrize(("step", "timed"), [(0.005, 20), (0.04, 10), (0.25, 3), (1.0, 1)])
+def test_the_script_as_written_gets_as_long_a_block_as_what_gains(step: float, timed: int) -> None:
+    """It is one side of every comparison, so a few short steps would make all intervals wide."""
+    budget = StepBudget(step)
+    assert budget.turn(AS_WRITTEN, step)[1] == timed
+    gains = Configuration({"hook": "bf16"})
+    assert timed * step >= 0.5 * min(0.4, budget.turn(gains, step * 0.45)[1] * step * 0.45)

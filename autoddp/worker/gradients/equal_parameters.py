@@ -40,7 +40,7 @@ _OFF = (
 _HEARD_FOR = 8  # forward passes after a look in which a rank asks whether another one has found a difference
 
 
-def guarded(configuration: Configuration) -> str:
+def knobs_that_part_ranks(configuration: Configuration) -> str:
     """The knobs by which ranks could come to differ, with their values, as text; "" if there are none."""
     plain = configuration.plain()
     # Not a `Configuration`: some of these knobs are valid only beside others, by which ranks cannot come to differ.
@@ -68,7 +68,7 @@ class _Object:
     """Forward passes that reduce: counted alike on all ranks, so that all stop at the same one."""
 
 
-class Guard(DdpEvents, GradientHandler):
+class ParameterCheck(DdpEvents, GradientHandler):
     """Stops the job where ranks differ, with a message that names `knobs`."""
 
     def __init__(self, knobs: str, switch: ReductionSwitch) -> None:
@@ -139,7 +139,7 @@ class Guard(DdpEvents, GradientHandler):
 
     def _hear(self, one: _Object, rank: int, store: Any) -> None:
         """Stop if a rank has found a difference; else compare, if rank 0 has written its checksum."""
-        said = f"autoddp/guard/{one.number}/differs"
+        said = f"autoddp/check/{one.number}/differs"
         if store.check([said]):
             at, _, why = store.get(said).decode().partition(" ")
             if one.passes >= int(at):
@@ -164,7 +164,7 @@ class Guard(DdpEvents, GradientHandler):
 
 
 def _key(one: _Object, step: int) -> str:
-    return f"autoddp/guard/{one.number}/{step}"
+    return f"autoddp/check/{one.number}/{step}"
 
 
 @torch.no_grad()

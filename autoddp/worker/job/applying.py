@@ -43,7 +43,7 @@ from autoddp.worker.gradients.access import add_handler, keep_compilers_out
 from autoddp.worker.gradients.accumulation import Accumulation
 from autoddp.worker.gradients.buffers import LocalBuffers
 from autoddp.worker.gradients.deferred import ImplicitNoSync
-from autoddp.worker.gradients.equal_parameters import Guard, guarded
+from autoddp.worker.gradients.equal_parameters import ParameterCheck, knobs_that_part_ranks
 from autoddp.worker.gradients.monitor import Watch
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.gradients.views import BucketViews
@@ -81,7 +81,7 @@ class _Applied(DdpEvents):
         self._compiling = Compiling(patch.alive)
         self._graphs = Graphs(self._with_graphs)
         self._graphs_in_the_job: GraphsInTheJob | None = None
-        self._guard: Guard | None = None
+        self._check: ParameterCheck | None = None
         self._local_buffers: LocalBuffers | None = None
         self._used_parameters: UsedParameters | None = None
         self._bucket_views: BucketViews | None = None
@@ -92,9 +92,9 @@ class _Applied(DdpEvents):
         """Patch what the configuration and its checks need, and no more."""
         configuration, patch = self._configuration, self._patch
         patch.around = self._fitting.around
-        if config.guards and guarded(configuration):
-            self._guard = Guard(guarded(configuration), self._switch)
-            self._parts.append(self._guard)
+        if config.checks_parameters and knobs_that_part_ranks(configuration):
+            self._check = ParameterCheck(knobs_that_part_ranks(configuration), self._switch)
+            self._parts.append(self._check)
         if STATIC_GRAPH.of(configuration):
             self._used_parameters = UsedParameters(self._switch)
             self._parts.append(self._used_parameters)
@@ -177,8 +177,8 @@ class _Applied(DdpEvents):
             wrapped.rebuild(AS_WRITTEN, None)
         self._implicit_no_sync.end()
         self._accumulation.stop()
-        if self._guard is not None:
-            self._guard.forget(wrapped)
+        if self._check is not None:
+            self._check.forget(wrapped)
         if not all_differ:
             return
         self._patch.configuration = AS_WRITTEN

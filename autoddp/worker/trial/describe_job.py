@@ -17,7 +17,7 @@ from autoddp.codec import convert, plain, replace
 from autoddp.knobs import AnyKnob, Configuration, FirstLook, ObservedSteps, Setting, knobs_of, why_left_out
 from autoddp.knobs.computing import CUDA_GRAPHS, OPTIMIZE_DDP, THREADS, thread_counts
 from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS
-from autoddp.knobs.env import Surroundings, start_settings
+from autoddp.knobs.env import NodeAndJob, start_settings
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
 from autoddp.topology import Fingerprint, fingerprint, free_memory
 from autoddp.topology.nccl.tuner import nccl_tuner
@@ -139,7 +139,7 @@ def _start_settings(
 ) -> list[Setting]:
     """Settings for another start of the script that may gain on this rank's node; tried where they may on all nodes."""
     nccl = backend == "nccl" and device.type == "cuda"
-    around = Surroundings(
+    around = NodeAndJob(
         node=probe() if nccl else None,
         nodes=nodes,
         environment=os.environ,

@@ -228,7 +228,7 @@ class _TuningJob(DdpEvents):
             )
 
     def _checksum(self, wrapped: Sequence[Wrapped]) -> str:
-        """See `ObservedSteps.parameters`. Ranks may differ on purpose as they may for `equal_parameters.Guard`."""
+        """See `ObservedSteps.parameters`. Ranks may differ on purpose as they may for `ParameterCheck`."""
         alike = [w for w in wrapped if w.ddp is not None and w.script_hook is None and not is_joining(w.ddp)]
         of_all = [p for w in alike if w.ddp and w.ddp.process_group.size() == self._started for p in w.parameters]
         return checksum(of_all) if of_all and all(self._forwards[1:]) else ""

@@ -1,4 +1,4 @@
-"""Where torch does not tell the guard of the parameters how the ranks have met, one line says that it is off."""
+"""Where torch does not tell the check of the parameters how the ranks have met, one line says that it is off."""
 
 import forks
 from launchers import environment
@@ -10,20 +10,20 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from autoddp.worker.ddp.objects import Wrapped
-from autoddp.worker.gradients.equal_parameters import Guard
+from autoddp.worker.gradients.equal_parameters import ParameterCheck
 from autoddp.worker.gradients.switch import ReductionSwitch
 
 del dist.distributed_c10d._get_process_group_store
 for rank in (0, 1):
     print(f"rank {rank}", file=sys.stderr)
     dist.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
-    guard = Guard("hook", ReductionSwitch(lambda ddp: None))
+    check = ParameterCheck("hook", ReductionSwitch(lambda ddp: None))
     for _ in range(2):
         ddp = DDP(torch.nn.Linear(4, 4))
-        guard.built(Wrapped(ddp, {}))
+        check.built(Wrapped(ddp, {}))
         sgd = torch.optim.SGD(ddp.parameters(), 0.1)
         for _ in range(20):
-            guard.forward_begins(ddp)
+            check.forward_begins(ddp)
             ddp.module(torch.ones(2, 4)).sum().backward()
             sgd.step()
     dist.destroy_process_group()
