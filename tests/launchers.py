@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -153,10 +154,23 @@ def forked(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any] | forks
     return subprocess.Popen(argv, **options)
 
 
+_PORTS_OF_A_WORKER = 1400
+_next_port = random.SystemRandom().randrange(_PORTS_OF_A_WORKER)
+
+
 def free_port() -> str:
-    """A port that nobody listens on just now."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return str(free.getsockname()[1])
+    """A port that nobody listens on, and that nobody gets by chance meanwhile.
+
+    It is below those that the kernel gives to whoever asks for any port, and each worker of xdist has ports of its own:
+    a launcher that waits for its endpoint would else find what another test has opened there.
+    """
+    global _next_port
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 16
+    while True:
+        _next_port = (_next_port + 1) % _PORTS_OF_A_WORKER
+        port = 10_240 + worker * _PORTS_OF_A_WORKER + _next_port
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return str(port)
 
 
 def side_by_side(parent: Path, words: Sequence[str], env: Mapping[str, str] | None = None) -> dict[str, Launch]:

@@ -5,12 +5,11 @@ Only exact settings are allowed here, so the launched job's parameters may diffe
 
 import json
 import re
-import socket
 from pathlib import Path
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, Launch, start, whole
+from launchers import AUTODDP, SCRIPTS, Launch, free_port, start, whole
 from scripts.several import folder_of
 
 from autoddp.recipe import load
@@ -156,10 +155,7 @@ def test_a_script_without_ddp_that_fails_as_several_ranks_runs_as_one(tmp_path):
     """As under torchrun. The failure says nothing about DDP: the script has built no model before."""
     script = tmp_path / "server.py"
     script.write_text(TAKES_A_PORT)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch = start(AUTODDP, tmp_path / "run", [str(script), "--trials", "2"], {"OWN_PORT": str(port)}).wait()
+    launch = start(AUTODDP, tmp_path / "run", [str(script), "--trials", "2"], {"OWN_PORT": free_port()}).wait()
     assert "OSError" in launch.stderr
     assert launch.returncode == 0, launch.stderr[-2000:]
     assert launch.stdout == "alone with its port, of 1\n"
