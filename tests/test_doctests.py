@@ -25,7 +25,7 @@ EXAMPLES = {
     "autoddp.trace.chrome_format": 1,
     "autoddp.topology.nvidia.matrix": 2,
     "autoddp.topology.nccl.interface_names": 1,
-    "autoddp.topology.nccl.log": 4,
+    "autoddp.topology.nccl_log": 4,
     "autoddp.topology.nvidia.nvml": 1,
     "autoddp.topology.text": 3,
 }

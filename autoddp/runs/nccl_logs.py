@@ -35,8 +35,8 @@ def transports(run: Path, node: Node) -> dict[str, Any]:
     text = _text(sorted(run.glob(f"attempt*/{_AS_FOUND}.*.log")))
     if not text:
         return {}
-    from autoddp.topology.nccl.log import read_nccl_log
     from autoddp.topology.nccl.transports import findings, used, ways
+    from autoddp.topology.nccl_log import read_nccl_log
 
     try:
         log = read_nccl_log(text)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 from autoddp.errors import NothingReadable
 from autoddp.topology.facts import GpuPair, Node
-from autoddp.topology.nccl.log import read_nccl_log
+from autoddp.topology.nccl_log import read_nccl_log
 from autoddp.topology.nvidia.matrix import read_matrix
 from autoddp.topology.nvidia.smi_texts import (
     GpuList,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autoddp.errors import NothingReadable
-from autoddp.topology.nccl.log import NcclLog, read_nccl_log
+from autoddp.topology.nccl_log import NcclLog, read_nccl_log
 
 CAPTURES = Path(__file__).resolve().parents[1] / "data" / "nccl"
 IDS = sorted(path.stem for path in CAPTURES.glob("*.log"))

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nccl_captures import IDS, TEXTS, transports
 
-from autoddp.topology.nccl.log import transport_kind
+from autoddp.topology.nccl_log import transport_kind
 
 FUZZ = settings(
     max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")),

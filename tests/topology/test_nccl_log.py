@@ -8,7 +8,7 @@ import pytest
 from nccl_captures import CAPTURES, IDS, TEXTS, plain, transports
 
 from autoddp.errors import NothingReadable
-from autoddp.topology.nccl.log import NcclLog, read_nccl_log, transport_kind
+from autoddp.topology.nccl_log import NcclLog, read_nccl_log, transport_kind
 
 OF_THE_CAPTURE = {"id", "kind", "source", "machine", "format", "notes", "anonymised"}
 

@@ -8,8 +8,8 @@ import pytest
 from nccl_captures import TEXTS
 
 from autoddp.topology.facts import Cpu, Gpu, GpuPair, Nic, Node, Relation
-from autoddp.topology.nccl.log import read_nccl_log
 from autoddp.topology.nccl.transports import findings, ways
+from autoddp.topology.nccl_log import read_nccl_log
 from autoddp.topology.rdma.ports import RdmaPort
 
 PORT = RdmaPort("mlx5_0", 1, state="ACTIVE", link_layer="InfiniBand", rate_gbps=200.0)

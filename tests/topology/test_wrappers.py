@@ -10,7 +10,7 @@ import pytest
 
 from autoddp.cli.probe import _read_text, run
 from autoddp.errors import NothingReadable
-from autoddp.topology.nccl.log import read_nccl_log
+from autoddp.topology.nccl_log import read_nccl_log
 from autoddp.topology.nvidia.matrix import read_matrix
 from autoddp.topology.nvidia.smi_texts import read_gpu_list, read_p2p_status
 from autoddp.topology.wrappers import decoded, unwrapped

@@ -1,6 +1,5 @@
-"""NCCL, as it sees this machine.
+"""NCCL, as it sees this machine. What its log says is in `topology.nccl_log`.
 
-log              what its log says
 transports       the transports that it used, beside the predicted ones
 tuner            a plugin that chooses algorithms
 interface_names  which interfaces its variables name

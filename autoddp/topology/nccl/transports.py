@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoddp.topology.facts import Node
-from autoddp.topology.nccl.log import NcclLog, transport_kind
+from autoddp.topology.nccl_log import NcclLog, transport_kind
 from autoddp.topology.text import some
 from autoddp.topology.verdict import verdicts
 
