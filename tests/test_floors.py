@@ -237,6 +237,21 @@ def test_every_declared_dependency_has_a_home_here() -> None:
     assert {IMPORTED_AS.get(name, name) for name in declared} == set(HOMES)
 
 
+ROOMS = (
+    *("attempts", "commandline", "hosts", "network", "processes", "runs", "torchrun"),
+    *(f"topology/{name}" for name in ("nccl", "nvidia", "rdma", "system")),
+    *(f"worker/{name}" for name in ("ddp", "effects", "gradients", "job", "observe", "process", "trial")),
+)
+
+
+def test_each_room_begins_with_the_names_of_its_files() -> None:
+    for room in ROOMS:
+        said = ast.get_docstring(ast.parse(SOURCES[f"{room}/__init__.py"])) or ""
+        named = set(re.findall(r"^ *(\w+)  ", said, re.MULTILINE))
+        there = {path.stem for path in (PACKAGE / room).glob("*.py")} - {"__init__"}
+        assert named == there, room
+
+
 def test_private_names_of_others() -> None:
     """The list is exact: a name that is no longer used has to go from it."""
     found = {
