@@ -153,9 +153,8 @@ class Results:
             "transports": found,
             "topology": node_text(node, verdicts(node)) if node.host else "",
         }
-        same_job = [] if self._options.diagnose_only else self._same_job
-        if same_job:
-            content["commands"] = {one: shlex.join([one, *same_job]) for one in ("autoddp", "torchrun")}
+        if self._commands and not self._options.diagnose_only:
+            content["commands"] = self._commands
         try:
             write_summary(self._folder.summary, content)
         except OSError as error:  # a full disk must not cost the launch
@@ -204,10 +203,15 @@ class Results:
         words = ["--nproc-per-node", str(torchrun.nproc_per_node), *(["-m"] if torchrun.module else []), options.script]
         return [*words, *without_secrets(torchrun.training_script_args)] if node_range(torchrun)[1] == 1 else []
 
+    @property
+    def _commands(self) -> dict[str, str]:
+        """Program → the command that starts the same script with it; empty where that takes more than one command."""
+        return {one: shlex.join([one, *self._same_job]) for one in ("autoddp", "torchrun")} if self._same_job else {}
+
     def _answer(self, outcome: Outcome, configuration: Configuration, recipe: str) -> None:
-        same_job = self._same_job
-        undo = shlex.join(["torchrun", *same_job]) if same_job else "the same commands with --trials 0"
-        next_start = f"autoddp {shlex.quote(self._options.script)}" if same_job else "start with the same commands"
+        here = self._commands
+        undo = here.get("torchrun", "the same commands with --trials 0")
+        next_start = f"autoddp {shlex.quote(self._options.script)}" if here else "start with the same commands"
         report = str(_from_here(as_latest(self._folder.report))) if self._folder.report.exists() else ""
         ways = Ways(recipe, next_start if recipe else "", report, undo)
         self.observer.answer(answer(outcome, configuration, ways))

@@ -25,10 +25,7 @@ from autoddp.recipe import from_toml
 
 _LARGEST = 2**20  # bytes
 _MAY_SET = frozenset(
-    (
-        "all-trials allow budget cuda-graphs diagnose-budget job-steps lossy-limit near-limit recompile seed trace "
-        "trials verbose"
-    ).split()
+    ("all-trials allow budget diagnose-budget lossy-limit near-limit seed trace trials verbose").split()
 )
 _NARROWS = ("near-limit", "lossy-limit")
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autoddp.report.cause_words import in_words
-from autoddp.report.page_content import Job, PageContent, Standing, Values
+from autoddp.report.page_content import Job, PageContent, Values
 from autoddp.tables import aligned
 from autoddp.timing import Speedup, median, unpaired_speedup
 from autoddp.units import data_size, milliseconds
@@ -27,14 +27,18 @@ class Step:
     """A step in both runs, in seconds; None where a run has not measured it."""
 
     what: str
+    """"as written", "as launched", or the name of a cause."""
     before: float | None
     after: float | None
     times: Speedup | None = None
     """How many times faster it is in the second run; None where rounds are missing."""
+    is_cause: bool = False
+    """Whether it is the price of a cause, and not a whole step."""
 
     def row(self) -> tuple[str, str, str, str]:
         """A row for a table, in milliseconds."""
-        return self.what, _ms(self.before), _ms(self.after), self._against()
+        what = f"  {in_words(self.what)}" if self.is_cause else self.what
+        return what, _ms(self.before), _ms(self.after), self._against()
 
     def _against(self) -> str:
         if self.times is None:
@@ -84,7 +88,7 @@ def _steps(before: PageContent, after: PageContent) -> Iterator[Step]:
     yield _step("as launched", _as_launched(before), _as_launched(after))
     prices = [_prices(one) for one in (before, after)]
     for cause in dict.fromkeys([*prices[0], *prices[1]]):
-        yield Step(f"  {in_words(cause)}", prices[0].get(cause), prices[1].get(cause))
+        yield Step(cause, prices[0].get(cause), prices[1].get(cause), is_cause=True)
 
 
 def _step(what: str, before: list[float], after: list[float]) -> Step:
@@ -95,8 +99,8 @@ def _step(what: str, before: list[float], after: list[float]) -> Step:
 
 def _as_written(content: PageContent) -> list[float]:
     """Seconds of a step, one value for each final round; a single one where there were none."""
-    if content.finals and any(content.finals.baseline_rounds):
-        return [median(steps) for steps in content.finals.baseline_rounds if steps]
+    if content.baseline_rounds:
+        return content.baseline_rounds
     if content.baseline and content.baseline.seconds is not None:
         return [content.baseline.seconds]
     step = content.diagnosis.step_ms if content.diagnosis else None
@@ -104,15 +108,10 @@ def _as_written(content: PageContent) -> list[float]:
 
 
 def _as_launched(content: PageContent) -> list[float]:
-    launched = _launched(content)
+    launched = content.launched
     if launched is None:
         return _as_written(content) if content.decision else []
     return [median(steps) for steps in launched.rounds if steps] or [launched.seconds]
-
-
-def _launched(content: PageContent) -> Standing | None:
-    chosen = content.decision.configuration if content.decision else {}
-    return next((one for one in content.ladder if chosen and one.configuration == chosen), None)
 
 
 def _prices(content: PageContent) -> dict[str, float]:

@@ -85,7 +85,7 @@ def _page_of(content: PageContent) -> str:
             rungs=pictures.RUNGS,
             as_written=_as_written(content),
             before_trials=_before_trials(content),
-            launched=_launched(content),
+            launched=content.launched,
             further=_further(content),
             knobs={name: knob.says for name, knob in BY_NAME.items()},
             predicts=any(one.predicted is not None for one in content.trials),
@@ -165,19 +165,13 @@ def _slowest(ranks: Sequence[RankStages]) -> Sequence[RankStages]:
 
 def _as_written(content: PageContent) -> float | None:
     """Seconds of a step as written: from the final rounds if there were any, as on the ladder, else before."""
-    rounds = [timing.median(steps) for steps in content.finals.baseline_rounds if steps] if content.finals else []
+    rounds = content.baseline_rounds
     return timing.median(rounds) if rounds else _before_trials(content)
 
 
 def _before_trials(content: PageContent) -> float | None:
     """Seconds of a step as written at the beginning, with which trials are compared."""
     return content.baseline.seconds if content.baseline else None
-
-
-def _launched(content: PageContent) -> Standing | None:
-    """The rung that is launched; None if the script's settings stay."""
-    chosen = content.decision.configuration if content.decision else {}
-    return next((one for one in content.ladder if chosen and one.configuration == chosen), None)
 
 
 def _further(content: PageContent) -> Standing | None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from autoddp.codec import WHOLE, Meta, Struct, convert, field, sound_parts
 from autoddp.codec import plain as as_plain
-from autoddp.timing import Speedup
+from autoddp.timing import Speedup, median
 from autoddp.version import SUMMARY_SCHEMA
 
 _MOST = 1e12  # keeps sums and quotients finite, with `_LEAST`
@@ -266,6 +266,17 @@ class PageContent(Struct, frozen=True):
     what_if: tuple[WhatIf, ...] = ()
     left_out: tuple[str, ...] = ()
     """The parts of the summary that are wrong and not shown: where they are, and why. It is never read from a file."""
+
+    @property
+    def launched(self) -> Standing | None:
+        """The rung that is launched; None if the script's settings stay."""
+        chosen = self.decision.configuration if self.decision else {}
+        return next((one for one in self.ladder if chosen and one.configuration == chosen), None)
+
+    @property
+    def baseline_rounds(self) -> list[float]:
+        """Seconds of a step as written in each final round."""
+        return [median(steps) for steps in self.finals.baseline_rounds if steps] if self.finals else []
 
     def is_left_out(self, part: str) -> bool:
         """Whether this part, such as `diagnosis.findings`, or a part of it is left out."""

@@ -39,7 +39,7 @@ allow = "exact"
 budget = "10m"
 seed = 7
 trials = 40
-cuda-graphs = true
+trace = true
 verbose = true
 """
 
@@ -47,9 +47,9 @@ verbose = true
 def test_it_is_read_from_the_current_folder_upwards(monkeypatch: pytest.MonkeyPatch) -> None:
     found = understood(TABLE)
     assert (found.allow, found.budget, found.seed, found.study.trials) == (Rung.EXACT, 600.0, 7, 40)
-    assert found.cuda_graphs
+    assert found.trace
     assert found.verbose
-    line = "--allow exact --budget 10m --seed 7 --trials 40 --cuda-graphs (from ../pyproject.toml)"
+    line = "--allow exact --budget 10m --seed 7 --trials 40 --trace (from ../pyproject.toml)"
     assert found.says == (line,)
     assert understood("[project]\nname = 'autoddp'\n", folder=".").seed == 7  # one without such a table is passed by
 
@@ -59,7 +59,7 @@ def test_environment_and_command_line_overrule_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("AUTODDP_BUDGET", "3m")
     found = understood(TABLE, "--allow", "lossy", "--budget", "2m", "--trials", "5")
     assert (found.allow, found.budget, found.seed, found.study.trials) == (Rung.LOSSY, 120.0, 8, 5)
-    assert found.says == ("--cuda-graphs (from ../pyproject.toml), --seed 8 (from the environment)",)
+    assert found.says == ("--trace (from ../pyproject.toml), --seed 8 (from the environment)",)
 
 
 def test_its_number_of_trials_does_not_tune_again() -> None:
@@ -89,7 +89,7 @@ BAD = {
     "budget = [3]": "[tool.autoddp] budget = [3]: must be a value as of --budget on the command line",
     'budget = "-3"': "[tool.autoddp] budget: --budget '-3': must be a duration, e.g. --budget 5m",
     "seed = true": "[tool.autoddp] seed = True: must be a value as of --seed on the command line",
-    'cuda-graphs = "yes"': "[tool.autoddp] cuda-graphs = 'yes': must be true or false",
+    'trace = "yes"': "[tool.autoddp] trace = 'yes': must be true or false",
     "trials = 0": "[tool.autoddp] trials = 0: must be 1 or more; --trials 0 on the command line is torchrun",
     "[tool.autoddp": "not TOML: ",
     "x = \xff": "not TOML: ",
@@ -105,7 +105,8 @@ def test_a_table_that_cannot_be(line: str) -> None:
 
 
 HARMFUL = (
-    "accumulate-up-to dry-run force fresh isolation keep-runs local-buffers output recipe scratch-limit tune-only watch"
+    "accumulate-up-to cuda-graphs dry-run force fresh isolation job-steps keep-runs local-buffers no-orphans output "
+    "recipe recompile scratch-limit tune-only watch"
 )
 
 

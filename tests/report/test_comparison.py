@@ -64,9 +64,10 @@ def test_causes_and_facts_that_differ() -> None:
     after["network"]["says"] = "eth7 carries the gradients"
     after["decision"]["configuration"] = {}
     found = compared(summary(), after)
-    prices = {step.what.strip(): (step.before, step.after) for step in found.steps}
-    assert prices["one rank is slower than the others"] == (pytest.approx(0.009314), None)
-    assert prices["a slow link between the hosts"] == (None, pytest.approx(0.003))
+    prices = {step.what: (step.before, step.after) for step in found.steps if step.is_cause}
+    assert prices["straggler"] == (pytest.approx(0.009314), None)
+    assert prices["slow_link"] == (None, pytest.approx(0.003))
+    assert "\n  one rank is slower than the others  9.31  –" in "\n".join(found.lines())
     lines = "\n".join(found.differs)
     assert "world size: 2 → 4" in lines
     assert f"torch: {summary()['job']['torch']} → 2.14.0" in lines
