@@ -75,7 +75,7 @@ class Comparison:
 
 
 def compare(before: PageContent, after: PageContent) -> Comparison:
-    """The second run against the first one. ValueError where neither has measured a step."""
+    """Compare the second run with the first one. ValueError where neither has measured a step."""
     steps = [step for step in _steps(before, after) if step.before is not None or step.after is not None]
     if not steps:
         raise ValueError("neither of the two runs has measured a step")

@@ -18,7 +18,7 @@ _IGNORE = "*\n"
 
 
 def point_to(run: Path) -> Path | None:
-    """Let `latest`, beside the run's folder, lead to it; the link. None where there is no room for one.
+    """Make `latest`, beside the run's folder, a link to that folder. The link's path; None where none can be made.
 
     Only for a folder that autoddp has named itself: git must not see the link, so a .gitignore is put beside it.
     What the user has there stays: a .gitignore with another content, or anything called `latest` that is no such link.
