@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 from launchers import ROOT
-from traces.room import Finished, Room, may_bind
+from traces.room import Finished, Room, may_have_own_tmp
 from traces.snapshot import difference
 from traces.tuned import AUTODDP, LATE, TORCHRUN
 
@@ -82,7 +82,7 @@ def run(case: Case) -> Result:
         return result
     outputs: dict[str, str] = {}
     folder = tempfile.TemporaryDirectory(prefix="compat-", dir="/var/tmp")
-    with Room(private=_may_have_its_own_tmp()) as room, folder as aside:
+    with Room(private=may_have_own_tmp()) as room, folder as aside:
         if nms_schema.is_needed():
             nms_schema.announce(room.out / "site")
         room.settle()
@@ -94,12 +94,6 @@ def run(case: Case) -> Result:
             result.kept = _keep(case, room, outputs)
     _say(case, f"BAD: {'; '.join(result.problems)[:600]}" if result.is_bad else f"good: {result.parameters}")
     return result
-
-
-def _may_have_its_own_tmp() -> bool:
-    """Not where the interpreter or this checkout lies in /tmp; TMPDIR then names a folder of the room."""
-    needed = [Path(sys.prefix), Path(sys.base_prefix), ROOT]
-    return may_bind() and not any(path.resolve().is_relative_to("/tmp") for path in needed)
 
 
 class _Stopped(Exception):

@@ -48,7 +48,7 @@ class Room:
     """The folders of one run. `user` is whom it runs as, None for oneself. `private`: /tmp and /dev/shm of its own."""
 
     user: int | None = None
-    private: bool = field(default_factory=lambda: may_bind())
+    private: bool = field(default_factory=lambda: may_have_own_tmp())
     base: Path = field(init=False)
     shm: Path = field(init=False)
 
@@ -198,6 +198,12 @@ def may_bind() -> bool:
         return False
     command = ["unshare", "-m", "--propagation", "private", "mount", "--bind", "/tmp", "/mnt"]
     return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def may_have_own_tmp() -> bool:
+    """Whether a run may have a /tmp of its own: not where the interpreter or this checkout lies in /tmp."""
+    needed = [Path(sys.prefix), Path(sys.base_prefix), ROOT]
+    return may_bind() and not any(path.resolve().is_relative_to("/tmp") for path in needed)
 
 
 def _readable_interpreter() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from traces.room import may_bind
+from traces.room import may_have_own_tmp
 from traces.trace import Trace, load
 from traces.tuned import LEVELS, Outcome, tune
 
@@ -32,7 +32,7 @@ def complain(outcome: Outcome) -> str:
     return "\n".join([*wrong, *outcome.elsewhere, outcome.ended, outcome.finished.output[-3000:]])
 
 
-@pytest.mark.skipif(not may_bind(), reason="needs the right to make a mount namespace")
+@pytest.mark.skipif(not may_have_own_tmp(), reason="needs the right to mount, and a checkout outside of /tmp")
 def test_overlay_changes_nothing() -> None:
     outcome = tune(LEVELS["overlay"], usable(set(load()) - LONG - UNWATCHED), tune_only=True, patience=200)
     assert not outcome.ended, complain(outcome)
@@ -48,7 +48,7 @@ def test_guard_changes_nothing() -> None:
 
 
 @pytest.mark.whole  # tests/isolation has each of these programs by itself
-@pytest.mark.skipif(not may_bind(), reason="needs the right to make a mount namespace")
+@pytest.mark.skipif(not may_have_own_tmp(), reason="needs the right to mount, and a checkout outside of /tmp")
 def test_what_cannot_be_watched_ends_tuning_and_changes_nothing() -> None:
     outcome = tune(LEVELS["overlay"], usable(UNWATCHED), tune_only=True, patience=200)
     assert "would run without autoddp's checks" in outcome.ended, complain(outcome)
