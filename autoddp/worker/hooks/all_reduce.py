@@ -1,4 +1,4 @@
-"""How hooks begin an all-reduce."""
+"""How hooks begin an all-reduce, and how they go on when it has arrived."""
 
 from __future__ import annotations
 
@@ -14,3 +14,22 @@ def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
     """Begin the sum over the group's ranks, in place."""
     work: dist.Work = dist.all_reduce(tensor, group=group, async_op=True)
     return work
+
+
+def when_reduced(work: dist.Work, use: Callable[[torch.Tensor], torch.Tensor]) -> torch.futures.Future[torch.Tensor]:
+    """A future of `use(sum)`, which is computed as soon as the sum has arrived.
+
+    The work of NCCL holds its tensors until somebody waits for it, or until a thread of NCCL's looks again (torch 2.8
+    and newer). So this waits: on a GPU only the stream of `use` does, and not the host.
+    """
+    future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
+    # NCCL's future is done as soon as the work is queued. gloo completes its future before it ends the work, and calls
+    # back in between: whoever waits for the work there waits for ever.
+    may_wait = future.done()
+
+    def arrived(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        if may_wait:
+            work.wait()
+        return use(future.value()[0])
+
+    return future.then(arrived)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from autoddp.worker.hooks.all_reduce import all_reduce, when_reduced
 from autoddp.worker.hooks.bucket import GradBucket
 
 
@@ -13,6 +14,5 @@ def exact_mean(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Fu
 
     DDP multiplies by the inverse, which for three ranks gives other last bits than a division.
     """
-    work = dist.all_reduce(bucket.buffer().mul_(1 / group.size()), group=group, async_op=True)
-    done: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
-    return done
+    work = all_reduce(bucket.buffer().mul_(1 / group.size()), group)
+    return when_reduced(work, lambda mean: mean)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from autoddp.knobs import Configuration
 from autoddp.worker.hooks import scaling
-from autoddp.worker.hooks.all_reduce import AllReduce, all_reduce
+from autoddp.worker.hooks.all_reduce import AllReduce, all_reduce, when_reduced
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.scaling import Level, Levels, largest_in
 
@@ -83,13 +83,12 @@ def _mean(
     buffer = bucket.buffer()
     work = state.all_reduce(buffer.div_(state.group.size()).to(dtype), state.group)
 
-    def widen(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        widened: torch.Tensor = buffer.copy_(future.value()[0])
+    def widen(narrow: torch.Tensor) -> torch.Tensor:
+        widened = buffer.copy_(narrow)
         arrived(widened)
         return widened
 
-    done: torch.futures.Future[torch.Tensor] = work.get_future().then(widen)
-    return done
+    return when_reduced(work, widen)
 
 
 def fp16_hook(state: SixteenBitState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -106,13 +105,12 @@ def fp16_hook(state: SixteenBitState, bucket: GradBucket) -> torch.futures.Futur
         return _checked(state, bucket, level, state.all_reduce(share.to(torch.float16), state.group))
     work = state.all_reduce(clamped_to_float16(share, ranks), state.group)
 
-    def widen(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        widened: torch.Tensor = buffer.copy_(future.value()[0]).mul_(level.inverse)
+    def widen(narrow: torch.Tensor) -> torch.Tensor:
+        widened = buffer.copy_(narrow).mul_(level.inverse)
         level.learn(widened)
         return widened
 
-    done: torch.futures.Future[torch.Tensor] = work.get_future().then(widen)
-    return done
+    return when_reduced(work, widen)
 
 
 def clamped_to_float16(share: torch.Tensor, ranks: int) -> torch.Tensor:
@@ -153,8 +151,7 @@ def _checked(
         state.flights.clear()
     flight = _Flight(bucket.buffer(), level, torch.futures.Future())
 
-    def arrive(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        narrow = future.value()[0]
+    def arrive(narrow: torch.Tensor) -> torch.Tensor:
         largest = largest_in(narrow)
         flight.overflowed = not largest.isfinite()
         flight.is_lost = flight.overflowed or not largest
@@ -163,7 +160,7 @@ def _checked(
             level.learn_largest(largest.float() * level.inverse)
         return flight.buffer
 
-    flight.future = work.get_future().then(arrive)
+    flight.future = when_reduced(work, arrive)
     state.flights.append(flight)
     if bucket.is_last():
         _send_again(state)
