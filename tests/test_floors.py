@@ -121,6 +121,21 @@ PRIVATE_TO_OTHERS = {
 PRIVATE_ALLOWED_IN = "worker/ddp/objects.py"  # the single file that touches DistributedDataParallel's private names
 
 
+TORCH_CUDA = "worker/process/device.py"  # the single file of a rank that calls torch.cuda, so that a fake covers all
+TORCH_CUDA_ELSEWHERE = {
+    # A subclass of `torch.cuda.graph`, which torch's own function is made to use: the capture itself, not an access.
+    "worker/graphs/safe_capture.py": {"CUDAGraph", "Stream", "default_generators", "graph"},
+    # That function, as a default: tests give another one.
+    "worker/graphs/__init__.py": {"make_graphed_callables"},
+    # The script's own `torch.cuda.synchronize` is replaced here; nothing is called.
+    "worker/observe/host_device.py": {""},
+    # Programs of their own, in no script's rank.
+    "worker/bench/__main__.py": {"device_count", "get_device_name", "is_available", "mem_get_info", "set_device"},
+    "worker/bench/burst.py": {"set_device"},
+}
+"""Other files of the worker → what they use of torch.cuda; "" is the module itself."""
+
+
 def unit_of(file: str) -> str:
     return file.partition("/")[0].removesuffix(".py")
 
@@ -258,6 +273,30 @@ def test_private_names_of_others() -> None:
         (file, name) for file, source in SOURCES.items() if file != PRIVATE_ALLOWED_IN for name in private_names(source)
     }
     assert found == PRIVATE_TO_OTHERS
+
+
+def uses_of_torch_cuda(source: str) -> set[str]:
+    """`torch.cuda.x` is x; `torch.cuda` by itself, and whatever is imported from it, is ""."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
+    of_cuda = [node for node in nodes if ast.unparse(node.value) == "torch.cuda"]
+    alone = sum(ast.unparse(node) == "torch.cuda" for node in nodes) > len(of_cuda)
+    imported = any(f"{name}.".startswith("torch.cuda.") for name in imports(source))
+    return {node.attr for node in of_cuda} | ({""} if alone or imported else set())
+
+
+def test_torch_cuda_is_called_in_one_place() -> None:
+    """The list is exact."""
+    found = {file: uses_of_torch_cuda(source) for file, source in SOURCES.items() if file.startswith("worker/")}
+    assert found.pop(TORCH_CUDA)
+    assert {file: names for file, names in found.items() if names} == TORCH_CUDA_ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["torch.cuda.Event()", "from torch.cuda import Event", "import torch.cuda", "f(torch.cuda)", "c = torch.cuda"],
+)
+def test_the_check_of_torch_cuda_sees(line: str) -> None:
+    assert uses_of_torch_cuda(line)
 
 
 def test_launch_py_asks_for_every_dependency() -> None:

@@ -9,8 +9,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs import Configuration
 from autoddp.worker.hooks import hook_for
 from autoddp.worker.hooks.by_itself import one_matrix
-from autoddp.worker.hooks.powersgd import _stream
 from autoddp.worker.hooks.sixteen_bit import clamped_to_float16
+from autoddp.worker.process.device import _own_stream
 
 pytestmark = pytest.mark.gpu
 
@@ -99,7 +99,7 @@ def test_the_backward_pass_does_not_wait_for_powersgd(nccl, gpu):
         hook(state, bucket).wait()
     torch.cuda.synchronize(gpu)
     backward, busy, gone_on = torch.cuda.current_stream(gpu), torch.cuda.Event(), torch.cuda.Event()
-    with torch.cuda.stream(_stream(gpu)):
+    with torch.cuda.stream(_own_stream(gpu)):
         torch.cuda._sleep(10**9)  # cycles
         busy.record()
     done = hook(state, bucket)

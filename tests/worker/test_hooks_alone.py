@@ -17,7 +17,8 @@ from autoddp.worker.gradients.deferred import ImplicitNoSync
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.hooks import hook_for
 from autoddp.worker.hooks.by_itself import one_matrix
-from autoddp.worker.hooks.powersgd import _beside_the_backward_pass, _stream
+from autoddp.worker.hooks.powersgd import _beside_the_backward_pass
+from autoddp.worker.process.device import _own_stream
 
 SECOND = torch.device("cuda", 1)
 
@@ -41,7 +42,7 @@ def test_powersgd_waits_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     cuda.install(monkeypatch)
     monkeypatch.setattr(torch, "autocast", FakeCuda.no_autocast)
     backward = cuda.current_stream(SECOND)
-    _stream.cache_clear()
+    _own_stream.cache_clear()
     waited = []
     streams = []
     for _ in range(2):
@@ -50,7 +51,7 @@ def test_powersgd_waits_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) 
             streams.append(stream)
             waited.append(stream.waited_for)
         assert cuda.current_stream(SECOND) is backward
-    _stream.cache_clear()
+    _own_stream.cache_clear()
     assert streams[0] is streams[1] is not backward
     assert waited[-1] == [backward, backward]
     assert cuda.contexts == {1}

@@ -19,6 +19,7 @@ from autoddp.knobs.computing import NUMA_BINDING
 from autoddp.topology.system.files import number
 from autoddp.topology.system.machine import cpus, numa_nodes
 from autoddp.worker.effects.base import Effect
+from autoddp.worker.process.device import pci_address
 
 _OTHERS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
 """Variables with which the user lets OpenMP bind its threads."""
@@ -78,11 +79,8 @@ def _near(device: torch.device, allowed: Collection[int]) -> tuple[str, set[int]
 
 def _node_of_gpu(device: torch.device) -> int:
     """The NUMA node of the GPU; -1 if it is not known, or if the kernel assigns the GPU to none."""
-    of = torch.cuda.get_device_properties(device)
-    address = [getattr(of, name, -1) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
-    if -1 in address:  # torch before 2.7
-        return -1
-    found = number(Path("/sys/bus/pci/devices") / "{:04x}:{:02x}:{:02x}.0".format(*address) / "numa_node")
+    address = pci_address(device)
+    found = None if address is None else number(Path("/sys/bus/pci/devices") / address / "numa_node")
     return -1 if found is None else found
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from autoddp.knobs import GradientError
 from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.bucket import GradBucket, gradients_in
+from autoddp.worker.process.device import keep_for_current_stream
 
 
 @dataclass
@@ -133,8 +134,7 @@ class Comparison:
 
     def _take(self, order: int, parts: _Parts, exact: torch.Tensor, made: torch.Tensor) -> None:
         """One bucket has arrived both ways. `exact` is used up: it becomes the difference."""
-        if exact.is_cuda:  # a callback has a stream of its own, which the allocator does not know to use this memory
-            exact.record_stream(torch.cuda.current_stream(exact.device))
+        keep_for_current_stream(exact)  # a callback has a stream of its own
         exact, made = exact.view(-1), made.view(-1)
         norms = [_norms(exact, parts.places), _norms(made, parts.places)]
         taken = [self._sample(place) for place in parts.places] if self.sampled != 0 else []

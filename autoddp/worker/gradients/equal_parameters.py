@@ -28,7 +28,7 @@ from autoddp.log import tell
 from autoddp.worker.ddp.objects import DdpEvents, Wrapped, is_joining, store_of
 from autoddp.worker.gradients.access import GradientHandler, add_handler, held_by, ids_of
 from autoddp.worker.gradients.switch import ReductionSwitch
-from autoddp.worker.process.device import devices_of
+from autoddp.worker.process.device import devices_of, name_of
 
 _EARLY = (0, 2, 10, 100)  # steps; 0 is before the first
 _EVERY = 1000  # a look reads each parameter once, as a small part of one step does: within 0.1 % of the time
@@ -188,5 +188,5 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def _device(device: torch.device) -> str:
     if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
+        return name_of(device)
     return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"

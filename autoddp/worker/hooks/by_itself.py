@@ -14,6 +14,7 @@ import torch
 
 from autoddp.knobs import Configuration
 from autoddp.worker.hooks import hook_for
+from autoddp.worker.process.device import future_on
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,7 @@ class _Done:
     """A finished all-reduce, which has left everything as it was."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        devices: list[int | str | torch.device] = [tensor.device] if tensor.device.type != "cpu" else []
-        self._future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=devices)
+        self._future: torch.futures.Future[list[torch.Tensor]] = future_on(tensor.device)
         self._future.set_result([tensor])
 
     def wait(self) -> None:

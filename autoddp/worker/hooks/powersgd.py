@@ -13,7 +13,6 @@ With `batched` the whole bucket is one nearly square matrix, whatever gradients 
 """
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from autoddp.knobs.hook import (
 from autoddp.worker.hooks.all_reduce import AllReduce, all_reduce
 from autoddp.worker.hooks.bucket import GradBucket, gradients_in
 from autoddp.worker.hooks.exact import exact_mean
+from autoddp.worker.process.device import beside_the_current_stream, future_on, is_gpu
 
 _ROWS_OF_CHOLESKY = 4
 _SEED = 20191  # for the first random factors: any number that is the same on all ranks
@@ -139,20 +139,8 @@ def _beside_the_backward_pass(device: torch.device) -> Iterator[None]:
     On the stream of the backward pass, each wait for a collective would delay the rest of that pass. A script may have
     autocast on around its backward pass, which would compute the factors in lower precision.
     """
-    with torch.autocast(device.type, enabled=False):
-        if device.type != "cuda":
-            yield
-            return
-        stream = _stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))  # where the bucket was filled
-        with torch.cuda.stream(stream):
-            yield
-
-
-@functools.cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all models and trials, because the allocator reuses freed memory only on the same stream."""
-    return torch.cuda.Stream(device)
+    with torch.autocast(device.type, enabled=False), beside_the_current_stream(device):
+        yield
 
 
 def _compressed(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -186,9 +174,7 @@ def _take_off(state: PowerSGDState, bucket: GradBucket) -> None:
     matrices, plain = _sort(state, index, _as_one_matrix(buffer) if state.batched else gradients_in(bucket))
     wire = _to_send(state, [torch.bmm(m.q, m.stacked.transpose(1, 2)) for m in matrices] + plain)
     work = state.all_reduce(wire, state.group)
-    devices: list[int | str | torch.device] = [buffer.device] if buffer.device.type != "cpu" else []
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-    state.flights.append(_Flight(buffer, matrices, plain, wire, work, future, index))
+    state.flights.append(_Flight(buffer, matrices, plain, wire, work, future_on(buffer.device), index))
 
 
 def _second_half(state: PowerSGDState, flight: _Flight) -> None:
@@ -311,7 +297,7 @@ def _orthogonal(matrices: torch.Tensor) -> torch.Tensor:
     """
     working = matrices.float() if matrices.dtype in (torch.float16, torch.bfloat16) else matrices
     # On a GPU the number of kernels decides: Gram-Schmidt takes twelve for each row, Cholesky nine in each of 3 passes.
-    on_gpu = working.is_cuda and working.shape[1] >= _ROWS_OF_CHOLESKY
+    on_gpu = is_gpu(working.device) and working.shape[1] >= _ROWS_OF_CHOLESKY
     return (by_cholesky(working) if on_gpu else by_gram_schmidt(working)).to(matrices.dtype)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from autoddp.worker.observe.training_thread import TrainingThread
+from autoddp.worker.process.device import current_stream, is_gpu, mark
 
 _MISSING = object()
 _MOST_LINES = 5  # that are told: those that wait longest
@@ -203,12 +204,10 @@ class _HostCopy:
     """A copy of a tensor on its way to the host."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        on_gpu = tensor.device.type == "cuda"
+        on_gpu = is_gpu(tensor.device)
         self._host = torch.empty_like(tensor.detach(), device="cpu", pin_memory=on_gpu)
         self._host.copy_(tensor.detach(), non_blocking=True)
-        self._done = torch.cuda.Event() if on_gpu else None
-        if self._done is not None:
-            self._done.record(torch.cuda.current_stream(tensor.device))
+        self._done = mark(current_stream(tensor.device), timed=False) if on_gpu else None
 
     def value(self) -> torch.Tensor:
         """The copy, once it is there."""

@@ -37,7 +37,7 @@ from autoddp.worker.gradients.access import GradientHandler
 from autoddp.worker.observe.host_device import CopiesToDevice, DeviceWaits
 from autoddp.worker.observe.kernel_accounts import PageFaultCount, PageFaults, WaitedForCpu, waited_for_cpu
 from autoddp.worker.observe.loader import LoaderEvents
-from autoddp.worker.process.device import keep_busy, synchronize
+from autoddp.worker.process.device import current_stream, is_gpu, keep_busy, mark, synchronize
 
 _END_OF_STEP = "end of step"
 _COUNTS = 5  # of a step: samples, elements, iterators, seconds of the collector, and those in the script's collectives
@@ -111,7 +111,7 @@ class Stages(GradientHandler, LoaderEvents):
         """Take stamps from now on, at a step boundary. `device`: that the model is on."""
         self._device = device
         # All stamps are on one stream. On that of a copy beside the step, a stamp would come before those around it.
-        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._stream = current_stream(device) if is_gpu(device) else None
         self._in_optimizer = self._in_backward = False
         self._stage, self.stamps = "other", 0
         self._delayed = self._has_added = False
@@ -122,7 +122,7 @@ class Stages(GradientHandler, LoaderEvents):
         self._waited_for_cpu = waited_for_cpu()
         self._page_faults = PageFaultCount()
         gc.callbacks.append(self._collects)
-        if device.type == "cuda":
+        if is_gpu(device):
             self.copies.watch()
             self.waits.watch(True)
         self.on = True
@@ -151,7 +151,7 @@ class Stages(GradientHandler, LoaderEvents):
         marks, self._marks = self._marks, []
         seconds = self._seconds([mark for _, mark in marks])
         found = _recorded(marks, seconds, self._counts[:-1], waited, page_faults)
-        if self._device.type != "cuda":
+        if not is_gpu(self._device):
             return found
         return replace(found, queued=_queued(marks, seconds, self._launched), waits=self.waits.longest)
 
@@ -182,14 +182,12 @@ class Stages(GradientHandler, LoaderEvents):
         if self._stream is None:
             self._marks.append((stage, time.perf_counter()))
             return
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
-        self._marks.append((stage, event))
+        self._marks.append((stage, mark(self._stream)))
         self._launched.append(time.perf_counter())
 
     def _seconds(self, marks: Sequence[Any]) -> list[float]:
         """Seconds of each mark since the first one."""
-        if self._device.type != "cuda":
+        if not is_gpu(self._device):
             return [mark - marks[0] for mark in marks]
         return [marks[0].elapsed_time(mark) / 1e3 for mark in marks]
 

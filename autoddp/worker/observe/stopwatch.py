@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from autoddp.worker.process.device import synchronize
+from autoddp.worker.process.device import current_stream, is_gpu, mark, synchronize
 
 
 class WallStopwatch:
@@ -38,21 +38,16 @@ class CudaStopwatch:
     def start(self) -> None:
         """The block begins when the device has finished what is queued."""
         synchronize(self._device)
-        self._marks = [self._mark()]
+        self._marks = [mark(current_stream(self._device))]
 
     def lap(self) -> None:
         """A step has been queued."""
-        self._marks.append(self._mark())
+        self._marks.append(mark(current_stream(self._device)))
 
     def stop(self) -> list[float]:
         """Seconds of each step since `start`, after one synchronisation."""
         synchronize(self._device)
         return [before.elapsed_time(after) / 1e3 for before, after in pairwise(self._marks)]
-
-    def _mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
 
 
 Stopwatch = WallStopwatch | CudaStopwatch
@@ -60,4 +55,4 @@ Stopwatch = WallStopwatch | CudaStopwatch
 
 def stopwatch_for(device: torch.device) -> Stopwatch:
     """The stopwatch for a model on that device."""
-    return CudaStopwatch(device) if device.type == "cuda" else WallStopwatch()
+    return CudaStopwatch(device) if is_gpu(device) else WallStopwatch()

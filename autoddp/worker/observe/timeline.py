@@ -29,7 +29,7 @@ from autoddp.worker.ddp.objects import Wrapped, is_joining
 from autoddp.worker.gradients.access import parameters_of
 from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.bucket import GradBucket
-from autoddp.worker.process.device import synchronize
+from autoddp.worker.process.device import current_stream, is_gpu, mark, synchronize
 
 _MOST = 50_000  # gradients of all ranks in one recording: they travel in one message, and take about 40 bytes each
 
@@ -120,7 +120,7 @@ class Recording:
         synchronize(device)
         self._zero = self._mark() if zero is None else zero
         # On a CPU a mark is that time itself, and the device has nothing else to do before it reaches the mark.
-        self._began = time.perf_counter() if device.type == "cuda" else self._zero
+        self._began = time.perf_counter() if is_gpu(device) else self._zero
         self._on = True
 
     def step(self) -> None:
@@ -171,15 +171,11 @@ class Recording:
         )
 
     def _mark(self) -> Any:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+        return mark(current_stream(self._device)) if is_gpu(self._device) else time.perf_counter()
 
     def _seconds(self, mark: Any) -> float:
         """Seconds from the begin of the recording to the mark."""
-        return _rounded(mark - self._zero if self._device.type != "cuda" else self._zero.elapsed_time(mark) / 1e3)
+        return _rounded(self._zero.elapsed_time(mark) / 1e3 if is_gpu(self._device) else mark - self._zero)
 
 
 def _rounded(seconds: float) -> float:

@@ -11,10 +11,17 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 
 from autoddp.topology import GpuClock, read_gpu_clock
+
+Stream = torch.cuda.Stream
+Event = torch.cuda.Event
+
+GPU_TYPES = ["cuda"]
+"""Types of devices with streams. A test that takes the CPU for such a device adds its type."""
 
 _CYCLES = 10_000_000  # some milliseconds of a GPU's clock
 _NEARLY_FULL = 0.1  # share of a device's memory: the device is nearly full if less than that is free
@@ -25,15 +32,32 @@ def devices_of(tensors: Iterable[torch.Tensor]) -> list[torch.device]:
     return list(dict.fromkeys(tensor.device for tensor in tensors))
 
 
+def is_gpu(device: torch.device) -> bool:
+    """Whether work is queued on streams of the device, which runs it later; a CPU has done it at once."""
+    return device.type in GPU_TYPES
+
+
+def current_stream(device: torch.device) -> Stream:
+    """The stream of a GPU on which this thread queues its work now."""
+    return torch.cuda.current_stream(device)
+
+
+def mark(stream: Stream, timed: bool = True) -> Event:
+    """Queue an event behind what is queued on the stream. Only a `timed` one has a time."""
+    event = torch.cuda.Event(enable_timing=timed)
+    event.record(stream)
+    return event
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done all work queued so far; a CPU has nothing queued."""
-    if device.type == "cuda":
+    if is_gpu(device):
         torch.cuda.synchronize(device)
 
 
 def is_capturing(device: torch.device) -> bool:
     """Whether the device's current stream records a CUDA graph: then nobody may wait for the device."""
-    if device.type != "cuda":
+    if not is_gpu(device):
         return False
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
@@ -67,16 +91,15 @@ class Backlog:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._reached: torch.cuda.Event | None = None
+        self._reached: Event | None = None
 
     def is_stuck(self) -> bool:
         """Whether the device has not yet done what was queued when this last returned False. Waits for nothing."""
-        if self._device.type != "cuda":
+        if not is_gpu(self._device):
             return False
         if self._reached is not None and not self._reached.query():
             return True
-        self._reached = torch.cuda.Event()
-        self._reached.record(torch.cuda.default_stream(self._device))
+        self._reached = mark(torch.cuda.default_stream(self._device), timed=False)
         return False
 
 
@@ -85,7 +108,7 @@ def keep_busy(device: torch.device, seconds: float) -> None:
 
     Nothing is queued on a CPU, nor while the stream is captured: the pause would be a part of the graph.
     """
-    if device.type != "cuda" or is_capturing(device):
+    if not is_gpu(device) or is_capturing(device):
         return
     with torch.cuda.device(device):
         torch.cuda._sleep(int(seconds * _cycles_per_second(device)))
@@ -94,12 +117,11 @@ def keep_busy(device: torch.device, seconds: float) -> None:
 @functools.cache
 def _cycles_per_second(device: torch.device) -> float:
     """Cycles per second of the clock by which `torch.cuda._sleep` counts, as it runs now. Waits for the device."""
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    stream = torch.cuda.current_stream(device)
+    stream = current_stream(device)
     with torch.cuda.device(device):
-        began.record(stream)
+        began = mark(stream)
         torch.cuda._sleep(_CYCLES)
-        ended.record(stream)
+        ended = mark(stream)
     torch.cuda.synchronize(device)
     seconds: float = began.elapsed_time(ended) / 1e3
     return _CYCLES / max(seconds, 1e-6)
@@ -115,7 +137,7 @@ def clock_of(device: torch.device) -> GpuClock | None:
 
 def as_current(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """A context in which `device` is the current device, for functions of torch that take no device."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    return torch.cuda.device(device) if is_gpu(device) else contextlib.nullcontext()
 
 
 def give_back_spare_memory(device: torch.device) -> None:
@@ -123,7 +145,7 @@ def give_back_spare_memory(device: torch.device) -> None:
 
     Fragments that one configuration leaves may be useless to the next one, and NCCL does not use torch's allocator.
     """
-    if device.type == "cuda":
+    if is_gpu(device):
         free, total = torch.cuda.mem_get_info(device)
         if free < _NEARLY_FULL * total:
             with torch.cuda.device(device):
@@ -135,30 +157,85 @@ def has_room(device: torch.device, size: int) -> bool:
 
     The other half is left for what the script needs at other moments of its step.
     """
-    return device.type != "cuda" or 2 * size <= torch.cuda.mem_get_info(device)[0]
+    return not is_gpu(device) or 2 * size <= torch.cuda.mem_get_info(device)[0]
 
 
 @contextlib.contextmanager
 def on_a_side_stream(device: torch.device) -> Iterator[None]:
     """A context whose work runs on a separate stream, after the work queued before; its end waits for all of it."""
-    if device.type != "cuda":
+    if not is_gpu(device):
         yield
         return
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
+    with _on_stream(torch.cuda.Stream(device)):
         yield
     torch.cuda.synchronize(device)
+
+
+@contextlib.contextmanager
+def beside_the_current_stream(device: torch.device) -> Iterator[None]:
+    """A context whose work runs on another stream, after the work queued before; nothing waits for its end."""
+    with _on_stream(_own_stream(device)) if is_gpu(device) else contextlib.nullcontext():
+        yield
+
+
+@functools.cache
+def _own_stream(device: torch.device) -> Stream:
+    """One stream for all models and trials, because the allocator reuses freed memory only on the same stream."""
+    return torch.cuda.Stream(device)
+
+
+@contextlib.contextmanager
+def _on_stream(stream: Stream) -> Iterator[None]:
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    with torch.cuda.stream(stream):
+        yield
+
+
+def keep_for_current_stream(tensor: torch.Tensor) -> None:
+    """Tell torch's allocator that the current stream uses the tensor's memory, which was taken on another stream.
+
+    Without it that memory would be given away as soon as the tensor is freed, though its use may be queued still.
+    """
+    if is_gpu(tensor.device):
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+def future_on(device: torch.device) -> torch.futures.Future[Any]:
+    """A future for tensors on `device`: who waits for it waits on the streams of a GPU, not on the host."""
+    devices: list[int | str | torch.device] = [device] if device.type != "cpu" else []
+    return torch.futures.Future(devices=devices)
 
 
 def seed(device: torch.device, number: int) -> None:
     """Seed the random generators of the CPU and of `device` only; `torch.manual_seed` would seed all GPUs."""
     torch.default_generator.manual_seed(number)
-    if device.type == "cuda":
+    if is_gpu(device):
         with torch.cuda.device(device):
             torch.cuda.manual_seed(number)
 
 
+def name_of(device: torch.device) -> str:
+    """The GPU's name, or the type of another device."""
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
+
+
+def pci_address(device: torch.device) -> str | None:
+    """The address of a GPU on the PCI bus, as the system writes it; None where torch does not tell, before 2.7."""
+    of = torch.cuda.get_device_properties(device)
+    address = [getattr(of, name, -1) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
+    return None if -1 in address else "{:04x}:{:02x}:{:02x}.0".format(*address)
+
+
+def nccl_version() -> tuple[int, ...]:
+    """The version of NCCL that torch brings."""
+    return tuple(torch.cuda.nccl.version())
+
+
+def frees_memory(device: torch.device) -> bool:
+    """Whether torch's allocator had to give memory back to the device in order to get other memory."""
+    return is_gpu(device) and torch.cuda.memory_stats(device).get("num_alloc_retries", 0) > 0
+
+
 def memory_reserved(device: torch.device) -> int:
     """Bytes that torch's allocator holds on `device`; 0 on a CPU."""
-    return int(torch.cuda.memory_reserved(device)) if device.type == "cuda" else 0
+    return int(torch.cuda.memory_reserved(device)) if is_gpu(device) else 0

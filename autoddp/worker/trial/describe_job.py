@@ -28,6 +28,7 @@ from autoddp.worker.effects.binding import Binding
 from autoddp.worker.effects.threads import Threads, most_at_start, usable_cpus
 from autoddp.worker.gradients.buffers import why_alike
 from autoddp.worker.observe.kernel_accounts import peak_memory
+from autoddp.worker.process.device import frees_memory, name_of, nccl_version
 from autoddp.worker.process.rank_store import RankStore
 
 _MOST_OF_TCP = defaultdict(lambda: 10.0, nccl=25.0)  # Gbit/s
@@ -59,7 +60,7 @@ def gather_facts(
     tcp = min(machine.tcp_gbps, _MOST_OF_TCP[backend])
     promised = (backend == "nccl" and machine.rdma_gbps) or tcp if looks else None
     here = [machine.links, machine.network, promised, (usable_cpus(), local)]
-    mine = [_device_name(device), plain(observed), *free, *here]
+    mine = [name_of(device), plain(observed), *free, *here]
     has_room = looks and device.type == "cpu" and free_memory() > local * peak_memory()
     starts = None
     if looks:
@@ -120,7 +121,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
         networks=tuple(sorted(set(networks) - {""})) if ranks.nodes > 1 else (),
         network_gbps=min(rate for rate in promised if rate is not None) if ranks.nodes > 1 else 0.0,
         cuda=str(torch.version.cuda or "") if backend == "nccl" else "",
-        nccl=".".join(map(str, torch.cuda.nccl.version())) if backend == "nccl" else "",
+        nccl=".".join(map(str, nccl_version())) if backend == "nccl" else "",
         start_settings=tuple(map(Configuration, settings)),
         cuda_graphs=look.graph_modes if CUDA_GRAPHS.name in knobs else (),
         compiles=look.compiled,
@@ -143,10 +144,10 @@ def _start_settings(
         node=probe() if nccl else None,
         nodes=nodes,
         environment=os.environ,
-        nccl=tuple(torch.cuda.nccl.version()) if nccl else (),
+        nccl=nccl_version() if nccl else (),
         tuner=nccl_tuner(os.environ) if nccl else "",
         interfaces="" if backend == "nccl" else interfaces,
-        frees_memory=device.type == "cuda" and torch.cuda.memory_stats(device).get("num_alloc_retries", 0) > 0,
+        frees_memory=frees_memory(device),
         in_page_faults=in_page_faults,
     )
     return start_settings(around)
@@ -169,12 +170,6 @@ def _link(facts: JobFacts, measured: Path) -> LinkModel | None:
 def _ddp(wrapped: Wrapped) -> DDP:
     assert wrapped.ddp is not None
     return wrapped.ddp
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    return device.type
 
 
 def _short(value: object) -> str:
