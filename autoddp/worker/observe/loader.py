@@ -24,9 +24,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from autoddp.topology import free_memory, own_memory
 from autoddp.units import MIB
-from autoddp.wire.experiment import PINNED, PREFETCHED
+from autoddp.wire.experiment import ON_DEVICE, PINNED, PREFETCHED
 from autoddp.worker.observe.training_thread import TrainingThread
-from autoddp.worker.process.device import has_room
+from autoddp.worker.process.device import has_room, keep_for_current_stream, ready_at_once
 
 KEPT = 40
 """Batches of each loader that are kept, as far as `_MOST_BYTES` allows."""
@@ -112,7 +112,15 @@ class _Kept:
         else:
             rounds, place = divmod(self.place, len(self.batches))
             chosen, self.place = (place + rounds * rank) % len(self.batches), self.place + 1
-        return _copied(self._in(memory, device, chosen) if memory else self.batches[chosen])
+        if memory != ON_DEVICE:
+            return _copied(self._in(memory, device, chosen) if memory else self.batches[chosen])
+        # A script may use its batch on another stream, which does not wait for this one: its loader gives it what lies
+        # in the host's memory.
+        with ready_at_once(torch.device(device)):
+            batch = _copied(self._in(memory, device, chosen))
+        for tensor in _tensors_of(batch):
+            keep_for_current_stream(tensor)
+        return batch
 
     def _in(self, memory: str, device: torch.device | str, place: int) -> Any:
         if memory != self.moved_to:

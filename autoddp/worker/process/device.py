@@ -178,6 +178,26 @@ def beside_the_current_stream(device: torch.device) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def ready_at_once(device: torch.device) -> Iterator[None]:
+    """A context whose work waits for none that was queued before; its end waits for that work alone, on the host.
+
+    So any stream may use the result, as it may use what lies in the host's memory.
+    """
+    if not is_gpu(device):
+        yield
+        return
+    stream = _stream_that_waits_for_none(device)
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
+
+
+@functools.cache
+def _stream_that_waits_for_none(device: torch.device) -> Stream:
+    return torch.cuda.Stream(device)
+
+
 @functools.cache
 def _own_stream(device: torch.device) -> Stream:
     """One stream for all models and trials, because the allocator reuses freed memory only on the same stream."""
