@@ -24,14 +24,15 @@ class Call:
     sent: list[torch.Tensor]
     received: list[torch.Tensor]
     """Of an all-gather one tensor for each rank."""
-    reduction: Any = None
+    reduction: str = ""
+    """ "SUM", "MAX" or "MIN", of an all-reduce."""
     root: int = 0
 
     @property
     def what(self) -> tuple[str, ...]:
         """What has to be the same on all ranks: the collective, and the type and the bytes of each tensor."""
         of_each = (f"{tensor.dtype} {tensor.numel() * tensor.element_size()}" for tensor in self.sent)
-        return (f"{self.name} {self.reduction or ''}".strip(), *of_each)
+        return (f"{self.name} {self.reduction}".strip(), *of_each)
 
 
 @torch.no_grad()
@@ -50,10 +51,10 @@ def perform(calls: Sequence[Call]) -> None:
             own.detach().copy_(tensor)
 
 
-def _reduced(stacked: torch.Tensor, reduction: Any) -> torch.Tensor:
-    if reduction == dist.ReduceOp.SUM:
+def _reduced(stacked: torch.Tensor, reduction: str) -> torch.Tensor:
+    if reduction == "SUM":
         return stacked.sum(0, dtype=stacked.dtype)
-    return {"MAX": stacked.amax, "MIN": stacked.amin}[reduction.name](0)
+    return {"MAX": stacked.amax, "MIN": stacked.amin}[reduction](0)
 
 
 class PythonGroup(dist.ProcessGroup):
@@ -71,7 +72,9 @@ class PythonGroup(dist.ProcessGroup):
         raise NotImplementedError
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> dist.Work:
-        return self.collective(Call("all_reduce", tensors, tensors, options.reduceOp if options else dist.ReduceOp.SUM))
+        wanted = options.reduceOp if options else dist.ReduceOp.SUM
+        reduction = next(name for name in ("SUM", "MAX", "MIN") if wanted == getattr(dist.ReduceOp, name))
+        return self.collective(Call("all_reduce", tensors, tensors, reduction))
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any = None) -> dist.Work:
         return self.collective(Call("broadcast", tensors, tensors, root=options.rootRank if options else 0))
