@@ -93,6 +93,7 @@ class RecordingGroup(PythonGroup):
             work = self._begun.get()
             time.sleep(luck.choice((0.0, 0.0, 0.0005)))
             work.end()
+            del work  # with its tensors, which nobody may hold any more
 
 
 class _Work(dist.Work):
@@ -175,7 +176,7 @@ class _Worker(DdpEvents):
         self.deferred = ImplicitNoSync(switch, self.patch.alive)
         self.accumulation = Accumulation(switch, self.patch.alive, self.deferred, _fail)
         self.buffers = LocalBuffers(switch, _fail)
-        self._parts: list[Any] = [self.buffers, self.deferred, self.accumulation, BucketViews(switch, _fail)]
+        self._parts: list[Any] = [self.buffers, self.deferred, self.accumulation, BucketViews(switch, _ignore)]
         self.patch.install()
         switch.install()
         add_handler(self.deferred)
@@ -215,7 +216,7 @@ class _Worker(DdpEvents):
 
 
 def _ignore(_why: str) -> None:
-    """Of what is said on every rank alike."""
+    """Of what changes no collective, and of what all ranks say."""
 
 
 def _fail(why: str) -> None:
