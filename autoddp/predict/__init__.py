@@ -12,7 +12,7 @@ from autoddp.predict.calibration import Calibration
 from autoddp.predict.coefficients import Coefficients
 from autoddp.predict.elsewhere import Elsewhere, UnknownLink, moved, what_if
 from autoddp.predict.plan import Cuts, Gradient, buckets
-from autoddp.predict.profile import Profile, profile_of
+from autoddp.predict.profile import Profile, Unpredictable, profile_of
 from autoddp.predict.step import computing_key, computing_seconds, predictable, step_seconds
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Gradient",
     "Profile",
     "UnknownLink",
+    "Unpredictable",
     "buckets",
     "computing_key",
     "computing_seconds",

@@ -99,7 +99,7 @@ class Calibration:
 
     def measured(self, configuration: Configuration, seconds: float) -> None:
         """A step under this configuration takes `seconds`."""
-        if not predictable(configuration) or not 0 < seconds < math.inf:
+        if not predictable(self.profile, configuration) or not 0 < seconds < math.inf:
             return
         self._number += 1
         cut = buckets(self.profile.gradients, self.profile.order, Cuts.of(self.profile.ddp_arguments, configuration))

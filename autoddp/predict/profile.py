@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from autoddp.bench import LinkModel
 from autoddp.bench.model import Segment
@@ -11,7 +13,7 @@ from autoddp.codec import Struct, field
 from autoddp.predict.coefficients import Coefficients, first_coefficients
 from autoddp.predict.plan import Gradient
 from autoddp.timing import median
-from autoddp.timing.timeline import Timeline
+from autoddp.timing.timeline import Span, Timeline
 
 _FIRST_LATENCY = {"nccl": 2e-5, "gloo": 1e-4}
 """Backend → seconds of one of the 2 (n - 1) steps of a ring, until measurements tell."""
@@ -19,10 +21,18 @@ _FIRST_BYTES_PER_SECOND = 1e9  # of a rank's link, until measurements tell
 AT_ONCE = {"gloo": 2}
 """Backend → reductions that it moves at once; one for others."""
 _BYTE_ON_A_CPU = 1e-9  # seconds of a core to send, receive and add a byte; loopback takes 1.2 to 1.6 ns for all of it
+_USUAL = 0.75  # of the recorded steps, at least, must have as many backward passes: an epoch's last one may have fewer
+
+
+class Unpredictable(ValueError):
+    """The steps of a job cannot be predicted. The text says why, and what would mend that, in one line."""
 
 
 class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     """A job as it was measured. Seconds are those of a step in which gradients travel in no time.
+
+    A step has one backward pass, or several that accumulate gradients: one for each micro-batch. All of them are taken
+    to be alike, and those that do not reduce (under `no_sync`) to come first.
 
     The ranks are put together to one: a gradient counts as ready when the last rank has it, because a reduction starts
     when the last rank has launched it.
@@ -37,11 +47,11 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     fixed: float
     """Seconds of a step that do not depend on the batch: the optimizer, and what the script does between steps."""
     before: float
-    """Seconds from then to the begin of the backward pass."""
+    """Seconds of data and forward pass before each backward pass."""
     backward: float
-    """Seconds of the backward pass."""
+    """Seconds of each backward pass."""
     ready: tuple[float, ...]
-    """Seconds after the begin of the backward pass at which each gradient is ready."""
+    """Seconds after the begin of a backward pass at which each gradient is ready."""
     link: LinkModel
     """What an all-reduce over all ranks costs, before `coefficients` rescale it."""
     link_is_measured: bool = False
@@ -55,11 +65,17 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     """Median relative error of the study's predictions."""
     large_error: float | None = None
     """90th percentile of the relative error of the study's predictions."""
+    passes: int = 1
+    """Backward passes of a step."""
+    reductions: int = 1
+    """How many of these passes reduce all gradients, in the script as written."""
+    buffer_bytes: int = 0
+    """Bytes of the buffers that DDP broadcasts before the pass that follows such a reduction; 0 if it does not."""
 
     @property
     def computing(self) -> float:
         """Seconds of a step in which gradients travel in no time."""
-        return (self.fixed + self.before + self.backward) * self.coefficients.pace
+        return (self.fixed + self.passes * (self.before + self.backward)) * self.coefficients.pace
 
     @property
     def order(self) -> list[int]:
@@ -125,24 +141,34 @@ def profile_of(
     computing: float,
     link: LinkModel | None = None,
     cores_per_rank: float = math.inf,
-) -> Profile | None:
-    """The profile of a job whose steps were recorded on each rank; None where the records do not tell enough.
+    reducing: float = 1.0,
+    buffer_bytes: int = 0,
+) -> Profile:
+    """The profile of a job whose steps were recorded on each rank; Unpredictable where the records do not tell enough.
 
     `computing` is the seconds of a step without reductions, of the slowest rank in each: the recorded steps are scaled
     to it, because computing may be slower while gradients travel. Steps in which a gradient did not become ready
-    exactly once are left out. `cores_per_rank`: of the host that has the fewest for each of its ranks.
+    exactly once in each backward pass are left out. `cores_per_rank`: of the host that has the fewest for each of its
+    ranks. `reducing`: forward passes of a step that reduce, which tells the reductions where no bucket was timed.
+    `buffer_bytes`: see `Profile`.
     """
     if not timelines or not shapes or any(len(one.parameter_bytes) != len(shapes) for one in timelines):
-        return None
-    steps = [found for found in zip(*(_steps(one) for one in timelines), strict=False) if all(found)]
-    virtual = [_last_of([one for one in ranks if one is not None]) for ranks in steps]
+        raise Unpredictable("no steps were recorded on all ranks; tune again")
+    passes = _usual("backward passes", [len(found) for one in timelines for _, _, found in _steps(one)])
+    reductions = _reductions(timelines, passes, reducing)
+    steps = [ranks for ranks in zip(*(_known(one, passes) for one in timelines), strict=False) if all(ranks)]
+    virtual = [_last_of([one for one in ranks if one is not None], passes, reductions) for ranks in steps]
     if not virtual:
-        return None
+        raise Unpredictable(
+            "in no recorded step did each backward pass give every gradient exactly once on every rank; let each pass "
+            "use all parameters, and tune again"
+        )
     fixed, before, backward = (median(parts) for parts in zip(*(one[:3] for one in virtual), strict=True))
     ready = [median(list(times)) for times in zip(*(one[3] for one in virtual), strict=True)]
-    if fixed + before + backward <= 0:
-        return None
-    scale = computing / (fixed + before + backward)
+    recorded = _seconds((fixed, before, backward, ready), passes)
+    if recorded <= 0:
+        raise Unpredictable("its recorded steps took no time; tune again")
+    scale = computing / recorded
     world_size = len(timelines)
     per_byte = seconds_per_byte(timelines)
     known = link or first_link(backend, world_size, per_byte)
@@ -164,6 +190,9 @@ def profile_of(
         coefficients=first_coefficients(
             backend, [one.arithmetic for one in timelines], crowding_stretch(backend, known, cores_per_rank)
         ),
+        passes=passes,
+        reductions=reductions,
+        buffer_bytes=buffer_bytes,
     )
 
 
@@ -185,47 +214,102 @@ def crowding_stretch(backend: str, link: LinkModel, cores_per_rank: float) -> fl
 
 
 _Step = tuple[float, float, float, list[float]]
-"""Seconds of the parts of a step that do not depend on the batch, before backward, of backward; gradients' times."""
-_FIXED = ("optimizer", "other")
+"""Seconds of the parts of a step that do not depend on the batch; of a usual one of its passes those before backward,
+those of backward, and those of backward after which each gradient is ready."""
+_FIXED, _WAITING = ("optimizer", "other"), ("exposed", "buffers")
 
 
-def _steps(timeline: Timeline) -> list[_Step | None]:
-    """The steps of a rank; None for one that tells nothing."""
-    found: list[_Step | None] = []
-    begin = 0.0
-    for end in timeline.steps:
-        found.append(_step(timeline, begin, end))
-        begin = end
+def _seconds(step: _Step, passes: int) -> float:
+    fixed, before, backward, _ = step
+    return fixed + passes * (before + backward)
+
+
+def _steps(timeline: Timeline) -> list[tuple[float, float, list[Span]]]:
+    """The begin and the end of each step of a rank, and its backward passes."""
+    backwards = [span for span in timeline.spans if span.name == "backward"]
+    return [
+        (begin, end, [span for span in backwards if begin <= (span.begin + span.end) / 2 < end])
+        for begin, end in pairwise((0.0, *timeline.steps))
+    ]
+
+
+def _usual(what: str, counts: Sequence[int]) -> int:
+    """The number that nearly all steps have; Unpredictable where they differ, because then no step is a usual one."""
+    ((usual, times),) = Counter(counts).most_common(1) or [(0, 0)]
+    if not usual:
+        raise Unpredictable(f"its recorded steps have no {what}; tune again")
+    if times < _USUAL * len(counts):
+        differ = ", ".join(map(str, sorted(set(counts))))
+        raise Unpredictable(
+            f"its recorded steps have different numbers of {what} ({differ}), and only steps with the same number can "
+            "be predicted; give each step as many micro-batches, and tune again"
+        )
+    return usual
+
+
+def _reductions(timelines: Sequence[Timeline], passes: int, reducing: float) -> int:
+    """How many of the backward passes of a usual step reduce."""
+    timed = [one for one in timelines if one.buckets]
+    if timed:
+        steps = [(one, *step) for one in timed for step in _steps(one) if len(step[2]) == passes]
+        return _usual("reductions", [_reducing_passes(*step) for step in steps])
+    found = 1 if passes == 1 else round(reducing)
+    if not 1 <= found <= passes or (passes > 1 and found != reducing):
+        raise Unpredictable(
+            f"its steps have {passes} backward passes, and how many of them reduce was not recorded "
+            f"({timelines[0].no_buckets or 'no bucket was timed'}); tune it where it is to run"
+        )
     return found
 
 
-def _step(timeline: Timeline, begin: float, end: float) -> _Step | None:
+def _reducing_passes(timeline: Timeline, begin: float, end: float, backwards: Sequence[Span]) -> int:
+    """The number of backward passes of a step in which a bucket was launched."""
+    launched = [bucket.launched for bucket in timeline.buckets if begin <= bucket.launched < end]
+    return sum(any(since <= one < until for one in launched) for since, until in _windows(end, backwards))
+
+
+def _windows(end: float, backwards: Sequence[Span]) -> list[tuple[float, float]]:
+    """From the begin of each backward pass to that of the next one, or to the end of the step."""
+    return list(pairwise([*(span.begin for span in backwards), end]))
+
+
+def _known(timeline: Timeline, passes: int) -> list[_Step | None]:
+    """The steps of a rank; None for one that tells nothing, or has another number of backward passes."""
+    return [
+        _step(timeline, begin, end, backwards) if len(backwards) == passes else None
+        for begin, end, backwards in _steps(timeline)
+    ]
+
+
+def _step(timeline: Timeline, begin: float, end: float, backwards: Sequence[Span]) -> _Step | None:
+    gradients = [one for one in timeline.gradients if begin <= one.ready < end]
+    ready = [0.0] * len(timeline.parameter_bytes)
+    for since, until in _windows(end, backwards):
+        of_pass = {one.parameter: one.ready - since for one in gradients if since <= one.ready < until}
+        if len(of_pass) < len(ready):
+            return None
+        ready = [sofar + of_pass[parameter] for parameter, sofar in enumerate(ready)]
+    passes = len(backwards)
+    if len(gradients) != passes * len(ready):  # some became ready twice in a pass, or outside of all
+        return None
     spans = [span for span in timeline.spans if begin <= (span.begin + span.end) / 2 < end]
-    backwards = [span for span in spans if span.name == "backward"]
-    if len(backwards) != 1:
-        return None
-    (backward,) = backwards
-    ready: list[float | None] = [None] * len(timeline.parameter_bytes)
-    for gradient in timeline.gradients:
-        if begin <= gradient.ready < end:
-            if ready[gradient.parameter] is not None:
-                return None
-            ready[gradient.parameter] = max(0.0, gradient.ready - backward.begin)
-    times = [one for one in ready if one is not None]
-    if len(times) < len(ready):
-        return None
-    exposed = sum(span.end - span.begin for span in spans if span.name == "exposed")
+    waiting = sum(span.end - span.begin for span in spans if span.name in _WAITING)
     fixed = sum(span.end - span.begin for span in spans if span.name in _FIXED)
-    seconds = backward.end - backward.begin
-    return fixed, max(0.0, end - begin - exposed - fixed - seconds), seconds, times
+    backward = sum(span.end - span.begin for span in backwards)
+    before = max(0.0, end - begin - waiting - fixed - backward)
+    return fixed, before / passes, backward / passes, [one / passes for one in ready]
 
 
-def _last_of(ranks: Sequence[_Step]) -> _Step:
+def _last_of(ranks: Sequence[_Step], passes: int, reductions: int) -> _Step:
     """One step in the place of those of all ranks, which have left the previous reduction together."""
-    slowest = max(ranks, key=lambda step: sum(step[:3]))
-    begin = slowest[0] + slowest[1]
+    slowest = max(ranks, key=lambda step: _seconds(step, passes))
+
+    def begin(step: _Step) -> float:
+        """The seconds from a reduction to the begin of the backward pass with the next one, on average."""
+        return _seconds(step, passes) / reductions - step[2]
+
     ready = [
-        max(0.0, max(rank[0] + rank[1] + times for rank, times in zip(ranks, of_one, strict=True)) - begin)
+        max(0.0, max(begin(rank) + times for rank, times in zip(ranks, of_one, strict=True)) - begin(slowest))
         for of_one in zip(*(rank[3] for rank in ranks), strict=True)
     ]
     return slowest[0], slowest[1], slowest[2], ready

@@ -2,7 +2,8 @@
 
     step_seconds(profile, Configuration({"bucket_cap_mb": 50}))
 
-A step begins when the reductions of the step before it have ended, on all ranks at the same time. DDP launches its
+A step begins when the reductions of the step before it have ended, on all ranks at the same time. So does each pass of
+a step with several backward passes, because DDP waits for the reductions at the end of a pass. DDP launches its
 buckets in order. On a CPU a hook computes in the thread of the backward pass, which goes on only after that; on a GPU
 it computes beside it.
 """
@@ -35,11 +36,12 @@ _OF_A_HOOK = {
 _BATCHED_SAVES = 0.5  # of the copies' seconds: batched_grad_copy makes one copy of many, in one direction
 
 
-def predictable(configuration: Configuration) -> bool:
-    """Whether the model knows what the configuration does: all its knobs, and its hook."""
-    if {DEFER_REDUCTIONS.name, BROADCAST_BUFFERS.name} & configuration.keys() or any(
-        BY_NAME[name].reach is Reach.START for name in configuration
-    ):
+def predictable(profile: Profile, configuration: Configuration) -> bool:
+    """Whether the model knows what the configuration does in this job: all its knobs, and its hook."""
+    if BROADCAST_BUFFERS.name in configuration or any(BY_NAME[name].reach is Reach.START for name in configuration):
+        return False
+    # Deferred over another number of passes, some reductions would come where the optimizer reads the gradients.
+    if DEFER_REDUCTIONS.of(configuration) not in (None, profile.reductions):
         return False
     return HOOK.of(configuration) in (None, _LOW_RANK, *_SIXTEEN_BITS)
 
@@ -59,14 +61,19 @@ def step_seconds(
     profile: Profile, configuration: Configuration, coefficients: Coefficients | None = None
 ) -> float | None:
     """Seconds of a step of the script; None where the model does not know the configuration."""
-    if not predictable(configuration):
+    if not predictable(profile, configuration):
         return None
     found = coefficients or profile.coefficients
     slower = found.pace * _times(configuration, found)
-    reducing = _reducing(profile, configuration, found, slower)
+    fixed, of_pass = profile.fixed * slower, (profile.before + profile.backward) * slower
+    reductions = 1 if DEFER_REDUCTIONS.of(configuration) else profile.reductions
+    reducing = _reducing(profile, configuration, found, slower, fixed + (profile.passes - reductions) * of_pass)
+    if reductions > 1:  # each further pass begins where the one before it has ended, so they all take as long
+        reducing += (reductions - 1) * _reducing(profile, configuration, found, slower, 0.0)
+    # A deferred reduction has its broadcast all the same: the buffers are to be those of the script as written.
+    reducing += profile.reductions * _broadcast(profile, found)
     together = configuration.steps_per_update
-    alone = (profile.fixed + profile.before + profile.backward) * slower
-    return (reducing + (together - 1) * alone) / together
+    return (reducing + (together - 1) * (fixed + profile.passes * of_pass)) / together
 
 
 def computing_seconds(profile: Profile, configuration: Configuration) -> float:
@@ -79,10 +86,13 @@ def _times(configuration: Configuration, found: Coefficients) -> float:
     return found.computing.get(computing_key(configuration), 1.0)
 
 
-def _reducing(profile: Profile, configuration: Configuration, found: Coefficients, slower: float) -> float:
+def _reducing(
+    profile: Profile, configuration: Configuration, found: Coefficients, slower: float, ahead: float
+) -> float:
+    """Seconds of a pass that reduces, and of all that is computed `ahead` of it since the reduction before."""
     link = _link(profile.link, found)
     thread = _Thread(Network(link, AT_ONCE.get(profile.backend, 1)), found, profile.backend == "gloo")
-    thread.compute((profile.fixed + profile.before) * slower)
+    thread.compute(ahead + profile.before * slower)
     at_end = CUDA_GRAPHS.of(configuration) == WHOLE_MODEL  # one graph has all gradients ready at its end
     done = 0.0
     hook = _hook(profile, configuration, found)
@@ -101,6 +111,12 @@ def _reducing(profile: Profile, configuration: Configuration, found: Coefficient
     thread.wait_for_all()
     thread.finish(profile.gradient_bytes * copies / 2)
     return thread.now
+
+
+def _broadcast(profile: Profile, found: Coefficients) -> float:
+    """Seconds of a broadcast of the buffers, for which all ranks wait: as long as a reduction of as many bytes."""
+    link = _link(profile.link, found)
+    return link.latency + link.transfer(profile.buffer_bytes) if profile.buffer_bytes else 0.0
 
 
 def _copies(profile: Profile, configuration: Configuration) -> float:

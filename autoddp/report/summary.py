@@ -45,6 +45,7 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
         "steps": outcome.steps,
         "compilations": outcome.compilations,
         "profile": outcome.profile,
+        "why_no_profile": outcome.why_no_profile,
         "what_if": what_if(outcome.profile, outcome.decision.configuration) if outcome.profile else [],
         "timelines": outcome.timelines,
         "wall_seconds": {**outcome.wall_seconds, **wall_seconds},

@@ -7,15 +7,21 @@ from collections import defaultdict
 from collections.abc import Sequence, Set
 
 from autoddp.codec import replace
+from autoddp.errors import first_line
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import HOOK
-from autoddp.predict import Calibration, Profile, computing_key
+from autoddp.knobs.job import OWN_HOOK
+from autoddp.predict import Calibration, Profile, Unpredictable, computing_key, profile_of
 from autoddp.timing import median
+from autoddp.timing.timeline import Timeline
+from autoddp.wire import JobFacts
 
 _HOPELESS = 1.5  # times the seconds of the rung's best, beyond the errors made so far
 _ENOUGH = 4  # trials that have been predicted and measured: before that nothing is left out
 _ENOUGH_TO_TRUST, _RIGHT = 3, 0.05  # trials of which half are predicted as closely: then predictions may end a study
 _ALIKE = 0.05  # of a logarithm: what is predicted closer together than that counts as equally fast
+_NO_TIME = "tuning had no time to record its steps; tune again with a longer --budget"
+_ONLY_THERE = "tune it where it is to run"
 
 
 class Forecast:
@@ -26,7 +32,9 @@ class Forecast:
     forecast.measured(configuration, 0.18, predicted)
     """
 
-    def __init__(self, profile: Profile | None = None, as_written: float = 0.0) -> None:
+    def __init__(self, profile: Profile | None = None, as_written: float = 0.0, why_not: str = _NO_TIME) -> None:
+        """`why_not`: why there is no profile, and what would mend that, in one line."""
+        self.why_not = "" if profile else why_not
         self._known = Calibration(profile, as_written) if profile else None
         self._computing = {""}
         self._hooks = {Configuration()}
@@ -84,6 +92,51 @@ class Forecast:
         self._computing.add(computing_key(configuration))
         self._hooks.add(configuration.hook)
         self._known.measured(configuration, seconds)
+
+
+def forecast_of(facts: JobFacts, recorded: Sequence[Timeline], as_written: float, computing: float) -> Forecast:
+    """The forecast for a job of which some steps were recorded; without a profile, it knows why nothing is predicted.
+
+    `as_written` and `computing` are seconds of a step: of the script as written, and without any reduction.
+    """
+    why = why_never(facts)
+    if why:
+        return Forecast(why_not=why)
+    try:
+        profile = profile_of(
+            recorded,
+            facts.gradient_shapes,
+            facts.backend,
+            facts.nodes,
+            facts.ddp_arguments,
+            min(computing, as_written),
+            facts.link,
+            facts.cores / facts.ranks_per_host,
+            facts.micro_batches,
+            facts.buffer_bytes,
+        )
+        return Forecast(profile, as_written)
+    except Unpredictable as unpredictable:
+        return Forecast(why_not=str(unpredictable))
+    except ValueError as problem:  # an argument of DDP, as text, from which its buckets cannot be told
+        what = f"the script gives DDP sizes of buckets that cannot be read ({first_line(problem)})"
+        return Forecast(why_not=f"{what}; {_ONLY_THERE}")
+
+
+def why_never(facts: JobFacts) -> str:
+    """Why the steps of a job with these facts cannot be predicted, and what would mend that; "" where they may be."""
+    if "+" in facts.parameters_digest:
+        return f"the script trains several DDP models, and only the steps of one can be predicted; {_ONLY_THERE}"
+    if any(OWN_HOOK in why for why in facts.left_out.values()):
+        return f"{OWN_HOOK}, and what that computes and sends is not known; {_ONLY_THERE}"
+    if not facts.micro_batches:
+        return "its steps reduce no gradients through DDP, so their time depends on no link; nothing is to be predicted"
+    if facts.micro_batches % 1:
+        return (
+            f"its first steps differ in their number of reductions (on average {facts.micro_batches:g}), and only "
+            "steps with the same number can be predicted; give each step as many micro-batches, and tune again"
+        )
+    return ""
 
 
 def _percentile(values: Sequence[float], share: float) -> float:

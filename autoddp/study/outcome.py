@@ -149,7 +149,9 @@ class Outcome:
     headroom_interval: tuple[float, float] = (0.0, 1.0)
     """99 % interval of the headroom."""
     profile: Profile | None = None
-    """What was learned of a step, for predictions; None where too little could be recorded."""
+    """What was learned of a step, for predictions; None where nothing can be predicted."""
+    why_no_profile: str = ""
+    """Why nothing can be predicted, and what would mend that; "" where there is a profile."""
     timelines: tuple[Timeline, ...] = ()
     """Some steps as written, of each rank; empty where none were recorded."""
     ended: str = ""

@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration, Rung, Value
 from autoddp.knobs.computing import OPTIMIZE_DDP, REDUCE_OVERHEAD
-from autoddp.predict import profile_of
 from autoddp.recipe.decision import WORTH_A_CHANGE
 from autoddp.settings import StudySettings
 from autoddp.study.budget import StepBudget
@@ -23,7 +22,7 @@ from autoddp.study.cost import Cost
 from autoddp.study.decision import decide, short
 from autoddp.study.env_trials import RESERVED, EnvTrials, Screen, screened
 from autoddp.study.finals import MOST_ROUNDS, Finals, ladder_of
-from autoddp.study.forecast import Forecast
+from autoddp.study.forecast import Forecast, forecast_of, why_never
 from autoddp.study.measure import (
     INTERRUPTED,
     Diagnose,
@@ -117,6 +116,7 @@ class Study:
             compilations=self._cost.compilations,
             wall_seconds=dict(self._cost.wall_seconds),
             profile=self._trials.forecast.profile,
+            why_no_profile=self._trials.forecast.why_not,
             timelines=self._recorded,
             ended=ended,
         )
@@ -125,8 +125,9 @@ class Study:
 
     def _search(self, baseline: TrialRecord, won: Headroom, computing: float) -> None:
         """Run trials, and the finals of the best of them. `computing`: seconds of a step without any reduction."""
-        trials, asked = self._trials, self._asked
-        trials.forecast = self._forecast(baseline, computing)
+        trials, asked, never = self._trials, self._asked, why_never(self._facts)
+        if never:
+            trials.forecast = Forecast(why_not=never)
         fixed: Configuration | None = None
         settings: list[Mapping[str, Value]] | None = None
         paired = 0  # trials that the final rounds have known
@@ -134,6 +135,8 @@ class Study:
             if settings is None and self._has_plenty_of_time:
                 if won.high >= WORTHWHILE:
                     self._record(baseline, computing)
+                elif not never:
+                    trials.forecast = Forecast(why_not=_little(won))
                 settings = self._judge_settings(won)
             if fixed is None:
                 fixed = trials.find_computing()
@@ -190,7 +193,7 @@ class Study:
         with contextlib.suppress(TrialFailed):  # the job was started again, and is as it was
             in_effect = not self._trials.records
             self._recorded = self._cost.timelines(AS_WRITTEN, self._budget.recorded, in_effect)
-        self._trials.forecast = self._forecast(baseline, computing)
+        self._trials.forecast = forecast_of(self._facts, self._recorded, baseline.seconds, computing)
 
     def _headroom(self) -> tuple[TrialRecord, Headroom, list[Block]]:
         """Measure the script as written with and without DDP's reduction, alternating, to find what could be won.
@@ -249,26 +252,6 @@ class Study:
             return None
         self._observer.diagnosed(found)
         return found
-
-    def _forecast(self, baseline: TrialRecord, computing: float) -> Forecast:
-        """What predicts the trials. Jobs with several models, or several reductions a step, are not predicted."""
-        facts = self._facts
-        if "+" in facts.parameters_digest or facts.micro_batches != 1 or "the script registers" in str(facts.left_out):
-            return Forecast()
-        profile = profile_of(
-            self._recorded,
-            facts.gradient_shapes,
-            facts.backend,
-            facts.nodes,
-            facts.ddp_arguments,
-            min(computing, baseline.seconds),
-            facts.link,
-            facts.cores / facts.ranks_per_host,
-        )
-        try:
-            return Forecast(profile, baseline.seconds)
-        except ValueError:  # an argument of DDP, as text, from which its buckets cannot be told
-            return Forecast()
 
     def _is_open(self, found: Headroom, rounds: int, budget: StepBudget) -> bool:
         """Whether more rounds are needed: likely there is nothing to win, but the interval allows for a gain."""
@@ -378,3 +361,9 @@ class Study:
         length = self._cost.start.length
         job = f"your job has {length} steps, and " if length else ""
         return f"; {job}--budget {math.ceil(needed / 60)}m would decide it"
+
+
+def _little(won: Headroom) -> str:
+    """Why the steps of a job were not recorded whose reductions cost next to nothing."""
+    most = percent(won.high, ".1f")
+    return f"its reductions take at most {most} of a step here, so no steps were recorded; tune it on more nodes"

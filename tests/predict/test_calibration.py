@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from autoddp.bench import LinkModel, Segment
 from autoddp.codec import convert, decode, encode, replace
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.predict import Calibration, Coefficients, Gradient, Profile, profile_of, step_seconds
+from autoddp.predict import Calibration, Coefficients, Gradient, Profile, Unpredictable, profile_of, step_seconds
 from autoddp.predict.step import coefficients_of
 from autoddp.timing.arithmetic import HookArithmetic
+from autoddp.timing.timeline import Bucket, Span, Timeline
 from autoddp.timing.timeline import Gradient as Ready
-from autoddp.timing.timeline import Span, Timeline
 from autoddp.units import MIB
 
 COUNT = 24
@@ -149,9 +149,7 @@ SHAPES = ((100, 10), (100,), (10,))
 
 
 def of(timelines: list[Timeline], computing: float = 0.035) -> Profile:
-    found = profile_of(timelines, SHAPES, "gloo", 2, {"bucket_cap_mb": "5"}, computing)
-    assert found is not None
-    return found
+    return profile_of(timelines, SHAPES, "gloo", 2, {"bucket_cap_mb": "5"}, computing)
 
 
 def test_a_profile_of_equal_ranks() -> None:
@@ -189,7 +187,8 @@ def test_it_is_scaled_to_steps_without_reductions() -> None:
     ],
 )
 def test_records_that_do_not_tell_enough(timelines: list[Timeline]) -> None:
-    assert profile_of(timelines, SHAPES, "gloo", 2, {}, 0.035) is None
+    with pytest.raises(Unpredictable, match="; "):
+        profile_of(timelines, SHAPES, "gloo", 2, {}, 0.035)
 
 
 @pytest.mark.parametrize(("cores", "stretch"), [(1.0, 2.0), (2.0, 0.5), (8.0, Coefficients().stretch)])
@@ -198,10 +197,8 @@ def test_threads_of_gloo_and_ranks_share_the_cores(cores: float, stretch: float)
     loopback, slow = (LinkModel((Segment(0.0, 2e-4, per_byte),)) for per_byte in (1e-9, 8e-9))
     timelines = [timeline(0), timeline(1)]
     found = profile_of(timelines, SHAPES, "gloo", 1, {}, 0.035, loopback, cores)
-    assert found is not None
     assert found.coefficients.stretch == pytest.approx(stretch)
     between = profile_of(timelines, SHAPES, "gloo", 2, {}, 0.035, slow, cores)
-    assert between is not None
     assert between.coefficients.stretch <= max(0.25, Coefficients().stretch)
 
 
@@ -242,5 +239,105 @@ def test_a_measured_hook_is_predicted_well_at_once() -> None:
 def test_a_step_in_which_a_gradient_is_missing_is_left_out() -> None:
     whole = timeline(0)
     found = profile_of([replace(whole, gradients=whole.gradients[1:])], SHAPES, "gloo", 1, {}, 0.035)
-    assert found is not None
     assert found.ready == pytest.approx((0.020, 0.012, 0.004))
+
+
+# Steps of several backward passes.
+
+
+def accumulating(passes: list[str], times: float = 1.0) -> Timeline:
+    """A step for each text, a pass for each letter: 10 ms of forward, 20 ms of backward; a pass "R" reduces, in 15 ms.
+
+    `times`: how many times as long a pass of this rank takes. The optimizer takes 5 ms.
+    """
+    spans: list[Span] = []
+    gradients: list[Ready] = []
+    buckets: list[Bucket] = []
+    ends: list[float] = []
+    now = 0.0
+    for step in passes:
+        for letter in step:
+            forward, backward = now + 0.010 * times, now + 0.030 * times
+            spans += [Span("forward", now, forward), Span("backward", forward, backward)]
+            gradients += [Ready(place, forward + at * times) for place, at in enumerate((0.020, 0.012, 0.004))]
+            now = backward
+            if letter == "R":
+                now += 0.015
+                spans.append(Span("exposed", backward, now))
+                buckets.append(Bucket(0, 4440, backward, now))
+        spans.append(Span("optimizer", now, now + 0.005))
+        now += 0.005
+        ends.append(now)
+    sizes = (4000, 400, 40)
+    return Timeline(0, "host", 0.0, 0.0, tuple(ends), tuple(spans), tuple(gradients), tuple(buckets), sizes)
+
+
+def profile_of_one(one: Timeline, **more: Any) -> Profile:
+    return profile_of([one, one], SHAPES, "gloo", 2, {}, 0.125, **more)
+
+
+@pytest.mark.parametrize(("step", "reductions"), [("RRRR", 4), ("-R-R", 2), ("---R", 1)])
+def test_the_passes_of_a_step_and_its_reductions(step: str, reductions: int) -> None:
+    found = profile_of_one(accumulating([step] * 4))
+    assert (found.passes, found.reductions) == (4, reductions)
+    assert found.computing == pytest.approx(0.125)
+    assert found.fixed == pytest.approx(0.005)
+    assert (found.before, found.backward) == pytest.approx((0.010, 0.020))
+    assert found.ready == pytest.approx((0.020, 0.012, 0.004))
+
+
+def test_the_slower_rank_is_as_late_as_its_passes_since_the_last_reduction() -> None:
+    """Without a reduction in between, its delays add up: so all gradients are ready late in the other's last pass."""
+    last = {}
+    for step in ("RR", "-R"):
+        ranks = [accumulating([step] * 3), accumulating([step] * 3, times=1.1)]
+        found = profile_of(ranks, SHAPES, "gloo", 2, {}, 0.071)
+        last[step] = found.fixed + found.passes * (found.before + found.backward)
+        assert found.ready[2] == pytest.approx(0.0044)
+    assert last["RR"] == pytest.approx(last["-R"])
+
+
+def test_the_last_step_of_an_epoch_may_be_shorter() -> None:
+    found = profile_of_one(accumulating(["RRRR", "RRRR", "RR", "RRRR", "RRRR", "RRRR"]))
+    assert (found.passes, found.reductions) == (4, 4)
+    assert found.computing == pytest.approx(0.125)
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        (["RRRR", "RR"] * 3, r"different numbers of backward passes \(2, 4\)"),
+        (["R", "RR", "RRR"], r"different numbers of backward passes \(1, 2, 3\)"),
+        (["---R", "RRRR"] * 2, r"different numbers of reductions \(1, 4\)"),
+    ],
+)
+def test_steps_that_differ_are_refused(steps: list[str], why: str) -> None:
+    with pytest.raises(Unpredictable, match=f"{why}.*; give each step as many micro-batches, and tune again"):
+        profile_of_one(accumulating(steps))
+
+
+def test_a_gradient_that_one_of_the_passes_does_not_give() -> None:
+    whole = accumulating(["RR"] * 3)
+    with pytest.raises(Unpredictable, match="every gradient exactly once"):
+        profile_of_one(replace(whole, gradients=whole.gradients[::2]))
+
+
+def test_where_no_bucket_was_timed_the_forward_passes_tell() -> None:
+    """A script with a hook of its own has no buckets in its timeline."""
+    untimed = replace(accumulating(["RRRR"] * 3), buckets=(), no_buckets="sparse")
+    assert profile_of_one(untimed, reducing=4.0).reductions == 4
+    assert profile_of_one(untimed, reducing=1.0).reductions == 1
+    for reducing in (0.0, 2.5, 5.0):
+        with pytest.raises(Unpredictable, match=r"4 backward passes, .* not recorded \(sparse\); tune it where"):
+            profile_of_one(untimed, reducing=reducing)
+
+
+def test_a_deferred_reduction_is_predicted_from_the_script_as_written() -> None:
+    """Before any trial: four reductions over a link of which only that is known."""
+    job = profile(passes=4, reductions=4)
+    deferred = Configuration({"defer_reductions": 4})
+    as_written, once = (step_seconds(job, one, TRUE) for one in (AS_WRITTEN, deferred))
+    assert as_written is not None
+    assert once is not None
+    assert once < 0.5 * as_written
+    assert Calibration(job, as_written).seconds(deferred) == pytest.approx(once, rel=0.1)

@@ -194,6 +194,53 @@ def test_several_steps_as_one() -> None:
     assert seconds(THREE, accumulate_steps=4) == pytest.approx((seconds(THREE) + 3 * alone) / 4)
 
 
+# The same in each of three backward passes of a step: 6 ms before it, 30 ms of backward; 4 ms are those of the step.
+EACH = replace(THREE, passes=3, reductions=3)
+ALONE = 0.004 + 3 * 0.036
+
+
+def test_each_backward_pass_of_a_step_reduces() -> None:
+    """A pass takes 80 ms, 4 ms of which are those of the step alone."""
+    assert seconds(EACH, bucket_cap_mb=2) == pytest.approx(0.004 + 3 * 0.076)
+    assert seconds(EACH, bucket_cap_mb=6) == pytest.approx(0.004 + 3 * (0.036 + 0.060))
+    assert EACH.computing == pytest.approx(ALONE)
+
+
+def test_deferred_only_the_last_pass_reduces() -> None:
+    """Two passes of 36 ms and the last one with its reductions: as the script would take with no_sync."""
+    assert seconds(EACH, bucket_cap_mb=6, defer_reductions=3) == pytest.approx(ALONE + 0.060)
+    no_sync = replace(EACH, reductions=1)
+    for values in ({"bucket_cap_mb": 2}, {"bucket_cap_mb": 6}, {"hook": "bf16"}):
+        assert seconds(no_sync, **values) == pytest.approx(seconds(EACH, **values, defer_reductions=3))
+
+
+def test_several_steps_of_several_passes_as_one() -> None:
+    """Nothing reduces in the steps that are kept; the last one reduces as it is written."""
+    assert seconds(EACH, accumulate_steps=4) == pytest.approx((seconds(EACH) + 3 * ALONE) / 4)
+
+
+def test_a_larger_batch_makes_each_pass_longer() -> None:
+    larger, _ = moved(EACH, Elsewhere(batch_times=2.0))
+    assert larger.computing == pytest.approx(0.004 + 2 * 3 * 0.036)
+
+
+@pytest.mark.parametrize("passes", [2, 4, 6])
+def test_reductions_that_are_deferred_over_another_number_of_passes(passes: int) -> None:
+    """The last ones come where the optimizer reads the gradients, which the model does not know."""
+    assert step_seconds(EACH, Configuration({"defer_reductions": passes})) is None
+    assert step_seconds(replace(EACH, reductions=1), Configuration({"defer_reductions": passes})) is None
+
+
+def test_buffers_are_broadcast_once_for_each_reduction_as_written() -> None:
+    """Where reductions are deferred too: each broadcast of 1 MiB takes a latency of 1 ms, and 10 ms of the link."""
+    job = profile([2, 2, 2], [0.030, 0.020, 0.010], latency=0.001, passes=3, reductions=3)
+    with_buffers = replace(job, buffer_bytes=MIB)
+    for values in ({}, {"defer_reductions": 3}):
+        assert seconds(with_buffers, **values) == pytest.approx(seconds(job, **values) + 3 * 0.011)
+    once = replace(job, reductions=1)
+    assert seconds(replace(once, buffer_bytes=MIB)) == pytest.approx(seconds(once) + 0.011)
+
+
 def test_what_the_model_does_not_know() -> None:
     assert step_seconds(THREE, Configuration({"interfaces": "eth0,eth1"})) is None
 
@@ -220,13 +267,21 @@ def test_what_if() -> None:
 
 
 JOBS = st.builds(
-    lambda gradients, latency, per_mib, backend: profile(
-        [size for size, _ in gradients], [at for _, at in gradients], latency, per_mib, backend
+    lambda gradients, latency, per_mib, backend, passes, reductions: profile(
+        [size for size, _ in gradients],
+        [at for _, at in gradients],
+        latency,
+        per_mib,
+        backend,
+        passes=passes,
+        reductions=min(passes, reductions),
     ),
     st.lists(st.tuples(st.floats(0.01, 30), st.floats(0.0001, 0.2)), min_size=1, max_size=20),
     st.floats(0, 0.01),
     st.floats(1e-5, 0.1),
     st.sampled_from(["gloo", "nccl"]),
+    st.integers(1, 8),
+    st.integers(1, 8),
 )
 CONFIGURATIONS = st.sampled_from(
     [

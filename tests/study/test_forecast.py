@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from simulated import SimulatedJob, facts
 
+from autoddp.codec import replace
 from autoddp.knobs import GRADIENT_RUNGS, Configuration
+from autoddp.knobs.job import OWN_HOOK
 from autoddp.study import Observer, Outcome, Study, StudySettings
 from autoddp.study.forecast import Forecast
 from autoddp.timing import median
@@ -48,6 +52,32 @@ def test_arguments_that_cannot_be_read_do_not_end_a_study(plan: str) -> None:
     outcome = Study(SimulatedJob(200.0), known, StudySettings(trials=6, all_trials=True), Observer()).run()
     assert len(outcome.trials) == 6
     assert (outcome.profile is None) == (plan != "[]")
+
+
+@pytest.mark.parametrize(
+    ("known", "why"),
+    [
+        ({"parameters_digest": "01+23"}, "several DDP models"),
+        ({"left_out": {"hook": OWN_HOOK}}, "a communication hook of its own"),
+        ({"micro_batches": 0.0}, "reduce no gradients through DDP"),
+        ({"micro_batches": 3.5}, r"differ in their number of reductions \(on average 3.5\)"),
+        ({"ddp_arguments": {"bucket_cap_mb": "<a number>"}}, "sizes of buckets that cannot be read"),
+        ({"gradient_shapes": ((512, 512),)}, "no steps were recorded on all ranks"),
+    ],
+)
+def test_a_job_that_cannot_be_predicted_says_why_and_what_to_do(known: dict[str, object], why: str) -> None:
+    outcome = Study(SimulatedJob(200.0), replace(facts(), **known), StudySettings(trials=4), Observer()).run()
+    assert outcome.profile is None
+    assert re.search(f"{why}.*; .", outcome.why_no_profile)
+
+
+def test_no_steps_are_recorded_without_time_or_a_gain() -> None:
+    short = Study(SimulatedJob(200.0, time=20.0), facts(), StudySettings(trials=200), Observer()).run()
+    assert "no time to record" in short.why_no_profile
+    quick = Study(SimulatedJob(1e6, 1e-6, copies=0.0), facts(), StudySettings(trials=4), Observer()).run()
+    assert "its reductions take at most" in quick.why_no_profile
+    assert short.profile is quick.profile is None
+    assert study(SimulatedJob(200.0), 4).why_no_profile == ""
 
 
 def regret(job: SimulatedJob, outcome: Outcome) -> float:
