@@ -103,6 +103,8 @@ def run(arguments: list[str]) -> int:
         "summary": str(place),
         "nodes": profile.nodes,
         "ranks": profile.world_size,
+        "passes": profile.passes,
+        "reductions": profile.reductions,
         "rows": found,
         "extrapolated": notes,
         "typical_error": profile.typical_error,
@@ -161,12 +163,26 @@ def _show(answer: Mapping[str, Any]) -> None:
         f"{answer['ranks']} rank{'s' * (answer['ranks'] != 1)} on {answer['nodes']} node{'s' * (answer['nodes'] != 1)}"
     )
     lines = [f"{ranks}, of which each computes {computing} ms per step", "", aligned([head, *rows]), ""]
+    if answer["passes"] > 1:
+        lines.insert(1, _passes(answer["passes"], answer["reductions"]))
     lines += [f"extrapolated: {note}" for note in answer["extrapolated"]]
     typical, large = answer["typical_error"], answer["large_error"]
     if typical is not None and large is not None:
         half, most = percent(typical, ".1f"), percent(large, ".1f")
         lines.append(f"in the study half of its predictions were within {half}, nine of ten within {most}")
     show("\n".join(lines))
+
+
+def _passes(passes: int, reductions: int) -> str:
+    """A sentence about the backward passes of a step.
+
+    >>> _passes(6, 6)
+    'a step has 6 backward passes; as written, each of them reduces'
+    >>> _passes(6, 1)
+    'a step has 6 backward passes; as written, 1 of them reduces'
+    """
+    which = "each of them reduces" if reductions == passes else f"{reductions} of them reduce{'s' * (reductions == 1)}"
+    return f"a step has {passes} backward passes; as written, {which}"
 
 
 def _asked(chosen: Configuration, options: argparse.Namespace) -> Configuration | None:
@@ -226,10 +242,8 @@ def _read(place: Path) -> _Known:
             f"predict: {name}: a summary of schema {SUMMARY_SCHEMA} was expected; upgrade autoddp, or tune again"
         )
     if not found.get("profile"):
-        raise UsageError(
-            f"predict: {name}: its run has recorded no usable steps; only jobs with one DDP model that "
-            "reduces once a step can be predicted"
-        )
+        why = found.get("why_no_profile") or "tuning ended before any step was recorded; tune again"
+        raise UsageError(f"predict: {name}: its run cannot be predicted: {printable(str(why))}")
     try:
         profile = convert(found["profile"], Profile)
         _check(profile)
@@ -261,6 +275,8 @@ def _check(profile: Profile) -> None:
         raise ValueError("profile: a gradient has more values than bytes")
     if len(profile.ready) != len(profile.gradients) or not profile.gradients:
         raise ValueError("profile: every gradient needs the time at which it is ready")
+    if not 1 <= profile.reductions <= profile.passes:
+        raise ValueError("profile: a step needs backward passes, some of which reduce")
     if not 1 <= profile.nodes <= profile.world_size <= _MOST_RANKS or not profile.link.segments:
         raise ValueError("profile: nodes, ranks or link are missing")
 

@@ -218,6 +218,47 @@ def test_what_the_job_cannot_have_is_said(summary: Path, capsys: Any) -> None:
     ]
 
 
+def test_a_step_of_several_backward_passes(summary: Path, capsys: Any) -> None:
+    """In each of them the same gradients travel; deferred, they do so once."""
+    place = other(summary, passes=4, reductions=4)
+    found = json.loads(place.read_text())
+    place.write_text(encode(found | {"decision": {"configuration": {"defer_reductions": 4}}}))
+    written, tuned = asked(place, "", capsys)["rows"]
+    travel = LATENCY + (MIB - 1) / MIB_PER_SECOND
+    computing = 0.002 + 4 * 0.028
+    assert written["step_ms"] / 1e3 == pytest.approx(computing + 4 * travel)
+    assert tuned["step_ms"] / 1e3 == pytest.approx(computing + travel)
+    assert run([str(place)]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "2 ranks on 2 nodes, of which each computes 114 ms per step",
+        "a step has 4 backward passes; as written, each of them reduces",
+    ]
+    no_sync = other(summary, passes=4, reductions=1)
+    assert asked(no_sync, "", capsys)["rows"][0]["step_ms"] == pytest.approx(tuned["step_ms"])
+    assert run([str(no_sync)]) == 0
+    assert "a step has 4 backward passes; as written, 1 of them reduces" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"why_no_profile": "steps differ; give each as many"}, "steps differ; give each as many"),
+        ({"why_no_profile": "two\nlines \x1b[31m"}, "two"),
+        ({"why_no_profile": ["no text"]}, "no text"),
+        ({}, "tuning ended before any step was recorded; tune again"),
+    ],
+)
+def test_why_a_run_cannot_be_predicted(summary: Path, told: dict[str, Any], why: str) -> None:
+    place = summary.with_name("refused.json")
+    place.write_text(encode(SUMMARY | {"profile": None} | told))
+    with pytest.raises(UsageError) as refused:
+        run([str(place)])
+    assert f"{place}: its run cannot be predicted: " in str(refused.value)
+    assert why in str(refused.value)
+    assert str(refused.value).isprintable()
+    assert refused.value.exit_code == 2
+
+
 def test_errors_of_which_one_is_not_known(summary: Path, capsys: Any) -> None:
     place = other(summary, large_error=None)
     assert run([str(place)]) == 0
@@ -284,6 +325,9 @@ BROKEN = {
     "no gradients": encode(SUMMARY | {"profile": PROFILE | {"ready": [], "gradients": []}}),
     "no link": encode(SUMMARY | {"profile": PROFILE | {"link": {"segments": []}}}),
     "no ranks": encode(SUMMARY | {"profile": PROFILE | {"world_size": 0}}),
+    "no passes": encode(SUMMARY | {"profile": PROFILE | {"passes": 0, "reductions": 0}}),
+    "more reductions than passes": encode(SUMMARY | {"profile": PROFILE | {"passes": 2, "reductions": 3}}),
+    "endless passes": encode(SUMMARY | {"profile": PROFILE | {"passes": 10**400}}),
     "NaN": encode(SUMMARY | {"profile": PROFILE | {"backward": float("nan")}}),
     "a coefficient of 0": encode(SUMMARY | {"profile": PROFILE | {"coefficients": {"per_byte": -1.0}}}),
     "an endless time": encode(SUMMARY | {"profile": PROFILE | {"before": float("inf")}}),
