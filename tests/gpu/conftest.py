@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,27 +20,52 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """For `run_checks.py`: the checks, and the limits that some have."""
-    place = os.environ.get("GPU_LIMITS")
+    """For `run_checks.py`: the checks, the limits that some have, and which need the device alone."""
+    place = os.environ.get("GPU_CHECKS")
     if place:
         own = [item for item in session.items if item.path.parent == HERE]
-        marks = {item.nodeid: item.get_closest_marker("timeout") for item in own}
-        Path(place).write_text(json.dumps({name: mark.args[0] if mark else 0 for name, mark in marks.items()}))
+        limits = {item: item.get_closest_marker("timeout") for item in own}
+        checks = [
+            {
+                "name": item.nodeid,
+                "limit": limit.args[0] if limit else 0,
+                "alone": item.get_closest_marker("alone") is not None,
+            }
+            for item, limit in limits.items()
+        ]
+        Path(place).write_text(json.dumps(checks))
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """For `run_checks.py`: a file that cannot be imported is a row of the table."""
+    if report.failed and "GPU_CHECKS" in os.environ:
+        _record(check=report.nodeid, outcome="failed", figure=_last_line(report.longreprtext))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """For `run_checks.py`: how it went, and the figure that the check has recorded."""
-    place = os.environ.get("GPU_RESULT")
-    if not place or (report.when != "call" and report.passed):
+    if report.when != "call" and report.passed:
         return
     if report.skipped:
         why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        found = {"outcome": "skipped", "figure": why.removeprefix("Skipped: ")}
+        outcome, figure = "skipped", why.removeprefix("Skipped: ")
     else:
-        crash = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")
-        figures = ", ".join(f"{name} {value}" for name, value in report.user_properties)
-        found = {"outcome": report.outcome, "figure": (figures or crash).replace("\n", " ")[:200]}
-    Path(place).write_text(json.dumps(found))
+        figures = ", ".join(f"{name} {value}" for name, value in report.user_properties if name != "used")
+        outcome, figure = report.outcome, figures if report.passed else f"{figures} {_last_line(report.longreprtext)}"
+    _record(check=report.nodeid, outcome=outcome, figure=figure.strip()[:300], seconds=round(report.duration, 1))
+
+
+def _last_line(text: str) -> str:
+    """What went wrong, of a report: its last line that says so."""
+    errors = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
+    return errors[0] if errors else text.strip().rpartition("\n")[2]
+
+
+def _record(**row: Any) -> None:
+    place = os.environ.get("GPU_RESULTS")
+    if place:
+        with Path(place).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 @pytest.fixture

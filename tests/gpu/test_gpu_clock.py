@@ -11,7 +11,7 @@ import torch
 from autoddp.worker.observe.stopwatch import CudaStopwatch
 from autoddp.worker.process.device import finish_queued_work
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 
 def timed(device):

@@ -5,12 +5,22 @@ import json
 import pytest
 from launchers import AUTODDP, ROOT, start
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240), pytest.mark.alone]
 JOBS = ROOT / "benchmarks" / "jobs" / "slow"
 
 
 def diagnosed(tmp_path, job, *words):
-    options = ["diagnose", "--nproc-per-node", "2", "--json", *words, str(JOBS / f"{job}.py"), "--steps", "1000000"]
+    options = [
+        "diagnose",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--json",
+        *words,
+        str(JOBS / f"{job}.py"),
+        "--steps",
+        "1000000",
+    ]
     launch = start(AUTODDP, tmp_path / "run", options)
     try:
         launch.process.wait(220)
@@ -27,6 +37,7 @@ def found(diagnosis, cause, figure):
     figure("step", f"{diagnosis['step_ms']:.1f} ms")
     assert ours, diagnosis["verdict"]
     figure(cause, f"{ours[0]['status']} {ours[0]['ms']:.1f} ms")
+    print(diagnosis["verdict"], *(one["text"] for one in diagnosis["findings"]), sep="\n")
     return ours[0]
 
 

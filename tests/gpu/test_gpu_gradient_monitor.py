@@ -9,7 +9,7 @@ from autoddp.knobs import Configuration
 from autoddp.worker.gradients.comparison import Comparison
 from autoddp.worker.hooks import hook_for
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 
 @pytest.mark.parametrize(("name", "sampled"), [("bf16", 0), ("powersgd", 2**12)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400), pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from autoddp.worker.process.device import _NEARLY_FULL
 from autoddp.worker.trial.experiments import Experiments
 from autoddp.worker.trial.live_ddp import LiveDdp
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 
 def test_a_turn_gives_spare_memory_back_only_where_the_device_is_nearly_full(nccl, gpu, patch, figure):

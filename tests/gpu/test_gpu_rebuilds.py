@@ -30,11 +30,11 @@ def test_fifty_rebuilds_leave_gradients_and_memory_as_they_were(nccl, gpu, figur
     patch.install()
     ddp = DDP(layers(1024, 8).to(gpu), device_ids=[0])
     (wrapped,) = patch.alive()
-    reserved = []
+    reserved, held = [], []
     early, late = [], []
     for number, values in zip(range(50), itertools.cycle([*EXACT, *OTHERS]), strict=False):
         wrapped.rebuild(Configuration(values), 0)
-        for step in range(20 if number >= 40 else 3):
+        for step in range(20 if number >= 32 else 3):
             ddp.zero_grad()
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
@@ -50,10 +50,14 @@ def test_fifty_rebuilds_leave_gradients_and_memory_as_they_were(nccl, gpu, figur
                 torch.testing.assert_close(p.grad, exact, rtol=1e-4, atol=1e-7)
         if number % 8 == 7:  # each configuration once
             reserved.append(torch.cuda.memory_reserved(gpu))
+            held.append(torch.cuda.memory_allocated(gpu))
     early, late = sorted(early)[len(early) // 2], sorted(late)[len(late) // 2]
     figure("ms at iterations 2-10 and from 12 on", f"{early:.3f} and {late:.3f}")
     figure("MiB reserved after each round", [round(value / 2**20) for value in reserved])
-    assert reserved[-1] <= reserved[1] * 1.05
+    figure("MiB held after each round", [round(value / 2**20, 1) for value in held])
+    # The last two rounds take as many steps: PowerSGD has begun, and libraries have what they work in.
+    assert held[-1] <= held[-2] * 1.01
+    assert reserved[-1] <= reserved[-2] * 1.05
 
 
 def test_parameters_that_are_not_contiguous_are_put_together(nccl, gpu):

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from launchers import AUTODDP, ROOT, TORCHRUN, start
 from autoddp.knobs import Configuration
 from autoddp.recipe import load, save
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.alone]
 JOB = str(Path(__file__).parent / "train_on_one_gpu.py")
 VIT = str(ROOT / "recipes" / "vit" / "train.py")
 COST = 0.005
@@ -33,9 +34,9 @@ def study_of(launch):
 
 
 def test_gloo_ranks_that_share_a_gpu_are_tuned_and_launched(gpu, tmp_path, figure):
-    launch = ended(start(AUTODDP, tmp_path / "run", ["--nproc-per-node", "2", "--trials", "8", JOB]))
+    launch = ended(start(AUTODDP, tmp_path / "run", ["--standalone", "--nproc-per-node", "2", "--trials", "8", JOB]))
     study = study_of(launch)
-    figure("measured", sum(trial["state"] == "measured" for trial in study["trials"]))
+    figure("trials", dict(Counter(trial["state"] for trial in study["trials"])))
     assert len(study["trials"]) == 8
     assert study["job"]["devices"] == [torch.cuda.get_device_name(gpu)]
     assert any(trial["state"] == "measured" for trial in study["trials"])
@@ -45,7 +46,7 @@ def test_gloo_ranks_that_share_a_gpu_are_tuned_and_launched(gpu, tmp_path, figur
 def test_what_nccl_used_stands_beside_the_prediction_after_tuning(needs_gpus, tmp_path, figure):
     """Where the two differ, a line says so."""
     needs_gpus(2)
-    words = ["--nproc-per-node", "2", "--trials", "2", "--tune-only", JOB, "--backend", "nccl"]
+    words = ["--standalone", "--nproc-per-node", "2", "--trials", "2", "--tune-only", JOB, "--backend", "nccl"]
     launch = ended(start(AUTODDP, tmp_path / "run", words))
     found = study_of(launch)["transports"]
     figure("ways", "; ".join(f"{way['between']} {way['predicted']}: {'+'.join(way['used'])}" for way in found["ways"]))
@@ -56,30 +57,43 @@ def test_what_nccl_used_stands_beside_the_prediction_after_tuning(needs_gpus, tm
 
 def test_a_vision_transformer_as_a_world_of_one(gpu, tmp_path, figure):
     pytest.importorskip("torchvision", reason="needs torchvision")
-    launch = ended(start(AUTODDP, tmp_path / "run", ["--nproc-per-node", "1", "--trials", "20", VIT, "--bf16"]))
+    launch = ended(
+        start(AUTODDP, tmp_path / "run", ["--standalone", "--nproc-per-node", "1", "--trials", "20", VIT, "--bf16"])
+    )
     figure("said", next((line for line in launch.stderr.splitlines() if "of one rank" in line), "")[:120])
     assert "ms per step" in launch.stdout
 
 
 def test_a_vision_transformer_with_four_gloo_ranks(gpu, tmp_path, figure):
     pytest.importorskip("torchvision", reason="needs torchvision")
-    words = ["--nproc-per-node", "4", "--trials", "20", VIT, "--batch-size", "8", "--bf16"]
+    words = ["--standalone", "--nproc-per-node", "4", "--trials", "20", VIT, "--batch-size", "8", "--bf16"]
     launch = ended(start(AUTODDP, tmp_path / "run", words))
     study = study_of(launch)
-    figure("measured", sum(trial["state"] == "measured" for trial in study["trials"]))
+    figure("trials", dict(Counter(trial["state"] for trial in study["trials"])))
     figure("launched", next((line for line in launch.stderr.splitlines() if "launching" in line), "")[:120])
     assert "ms per step" in launch.stdout
 
 
 def step_ms(command, folder, words):
     """Of the job's quietest block of steps."""
-    launch = ended(start(command, folder, ["--nproc-per-node", "2", *words, "--wide"]))
+    launch = ended(start(command, folder, ["--standalone", "--nproc-per-node", "2", *words, "--wide"]))
     return float(launch.stdout.partition("ms per step ")[2].split()[0])
 
 
 def test_a_recipe_costs_next_to_nothing(gpu, tmp_path, figure):
     """In turns, against the same settings written into the script."""
-    tuning = ["--nproc-per-node", "2", "--trials", "1", "--tune-only", "--recipe", "found.toml", JOB, "--wide"]
+    tuning = [
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--trials",
+        "1",
+        "--tune-only",
+        "--recipe",
+        "found.toml",
+        JOB,
+        "--wide",
+    ]
     found = ended(start(AUTODDP, tmp_path / "tuning", tuning)).folder / "found.toml"
     recipe = str(tmp_path / "recipe.toml")
     save(replace(load(found), configuration=Configuration({"gradient_as_bucket_view": True}), env={}), Path(recipe))

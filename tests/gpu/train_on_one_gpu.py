@@ -1,4 +1,7 @@
-"""A DDP job of gloo ranks that share the first GPU, or of NCCL ranks with a GPU each: --backend gloo|nccl."""
+"""A DDP job of gloo ranks that share the first GPU, or of NCCL ranks with a GPU each: --backend gloo|nccl.
+
+`--share` lets NCCL ranks share the first GPU too, see share_gpu.py.
+"""
 
 import argparse
 import itertools
@@ -6,6 +9,7 @@ import os
 
 import torch
 import torch.distributed as dist
+from share_gpu import share_gpu
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -15,11 +19,14 @@ BLOCK = 20  # steps that are timed together
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
+    parser.add_argument("--share", action="store_true", help="NCCL ranks share the first GPU")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--wide", action="store_true", help="large batches: steps that take tens of milliseconds")
     parser.add_argument("--bucket-view", action="store_true")
     args = parser.parse_args()
-    device = int(os.environ["LOCAL_RANK"]) if args.backend == "nccl" else 0
+    device = int(os.environ["LOCAL_RANK"]) if args.backend == "nccl" and not args.share else 0
+    if args.share:
+        share_gpu()
     torch.cuda.set_device(device)
     dist.init_process_group(args.backend)
     torch.manual_seed(0)

@@ -32,6 +32,8 @@ class Machine(FakeCuda):
         self.capturing = False
         """Whether the random generator takes itself for one under capture."""
         self.refuses_to_begin = self.broken = False
+        self.cleared: list[int] = []
+        """Captures begun when what cuBLAS works in was given back."""
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().install(monkeypatch)
@@ -78,6 +80,8 @@ class Machine(FakeCuda):
         monkeypatch.setattr(torch.cuda.graphs, "graph_pool_handle", lambda: POOL)
         monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+        clear = lambda: self.cleared.append(len(self.modes))  # noqa: E731
+        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear, raising=False)
         releases = lambda device, pool: self.released.append((device, pool))  # noqa: E731
         monkeypatch.setattr(torch._C, "_cuda_releasePool", releases, raising=False)
 
@@ -109,6 +113,18 @@ def captured(body: Any) -> None:
 def test_other_threads_may_do_what_they_like(machine: Machine) -> None:
     captured(lambda: None)
     assert machine.released == []
+
+
+def test_a_capture_has_workspaces_of_its_own_and_leaves_none(machine: Machine) -> None:
+    captured(lambda: None)
+    assert machine.cleared == [0, 1]
+
+
+def test_workspaces_that_a_graph_of_the_script_may_use_stay(machine: Machine) -> None:
+    graph = torch.cuda.CUDAGraph()
+    captured(lambda: None)
+    assert machine.cleared == []
+    del graph
 
 
 def test_what_fails_inside_is_undone_and_told(machine: Machine) -> None:

@@ -105,9 +105,12 @@ def capture(samples: Sequence[Sample], make: Make) -> list[Graphed]:
     device = _one_device(samples)
     # torch captures on the current device.
     with as_current(device), no_trace(samples), under_autocast(samples[0]), torch.enable_grad():
+        # On the script's stream, where DDP made the parameters' nodes: torch warns of gradients from another stream.
+        expected = [one_pass(m, sample.inputs(), m) for m, sample in zip(modules, samples, strict=True)]
         with on_a_side_stream(device):
             for _ in range(_PASSES):
-                expected = [one_pass(m, sample.inputs(), m) for m, sample in zip(modules, samples, strict=True)]
+                for one, sample in zip(aliased, samples, strict=True):
+                    one_pass(one, (*sample.inputs(), *one.aliases()), sample.module)
         given = tuple((*sample.inputs(), *one.aliases()) for sample, one in zip(samples, aliased, strict=True))
         with safe_captures(device):
             # Without passes of its own, which would make the aliases' nodes on yet another stream.

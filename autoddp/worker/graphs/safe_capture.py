@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ import torch
 _CLOSING = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool", "_cuda_releasePool")
 """Functions of torch._C that close a pool; the second is what torch up to 2.6 calls the first. The public ones open
 pools of their own."""
+_CLEARING = "_cuda_clearCublasWorkspaces"
+"""Function of torch._C that gives back what cuBLAS works in; torch's own captures behind torch.compile call it too."""
 
 
 @contextlib.contextmanager
@@ -26,12 +29,33 @@ def safe_captures(device: torch.device) -> Iterator[None]:
         yield
         return
     of_torch = torch.cuda.graph
+    clear = _workspaces_are_free()
+    if clear:
+        _clear_workspaces()
     # A stream of our own: torch keeps one for all captures, on whatever device was current at the first.
     torch.cuda.graph = functools.partial(SafeCapture, stream=torch.cuda.Stream(device))  # type: ignore[assignment,misc]
     try:
         yield
     finally:
         torch.cuda.graph = of_torch  # type: ignore[misc]
+        if clear:
+            _clear_workspaces()
+
+
+def _workspaces_are_free() -> bool:
+    """Whether no graph is alive, whose kernels may go on working in a workspace that was taken before its capture."""
+    return not any(issubclass(type(thing), torch.cuda.CUDAGraph) for thing in gc.get_objects())
+
+
+def _clear_workspaces() -> None:
+    """Give back what cuBLAS works in; it takes some anew when it needs some.
+
+    It takes 32 MiB on a Hopper GPU for each thread and stream, and keeps them. Without this each capture, on a stream of
+    its own, would leave as much behind, and later work on that stream would write into the graph's memory.
+    """
+    clear = getattr(torch._C, _CLEARING, None)
+    if clear is not None:
+        clear()
 
 
 class SafeCapture(torch.cuda.graph):
