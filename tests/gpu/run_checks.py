@@ -6,8 +6,8 @@
     run_checks.py --limit 500       no check runs on after so many seconds; the table says which did not end
 
 The checks of a file share a process, so that torch is started once, unless they have a time limit of their own. After
-a check that failed, a new process goes on with the next one: a failed capture may spoil the device for its process. Each
-outcome is a line of $OUT/gpu_checks.jsonl as soon as it is there, so that a run that is killed leaves what it found.
+a check that failed, a new process goes on with the next one: a failed capture may spoil the device for its process.
+Each outcome is a line of $OUT/gpu_checks.jsonl as soon as it is there, so that a run that is killed leaves what it found.
 The exit code is 1 if a check did not pass and did not say what it needs that is not here, else 0.
 """
 

@@ -50,8 +50,8 @@ def _workspaces_are_free() -> bool:
 def _clear_workspaces() -> None:
     """Give back what cuBLAS works in; it takes some anew when it needs some.
 
-    It takes 32 MiB on a Hopper GPU for each thread and stream, and keeps them. Without this each capture, on a stream of
-    its own, would leave as much behind, and later work on that stream would write into the graph's memory.
+    It takes 32 MiB on a Hopper GPU for each thread and stream, and keeps them. Without this each capture, which has a
+    stream of its own, would leave as much behind, and later work on that stream would write into the graph's memory.
     """
     clear = getattr(torch._C, _CLEARING, None)
     if clear is not None:
