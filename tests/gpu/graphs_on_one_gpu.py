@@ -1,6 +1,6 @@
 """One NCCL rank trains a model of many small layers as written and with CUDA graphs; one line of JSON says how it went.
 
-Run by test_on_a_gpu.py in a process of its own: it patches DDP, and a capture that fails may spoil the device for it.
+Run by test_gpu_graphs.py in a process of its own: it patches DDP, and a capture that fails may spoil the device for it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 import time
 from typing import Any
 
@@ -22,6 +23,7 @@ from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.graphs import Graphs
 
 WIDTH, BLOCKS, STEPS, WATCHED = 64, 30, 120, 4
+COMPILED_BLOCKS = 4  # compiling thirty takes minutes
 REPLAYED = Configuration({"gradient_as_bucket_view": True, "cuda_graphs": "reduce-overhead"})
 
 
@@ -36,9 +38,9 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, blocks: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
         self.norm = nn.BatchNorm1d(WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -69,7 +71,7 @@ def train(mode: str, autocast: bool) -> dict[str, Any]:
     patch.events = Events(graphs, compiling)
     patch.install()
     compiled = "compiled" in mode
-    model = torch.compile(Model().cuda()) if compiled else Model().cuda()
+    model = torch.compile(Model(COMPILED_BLOCKS).cuda()) if compiled else Model(BLOCKS).cuda()
     ddp = DDP(model, device_ids=[0], gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3, fused=True)
     x, target = torch.randn(32, WIDTH, device="cuda"), torch.randn(32, WIDTH, device="cuda")
@@ -111,11 +113,12 @@ def main() -> None:
     torch.cuda.set_device(0)
     dist.init_process_group("nccl")
     modes = ("", "model", "blocks", "compiled", "compiled replayed")
-    found = {
-        f"{mode or 'eager'}{' autocast' * autocast}": train(mode, autocast)
-        for autocast in (False, True)
-        for mode in modes
-    }
+    found = {}
+    for autocast in (False, True):
+        for mode in modes:
+            began, name = time.perf_counter(), f"{mode or 'eager'}{' autocast' * autocast}"
+            found[name] = train(mode, autocast)
+            print(f"{name}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
     print(json.dumps(found), flush=True)
     os._exit(0)
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 
-from autoddp.worker.ddp.objects import DdpEvents, Patch
+from autoddp.worker.ddp.objects import DdpEvents
 from autoddp.worker.graphs import Graphs
 
 pytestmark = pytest.mark.gpu
@@ -37,9 +37,8 @@ class Events(DdpEvents):
 class Job:
     """A script that holds its last loss, feeds itself by pinned memory, and drops out."""
 
-    def __init__(self, fails=False):
+    def __init__(self, patch, fails=False):
         torch.manual_seed(0)
-        patch = Patch()
         self.graphs = Graphs(patch.alive)
         patch.events = Events(self.graphs)
         patch.install()
@@ -73,8 +72,8 @@ class Job:
 
 
 @pytest.mark.parametrize("mode", ["model", "blocks"])
-def test_it_captures_while_the_script_holds_its_loss_and_pins_memory(nccl, figure, mode):
-    job = Job()
+def test_it_captures_while_the_script_holds_its_loss_and_pins_memory(nccl, patch, figure, mode):
+    job = Job(patch)
     job.watch()
     held = torch.cuda.memory_allocated()
     job.graphs.set_mode(mode)
@@ -84,9 +83,9 @@ def test_it_captures_while_the_script_holds_its_loss_and_pins_memory(nccl, figur
     assert losses[-1] < losses[0]
 
 
-def test_a_capture_that_fails_leaves_no_trace(nccl, figure):
+def test_a_capture_that_fails_leaves_no_trace(nccl, patch, figure):
     """Ten eager steps follow: stream, allocator and random generator are as before."""
-    job = Job(fails=True)
+    job = Job(patch, fails=True)
     job.watch()
     stream, reserved = torch.cuda.current_stream(), torch.cuda.memory_reserved()
     with pytest.raises(RuntimeError) as raised:
@@ -104,8 +103,8 @@ def test_a_capture_that_fails_leaves_no_trace(nccl, figure):
     assert torch.cuda.memory_reserved() <= reserved
 
 
-def test_the_modules_random_numbers_go_on_after_a_failure(nccl, gpu):
-    job = Job(fails=True)
+def test_the_modules_random_numbers_go_on_after_a_failure(nccl, patch, gpu):
+    job = Job(patch, fails=True)
     job.watch()
     with pytest.raises(RuntimeError):
         job.graphs.set_mode("model")

@@ -44,6 +44,7 @@ def safe_captures(device: torch.device) -> Iterator[None]:
 
 def _workspaces_are_free() -> bool:
     """Whether no graph is alive, whose kernels may go on working in a workspace that was taken before its capture."""
+    gc.collect()  # graphs that nobody can replay any more
     return not any(issubclass(type(thing), torch.cuda.CUDAGraph) for thing in gc.get_objects())
 
 
