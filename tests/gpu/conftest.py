@@ -27,7 +27,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         limits = {item: item.get_closest_marker("timeout") for item in own}
         checks = [
             {
-                "name": item.nodeid,
+                "name": _in_this_folder(item.path, item.nodeid),
                 "limit": limit.args[0] if limit else 0,
                 "alone": item.get_closest_marker("alone") is not None,
             }
@@ -39,7 +39,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     """For `run_checks.py`: a file that cannot be imported is a row of the table."""
     if report.failed and "GPU_CHECKS" in os.environ:
-        _record(check=report.nodeid, outcome="failed", figure=_last_line(report.longreprtext))
+        _record(check=Path(report.nodeid).name, outcome="failed", figure=_last_line(report.longreprtext))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -52,7 +52,17 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     else:
         figures = ", ".join(f"{name} {value}" for name, value in report.user_properties if name != "used")
         outcome, figure = report.outcome, figures if report.passed else f"{figures} {_last_line(report.longreprtext)}"
-    _record(check=report.nodeid, outcome=outcome, figure=figure.strip()[:300], seconds=round(report.duration, 1))
+    _record(
+        check=_in_this_folder(Path(report.location[0]), report.nodeid),
+        outcome=outcome,
+        figure=figure.strip()[:300],
+        seconds=round(report.duration, 1),
+    )
+
+
+def _in_this_folder(file: Path, nodeid: str) -> str:
+    """The file and the name of a check: with which folder pytest's own name begins depends on the call."""
+    return f"{file.name}::{nodeid.split('::', 1)[1]}"
 
 
 def _last_line(text: str) -> str:

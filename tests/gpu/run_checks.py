@@ -7,7 +7,7 @@
 
 The checks of a file share a process, so that torch is started once, unless they have a time limit of their own. After
 a check that failed, a new process goes on with the next one: a failed capture may spoil the device for its process.
-Each outcome is a line of $OUT/gpu_checks.jsonl as soon as it is there, so that a run that is killed leaves what it found.
+Each outcome is a line of $OUT/gpu_checks.jsonl as soon as it is there, so a run that is killed leaves what it found.
 The exit code is 1 if a check did not pass and did not say what it needs that is not here, else 0.
 """
 
@@ -30,6 +30,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"))
 SECONDS = 90
 """For a check without a limit of its own: the mark `timeout` gives one."""
 FINE = ("passed", "skipped")
@@ -53,14 +54,14 @@ class Check:
         return self.name if self.limit else self.name.partition("::")[0]
 
 
-def collected(words: list[str], results: Path) -> list[Check]:
+def collected(words: list[str], results: Path, folder: Path = HERE) -> list[Check]:
     """The checks whose names contain one of the words. A file that cannot be imported is a failed row of `results`."""
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "checks.json"
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary) / "checks.json"
         # Bodies that also run on a CPU do so in `make test`.
-        words_for_pytest = ["--collect-only", "--continue-on-collection-errors", "-m", "gpu", str(HERE)]
+        words_for_pytest = ["--collect-only", "--continue-on-collection-errors", "-m", "gpu", str(folder)]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words_for_pytest], cwd=ROOT,
+            [*PYTEST, *words_for_pytest], cwd=ROOT,
             env={**os.environ, "GPU_CHECKS": str(place), "GPU_RESULTS": str(results)}, capture_output=True, text=True,
         )  # fmt: skip
         if not place.exists():
@@ -92,8 +93,8 @@ def part_of(units: list[list[Check]], part: str) -> list[list[Check]]:
 class Runner:
     """Runs units in processes of their own, and ends all of them when it is told to stop."""
 
-    def __init__(self, results: Path) -> None:
-        self._results = results
+    def __init__(self, results: Path, folder: Path = HERE) -> None:
+        self._results, self._folder = results, folder
         self._stopped = threading.Event()
         self._running: set[subprocess.Popen[str]] = set()
         self._lock = threading.Lock()
@@ -129,8 +130,8 @@ class Runner:
 
     def _process(self, unit: list[Check]) -> None:
         """Run the unit up to the first check that fails. At least one check has an outcome afterwards."""
-        words = ["-x", "-p", "no:cacheprovider", "--timeout", str(SECONDS), "--timeout-method", "thread"]
-        command = [sys.executable, "-m", "pytest", *words, *(check.name for check in unit)]
+        words = ["-x", "--timeout", str(SECONDS), "--timeout-method", "thread"]
+        command = [*PYTEST, *words, *(str(self._folder / check.name) for check in unit)]
         # A launcher that is forked from this process could not use the device that its checks have used.
         environment = {**os.environ, "GPU_RESULTS": str(self._results), "TESTS_START_FROM_NOTHING": "1"}
         process = subprocess.Popen(
@@ -160,7 +161,7 @@ class Runner:
             ran.append(ended)
         for check in ran:
             row = outcomes(self._results)[check.name]
-            print(f"{row.get('seconds', 0):6.1f} s  {row['outcome']:7}  {check.name.partition('gpu/')[2]}", flush=True)
+            print(f"{row.get('seconds', 0):6.1f} s  {row['outcome']:7}  {check.name}", flush=True)
         if process.returncode:
             print(f"\n--- {ran[-1].name}\n{output[-6000:]}", flush=True)
 
@@ -192,7 +193,7 @@ def table(results: Path, checks: list[Check]) -> bool:
     width = max((len(name.partition("gpu/")[2]) for name, _ in rows), default=0)
     print()
     for name, row in rows:
-        print(f"{name.partition('gpu/')[2]:{width}}  {row['outcome']:7}  {row['figure']}", flush=True)
+        print(f"{name:{width}}  {row['outcome']:7}  {row['figure']}", flush=True)
     return all(row["outcome"] in FINE for _, row in rows)
 
 
