@@ -253,9 +253,17 @@ def under_autocast(run: Run, rank: int) -> None:
         run.step()
 
 
+def autocast_turned_off(run: Run, rank: int) -> None:
+    """As scripts do that take autocast from an option: what it would compute in has no effect."""
+    for x in batches(rank):
+        with torch.autocast("cpu", dtype=torch.float16, enabled=False):
+            run.backward(x)
+        run.step()
+
+
 LOOPS = (plain, zeroed_in_place, accumulates, reduces_each_micro_batch, two_forwards, forward_for_nothing, other_shapes,
          other_arguments, evaluates, past_ddp, moves_parameters, freezes, adds_a_hook, keeps_outputs,
-         averages_weights, under_autocast)  # fmt: skip
+         averages_weights, under_autocast, autocast_turned_off)  # fmt: skip
 SERVED = {  # forward passes of the whole model that a graph can serve, of the 8 steps after capture; the others cannot
     "accumulates": 8, "reduces_each_micro_batch": 14, "two_forwards": 8, "forward_for_nothing": 3, "other_shapes": 6,
     "other_arguments": 5, "past_ddp": 8, "moves_parameters": 3, "freezes": 3, "adds_a_hook": 3,

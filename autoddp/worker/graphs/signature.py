@@ -67,8 +67,8 @@ def surroundings(device: str) -> tuple[object, ...]:
     A script may switch each of them around a part of its model.
     """
     return (
-        torch.is_autocast_enabled(device),
-        torch.get_autocast_dtype(device),
+        # Of a disabled autocast too torch remembers what a script has named: it has no effect.
+        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
         torch.get_default_dtype(),
         torch.get_float32_matmul_precision(),
         torch.backends.cudnn.allow_tf32,
