@@ -32,8 +32,8 @@ def found(diagnosis, cause, figure):
     return ours[0]
 
 
-# Two ranks share the GPU: while one waits, the other one computes, so that waiting may cost nothing. What costs by an idle
-# GPU is looked for with one rank.
+# Two ranks share the GPU: while one waits the other one computes, so waiting may cost nothing. What an idle GPU costs
+# is looked for with one rank.
 
 
 def test_small_kernels(gpu, tmp_path, figure):

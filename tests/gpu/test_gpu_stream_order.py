@@ -1,7 +1,7 @@
 """The order on streams, under torch's own sanitizer: what tests/worker/test_stream_order.py does on streams of its own.
 
 The sanitizer sees the kernels of torch and what orders them: a hook's arithmetic, the stream of PowerSGD, batches. What
-NCCL reads and writes it sees on the stream on which the collective is called, and not on NCCL's own.
+NCCL reads and writes it cannot see, see ordered_streams.py.
 """
 
 import os

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -61,3 +62,11 @@ def test_parts_hold_each_check_once() -> None:
     assert sorted(check.name for part in parts for unit in part for check in unit) == sorted(c.name for c in checks)
     loads = [sum(check.seconds for unit in part for check in unit) for part in parts]
     assert max(loads) - min(loads) <= 200
+
+
+def test_the_page_lists_each_check_with_its_part(tmp_path: Path) -> None:
+    page = (run_checks.ROOT / "docs" / "gpu.md").read_text(encoding="utf-8").partition("\n## Each point with")[0]
+    listed = dict(re.findall(r"^\| `(\S+::.+?)` \| (\d) \|", page, re.MULTILINE))
+    units = units_of(run_checks.collected([], tmp_path / "gpu_checks.jsonl"))
+    of_parts = {part: part_of(units, f"{part}/3") for part in "123"}
+    assert listed == {check.name: part for part, units in of_parts.items() for unit in units for check in unit}
