@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -223,19 +223,20 @@ def _fail(why: str) -> None:
     raise AssertionError(why)
 
 
-def in_waves(ask: Callable[[int], Any], ranks: int, folder: Path) -> list[Any]:
+def in_waves(ask: Callable[[int], Any], ranks: Sequence[int], folder: Path) -> list[Any]:
     """What `ask`, a module's top-level function, returns on each rank; four ranks at a time, each in a process."""
     multiprocessing.set_forkserver_preload(["torch.distributed", "torch._dynamo"])
-    for first in range(0, ranks, _AT_ONCE):
-        mp.start_processes(_ask, (first, ask, folder), nprocs=_AT_ONCE, start_method="forkserver")
-    return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
+    for first in range(0, len(ranks), _AT_ONCE):
+        wave = ranks[first : first + _AT_ONCE]
+        mp.start_processes(_ask, (wave, ask, folder), nprocs=len(wave), start_method="forkserver")
+    return [torch.load(folder / f"{rank}.pt") for rank in ranks]
 
 
-def _ask(number: int, first: int, ask: Callable[[int], Any], folder: Path) -> None:
+def _ask(number: int, wave: Sequence[int], ask: Callable[[int], Any], folder: Path) -> None:
     gc.freeze()  # what the server has imported is no garbage
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    rank = first + number
+    rank = wave[number]
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(WORLD), "LOCAL_RANK": str(rank % 8)}
     dist.init_process_group("recording", store=dist.HashStore(), rank=rank, world_size=WORLD)
     torch.save(ask(rank), folder / f"{rank}.pt")
