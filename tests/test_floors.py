@@ -24,7 +24,7 @@ FLOORS = (
     ("tables", "topology", "timing", "isolation"),
     ("knobs", "processes"),
     ("recipe", "bench", "settings", "trace", "network"),
-    ("wire", "predict", "runs", "torchrun"),
+    ("wire", "predict", "runs", "torchrun", "own_code"),
     ("worker", "study", "diagnose", "commandline"),
     ("report", "hosts"),
     ("attempts",),

@@ -1,4 +1,4 @@
-"""`autoddp recipe show FILE`, `check FILE`, `diff FILE FILE`: recipes for people, or for a script with --json."""
+"""`autoddp recipe show FILE`, `check FILE`, `code FILE`, `diff FILE FILE`: for people, or for a script with --json."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from autoddp.cli.parser import Parser
 from autoddp.errors import AutoddpError
 from autoddp.log import printable, show, show_json
+from autoddp.own_code import FORMS, lines_for
 from autoddp.recipe import Evidence, Fits, LadderEntry, Recipe, compare, load
 from autoddp.timing import Speedup
 from autoddp.units import data_size, gradient_error, milliseconds, percent
@@ -19,6 +20,7 @@ def run(arguments: list[str]) -> int:
 
         run(["show", "train.autoddp.toml"])
         run(["check", "train.autoddp.toml", "--json"])      # {"ok": true, …} or {"ok": false, "error": …}
+        run(["code", "train.autoddp.toml", "--for", "ddp"]) # lines for the user's own code
         run(["diff", "a.toml", "b.toml"])                   # 1 if they differ, as diff has it
 
     AutoddpError for what the user got wrong; under --json a recipe's faults are printed instead.
@@ -33,6 +35,8 @@ def run(arguments: list[str]) -> int:
                 raise
             show_json({"ok": False, "file": file, "error": str(problem)})
             return problem.exit_code
+    if "form" in options:
+        return _code(options.file, recipes[0], options.form, options.json)
     if "files" in options:
         return _diff(options.files, recipes[0], recipes[1], options.json)
     (recipe,) = recipes
@@ -56,11 +60,28 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(text=_check, data=lambda recipe: {"fits": recipe.plain()["fits"]})
     for command in (show, check):
         command.add_argument("file", metavar="FILE", help="a recipe, such as train.autoddp.toml")
+    code = commands.add_parser(
+        "code", help="its settings as lines for your own code, to start without autoddp", allow_abbrev=False
+    )
+    code.add_argument("file", metavar="FILE", help="a recipe, such as train.autoddp.toml")
+    forms = ", ".join(f"{name}: {form.says}" for name, form in FORMS.items())
+    code.add_argument(
+        "--for", dest="form", choices=tuple(FORMS), default="ddp", metavar="FORM", help=f"{forms} (default: ddp)"
+    )
     diff = commands.add_parser("diff", help="what differs between two; exit code 1 if anything", allow_abbrev=False)
     diff.add_argument("files", metavar="FILE", nargs=2, help="two recipes")
-    for command in (show, check, diff):
+    for command in (show, check, code, diff):
         command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return parser
+
+
+def _code(file: str, recipe: Recipe, form: str, as_json: bool) -> int:
+    lines = lines_for(recipe, printable(file), form)
+    if as_json:
+        show_json({"ok": True, "file": file, "form": form, "code": list(lines.code), "by_hand": list(lines.by_hand)})
+    else:
+        show(lines.text)
+    return 0
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:

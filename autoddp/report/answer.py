@@ -8,6 +8,7 @@ Tables of ranks, trials, rungs and unproved causes are in the report, and on the
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -123,5 +124,7 @@ def _ways(outcome: Outcome, ways: Ways) -> Iterator[Row]:
             "the script changes its pace",
         )
     yield Row("saved", f"{ways.recipe}, used by the next {ways.next_start}" if ways.next_start else ways.recipe)
+    if ways.recipe and outcome.decision.configuration:
+        yield Row("in your code", f"autoddp recipe code {shlex.quote(ways.recipe)} prints the lines")
     yield Row("report", ways.report)
     yield Row("undo", ways.undo if outcome.decision.configuration else "")

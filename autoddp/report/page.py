@@ -20,10 +20,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from autoddp import timing
-from autoddp.errors import UsageError
+from autoddp.errors import AutoddpError, UsageError
 from autoddp.files import write_whole
 from autoddp.knobs import BY_NAME, Configuration, Rung
 from autoddp.log import printable, printable_lines
+from autoddp.own_code import lines_for
+from autoddp.recipe import parse
 from autoddp.report import page_pictures as pictures
 from autoddp.report.cause_words import in_words
 from autoddp.report.page_content import Headroom, PageContent, RankStages, Standing, Values, page_content
@@ -116,6 +118,7 @@ def _environment() -> Environment:
         "settings": _settings,
         "changes": _changes,
         "by": _by,
+        "own_code": _own_code,
         "in_words": in_words,
         "error": _error,
         "stages_of": pictures.stages_of,
@@ -124,6 +127,15 @@ def _environment() -> Environment:
         "times": lambda ratio: f"×{ratio:.2f}",
     }
     return environment
+
+
+def _own_code(content: PageContent) -> str:
+    """The recipe's settings as Python for plain DDP; "" where there is nothing to say or no recipe that can be read."""
+    name = content.recipe or "the recipe"
+    try:
+        return lines_for(parse(content.recipe_text, name), printable(name), "ddp").text
+    except AutoddpError:
+        return ""
 
 
 def _printable(value: Any) -> Any:

@@ -100,6 +100,7 @@ def test_a_gain(tmp_path: Path) -> None:
           mend          tune the job with autoddp
           perhaps       more threads than cores: up to 15.0 of 171 ms (not proved)
         saved           digits.train.autoddp.toml, used by the next autoddp train.py
+        in your code    autoddp recipe code digits.train.autoddp.toml prints the lines
         report          .autoddp/20261126-033334-vm-14540/report.html
         undo            torchrun --nproc-per-node 2 train.py
 

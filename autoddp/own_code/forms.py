@@ -1,0 +1,200 @@
+"""The forms of code that a recipe's settings can be written in, each with what it can say."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from autoddp.errors import AutoddpError
+from autoddp.knobs.base import Value
+from autoddp.own_code.settings import Hook, Said, said
+from autoddp.recipe import Recipe
+
+_WIDTH = 88  # of comments: narrower than most people's limit for code
+_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
+_OF_TORCH = {
+    "fp16": ("default_hooks", "fp16_compress_hook"),
+    "bf16": ("default_hooks", "bf16_compress_hook"),
+    "powersgd": ("powerSGD_hook", "powerSGD_hook"),
+    "batched_powersgd": ("powerSGD_hook", "batched_powerSGD_hook"),
+}
+"""Hook → its module below torch's `ddp_comm_hooks`, and its name there."""
+_OF_ACCELERATE = {"fp16": "FP16", "bf16": "BF16", "powersgd": "POWER_SGD", "batched_powersgd": "BATCHED_POWER_SGD"}
+_OF_TRAINER = {
+    "bucket_cap_mb": "ddp_bucket_cap_mb",
+    "broadcast_buffers": "ddp_broadcast_buffers",
+    "static_graph": "ddp_static_graph",
+}
+"""DDP's argument → that of TrainingArguments."""
+_ALL = ("bucket_cap_mb", "bucket_cap_mb_list", "gradient_as_bucket_view", "batched_grad_copy", "static_graph",
+        "broadcast_buffers")  # fmt: skip
+_OF_ACCELERATES_KWARGS = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "broadcast_buffers")
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of code."""
+
+    says: str
+    name: str
+    """What takes the arguments, for people."""
+    takes: Collection[str]
+    """Arguments of DDP's constructor that it can say."""
+    takes_hook: bool
+    code: Callable[[Recipe, Said], Sequence[str]]
+    sets_variables: bool = False
+    """Whether its lines set the environment; elsewhere the variables are named in a comment."""
+    begins: tuple[str, ...] = ()
+    """Lines that have to be the first ones of a file."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines for one form."""
+
+    code: tuple[str, ...]
+    by_hand: tuple[str, ...]
+    """What the lines do not set as it was measured, and what to do about it."""
+    text: str
+    """Both, with comments."""
+
+
+def lines_for(recipe: Recipe, file: str, form: str) -> Lines:
+    """The lines for the form named `form`, a key of `FORMS`, of what the recipe in `file` launches.
+
+    AutoddpError if the recipe sets nothing, or was made for one rank.
+    """
+    if recipe.fits.world_size == 1:
+        raise AutoddpError(
+            f"recipe code: {file} was made for one rank: it launches the script without DDP's reduction, which no "
+            "setting says; start that job without DDP, or give a recipe of several ranks"
+        )
+    variables = {**recipe.env, **recipe.configuration.variables}
+    if not recipe.configuration and not variables:
+        raise AutoddpError(
+            f"recipe code: {file} launches the script as it is written; only a recipe that changes something can be "
+            "written into code"
+        )
+    one = FORMS[form]
+    found = said(recipe.configuration, recipe.fits.backend, one.takes, one.takes_hook, one.name)
+    nothing = not (found.arguments or found.hook or one.sets_variables)
+    code = () if nothing else tuple(one.code(recipe, found))
+    by_hand = found.by_hand
+    if variables and not one.sets_variables:
+        settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
+        by_hand = (*by_hand, f"environment: start with {settings}")
+    text = [*one.begins, *_head(recipe, file), *code, *_comments(by_hand)]
+    return Lines((*one.begins, *code), by_hand, "\n".join(text))
+
+
+def _head(recipe: Recipe, file: str) -> list[str]:
+    fits = recipe.fits
+    made = f"for {fits.world_size} ranks on {fits.nodes} node{'s' if fits.nodes > 1 else ''}, {fits.backend}"
+    return _comment(f"From {file}, {made}, torch {fits.torch}; {recipe.evidence.why}")
+
+
+def _comments(by_hand: Sequence[str]) -> list[str]:
+    if not by_hand:
+        return []
+    return [
+        "",
+        "# Not set by these lines as it was measured:",
+        *(line for one in by_hand for line in _comment(one, "- ")),
+    ]
+
+
+def _comment(text: str, mark: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=f"# {mark}", subsequent_indent="# " + " " * len(mark), break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _keywords(arguments: Mapping[str, Value]) -> list[str]:
+    return [
+        f"    {name}={list(value) if isinstance(value, tuple) else repr(value)}," for name, value in arguments.items()
+    ]
+
+
+def _state(hook: Hook) -> str:
+    """The state that the hook is registered with."""
+    if not hook.state:
+        return "None"
+    return f"powerSGD_hook.PowerSGDState(None, {', '.join(f'{name}={value}' for name, value in hook.state.items())})"
+
+
+def _hook_import(hook: Hook | None) -> list[str]:
+    return [f"from {_HOOKS} import {_OF_TORCH[hook.name][0]}"] if hook else []
+
+
+def _ddp(recipe: Recipe, found: Said) -> list[str]:
+    lines = [*_hook_import(found.hook), "from torch.nn.parallel import DistributedDataParallel", ""]
+    lines += [
+        "model = DistributedDataParallel(",
+        "    model,  # and what your call has besides",
+        *_keywords(found.arguments),
+    ]
+    lines += [")"]
+    if found.hook:
+        lines.append(f"model.register_comm_hook({_state(found.hook)}, {'.'.join(_OF_TORCH[found.hook.name])})")
+    return lines
+
+
+def _accelerate(recipe: Recipe, found: Said) -> list[str]:
+    arguments = _keywords(found.arguments)
+    names = "DistributedDataParallelKwargs"
+    if found.hook:
+        names = f"DDPCommunicationHookType, {names}"
+        arguments.append(f"    comm_hook=DDPCommunicationHookType.{_OF_ACCELERATE[found.hook.name]},")
+        arguments += [f"    comm_state_option={dict(found.hook.state)!r},"] if found.hook.state else []
+    lines = ["from accelerate import Accelerator", f"from accelerate.utils import {names}", ""]
+    lines += ["ddp = DistributedDataParallelKwargs(", *arguments, ")"]
+    return [*lines, "accelerator = Accelerator(kwargs_handlers=[ddp])  # and what your call has besides"]
+
+
+def _lightning(recipe: Recipe, found: Said) -> list[str]:
+    arguments = _keywords(found.arguments)
+    if found.hook:
+        arguments.append(f"    ddp_comm_hook={'.'.join(_OF_TORCH[found.hook.name])},")
+        arguments += [f"    ddp_comm_state={_state(found.hook)},"] if found.hook.state else []
+    lines = ["from lightning.pytorch import Trainer", "from lightning.pytorch.strategies import DDPStrategy"]
+    lines += [*_hook_import(found.hook), "", "strategy = DDPStrategy(", *arguments, ")"]
+    return [*lines, "trainer = Trainer(strategy=strategy)  # and what your call has besides"]
+
+
+def _trainer(recipe: Recipe, found: Said) -> list[str]:
+    arguments = {_OF_TRAINER[name]: value for name, value in found.arguments.items()}
+    lines = ["from transformers import TrainingArguments", "", "arguments = TrainingArguments("]
+    return [*lines, *_keywords(arguments), "    # and what your call has besides", ")"]
+
+
+def _env(recipe: Recipe, found: Said) -> list[str]:
+    variables = {**recipe.env, **recipe.configuration.variables}
+    return [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
+
+
+def _slurm(recipe: Recipe, found: Said) -> list[str]:
+    fits = recipe.fits
+    each = fits.world_size // fits.nodes
+    gpus = [] if fits.devices == ("cpu",) else [f"#SBATCH --gpus-per-node={each}"]
+    lines = [f"#SBATCH --nodes={fits.nodes}", "#SBATCH --ntasks-per-node=1", *gpus, *_env(recipe, found)]
+    script = fits.script.rpartition("/")[2] or "train.py"
+    return [
+        *lines,
+        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        f"srun torchrun --nnodes {fits.nodes} --nproc-per-node {each} --rdzv-backend c10d \\",
+        f'    --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$head:29500" {script}  # and its arguments',
+    ]
+
+
+FORMS = {
+    "ddp": Form("DDP's constructor and its hook", "DistributedDataParallel", _ALL, True, _ddp),
+    "accelerate": Form("Accelerate", "Accelerate", _OF_ACCELERATES_KWARGS, True, _accelerate),
+    "lightning": Form("Lightning's DDPStrategy", "DDPStrategy", _ALL, True, _lightning),
+    "trainer": Form("Transformers' TrainingArguments", "TrainingArguments", _OF_TRAINER, False, _trainer),
+    "env": Form("variables for a shell", "the environment", (), False, _env, True),
+    "slurm": Form("a batch script", "the environment", (), False, _slurm, True, ("#!/bin/bash",)),
+}
+"""Name → form, for `autoddp recipe code FILE --for NAME`."""

@@ -1,0 +1,146 @@
+"""What each form of code says of a recipe, and what it leaves to be done by hand."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoddp.cli.recipe import run
+from autoddp.errors import AutoddpError
+from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration
+from autoddp.own_code import FORMS, Lines, lines_for
+from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, save
+
+FITS = Fits(8, 2, "nccl", ("NVIDIA H100",), "2.13.0", 102228128, "0123456789abcdef", script="*/proj/train.py")
+RECIPE = Recipe(
+    made_by=MadeBy("0.1.0", "2.13.0", "3.11.7", "2025-11-20T21:00:00Z"),
+    fits=FITS,
+    configuration=Configuration({"bucket_cap_mb": 50.0, "gradient_as_bucket_view": True, "hook": "bf16"}),
+    evidence=Evidence(31.21, 0.384, 20, 6, 1234, "the near rung wins"),
+    env={"OMP_NUM_THREADS": "4"},
+)
+POWERSGD: dict[str, Any] = {"hook": "powersgd", "powersgd_rank": 4, "powersgd_start_step": 1000}
+
+
+def lines(form: str, backend: str = "nccl", **values: Any) -> Lines:
+    configuration = Configuration(values) if values else RECIPE.configuration
+    recipe = replace(RECIPE, configuration=configuration, fits=replace(FITS, backend=backend))
+    return lines_for(recipe, "train.autoddp.toml", form)
+
+
+def test_ddp() -> None:
+    assert lines("ddp").text.splitlines() == [
+        "# From train.autoddp.toml, for 8 ranks on 2 nodes, nccl, torch 2.13.0; the near rung",
+        "# wins",
+        "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks",
+        "from torch.nn.parallel import DistributedDataParallel",
+        "",
+        "model = DistributedDataParallel(",
+        "    model,  # and what your call has besides",
+        "    bucket_cap_mb=50.0,",
+        "    gradient_as_bucket_view=True,",
+        ")",
+        "model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
+        "",
+        "# Not set by these lines as it was measured:",
+        "# - environment: start with OMP_NUM_THREADS=4",
+    ]
+
+
+def test_slurm_is_a_whole_file() -> None:
+    assert lines("slurm", bucket_cap_mb=8.0).text.splitlines()[:10] == [
+        "#!/bin/bash",
+        "# From train.autoddp.toml, for 8 ranks on 2 nodes, nccl, torch 2.13.0; the near rung",
+        "# wins",
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --gpus-per-node=4",
+        "export OMP_NUM_THREADS=4",
+        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        "srun torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d \\",
+        '    --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$head:29500" train.py  # and its arguments',
+    ]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_setting_is_said_or_named(form: str) -> None:
+    """Those of START are variables; a value of each of the others stands in the code, or in what is left to be done."""
+    for values in (
+        {"bucket_cap_mb": 7.0},
+        {"bucket_cap_mb_list": [4.0, 3.0]},
+        {"gradient_as_bucket_view": True},
+        {"batched_grad_copy": True},
+        {"static_graph": True},
+        {"broadcast_buffers": False},
+        {"optimize_ddp": False},
+        {"gradient_as_bucket_view": True, "cuda_graphs": "model"},
+        {"defer_reductions": 6},
+        {"accumulate_steps": 4},
+        {"hook": "fp16"},
+        POWERSGD,
+        {**POWERSGD, "powersgd_batched": True},
+        {**POWERSGD, "powersgd_factors": "bf16"},
+        {"numa_binding": "node"},
+        {"threads": 3},
+    ):
+        found = lines(form, **values)
+        by_hand = " ".join(found.by_hand)
+        for name in values:
+            if name.startswith("powersgd") or name == "hook":
+                continue
+            known = BY_NAME[name].variable or name
+            assert known in by_hand or any(known in line for line in found.code), (name, found.text)
+        if "hook" in values:
+            assert "hook" in by_hand or any("hook" in line for line in found.code)
+
+
+@pytest.mark.parametrize("form", ["ddp", "accelerate", "lightning", "trainer"])
+def test_python_is_python(form: str) -> None:
+    for values in ({"bucket_cap_mb": 7.0, "static_graph": True}, POWERSGD, {"bucket_cap_mb_list": [4.0, 3.0]}):
+        ast.parse(lines(form, **values).text)
+
+
+def test_what_torchs_own_hooks_cannot_do_is_named() -> None:
+    on_gloo = lines("ddp", backend="gloo", hook="bf16")
+    assert "model.register_comm_hook(None, default_hooks.fp16_compress_hook)" in on_gloo.code
+    assert "65,504" in on_gloo.by_hand[0]
+    assert "ends the process on gloo" in lines("ddp", backend="gloo", **POWERSGD).by_hand[0]
+    assert lines("ddp", backend="gloo", **POWERSGD).code == ()
+    early = lines("ddp", hook="powersgd", powersgd_rank=2, powersgd_start_step=0)
+    assert "from step 2 on at the earliest" in early.by_hand[0]
+    assert "start_powerSGD_iter=2" in early.code[-1]
+
+
+def test_a_list_of_bucket_sizes_becomes_its_largest() -> None:
+    found = lines("accelerate", bucket_cap_mb_list=[1.0, 4.0, 2.0])
+    assert "    bucket_cap_mb=4.0," in found.code
+    assert "was not measured" in found.by_hand[0]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        (replace(RECIPE, fits=replace(FITS, world_size=1, nodes=1)), "was made for one rank"),
+        (replace(RECIPE, configuration=AS_WRITTEN, env={}), "launches the script as it is written"),
+    ],
+)
+def test_recipes_that_no_code_can_say(recipe: Recipe, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "train.autoddp.toml"
+    save(recipe, file)
+    with pytest.raises(AutoddpError, match=said) as raised:
+        run(["code", str(file)])
+    assert "\n" not in str(raised.value)
+    assert raised.value.exit_code == 2
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "train.autoddp.toml"
+    save(RECIPE, file)
+    assert run(["code", str(file), "--for", "env"]) == 0
+    assert "export OMP_NUM_THREADS=4" in capsys.readouterr().out.splitlines()
+    assert run(["code", str(file), "--json"]) == 0
+    assert '"form": "ddp"' in capsys.readouterr().out
