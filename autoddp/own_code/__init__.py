@@ -1,4 +1,4 @@
-"""Floor 5. A recipe's settings as lines for the user's own code, for those who start their job without autoddp.
+"""Floor 4. A recipe's settings as lines for the user's own code, for those who start their job without autoddp.
 
 print(lines_for(load("train.autoddp.toml"), "train.autoddp.toml", "ddp").text)
 
