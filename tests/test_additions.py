@@ -55,6 +55,21 @@ VARIABLE = {
     ],
 }
 
+CAUSE = {
+    "diagnose/causes/toy.py": [
+        (
+            "",
+            '"""A toy."""\n\n'
+            "from autoddp.diagnose.cause import Cause, Suspicion\n\n\n"
+            "class Toy(Cause):\n"
+            "    in_words = 'playing'\n\n"
+            "    def suspect(self, evidence, around):\n"
+            "        yield Suspicion(self.name, (0,), 1e3, 'it plays', None, 'it is a toy', fix='put it away')\n\n\n"
+            "CAUSE = Toy()\n",
+        )
+    ],
+}
+
 
 def add(package: Path, changes: dict[str, list[tuple[str, str]]]) -> None:
     """Make these changes: (what is there, what stands there then), in each file."""
@@ -70,15 +85,16 @@ def add(package: Path, changes: dict[str, list[tuple[str, str]]]) -> None:
 def test_an_addition_touches_few_files() -> None:
     assert len(HOOK) <= 3
     assert len(VARIABLE) <= 1
+    assert len(CAUSE) <= 1
     assert len(RUNG.keys() | HOOK.keys()) - len(HOOK) <= 3  # a rung, beside the hook that stands on it
 
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A copy with all three."""
+    """A copy with all four."""
     package = tmp_path / "copy" / "autoddp"
     shutil.copytree(ROOT / "autoddp", package, ignore=shutil.ignore_patterns("__pycache__"))
-    for changes in (RUNG, HOOK, VARIABLE):
+    for changes in (RUNG, HOOK, VARIABLE, CAUSE):
         add(package, changes)
     return package
 
@@ -122,6 +138,16 @@ def test_a_toy_variable_is_offered_and_a_recipe_may_carry_it(package: Path) -> N
         "print(setting, Configuration(setting).start_variables, rule('on'), rule('other'))\n"
     )
     assert run(package, "-c", program).stdout.startswith("{'toy': 'on'} {'GLOO_TOY': 'on'} None must be one of")
+
+
+def test_a_diagnosis_suspects_a_toy_cause_and_says_what_mends_it(package: Path) -> None:
+    words = ["-m", "autoddp", "diagnose", "--nproc-per-node", "1", "--diagnose-budget", "1", "--json"]
+    told = run(package, *words, str(SCRIPTS / "plain.py"), "--steps", "100000").stdout
+    (found,) = (one for one in json.loads(told)["findings"] if one["cause"] == "toy")
+    assert (found["status"], found["fix"]) == ("suspected", "put it away")
+    assert found["text"] == "it plays; not proved: it is a toy"
+    told = run(package, "-c", "from autoddp.diagnose.causes import in_words; print(in_words('toy'))").stdout
+    assert told == "playing\n"
 
 
 @pytest.mark.whole

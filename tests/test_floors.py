@@ -253,7 +253,7 @@ def test_every_declared_dependency_has_a_home_here() -> None:
 
 
 ROOMS = (
-    *("attempts", "commandline", "hosts", "network", "processes", "runs", "torchrun"),
+    *("attempts", "commandline", "diagnose", "hosts", "network", "processes", "runs", "torchrun"),
     *(f"topology/{name}" for name in ("nccl", "nvidia", "rdma", "system")),
     *(f"worker/{name}" for name in ("ddp", "effects", "gradients", "job", "observe", "process", "trial")),
 )

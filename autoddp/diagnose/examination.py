@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autoddp.diagnose import words
+from autoddp.diagnose.cause import Surroundings, Suspicion
+from autoddp.diagnose.causes import CAUSES, suspicions
+from autoddp.diagnose.events import priced_by_events
 from autoddp.diagnose.evidence import Evidence, joined
+from autoddp.diagnose.experiments import Condition, Events
 from autoddp.diagnose.findings import WORTHWHILE, Diagnosis, Finding, Level
 from autoddp.diagnose.proofs import Proof, Prover, step_of
 from autoddp.diagnose.rounds import MOST_RECORDED, ROUNDS_OF_SLOW, CannotRun, MeasureAnatomy, Rounds
-from autoddp.diagnose.suspicions import Condition, Events, Surroundings, Suspicion, priced_by_events, suspicions
 from autoddp.timing import Difference
 from autoddp.units import milliseconds
 
@@ -147,10 +150,10 @@ class Examination:
     def _finding(self, suspicion: Suspicion, proof: Proof) -> Finding | None:
         """None where the experiment says that it is no cause, or a small one."""
         price = proof.price
-        fix = words.fix(suspicion, self._around, proof.by_fix)
+        fix = suspicion.advice(proof.by_fix)
         if price is None:
-            if suspicion.guess >= self._rounds.step and suspicion.cause == "find_unused_parameters":
-                return None  # how much is not even known
+            if suspicion.guess == math.inf:
+                return None  # how much it costs is not even guessed
             text = f"{suspicion.seen}; not proved: {proof.text}"
             return Finding(suspicion.cause, suspicion.ranks, suspicion.guess, None, None, "suspected", text, fix)
         if not price.sure and self._prover.is_open(price) and price.seconds >= WORTHWHILE * self._rounds.step:
@@ -176,7 +179,7 @@ class Examination:
                     causes.append("")
                 conditions.append(conditions[-1].with_(proof.mended))
                 causes.append(finding.cause)
-            elif finding.cause in words.IN_SOME_STEPS and finding.status == "proved":
+            elif CAUSES[finding.cause].in_some_steps and finding.status == "proved":
                 events.append(finding)
         named = [condition for condition, cause in zip(conditions, causes, strict=True) if cause]
         if named and all(condition == named[0] for condition in named):  # measured already
@@ -211,25 +214,19 @@ class Examination:
         return levels
 
 
-_PARTS_OF_TRANSFER = ("needless_reductions", "no_overlap", "slow_link", "find_unused_parameters")
-"""Causes that explain a part of `exposed_communication`, and may explain the same one. Without a search for unused
-parameters DDP also sorts its buckets, so that more of them overlap."""
-_BESIDE_TRANSFER = ("buffer_broadcast", "uneven_work")
-"""Causes of what steps without reduction save besides: no buffers are broadcast, and no rank waits for a late one."""
-
-
 def told_apart(findings: Sequence[Finding], least: float) -> list[Finding]:
     """Findings in their order. `exposed_communication` keeps only the part that no more special cause explains."""
     exposed = next((one for one in findings if one.cause == "exposed_communication"), None)
-    special = [one for one in findings if one.cause in _PARTS_OF_TRANSFER + _BESIDE_TRANSFER and one.status == "proved"]
+    parts = [one for one in findings if CAUSES[one.cause].explains == "part" and one.status == "proved"]
+    beside = [one for one in findings if CAUSES[one.cause].explains == "beside" and one.status == "proved"]
+    special = [one for one in findings if one in parts or one in beside]
     found = [one for one in findings if one is not exposed]
-    tiny = next((one for one in findings if one.cause == "small_batch"), None)
-    if exposed is not None and tiny is not None:  # all of it is latency, which the batch is too small for
-        found[found.index(tiny)] = replace(tiny, seconds=max(tiny.seconds, exposed.seconds))
+    whole = next((one for one in findings if CAUSES[one.cause].explains == "all"), None)
+    if exposed is not None and whole is not None:
+        found[found.index(whole)] = replace(whole, seconds=max(whole.seconds, exposed.seconds))
     elif exposed is not None and special:
-        beside = sum(one.seconds for one in special if one.cause in _BESIDE_TRANSFER)
-        rest = exposed.seconds - beside
-        rest -= max((one.seconds for one in special if one.cause in _PARTS_OF_TRANSFER), default=0)
+        rest = exposed.seconds - sum(one.seconds for one in beside)
+        rest -= max((one.seconds for one in parts), default=0)  # they may explain the same part
         if rest >= least and exposed.low is not None and exposed.high is not None:
             share = rest / exposed.seconds
             text = f"{exposed.text}; this is what {special[0].cause} leaves of it"

@@ -8,28 +8,6 @@ from typing import Any, Literal
 
 from autoddp.timing import STAGES, RankAnatomy
 
-CAUSES = (
-    "data_loader",
-    "straggler",
-    "uneven_batches",
-    "uneven_work",
-    "exposed_communication",
-    "needless_reductions",
-    "no_overlap",
-    "slow_link",
-    "find_unused_parameters",
-    "buffer_broadcast",
-    "threads_oversubscribed",
-    "rank0_work",
-    "epoch_start",
-    "periodic_stall",
-    "small_batch",
-    "launch_bound",
-    "host_device_copy",
-    "sync_points",
-)
-"""The names of causes. They are part of what `autoddp diagnose --json` promises."""
-
 WORTHWHILE = 0.03
 """Share of a step below which nothing is a finding."""
 

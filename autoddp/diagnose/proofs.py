@@ -13,26 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from autoddp import codec
+from autoddp.diagnose.cause import Surroundings, Suspicion
+from autoddp.diagnose.events import priced_by_events
 from autoddp.diagnose.evidence import Evidence
+from autoddp.diagnose.experiments import Condition, Dose, Events, Mend, Probe, Repeat
 from autoddp.diagnose.findings import WORTHWHILE
 from autoddp.diagnose.rounds import CannotRun, Rounds
-from autoddp.diagnose.suspicions import (
-    STARVED,
-    Condition,
-    Dose,
-    Events,
-    Mend,
-    Probe,
-    Repeat,
-    Surroundings,
-    Suspicion,
-    gain_of_slow_rank,
-    priced_by_events,
-)
 from autoddp.timing import Difference, difference
 from autoddp.units import data_size, milliseconds
 from autoddp.wire import Experiment
 
+_STARVED = 0.5  # share of the rate that is due, below which a link is called slow
 _MOST_ROUNDS = 24  # where fewer neither prove nor refute anything
 _CRITICAL = 0.5  # seconds that a step grows by for each second of delay, from which all ranks wait for the delayed one
 
@@ -48,9 +39,9 @@ class Proof:
     against: Condition = field(default_factory=Condition)
     """How it ran with the cause."""
     by_fix: bool | None = None
-    """Whether `Suspicion.fixed` is the fix; None where there are others too: it was not tried, or gives little.
+    """Whether `Suspicion.fix` is worth while, and not what else it names.
 
-    Of a `Repeat`: whether the cause is in the data.
+    None where that is not known: the fix was not tried, or gives little.
     """
     share: float = 1.0
     """The part of what `mended` gives that mending this cause would give."""
@@ -107,7 +98,7 @@ class Prover:
                 case Mend() as mend:
                     return self._as_fixed(suspicion, mend)
                 case Probe() as probe:
-                    return self._probed(probe, suspicion)
+                    return self._probed(probe)
                 case Dose() as dose:
                     return self._dosed(dose)
                 case Repeat() as repeat:
@@ -153,7 +144,7 @@ class Prover:
         except (self._fails, CannotRun):
             if fixed is None or fixed.mended.experiment.memory == mend.mended.experiment.memory:
                 raise
-            return _with_words(self._mended(fixed), f"proved with {suspicion.fix}", by_fix=True)
+            return _with_words(self._mended(fixed), f"proved with {suspicion.tried}", by_fix=True)
         price = proof.price
         if fixed is None or price is None or not self.is_finding(price):
             return proof
@@ -161,19 +152,19 @@ class Prover:
         try:
             by_fix = self._mended(fixed)
         except CannotRun as impossible:
-            return _with_words(proof, f"{what}; {suspicion.fix} were not tried: {impossible}")
+            return _with_words(proof, f"{what}; {suspicion.tried} were not tried: {impossible}")
         except self._fails as failed:
-            return _with_words(proof, f"{what}; the script fails with {suspicion.fix}: {failed}")
+            return _with_words(proof, f"{what}; the script fails with {suspicion.tried}: {failed}")
         except self._ends as over:
             self._ended(over)
-            return _with_words(proof, f"{what}; {suspicion.fix} were not tried: {self.over}")
+            return _with_words(proof, f"{what}; {suspicion.tried} were not tried: {self.over}")
         assert by_fix.price is not None
         if self.is_finding(by_fix.price):
             most_of_it = by_fix.price.seconds > price.seconds / 2
-            return _with_words(by_fix, f"proved with {suspicion.fix}; {what}", most_of_it or None, price)
+            return _with_words(by_fix, f"proved with {suspicion.tried}; {what}", most_of_it or None, price)
         if self.is_open(by_fix.price):
-            return _with_words(proof, f"{what}; {suspicion.fix} were tried, but the rounds differed too much")
-        return _with_words(proof, f"{what}; {suspicion.fix} were tried and save next to nothing", by_fix=False)
+            return _with_words(proof, f"{what}; {suspicion.tried} were tried, but the rounds differed too much")
+        return _with_words(proof, f"{what}; {suspicion.tried} were tried and save next to nothing", by_fix=False)
 
     def is_finding(self, price: Difference) -> bool:
         """Whether it is surely more than nothing, and worth while."""
@@ -228,7 +219,7 @@ class Prover:
         """Whether some more rounds fit into the time of this suspicion and into the budget."""
         return self._rounds.spent < self._until and bool(self._rounds.plans(*conditions))
 
-    def _probed(self, probe: Probe, suspicion: Suspicion) -> Proof:
+    def _probed(self, probe: Probe) -> Proof:
         """A delay on the rank that all are said to wait for: if they do, each step grows by as much."""
         delay = probe.delay
 
@@ -249,7 +240,7 @@ class Prover:
                 return Proof(None, f"{grown}, because {waits}")
             if slope.low < _CRITICAL:
                 return Proof(None, f"{grown}, but the rounds differed too much to be sure", is_open=True)
-            prices = [gain_of_slow_rank(block, suspicion) for block in as_written]
+            prices = [probe.gain(block) for block in as_written]
             text = (
                 f"proved by a delay of {milliseconds(delay.seconds)} ms there, which made each step of all ranks "
                 f"{milliseconds(grows.seconds)} ms longer"
@@ -284,7 +275,7 @@ class Prover:
         """The link's rate by what added bytes cost, and what its due rate would leave of the ranks' waiting."""
         around = self._around
         due, _ = around.due
-        slow = around.travels(dose.bytes) / (STARVED * due)  # seconds: what takes longer is a slow link
+        slow = around.travels(dose.bytes) / (_STARVED * due)  # seconds: what takes longer is a slow link
         added = Condition(experiment=Experiment(added_bytes=dose.bytes))
 
         def judge(as_written: Sequence[Evidence], more: Sequence[Evidence]) -> Proof:

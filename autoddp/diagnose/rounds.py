@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from autoddp.diagnose.evidence import Evidence, joined
-from autoddp.diagnose.suspicions import Condition
+from autoddp.diagnose.experiments import Condition
 from autoddp.knobs import Configuration
 from autoddp.wire import PREFETCHED, BlockDone, Experiment, JobFacts
 

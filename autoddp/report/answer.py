@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autoddp.diagnose import Diagnosis
+from autoddp.diagnose.causes import in_words
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import POWERSGD_START_STEP
 from autoddp.log import printable
-from autoddp.report.cause_words import in_words
 from autoddp.study import Outcome, Standing
 from autoddp.units import gradient_error, milliseconds
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autoddp.report.cause_words import in_words
+from autoddp.diagnose.causes import in_words
 from autoddp.report.page_content import Job, PageContent, Values
 from autoddp.tables import aligned
 from autoddp.timing import Speedup, median, unpaired_speedup

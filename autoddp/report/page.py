@@ -20,6 +20,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from autoddp import timing
+from autoddp.diagnose.causes import in_words
 from autoddp.errors import AutoddpError, UsageError
 from autoddp.files import write_whole
 from autoddp.knobs import BY_NAME, Configuration, Rung
@@ -27,7 +28,6 @@ from autoddp.log import printable, printable_lines
 from autoddp.own_code import lines_for
 from autoddp.recipe import parse
 from autoddp.report import page_pictures as pictures
-from autoddp.report.cause_words import in_words
 from autoddp.report.page_content import Headroom, PageContent, RankStages, Standing, Values, page_content
 from autoddp.units import data_size, duration, gradient_error, milliseconds, percent, ranks_text
 from autoddp.version import __version__

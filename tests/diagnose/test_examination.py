@@ -16,9 +16,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "study"))
 from slow_job import MS, Failed, Over, SlowJob
 
 from autoddp.diagnose import CAUSES, Diagnosis, Examination, Finding, Surroundings
+from autoddp.diagnose.causes import suspicions
+from autoddp.diagnose.events import priced_by_events
 from autoddp.diagnose.evidence import Evidence, joined
 from autoddp.diagnose.examination import told_apart
-from autoddp.diagnose.suspicions import Events, priced_by_events, suspicions
+from autoddp.diagnose.experiments import Events
 from autoddp.knobs import AS_WRITTEN
 from autoddp.timing import STAGES, RankSteps
 from autoddp.wire import AS_IT_IS

@@ -18,7 +18,8 @@ import pytest
 from launchers import whole
 from page_samples import HOSTILE, diagnosis, saying, summary
 
-from autoddp.diagnose.findings import CAUSES, NOTHING
+from autoddp.diagnose import CAUSES
+from autoddp.diagnose.findings import NOTHING
 from autoddp.report.page import page, write_page
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install selenium")

@@ -1,0 +1,41 @@
+"""The first batch of each epoch is late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoddp.diagnose.cause import Cause, Surroundings, Suspicion
+from autoddp.diagnose.events import suspected_events
+from autoddp.diagnose.evidence import Evidence
+
+_WITH_WORKERS = "DataLoader(persistent_workers=True): its workers stay for the next epoch"
+_WITHOUT_WORKERS = (
+    "do once before training what the sampler and the data set do at the start of each epoch; or make epochs "
+    "longer: let the sampler go through the data several times"
+)
+_WITH_LASTING_WORKERS = (
+    "make epochs longer, because workers load no batch of the next epoch before it begins: let the sampler go "
+    "through the data several times"
+)
+
+
+class EpochStart(Cause):
+    in_words = "the start of each epoch"
+    in_some_steps = True
+
+    def suspect(self, evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+        everyone = tuple(range(len(evidence.ranks)))
+
+        def is_event(of: Evidence, n: int) -> bool:
+            data = of.stage("data")
+            return n in of.epochs and max(rank[n] for rank in data) > (of.steps[n] - of.seconds) / 2
+
+        what = "a new epoch begins, and its first batch is late"
+        if not any(one.loader_workers for one in evidence.ranks):
+            fix = _WITHOUT_WORKERS
+        else:
+            fix = _WITH_LASTING_WORKERS if evidence.ranks[0].persistent else _WITH_WORKERS
+        yield from suspected_events(self.name, everyone, evidence, is_event, what, fix)
+
+
+CAUSE = EpochStart()

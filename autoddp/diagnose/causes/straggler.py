@@ -1,0 +1,158 @@
+"""One rank needs longer than the others in most steps, and they wait for it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autoddp.diagnose.cause import Cause, Surroundings, Suspicion
+from autoddp.diagnose.evidence import Evidence
+from autoddp.diagnose.experiments import Probe
+from autoddp.diagnose.findings import Finding
+from autoddp.diagnose.signs import COMPUTING, more_between, or_loading
+from autoddp.knobs.env import keeps_memory
+from autoddp.timing import median
+from autoddp.units import milliseconds
+from autoddp.wire import Delay
+
+_SAME_RANK = 0.8  # share of the steps in which one rank must be the slowest to be called the straggler
+_SLOW_CLOCK = 0.9  # of the other GPUs' clocks, below which a GPU's clock is why its rank is slow
+_LARGER = 1.2  # times the elements of the other ranks' batches, from which a rank has more work
+
+
+class Straggler(Cause):
+    in_words = "one rank is slower than the others"
+
+    def suspect(self, evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+        ranks = range(len(evidence.ranks))
+        if len(ranks) < 2:
+            return
+        slowest = [max(ranks, key=lambda r: _more_computing(evidence, r, n)) for n in evidence.usual]
+        rank = statistics.mode(slowest)
+        if slowest.count(rank) < _SAME_RANK * len(slowest):
+            return
+        stages = _all_work_of(evidence, rank)
+        guess = evidence.gain_as_others(rank, stages)
+        each = {name: evidence.means(evidence.stage(name)) for name in stages}
+        stage = max(
+            each, key=lambda name: each[name][rank] - median([m for r, m in enumerate(each[name]) if r != rank])
+        )
+        usual = median([m for r, m in enumerate(each[stage]) if r != rank])
+        host, mine = evidence.ranks[rank].host, milliseconds(each[stage][rank])
+        what = "between two steps" if stage == "other" else f"for its {stage}"
+        seen = (
+            f"rank {rank} on {host} takes {mine} ms {what}, the others {milliseconds(usual)} ms, and they wait for it"
+        )
+        longer = evidence.mean([_more_computing(evidence, rank, n) for n in range(evidence.count)])
+        reason = _why_slow(evidence, rank, longer)
+        if reason is None and stage == "other":
+            reason = _Reason("", f"let rank {rank} do no more between two steps than the others{or_loading(evidence)}")
+        elif reason is None:
+            reason = _Reason(
+                "",
+                f"give rank {rank} no more work than the others, and look at its device and host: other processes on "
+                "it (nvidia-smi, top), its clock and its cooling",
+            )
+
+        def gain(of: Evidence) -> float:
+            late = _late_gradients(of, rank) if reason.delays_gradients else 0.0
+            return of.gain_as_others(rank, _all_work_of(of, rank)) + late
+
+        probe = Probe(Delay(rank, "forward", max(guess, 0.1 * evidence.seconds)), gain)
+        yield Suspicion(self.name, (rank,), guess, seen + reason.seen, probe, fix=reason.fix)
+
+    def not_measured(self, finding: Finding) -> str:
+        if finding.status != "proved":
+            return ""
+        return "the waterfall without the straggler: a slow rank cannot be made faster for an experiment"
+
+
+CAUSE = Straggler()
+
+
+@dataclass(frozen=True)
+class _Reason:
+    """Why a rank is slow."""
+
+    seen: str
+    """The end of a sentence that says so; "" where it is not known."""
+    fix: str
+    delays_gradients: bool = False
+    """Whether the rank's threads that move gradients are late too."""
+
+
+def _why_slow(evidence: Evidence, rank: int, longer: float) -> _Reason | None:
+    """Why a rank computes `longer` seconds than the others in a step; None where nothing shows it."""
+    mine, others = evidence.ranks[rank], [one for r, one in enumerate(evidence.ranks) if r != rank]
+    clocks = [one.mhz[0] for one in others if one.mhz]
+    if mine.mhz and clocks and mine.mhz[0] < _SLOW_CLOCK * (usual := median(clocks)):
+        because = f" because {mine.held_back}" if mine.held_back else ""
+        why = f"; its GPU runs at {mine.mhz[0]:,} MHz of {mine.mhz[1]:,}{because}, those of the others at {usual:,.0f}"
+        fix = (
+            f"look at the cooling and the power limit of rank {rank}'s GPU "
+            "(nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER)"
+        )
+        return _Reason(why, fix)
+    waits = mine.waited_for_cpu / evidence.count
+    usual = median([one.waited_for_cpu for one in others]) / evidence.count
+    if waits - usual > longer / 2:
+        why = (
+            f"; its threads wait {milliseconds(waits)} ms of each step for a core, those of the others "
+            f"{milliseconds(usual)} ms: other programs run on its cores"
+        )
+        fix = (
+            f"keep other programs off the cores of rank {rank} (top shows them), or give the rank cores of its own "
+            "(taskset, numactl, the CPUs of its container)"
+        )
+        return _Reason(why, fix, delays_gradients=True)
+    sizes = [statistics.fmean(one.elements) if one.elements else 0.0 for one in (mine, *others)]
+    if (usual := median(sizes[1:])) and sizes[0] > _LARGER * usual:
+        why = f"; its batches have {sizes[0] / usual:.2g} times as many numbers as those of the others"
+        fix = (
+            f"give rank {rank} batches of the size that the others have: share the samples out evenly "
+            "(DistributedSampler with drop_last=True), or cut and pad them to one length"
+        )
+        return _Reason(why, fix)
+    lost = mine.in_page_faults / evidence.count
+    usual = median([one.in_page_faults for one in others]) / evidence.count
+    if lost - usual > longer / 2:
+        counts = [one.page_faults / evidence.count for one in (mine, *others)]
+        why = (
+            f"; in each step its process gets {counts[0]:,.0f} pages of memory anew from the system, which take it "
+            f"{milliseconds(lost)} ms, those of the others {median(counts[1:]):,.0f} in {milliseconds(usual)} ms"
+        )
+        fix = (
+            f"GLIBC_TUNABLES={keeps_memory()}: every rank keeps freed memory for the next step, which may save more "
+            "than this; autoddp tries it in a study of 10 trials or more"
+        )
+        return _Reason(why, fix)
+    return None
+
+
+def _more_computing(evidence: Evidence, rank: int, step: int) -> float:
+    """Seconds that this rank computes longer than the others in that step."""
+    longer = evidence.stage(*COMPUTING)[rank][step] - evidence.others(COMPUTING, rank, step)
+    return longer + (max(0.0, more_between(evidence, rank, step)) if rank else 0.0)
+
+
+def _all_work_of(evidence: Evidence, rank: int) -> tuple[str, ...]:
+    """The stages in which a rank may be slower than the others.
+
+    What it does between two steps counts too, if it is more than the others do. On rank 0 it does not: logging and
+    saving are that rank's own.
+    """
+    more = evidence.mean([more_between(evidence, rank, n) for n in range(evidence.count)])
+    return (*COMPUTING, "other") if rank and more > 0 else COMPUTING
+
+
+def _late_gradients(evidence: Evidence, rank: int) -> float:
+    """Seconds of a step's transfer that pass because this rank's threads that move gradients wait for a core.
+
+    Only where an operator has one thread: else its other threads wait too, while it computes.
+    """
+    mine, others = evidence.ranks[rank], [one for r, one in enumerate(evidence.ranks) if r != rank]
+    if mine.threads > 1:
+        return 0.0
+    longer = mine.helpers_waited_for_cpu - median([one.helpers_waited_for_cpu for one in others])
+    return min(evidence.mean(evidence.transfer), max(0.0, longer / evidence.count))

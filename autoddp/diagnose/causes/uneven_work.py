@@ -1,0 +1,35 @@
+"""Ranks are late by turns, and the size of their batches does not tell why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoddp.diagnose.cause import Cause, Surroundings, Suspicion
+from autoddp.diagnose.evidence import Evidence
+from autoddp.diagnose.experiments import Repeat
+from autoddp.diagnose.signs import UNEVEN, share, spread_of_sizes, waiting_by_turns
+
+_EVEN = (
+    "give the ranks samples that take alike long in the same step: group them by that (a batch sampler), or "
+    "limit what one sample may take"
+)
+_FREE = "find what the ranks share and use by turns: a file lock, a disk, cores (top shows other programs)"
+
+
+class UnevenWork(Cause):
+    in_words = "ranks are late by turns"
+    explains = "beside"
+
+    def suspect(self, evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
+        waits, everyone = waiting_by_turns(evidence), tuple(range(len(evidence.ranks)))
+        if not waits or (spread_of_sizes(evidence) or 0.0) >= UNEVEN:
+            return
+        seen = f"each rank waits {share(waits, evidence)}, for ranks that are late by turns"
+        if evidence.readers == everyone:
+            yield Suspicion(self.name, everyone, waits, seen, Repeat(everyone), fix=_EVEN, otherwise=_FREE)
+        else:
+            why = "the script reads no torch DataLoader on every rank, so no batch could be given again and again"
+            yield Suspicion(self.name, everyone, waits, seen, None, why, fix=_EVEN, otherwise=_FREE)
+
+
+CAUSE = UnevenWork()
