@@ -359,7 +359,16 @@ class Tuning:
     ) -> Examination:
         around, tell = Surroundings(facts), self.reporter.progress
         alone = self.options.diagnose_only  # before trials, a script's steps are for the trials
-        return Examination(measure, around, budget, TrialFailed, TuningOver, tell, reduction, precise=alone)
+        return Examination(
+            measure,
+            around,
+            budget,
+            fails=TrialFailed,
+            ends=TuningOver,
+            tell=tell,
+            reduction=reduction,
+            precise=alone,
+        )
 
     def _go_on_with_one_that_was_cut_off(self, job: LiveJob, settings: StudySettings, facts: JobFacts) -> None:
         if job.machine.leads and not self.options.fresh:  # the host that leads tells the others what they have missed
@@ -417,13 +426,13 @@ class Tuning:
             self._isolation.shelter(number, place, written),
         )
         limits = _Limits(
-            job,
-            self._isolation,
-            self.hosts,
-            number,
-            Waiting(place / "heartbeats"),
-            self.options.activity,
-            self.reporter.say,
+            job=job,
+            isolation=self._isolation,
+            hosts=self.hosts,
+            number=number,
+            waiting=Waiting(place / "heartbeats"),
+            activity=self.options.activity,
+            say=self.reporter.say,
         )
         with LogKeeper(place), awaiting(limits.in_words):
             return self._keeper.run(attempt, lambda end: job.rank_ended(end.pid, end.how), limits.exceeded)

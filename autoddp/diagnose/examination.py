@@ -151,19 +151,41 @@ class Examination:
         """None where the experiment says that it is no cause, or a small one."""
         price = proof.price
         fix = suspicion.advice(proof.by_fix)
+
+        def suspected(seconds: float, text: str) -> Finding:
+            return Finding(
+                cause=suspicion.cause,
+                ranks=suspicion.ranks,
+                seconds=seconds,
+                low=None,
+                high=None,
+                status="suspected",
+                text=text,
+                fix=fix,
+            )
+
         if price is None:
             if suspicion.guess == math.inf:
                 return None  # how much it costs is not even guessed
             text = f"{suspicion.seen}; not proved: {proof.text}"
-            return Finding(suspicion.cause, suspicion.ranks, suspicion.guess, None, None, "suspected", text, fix)
+            return suspected(suspicion.guess, text)
         if not price.sure and self._prover.is_open(price) and price.seconds >= WORTHWHILE * self._rounds.step:
             low, high = (f"{milliseconds(end)}" for end in (price.low, price.high))
             text = f"{suspicion.seen}; not proved: the rounds differed too much ({low} to {high} ms)"
-            return Finding(suspicion.cause, suspicion.ranks, price.seconds, None, None, "suspected", text, fix)
+            return suspected(price.seconds, text)
         if not self._prover.is_finding(price):
             return None
         text = suspicion.seen + (f"; {proof.text}" if proof.text else "")
-        return Finding(suspicion.cause, suspicion.ranks, price.seconds, price.low, price.high, "proved", text, fix)
+        return Finding(
+            cause=suspicion.cause,
+            ranks=suspicion.ranks,
+            seconds=price.seconds,
+            low=price.low,
+            high=price.high,
+            status="proved",
+            text=text,
+            fix=fix,
+        )
 
     # The waterfall
 

@@ -16,7 +16,7 @@ OWN_MODELS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ObservedSteps:
     """What was observed in the script's first steps on one rank."""
 

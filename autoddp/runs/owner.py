@@ -176,7 +176,17 @@ class Claim:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.open(path / MARK, flags, 0o600)
         inode, now = path.stat().st_ino, time.time()
-        self.mark = Mark("folder of an autoddp run", owner, run, str(path), inode, now, self._lock(), (), False)
+        self.mark = Mark(
+            kind="folder of an autoddp run",
+            owner=owner,
+            run=run,
+            path=str(path),
+            inode=inode,
+            made=now,
+            locked=self._lock(),
+            folders=(),
+            ended=False,
+        )
         self._size = 0
         self._write()
 

@@ -105,15 +105,15 @@ def forecast_of(facts: JobFacts, recorded: Sequence[Timeline], as_written: float
     try:
         profile = profile_of(
             recorded,
-            facts.gradient_shapes,
-            facts.backend,
-            facts.nodes,
-            facts.ddp_arguments,
-            min(computing, as_written),
-            facts.link,
-            facts.cores / facts.ranks_per_host,
-            facts.micro_batches,
-            facts.buffer_bytes,
+            shapes=facts.gradient_shapes,
+            backend=facts.backend,
+            nodes=facts.nodes,
+            ddp_arguments=facts.ddp_arguments,
+            computing=min(computing, as_written),
+            link=facts.link,
+            cores_per_rank=facts.cores / facts.ranks_per_host,
+            reducing=facts.micro_batches,
+            buffer_bytes=facts.buffer_bytes,
         )
         return Forecast(profile, as_written)
     except Unpredictable as unpredictable:

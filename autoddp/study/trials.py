@@ -345,7 +345,15 @@ class Trials:
         error: GradientError | None = None,
     ) -> TrialRecord:
         predicted = self.forecast.seconds(configuration)
-        record = TrialRecord(len(self.records) + 1, configuration, state, tuple(blocks), why, error, predicted)
+        record = TrialRecord(
+            len(self.records) + 1,
+            configuration,
+            state,
+            blocks=tuple(blocks),
+            reason=why,
+            error=error,
+            predicted=predicted,
+        )
         self.records.append(record)
         if record.blocks:
             self.forecast.measured(configuration, record.measured_seconds, predicted)

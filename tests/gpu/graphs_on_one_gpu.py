@@ -18,7 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.worker.ddp.objects import DdpEvents, Patch
+from autoddp.worker.ddp.handlers import DdpHandlers
+from autoddp.worker.ddp.objects import Patch
 from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.graphs import Graphs
 
@@ -49,26 +50,12 @@ class Model(nn.Module):
         return self.norm(x)
 
 
-class Events(DdpEvents):
-    def __init__(self, graphs: Graphs, compiling: Compiling) -> None:
-        self._graphs, self._replays = graphs, compiling.replays
-
-    def forward_begins(self, ddp: DDP) -> None:
-        self._graphs.forward_begins(ddp, reduces=True)
-
-    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._replays.called(ddp, args, kwargs)
-
-    def returned(self, ddp: DDP, what: Any) -> Any:
-        return self._replays.returned(ddp, what)
-
-
 def train(mode: str, autocast: bool) -> dict[str, Any]:
     """Losses, and the median seconds of a step after everything has settled."""
     torch.manual_seed(0)
     patch = Patch()
-    graphs, compiling = Graphs(patch.alive), Compiling(patch.alive)
-    patch.events = Events(graphs, compiling)
+    graphs, compiling = Graphs(patch.alive, lambda ddp: True), Compiling(patch.alive)
+    patch.events = DdpHandlers([graphs, compiling.replays])
     patch.install()
     compiled = "compiled" in mode
     model = torch.compile(Model(COMPILED_BLOCKS).cuda()) if compiled else Model(BLOCKS).cuda()

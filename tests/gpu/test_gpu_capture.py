@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 
-from autoddp.worker.ddp.objects import DdpEvents
 from autoddp.worker.graphs import Graphs
 
 pytestmark = pytest.mark.gpu
@@ -26,21 +25,13 @@ class Block(nn.Module):
         return x + self.drop(self.inner(x))
 
 
-class Events(DdpEvents):
-    def __init__(self, graphs):
-        self.graphs = graphs
-
-    def forward_begins(self, ddp):
-        self.graphs.forward_begins(ddp, reduces=True)
-
-
 class Job:
     """A script that holds its last loss, feeds itself by pinned memory, and drops out."""
 
     def __init__(self, patch, fails=False):
         torch.manual_seed(0)
-        self.graphs = Graphs(patch.alive)
-        patch.events = Events(self.graphs)
+        self.graphs = Graphs(patch.alive, lambda ddp: True)
+        patch.events = self.graphs
         patch.install()
         blocks = nn.ModuleList(Block(fails and number == 2) for number in range(4))
         self.ddp = DDP(nn.Sequential(nn.Sequential(*blocks)).cuda(), device_ids=[0], gradient_as_bucket_view=True)

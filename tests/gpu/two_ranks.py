@@ -71,7 +71,7 @@ class Clock:
     def __init__(self) -> None:
         self.boundaries = 0
         self._wrapped: list[Wrapped] = []
-        StepClock(lambda: self._wrapped, self._on_step)
+        StepClock(lambda: self._wrapped, self._on_step, lambda ddp: True)
 
     def begin(self, ddp: DDP) -> None:
         self._wrapped = [Wrapped(ddp, {})]

@@ -32,7 +32,8 @@ from autoddp.knobs import KNOBS, Configuration, Rung
 from autoddp.knobs.base import Value
 from autoddp.knobs.hook import POWERSGD_START_STEP
 from autoddp.wire import WatchPlan
-from autoddp.worker.ddp.objects import AVAILABLE_ARGUMENTS, DdpEvents, Patch, Wrapped
+from autoddp.worker.ddp.handlers import DdpHandlers
+from autoddp.worker.ddp.objects import AVAILABLE_ARGUMENTS, Patch
 from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.gradients.access import add_handler
 from autoddp.worker.gradients.accumulation import Accumulation
@@ -166,7 +167,7 @@ class _Model(nn.Module):
         return out
 
 
-class _Worker(DdpEvents):
+class _Worker(DdpHandlers):
     """What the worker has around the models, without the launcher's end."""
 
     def __init__(self) -> None:
@@ -176,7 +177,7 @@ class _Worker(DdpEvents):
         self.deferred = ImplicitNoSync(switch, self.patch.alive)
         self.accumulation = Accumulation(switch, self.patch.alive, self.deferred, _fail)
         self.buffers = LocalBuffers(switch, _fail)
-        self._parts: list[Any] = [self.buffers, self.deferred, self.accumulation, BucketViews(switch, _ignore)]
+        super().__init__([self.buffers, self.deferred, self.accumulation, BucketViews(switch, _ignore)])
         self.patch.install()
         switch.install()
         add_handler(self.deferred)
@@ -196,23 +197,6 @@ class _Worker(DdpEvents):
         self.live.apply(configuration)
         for wrapped in self.patch.alive():
             self.buffers.built(wrapped)  # in the real job, models are built with the configuration
-
-    def built(self, wrapped: Wrapped) -> None:
-        for part in self._parts:
-            part.built(wrapped)
-
-    def forward_begins(self, ddp: DDP) -> None:
-        for part in self._parts:
-            part.forward_begins(ddp)
-
-    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for part in self._parts:
-            part.called(ddp, args, kwargs)
-
-    def returned(self, ddp: DDP, what: Any) -> Any:
-        for part in self._parts:
-            what = part.returned(ddp, what)
-        return what
 
 
 def _ignore(_why: str) -> None:

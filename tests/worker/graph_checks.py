@@ -16,7 +16,7 @@ from static_graphs import ON_THE_DEFAULT_STREAM, node_of, static_callables
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp.objects import DdpEvents, Patch
+from autoddp.worker.ddp.objects import Patch
 from autoddp.worker.graphs import Graphs
 
 WIDTH, STEPS, WATCHED = 12, 12, 3
@@ -49,12 +49,8 @@ def batches(rank: int, size: int = 8, steps: int = STEPS) -> Iterator[torch.Tens
         yield torch.randn(size, WIDTH, generator=source)
 
 
-class _Events(DdpEvents):
-    def __init__(self, graphs: Graphs) -> None:
-        self._graphs = graphs
-
-    def forward_begins(self, ddp: DDP) -> None:
-        self._graphs.forward_begins(ddp, ddp.require_backward_grad_sync)
+def reduces(ddp: DDP) -> bool:
+    return bool(ddp.require_backward_grad_sync)
 
 
 class Run:
@@ -63,8 +59,8 @@ class Run:
     def __init__(self, mode: str, bucket_view: bool = True) -> None:
         torch.manual_seed(3)
         self.patch = Patch()
-        self.graphs = Graphs(self.patch.alive, static_callables)
-        self.patch.events = _Events(self.graphs)
+        self.graphs = Graphs(self.patch.alive, reduces, static_callables)
+        self.patch.events = self.graphs
         self.patch.install()
         self.ddp = DDP(Model(), gradient_as_bucket_view=bucket_view)
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.1, momentum=0.9)
@@ -301,7 +297,7 @@ def ignored(rank: int) -> dict[str, str]:
     patch.install()
     model = nn.Linear(WIDTH, WIDTH)
     model._ddp_params_and_buffers_to_ignore = ["bias"]
-    ddp, graphs = DDP(model, gradient_as_bucket_view=True), Graphs(patch.alive, static_callables)
+    ddp, graphs = DDP(model, gradient_as_bucket_view=True), Graphs(patch.alive, reduces, static_callables)
     graphs.watch()
     ddp(next(batches(rank))).sum().backward()
     graphs.step()
@@ -355,8 +351,8 @@ def two_models(rank: int, mode: str) -> dict[str, Any]:
     """Two models in a step, whose backward passes come in the order of the forward ones."""
     torch.manual_seed(3)
     patch = Patch()
-    graphs = Graphs(patch.alive, static_callables)
-    patch.events = _Events(graphs)
+    graphs = Graphs(patch.alive, reduces, static_callables)
+    patch.events = graphs
     patch.install()
     models = [DDP(Model(), gradient_as_bucket_view=True) for _ in range(2)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]

@@ -113,11 +113,10 @@ class _Script(DdpEvents, GradientHandler):
         self.experiments.stages.forward_begins(ddp)
 
     def called(self, ddp: DDP, args: Any, kwargs: Any) -> None:
-        self.experiments.stages.called(ddp)
+        self.experiments.stages.called(ddp, args, kwargs)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
-        self.experiments.stages.returned(ddp, what)
-        return what
+        return self.experiments.stages.returned(ddp, what)
 
     def steps(self, count: int) -> None:
         for _ in range(count):

@@ -265,7 +265,15 @@ def checks(rank: int) -> dict[str, Any]:
     add_handler(implicit_no_sync)
     counts, binding = Threads(os.environ.get("OMP_NUM_THREADS"), pinned=""), Binding(torch.device("cpu"))
     accumulation, compiling = Accumulation(switch, patch.alive, implicit_no_sync, print), Compiling(patch.alive)
-    effects = effects_of(patch, binding, counts, implicit_no_sync, accumulation, compiling, Graphs(patch.alive))
+    effects = effects_of(
+        patch,
+        binding=binding,
+        threads=counts,
+        implicit_no_sync=implicit_no_sync,
+        accumulation=accumulation,
+        compiling=compiling,
+        graphs=Graphs(patch.alive, switch.reduces),
+    )
     live = LiveDdp(patch, switch, effects, compiling, Experiments(patch))
     return {
         "moved": float((untouched - vector(DDP(Net()))).abs().max()),

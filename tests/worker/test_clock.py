@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,7 +22,8 @@ class Script:
         self.ours, self.second, self.foreign = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
         self.boundaries = 0
         self.held = [self.ours, self.second]
-        self.clock = StepClock(self._wrapped, self._boundary)
+        self.reduces = True
+        self.clock = StepClock(self._wrapped, self._boundary, lambda _ddp: self.reduces)
 
     def _wrapped(self) -> list[Any]:
         return [SimpleNamespace(parameters=list(network.parameters())) for network in self.held]
@@ -37,7 +38,8 @@ class Script:
         return self.boundaries - before
 
     def forward(self, reduces: bool = True) -> None:
-        self.clock.forward_begins(reduces)
+        self.reduces = reduces
+        self.clock.forward_begins(cast("Any", self.ours))
 
 
 @pytest.fixture
@@ -143,7 +145,7 @@ def test_one_model_after_another(script: Script, kept: bool) -> None:
     for _ in range(4):
         script.ours = nn.Linear(2, 2)
         script.held = [script.ours]
-        script.clock.model_built()
+        script.clock.built(cast("Any", None))
         one = optimizer(script.ours)
         if kept:
             memory.append(script.ours)
@@ -158,7 +160,7 @@ def test_a_model_that_is_built_and_not_trained_changes_nothing(script: Script) -
     one = optimizer(script.ours, script.second)
     assert [script.during(one.step) for _ in range(4)] == [0, 0, 1, 1]
     script.held = [*script.held, nn.Linear(2, 2)]
-    script.clock.model_built()
+    script.clock.built(cast("Any", None))
     assert [script.during(one.step) for _ in range(40)] == [1] * 40
 
 

@@ -190,7 +190,7 @@ def test_a_scaler_that_is_off_steps_whatever_has_a_step() -> None:
         def step(self) -> None:
             self.count += 1
 
-    clock, steps = StepClock(list, pytest.fail), Steps()
+    clock, steps = StepClock(list, pytest.fail, pytest.fail), Steps()
     torch.amp.GradScaler("cpu", enabled=False).step(steps)
     clock.stop()
     assert (steps.count, clock.steps_without_ddp) == (1, 1)

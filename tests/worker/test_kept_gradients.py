@@ -252,7 +252,15 @@ def left_out(one: ObservedSteps, arguments: dict[str, bool] | None = None, *, sp
 
 
 def observed(**facts: bool) -> ObservedSteps:
-    return ObservedSteps(True, (2, 2), False, True, True, {"model": ""}, **facts)  # type: ignore[arg-type]
+    return ObservedSteps(
+        is_static=True,
+        forwards=(2, 2),
+        steps_by_closure=False,
+        clears=True,
+        one_optimizer=True,
+        why_no_graphs={"model": ""},
+        **facts,  # type: ignore[arg-type]
+    )
 
 
 def test_which_knobs_such_a_script_cannot_have() -> None:

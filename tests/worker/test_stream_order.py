@@ -180,7 +180,7 @@ def test_buffers_of_each_rank_are_broadcast_again(
 def train_with_graphs(group: FakeNccl) -> int:
     """Train with captured graphs, after some steps without; how often a graph has served."""
     job = Job(group)
-    graphs = Graphs(lambda: [job.wrapped], static_callables)
+    graphs = Graphs(lambda: [job.wrapped], lambda ddp: True, static_callables)
     job.apply({"hook": "bf16"})
     graphs.watch()
     job.steps = graphs.step
@@ -189,7 +189,7 @@ def train_with_graphs(group: FakeNccl) -> int:
     assert graphs.why_not["model"] == ""
     graphs.set_mode("model")
     for _ in range(3):
-        graphs.forward_begins(job.ddp, True)
+        graphs.forward_begins(job.ddp)
         job.train(1)
     return graphs.replayed
 

@@ -29,7 +29,9 @@ def test_others_are_not(ranks: list[dict[str, Any]], how: str) -> None:
 
 
 def look(forwards: tuple[int, ...], *checksums: tuple[str, ...]) -> FirstLook:
-    steps = ObservedSteps(False, forwards, False, True, True, {})
+    steps = ObservedSteps(
+        is_static=False, forwards=forwards, steps_by_closure=False, clears=True, one_optimizer=True, why_no_graphs={}
+    )
     return FirstLook(
         steps=[replace(steps, unreduced=one) for one in checksums],
         devices=frozenset({"cpu"}),

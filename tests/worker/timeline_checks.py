@@ -23,11 +23,10 @@ from autoddp import codec
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.timing.timeline import Span
 from autoddp.wire import BlockDone, Finish, Measure, Message
-from autoddp.worker.ddp.objects import AVAILABLE_ARGUMENTS, DdpEvents, Patch
+from autoddp.worker.ddp.objects import AVAILABLE_ARGUMENTS, Patch
 from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.gradients.access import add_handler
 from autoddp.worker.gradients.switch import ReductionSwitch
-from autoddp.worker.observe.stages import Stages
 from autoddp.worker.observe.stopwatch import WallStopwatch
 from autoddp.worker.observe.timeline import Recording
 from autoddp.worker.process.rank_store import RankStore
@@ -211,7 +210,7 @@ def blocks(rank: int) -> list[Any]:
     patch, counted = Patch(), []
     switch = ReductionSwitch(patch.of)
     experiments = Experiments(patch)
-    patch.events = Events(experiments.stages)
+    patch.events = experiments.stages
     patch.install()
     switch.install()
     add_handler(experiments.stages)
@@ -246,21 +245,6 @@ def blocks(rank: int) -> list[Any]:
             orders.at,
         ]
     raise AssertionError("there were more orders than steps")
-
-
-class Events(DdpEvents):
-    def __init__(self, stages: Stages) -> None:
-        self._stages = stages
-
-    def forward_begins(self, ddp: DDP) -> None:
-        self._stages.forward_begins(ddp)
-
-    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._stages.called(ddp)
-
-    def returned(self, ddp: DDP, what: Any) -> Any:
-        self._stages.returned(ddp, what)
-        return what
 
 
 def checks_of_three(rank: int) -> dict[str, Any]:

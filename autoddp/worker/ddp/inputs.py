@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.recipe import merged, with_model
-from autoddp.worker.ddp.objects import is_joining
+from autoddp.worker.ddp.objects import DdpEvents, Wrapped, is_joining
 
 _MOST = 64  # inputs of one model; a batch of more is described by the first of them
 _DEEPEST = 6  # containers inside each other
@@ -89,20 +89,24 @@ def _plain(text: str) -> str:
     return kept or "?"
 
 
-class InputsSeen:
+class InputsSeen(DdpEvents):
     """What all reducing forward passes of this process had in common, model by model.
 
-    seen = InputsSeen()
-    seen.called(ddp, digest, args, kwargs)      # at each of them
+    patch.events = seen = InputsSeen(patch.of, switch.as_written)
     seen.texts(["0123…", "89ab…"])              # of the models with these digests, in their order
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wrapped: Callable[[DDP], Wrapped | None], reduces: Callable[[DDP], bool]) -> None:
+        self._wrapped, self._reduces = wrapped, reduces
         self._of: dict[str, tuple[str, ...]] = {}
         self._last: dict[str, tuple[str, ...]] = {}
 
-    def called(self, ddp: DDP, digest: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A model with that digest is about to be called."""
+    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See `DdpEvents`."""
+        wrapped = self._wrapped(ddp)
+        if wrapped is None or not (compares(ddp) and self._reduces(ddp)):
+            return
+        digest = wrapped.digest
         now = inputs_of(args, kwargs, device_of(ddp))
         if now != self._last.get(digest):  # else nothing is new, and nothing is merged
             self._last[digest] = now

@@ -27,18 +27,21 @@ MODES = (WHOLE_MODEL, BLOCKS)
 _WATCHED_STEPS = 4  # in the real job, before what they called is captured
 
 
-class Graphs(Effect):
+class Graphs(Effect, DdpEvents):
     """CUDA graphs of all DDP models: `watch()`, steps with `step()` after each, `stop_watching()`, `set_mode(mode)`.
 
-    graphs.forward_begins(ddp, reduces) whenever a forward pass does.
+    `reduces` says of a DDP object whether its present forward pass reduces.
     """
 
     after_watching = True
 
     def __init__(
-        self, wrapped: Callable[[], Sequence[Wrapped]], make: Make = torch.cuda.make_graphed_callables
+        self,
+        wrapped: Callable[[], Sequence[Wrapped]],
+        reduces: Callable[[DDP], bool],
+        make: Make = torch.cuda.make_graphed_callables,
     ) -> None:
-        self._wrapped, self._make = wrapped, make
+        self._wrapped, self._reduces, self._make = wrapped, reduces, make
         self._watching: Watching | None = None
         self._samples: dict[str, list[Sample]] = {}
         self._replays: list[Replay] = []
@@ -66,9 +69,9 @@ class Graphs(Effect):
         self._samples = {mode: self._watching.samples(mode) for mode in MODES if not self.why_not[mode]}
         self._watching = None
 
-    def forward_begins(self, ddp: DDP, reduces: bool) -> None:
-        """DDP begins a forward pass; its graphs serve only where it will reduce the gradients and copy them out."""
-        if self._mode and reduces and ddp.gradient_as_bucket_view:
+    def forward_begins(self, ddp: DDP) -> None:
+        """See `DdpEvents`. Graphs serve only where DDP will reduce the gradients and copy them out."""
+        if self._mode and self._reduces(ddp) and ddp.gradient_as_bucket_view:
             for replay in self._replays:
                 replay.arm(ddp.module)
 
@@ -137,16 +140,15 @@ class GraphsInTheJob(DdpEvents):
         configuration: Configuration,
         say: Callable[[str], None],
     ) -> None:
-        self._graphs, self._wrapped, self._switch = graphs, wrapped, switch
+        self._graphs, self._wrapped = graphs, wrapped
         self._configuration, self._say = configuration, say
         self._steps = 0
-        self._clock = StepClock(wrapped, self._on_step)
+        self._clock = StepClock(wrapped, self._on_step, switch.reduces)
 
     def forward_begins(self, ddp: DDP) -> None:
         """A forward pass is about to run; whether its backward pass reduces is decided."""
-        reduces = self._switch.reduces(ddp)
-        self._clock.forward_begins(reduces)
-        self._graphs.forward_begins(ddp, reduces)
+        self._clock.forward_begins(ddp)
+        self._graphs.forward_begins(ddp)
 
     def stop(self) -> None:
         """The models run as written from here on; called in a forward pass."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,12 +22,12 @@ from autoddp.knobs.job import SPARSE
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 from autoddp.log import tell
 from autoddp.wire import WorkerConfig
+from autoddp.worker.ddp.handlers import DdpHandlers
 from autoddp.worker.ddp.objects import (
     AVAILABLE_ARGUMENTS,
     CAPTURES,
     UNPICKLED,
     Around,
-    DdpEvents,
     Patch,
     Wrapped,
     parameters_digest,
@@ -67,7 +66,7 @@ def _expected(config: WorkerConfig) -> Expected:
     return Expected(digests, config.inputs, config.recipe, config.note, config.noted, config.variables)
 
 
-class _Applied(DdpEvents):
+class _Applied(DdpHandlers):
     """A recipe's configuration in this process: `install` before the script builds its first model."""
 
     def __init__(self, configuration: Configuration, expected: Expected, patch: Patch, switch: ReductionSwitch) -> None:
@@ -79,13 +78,13 @@ class _Applied(DdpEvents):
         self._implicit_no_sync = ImplicitNoSync(switch, patch.alive)
         self._accumulation = Accumulation(switch, patch.alive, self._implicit_no_sync, _give_up, self._fitting.why_not)
         self._compiling = Compiling(patch.alive)
-        self._graphs = Graphs(self._with_graphs)
+        self._graphs = Graphs(self._with_graphs, switch.reduces)
         self._graphs_in_the_job: GraphsInTheJob | None = None
         self._check: ParameterCheck | None = None
         self._local_buffers: LocalBuffers | None = None
         self._used_parameters: UsedParameters | None = None
         self._bucket_views: BucketViews | None = None
-        self._parts: list[DdpEvents] = [self._fitting]
+        super().__init__([self._fitting])
         self._has_unpickled = self._has_captured = self._watches = False
 
     def install(self, config: WorkerConfig) -> None:
@@ -94,18 +93,18 @@ class _Applied(DdpEvents):
         patch.around = self._fitting.around
         if config.checks_parameters and knobs_that_part_ranks(configuration):
             self._check = ParameterCheck(knobs_that_part_ranks(configuration), self._switch)
-            self._parts.append(self._check)
+            self.handlers.append(self._check)
         if STATIC_GRAPH.of(configuration):
             self._used_parameters = UsedParameters(self._switch)
-            self._parts.append(self._used_parameters)
+            self.handlers.append(self._used_parameters)
         if BROADCAST_BUFFERS.name in configuration:
             self._local_buffers = LocalBuffers(self._switch, _broadcast_again)
-            self._parts.append(self._local_buffers)
+            self.handlers.append(self._local_buffers)
         if GRADIENT_AS_BUCKET_VIEW.of(configuration):
             self._bucket_views = BucketViews(self._switch, _give_copies)
-            self._parts.append(self._bucket_views)
+            self.handlers.append(self._bucket_views)
         if DEFER_REDUCTIONS.name in configuration or ACCUMULATE_STEPS.name in configuration:
-            self._parts += [
+            self.handlers += [
                 FirstSteps(patch.alive, self._implicit_no_sync, self._accumulation, _warn),
                 self._implicit_no_sync,
                 self._accumulation,
@@ -116,12 +115,14 @@ class _Applied(DdpEvents):
         mode = CUDA_GRAPHS.of(configuration)
         if mode and mode != REDUCE_OVERHEAD:
             self._graphs_in_the_job = GraphsInTheJob(self._graphs, self._with_graphs, self._switch, configuration, _say)
-            self._parts.append(self._graphs_in_the_job)
-        if self._parts[1:]:
+            self.handlers.append(self._graphs_in_the_job)
+        if self.handlers[1:]:
             self._switch.install()
-        self._parts.append(Unreduced(patch.alive, self._switch, lambda found: compare(patch.alive(), found, _warn_all)))
+        self.handlers.append(
+            Unreduced(patch.alive, self._switch, lambda found: compare(patch.alive(), found, _warn_all))
+        )
         if mode == REDUCE_OVERHEAD:
-            self._parts.append(self._compiling.replays)
+            self.handlers.append(self._compiling.replays)
         if config.watch is not None:
             self._watches = HOOK.name in configuration
             patch.around = _around_both(self._fitting.around, Watch(config.watch, _warn).around)
@@ -144,7 +145,13 @@ class _Applied(DdpEvents):
         if NUMA_BINDING.name in self._configuration and binding.why_not:
             _warn(f"the recipe's {NUMA_BINDING.name} is left out: {binding.why_not}")
         self._effects = effects_of(
-            self._patch, binding, threads, self._implicit_no_sync, self._accumulation, self._compiling, self._graphs
+            self._patch,
+            binding=binding,
+            threads=threads,
+            implicit_no_sync=self._implicit_no_sync,
+            accumulation=self._accumulation,
+            compiling=self._compiling,
+            graphs=self._graphs,
         )
         for effect in self._effects:
             if not effect.after_watching:
@@ -160,8 +167,7 @@ class _Applied(DdpEvents):
         keep_compilers_out()
         if wrapped.takes and wrapped.is_sparse and HOOK.of(self._configuration):
             _warn(f"the recipe's {HOOK.name} is left out: {SPARSE}")
-        for part in self._parts:
-            part.built(wrapped)
+        super().built(wrapped)
 
     def _refused(self, wrapped: Wrapped, all_differ: bool) -> None:
         """Back to as written, in a forward pass: the object, and what concerns the process if no model fits."""
@@ -196,27 +202,10 @@ class _Applied(DdpEvents):
 
     def script_captures(self, ddp: DDP) -> None:
         """See `DdpEvents`."""
-        for part in self._parts:
-            part.script_captures(ddp)
+        super().script_captures(ddp)
         if self._watches and not self._has_captured:
             _warn(f"{CAPTURES}: the gradient monitor does not see what the graph repeats")
         self._has_captured = True
-
-    def forward_begins(self, ddp: DDP) -> None:
-        """See `DdpEvents`."""
-        for part in self._parts:
-            part.forward_begins(ddp)
-
-    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See `DdpEvents`."""
-        for part in self._parts:
-            part.called(ddp, args, kwargs)
-
-    def returned(self, ddp: DDP, what: Any) -> Any:
-        """See `DdpEvents`."""
-        for part in self._parts:
-            what = part.returned(ddp, what)
-        return what
 
     def script_registered(self, wrapped: Wrapped) -> None:
         """The script's own hook is set in place of the recipe's."""
@@ -226,8 +215,7 @@ class _Applied(DdpEvents):
             _warn(f"the recipe's {name} is left out: {OWN_HOOK_SEES_BUCKETS}")
         if STATIC_GRAPH.name in left_out and self._used_parameters is not None:
             self._used_parameters.forget(wrapped)
-        for part in self._parts:
-            part.script_registered(wrapped)
+        super().script_registered(wrapped)
         if HOOK.of(self._configuration):
             _warn("the script registers a communication hook of its own: it stays, the recipe's is set aside")
 

@@ -38,7 +38,7 @@ def start_bypassing() -> None:
 class _Bypass(DdpEvents):
     def __init__(self, patch: Patch, switch: ReductionSwitch) -> None:
         self._patch, self._switch = patch, switch
-        self._clock = StepClock(patch.alive, self._on_step)
+        self._clock = StepClock(patch.alive, self._on_step, switch.as_written)
         self._stopwatch: Stopwatch | None = None
         self._steps_left = _WARMUP
         self._with: list[float] = []
@@ -48,7 +48,7 @@ class _Bypass(DdpEvents):
 
     def built(self, wrapped: Wrapped) -> None:
         """Leave all as written if this model must not be changed."""
-        self._clock.model_built()
+        self._clock.built(wrapped)
         if wrapped.why_untouchable():
             self._leave_as_written()
 
@@ -65,7 +65,7 @@ class _Bypass(DdpEvents):
     def forward_begins(self, ddp: DDP) -> None:
         """See `DdpEvents`."""
         self._ask(ddp)
-        self._clock.forward_begins(self._switch.as_written(ddp))
+        self._clock.forward_begins(ddp)
 
     def _ask(self, ddp: DDP) -> None:
         """Leave all as written from here on if this model needs its reduction.

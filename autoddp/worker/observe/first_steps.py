@@ -43,11 +43,11 @@ from autoddp.worker.gradients.views import held_elsewhere
 _READS = 20  # of gradients, by an optimizer or before it: ten steps or more
 
 
-class ReadyOrder:
+class ReadyOrder(DdpEvents):
     """Watches in which order gradients become ready: DDP may be told of a static graph only if it never changes.
 
-    order = ReadyOrder(parameters)
-    …                       # some steps: order.returned(output) in each forward pass, order.step() at the end of each
+    handlers.append(order := ReadyOrder(parameters))
+    …                       # some steps: order.step() at the end of each
     order.stop(); order.is_static
 
     DDP learns a static graph from the first backward pass that begins at what the module has returned. So the graph
@@ -75,10 +75,11 @@ class ReadyOrder:
 
         return ready
 
-    def returned(self, output: object) -> None:
-        """A module has returned `output`."""
+    def returned(self, ddp: DDP, what: object) -> object:
+        """See `DdpEvents`."""
         if self._handles and torch.is_grad_enabled():
-            when_backward_begins(output, self._begins, tensors_of_static_graph)
+            when_backward_begins(what, self._begins, tensors_of_static_graph)
+        return what
 
     def _begins(self) -> None:
         if self._handles:

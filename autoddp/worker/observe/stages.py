@@ -28,6 +28,7 @@ from autoddp.timing.anatomy import STAGES
 from autoddp.timing.timeline import Span
 from autoddp.wire.experiment import Delay
 from autoddp.worker.ddp.objects import (
+    DdpEvents,
     after_backward_computed,
     after_this_backward,
     when_backward_begins,
@@ -74,8 +75,8 @@ class Recorded:
     """Seconds of all steps together for which lines of the script have waited for the device: some of the longest."""
 
 
-class Stages(GradientHandler, LoaderEvents):
-    """Call the methods for DDP's events; loaders and optimizers tell of theirs themselves."""
+class Stages(DdpEvents, GradientHandler, LoaderEvents):
+    """The stages of the steps: by the events of DDP, of loaders and of optimizers."""
 
     def __init__(self) -> None:
         self.on = False
@@ -211,18 +212,18 @@ class Stages(GradientHandler, LoaderEvents):
         if self._trains(ddp):
             self.enter("buffers")
 
-    def called(self, ddp: DDP) -> None:
+    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The module is about to be called."""
         if self._trains(ddp):
             self.enter("forward")
 
-    def returned(self, ddp: DDP, what: Any) -> None:
+    def returned(self, ddp: DDP, what: Any) -> Any:
         """The module has returned `what`: its gradient is the first sign of the backward pass.
 
         Where the module returns an object in which no tensors are found, the first gradient of a parameter is.
         """
         if not (self._awake and torch.is_grad_enabled()):
-            return
+            return what
         in_eval_mode = not ddp.training
 
         def begins() -> None:
@@ -232,6 +233,7 @@ class Stages(GradientHandler, LoaderEvents):
         if not when_backward_begins(what, begins):
             self._watch_no_parameters()
             self._on_parameters = when_gradients_come(ddp.parameters(), begins)
+        return what
 
     def _trains(self, ddp: DDP) -> bool:
         """Whether a forward pass that begins now is one of training.

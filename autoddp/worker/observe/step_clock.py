@@ -12,9 +12,10 @@ import weakref
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import Optimizer
 
-from autoddp.worker.ddp.objects import Wrapped
+from autoddp.worker.ddp.objects import DdpEvents, Wrapped
 from autoddp.worker.gradients.access import GradientHandler, add_handler, held_by, ids_of, parameters_of, remove_handler
 
 _CYCLES = 3  # steps of the first optimizer seen before the clock is chosen
@@ -24,14 +25,18 @@ _OTHERS = 12  # steps of other optimizers in a row after a model was built: then
 _MOST_FORWARDS = 1000  # the same with an optimizer: the script may accumulate over many, or a closure run many
 
 
-class StepClock(GradientHandler):
+class StepClock(DdpEvents, GradientHandler):
     """`on_step()` is called at each step boundary once the clock is chosen.
 
-    `wrapped()` gives the script's DDP objects. `forwards` counts reducing forward passes since the last boundary.
+    `wrapped()` gives the script's DDP objects, and `reduces` says of one whether its present forward pass reduces.
+    `forwards` counts reducing forward passes since the last boundary.
     """
 
-    def __init__(self, wrapped: Callable[[], Sequence[Wrapped]], on_step: Callable[[], None]) -> None:
+    def __init__(
+        self, wrapped: Callable[[], Sequence[Wrapped]], on_step: Callable[[], None], reduces: Callable[[DDP], bool]
+    ) -> None:
         self._wrapped = wrapped
+        self._reduces = reduces
         self._on_step = on_step
         self._seen: list[frozenset[int]] = []
         self._counts: dict[frozenset[int], int] = {}
@@ -57,13 +62,13 @@ class StepClock(GradientHandler):
         self._stopped = True
         remove_handler(self)
 
-    def model_built(self) -> None:
-        """The script has built a DDP model, and may train that one from here on instead of the earlier ones."""
+    def built(self, wrapped: Wrapped) -> None:
+        """See `DdpEvents`. The script may train that model from here on instead of the earlier ones."""
         self._built_since = self._clock is not None
 
-    def forward_begins(self, reduces: bool) -> None:
-        """A forward pass of a DDP model is about to run."""
-        if self._stopped or not (reduces and torch.is_grad_enabled()):
+    def forward_begins(self, ddp: DDP) -> None:
+        """See `DdpEvents`."""
+        if self._stopped or not (self._reduces(ddp) and torch.is_grad_enabled()):
             return
         if self._by_forwards:
             self._end_step()

@@ -37,6 +37,7 @@ _MOST_OF_TCP = defaultdict(lambda: 10.0, nccl=25.0)  # Gbit/s
 def gather_facts(
     wrapped: Sequence[Wrapped],
     ranks: RankStore,
+    *,
     threads: Threads,
     binding: Binding,
     observed: ObservedSteps,

@@ -58,6 +58,7 @@ class DdpObjects(Effect):
 
 def effects_of(
     patch: Patch,
+    *,
     binding: Binding,
     threads: Threads,
     implicit_no_sync: ImplicitNoSync,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,11 +15,11 @@ from autoddp.isolation.stopping import stopper
 from autoddp.knobs import ObservedSteps
 from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW
 from autoddp.wire import LauncherClient, WorkerConfig
-from autoddp.worker.ddp.inputs import InputsSeen, compares
+from autoddp.worker.ddp.handlers import DdpHandlers
+from autoddp.worker.ddp.inputs import InputsSeen
 from autoddp.worker.ddp.objects import (
     CAPTURES,
     UNPICKLED,
-    DdpEvents,
     Patch,
     Wrapped,
     is_joining,
@@ -77,7 +76,7 @@ def start_tuning(config: WorkerConfig, launcher: LauncherClient, threads_given: 
     leave_at_the_end_of_training(launcher)
 
 
-class _TuningJob(DdpEvents):
+class _TuningJob(DdpHandlers):
     """The tuning job in a worker, from the first DDP object to the last trial."""
 
     def __init__(
@@ -92,25 +91,38 @@ class _TuningJob(DdpEvents):
         self._switch = switch
         self.implicit_no_sync = ImplicitNoSync(switch, patch.alive)
         self.accumulation = Accumulation(switch, patch.alive, self.implicit_no_sync, _fail)
-        self._graphs = Graphs(patch.alive)
-        self._bucket_views = BucketViews(switch, _fail_with_views)
+        self._graphs = Graphs(patch.alive, switch.reduces)
         self.compiling = Compiling(patch.alive)
         self.experiments = Experiments(patch)
-        self._stages = self.experiments.stages
         self._unreduced = Unreduced(patch.alive, switch)
-        self._inputs = InputsSeen()
+        self._inputs = InputsSeen(patch.of, switch.as_written)
         self._measured: set[str] = set()
         self._forwards: list[int] = []
         self._ready_order: ReadyOrder | None = None
         self._runner: TrialRunner | None = None
-        self._clock = StepClock(patch.alive, self._on_step)
+        self._clock = StepClock(patch.alive, self._on_step, switch.as_written)
+        super().__init__(
+            [
+                self._clock,  # whatever changes at a step boundary holds for the forward pass that has ended the step
+                self._inputs,
+                self.implicit_no_sync,
+                self.accumulation,
+                self._graphs,  # whose passes reduce, which the two before it decide
+                self.experiments.stages,
+                self._unreduced,
+                BucketViews(switch, _fail_with_views),
+            ]
+        )
+        if config.cuda_graphs:
+            self.handlers.append(self.compiling.replays)  # the others are given what the module itself has returned
         register_optimizer_step_post_hook(lambda *_: self._leave_if_no_ddp())
 
     def built(self, wrapped: Wrapped) -> None:
         """The first DDP object: this process takes part from here on."""
         keep_compilers_out()
-        self._clock.model_built()
-        self._bucket_views.built(wrapped)
+        for one in self.handlers:
+            if one is not self.accumulation:  # what a trial measures stays, whichever model is trained next
+                one.built(wrapped)
         if not self._wrapped_any:
             self._wrapped_any = True
             self.experiments.install()
@@ -130,34 +142,6 @@ class _TuningJob(DdpEvents):
         """See `DdpEvents`. Tuning ends: another configuration would free the buckets that the graph writes into."""
         stopper(self._config.socket)(f"{CAPTURES}: no configuration can be applied to what it repeats")
 
-    def forward_begins(self, ddp: DDP) -> None:
-        """Count forward passes that reduce as the script is written, then see whether this one's reduction may wait."""
-        self._clock.forward_begins(reduces=self._switch.as_written(ddp))
-        self.implicit_no_sync.forward_begins(ddp)
-        self.accumulation.forward_begins(ddp)
-        self._graphs.forward_begins(ddp, self._switch.reduces(ddp))
-        self._stages.forward_begins(ddp)
-        self._bucket_views.forward_begins(ddp)
-
-    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what the module is about to be called with."""
-        wrapped = self._patch.of(ddp)
-        if wrapped is not None and compares(ddp) and self._switch.as_written(ddp):
-            self._inputs.called(ddp, wrapped.digest, args, kwargs)
-        if self._config.cuda_graphs:
-            self.compiling.replays.called(ddp, args, kwargs)
-        self._stages.called(ddp)
-        self._bucket_views.called(ddp, args, kwargs)
-
-    def returned(self, ddp: DDP, what: Any) -> Any:
-        """See `DdpEvents`."""
-        self._stages.returned(ddp, what)
-        self._unreduced.returned(ddp, what)
-        if self._ready_order is not None:
-            self._ready_order.returned(what)
-        what = self._bucket_views.returned(ddp, self.implicit_no_sync.returned(ddp, what))
-        return self.compiling.replays.returned(ddp, what) if self._config.cuda_graphs else what
-
     def takes(self, module: nn.Module) -> bool:
         """Whether a new model gets the present configuration: later, only such models as were measured."""
         return not self._measured or parameters_digest(module) in self._measured
@@ -173,6 +157,7 @@ class _TuningJob(DdpEvents):
             return
         if self._ready_order is None:
             self._ready_order = ReadyOrder(self._all_parameters())
+            self.handlers.insert(0, self._ready_order)
             self._by_hand = ByHand(self._all_parameters())
             self._keeps_gradients = KeepsGradients(self._parameters_without_views())
             self._reads_gradients = ReadsGradients(self._all_parameters())
@@ -189,6 +174,7 @@ class _TuningJob(DdpEvents):
         # Where nothing has reduced so far, it takes longer to tell local SGD from a script that never does.
         if len(self._forwards) > (_WATCHED_STEPS if any(self._forwards) else UNREDUCED_STEPS):
             self._ready_order.stop()
+            self.handlers.remove(self._ready_order)
             self._by_hand.stop()
             self._keeps_gradients.stop()
             self._reads_gradients.stop()
@@ -247,31 +233,45 @@ class _TuningJob(DdpEvents):
         binding = Binding(device)
         compiled = self.compiling.concerns
         watched = ObservedSteps(
-            is_static,
-            tuple(self._forwards[1:]),
-            self.implicit_no_sync.steps_by_closure,
-            self.accumulation.clears,
-            self.accumulation.one_optimizer,
-            self.compiling.replays.why_not if compiled else self._graphs.why_not,
-            self._by_hand.found,
-            self._by_hand.found_later,
-            self.accumulation.steps_others,
-            any(is_joining(w.ddp) for w in wrapped if w.ddp is not None),
-            compiled,
-            self._ready_order.uses_all,
-            self._by_hand.discards or self._reads_gradients.between,
-            self._keeps_gradients.found,
-            self._reads_gradients.found,
-            self._checksum(wrapped),
-            tuple(self._unreduced.checksums),
+            is_static=is_static,
+            forwards=tuple(self._forwards[1:]),
+            steps_by_closure=self.implicit_no_sync.steps_by_closure,
+            clears=self.accumulation.clears,
+            one_optimizer=self.accumulation.one_optimizer,
+            why_no_graphs=self.compiling.replays.why_not if compiled else self._graphs.why_not,
+            changes_gradients=self._by_hand.found,
+            changes_gradients_later=self._by_hand.found_later,
+            steps_others=self.accumulation.steps_others,
+            joins=any(is_joining(w.ddp) for w in wrapped if w.ddp is not None),
+            compiled=compiled,
+            uses_all=self._ready_order.uses_all,
+            discards_gradients=self._by_hand.discards or self._reads_gradients.between,
+            keeps_gradients=self._keeps_gradients.found,
+            reads_gradients=self._reads_gradients.found,
+            parameters=self._checksum(wrapped),
+            unreduced=tuple(self._unreduced.checksums),
         )
-        facts = gather_facts(wrapped, ranks, self._threads, binding, watched, in_page_faults, self._config)
+        facts = gather_facts(
+            wrapped,
+            ranks,
+            threads=self._threads,
+            binding=binding,
+            observed=watched,
+            in_page_faults=in_page_faults,
+            config=self._config,
+        )
         del models
         director = LauncherDirector(self._launcher, facts)
         self.compiling.begin()
         self._measured = set(facts.parameters_digest.split("+"))
         effects = effects_of(
-            self._patch, binding, self._threads, self.implicit_no_sync, self.accumulation, self.compiling, self._graphs
+            self._patch,
+            binding=binding,
+            threads=self._threads,
+            implicit_no_sync=self.implicit_no_sync,
+            accumulation=self.accumulation,
+            compiling=self.compiling,
+            graphs=self._graphs,
         )
         model = LiveDdp(self._patch, self._switch, effects, self.compiling, self.experiments)
         digests = facts.parameters_digest.split("+")
