@@ -333,9 +333,9 @@ def _overruled(says: str, unlike: Sequence[str]) -> str:
 def _preferred(usable: Sequence[_Saved], arguments: str) -> _Saved:
     """The best of several recipes that fit, as far as the launcher can know: same arguments first, then the newest."""
 
-    def rank(saved: _Saved) -> tuple[bool, bool, str]:
-        recipe = saved.recipe
-        return recipe.made_by.arguments == arguments, bool(recipe.fits.script), recipe.made_by.date
+    def rank(saved: _Saved) -> tuple[bool, str]:
+        made_by = saved.recipe.made_by
+        return made_by.arguments == arguments, made_by.date
 
     return max(usable, key=rank)
 

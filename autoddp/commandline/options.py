@@ -253,11 +253,11 @@ class Options:
         folder = "" if is_program or self.torchrun.module else Path(os.path.abspath(self.script)).parent.name
         name = f"{folder}.{Path(self.script).stem}.autoddp.toml"
         is_short = len(os.fsencode(name.removesuffix(".autoddp.toml"))) <= _LONGEST_NAME
-        return name if folder and is_short else self.older_recipe_name
+        return name if folder and is_short else self._name_without_folder
 
     @property
-    def older_recipe_name(self) -> str:
-        """What earlier versions called it, after the script alone."""
+    def _name_without_folder(self) -> str:
+        """A recipe's file name after the script alone."""
         stem = self.script.replace("/", ".") if self.torchrun.module else Path(self.script).stem
         whole = os.fsencode(stem)
         if len(whole) > _LONGEST_STEM:

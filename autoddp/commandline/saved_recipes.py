@@ -2,7 +2,6 @@
 
     proj.train.autoddp.toml       of proj/train.py, in the folder from which it is launched
     proj.train.2.autoddp.toml     of the same script with another model or other inputs, or of another proj/train.py
-    train.autoddp.toml            as earlier versions called it: it is read where it fits, and never written
 
 Where that folder takes no files, new ones go to one of the user's own, see `runs.usual_folders`; both are read.
 A recipe that was found, and not named with --recipe, is replaced only by one of the same job; another job's gets the
@@ -60,11 +59,10 @@ def arguments_digest(options: Options) -> str:
 
 
 def found_recipes(options: Options) -> list[Path]:
-    """The script's recipes that are there, by number; those by the older name come last."""
+    """The script's recipes that are there, by number."""
     folders = (options.folders.recipes, Path())
-    numbered = [place for folder in folders for place in _places(folder / options.recipe_name)]
-    older = [folder / options.older_recipe_name for folder in folders]
-    return [place for place in dict.fromkeys([*numbered, *older]) if os.path.isfile(place)]
+    places = [place for folder in folders for place in _places(folder / options.recipe_name)]
+    return [place for place in dict.fromkeys(places) if os.path.isfile(place)]
 
 
 def recipe_may_be_anothers(options: Options) -> bool:

@@ -40,7 +40,7 @@ class MadeBy:
     date: Text
     """ISO 8601, UTC, to the second."""
     arguments: Text = ""
-    """Digest of the script's arguments, 16 hex digits; "" in recipes of older versions."""
+    """Digest of the script's arguments, 16 hex digits; "" where a recipe does not say."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Fits:
     cuda: Text = ""
     nccl: Text = ""
     script: Text = ""
-    """The script's path from the recipe's folder, or `-m` and the module's name; absent in older recipes."""
+    """The script's path from the recipe's folder, or `-m` and the module's name."""
     inputs: Texts = ()
-    """What the models' forward passes were called with, see `recipe.inputs`; absent in older recipes."""
+    """What the models' forward passes were called with, see `recipe.inputs`."""
 
     @property
     def digest(self) -> str:
@@ -88,7 +88,7 @@ class LadderEntry:
     speedup_low_over: dict[Rung, Positive] = field(default_factory=dict)
     """Milder rung → lower end of the speed-up over the best of that rung, from rounds that both ran.
 
-    A rung is absent where it is not on the ladder, and all are in recipes of older versions.
+    A rung is absent where it is not on the ladder.
     """
 
 
@@ -106,7 +106,7 @@ class Evidence:
     run: Text = ""
     """Name of the run folder that holds every measurement; "" where a recipe does not say."""
     headroom_low: Share | None = None
-    """99 % interval of the headroom, from here to `headroom_high`; None in recipes of older versions."""
+    """99 % interval of the headroom, from here to `headroom_high`; None where a recipe does not say."""
     headroom_high: Share | None = None
 
 

@@ -91,7 +91,6 @@ def test_defaults() -> None:
     assert (found.tune_only, found.dry_run, found.force, found.output) == (False, False, False, Path(".autoddp"))
     assert (found.keep_runs, found.isolation, found.scratch_limit) == (20, None, None)
     assert found.recipe_path == Path(f"{Path.cwd().name}.train.autoddp.toml")
-    assert found.older_recipe_name == "train.autoddp.toml"
     assert parse(["-m", "package.train"]).recipe_path == Path("package.train.autoddp.toml")
     assert parse(["--no-python", "bash", "run.sh"]).recipe_path == Path("bash.autoddp.toml")
     assert parse(["../some/where/train.py"]).recipe_path == Path("where.train.autoddp.toml")

@@ -205,14 +205,6 @@ def test_a_module_is_known_by_its_name() -> None:
     assert script_names(parse([*TWO, "--no-python", "bash", "run.sh"])) == ("bash",)
 
 
-def test_a_recipe_of_an_earlier_version_is_read_and_never_written() -> None:
-    save(recipe(script="", inputs=()), "train.autoddp.toml")
-    assert plan("train.py").path == Path("train.autoddp.toml")
-    assert place_for(parse([*TWO, "train.py"]), recipe(), lambda line: None) == Path("proj.train.autoddp.toml")
-    save(recipe(date="2025-01-01T00:00:00Z"), "proj.train.autoddp.toml")
-    assert plan("train.py").path == Path("proj.train.autoddp.toml")
-
-
 def test_named_it_is_refused_with_all_that_differs_and_not_for_the_path_alone() -> None:
     save(recipe(script="old/place.py", world_size=8), "given.toml")
     with pytest.raises(UnfitRecipe, match=r"world size 8 in the recipe, 2 here; script old/place\.py in the recipe"):

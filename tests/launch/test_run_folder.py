@@ -975,7 +975,7 @@ def test_a_file_of_the_users_that_a_run_put_aside_stays(host: Host) -> None:
     assert left(found) == [True, False, True]
 
 
-def test_runs_of_older_versions_stay(host: Host) -> None:
+def test_a_folder_without_a_mark_stays(host: Host) -> None:
     old = host.output / "20251121-200000-4711"
     (old / "pass0" / "scratch").mkdir(parents=True)
     (old / "summary.json").write_text("{}")

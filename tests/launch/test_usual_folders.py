@@ -77,13 +77,12 @@ def test_what_is_named_stays(read_only: Path) -> None:
 def test_recipes_are_found_in_both_places(read_only: Path) -> None:
     request = parse(WORDS)
     assert found_recipes(request) == []
-    here, older = Path("here.train.autoddp.toml"), Path("train.autoddp.toml")
-    for path in (here, older):
-        (read_only / "here" / path).touch()
-    assert found_recipes(request) == [here, older]
+    here = Path("here.train.autoddp.toml")
+    (read_only / "here" / here).touch()
+    assert found_recipes(request) == [here]
     request.folders.make()
     request.recipe_path.touch()
-    assert found_recipes(parse(WORDS)) == [request.recipe_path, here, older]
+    assert found_recipes(parse(WORDS)) == [request.recipe_path, here]
 
 
 def test_notes_stand_beside_a_recipe_or_where_new_recipes_go(read_only: Path) -> None:
