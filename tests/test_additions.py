@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from launchers import PATIENCE, ROOT, SCRIPTS, environment
+
+from autoddp.knobs.hook import HOOKS
 
 RUNG = {
     "knobs/base.py": [
@@ -23,20 +26,23 @@ RUNG = {
 HOOK = {
     "knobs/hook.py": [
         (
-            '    CommHook("powersgd", ',
-            '    CommHook("toy", Rung.TOY, "plays", ("whole", "quarter"), share=1.0),\n    CommHook("powersgd", ',
+            '    CommHook("fp16", ',
+            '    CommHook("toy", Rung.TOY, "plays", ("whole", "quarter"), share=1.0, predicted_as="16 bits"),\n'
+            '    CommHook("fp16", ',
         )
     ],
     "worker/hooks/toy.py": [
         (
             "",
-            "import torch.distributed as dist\n\n\n"
-            "def hook(group, bucket):\n"
-            "    share = bucket.buffer().div_(group.size())\n"
-            "    work = dist.all_reduce(share, group=group, async_op=True)\n"
-            "    return work.get_future().then(lambda future: future.value()[0])\n\n\n"
+            "from autoddp.worker.hooks.all_reduce import all_reduce, when_reduced\n\n\n"
+            "class State:\n"
+            "    def __init__(self, group):\n"
+            "        self.group, self.all_reduce = group, all_reduce\n\n\n"
+            "def hook(state, bucket):\n"
+            "    share = bucket.buffer().div_(state.group.size())\n"
+            "    return when_reduced(state.all_reduce(share, state.group), lambda mean: mean)\n\n\n"
             "def toy(_configuration, group, _start):\n"
-            "    return group, hook\n",
+            "    return State(group), hook\n",
         )
     ],
     "worker/hooks/__init__.py": [
@@ -126,6 +132,34 @@ def test_a_study_tries_a_toy_hook_on_a_toy_rung(package: Path) -> None:
     measured, rungs = tried(package, trials=4)
     assert any(values.get("hook") == "toy" for values in measured)
     assert "toy" in rungs
+
+
+def test_a_toy_hook_is_predicted_timed_and_named(package: Path) -> None:
+    program = (
+        "import torch\n"
+        "from autoddp.cli.predict import _hook\n"
+        "from autoddp.knobs import Configuration\n"
+        "from autoddp.predict.step import coefficients_of\n"
+        "from autoddp.worker.bench.hook_cost import TIMED, HookCosts\n"
+        "toy = Configuration(_hook('toy'))\n"
+        "assert 'rounding' in coefficients_of(toy)\n"
+        "assert ('toy', 0) in TIMED\n"
+        "print(*toy.in_words, all(HookCosts(torch.device('cpu')).run('toy', 0, 8, 1, 1)))\n"
+    )
+    assert run(package, "-c", program).stdout == "gradients sent in toy True\n"
+
+
+def test_no_other_file_names_a_hook() -> None:
+    """What others have to know of a hook is a property of its entry in `HOOKS`."""
+    home = {"knobs/hook.py", *(f"worker/hooks/{path.name}" for path in (ROOT / "autoddp/worker/hooks").glob("*.py"))}
+    home -= {"worker/hooks/arithmetic.py", "worker/hooks/by_itself.py"}  # of all hooks
+    names = {hook.name for hook in HOOKS}
+    found = []
+    for path in sorted((ROOT / "autoddp").rglob("*.py")):
+        file = path.relative_to(ROOT / "autoddp").as_posix()
+        texts = {one.value for one in ast.walk(ast.parse(path.read_bytes())) if isinstance(one, ast.Constant)}
+        found += [f"{file} names {name}" for name in sorted(names & texts) if file not in home]
+    assert found == []
 
 
 def test_a_toy_variable_is_offered_and_a_recipe_may_carry_it(package: Path) -> None:

@@ -16,7 +16,7 @@ from autoddp.errors import UsageError, first_line
 from autoddp.files import read_at_most
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
-from autoddp.knobs.hook import HOOK, HOOKS, POWERSGD_RANK
+from autoddp.knobs.hook import HOOK, HOOK_BY_NAME, HOOKS
 from autoddp.log import printable, show, show_json
 from autoddp.predict import Elsewhere, Profile, UnknownLink, computing_seconds, moved, step_seconds
 from autoddp.recipe import load
@@ -306,7 +306,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--link", metavar="RATE", type=_of(byte_rate), help="rate of each node's link, as 25Gbit")
     parser.add_argument("--latency", metavar="TIME", type=_of(_latency), help="of a small message, one way, as 20us")
     parser.add_argument("--cap", metavar="MIB", type=_of(_cap), help="bucket_cap_mb")
-    parser.add_argument("--hook", metavar="HOOK", type=_of(_hook), help="bf16, fp16, powersgd or powersgd:RANK")
+    parser.add_argument("--hook", metavar="HOOK", type=_of(_hook), help=_hooks_in_words())
     parser.add_argument("--batch-times", metavar="X", type=_of(_times), help="a batch X times as large on each rank")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return parser
@@ -361,12 +361,20 @@ def _cap(text: str) -> float:
     return number
 
 
+def _hooks_in_words() -> str:
+    """`bf16, fp16, powersgd or powersgd:RANK`."""
+    with_rank = ", ".join(f"{hook.name}:RANK" for hook in HOOKS if hook.rank_knob)
+    return f"{', '.join(sorted(HOOK_BY_NAME))} or {with_rank}"
+
+
 def _hook(text: str) -> dict[str, Any]:
     name, colon, rank = text.partition(":")
-    values: dict[str, Any] = {HOOK.name: name}
-    if POWERSGD_RANK.needs == (HOOK.name, name):
-        values[POWERSGD_RANK.name] = int(rank) if rank.isascii() and rank.isdigit() else 1 if not colon else rank
-    elif colon or name not in {hook.name for hook in HOOKS}:
+    hook = HOOK_BY_NAME.get(name)
+    if hook is None or (colon and not hook.rank_knob):
         names = ", ".join(hook.name for hook in HOOKS)
-        raise ValueError(f"{text!r} is none of {names} and powersgd:RANK")
+        with_rank = ", ".join(f"{hook.name}:RANK" for hook in HOOKS if hook.rank_knob)
+        raise ValueError(f"{text!r} is none of {names} and {with_rank}")
+    values: dict[str, Any] = hook.values(1)
+    if colon:
+        values[hook.rank_knob] = int(rank) if rank.isascii() and rank.isdigit() else rank
     return dict(Configuration(values).plain())

@@ -1,21 +1,37 @@
 """Knobs of the communication hook, which decides what is sent instead of full-precision gradients.
 
 A new hook is one entry of `HOOKS` here (with knobs of its own, if it has any), a file of `worker/hooks/` with what it
-does, and an entry in the table of `worker/hooks/__init__.py`.
+does, and an entry in the table of `worker/hooks/__init__.py`. What predictions, `autoddp bench` and others have to know
+of it is said in its entry; no other file names a hook.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from autoddp.knobs.base import AnyKnob, Candidate, Knob, Reach, Rung, boolean, nothing, one_of, whole_number_between
+from autoddp.knobs.base import (
+    AnyKnob,
+    Candidate,
+    Knob,
+    Reach,
+    Rung,
+    Value,
+    boolean,
+    nothing,
+    one_of,
+    whole_number_between,
+)
 from autoddp.knobs.job import OWN_HOOK, SPARSE, FirstLook, JobToTune
 from autoddp.units import MIB
 
 Size = Literal["whole", "quarter", "tail"]
 """Size of the buckets: one for all gradients, about four, or sizes that shrink towards the end of the backward pass."""
+
+StepModel = Literal["", "16 bits", "low rank"]
+"""What a step with a hook is predicted by: each value travels in 16 bits, or low-rank factors do. "" for neither."""
+_POWERSGD_RANK = "powersgd_rank"
 
 
 @dataclass(frozen=True)
@@ -30,12 +46,33 @@ class CommHook:
     """The bucket sizes to try with this hook first, the most promising first."""
     share: float | None = None
     """The share of the gradients' bytes that is sent; None if it is so small that the bucket size hardly matters."""
+    does: str = ""
+    """What it does for people who do not know its name; "" for "gradients sent in NAME"."""
+    predicted_as: StepModel = ""
+    """The model of a step that holds for it; "" if none does: it is tried without a prediction."""
+    rank_knob: str = ""
+    """The knob that says the rank of what it sends; "" if that has no rank."""
+    timed_ranks: tuple[int, ...] = (0,)
+    """Ranks at which `autoddp bench` times it; 0 without one."""
+
+    def values(self, rank: int = 0) -> dict[str, Value]:
+        """The values of a configuration with this hook, at that rank if it has one."""
+        return {"hook": self.name, self.rank_knob: rank} if self.rank_knob else {"hook": self.name}
 
 
 HOOKS = (
-    CommHook("fp16", Rung.NEAR, "halves the bytes", ("quarter", "tail", "whole"), share=0.5),
-    CommHook("bf16", Rung.NEAR, "halves the bytes", ("quarter", "tail", "whole"), share=0.5),
-    CommHook("powersgd", Rung.LOSSY, "sends low-rank factors", ("whole", "quarter")),
+    CommHook("fp16", Rung.NEAR, "halves the bytes", ("quarter", "tail", "whole"), share=0.5, predicted_as="16 bits"),
+    CommHook("bf16", Rung.NEAR, "halves the bytes", ("quarter", "tail", "whole"), share=0.5, predicted_as="16 bits"),
+    CommHook(
+        "powersgd",
+        Rung.LOSSY,
+        "sends low-rank factors",
+        ("whole", "quarter"),
+        does="gradients sent as low-rank factors",
+        predicted_as="low rank",
+        rank_knob=_POWERSGD_RANK,
+        timed_ranks=(1, 2, 4),
+    ),
 )
 """All hooks. Of two on one rung the later is tried first: bf16 before fp16, because it has the range of float32."""
 
@@ -43,12 +80,22 @@ POWERSGD_RANKS = (1, 2, 4, 8)
 DEFAULT_START_STEP = 1000  # torch's own default for its PowerSGD hook
 _MANY_SHAPES = 8  # matrices of one shape share a product anyway, so batching saves products only if shapes are many
 _LARGE_MIB = 100.0  # with smaller gradients the factors cost latency, and halving their bytes gains nothing
-_RUNGS = {hook.name: hook.rung for hook in HOOKS}
+HOOK_BY_NAME = {hook.name: hook for hook in HOOKS}
 
 
 def hooks_on(rung: Rung) -> tuple[CommHook, ...]:
     """The hooks of `rung`."""
     return tuple(hook for hook in HOOKS if hook.rung is rung)
+
+
+def hook_of(configuration: Mapping[str, Any]) -> CommHook | None:
+    """The hook of a configuration; None if it has none."""
+    return HOOK_BY_NAME.get(configuration.get("hook", ""))
+
+
+def hook_predicted_as(model: StepModel) -> CommHook:
+    """The hook with which what such hooks compute is measured: of several the last, which is tried first."""
+    return [hook for hook in HOOKS if hook.predicted_as == model][-1]
 
 
 def start_step(job_steps: int | None) -> int:
@@ -79,10 +126,10 @@ def _says() -> str:
 HOOK = Knob[str](
     name="hook",
     says=_says(),
-    does=lambda name: "gradients sent as low-rank factors" if name == "powersgd" else f"gradients sent in {name}",
-    check=one_of(*_RUNGS),
+    does=lambda name: HOOK_BY_NAME[name].does or f"gradients sent in {name}",
+    check=one_of(*HOOK_BY_NAME),
     reach=Reach.HOOK,
-    rung=lambda value: _RUNGS[value],
+    rung=lambda value: HOOK_BY_NAME[value].rung,
     candidates=lambda _job: [hook.name for hook in HOOKS],
     why_not=_why_no_hook,
     could_part_ranks=True,
@@ -113,7 +160,7 @@ def _of_powersgd(
 
 
 POWERSGD_RANK: Knob[int] = _of_powersgd(
-    "powersgd_rank",
+    _POWERSGD_RANK,
     "rank of the factors: higher is closer to the exact gradient and slower",
     lambda rank: f"factors of rank {rank}",
     whole_number_between(1, 64),

@@ -13,26 +13,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from autoddp.bench import LinkModel
 from autoddp.knobs import BY_NAME, TRIED_FIRST, Configuration, Knob, Reach
 from autoddp.knobs.computing import CUDA_GRAPHS, WHOLE_MODEL
 from autoddp.knobs.ddp_arguments import BATCHED_GRAD_COPY, BROADCAST_BUFFERS, GRADIENT_AS_BUCKET_VIEW
-from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_FACTORS, POWERSGD_RANK
+from autoddp.knobs.hook import POWERSGD_BATCHED, POWERSGD_FACTORS, StepModel, hook_of
 from autoddp.knobs.micro_batches import DEFER_REDUCTIONS
 from autoddp.predict.coefficients import Coefficients
 from autoddp.predict.network import Link, Network
 from autoddp.predict.plan import Cuts, Gradient, buckets
 from autoddp.predict.profile import AT_ONCE, Profile
 
-_SIXTEEN_BITS = ("fp16", "bf16")
-_LOW_RANK = "powersgd"
 _OF_EACH_STEP = frozenset({"pace", "latency", "per_byte", "sharing", "burst", "stretch", "copying"})
-_OF_A_HOOK = {
-    **dict.fromkeys(_SIXTEEN_BITS, frozenset({"rounding", "call"})),
-    _LOW_RANK: frozenset({"low_rank", "further_rank", "call", "shape", "further_row", "wake", "crowding"}),
+_OF_A_HOOK: dict[StepModel, frozenset[str]] = {
+    "": frozenset(),
+    "16 bits": frozenset({"rounding", "call"}),
+    "low rank": frozenset({"low_rank", "further_rank", "call", "shape", "further_row", "wake", "crowding"}),
 }
-"""Hook → the further coefficients on which a step with it depends."""
+"""`CommHook.predicted_as` → the further coefficients on which a step with such a hook depends."""
 _BATCHED_SAVES = 0.5  # of the copies' seconds: batched_grad_copy makes one copy of many, in one direction
 
 
@@ -43,12 +43,14 @@ def predictable(profile: Profile, configuration: Configuration) -> bool:
     # Deferred over another number of passes, some reductions would come where the optimizer reads the gradients.
     if DEFER_REDUCTIONS.of(configuration) not in (None, profile.reductions):
         return False
-    return HOOK.of(configuration) in (None, _LOW_RANK, *_SIXTEEN_BITS)
+    hook = hook_of(configuration)
+    return hook is None or bool(hook.predicted_as)
 
 
 def coefficients_of(configuration: Configuration) -> frozenset[str]:
     """The names of the coefficients on which a step under this configuration depends, apart from `computing`."""
-    return _OF_EACH_STEP | _OF_A_HOOK.get(HOOK.of(configuration) or "", frozenset())
+    hook = hook_of(configuration)
+    return _OF_EACH_STEP | _OF_A_HOOK[hook.predicted_as if hook else ""]
 
 
 def computing_key(configuration: Configuration) -> str:
@@ -222,10 +224,10 @@ class _SixteenBits(_Hook):
 class _LowRank(_Hook):
     """PowerSGD, in the order of `worker.hooks.powersgd`: each call finishes the first half of the bucket before."""
 
-    def __init__(self, configuration: Configuration, found: Coefficients) -> None:
-        self._rank = POWERSGD_RANK.of(configuration) or 1
+    def __init__(self, rank: int, configuration: Configuration, found: Coefficients) -> None:
+        self._rank = rank
         self._batched = bool(POWERSGD_BATCHED.of(configuration))
-        self._width = 2 if POWERSGD_FACTORS.of(configuration) == "bf16" else 0
+        self._width = 2 if POWERSGD_FACTORS.of(configuration) else 0
         # A pass reads the gradients once, whatever the rank is, and computes a little more for each further rank.
         self._seconds = found.low_rank + found.further_rank * (self._rank - 1)
         # Factors are made orthogonal row by row.
@@ -259,10 +261,13 @@ class _LowRank(_Hook):
 
 
 def _hook(profile: Profile, configuration: Configuration, found: Coefficients) -> _Hook:
-    name = HOOK.of(configuration)
-    if name in _SIXTEEN_BITS:
+    hook = hook_of(configuration)
+    if hook is None:
+        return _Hook()
+    if hook.predicted_as == "16 bits":
         return _SixteenBits(found.rounding, found.call)
-    return _LowRank(configuration, found) if name == _LOW_RANK else _Hook()
+    rank: Any = configuration[hook.rank_knob]
+    return _LowRank(rank, configuration, found)
 
 
 def low_rank_bytes(

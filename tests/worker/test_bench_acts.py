@@ -13,7 +13,7 @@ from on_ranks import on_ranks
 
 from autoddp.worker.bench import burst
 from autoddp.worker.bench.all_reduce import AllReduces, of_slowest_group
-from autoddp.worker.bench.hook_cost import HOOKS, HookCosts
+from autoddp.worker.bench.hook_cost import TIMED, HookCosts
 
 LAYOUTS = {"within": [[0, 1]], "between": [[0, 2]], "all": [[0, 1, 2]]}
 
@@ -32,7 +32,7 @@ def acts(rank: int) -> dict[str, Any]:
         found["lost"] = str(why)
     finally:
         dist.all_reduce = real
-    found["hooks"] = [hooks.run(*hook, 64, 2, 3) for hook in HOOKS]
+    found["hooks"] = [hooks.run(*hook, 64, 2, 3) for hook in TIMED]
     return found
 
 
@@ -69,7 +69,7 @@ def test_a_rank_that_waits_for_too_long_says_so_and_ends() -> None:
 
 def test_every_hook_runs_without_the_others(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
-        assert [len(blocks) for blocks in found["hooks"]] == [3] * len(HOOKS)
+        assert [len(blocks) for blocks in found["hooks"]] == [3] * len(TIMED)
         assert all(seconds > 0 for blocks in found["hooks"] for seconds in blocks)
 
 

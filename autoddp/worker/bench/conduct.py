@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from autoddp.bench import HookCost, Point, Settings, Sweep, busbw, fit, measure_size, sizes, sweep
 from autoddp.units import data_size
 from autoddp.worker.bench.all_reduce import of_slowest_group
-from autoddp.worker.bench.hook_cost import HOOKS, SIDES
+from autoddp.worker.bench.hook_cost import SIDES, TIMED
 from autoddp.worker.bench.lockstep import Lockstep
 
 HOOKS_SHARE = 0.15  # share of the budget: with the default, 0.2 s for each of fifteen measurements
@@ -57,7 +57,7 @@ def _hooks(lockstep: Lockstep, budget: float) -> tuple[HookCost, ...]:
     """Measure the hooks on matrices of increasing size; larger ones are left out when the budget is used up."""
     found: list[HookCost] = []
     deadline = time.monotonic() + budget
-    todo = [(side, *hook) for side in SIDES for hook in HOOKS]
+    todo = [(side, *hook) for side in SIDES for hook in TIMED]
     for place, (side, name, rank) in enumerate(todo):
         left = deadline - time.monotonic()
         if left < 0:

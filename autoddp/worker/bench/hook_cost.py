@@ -8,11 +8,12 @@ from collections.abc import Callable
 import torch
 
 from autoddp.knobs import Configuration
+from autoddp.knobs.hook import HOOK_BY_NAME, HOOKS
 from autoddp.worker.hooks.by_itself import FullBucket, by_itself, one_matrix
 from autoddp.worker.process.device import synchronize
 
-HOOKS = (("fp16", 0), ("bf16", 0), ("powersgd", 1), ("powersgd", 2), ("powersgd", 4))
-"""Hooks, each with its PowerSGD rank, or 0."""
+TIMED = tuple((hook.name, rank) for hook in HOOKS for rank in hook.timed_ranks)
+"""Names of hooks, each with a rank, or 0."""
 SIDES = (256, 1024, 2048)
 """Rows of the square float32 matrices: 256 KiB, 4 MiB, 16 MiB."""
 Run = Callable[[FullBucket], "torch.futures.Future[torch.Tensor]"]
@@ -42,6 +43,6 @@ class HookCosts:
         """Hook and bucket, kept from call to call because only PowerSGD's first step draws random factors."""
         what = (name, rank, side)
         if self._current is None or self._current[0] != what:
-            values = {"hook": name, "powersgd_rank": rank} if rank else {"hook": name}
-            self._current = (what, by_itself(Configuration(values)), one_matrix(side, self._device))
+            hook = by_itself(Configuration(HOOK_BY_NAME[name].values(rank)))
+            self._current = (what, hook, one_matrix(side, self._device))
         return self._current[1:]

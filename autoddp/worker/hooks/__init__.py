@@ -17,7 +17,10 @@ from autoddp.worker.hooks.sixteen_bit import bf16, fp16
 
 Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 Make = Callable[[Configuration, dist.ProcessGroup, "int | None"], "tuple[Any, Hook]"]
-"""Makes state and hook for a configuration and a group. The third argument, if not None, overrides the start step."""
+"""Makes state and hook for a configuration and a group. The third argument, if not None, overrides the start step.
+
+The hook sends by `state.all_reduce`, which is replaced where only its computing is measured; see `by_itself`.
+"""
 
 _MAKE: dict[str, Make] = {"fp16": fp16, "bf16": bf16, "powersgd": powersgd}
 """Name of the hook in `knobs.hook.HOOKS` → the function that makes it."""

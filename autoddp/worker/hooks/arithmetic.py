@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from autoddp.knobs import Configuration
+from autoddp.knobs.hook import hook_predicted_as
 from autoddp.timing import median
 from autoddp.timing.arithmetic import HookArithmetic
 from autoddp.units import MIB
@@ -55,11 +56,11 @@ def _measured(full: FullBucket, one_shape: FullBucket, more_shapes: FullBucket) 
     size = full.flat.numel() * full.flat.element_size()
     gradients = torch.empty_like(full.flat)
     copied = _seconds(full, lambda bucket: bucket.flat.copy_(gradients.copy_(bucket.flat)))
-    rounded = _seconds(full, by_itself(Configuration({"hook": "bf16"})))
+    rounded = _seconds(full, by_itself(Configuration(hook_predicted_as("16 bits").values())))
     shapes = len({view.shape for view in full.views if view.dim() > 1})
     calls, of_shape, passes = [], [], []
     for rank in (1, _HIGH_RANK):
-        hook = Configuration({"hook": "powersgd", "powersgd_rank": rank})
+        hook = Configuration(hook_predicted_as("low rank").values(rank))
         once, more = (_seconds(bucket, by_itself(hook)) / _HALVES for bucket in (one_shape, more_shapes))
         of_shape.append(min(once, max(_LEAST, (more - once) / (len(_TINY) - 1))))
         calls.append(max(_LEAST, once - of_shape[-1]))
