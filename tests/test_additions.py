@@ -26,9 +26,9 @@ RUNG = {
 HOOK = {
     "knobs/hook.py": [
         (
-            '    CommHook("fp16", ',
-            '    CommHook("toy", Rung.TOY, "plays", ("whole", "quarter"), share=1.0, predicted_as="16 bits"),\n'
-            '    CommHook("fp16", ',
+            "\nHOOKS = (\n",
+            "\nHOOKS = (\n"
+            '    CommHook("toy", Rung.TOY, "plays", ("whole", "quarter"), share=1.0, predicted_as="16 bits"),\n',
         )
     ],
     "worker/hooks/toy.py": [

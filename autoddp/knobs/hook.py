@@ -35,6 +35,26 @@ _POWERSGD_RANK = "powersgd_rank"
 
 
 @dataclass(frozen=True)
+class TorchHook:
+    """What torch itself has of a hook, for `autoddp recipe code`."""
+
+    function: str
+    """Module and name below `torch.distributed.algorithms.ddp_comm_hooks`."""
+    in_accelerate: str
+    """Member of Accelerate's `DDPCommunicationHookType`."""
+    batched: TorchHook | None = None
+    """The one that takes a whole bucket for one matrix; None if there is none, or no matrix."""
+    why_not_gloo: str = ""
+    """Why it does not serve gloo; "" if it does."""
+    on_gloo: TorchHook | None = None
+    """What comes nearest to it there; None if nothing does."""
+
+
+_FP16_OF_TORCH = TorchHook("default_hooks.fp16_compress_hook", "FP16")
+_ENDS_ON_GLOO = "torch's own PowerSGD hook ends the process on gloo when two buckets travel"
+
+
+@dataclass(frozen=True)
 class CommHook:
     """One value of the knob `hook`."""
 
@@ -54,6 +74,8 @@ class CommHook:
     """The knob that says the rank of what it sends; "" if that has no rank."""
     timed_ranks: tuple[int, ...] = (0,)
     """Ranks at which `autoddp bench` times it; 0 without one."""
+    in_torch: TorchHook | None = None
+    """What torch itself has of it; None for nothing."""
 
     def values(self, rank: int = 0) -> dict[str, Value]:
         """The values of a configuration with this hook, at that rank if it has one."""
@@ -61,8 +83,30 @@ class CommHook:
 
 
 HOOKS = (
-    CommHook("fp16", Rung.NEAR, "halves the bytes", ("quarter", "tail", "whole"), share=0.5, predicted_as="16 bits"),
-    CommHook("bf16", Rung.NEAR, "halves the bytes", ("quarter", "tail", "whole"), share=0.5, predicted_as="16 bits"),
+    CommHook(
+        "fp16",
+        Rung.NEAR,
+        "halves the bytes",
+        ("quarter", "tail", "whole"),
+        share=0.5,
+        predicted_as="16 bits",
+        in_torch=_FP16_OF_TORCH,
+    ),
+    CommHook(
+        "bf16",
+        Rung.NEAR,
+        "halves the bytes",
+        ("quarter", "tail", "whole"),
+        share=0.5,
+        predicted_as="16 bits",
+        in_torch=TorchHook(
+            "default_hooks.bf16_compress_hook",
+            "BF16",
+            why_not_gloo="torch's own bf16 hook does not take gloo; its fp16 hook sends as many bytes, but gradients "
+            "above 65,504 become infinite, and very small ones 0",
+            on_gloo=_FP16_OF_TORCH,
+        ),
+    ),
     CommHook(
         "powersgd",
         Rung.LOSSY,
@@ -72,6 +116,12 @@ HOOKS = (
         predicted_as="low rank",
         rank_knob=_POWERSGD_RANK,
         timed_ranks=(1, 2, 4),
+        in_torch=TorchHook(
+            "powerSGD_hook.powerSGD_hook",
+            "POWER_SGD",
+            TorchHook("powerSGD_hook.batched_powerSGD_hook", "BATCHED_POWER_SGD"),
+            why_not_gloo=f"{_ENDS_ON_GLOO}; launch with the recipe",
+        ),
     ),
 )
 """All hooks. Of two on one rung the later is tried first: bf16 before fp16, because it has the range of float32."""

@@ -14,14 +14,6 @@ from autoddp.recipe import Recipe
 
 _WIDTH = 88  # of comments: narrower than most people's limit for code
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
-_OF_TORCH = {
-    "fp16": ("default_hooks", "fp16_compress_hook"),
-    "bf16": ("default_hooks", "bf16_compress_hook"),
-    "powersgd": ("powerSGD_hook", "powerSGD_hook"),
-    "batched_powersgd": ("powerSGD_hook", "batched_powerSGD_hook"),
-}
-"""Hook → its module below torch's `ddp_comm_hooks`, and its name there."""
-_OF_ACCELERATE = {"fp16": "FP16", "bf16": "BF16", "powersgd": "POWER_SGD", "batched_powersgd": "BATCHED_POWER_SGD"}
 _OF_TRAINER = {
     "bucket_cap_mb": "ddp_bucket_cap_mb",
     "broadcast_buffers": "ddp_broadcast_buffers",
@@ -126,7 +118,7 @@ def _state(hook: Hook) -> str:
 
 
 def _hook_import(hook: Hook | None) -> list[str]:
-    return [f"from {_HOOKS} import {_OF_TORCH[hook.name][0]}"] if hook else []
+    return [f"from {_HOOKS} import {hook.of_torch.function.partition('.')[0]}"] if hook else []
 
 
 def _ddp(recipe: Recipe, found: Said) -> list[str]:
@@ -138,7 +130,7 @@ def _ddp(recipe: Recipe, found: Said) -> list[str]:
     ]
     lines += [")"]
     if found.hook:
-        lines.append(f"model.register_comm_hook({_state(found.hook)}, {'.'.join(_OF_TORCH[found.hook.name])})")
+        lines.append(f"model.register_comm_hook({_state(found.hook)}, {found.hook.of_torch.function})")
     return lines
 
 
@@ -147,7 +139,7 @@ def _accelerate(recipe: Recipe, found: Said) -> list[str]:
     names = "DistributedDataParallelKwargs"
     if found.hook:
         names = f"DDPCommunicationHookType, {names}"
-        arguments.append(f"    comm_hook=DDPCommunicationHookType.{_OF_ACCELERATE[found.hook.name]},")
+        arguments.append(f"    comm_hook=DDPCommunicationHookType.{found.hook.of_torch.in_accelerate},")
         arguments += [f"    comm_state_option={dict(found.hook.state)!r},"] if found.hook.state else []
     lines = ["from accelerate import Accelerator", f"from accelerate.utils import {names}", ""]
     lines += ["ddp = DistributedDataParallelKwargs(", *arguments, ")"]
@@ -157,7 +149,7 @@ def _accelerate(recipe: Recipe, found: Said) -> list[str]:
 def _lightning(recipe: Recipe, found: Said) -> list[str]:
     arguments = _keywords(found.arguments)
     if found.hook:
-        arguments.append(f"    ddp_comm_hook={'.'.join(_OF_TORCH[found.hook.name])},")
+        arguments.append(f"    ddp_comm_hook={found.hook.of_torch.function},")
         arguments += [f"    ddp_comm_state={_state(found.hook)},"] if found.hook.state else []
     lines = ["from lightning.pytorch import Trainer", "from lightning.pytorch.strategies import DDPStrategy"]
     lines += [*_hook_import(found.hook), "", "strategy = DDPStrategy(", *arguments, ")"]

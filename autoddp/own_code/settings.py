@@ -9,7 +9,15 @@ from autoddp.knobs import Configuration
 from autoddp.knobs.base import Value
 from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, OPTIMIZE_DDP
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
-from autoddp.knobs.hook import HOOK, POWERSGD_BATCHED, POWERSGD_FACTORS, POWERSGD_RANK, POWERSGD_START_STEP
+from autoddp.knobs.hook import (
+    HOOK,
+    HOOK_BY_NAME,
+    POWERSGD_BATCHED,
+    POWERSGD_FACTORS,
+    POWERSGD_RANK,
+    POWERSGD_START_STEP,
+    TorchHook,
+)
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 
 EARLIEST_START = 2
@@ -20,8 +28,7 @@ EARLIEST_START = 2
 class Hook:
     """One of torch's own hooks, with what its state takes."""
 
-    name: str
-    """ "fp16", "bf16", "powersgd" or "batched_powersgd"."""
+    of_torch: TorchHook
     state: Mapping[str, int] = field(default_factory=dict)
     """Keyword arguments of `PowerSGDState`; empty for a hook without a state."""
 
@@ -62,30 +69,26 @@ def said(configuration: Configuration, backend: str, takes: Collection[str], tak
 def _hook(configuration: Configuration, backend: str) -> tuple[Hook | None, str]:
     """Torch's own hook, and how it differs from what was measured, "" if it does not."""
     name = HOOK.of(configuration)
-    if name == "powersgd":
-        return _powersgd(configuration, backend)
-    if name == "bf16" and backend == "gloo":
-        why = "torch's own bf16 hook does not take gloo; its fp16 hook sends as many bytes, but gradients above 65,504"
-        return Hook("fp16"), f"{why} become infinite, and very small ones 0"
-    return (Hook(name), "") if name else (None, "")
+    if not name:
+        return None, ""
+    of_torch = HOOK_BY_NAME[name].in_torch
+    if of_torch is None:
+        return None, "torch has no such hook; launch with the recipe"
+    if backend == "gloo" and of_torch.why_not_gloo:
+        return (Hook(of_torch.on_gloo) if of_torch.on_gloo else None), of_torch.why_not_gloo
+    return _low_rank(of_torch, configuration) if HOOK_BY_NAME[name].rank_knob else (Hook(of_torch), "")
 
 
-def _powersgd(configuration: Configuration, backend: str) -> tuple[Hook | None, str]:
-    if backend == "gloo":
-        return (
-            None,
-            "torch's own PowerSGD hook ends the process on gloo when two buckets travel; launch with the recipe",
-        )
+def _low_rank(of_torch: TorchHook, configuration: Configuration) -> tuple[Hook, str]:
     start = POWERSGD_START_STEP.of(configuration) or 0
     state = {
         "matrix_approximation_rank": POWERSGD_RANK.of(configuration) or 1,
         "start_powerSGD_iter": max(start, EARLIEST_START),
     }
-    batched = POWERSGD_BATCHED.of(configuration)
+    batched = of_torch.batched if POWERSGD_BATCHED.of(configuration) else None
     differs = [f"compresses from step {EARLIEST_START} on at the earliest"] * (start < EARLIEST_START)
     differs += ["sends factors in 32 bits"] * (POWERSGD_FACTORS.of(configuration) is not None)
-    why = f"torch's own hook {' and '.join(differs)}" if differs else ""
-    return Hook("batched_powersgd" if batched else "powersgd", state), why
+    return Hook(batched or of_torch, state), f"torch's own hook {' and '.join(differs)}" if differs else ""
 
 
 def _hooks_settings(configuration: Configuration) -> str:
