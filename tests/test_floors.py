@@ -21,7 +21,7 @@ SOURCES = {str(path.relative_to(PACKAGE)): path.read_text(encoding="utf-8") for 
 FLOORS = (
     ("version",),  # below the ground: what the package's own __init__ says of itself
     ("__init__", "codec", "errors", "files", "log", "units"),
-    ("tables", "topology", "timing", "isolation"),
+    ("tables", "topology", "timing", "isolation", "cluster"),
     ("knobs", "processes"),
     ("recipe", "bench", "settings", "trace", "network"),
     ("wire", "predict", "runs", "torchrun", "own_code"),
@@ -253,7 +253,7 @@ def test_every_declared_dependency_has_a_home_here() -> None:
 
 
 ROOMS = (
-    *("attempts", "commandline", "diagnose", "hosts", "network", "processes", "runs", "torchrun"),
+    *("attempts", "cluster", "commandline", "diagnose", "hosts", "network", "own_code", "processes", "runs", "torchrun"),
     *(f"topology/{name}" for name in ("nccl", "nvidia", "rdma", "system")),
     *(f"worker/{name}" for name in ("ddp", "effects", "gradients", "job", "observe", "process", "trial")),
 )

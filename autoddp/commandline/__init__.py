@@ -1,6 +1,7 @@
 """Floor 5. What a command line means: from its words to the job that is to be launched.
 
 options            the words, and what the environment adds
+place              the node's place in its job, where a cluster tells it
 project            what pyproject.toml adds
 script             the file that the words name
 mode               whether to be torchrun, to launch with a recipe or to tune

@@ -19,10 +19,11 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Container, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from autoddp.commandline.place import settle
 from autoddp.commandline.script import ScriptSource
 from autoddp.errors import UsageError, did_you_mean
 from autoddp.isolation import Level
@@ -369,7 +370,27 @@ def parse(argv: Sequence[str]) -> Options:
     """Understand a command line; UsageError, one line, for one that cannot be."""
     own, torchrun = own_parser(), _strict_torchrun_parser()
     ours, theirs, says = _divide(argv, own, torchrun)
-    return _options(ours, *_torchruns(theirs, torchrun), tuple(says))
+    options = _options(ours, *_torchruns(theirs, torchrun), tuple(says))
+    return options if options.trials == 0 else _with_place(options, _given_to_torchrun(theirs))
+
+
+def _with_place(options: Options, given: dict[str, str]) -> Options:
+    """The options with what a cluster tells of this node's place, where the user has not said it. UsageError."""
+    settled = settle(options.torchrun, given, os.environ)
+    says = (*options.says, settled.says) if settled.says else options.says
+    return replace(options, ranks_given=options.ranks_given or settled.ranks_told, says=says)
+
+
+def _given_to_torchrun(words: Sequence[str]) -> dict[str, str]:
+    """Field of torchrun's options → the option among `words`, or the variable, that sets it."""
+    parser = _strict_torchrun_parser()
+    named = [action for action in parser._actions if action.option_strings]
+    variables = {action.dest: f"PET_{action.dest.upper()}" for action in named}
+    for action in named:
+        action.default = argparse.SUPPRESS
+    of_words = vars(parser.parse_args(words))
+    set_here = {field: variable for field, variable in variables.items() if variable in os.environ}
+    return set_here | {field: _spelled(field) for field in of_words if field in variables}
 
 
 def parse_with_switch(argv: Sequence[str], switch: str) -> tuple[Options, bool]:

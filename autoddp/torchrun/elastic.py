@@ -252,7 +252,7 @@ def endpoint(torchrun: argparse.Namespace) -> tuple[Endpoint, bool] | None:
     if port == 0:  # any free port, by which nobody else can come
         return None
     by_address = torchrun.rdzv_backend == "static" and not torchrun.rdzv_endpoint
-    place = Endpoint("--master-addr" if by_address else "--rdzv-endpoint", host, port)
+    place = Endpoint(_master_option(torchrun) if by_address else "--rdzv-endpoint", host, port)
     told = RendezvousParameters("c10d", str(place), "", 1, 1, **settings).get_as_bool("is_host")
     # Where torch is not told, it becomes a client if the port is taken: by another launcher, or by another program.
     return place, bool(_matches_machine_hostname(host) and not _is_taken(port) if told is None else told)
@@ -460,9 +460,17 @@ def _rendezvous_errors(arguments: argparse.Namespace, arrivals: Arrivals | None 
 def _rendezvous_words(arguments: argparse.Namespace) -> str:
     """The options that say where the hosts meet."""
     if arguments.rdzv_backend == "static" and not arguments.rdzv_endpoint:
-        return f"--master-addr {arguments.master_addr} --master-port {arguments.master_port or DEFAULT_PORT}"
+        return (
+            f"{_master_option(arguments)} {arguments.master_addr} --master-port {arguments.master_port or DEFAULT_PORT}"
+        )
     conf = f" --rdzv-conf {arguments.rdzv_conf}" if arguments.rdzv_conf else ""
     return f"--rdzv-backend {arguments.rdzv_backend} --rdzv-endpoint {arguments.rdzv_endpoint or 'none'}{conf}"
+
+
+def _master_option(torchrun: argparse.Namespace) -> str:
+    """What names the master in messages: the option, with the variable of a cluster that it was taken from."""
+    variable = getattr(torchrun, "master_from", "")  # `commandline.place` sets it
+    return f"--master-addr (from {variable})" if variable else "--master-addr"
 
 
 def _other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Namespace:
@@ -482,7 +490,9 @@ def _other_rendezvous(torchrun: argparse.Namespace, name: str) -> argparse.Names
         return arguments
     if torchrun.rdzv_backend == "static":
         arguments.rdzv_backend = "c10d"
-        master = Endpoint("--master-addr", torchrun.master_addr.strip("[]"), torchrun.master_port or DEFAULT_PORT)
+        master = Endpoint(
+            _master_option(torchrun), torchrun.master_addr.strip("[]"), torchrun.master_port or DEFAULT_PORT
+        )
         arguments.rdzv_endpoint = torchrun.rdzv_endpoint or str(master)
         settings = {key: value for key, value in _settings(torchrun).items() if key not in _OF_C10D}
         settings["is_host"] = str(int(torchrun.node_rank == 0))

@@ -1,0 +1,32 @@
+"""Azure Machine Learning."""
+
+from __future__ import annotations
+
+from autoddp.cluster.base import Platform, Told
+
+
+class AzureML(Platform):
+    """A node of an Azure Machine Learning job with one process per instance."""
+
+    name = "Azure ML"
+
+    @property
+    def detected(self) -> bool:
+        return bool(self._text("AZUREML_NODE_COUNT"))
+
+    @property
+    def why(self) -> str:
+        return self._seen("AZUREML_NODE_COUNT", "NODE_RANK")
+
+    @property
+    def nodes(self) -> Told | None:
+        return self._nodes("AZUREML_NODE_COUNT")
+
+    @property
+    def node_rank(self) -> Told | None:
+        return self._node_rank("NODE_RANK")
+
+    @property
+    def master_address(self) -> Told | None:
+        told = self._text("AZ_BATCH_MASTER_NODE")
+        return Told(told.value.rpartition(":")[0] or told.value, told.variable) if told else None

@@ -1,0 +1,54 @@
+"""The platforms that are under a launcher, the innermost first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autoddp.cluster.azure_ml import AzureML
+from autoddp.cluster.base import Platform
+from autoddp.cluster.hyperpod_eks import HyperPodEks
+from autoddp.cluster.jobset import JobSet
+from autoddp.cluster.kubeflow import Kubeflow, OlderPyTorchJob
+from autoddp.cluster.model_arts import ModelArts
+from autoddp.cluster.pai_dlc import PaiDlc
+from autoddp.cluster.sagemaker import SageMaker
+from autoddp.cluster.single_ranks import SingleRanks
+from autoddp.cluster.skypilot import SkyPilot
+from autoddp.cluster.slurm import Slurm
+from autoddp.cluster.torchx import TorchX
+from autoddp.cluster.volcano import Volcano
+from autoddp.errors import UsageError
+
+PLATFORMS: Sequence[type[Platform]] = (
+    Kubeflow,
+    TorchX,
+    SkyPilot,
+    SageMaker,
+    AzureML,
+    PaiDlc,
+    ModelArts,
+    Volcano,
+    HyperPodEks,
+    Slurm,
+    JobSet,
+    OlderPyTorchJob,
+    SingleRanks,
+)
+"""The innermost first: what starts the user's command, then operators, then Slurm; what tells little comes last."""
+
+
+def platforms_here(variables: Mapping[str, str]) -> list[Platform]:
+    """The platforms whose variables are set, the innermost first."""
+    return [platform for kind in PLATFORMS if (platform := kind(variables)).detected]
+
+
+def require_same_nodes(platforms: Sequence[Platform]) -> None:
+    """UsageError for platforms that tell different numbers of nodes."""
+    told = [(platform, nodes) for platform in platforms if (nodes := platform.nodes) is not None]
+    for platform, nodes in told[1:]:
+        first, of_first = told[0]
+        if nodes.value != of_first.value:
+            raise UsageError(
+                f"{of_first.variable}={of_first.value} of {first.name}, but {nodes.variable}={nodes.value} of "
+                f"{platform.name}: say by --nnodes which is right"
+            )
