@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from autoddp.commandline.environment import job_environment
 from autoddp.commandline.mode import Mode, choose, for_hosts
 from autoddp.commandline.options import Options, help_text, parse
+from autoddp.commandline.place import require_master
 from autoddp.commandline.project import from_project
 from autoddp.commandline.script import COMMANDS, require_script
 from autoddp.commandline.secret_words import without_secrets
@@ -121,6 +122,7 @@ def prepare(options: Options) -> Job | None:
     mode = choose(options)  # where this is an error, nothing has been said of the mode
     if not mode.as_torchrun:
         require_rendezvous(options.torchrun)
+        require_master(options.torchrun)
     for line in filter(None, (mode.ranks, mode.says, options.elsewhere if mode.tune else "")):
         tell(line)
     if options.dry_run:

@@ -9,6 +9,7 @@ class AzureML(Platform):
     """A node of an Azure Machine Learning job with one process per instance."""
 
     name = "Azure ML"
+    names_last = True
 
     @property
     def detected(self) -> bool:

@@ -34,6 +34,9 @@ class Platform:
     name = ""
     """The platform's name in messages."""
 
+    names_last = False
+    """Whether every node's name has an address before the job starts. A pod of Kubernetes gets its name meanwhile."""
+
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
 

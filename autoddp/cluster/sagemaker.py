@@ -12,6 +12,7 @@ class SageMaker(Platform):
     """An instance of a SageMaker training job. Its hosts are numbered in the order of their names."""
 
     name = "SageMaker"
+    names_last = True
 
     @property
     def detected(self) -> bool:

@@ -9,6 +9,7 @@ class SkyPilot(Platform):
     """The `run` command of a SkyPilot task, which runs once on each node."""
 
     name = "SkyPilot"
+    names_last = True
 
     @property
     def detected(self) -> bool:

@@ -21,6 +21,7 @@ class Slurm(Platform):
     """
 
     name = "Slurm"
+    names_last = True
 
     @property
     def detected(self) -> bool:

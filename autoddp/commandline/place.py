@@ -7,6 +7,7 @@ platform that tells a thing is believed.
 from __future__ import annotations
 
 import argparse
+import socket
 from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
@@ -75,7 +76,21 @@ def settle(torchrun: argparse.Namespace, given: Mapping[str, str], variables: Ma
     _require_rank(torchrun, told)
     if "master_addr" in told:
         torchrun.master_from = told["master_addr"].variable
+        torchrun.master_resolves = any(one.names_last and one.master_address == told["master_addr"] for one in asked)
     return Settled(_says(torchrun, told, given, platforms), "nproc_per_node" in told)
+
+
+def require_master(torchrun: argparse.Namespace) -> None:
+    """UsageError for a master that a platform has named, and whose name has no address here, now or later."""
+    if not getattr(torchrun, "master_resolves", False):
+        return
+    try:
+        socket.getaddrinfo(torchrun.master_addr, None)
+    except OSError as error:
+        raise UsageError(
+            f"{torchrun.master_from} names the master {torchrun.master_addr}, and this node ({socket.gethostname()}) "
+            f"knows no address of that name ({error.strerror}): give its address by --master-addr"
+        ) from None
 
 
 def _is_several(torchrun: argparse.Namespace) -> bool:
@@ -158,7 +173,8 @@ def _says(
         f"the master is {master}{source('master_addr', 'master_port')}",
     ]
     if "nproc_per_node" in told:
-        parts.append(f"{torchrun.nproc_per_node} ranks on this node{source('nproc_per_node')}")
+        ranks = f"{torchrun.nproc_per_node} rank{'s' if torchrun.nproc_per_node != '1' else ''}"
+        parts.append(f"{ranks} on this node{source('nproc_per_node')}")
     return f"{_believed(told, platforms)}: {', '.join(parts)}"
 
 

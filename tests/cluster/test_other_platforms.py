@@ -59,12 +59,22 @@ def test_a_tuned_job_ends_right(lab: Callable[..., Lab], tmp_path: Path, name: s
 
 
 @pytest.mark.lab
-def test_a_master_that_no_node_can_reach_is_named_with_its_variable(lab: Callable[..., Lab], tmp_path: Path) -> None:
-    """The other host waits as long as torchrun would, here for 3 seconds: it may come later."""
-    told = {"SKYPILOT_NODE_IPS": "10.77.0.9\n10.77.0.2"}
-    words = ["--rdzv-conf", "timeout=3", "--trials", "1", PLAIN]
-    ended = launches(lab(hosts=2), tmp_path, "skypilot", words, told)
-    assert [launch.returncode for launch in ended] == [2, 2]
-    for launch in ended:
-        assert "Traceback" not in launch.stderr
-    assert "--master-addr (from SKYPILOT_NODE_IPS) 10.77.0.9:29500" in ended[1].stderr
+def test_a_master_whose_name_nobody_knows_ends_the_start(lab: Callable[..., Lab], tmp_path: Path) -> None:
+    ended = launches(lab(hosts=2), tmp_path, "sagemaker", ["--trials", "1", PLAIN])
+    for node, launch in enumerate(ended):
+        assert launch.returncode == 2
+        error = f"autoddp: error: SM_HOSTS names the master algo-1, and this node (host{node}) knows no address"
+        assert error in launch.stderr.splitlines()[-1]
+        assert "give its address by --master-addr" in launch.stderr
+
+
+@pytest.mark.lab
+def test_a_master_where_nobody_answers_is_named_with_its_variable(lab: Callable[..., Lab], tmp_path: Path) -> None:
+    """Node 1 alone has come. It waits for node 0 as long as torchrun would, here a second."""
+    variables = {**QUICK, **read("skypilot"), **NODE["skypilot"](1)}
+    words = ["--rdzv-conf", "timeout=1", "--trials", "1", PLAIN]
+    hosts = lab(hosts=2)
+    launch = start(AUTODDP, tmp_path / "host1", words, variables, popen=functools.partial(hosts.fork, 1)).wait()
+    assert launch.returncode == 2
+    assert "--master-addr (from SKYPILOT_NODE_IPS) 10.77.0.1:29500 from this host (host1): " in launch.stderr
+    assert "Traceback" not in launch.stderr
