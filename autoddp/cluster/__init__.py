@@ -13,6 +13,7 @@ model_arts    Huawei's ModelArts
 volcano       Volcano
 hyperpod_eks  SageMaker HyperPod on EKS
 jobset        an indexed job of Kubernetes, as JobSet makes it
+job_files     the files that submit a job
 slurm         Slurm, also under AWS ParallelCluster and SageMaker HyperPod
 single_ranks  Composer and Ray Train, which start each rank themselves
 """

@@ -66,6 +66,7 @@ commands, each with a --help of its own:
   bench       how fast gradients travel here
   predict     how fast a tuned job would be elsewhere
   recipe      show, compare and set up recipes
+  job         the file that submits a job to Slurm or Kubeflow
   report      write the report of a run anew, or compare two runs
   wrap        for a command that starts torchrun itself (accelerate launch)
   completion  what your shell needs to complete these words"""
@@ -366,12 +367,16 @@ def _parser_of(whole: bool, of_diagnose: bool) -> argparse.ArgumentParser:
     return parser
 
 
-def parse(argv: Sequence[str]) -> Options:
-    """Understand a command line; UsageError, one line, for one that cannot be."""
+def parse(argv: Sequence[str], asks_cluster: bool = True) -> Options:
+    """Understand a command line; UsageError, one line, for one that cannot be.
+
+    With `asks_cluster`, what the user does not say of this node's place is what a cluster tells.
+    """
     own, torchrun = own_parser(), _strict_torchrun_parser()
     ours, theirs, says = _divide(argv, own, torchrun)
     options = _options(ours, *_torchruns(theirs, torchrun), tuple(says))
-    return options if options.trials == 0 else _with_place(options, _given_to_torchrun(theirs))
+    asks = asks_cluster and options.trials != 0
+    return _with_place(options, _given_to_torchrun(theirs)) if asks else options
 
 
 def _with_place(options: Options, given: dict[str, str]) -> Options:

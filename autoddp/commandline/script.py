@@ -16,7 +16,7 @@ from pathlib import Path
 
 from autoddp.errors import UsageError, did_you_mean
 
-COMMANDS = ("bench", "completion", "diagnose", "predict", "probe", "recipe", "report", "wrap")
+COMMANDS = ("bench", "completion", "diagnose", "job", "predict", "probe", "recipe", "report", "wrap")
 """Commands of autoddp: what may stand in a script's place."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from lab import Lab
 from launchers import AUTODDP, SCRIPTS, Launch, environment, start, wait_for
 from slurm_cluster import Slurm, unavailable
+
+from autoddp.cli.job import run
 
 PLAIN = str(SCRIPTS / "plain.py")
 RECIPE = "scripts.plain.autoddp.toml"
@@ -40,7 +43,10 @@ SRUN = ("srun", "-N2", "--overcommit", "--label")
 
 
 @pytest.mark.lab
-def test_a_job_is_tuned_and_the_next_one_uses_its_recipe(cluster: Slurm, tmp_path: Path) -> None:
+def test_a_job_is_tuned_and_the_next_one_uses_its_recipe(
+    cluster: Slurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first one by srun, the next one by the file that `autoddp job slurm` prints."""
     first = launch(cluster, tmp_path / "job", SRUN, "--trials", "1", "--diagnose-budget", "0", PLAIN).wait()
     before = first.stderr
     assert first.returncode == 0, before[-3000:]
@@ -52,12 +58,18 @@ def test_a_job_is_tuned_and_the_next_one_uses_its_recipe(cluster: Slurm, tmp_pat
     assert "1 trials" in before
     assert first.stdout.count(" trained 120 steps") == 2
     assert (first.folder / RECIPE).exists()
-    second = launch(cluster, tmp_path / "job", SRUN, PLAIN).wait()
-    assert second.returncode == 0, second.stderr[-3000:]
-    said = second.stderr.removeprefix(before)
-    assert said.count(f"recipe {RECIPE}: launching") == 2
-    assert "tuning" not in said
-    assert second.stdout.count(" trained 120 steps") == 4  # both jobs write into the same file
+    assert run(["slurm", "--name", "second", "--nproc-per-node", "1", PLAIN]) == 0
+    script, output = tmp_path / "job.sh", tmp_path / "printed"
+    script.write_text(capsys.readouterr().out)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the script says autoddp, as a user's would
+    words = ["--overcommit", f"--output={output}", str(script)]
+    second = start(["sbatch"], tmp_path / "job", words, {**QUICK, "PATH": path}, popen=cluster.popen).wait()
+    assert second.returncode == 0, second.stderr[len(before) :]
+    wait_for(lambda: not cluster.run("squeue", "--noheader", "--name=second"), "the second job's end")
+    printed = output.read_text()
+    assert printed.count(f"recipe {RECIPE}: launching") == 2, printed[-3000:]
+    assert printed.count(" trained 120 steps") == 2, printed[-3000:]
+    assert "tuning" not in printed
 
 
 @pytest.mark.lab
