@@ -35,7 +35,8 @@ from autoddp.study import Measure, Observer, TrialFailed
 from autoddp.study.budget import StepBudget
 from autoddp.study.space import Space
 from autoddp.timing import median
-from autoddp.torchrun.elastic import environment_with, node_range
+from autoddp.torchrun.options import node_range
+from autoddp.torchrun.surroundings import environment_with
 from autoddp.wire import JobFacts
 
 TOP = 4  # of the screen, to be measured again

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from autoddp.codec import encode  # noqa: E402
 from autoddp.knobs import Configuration, Rung  # noqa: E402
-from autoddp.torchrun.elastic import for_own_workers  # noqa: E402
+from autoddp.torchrun.surroundings import for_own_workers  # noqa: E402
 from autoddp.wire import WatchPlan, WorkerConfig  # noqa: E402
 
 SCRIPT = """

@@ -36,7 +36,10 @@ FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
 HOMES = {
     "torch": (
         "worker/",
-        "torchrun/elastic.py",
+        "torchrun/jobs.py",
+        "torchrun/meetings.py",
+        "torchrun/options.py",
+        "torchrun/surroundings.py",
         "network/loopback.py",
         "commandline/local_fingerprint.py",
         "commandline/mode.py",
@@ -70,11 +73,11 @@ PRIVATE_TO_OTHERS = {
     # The end of a process whose main thread waits in a call that cannot be interrupted.
     ("worker/bench/deadline.py", "_exit"),
     # The parser of --rdzv-conf: the handler's registry wants its result, and torch has no public one.
-    ("torchrun/elastic.py", "_parse_rendezvous_config"),
+    ("torchrun/options.py", "_parse_rendezvous_config"),
     # The names of torch's rendezvous backends, and of those that plugins add: there is no public list.
-    ("torchrun/elastic.py", "_registry"),
+    ("torchrun/options.py", "_registry"),
     # Whether elastic knows that this node hosts the endpoint: only its own answer tells.
-    ("torchrun/elastic.py", "_matches_machine_hostname"),
+    ("torchrun/options.py", "_matches_machine_hostname"),
     # argparse has no public list of a parser's options.
     ("commandline/options.py", "_actions"),
     ("cli/completion.py", "_actions"),
@@ -253,7 +256,18 @@ def test_every_declared_dependency_has_a_home_here() -> None:
 
 
 ROOMS = (
-    *("attempts", "cluster", "commandline", "diagnose", "hosts", "network", "own_code", "processes", "runs", "torchrun"),
+    *(
+        "attempts",
+        "cluster",
+        "commandline",
+        "diagnose",
+        "hosts",
+        "network",
+        "own_code",
+        "processes",
+        "runs",
+        "torchrun",
+    ),
     *(f"topology/{name}" for name in ("nccl", "nvidia", "rdma", "system")),
     *(f"worker/{name}" for name in ("ddp", "effects", "gradients", "job", "observe", "process", "trial")),
 )

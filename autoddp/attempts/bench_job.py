@@ -23,14 +23,8 @@ from autoddp.processes.signals import signals_end_tuning
 from autoddp.processes.silence import awaiting
 from autoddp.runs.folder import PREFIX, temporary_folder
 from autoddp.runs.usual_folders import usual_folders
-from autoddp.torchrun.elastic import (
-    ending_signals,
-    node_range,
-    processes_per_node,
-    require_rendezvous,
-    run_own_job,
-    torchrun_parser,
-)
+from autoddp.torchrun.jobs import run_own_job
+from autoddp.torchrun.options import ending_signals, node_range, processes_per_node, require_rendezvous, torchrun_parser
 from autoddp.units import byte_count, seconds
 
 MODULE = "autoddp.worker.bench"

@@ -25,7 +25,8 @@ from autoddp.hosts.together import Hosts
 from autoddp.knobs import Configuration, Value
 from autoddp.log import get_logger
 from autoddp.timing import median
-from autoddp.torchrun.elastic import for_own_workers, meeting_words
+from autoddp.torchrun.options import meeting_words
+from autoddp.torchrun.surroundings import for_own_workers
 from autoddp.wire import JobFacts
 
 logger = get_logger(__name__)

@@ -334,7 +334,7 @@ def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
         _enter(attempt.shelter)
         _own_standard_input()
         threading.Thread(target=_report_ends, args=(connection,), name="autoddp-ends", daemon=True).start()
-        from autoddp.torchrun.elastic import run_tuning_job
+        from autoddp.torchrun.jobs import run_tuning_job
 
         failure = run_tuning_job(attempt.torchrun, attempt.folder, attempt.number)
     except OverlayRefused as refused:

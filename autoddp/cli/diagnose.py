@@ -24,7 +24,8 @@ from autoddp.processes.signals import signals_end_tuning
 from autoddp.processes.silence import awaiting
 from autoddp.report.diagnosis_text import for_stdout
 from autoddp.tables import text_of, width_of_stdout
-from autoddp.torchrun.elastic import ending_signals, environment_with, load_torchrun, require_rendezvous
+from autoddp.torchrun.options import ending_signals, load_torchrun, require_rendezvous
+from autoddp.torchrun.surroundings import environment_with
 
 _HELP = """\
 usage: autoddp diagnose [--json] [options of autoddp and torchrun] train.py [its arguments]

@@ -12,7 +12,7 @@ from autoddp.cluster.job_files import FILES, JobRequest
 from autoddp.commandline.options import Options, parse
 from autoddp.errors import UsageError
 from autoddp.log import show_exactly
-from autoddp.torchrun.elastic import torchrun_parser
+from autoddp.torchrun.options import torchrun_parser
 
 _NAME = re.compile("[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # Kubernetes' rule, which suits Slurm too
 _TIME = re.compile("([0-9]+-)?[0-9]+(:[0-9]+){0,2}")

@@ -30,13 +30,9 @@ from autoddp.log import OutputLost, printable, show, show_exactly, tell
 from autoddp.network.own_network import Network
 from autoddp.processes.signals import signals_end_tuning
 from autoddp.processes.silence import awaiting
-from autoddp.torchrun.elastic import (
-    ending_signals,
-    environment_with,
-    load_torchrun,
-    require_rendezvous,
-    run_real_job,
-)
+from autoddp.torchrun.jobs import run_real_job
+from autoddp.torchrun.options import ending_signals, load_torchrun, require_rendezvous
+from autoddp.torchrun.surroundings import environment_with
 
 if TYPE_CHECKING:
     from autoddp.hosts.agreement import Agreement

@@ -45,7 +45,7 @@ from autoddp.study import Outcome
 from autoddp.timing.timeline import Timeline
 from autoddp.topology import Node, verdicts
 from autoddp.topology.probe import probe
-from autoddp.torchrun.elastic import node_range
+from autoddp.torchrun.options import node_range
 from autoddp.trace import write_trace
 from autoddp.units import data_size
 from autoddp.version import __version__

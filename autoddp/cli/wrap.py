@@ -180,7 +180,7 @@ def run_in_place_of_torchrun(options: str, torchrun: Sequence[str] | argparse.Na
     try:
         if options.split(None, 1)[:1] == [_DIAGNOSE]:
             from autoddp.cli.diagnose import examine
-            from autoddp.torchrun.elastic import load_torchrun
+            from autoddp.torchrun.options import load_torchrun
 
             with errors_end_the_process():
                 ours = words()[1:]

@@ -24,10 +24,10 @@ from autoddp.errors import NotTuned, RecipeError, UnfitRecipe, UsageError
 from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Rung
 from autoddp.knobs.micro_batches import larger_batch
 from autoddp.recipe import Recipe, differences, load, require_fit
-from autoddp.torchrun.elastic import node_range, processes_per_node, torchrun_parser
+from autoddp.torchrun.options import node_range, processes_per_node, torchrun_parser
 
 _OF_A_JOB = ("log_dir", "redirects", "tee", "local_ranks_filter", "max_restarts")
-"""Fields of torchrun's options that have no effect on what `torchrun.elastic.run_tuning_job` starts."""
+"""Fields of torchrun's options that have no effect on what `torchrun.jobs.run_tuning_job` starts."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from autoddp.knobs import GRADIENT_RUNGS, LIMITS, Rung
 from autoddp.log import show_exactly
 from autoddp.runs.usual_folders import OUTPUT, Folders, usual_folders
 from autoddp.settings import StudySettings
-from autoddp.torchrun.elastic import torchrun_parser
+from autoddp.torchrun.options import torchrun_parser
 from autoddp.units import Allowance, seconds
 
 TAKEN_AFTER_THE_SCRIPT = {"--trials": re.compile("[0-9]+"), "--recipe": re.compile(r"[^-].*\.toml|\.toml", re.DOTALL)}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from autoddp.cluster.base import Platform, Told
 from autoddp.cluster.choice import platforms_here, require_same_nodes
 from autoddp.errors import UsageError
-from autoddp.torchrun.elastic import DEFAULT_PORT, node_range
+from autoddp.torchrun.options import DEFAULT_PORT, node_range
 
 _OPTIONS = {
     "nnodes": "nodes",

@@ -35,7 +35,7 @@ from autoddp.network.own_network import Network
 from autoddp.processes.polling import Asked, polls
 from autoddp.processes.silence import awaiting
 from autoddp.topology import interfaces
-from autoddp.torchrun import elastic
+from autoddp.torchrun import meetings, options, surroundings
 from autoddp.units import duration
 from autoddp.version import __version__
 
@@ -122,7 +122,7 @@ def _told(hosts: Sequence[HostFacts], values: Sequence[object], shown: Sequence[
 
 @dataclass(frozen=True)
 class Agreement:
-    """Keeps the job's meeting point open for as long as it lives; see `elastic.meeting_point`."""
+    """Keeps the job's meeting point open for as long as it lives; see `meetings.meeting_point`."""
 
     network: Network
     """The way to this node."""
@@ -202,9 +202,9 @@ def agree(
     on all nodes. `job`: a job follows, which a host that comes later may join.
     """
     ours = {address for nic in interfaces() for address in nic.addresses}
-    elastic.host_endpoint_if_ours(torchrun, ours)
+    options.host_endpoint_if_ours(torchrun, ours)
     static = torchrun.rdzv_backend == "static"
-    endpoint, has_store = elastic.endpoint(torchrun) or (None, False)
+    endpoint, has_store = options.endpoint(torchrun) or (None, False)
     board = None
     if endpoint is not None and not torchrun.rdzv_endpoint and not static:
         tell(
@@ -213,26 +213,26 @@ def agree(
         )
     if endpoint is not None and not has_store:
         where = endpoint
-        board = wait_for_answer(endpoint, elastic.endpoint_patience(torchrun), tell, lambda: elastic.board(where))
+        board = wait_for_answer(endpoint, options.endpoint_patience(torchrun), tell, lambda: meetings.board(where))
     elif endpoint is not None and static:
         say_if_not_ours(endpoint, ours, tell)
-    handler = elastic.meeting_point(torchrun, "plan")
-    fewest, most = elastic.node_range(torchrun)
+    handler = meetings.meeting_point(torchrun, "plan")
+    fewest, most = options.node_range(torchrun)
     arrivals = notices = None
     shown: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if endpoint is not None:
-        connect = functools.partial(elastic.board, endpoint)
+        connect = functools.partial(meetings.board, endpoint)
         board = board or connect()
-        last_call, run_id = elastic.last_call(torchrun), str(torchrun.rdzv_id)
+        last_call, run_id = options.last_call(torchrun), str(torchrun.rdzv_id)
         arrivals = Arrivals(board, endpoint, run_id, (fewest, most), last_call, connect)
         notices = Notices(board, run_id)
         if has_store:
             shown = Clock(board).shown()
         elif not notices.has_plan and (ahead := Clock(board).ahead()):
-            elastic.follow_clock(ahead)
-        elastic.end_in_silence(endpoint)
+            surroundings.follow_clock(ahead)
+        meetings.end_in_silence(endpoint)
     with shown:
-        info = elastic.meet(handler, torchrun, arrivals)
+        info = meetings.meet(handler, torchrun, arrivals)
     if info is None:
         if notices is None or endpoint is None:
             raise cannot_join(torchrun.rdzv_backend)
@@ -253,7 +253,7 @@ def agree(
             reads=reads,
             nodes=str(torchrun.nnodes),
             node_rank=torchrun.node_rank if static else None,
-            processes=elastic.processes_per_node(torchrun),
+            processes=options.processes_per_node(torchrun),
             torch=torch_version(),
             autoddp=__version__,
             clock=time.time(),

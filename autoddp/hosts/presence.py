@@ -29,7 +29,7 @@ from autoddp.codec import decode, encode
 from autoddp.errors import first_line
 from autoddp.network.gathering import Endpoint
 from autoddp.processes.polling import polls
-from autoddp.torchrun.elastic import connection_is_lost
+from autoddp.torchrun.meetings import connection_is_lost
 
 _BEAT = 1.0  # seconds between two beats
 _MISSING = 30.0  # seconds without a beat; torch elastic gives a node up after 15

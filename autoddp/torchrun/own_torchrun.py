@@ -5,7 +5,7 @@ python -m autoddp.torchrun.own_torchrun --rdzv-backend autoddp-loopback …
 
 from __future__ import annotations
 
-from autoddp.torchrun.elastic import be_torchrun
+from autoddp.torchrun.jobs import be_torchrun
 
 if __name__ == "__main__":
     be_torchrun()

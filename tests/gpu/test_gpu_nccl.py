@@ -19,7 +19,7 @@ from autoddp.topology.facts import NumaNode
 from autoddp.topology.nccl.tuner import nccl_tuner
 from autoddp.topology.probe import probe
 from autoddp.topology.verdict import between_nodes
-from autoddp.torchrun.elastic import torchrun_parser
+from autoddp.torchrun.options import torchrun_parser
 from autoddp.worker.effects import binding
 from autoddp.worker.effects.binding import Binding
 

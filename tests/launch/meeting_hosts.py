@@ -31,7 +31,7 @@ from autoddp.errors import AutoddpError
 from autoddp.hosts import agreement
 from autoddp.network import clock as hosts_clock
 from autoddp.network import gathering
-from autoddp.torchrun import elastic
+from autoddp.torchrun import meetings, options
 
 PATIENCE = 150  # seconds; a meeting takes 1 to 7
 UNSET = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -111,7 +111,7 @@ def meet(order: dict[str, Any]) -> Host:
         if planted.get("says"):
             Path(planted["says"]).touch()
 
-    agreement.tell = elastic.tell = tell
+    agreement.tell = meetings.tell = tell
 
     def torch_version() -> str:
         if planted.get("frozen_until"):  # at a moment when the others know this host's name
@@ -128,7 +128,7 @@ def meet(order: dict[str, Any]) -> Host:
         gathering._GATHERING = gathering._ARRIVED = planted["gathering"]
     while planted.get("after") and not Path(planted["after"]).exists():
         time.sleep(0.05)
-    torchrun = elastic.torchrun_parser().parse_args([*order["words"], "train.py"])
+    torchrun = options.torchrun_parser().parse_args([*order["words"], "train.py"])
     try:
         network = agreement.agree(torchrun, order["plan"], f"plan {order['plan']}").network
         host.address, host.variables = network.address, network.variables
@@ -157,7 +157,7 @@ def set_clock(clock: Callable[[], float], ahead: float) -> None:
 
 
 def serve() -> None:
-    elastic.load_torchrun()
+    options.load_torchrun()
     results = os.dup(1)
     os.dup2(2, 1)
     for line in sys.stdin:

@@ -16,7 +16,7 @@ from launchers import whole
 from autoddp.attempts import env_screening as module
 from autoddp.attempts.env_screening import Screening
 from autoddp.bench.burst import Burst
-from autoddp.torchrun.elastic import torchrun_parser
+from autoddp.torchrun.options import torchrun_parser
 
 
 @pytest.fixture

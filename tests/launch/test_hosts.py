@@ -24,7 +24,7 @@ from autoddp.hosts.together import Hosts, Next
 from autoddp.isolation import Level
 from autoddp.network.gathering import Endpoint
 from autoddp.processes.polling import polls
-from autoddp.torchrun.elastic import node_range
+from autoddp.torchrun.options import node_range
 
 
 def connected(number: int, fewest: int = 0) -> list[Hosts]:

@@ -20,7 +20,7 @@ from autoddp.attempts import keeper as keeper_module
 from autoddp.attempts.keeper import Attempt, Keeper, Shelter
 from autoddp.isolation import Level
 from autoddp.processes.signals import NOT_FOR_THE_KEEPER
-from autoddp.torchrun import elastic
+from autoddp.torchrun import jobs
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def an_attempt(tmp_path: Path) -> Attempt:
 
 def test_a_keeper_that_was_stopped_ends_its_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal that comes to the keeper alone stops it. The launcher would wait for it for ever."""
-    monkeypatch.setattr(elastic, "run_tuning_job", lambda *_: time.sleep(1000))  # in the attempt too: it is forked
+    monkeypatch.setattr(jobs, "run_tuning_job", lambda *_: time.sleep(1000))  # in the attempt too: it is forked
     keeper = Keeper()
     killer = threading.Timer(60, os.kill, (keeper.pid, signal.SIGKILL))
     killer.start()
@@ -142,7 +142,7 @@ def test_an_attempt_gets_signals_and_no_terminal_stops_it(tmp_path: Path, monkey
         heeded = {signal.getsignal(number) for number in NOT_FOR_THE_KEEPER}
         return f"{heeded == {signal.SIG_DFL}} {os.getsid(0) == os.getpid()}"
 
-    monkeypatch.setattr(elastic, "run_tuning_job", run_tuning_job)
+    monkeypatch.setattr(jobs, "run_tuning_job", run_tuning_job)
     keeper = Keeper()
     try:
         assert keeper.run(an_attempt(tmp_path), lambda _: None, lambda: False) == "True True"

@@ -23,9 +23,9 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.run import config_from_args
 
 from autoddp.errors import UsageError
-from autoddp.torchrun import elastic
+from autoddp.torchrun import options
 
-PARSER = elastic.torchrun_parser()
+PARSER = options.torchrun_parser()
 NODES = ("1", "2", "1:3")
 ENDPOINTS = (
     *("", " ", "localhost", "localhost:0", "127.0.0.1:29555", " 127.0.0.1:29555 ", "10.9.8.7", "10.9.8.7:1", "host0:x"),
@@ -72,7 +72,7 @@ def nothing_is_connected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ite
     monkeypatch.setattr(c10d_rendezvous_backend, "FileStore", lambda path: HashStore())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where torch makes a file of its own for it
     monkeypatch.chdir(tmp_path)  # an endpoint of the store "file" is a path
-    monkeypatch.setattr(elastic, "_is_taken", lambda port: False)
+    monkeypatch.setattr(options, "_is_taken", lambda port: False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     # Whether an address is this host's is asked again and again, and a name service may take seconds each time.
     monkeypatch.setattr(socket, "getaddrinfo", functools.cache(socket.getaddrinfo))
@@ -85,7 +85,7 @@ def nothing_is_connected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ite
 def by_torchrun(given: argparse.Namespace) -> tuple[str, int, bool] | str | None:
     """Where torchrun would meet and whether it keeps the store there, why it would not; None for no address."""
     _places.clear()
-    most = elastic.node_range(given)[1]
+    most = options.node_range(given)[1]
     if given.rdzv_backend == "static" and not given.rdzv_endpoint and given.master_port is None and most == 1:
         return None  # `torch.distributed.run.run` takes localhost:0
     given = argparse.Namespace(**{**vars(given), "master_port": given.master_port or 29500})
@@ -116,7 +116,7 @@ def test_what_torchrun_refuses_is_refused_and_nothing_else(backend: str) -> None
         given = arguments(nodes, backend, endpoint, conf, master)
         theirs = by_torchrun(given)
         try:
-            elastic.require_rendezvous(given)
+            options.require_rendezvous(given)
             ours = ""
         except UsageError as error:
             ours = str(error)
@@ -136,7 +136,7 @@ def test_the_place_where_hosts_meet_is_torchruns(backend: str) -> None:
         theirs = by_torchrun(given)
         if isinstance(theirs, str) or (theirs is not None and theirs[1] == 0):
             continue
-        found = elastic.endpoint(given)
+        found = options.endpoint(given)
         told = "is_host" in conf and backend == "static"  # a static rendezvous does not read it
         ours = None if found is None else (found[0].host, found[0].port, theirs[2] if told and theirs else found[1])
         assert ours == theirs, vars(given)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autoddp.errors import UsageError
-from autoddp.torchrun.elastic import load_torchrun
+from autoddp.torchrun.options import load_torchrun
 
 
 @pytest.mark.parametrize("version", ["2.5.1+cu124", "1.13.0", "2.4.0a0+git1"])

@@ -1,0 +1,109 @@
+"""Jobs that torch elastic runs: the real one, one for each attempt, and small ones of autoddp's own."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+from pathlib import Path
+
+from autoddp.network.own_network import on_one_host
+from autoddp.torchrun.options import (
+    DEFAULT_PORT,
+    beside_the_meeting_point,
+    node_range,
+    other_rendezvous,
+    rendezvous_errors,
+)
+from autoddp.torchrun.surroundings import (
+    AHEAD,
+    FRESH_STORE,
+    environment_with,
+    follow_clock_as_told,
+    for_own_workers,
+    quiet_elastic,
+    signal_handlers_kept,
+)
+
+
+def run_real_job(torchrun: argparse.Namespace) -> None:
+    """Run the job with these arguments by torchrun's own code."""
+    from torch.distributed.run import run
+
+    os.environ.pop(AHEAD, None)  # this process follows that clock already
+    run(torchrun)
+
+
+def run_tuning_job(torchrun: argparse.Namespace, folder: Path, number: int) -> str:
+    """One attempt: the script's workers with this process's environment. Blocks; "" or why it failed.
+
+    Elastic restarts nothing, because each attempt has to begin with the user's files as they are. Elastic's own lines
+    go to the attempt's folder, as do the workers' stdout and stderr, one file per rank.
+    """
+    arguments = beside_the_meeting_point(torchrun, f"tune{number}")
+    arguments.standalone = False
+    arguments.node_rank = 0
+    arguments.master_port = torchrun.master_port or DEFAULT_PORT
+    arguments.log_dir = str(folder)
+    arguments.redirects, arguments.tee, arguments.local_ranks_filter = "3", "0", ""
+    fresh = FRESH_STORE if node_range(torchrun)[1] > 1 and _agents_share_one_store() else {}
+    follow_clock_as_told()
+    with quiet_elastic(folder / "elastic.log"), environment_with(fresh):
+        return _run_without_restarts(arguments)
+
+
+def _run_without_restarts(arguments: argparse.Namespace) -> str:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.run import config_from_args
+
+    arguments.max_restarts = 0
+    config, command, words = config_from_args(arguments)
+    try:
+        elastic_launch(config=config, entrypoint=command)(*words)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        return f"rank {rank} ended with exit code {failure.exitcode}"
+    return ""
+
+
+def _agents_share_one_store() -> bool:
+    """Whether the workers on several hosts get the store in which the agents meet, as in older versions of torch.
+
+    There a rank may find the address at which another rank listened in the attempt before. In newer versions each start
+    has a store of its own for the workers, which scripts may use before they make a process group.
+    """
+    from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+
+    return "server_port" not in inspect.signature(RendezvousStoreInfo.build).parameters
+
+
+def run_own_job(torchrun: argparse.Namespace, name: str, more: dict[str, str]) -> str:
+    """A job of ours on the user's hosts, without restarts, with the variables `more`. Blocks; "" or why it failed.
+
+    The workers' output goes where the user's options send it. UsageError for hosts that cannot meet; a signal ends this
+    process as it would have ended the job.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    arguments = other_rendezvous(torchrun, name)
+    variables = for_own_workers(os.environ) | more
+    if node_range(torchrun)[1] == 1:
+        variables |= on_one_host(os.environ)
+    with quiet_elastic(None), signal_handlers_kept(), environment_with(variables):
+        try:
+            with rendezvous_errors(arguments):
+                return _run_without_restarts(arguments)
+        except SignalException as error:
+            raise SystemExit(128 + error.sigval) from None  # the exit code that shells give
+
+
+def be_torchrun() -> None:
+    """Run torchrun with this process's command line, which has the words of `meeting_words`; see `own_torchrun`."""
+    from torch.distributed.run import main
+
+    from autoddp.network import loopback
+
+    loopback.register()
+    follow_clock_as_told()
+    main()

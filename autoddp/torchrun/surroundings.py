@@ -1,0 +1,106 @@
+"""What is around torch's code while it runs in our processes: its log, clock, signals, variables."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta, tzinfo
+from pathlib import Path
+from typing import Any
+
+from autoddp.files import append
+from autoddp.processes.signals import ENDING
+
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""The workers make a store of their own instead of using their agent's."""
+_AGENTS_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
+"""Our own workers meet in the agent's store before they make a process group, so rank 0 must not make another one."""
+_ROOT = Path(__file__).resolve().parents[2]
+AHEAD = "AUTODDP_CLOCK_AHEAD"
+"""Variable that tells our own jobs by how many seconds the clock that they follow is ahead of this host's."""
+
+
+def for_own_workers(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which our own workers find this package, also in a checkout, and meet in their agent's store."""
+    paths = [str(_ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    return {**_AGENTS_STORE, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def follow_clock(ahead: float) -> None:
+    """From here on torch's rendezvous, here and in our own jobs, goes by a clock that is `ahead` seconds ahead.
+
+    Torch compares times that the hosts have written, each by its own clock. Where these differ by 15 seconds it takes
+    living hosts for lost.
+    """
+    os.environ[AHEAD] = str(ahead)
+    _follow(ahead)
+
+
+def _follow(ahead: float) -> None:
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    module: Any = dynamic_rendezvous
+    theirs, difference = module.datetime, timedelta(seconds=ahead)
+
+    class Followed(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return theirs.now(tz) + difference
+
+        @classmethod
+        def utcnow(cls) -> Any:  # older versions of torch
+            return theirs.utcnow() + difference
+
+    module.datetime = Followed
+
+
+def follow_clock_as_told() -> None:
+    if ahead := float(os.environ.get(AHEAD, "0")):
+        _follow(ahead)
+
+
+@contextlib.contextmanager
+def quiet_elastic(log: Path | None) -> Iterator[None]:
+    """Send elastic's lines to `log`, or nowhere: the user sees them when the real job is started."""
+    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.distributed.run")]
+    loggers += [logging.getLogger(n) for n in list(logging.root.manager.loggerDict) if n.startswith(loggers[0].name)]
+    before = [(logger, list(logger.handlers), logger.propagate) for logger in loggers]
+    if log:
+        append(log, "")
+    handler = logging.FileHandler(log) if log else logging.NullHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
+    for logger in loggers:
+        logger.handlers, logger.propagate = [handler], False
+    try:
+        yield
+    finally:
+        for logger, handlers, propagate in before:
+            logger.handlers, logger.propagate = handlers, propagate
+        handler.close()
+
+
+@contextlib.contextmanager
+def signal_handlers_kept() -> Iterator[None]:
+    """Put the present handlers back: elastic leaves its own, which would raise its exception in our code."""
+    present = {number: signal.getsignal(number) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in present.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def environment_with(variables: dict[str, str]) -> Iterator[None]:
+    """Set variables for the workers of one job; afterwards the environment is what it was, to the last variable."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
