@@ -103,18 +103,20 @@ class _TuningJob(DdpHandlers):
         self._clock = StepClock(patch.alive, self._on_step, switch.as_written)
         super().__init__(
             [
-                self._clock,  # whatever changes at a step boundary holds for the forward pass that has ended the step
+                self._clock,  # first: a forward pass may end a step, and what changes then holds for that pass already
                 self._inputs,
                 self.implicit_no_sync,
                 self.accumulation,
-                self._graphs,  # whose passes reduce, which the two before it decide
+                self._graphs,  # serve passes that reduce: the two before it decide which do
                 self.experiments.stages,
                 self._unreduced,
                 BucketViews(switch, _fail_with_views),
             ]
         )
         if config.cuda_graphs:
-            self.handlers.append(self.compiling.replays)  # the others are given what the module itself has returned
+            self.handlers.append(
+                self.compiling.replays
+            )  # last: the others are given what the module itself has returned
         register_optimizer_step_post_hook(lambda *_: self._leave_if_no_ddp())
 
     def built(self, wrapped: Wrapped) -> None:
