@@ -7,10 +7,10 @@ from pathlib import Path
 import costs
 from launchers import ROOT
 
-LIMIT = 1040
+LIMIT = 1070
 """CPU seconds of all tests, which hardly depend on what else the machine does: 977 and 1006 in two runs. Ten minutes of
 two cores are 1200. The linter, types and the starts of pytest's own processes need 100, and at times nothing runs. A
-feature that is built later may raise it by 30."""
+feature that is built later may raise it by 30: it was 1040 before clusters, with a real Slurm, came."""
 
 
 def test_the_recorded_tests_keep_the_limit() -> None:
