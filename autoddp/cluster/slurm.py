@@ -43,7 +43,7 @@ class Slurm(Platform):
                 "put srun in front (srun autoddp …), or give --nnodes 1 for this node alone"
             )
         tasks = self._number("SLURM_STEP_NUM_TASKS", "--nnodes", least=1)
-        if tasks is None or int(tasks.value) <= int(nodes.value):
+        if tasks is None or int(tasks.value) <= int(nodes.value) or self._is_shell():
             return ""
         return (
             f"SLURM_STEP_NUM_TASKS={tasks.value} and SLURM_STEP_NUM_NODES={nodes.value}: srun has made the ranks "
@@ -98,6 +98,11 @@ class Slurm(Platform):
 
     def _job(self, variable: str) -> Told | None:
         return self._number(variable, "--master-port and --rdzv-id")
+
+    def _is_shell(self) -> bool:
+        """Whether this may be the shell of `srun --pty`, which task 0 alone has: other tasks have ended there."""
+        rank = self._text("SLURM_PROCID")
+        return bool(self._text("SLURM_PTY_PORT")) and rank is not None and rank.value == "0"
 
     def _in_step(self) -> bool:
         """Whether srun has started this process for its job's present step."""

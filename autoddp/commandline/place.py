@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from autoddp.cluster.base import Platform, Told
 from autoddp.cluster.choice import platforms_here, require_same_nodes
+from autoddp.cluster.kubeflow import Kubeflow
 from autoddp.errors import UsageError
 from autoddp.torchrun.options import DEFAULT_PORT, node_range
 
@@ -62,6 +63,8 @@ def settle(torchrun: argparse.Namespace, given: Mapping[str, str], variables: Ma
         return Settled(_nothing_told(platforms))
     if "nnodes" not in given and nodes is not None and nodes.value == "1":
         return Settled()
+    if all(field in given for field in _FLAGS):  # the whole place: Kubeflow gives it by torchrun's own variables
+        return Settled(_says(torchrun, {}, given, platforms) if isinstance(platforms[0], Kubeflow) else "")
     asked = _asked(platforms, given)
     told = {
         field: answer
@@ -70,6 +73,8 @@ def settle(torchrun: argparse.Namespace, given: Mapping[str, str], variables: Ma
     }
     if "master_addr" in given:  # the port is the one of that master, which torchrun knows
         told.pop("master_port", None)
+    if not told:
+        return Settled()
     _require_whole(told, given, platforms)
     for field, answer in told.items():
         setattr(torchrun, field, int(answer.value) if field in ("node_rank", "master_port") else answer.value)
@@ -77,7 +82,7 @@ def settle(torchrun: argparse.Namespace, given: Mapping[str, str], variables: Ma
     if "master_addr" in told:
         torchrun.master_from = told["master_addr"].variable
         torchrun.master_resolves = any(one.names_last and one.master_address == told["master_addr"] for one in asked)
-    return Settled(_says(torchrun, told, given, platforms), "nproc_per_node" in told)
+    return Settled(_says(torchrun, told, given, platforms, asked), "nproc_per_node" in told)
 
 
 def require_master(torchrun: argparse.Namespace) -> None:
@@ -158,7 +163,11 @@ def _seen(platforms: Sequence[Platform]) -> str:
 
 
 def _says(
-    torchrun: argparse.Namespace, told: Mapping[str, Told], given: Mapping[str, str], platforms: Sequence[Platform]
+    torchrun: argparse.Namespace,
+    told: Mapping[str, Told],
+    given: Mapping[str, str],
+    platforms: Sequence[Platform],
+    asked: Sequence[Platform] = (),
 ) -> str:
     """What was found, each with the variable or the option that says it."""
 
@@ -175,12 +184,12 @@ def _says(
     if "nproc_per_node" in told:
         ranks = f"{torchrun.nproc_per_node} rank{'s' if torchrun.nproc_per_node != '1' else ''}"
         parts.append(f"{ranks} on this node{source('nproc_per_node')}")
-    return f"{_believed(told, platforms)}: {', '.join(parts)}"
+    return f"{_believed(told, platforms, asked)}: {', '.join(parts)}"
 
 
-def _believed(told: Mapping[str, Told], platforms: Sequence[Platform]) -> str:
+def _believed(told: Mapping[str, Told], platforms: Sequence[Platform], asked: Sequence[Platform]) -> str:
     """The platforms that have told something, and those that were left out for a platform inside them."""
-    used = [one.name for one in platforms if any(getattr(one, _OPTIONS[field]) == told[field] for field in told)]
+    used = [one.name for one in asked if any(getattr(one, _OPTIONS[field]) == told[field] for field in told)]
     used = used or [platforms[0].name]
     others = [one.name for one in platforms if one.name not in used and type(one).nodes is not Platform.nodes]
     outside = f" (inside {' and '.join(others)}, which is not asked)" if others else ""

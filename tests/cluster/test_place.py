@@ -73,6 +73,7 @@ ALONE = {
     "volcano-two-tasks": "give --nnodes and --node-rank and --master-addr",
     "slurm-step-on-one-node": "",
     "slurm-salloc-one-node": "",
+    "slurm-shell": "",
 }
 """Situation in which the job has one node, as under torchrun → the end of the line that says what is missing."""
 REFUSED = {
@@ -128,6 +129,7 @@ def test_variables_that_are_no_platforms_are_left_to_torchrun(understood, variab
         ["--rdzv-backend", "c10d", "--rdzv-endpoint", "a:1", "--nnodes", "2"],
         ["--rdzv-backend=c10d", "--rdzv_endpoint=a:1"],
         ["--nnodes=2", "--node-rank=0", "--master-addr=a", "--master-port=7", "--nproc-per-node=3", "--rdzv-id=x"],
+        ["--nnodes=2", "--node-rank=0", "--master-addr=a"],
         ["--trials", "0"],
     ],
     ids=" ".join,
@@ -211,6 +213,13 @@ def test_the_number_of_ranks_that_a_platform_tells_counts_as_given(monkeypatch) 
         assert parse(["train.py"]).ranks_given
     monkeypatch.delenv("SKYPILOT_NUM_GPUS_PER_NODE")
     assert not parse(["train.py"]).ranks_given
+
+
+def test_a_broken_variable_that_nobody_needs_stops_nothing(understood) -> None:
+    inside = read("slurm-step-node1") | read("skypilot") | {"SLURM_NODEID": "x"}
+    assert place(understood(inside)[0]) == TOLD["skypilot"]
+    found, _ = understood(read("slurm-step-node1") | {"SLURM_NODEID": "x"}, "--node-rank", "1")
+    assert place(found) == TOLD["slurm-step-node1"]
 
 
 # Several platforms at once
