@@ -14,7 +14,8 @@ from typing import Any, NoReturn, TypeVar
 
 from autoddp.attempts.keeper import Keeper
 from autoddp.bench import BenchResult, Settings, sizes
-from autoddp.commandline.options import option_names
+from autoddp.commandline.options import given_to_torchrun, option_names
+from autoddp.commandline.place import require_master, settle
 from autoddp.errors import JobFailed, UsageError, did_you_mean
 from autoddp.hosts.agreement import agree
 from autoddp.log import show_exactly
@@ -41,6 +42,8 @@ class BenchRequest:
     json: bool
     svg: Path | None
     output: Path
+    says: str = ""
+    """A line for the user: what a cluster tells of this node's place."""
 
 
 def parse(words: Sequence[str]) -> BenchRequest:
@@ -53,11 +56,12 @@ def parse(words: Sequence[str]) -> BenchRequest:
     torchrun = parser.parse_args([*rest, "--module", MODULE])
     if torchrun.training_script != MODULE:
         raise UsageError(f"bench: takes no script, but got {torchrun.training_script!r}; autoddp bench --help")
+    says = settle(torchrun, given_to_torchrun([*rest, "--module", MODULE]), os.environ).says
     if torchrun.no_python or torchrun.run_path:
         raise UsageError("bench: --no-python and --run-path are for scripts, and bench has its own: leave them out")
     _require_two(torchrun)
     settings = Settings(own.budget, own.max_size, own.factor, own.backend or "")
-    return BenchRequest(torchrun, settings, own.json, own.svg, own.output or usual_folders().output)
+    return BenchRequest(torchrun, settings, own.json, own.svg, own.output or usual_folders().output, says)
 
 
 def run_bench(request: BenchRequest) -> BenchResult:
@@ -68,6 +72,7 @@ def run_bench(request: BenchRequest) -> BenchResult:
         agreement, network = None, Network()
         if node_range(request.torchrun)[1] > 1:
             require_rendezvous(request.torchrun)
+            require_master(request.torchrun)
             reads = f"bench {request.settings}"
             with signals_end_tuning(ending_signals(request.torchrun), "nothing is measured"):
                 agreement = agree(request.torchrun, reads, reads)

@@ -23,6 +23,8 @@ def run(arguments: list[str]) -> int:
     """
     request = parse(arguments)
     _require_room(request)
+    if request.says:
+        tell(request.says)
     result = run_bench(request)
     try:
         tell(f"kept as {store(request.output, result)}")

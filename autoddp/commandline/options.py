@@ -376,7 +376,7 @@ def parse(argv: Sequence[str], asks_cluster: bool = True) -> Options:
     ours, theirs, says = _divide(argv, own, torchrun)
     options = _options(ours, *_torchruns(theirs, torchrun), tuple(says))
     asks = asks_cluster and options.trials != 0
-    return _with_place(options, _given_to_torchrun(theirs)) if asks else options
+    return _with_place(options, given_to_torchrun(theirs)) if asks else options
 
 
 def _with_place(options: Options, given: dict[str, str]) -> Options:
@@ -386,7 +386,7 @@ def _with_place(options: Options, given: dict[str, str]) -> Options:
     return replace(options, ranks_given=options.ranks_given or settled.ranks_told, says=says)
 
 
-def _given_to_torchrun(words: Sequence[str]) -> dict[str, str]:
+def given_to_torchrun(words: Sequence[str]) -> dict[str, str]:
     """Field of torchrun's options → the option among `words`, or the variable, that sets it."""
     parser = _strict_torchrun_parser()
     named = [action for action in parser._actions if action.option_strings]

@@ -8,6 +8,7 @@ import os
 import pytest
 from recorded import NAMES, read
 
+from autoddp.attempts.bench_job import parse as bench
 from autoddp.commandline.options import parse, torchrun_parser
 from autoddp.errors import UsageError
 
@@ -220,6 +221,15 @@ def test_a_broken_variable_that_nobody_needs_stops_nothing(understood) -> None:
     assert place(understood(inside)[0]) == TOLD["skypilot"]
     found, _ = understood(read("slurm-step-node1") | {"SLURM_NODEID": "x"}, "--node-rank", "1")
     assert place(found) == TOLD["slurm-step-node1"]
+
+
+def test_bench_finds_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in read("skypilot").items():
+        monkeypatch.setenv(name, value)
+    request = bench(["--budget", "9s"])
+    assert place(request.torchrun) == TOLD["skypilot"]
+    assert request.says.startswith("SkyPilot: 2 nodes (SKYPILOT_NUM_NODES), this is node 1 (SKYPILOT_NODE_RANK)")
+    assert bench(["--nnodes", "1", "--nproc-per-node", "2"]).says == ""
 
 
 # Several platforms at once
