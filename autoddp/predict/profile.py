@@ -226,11 +226,26 @@ def _seconds(step: _Step, passes: int) -> float:
 
 def _steps(timeline: Timeline) -> list[tuple[float, float, list[Span]]]:
     """The begin and the end of each step of a rank, and its backward passes."""
-    backwards = [span for span in timeline.spans if span.name == "backward"]
+    backwards = _backward_passes(timeline.spans)
     return [
         (begin, end, [span for span in backwards if begin <= (span.begin + span.end) / 2 < end])
         for begin, end in pairwise((0.0, *timeline.steps))
     ]
+
+
+def _backward_passes(spans: Sequence[Span]) -> list[Span]:
+    """The backward passes, each as one span.
+
+    A gradient may become ready when DDP waits for its reductions already. Then a pass has several spans, and nothing
+    but waiting lies between them.
+    """
+    found: list[Span] = []
+    goes_on = False
+    for span in spans:
+        if span.name == "backward":
+            found.append(Span("backward", found.pop().begin, span.end) if goes_on else span)
+        goes_on = span.name == "backward" or (goes_on and span.name == "exposed")
+    return found
 
 
 def _usual(what: str, counts: Sequence[int]) -> int:

@@ -286,6 +286,18 @@ def test_the_passes_of_a_step_and_its_reductions(step: str, reductions: int) -> 
     assert found.ready == pytest.approx((0.020, 0.012, 0.004))
 
 
+def test_a_pass_in_which_a_gradient_comes_while_ddp_waits_is_one() -> None:
+    """Seen on a busy machine: the stage `exposed` has begun when the last gradient becomes ready."""
+    whole = accumulating(["RRRR"] * 4)
+    spans = []
+    for number, span in enumerate(whole.spans):
+        late = span.name == "exposed" and number % 3 == 0
+        parts = [Span("exposed", span.begin, span.begin), Span("backward", span.begin, span.begin)] if late else []
+        spans += [*parts, span]
+    assert len(spans) > len(whole.spans)
+    assert profile_of_one(replace(whole, spans=tuple(spans))) == profile_of_one(whole)
+
+
 def test_the_slower_rank_is_as_late_as_its_passes_since_the_last_reduction() -> None:
     """Without a reduction in between, its delays add up: so all gradients are ready late in the other's last pass."""
     last = {}
