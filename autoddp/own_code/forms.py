@@ -30,8 +30,8 @@ class Form:
     """A form of code."""
 
     says: str
-    name: str
-    """What takes the arguments, for people."""
+    lacks: str
+    """Why it does not set an argument of DDP that it cannot say."""
     takes: Collection[str]
     """Arguments of DDP's constructor that it can say."""
     takes_hook: bool
@@ -70,7 +70,7 @@ def lines_for(recipe: Recipe, file: str, form: str) -> Lines:
             "written into code"
         )
     one = FORMS[form]
-    found = said(recipe.configuration, recipe.fits.backend, one.takes, one.takes_hook, one.name)
+    found = said(recipe.configuration, recipe.fits.backend, one.takes, one.takes_hook, one.lacks)
     nothing = not (found.arguments or found.hook or one.sets_variables)
     code = () if nothing else tuple(one.code(recipe, found))
     by_hand = found.by_hand
@@ -182,11 +182,13 @@ def _slurm(recipe: Recipe, found: Said) -> list[str]:
 
 
 FORMS = {
-    "ddp": Form("DDP's constructor and its hook", "DistributedDataParallel", _ALL, True, _ddp),
-    "accelerate": Form("Accelerate", "Accelerate", _OF_ACCELERATES_KWARGS, True, _accelerate),
-    "lightning": Form("Lightning's DDPStrategy", "DDPStrategy", _ALL, True, _lightning),
-    "trainer": Form("Transformers' TrainingArguments", "TrainingArguments", _OF_TRAINER, False, _trainer),
-    "env": Form("variables for a shell", "the environment", (), False, _env, True),
-    "slurm": Form("a batch script", "the environment", (), False, _slurm, True, ("#!/bin/bash",)),
+    "ddp": Form("DDP's constructor and its hook", "DistributedDataParallel has no argument for it", _ALL, True, _ddp),
+    "accelerate": Form("Accelerate", "Accelerate has no argument for it", _OF_ACCELERATES_KWARGS, True, _accelerate),
+    "lightning": Form("Lightning's DDPStrategy", "DDPStrategy has no argument for it", _ALL, True, _lightning),
+    "trainer": Form(
+        "Transformers' TrainingArguments", "TrainingArguments has no argument for it", _OF_TRAINER, False, _trainer
+    ),
+    "env": Form("variables for a shell", "no variable sets it", (), False, _env, True),
+    "slurm": Form("a batch script", "no variable sets it", (), False, _slurm, True, ("#!/bin/bash",)),
 }
 """Name → form, for `autoddp recipe code FILE --for NAME`."""

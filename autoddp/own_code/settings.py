@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from autoddp.knobs import Configuration
+from autoddp.knobs import BY_NAME, Configuration, Reach
 from autoddp.knobs.base import Value
 from autoddp.knobs.computing import CUDA_GRAPHS, NUMA_BINDING, OPTIMIZE_DDP
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
@@ -44,26 +45,32 @@ class Said:
     """For each setting that is not said as it was measured: the setting, and what to do."""
 
 
-def said(configuration: Configuration, backend: str, takes: Collection[str], takes_hook: bool, form: str) -> Said:
-    """What `form` says of the configuration, if it takes these arguments of DDP, and hooks or none.
+def said(configuration: Configuration, backend: str, takes: Collection[str], takes_hook: bool, lacks: str) -> Said:
+    """What a form says of the configuration that takes these arguments of DDP, and hooks or none.
 
-    `backend` carries the gradients: some of torch's own hooks do not serve gloo.
+    `backend` carries the gradients: some of torch's own hooks do not serve gloo. `lacks`: why it sets no other
+    arguments.
     """
     arguments = {name: value for name, value in configuration.ddp_arguments.items() if name in takes}
     by_hand = []
     for name, value in configuration.ddp_arguments.items():
         if name not in takes:
-            what = f"{form} has no argument for it"
+            what = lacks
             if name == BUCKET_CAP_MB_LIST.name and isinstance(value, tuple) and BUCKET_CAP_MB.name in takes:
                 arguments[BUCKET_CAP_MB.name] = max(value)
                 what += "; in its place all buckets have the size of its largest, and how fast that is was not measured"
             by_hand.append(f"{name} = {_plain(value)}: {what}")
     hook, why = _hook(configuration, backend)
     if hook is not None and not takes_hook:
-        why, hook = f"{form} registers no hook; model.register_comm_hook(…) does, see --for ddp", None
+        why, hook = "these lines register no hook; model.register_comm_hook(…) does, see --for ddp", None
     if why:
         by_hand.append(f"{_hooks_settings(configuration)}: {why}")
-    return Said(arguments, hook, (*by_hand, *_by_hand(configuration)))
+    others = (
+        f"{name} = {_plain(value)}: {_BY_HAND.get(name, _nothing)(value)}"
+        for name, value in configuration.without_variables.items()
+        if BY_NAME[name].reach not in (Reach.DDP, Reach.HOOK)
+    )
+    return Said(arguments, hook, (*by_hand, *others))
 
 
 def _hook(configuration: Configuration, backend: str) -> tuple[Hook | None, str]:
@@ -95,31 +102,27 @@ def _hooks_settings(configuration: Configuration) -> str:
     return ", ".join(f"{name} = {_plain(value)}" for name, value in configuration.hook.items())
 
 
-def _by_hand(configuration: Configuration) -> Iterator[str]:
-    """What no form says."""
-    passes = DEFER_REDUCTIONS.of(configuration)
-    if passes:
-        yield (
-            f"{DEFER_REDUCTIONS.name} = {passes}: reduce in the last backward pass of a step alone; around the other "
-            f"{passes - 1}, forward pass included, write `with model.no_sync():`"
-        )
-    steps = ACCUMULATE_STEPS.of(configuration)
-    if steps:
-        yield (
-            f"{ACCUMULATE_STEPS.name} = {steps}: {steps} steps become one, a larger batch; divide the loss by {steps}, "
-            f"step the optimizer and zero its gradients only after each {steps} steps, and write the others, forward "
-            "pass included, within `with model.no_sync():`"
-        )
-    cuts = OPTIMIZE_DDP.of(configuration)
-    if cuts is not None:
-        yield f"{OPTIMIZE_DDP.name} = {cuts}: before torch.compile, write `torch._dynamo.config.optimize_ddp = {cuts}`"
-    if CUDA_GRAPHS.of(configuration):
-        yield (
-            f'{CUDA_GRAPHS.name} = "{CUDA_GRAPHS.of(configuration)}": nearest is `torch.compile(model, '
-            'mode="reduce-overhead")` before DDP; how fast that is was not measured'
-        )
-    if NUMA_BINDING.of(configuration):
-        yield f"{NUMA_BINDING.name} = node: start with `torchrun --numa-binding node`, from torch 2.9 on and for GPUs"
+def _nothing(_value: Value) -> str:
+    return "nothing in torch's own terms comes near; launch with the recipe"
+
+
+_BY_HAND: Mapping[str, Callable[[Any], str]] = {
+    DEFER_REDUCTIONS.name: lambda passes: (
+        f"reduce in the last backward pass of a step alone; around the other {passes - 1}, forward pass included, "
+        "write `with model.no_sync():`"
+    ),
+    ACCUMULATE_STEPS.name: lambda steps: (
+        f"{steps} steps become one, a larger batch; divide the loss by {steps}, step the optimizer and zero its "
+        f"gradients only after each {steps} steps, and write the others, forward pass included, within "
+        "`with model.no_sync():`"
+    ),
+    OPTIMIZE_DDP.name: lambda cuts: f"before torch.compile, write `torch._dynamo.config.optimize_ddp = {cuts}`",
+    CUDA_GRAPHS.name: lambda _what: (
+        'nearest is `torch.compile(model, mode="reduce-overhead")` before DDP; how fast that is was not measured'
+    ),
+    NUMA_BINDING.name: lambda _where: "start with `torchrun --numa-binding node`, from torch 2.9 on and for GPUs",
+}
+"""Knob → what to do by hand, for knobs that no form of code sets."""
 
 
 def _plain(value: Value) -> str:

@@ -103,7 +103,8 @@ def test_its_steps_are_predicted(study, capsys):
     (recipe,) = folder.glob("*.autoddp.toml")
     row, found = predicted(recipe, capsys)
     assert (found["passes"], found["reductions"]) == (4, 4)
-    assert row["step_ms"] > 0 < row["measured_ms"]
+    assert row["step_ms"] > 0
+    assert row["measured_ms"] > 0
     assert all(trial["predicted"] for trial in summary["trials"])
     slow = ["--nodes", "2", "--nproc-per-node", "1", "--link", "1Mbit", "--latency", "10us"]
     row, _ = predicted(recipe, capsys, *slow)
@@ -117,7 +118,8 @@ def test_a_script_with_no_sync_is_left_as_it_is(tmp_path, capsys):
     assert summary["job"]["left_out"]["defer_reductions"] == "each step has one reduction"
     row, found = predicted(next(folder.glob(".autoddp/2*")), capsys)
     assert (found["passes"], found["reductions"]) == (4, 1)
-    assert row["step_ms"] > 0 < row["measured_ms"]
+    assert row["step_ms"] > 0
+    assert row["measured_ms"] > 0
 
 
 @pytest.mark.whole

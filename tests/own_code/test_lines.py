@@ -11,7 +11,7 @@ import pytest
 
 from autoddp.cli.recipe import run
 from autoddp.errors import AutoddpError
-from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration
+from autoddp.knobs import AS_WRITTEN, BY_NAME, KNOBS, Configuration, Reach
 from autoddp.own_code import FORMS, Lines, lines_for
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, save
 
@@ -66,27 +66,31 @@ def test_slurm_is_a_whole_file() -> None:
     ]
 
 
+OF_EACH: tuple[dict[str, Any], ...] = (
+    {"bucket_cap_mb": 7.0},
+    {"bucket_cap_mb_list": [4.0, 3.0]},
+    {"gradient_as_bucket_view": True},
+    {"batched_grad_copy": True},
+    {"static_graph": True},
+    {"broadcast_buffers": False},
+    {"optimize_ddp": False},
+    {"gradient_as_bucket_view": True, "cuda_graphs": "model"},
+    {"defer_reductions": 6},
+    {"accumulate_steps": 4},
+    {"hook": "fp16"},
+    POWERSGD,
+    {**POWERSGD, "powersgd_batched": True},
+    {**POWERSGD, "powersgd_factors": "bf16"},
+    {"numa_binding": "node"},
+    {"threads": 3},
+)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_every_setting_is_said_or_named(form: str) -> None:
     """Those of START are variables; a value of each of the others stands in the code, or in what is left to be done."""
-    for values in (
-        {"bucket_cap_mb": 7.0},
-        {"bucket_cap_mb_list": [4.0, 3.0]},
-        {"gradient_as_bucket_view": True},
-        {"batched_grad_copy": True},
-        {"static_graph": True},
-        {"broadcast_buffers": False},
-        {"optimize_ddp": False},
-        {"gradient_as_bucket_view": True, "cuda_graphs": "model"},
-        {"defer_reductions": 6},
-        {"accumulate_steps": 4},
-        {"hook": "fp16"},
-        POWERSGD,
-        {**POWERSGD, "powersgd_batched": True},
-        {**POWERSGD, "powersgd_factors": "bf16"},
-        {"numa_binding": "node"},
-        {"threads": 3},
-    ):
+    assert {name for values in OF_EACH for name in values} == {k.name for k in KNOBS if k.reach is not Reach.START}
+    for values in OF_EACH:
         found = lines(form, **values)
         by_hand = " ".join(found.by_hand)
         for name in values:
