@@ -25,7 +25,8 @@ _HEADROOM_ROUNDS, _HEADROOM_ROUNDS_OF_SLOW, _HEADROOM_ROUNDS_FOR_DIAGNOSIS = 4, 
 _MORE_HEADROOM_ROUNDS = 3  # times as many rounds at most, where the headroom decides whether trials are run at all
 # Steps of a block, at least: three, so that one step in which the script saved or evaluated does not move the median.
 _FEWEST, _FEWEST_OF_SLOW = 3, 2
-_FEWEST_IN_SEMIFINALS = 3  # steps to warm up, and to time, in a semifinal; they cost next to nothing there
+_FEWEST_IN_SEMIFINALS = 3  # steps to time in a semifinal
+_LEAST_WARMUP_IN_SEMIFINALS = 2  # DDP sorts its buckets anew in the first one
 _RECORDED, _RECORDED_OF_SLOW = 6, 2
 _SHORTEST = 1e-6  # seconds; steps are taken for at least that long, to avoid a division by zero
 
@@ -85,7 +86,7 @@ class StepBudget:
     def semifinal(self, configuration: Configuration, seconds: float) -> tuple[int, int]:
         """Number of steps to warm up and to time in a semifinal; contenders are alike, so little has to settle."""
         counted = _SEMIFINAL_SECONDS / (seconds * configuration.steps_per_update)
-        warmup = max(_FEWEST_IN_SEMIFINALS, self.warmup_of(configuration))
+        warmup = max(_LEAST_WARMUP_IN_SEMIFINALS, self.warmup_of(configuration))
         return warmup, max(_FEWEST_IN_SEMIFINALS, min(_MOST, math.ceil(counted)))
 
     @property

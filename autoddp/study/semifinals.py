@@ -21,9 +21,9 @@ from autoddp.timing import Block
 
 _NOISE = 1.3  # times the best trial's seconds: a configuration above that is really slower, not just unlucky
 _MOST = 6  # contenders: a semifinal of more would take longer than the finals
-_ROUNDS = 7  # contenders are ranked by the faster half of their rounds, which is then four
+_ROUNDS = 5  # contenders are ranked by the faster half of their rounds, which is then three
 _BLOCK_SECONDS = 0.5  # a contender's block may take that long even where half a step of the baseline is shorter
-_STAY_AFTER = {3: 3, 5: 2}  # number of finished rounds → number of contenders that stay
+_STAY_AFTER = {2: 3, 3: 2}  # number of finished rounds → number of contenders that stay
 
 
 @dataclass(frozen=True)

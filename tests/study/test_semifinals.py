@@ -38,12 +38,12 @@ def semifinal_of(
 def test_the_slowest_go_home_first() -> None:
     semifinal, asked = semifinal_of(dict(zip(RANKS, (0.043, 0.040, 0.045, 0.050), strict=True)))
     assert semifinal.ranked == [RANKS[1], RANKS[0], RANKS[2], RANKS[3]]
-    assert [len(semifinal.rounds[c]) for c in semifinal.ranked] == [7, 7, 5, 3]
-    assert [sorted(asked[i : i + 4], key=str) for i in (0, 4, 8)] == [sorted(RANKS, key=str)] * 3
-    assert len({tuple(asked[i : i + 4]) for i in (0, 4, 8)}) > 1  # not always in one order
+    assert [len(semifinal.rounds[c]) for c in semifinal.ranked] == [5, 5, 3, 2]
+    assert [sorted(asked[i : i + 4], key=str) for i in (0, 4)] == [sorted(RANKS, key=str)] * 2
+    assert len({tuple(asked[i : i + 4]) for i in (0, 4)}) > 1  # not always in one order
 
 
-@pytest.mark.parametrize("fails", [1, 2, 3, 4, 13, 21])
+@pytest.mark.parametrize("fails", [1, 2, 3, 4, 9, 14])
 def test_a_contender_that_fails_is_not_launched(fails: int) -> None:
     semifinal, asked = semifinal_of(dict(zip(RANKS, (0.043, 0.040, 0.045, 0.050), strict=True)), fails)
     assert asked[fails - 1] not in semifinal.rounds
@@ -100,4 +100,4 @@ def test_a_bad_moment_in_a_trial_costs_nothing(seed: int) -> None:
     tried = [job.cost(trial.configuration) for trial in outcome.trials if trial.configuration.rung is Rung.LOSSY]
     assert job.cost(outcome.ladder[-1].configuration) <= 1.01 * min(tried)
     assert len(outcome.ladder[-1].rounds) == len(outcome.baseline_rounds)
-    assert len(outcome.semifinals[-1].rounds[best]) == 7
+    assert len(outcome.semifinals[-1].rounds[best]) == 5

@@ -22,7 +22,7 @@ from autoddp.worker.process.ending import PATIENCE, leave
 from autoddp.worker.process.rank_store import RankStore
 
 _BEFORE_TIMELINE = 1  # steps with all hooks on before any is recorded: the first call of each takes longer
-_AFTER_TIMELINE = 2  # a new reducer rebuilds its buckets in its second step, and the next block may have no warm-up
+_AFTER_TIMELINE = 2  # steps until a new reducer has rebuilt its buckets
 _TIMELINES = 4 * 2**20  # bytes of all ranks' timelines in a journal entry, unless that of rank 0 alone takes more
 _TIMED_AGAIN = 4  # times that steps are timed again at most: a script whose shapes change may never stop compiling
 
@@ -152,7 +152,7 @@ class TrialRunner:
         self._inputs = inputs
         self._made = made
         self._compiled_before = self._compiled_at_start = self._again = 0
-        self._steps_left = 0
+        self._steps_left = self._warmup = 0
         self._at_once, self._since_lap = 1, 0
         self._then: Callable[[], None] = lambda: None
         self._lap: Callable[[], None] = lambda: None
@@ -189,6 +189,9 @@ class TrialRunner:
         self._start(order)
 
     def _start(self, order: Measure) -> None:
+        warmup = order.warmup
+        if self._order is not None and self._order.timeline and self._order.configuration == order.configuration:
+            warmup = max(warmup, _AFTER_TIMELINE)  # recording has left new reducers, and nothing else replaces them
         self._order, self._at_once = order, order.at_once
         self._recorded, self._timeline = None, None
         self._again, self._compiled_at_start = _TIMED_AGAIN, self._model.compilations
@@ -202,7 +205,8 @@ class TrialRunner:
         self._apply_seconds = self._warm_from - began
         del models
         self._lap = lambda: None
-        self._expect(order.warmup, self._time)
+        self._warmup = warmup
+        self._expect(warmup, self._time)
 
     def _expect(self, steps: int, then: Callable[[], None]) -> None:
         self._steps_left, self._then = steps, then
@@ -212,7 +216,7 @@ class TrialRunner:
     def _time(self) -> None:
         """The warm-up is over."""
         assert self._order is not None
-        if self._order.warmup:
+        if self._warmup:
             self._model.synchronize()
         self._warm_seconds = time.perf_counter() - self._warm_from
         self._compiled_before = self._model.compilations
@@ -272,7 +276,7 @@ class TrialRunner:
         clock = mean_of(self._clock_before, self._ranks.clock_offset())
         self._timeline = replace(found, began=found.began + clock.seconds, error=clock.error)
         self._lap = lambda: None
-        self._expect(_AFTER_TIMELINE, self._report)
+        self._report()
 
     def _report(self) -> None:
         assert self._order is not None
