@@ -163,10 +163,9 @@ class Study:
         """Final rounds of the best of each rung; where one fails in them, again with the next best."""
         expected = {t.configuration: t.seconds for t in (*self._trials.records, baseline)}
         for _ in range(_TIMES_OF_FINALS):
+            contenders = self._worth_rounds([c for rung in Rung if (c := self._contender(rung))], expected)
             failed = len(self._finals.failed)
-            self._finals.run(
-                self._worth_rounds([c for rung in Rung if (c := self._contender(rung))], expected), expected
-            )
+            self._finals.run(contenders, expected)
             if len(self._finals.failed) == failed:
                 break
 
@@ -295,27 +294,30 @@ class Study:
 
     def _contender(self, rung: Rung) -> Configuration | None:
         """The best of a rung. A hook whose gradient error was not measured, or is too large, must not be launched."""
-        while (best := self._best_of(rung)) is not None:
+        for best in self._ranked(rung):
+            if best not in self._trials.seconds_of(rung):
+                continue  # its hook was refused just now, for one before it
             if self._trials.vouches_for(best):
                 return best
             self._finals.failed.add(best)
         return None
 
-    def _best_of(self, rung: Rung) -> Configuration | None:
+    def _ranked(self, rung: Rung) -> Sequence[Configuration]:
+        """What may be launched of a rung, the best first: by a semifinal, if one is worth its time, then by trials."""
         seconds = self._trials.seconds_of(rung)
         ranked = [c for c in self._trials.best_of(rung) if c not in self._finals.failed]
         if not ranked or not self._asked.allows(ranked[0]):
-            return ranked[0] if ranked else None
+            return ranked
         if self._budget.slow and seconds[ranked[0]] > self._budget.step * (1 - WORTHWHILE):
-            return ranked[0]  # none gains, so finding the best of them is not worth the time
+            return ranked  # none gains, so finding the best of them is not worth the time
         cheap, costs = contenders(ranked, seconds, self._budget), (self._cost, self._budget)
         # A semifinal takes about as long as the finals. Only exact configurations may differ in how they are compiled.
         takes, steps = _ROUNDS_OF_FINALS * self._budget.trial(), steps_of_semifinal(*costs, cheap)
         if not cheap or not self._cost.affords(2 * takes, steps) or (self._compiles_anew and rung is Rung.EXACT):
-            return ranked[0]
+            return ranked
         self._observer.semifinal(rung, len(cheap))
         self._semifinals.append(run_semifinal(*costs, cheap, self._random))
-        return next((c for c in self._semifinals[-1].ranked if c not in self._finals.failed), ranked[0])
+        return [*self._semifinals[-1].ranked, *(c for c in ranked if c not in cheap)]
 
     def _decide(self, won: Headroom, ladder: tuple[Standing, ...], ended: str) -> Decision:
         if won.high < WORTHWHILE and not self._trials.records:

@@ -602,6 +602,25 @@ def test_a_hook_beyond_its_limit_is_refused(guilty, found, why) -> None:
     assert all(trial.configuration.hook != bad for trial in outcome.trials if trial.usable)
 
 
+def test_a_finalist_that_is_refused_is_followed_by_the_next_best_at_once() -> None:
+    """No other semifinal, and no other final rounds, are made for it."""
+    bad = Configuration({"hook": "powersgd", "powersgd_rank": 2})
+    job = job_on(
+        "slow",
+        error=lambda configuration: error_of(1.2 if configuration.hook == bad else 0.001),
+        computing=lambda values: 0.8 if values.get("powersgd_rank") == 2 else 1.0,
+    )
+    outcome = run(job, trials=20, all_trials=True, allow=Rung.LOSSY)
+    compared = [Configuration(asked.configuration).hook for asked in job.asked if asked.compare]
+    assert bad in compared
+    assert all(standing.configuration.hook != bad for standing in outcome.finalists)
+    assert outcome.decision.configuration.rung is Rung.LOSSY
+    assert len(outcome.semifinals) == 1
+    last = max(n for n, asked in enumerate(job.asked) if asked.compare)
+    as_written = [asked for asked in job.asked[last:] if not asked.configuration and asked.reduce]
+    assert len(as_written) == len(outcome.baseline_rounds)
+
+
 def test_a_rung_all_of_whose_hooks_are_refused_leaves_its_trials_to_the_others() -> None:
     job = job_on("slow", error=lambda c: error_of(0.1) if c.rung is Rung.NEAR else error_of(0.5))
     outcome = run(job, trials=20, all_trials=True, allow=Rung.LOSSY)
