@@ -65,6 +65,11 @@ class Evidence:
         ]
 
     @cached_property
+    def late(self) -> float:
+        """Mean seconds for which the last rank of a usual step needs longer by itself than the first one."""
+        return self.mean([max(of_step) - min(of_step) for of_step in zip(*self.own, strict=True)])
+
+    @cached_property
     def transfer(self) -> list[float]:
         """Seconds of each step in which gradients travel and nothing is computed."""
         reducing = [

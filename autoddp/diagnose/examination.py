@@ -150,7 +150,7 @@ class Examination:
     def _finding(self, suspicion: Suspicion, proof: Proof) -> Finding | None:
         """None where the experiment says that it is no cause, or a small one."""
         price = proof.price
-        fix = suspicion.advice(proof.by_fix)
+        fix = proof.advice or suspicion.advice(proof.by_fix)
 
         def suspected(seconds: float, text: str) -> Finding:
             return Finding(

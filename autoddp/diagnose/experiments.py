@@ -21,8 +21,8 @@ class Condition:
 
     @property
     def without_additions(self) -> Condition:
-        """The condition without what is only added to each step, which needs no time to settle."""
-        plain = replace(self.experiment, delay=None, added_bytes=0)
+        """The condition without what needs no time to settle: what is only added to each step, and turns."""
+        plain = replace(self.experiment, delay=None, added_bytes=0, by_turns=0.0)
         return Condition(self.configuration, plain, self.reduce)
 
     def with_(self, other: Condition) -> Condition:
@@ -71,10 +71,13 @@ class Dose:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Each rank is given one batch again and again: does the cause stay, or was it in the data?"""
+    """Each rank is given one batch again and again: does the cause stay, or was it in the data?
+
+    If it stays, one rank at a time makes its steps, while the others stand still: do the ranks share something?
+    """
 
     ranks: tuple[int, ...]
-    """All ranks that read batches."""
+    """All ranks that read batches; empty where not all do, and nothing can be repeated."""
 
 
 @dataclass(frozen=True)

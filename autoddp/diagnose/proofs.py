@@ -25,6 +25,8 @@ from autoddp.wire import Experiment
 
 _STARVED = 0.5  # share of the rate that is due, below which a link is called slow
 _MOST_ROUNDS = 24  # where fewer neither prove nor refute anything
+_BY_ITSELF = "make the work of each step alike: it depends on chance, or on what came before"
+_BY_ITSELF_OR_DATA = f"{_BY_ITSELF}, or on the data of the step"
 _CRITICAL = 0.5  # seconds that a step grows by for each second of delay, from which all ranks wait for the delayed one
 
 
@@ -43,6 +45,8 @@ class Proof:
 
     None where that is not known: the fix was not tried, or gives little.
     """
+    advice: str = ""
+    """What to change, where the experiment has shown that it is none of what the suspicion names."""
     share: float = 1.0
     """The part of what `mended` gives that mending this cause would give."""
     blocks: Sequence[Evidence] = ()
@@ -250,26 +254,72 @@ class Prover:
         return self._in_turns_until_sure((Condition(), Condition(experiment=Experiment(delay=delay))), judge)
 
     def _repeated(self, repeat: Repeat) -> Proof:
-        """One batch again and again on each rank: ranks that are late by turns because of their data are so no more."""
+        """One batch again and again on each rank: ranks that are late by turns because of their data are so no more.
+
+        If they are, or where no batch can be repeated, one rank at a time makes its steps.
+        """
+        if not repeat.ranks:
+            return self._one_at_a_time()
+
+        def settled(repeated: Proof) -> Proof:
+            again = repeated.again
+            if repeated.is_open and again is not None:
+                return replace(repeated, again=lambda: settled(again()))
+            if repeated.by_fix is not False:
+                return repeated
+            try:
+                return self._one_at_a_time(repeated)
+            except (self._fails, CannotRun) as impossible:
+                return _at_least(repeated, str(impossible))
+            except self._ends as over:
+                self._ended(over)
+                return _at_least(repeated, self.over)
+
+        return settled(self._with_one_batch(repeat))
+
+    def _with_one_batch(self, repeat: Repeat) -> Proof:
+        """Each rank's waiting as written, and with one batch again and again."""
         self._rounds.keep(repeat.ranks)
         one = Experiment(kept_batches=repeat.ranks, sizes=self._rounds.sizes[:1])
 
         def judge(as_written: Sequence[Evidence], repeated: Sequence[Evidence]) -> Proof:
-            # Of the rank that waits least in all blocks: the least of each short block would be less than that.
-            ranks = range(len(as_written[0].ranks))
-            rank = min(ranks, key=lambda r: sum(block.anatomy[r].waiting for block in as_written))
-            before, after = ([block.anatomy[rank].waiting for block in of] for of in (as_written, repeated))
+            before, after = _least_waiting(as_written), _least_waiting(repeated)
             price, whole = difference(before, after), difference(before, [0.0] * len(before))
             what = "each rank is given one batch again and again"
             if price.low > whole.seconds / 2:
                 return Proof(price, f"proved: they hardly wait when {what}, so it is in the data", by_fix=True)
             if price.high < whole.seconds / 2:
-                # What they share cannot be taken away for a block, so this is the least that mending it gives.
-                text = f"proved: they wait as well when {what}, so it is not the data; mending it gives that at least"
-                return Proof(whole, text, by_fix=False)
+                return Proof(whole, f"proved: they wait as well when {what}, so it is not the data", by_fix=False)
             return Proof(None, f"{what}, but the rounds differed too much to be sure", is_open=True)
 
         return self._in_turns_until_sure((Condition(), Condition(experiment=one)), judge)
+
+    def _one_at_a_time(self, known: Proof | None = None) -> Proof:
+        """Each rank makes its steps while the others stand still, and then what they share makes none late.
+
+        Whoever comes first to what they share waits for nobody. So it costs all that the last rank of a step is later
+        than the first one, and not only what ranks wait on average. `known`: what was found until then, if it is not
+        the data.
+        """
+        by_turns = self._rounds.one_at_a_time
+
+        def judge(as_written: Sequence[Evidence], alone: Sequence[Evidence]) -> Proof:
+            late = [block.late for block in as_written]
+            price, whole = difference(late, [block.late for block in alone]), difference(late, [0.0] * len(late))
+            what = "while one rank at a time makes its steps and the others stand still"
+            so_far = f"{known.text}; " if known else "proved: "
+            if price.low > whole.seconds / 2:
+                return Proof(price, f"{so_far}none is late {what}, so they share something", by_fix=False)
+            if -whole.seconds / 2 < price.low and price.high < whole.seconds / 2:
+                waits = _least_waiting(as_written)
+                text = f"{so_far}their steps differ as much {what}, so it is nothing that they share"
+                advice = _BY_ITSELF if known else _BY_ITSELF_OR_DATA
+                costs = difference(waits, [0.0] * len(waits))
+                return Proof(costs, text, advice=advice, is_open=self.is_open(costs))
+            unsure = f"{what}, the rounds differed too much to be sure"
+            return replace(_at_least(known, unsure) if known else Proof(None, unsure), is_open=True)
+
+        return self._in_turns_until_sure((Condition(), by_turns), judge)
 
     def _dosed(self, dose: Dose) -> Proof:
         """The link's rate by what added bytes cost, and what its due rate would leave of the ranks' waiting."""
@@ -322,6 +372,22 @@ def _with_words(proof: Proof, text: str, by_fix: bool | None = None, most: Diffe
     further = None if again is None else lambda: _with_words(again(), text, by_fix, most)
     beyond = most is not None and proof.price is not None and proof.price.seconds > most.high
     return replace(proof, price=most if beyond else proof.price, text=text, by_fix=by_fix, again=further)
+
+
+def _at_least(proof: Proof, why: str) -> Proof:
+    """The proof for ranks that share something, where it is not known how much that costs."""
+    return _with_words(proof, f"{proof.text}; mending it gives that at least ({why})", by_fix=False)
+
+
+def _least_waiting(blocks: Sequence[Evidence]) -> list[float]:
+    """Seconds of waiting in each block, of the rank that waits least in all of them together.
+
+    The least of each short block would be less than that. Of ranks that are given one batch again and again, the one
+    with the longest hardly waits.
+    """
+    ranks = range(len(blocks[0].ranks))
+    rank = min(ranks, key=lambda r: sum(block.anatomy[r].waiting for block in blocks))
+    return [block.anatomy[rank].waiting for block in blocks]
 
 
 def _own(blocks: Sequence[Evidence], rank: int) -> float:

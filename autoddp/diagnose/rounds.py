@@ -31,6 +31,8 @@ _WARMUP = 2  # steps after a change; DDP sorts its buckets anew in the first one
 _LEAST_BEHIND = 0.25  # of a step, for which a loader is waited for: if it is less, its queue lasts too long to wait for
 _KEPT = 40  # batches that are kept for experiments, if there is time to see so many
 _FEWEST_KEPT = 6
+_LONGEST_TURN = 2.0  # times as long as steps as written
+_BEFORE_A_TURN = 2.0  # seconds: ranks do not come to a block at the same moment
 _NO_TIME = "the time for diagnosing was over (--diagnose-budget)"
 
 
@@ -98,6 +100,8 @@ class Rounds:
         evidence = Evidence(done.ranks)
         self._queued = max(self._queued, *(one.prefetched for one in done.ranks))
         self._stored = [one.stored for one in done.ranks]  # none, if the script was started again
+        if not all(one.alone for one in done.ranks):
+            raise CannotRun("a rank alone does not come to the end of its steps: the ranks need each other in each one")
         kept = [done.ranks[rank].kept for rank in condition.experiment.kept_batches]
         if kept and not any(self._stored):
             raise CannotRun("the script ended while batches were kept")
@@ -159,8 +163,19 @@ class Rounds:
         """Steps as written that take as long as so many rounds of blocks."""
         # Blocks of one condition that follow each other need no steps to settle.
         settling = sum(max(self._settling(a, b), self._settling(b, a)) for a, b in pairwise(conditions))
-        each = sum(1.0 if condition.reduce else self._alone_takes for condition in conditions)
+        each = sum(self._takes(condition) for condition in conditions)
         return rounds * (each * steps + settling)
+
+    def _takes(self, condition: Condition) -> float:
+        """Steps as written that one step under this condition takes."""
+        at_once = self._world_size if condition.experiment.by_turns else 1
+        return at_once * (1.0 if condition.reduce else self._alone_takes)
+
+    @property
+    def one_at_a_time(self) -> Condition:
+        """The ranks make their steps by turns. A rank waits twice as long as those before it should take."""
+        limit = _LONGEST_TURN * self._world_size * self.steps * self.step + _BEFORE_A_TURN
+        return Condition(experiment=Experiment(by_turns=limit), reduce=False)
 
     def in_turns(self, *conditions: Condition) -> list[list[Evidence]]:
         """Equally many blocks of each condition. Every second round goes backwards, so that a drift hits all alike."""

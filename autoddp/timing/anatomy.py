@@ -71,6 +71,8 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     """Numbers of elements of the batches of which copies are kept, of the loader that gave most."""
     kept: int = 0
     """Batches that an experiment gave in place of the loaders' own."""
+    alone: bool = True
+    """Whether all ranks before this one had ended their steps when it was this one's turn, where ranks take turns."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,11 @@ class Experiment(Struct, frozen=True, forbid_unknown_fields=True):
     threads: int = 0
     """Number of threads of torch's operators on each rank; 0: as written."""
     delay: Delay | None = None
+    by_turns: float = 0.0
+    """One rank at a time makes its steps; seconds for which a rank waits at most for those before it. 0.0: as written.
+
+    Only for steps without reduction. Whoever has waited so long goes on, because a rank before it may need it.
+    """
 
 
 AS_IT_IS = Experiment()

@@ -25,11 +25,8 @@ class UnevenWork(Cause):
         if not waits or (spread_of_sizes(evidence) or 0.0) >= UNEVEN:
             return
         seen = f"each rank waits {share(waits, evidence)}, for ranks that are late by turns"
-        if evidence.readers == everyone:
-            yield Suspicion(self.name, everyone, waits, seen, Repeat(everyone), fix=_EVEN, otherwise=_FREE)
-        else:
-            why = "the script reads no torch DataLoader on every rank, so no batch could be given again and again"
-            yield Suspicion(self.name, everyone, waits, seen, None, why, fix=_EVEN, otherwise=_FREE)
+        proof = Repeat(everyone if evidence.readers == everyone else ())
+        yield Suspicion(self.name, everyone, waits, seen, proof, fix=_EVEN, otherwise=_FREE)
 
 
 CAUSE = UnevenWork()

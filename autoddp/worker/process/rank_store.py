@@ -74,6 +74,21 @@ class RankStore:
             return value
         return json.loads(self._get(key))
 
+    def wait_for_turn(self, seconds: float) -> bool:
+        """Wait until all ranks before this one have called `end_turn`, but not longer than that. Whether they have."""
+        self._turn += 1
+        before = [f"{self._turn}/ended/{rank}" for rank in range(self.rank)]
+        try:
+            if before:
+                self._store.wait(before, timedelta(seconds=seconds))
+        except RuntimeError:  # torch's of a wait that has taken too long
+            return False
+        return True
+
+    def end_turn(self) -> None:
+        """Let the next rank begin that waits for its turn."""
+        self._store.set(f"{self._turn}/ended/{self.rank}", "")
+
     def _put(self, key: str, text: str) -> None:
         """Put a text of any length there; it is ASCII, as all JSON of Python's module."""
         first, *others = [text[begin : begin + _PART] for begin in range(0, max(1, len(text)), _PART)]

@@ -158,6 +158,7 @@ class TrialRunner:
         self._lap: Callable[[], None] = lambda: None
         self._order: Measure | None = None
         self._laps: list[float] = []
+        self._alone = True
         self._recorded: RankSteps | None = None
         self._timeline: Timeline | None = None
         self._clock_before = ClockOffset()
@@ -193,7 +194,7 @@ class TrialRunner:
         if self._order is not None and self._order.timeline and self._order.configuration == order.configuration:
             warmup = max(warmup, _AFTER_TIMELINE)  # recording has left new reducers, and nothing else replaces them
         self._order, self._at_once = order, order.at_once
-        self._recorded, self._timeline = None, None
+        self._recorded, self._timeline, self._alone = None, None, True
         self._again, self._compiled_at_start = _TIMED_AGAIN, self._model.compilations
         models = self._model.only_what_all_have(self._ranks)
         began = time.perf_counter()
@@ -220,6 +221,8 @@ class TrialRunner:
             self._model.synchronize()
         self._warm_seconds = time.perf_counter() - self._warm_from
         self._compiled_before = self._model.compilations
+        if limit := self._order.experiment.by_turns:
+            self._alone = self._ranks.wait_for_turn(limit)
         if self._order.anatomy:
             self._model.record_stages()
         self._stopwatch.start()
@@ -235,7 +238,9 @@ class TrialRunner:
         assert self._order is not None
         self._laps = self._stopwatch.stop()
         if self._order.anatomy:
-            self._recorded = replace(self._model.recorded(), seconds=tuple(self._laps))
+            self._recorded = replace(self._model.recorded(), seconds=tuple(self._laps), alone=self._alone)
+        if self._order.experiment.by_turns:
+            self._ranks.end_turn()
         if self._compiles and self._again:
             self._again -= 1
             if self._compiled_meanwhile():
