@@ -25,6 +25,7 @@ from autoddp.wire import Experiment
 
 _STARVED = 0.5  # share of the rate that is due, below which a link is called slow
 _MOST_ROUNDS = 24  # where fewer neither prove nor refute anything
+_HARDLY = 0.25  # of the lateness: on a busy machine ranks are late for other reasons too, also one at a time
 _BY_ITSELF = "make the work of each step alike: it depends on chance, or on what came before"
 _BY_ITSELF_OR_DATA = f"{_BY_ITSELF}, or on the data of the step"
 _CRITICAL = 0.5  # seconds that a step grows by for each second of delay, from which all ranks wait for the delayed one
@@ -310,7 +311,7 @@ class Prover:
             so_far = f"{known.text}; " if known else "proved: "
             if price.low > whole.seconds / 2:
                 return Proof(price, f"{so_far}none is late {what}, so they share something", by_fix=False)
-            if -whole.seconds / 2 < price.low and price.high < whole.seconds / 2:
+            if max(-price.low, price.high) < _HARDLY * whole.seconds:
                 waits = _least_waiting(as_written)
                 text = f"{so_far}their steps differ as much {what}, so it is nothing that they share"
                 advice = _BY_ITSELF if known else _BY_ITSELF_OR_DATA
