@@ -357,8 +357,8 @@ class Tuning:
     def _examination(
         self, measure: MeasureAnatomy, facts: JobFacts, budget: float, reduction: Difference | None = None
     ) -> Examination:
-        around, tell = Surroundings(facts), self.reporter.progress
         alone = self.options.diagnose_only  # before trials, a script's steps are for the trials
+        around, tell = Surroundings(facts, is_tuned=not alone), self.reporter.progress
         return Examination(
             measure,
             around,

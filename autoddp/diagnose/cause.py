@@ -67,6 +67,8 @@ class Surroundings:
     """What is known of the job and its hosts beside its steps."""
 
     job: JobFacts
+    is_tuned: bool = False
+    """Whether the same run tries settings, so that nobody has to be told to tune the job."""
 
     @property
     def due(self) -> tuple[float, str]:

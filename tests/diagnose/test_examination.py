@@ -470,6 +470,17 @@ def test_whichever_rank_is_given_the_longer_batch_again_and_again(late: int) -> 
     assert "they hardly wait when each rank is given one batch again and again, so it is in the data" in first.text
 
 
+def test_nobody_who_tunes_is_told_to_tune() -> None:
+    job = SlowJob(transfer=12.0)
+    alone, tuned = (
+        Examination(job, Surroundings(job.facts, is_tuned=tuned), 90.0, Failed, Over).run().findings[0].fix
+        for tuned in (False, True)
+    )
+    assert alone.startswith("tune the job with autoddp")
+    assert "tune the job" not in tuned
+    assert tuned.startswith("this run has tried its settings")
+
+
 def test_a_shared_lock_is_proved_without_a_loader_of_torchs() -> None:
     first = examined(Locked(transfer=2.0, readers=())).findings[0]
     assert (first.cause, first.status) == ("uneven_work", "proved")

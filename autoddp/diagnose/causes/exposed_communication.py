@@ -14,6 +14,10 @@ _FIX = (
     "tune the job with autoddp: other buckets send gradients earlier, hooks (--allow near or lossy) send fewer "
     "bytes; if the script accumulates gradients, use no_sync()"
 )
+_FIX_OF_TUNED = (
+    "this run has tried its settings against that; beyond them a faster network helps, more work between two "
+    "reductions (a larger batch), or hooks that send fewer bytes (--allow lossy)"
+)
 _OF_LATE_RANKS = (
     "find what makes the ranks late by turns (a file lock, a disk or cores that they share, batches of different "
     "size), because faster communication does not mend that; then "
@@ -30,9 +34,9 @@ class ExposedCommunication(Cause):
         everyone = tuple(range(len(evidence.ranks)))
         size = data_size(around.job.gradient_bytes)
         seen = f"after the backward pass all ranks wait for their {size} of gradients: {share(exposed, evidence)}"
-        fix = _FIX
+        fix = _FIX_OF_TUNED if around.is_tuned else _FIX
         if waits := waiting_by_turns(evidence):
-            fix = _OF_LATE_RANKS + _FIX
+            fix = _OF_LATE_RANKS + fix
             seen += (
                 f"; besides, each rank waits {milliseconds(waits)} ms or more for ranks that are late by turns; steps "
                 "without the reduction do not wait for late ranks either, so the price may be more than the gradients "
