@@ -10,6 +10,9 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+WHOLE_NODES = "#SBATCH --exclusive  # all CPUs of the nodes: without it the one task of a node may get a single CPU"
+"""A line of each batch script that starts one launcher per node."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
@@ -45,8 +48,7 @@ def slurm_script(job: JobRequest) -> str:
         "time": job.time,
     }
     lines = [f"#SBATCH --{option}={value}" for option, value in asked.items() if value is not None]
-    whole = "#SBATCH --exclusive  # all CPUs of the nodes: without it the one task of a node may get a single CPU"
-    return "\n".join(["#!/bin/sh", *lines, whole, f"srun {shlex.join(job.command)}"])
+    return "\n".join(["#!/bin/sh", *lines, WHOLE_NODES, f"srun {shlex.join(job.command)}"])
 
 
 def train_job(job: JobRequest) -> str:

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from autoddp.cluster.job_files import WHOLE_NODES
 from autoddp.errors import AutoddpError
 from autoddp.knobs.base import Value
 from autoddp.own_code.settings import Hook, Said, said
@@ -34,7 +35,8 @@ class Form:
     """Why it does not set an argument of DDP that it cannot say."""
     takes: Collection[str]
     """Arguments of DDP's constructor that it can say."""
-    takes_hook: bool
+    no_hook: Callable[[Recipe], str]
+    """Why its lines register no communication hook in this recipe's job; "" if they do."""
     code: Callable[[Recipe, Said], Sequence[str]]
     sets_variables: bool = False
     """Whether its lines set the environment; elsewhere the variables are named in a comment."""
@@ -70,7 +72,7 @@ def lines_for(recipe: Recipe, file: str, form: str) -> Lines:
             "written into code"
         )
     one = FORMS[form]
-    found = said(recipe.configuration, recipe.fits.backend, one.takes, one.takes_hook, one.lacks)
+    found = said(recipe.configuration, recipe.fits.backend, one.takes, one.no_hook(recipe), one.lacks)
     nothing = not (found.arguments or found.hook or one.sets_variables)
     code = () if nothing else tuple(one.code(recipe, found))
     by_hand = found.by_hand
@@ -171,7 +173,8 @@ def _slurm(recipe: Recipe, found: Said) -> list[str]:
     fits = recipe.fits
     each = fits.world_size // fits.nodes
     gpus = [] if fits.devices == ("cpu",) else [f"#SBATCH --gpus-per-node={each}"]
-    lines = [f"#SBATCH --nodes={fits.nodes}", "#SBATCH --ntasks-per-node=1", *gpus, *_env(recipe, found)]
+    lines = [f"#SBATCH --nodes={fits.nodes}", "#SBATCH --ntasks-per-node=1", *gpus, WHOLE_NODES]
+    lines += _env(recipe, found)
     script = fits.script.rpartition("/")[2] or "train.py"
     return [
         *lines,
@@ -181,14 +184,35 @@ def _slurm(recipe: Recipe, found: Said) -> list[str]:
     ]
 
 
+def _registers(_recipe: Recipe) -> str:
+    return ""
+
+
+def _none(_recipe: Recipe) -> str:
+    return f"these lines register no hook; {_ELSEWHERE}"
+
+
+def _on_gpus_alone(recipe: Recipe) -> str:
+    """Lightning 2.6 leaves a hook out where the model is not on a GPU, and says nothing."""
+    return f"Lightning registers hooks on GPUs alone; {_ELSEWHERE}" if recipe.fits.devices == ("cpu",) else ""
+
+
+_ELSEWHERE = "model.register_comm_hook(…) does, see --for ddp"
+
 FORMS = {
-    "ddp": Form("DDP's constructor and its hook", "DistributedDataParallel has no argument for it", _ALL, True, _ddp),
-    "accelerate": Form("Accelerate", "Accelerate has no argument for it", _OF_ACCELERATES_KWARGS, True, _accelerate),
-    "lightning": Form("Lightning's DDPStrategy", "DDPStrategy has no argument for it", _ALL, True, _lightning),
-    "trainer": Form(
-        "Transformers' TrainingArguments", "TrainingArguments has no argument for it", _OF_TRAINER, False, _trainer
+    "ddp": Form(
+        "DDP's constructor and its hook", "DistributedDataParallel has no argument for it", _ALL, _registers, _ddp
     ),
-    "env": Form("variables for a shell", "no variable sets it", (), False, _env, True),
-    "slurm": Form("a batch script", "no variable sets it", (), False, _slurm, True, ("#!/bin/bash",)),
+    "accelerate": Form(
+        "Accelerate", "Accelerate has no argument for it", _OF_ACCELERATES_KWARGS, _registers, _accelerate
+    ),
+    "lightning": Form(
+        "Lightning's DDPStrategy", "DDPStrategy has no argument for it", _ALL, _on_gpus_alone, _lightning
+    ),
+    "trainer": Form(
+        "Transformers' TrainingArguments", "TrainingArguments has no argument for it", _OF_TRAINER, _none, _trainer
+    ),
+    "env": Form("variables for a shell", "no variable sets it", (), _none, _env, True),
+    "slurm": Form("a batch script", "no variable sets it", (), _none, _slurm, True, ("#!/bin/bash",)),
 }
 """Name → form, for `autoddp recipe code FILE --for NAME`."""

@@ -45,11 +45,11 @@ class Said:
     """For each setting that is not said as it was measured: the setting, and what to do."""
 
 
-def said(configuration: Configuration, backend: str, takes: Collection[str], takes_hook: bool, lacks: str) -> Said:
-    """What a form says of the configuration that takes these arguments of DDP, and hooks or none.
+def said(configuration: Configuration, backend: str, takes: Collection[str], no_hook: str, lacks: str) -> Said:
+    """What a form says of the configuration that takes these arguments of DDP.
 
-    `backend` carries the gradients: some of torch's own hooks do not serve gloo. `lacks`: why it sets no other
-    arguments.
+    `backend` carries the gradients: some of torch's own hooks do not serve gloo. `lacks`: why the form sets no other
+    arguments. `no_hook`: why it registers no hook; "" if it does.
     """
     arguments = {name: value for name, value in configuration.ddp_arguments.items() if name in takes}
     by_hand = []
@@ -61,8 +61,8 @@ def said(configuration: Configuration, backend: str, takes: Collection[str], tak
                 what += "; in its place all buckets have the size of its largest, and how fast that is was not measured"
             by_hand.append(f"{name} = {_plain(value)}: {what}")
     hook, why = _hook(configuration, backend)
-    if hook is not None and not takes_hook:
-        why, hook = "these lines register no hook; model.register_comm_hook(…) does, see --for ddp", None
+    if hook is not None and no_hook:
+        why, hook = no_hook, None
     if why:
         by_hand.append(f"{_hooks_settings(configuration)}: {why}")
     others = (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from framework_job import described, network
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration
@@ -27,7 +27,6 @@ CONFIGURATIONS = {
     "exact": Configuration({"bucket_cap_mb": 1.0, "gradient_as_bucket_view": True, "static_graph": True}),
     "near": Configuration({"bucket_cap_mb": 2.0, "hook": "fp16"}),
 }
-_SETTINGS = ("bucket_cap_bytes", "gradient_as_bucket_view", "static_graph", "broadcast_buffers", "bucket_sizes")
 
 
 def checks(rank: int) -> dict[str, Any]:
@@ -42,12 +41,6 @@ def checks(rank: int) -> dict[str, Any]:
         start_applying(WorkerConfig(configuration=configuration))
         found[f"{name} recipe"] = trained(DDP(network()))
     return found
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    layers = (nn.Linear(200, 600), nn.BatchNorm1d(600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 3))
-    return nn.Sequential(*layers)
 
 
 def by_lines(configuration: Configuration, form: str) -> DDP:
@@ -68,7 +61,4 @@ def trained(model: DDP) -> dict[str, Any]:
         optimizer.zero_grad()
         model(torch.randn(16, 200)).square().mean().backward()
         optimizer.step()
-    said = model._get_ddp_logging_data()
-    settings = {name: said[name] for name in _SETTINGS if name in said}
-    parameters = [p.detach().clone() for p in model.module.parameters()]
-    return {"settings": settings, "hook": said.get("comm_hook", ""), "parameters": parameters}
+    return described(model)

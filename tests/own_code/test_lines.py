@@ -52,13 +52,14 @@ def test_ddp() -> None:
 
 
 def test_slurm_is_a_whole_file() -> None:
-    assert lines("slurm", bucket_cap_mb=8.0).text.splitlines()[:10] == [
+    assert lines("slurm", bucket_cap_mb=8.0).text.splitlines()[:11] == [
         "#!/bin/bash",
         "# From train.autoddp.toml, for 8 ranks on 2 nodes, nccl, torch 2.13.0; the near rung",
         "# wins",
         "#SBATCH --nodes=2",
         "#SBATCH --ntasks-per-node=1",
         "#SBATCH --gpus-per-node=4",
+        "#SBATCH --exclusive  # all CPUs of the nodes: without it the one task of a node may get a single CPU",
         "export OMP_NUM_THREADS=4",
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         "srun torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d \\",
@@ -117,6 +118,16 @@ def test_what_torchs_own_hooks_cannot_do_is_named() -> None:
     early = lines("ddp", hook="powersgd", powersgd_rank=2, powersgd_start_step=0)
     assert "from step 2 on at the earliest" in early.by_hand[0]
     assert "start_powerSGD_iter=2" in early.code[-1]
+
+
+def test_lightning_leaves_hooks_out_where_there_is_no_gpu() -> None:
+    """And says nothing of it, so the lines must."""
+    configuration = Configuration({"hook": "fp16"})
+    on_cpus = replace(RECIPE, configuration=configuration, fits=replace(FITS, backend="gloo", devices=("cpu",)))
+    found = lines_for(on_cpus, "train.autoddp.toml", "lightning")
+    assert not any("hook" in line for line in found.code)
+    assert found.by_hand[0].startswith("hook = 'fp16': Lightning registers hooks on GPUs alone")
+    assert "    ddp_comm_hook=default_hooks.fp16_compress_hook," in lines("lightning", hook="fp16").code
 
 
 def test_a_list_of_bucket_sizes_becomes_its_largest() -> None:
