@@ -13,10 +13,15 @@ import json
 import logging
 import os
 import sys
+import textwrap
 import time
 from typing import Any
 
+WIDTH = 80
+"""Columns of a terminal, for what a run prints."""
 _NAME = "autoddp"
+_NAMED = f"{_NAME}: "
+"""What stands before each line for the user."""
 
 
 class OutputLost(OSError):
@@ -84,10 +89,31 @@ def seconds_since_a_line() -> float:
 
 def tell(text: str) -> None:
     """Print one line for the user to stderr, after `autoddp: `."""
+    _tell(printable(text))
+
+
+def tell_wrapped(text: str) -> None:
+    """Print a sentence for the user to stderr, as lines that fit a terminal, of which each begins with `autoddp: `."""
+    first, *others = wrapped(text, WIDTH - len(_NAMED) - 2)
+    _tell(first, *(f"  {line}" for line in others))
+
+
+def _tell(*lines: str) -> None:
     line_is_shown()
     stderr = UnfailingStderr()
-    stderr.write(f"{_CLEAR_LINE if _is_in_a_drawing else ''}autoddp: {printable(text)}\n")
+    # In one piece: several launchers may write to one file.
+    stderr.write((_CLEAR_LINE if _is_in_a_drawing else "") + "".join(f"{_NAMED}{line}\n" for line in lines))
     stderr.flush()
+
+
+def wrapped(text: str, columns: int, most: int | None = None) -> list[str]:
+    """`text`, made `printable`, as one or more lines of at most `columns`; a word that is longer stays whole.
+
+    `most`: the number of lines that are kept.
+    """
+    wrapper = textwrap.TextWrapper(columns, break_long_words=False, break_on_hyphens=False)
+    wrapper.max_lines, wrapper.placeholder = most, " …"
+    return wrapper.wrap(printable(text)) or [""]
 
 
 def printable(text: str) -> str:

@@ -12,6 +12,7 @@ from autoddp.errors import NothingReadable, UsageError
 from autoddp.files import read_at_most
 from autoddp.log import show_json
 from autoddp.topology import Node, verdicts
+from autoddp.topology.checklist import checklist
 from autoddp.topology.tool_outputs import SOURCES, Output, node_of
 from autoddp.topology.wrappers import decoded, rejoined, unwrapped
 
@@ -23,6 +24,7 @@ def run(arguments: list[str]) -> int:
 
         run([])                                             # this node
         run(["--topo-matrix", "topo.txt", "--json"])        # another machine's, from `nvidia-smi topo -m`
+        run(["--checklist"])                                # the points of published guides, looked at on this node
 
     With one file, --json prints what was read of it; with several, one object per option. AutoddpError for a file that
     cannot be read or of which nothing can be understood.
@@ -38,10 +40,16 @@ def run(arguments: list[str]) -> int:
 
 def _show_node(node: Node, options: argparse.Namespace) -> int:
     found = verdicts(node)
+    points = checklist(node, os.environ) if options.checklist else []
     if options.svg:
         _write_svg(options.svg, node)
     if options.json:
-        show_json(node.plain() | {"verdicts": [vars(verdict) for verdict in found]})
+        more = {"checklist": [point.plain() for point in points]} if options.checklist else {}
+        show_json(node.plain() | {"verdicts": [vars(verdict) for verdict in found]} | more)
+    elif options.checklist:
+        from autoddp.report.node_text import show_points
+
+        show_points(points)
     else:
         from autoddp.report.node_text import show_node
 
@@ -51,12 +59,21 @@ def _show_node(node: Node, options: argparse.Namespace) -> int:
 
 def _show_files(read: dict[str, Output], options: argparse.Namespace) -> int:
     node = node_of(read)
-    if options.svg:
-        if node is None:
-            raise UsageError("probe: --svg draws a node: it needs --topo-matrix or --sysfs, or none of the files")
+    if node is None and (options.svg or options.checklist):
+        what = "--svg draws a node" if options.svg else "--checklist looks at a node"
+        raise UsageError(f"probe: {what}: it needs --topo-matrix or --sysfs, or none of the files")
+    if options.svg and node is not None:
         _write_svg(options.svg, node)
     plain = {name: output.plain() for name, output in read.items()}
-    if options.json:
+    if options.checklist and node is not None:
+        points = checklist(node, None)
+        if options.json:
+            show_json({"checklist": [point.plain() for point in points]})
+        else:
+            from autoddp.report.node_text import show_points
+
+            show_points(points)
+    elif options.json:
         show_json(next(iter(plain.values())) if len(plain) == 1 else plain)
     else:
         from autoddp.report.node_text import show_node, show_outputs
@@ -127,6 +144,11 @@ def _parser() -> argparse.ArgumentParser:
     for name, source in SOURCES.items():
         metavar = "DIR" if name == "sysfs" else "FILE"
         parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=source.says)
+    parser.add_argument(
+        "--checklist",
+        action="store_true",
+        help="instead, what guides tell people to check for NCCL and InfiniBand: found, expected, what to do",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--svg", metavar="FILE", help="also draw the node into this file")
     return parser

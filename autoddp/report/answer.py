@@ -9,7 +9,6 @@ Tables of ranks, trials, rungs and unproved causes are in the report, and on the
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,11 +16,10 @@ from autoddp.diagnose import Diagnosis
 from autoddp.diagnose.causes import in_words
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import POWERSGD_START_STEP
-from autoddp.log import printable
+from autoddp.log import WIDTH, wrapped
 from autoddp.study import Outcome, Standing
 from autoddp.units import gradient_error, milliseconds
 
-WIDTH = 80
 _LABEL = 15  # columns
 _MOST_OF_A_FIX = 3  # lines
 
@@ -47,7 +45,7 @@ class Row:
     text: str
     good: bool = False
     """Whether it is a gain, which is green on a terminal that has colours."""
-    most: int = 99
+    most: int | None = None
     """Lines at most; the rest is in the report."""
 
     def lines(self) -> list[str]:
@@ -55,9 +53,7 @@ class Row:
 
         Escape sequences, as in names of files, are shown without effect.
         """
-        wrapper = textwrap.TextWrapper(WIDTH - _LABEL - 1, break_long_words=False, break_on_hyphens=False)
-        wrapper.max_lines, wrapper.placeholder = self.most, " …"
-        first, *others = wrapper.wrap(printable(self.text)) or [""]
+        first, *others = wrapped(self.text, WIDTH - _LABEL - 1, self.most)
         return [f"{self.label:<{_LABEL}} {first}".rstrip(), *(f"{'':<{_LABEL}} {line}" for line in others)]
 
 

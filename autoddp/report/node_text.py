@@ -11,12 +11,14 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from autoddp.log import printable, show
+from autoddp.log import WIDTH, printable, show, wrapped
 from autoddp.tables import LITERAL, Harmless, grid, text_of
 from autoddp.topology import Gpu, GpuPair, Nic, Node, NumaNode, RdmaPort, Verdict, switches
+from autoddp.topology.checklist import Point
 from autoddp.units import data_size
 
 _NETWORK = "bold magenta"
+_LABEL = 12  # columns of a point's label, with what stands around it
 _PLAIN_WIDTH = 160  # columns of a log file
 _NOTHING: tuple[Any, ...] = (None, "", [])  # what is not shown
 _COLOURS = {"NV": "green", "PIX": "cyan", "PXB": "blue", "PHB": "yellow", "NODE": "dark_orange", "SYS": "red"}
@@ -187,6 +189,16 @@ def _likeness(verdict: Verdict) -> tuple[str, ...]:
 
 def _unknown(node: Node) -> list[RenderableType]:
     return [Text(f"{fact}: could not be learned, because {why}") for fact, why in node.unknown.items()]
+
+
+def show_points(points: Sequence[Point]) -> None:
+    """Prints a checklist, in 80 columns: for each point its state, what was found and expected, and what to do."""
+    for point in points:
+        show(f"{point.what}: {point.state}")
+        for label, text in (("found", point.found), ("expected", point.expected), ("do", point.do)):
+            lines = wrapped(text, WIDTH - _LABEL) if text else []
+            for number, line in enumerate(lines):
+                show(f"  {'' if number else label:<{_LABEL - 2}}{line}")
 
 
 def show_outputs(read: Mapping[str, Mapping[str, Any]]) -> None:

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from launchers import environment
 
+from autoddp.cli.probe import run
+from autoddp.errors import UsageError
+
 DATA = Path(__file__).resolve().parents[1] / "data"
 TOPO = DATA / "topo" / "h200_8gpu_ansi_10nic.txt"
 
@@ -31,11 +34,32 @@ def test_this_node(tmp_path: Path) -> None:
 
 
 def test_this_node_for_a_program(tmp_path: Path) -> None:
-    code, out, _ = typed(tmp_path, "--json")
+    code, out, _ = typed(tmp_path, "--json", "--checklist")
     node = json.loads(out)
     assert code == 0
     assert node["cpu"]["usable"] >= 1
     assert node["verdicts"][-1]["between"] == "nodes"
+    assert {"what", "state", "found", "expected", "do"} == set(node["checklist"][0])
+
+
+def test_the_checklist_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--checklist"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "graph inputs: not looked at" in lines
+    assert sum(line.startswith("  found ") for line in lines) == sum(not line.startswith(" ") for line in lines)
+
+
+def test_the_checklist_of_another_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--checklist", "--json", "--sysfs", str(DATA / "rdma" / "sysfs_infiniband_h100_dgxlike")]) == 0
+    points = {point["what"]: point for point in json.loads(capsys.readouterr().out)["checklist"]}
+    assert points["RDMA ports"]["found"].startswith("mlx5_")
+    assert points["NCCL_IB_HCA"]["state"] == "not looked at"
+
+
+def test_a_checklist_needs_a_node() -> None:
+    with pytest.raises(UsageError, match="--checklist looks at a node: it needs --topo-matrix or --sysfs"):
+        run(["--checklist", "--nvlink-status", str(DATA / "rdma" / "nvlink_s_8xA100_sxm.txt")])
 
 
 def test_another_machines_matrix(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from autoddp.diagnose import Diagnosis, Finding
 from autoddp.diagnose.findings import Scaling
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration, GradientError, Rung, Value
+from autoddp.log import WIDTH
 from autoddp.report import Terminal, Ways, answer
-from autoddp.report.answer import WIDTH
 from autoddp.study import Decision, Outcome, Standing, TrialRecord
 from autoddp.timing import Block, speedup
 from autoddp.wire import JobFacts
