@@ -82,7 +82,7 @@ from autoddp.attempts.journal import Journal
 from autoddp.attempts.restarts import Starts
 from autoddp.codec import replace
 from autoddp.processes.children import ENDED_WELL
-from autoddp.study import TrialFailed, TuningOver
+from autoddp.study import INTERRUPTED, TrialFailed, TuningOver
 from autoddp.timing import median
 from autoddp.units import duration
 from autoddp.wire import (
@@ -522,7 +522,10 @@ class JobMachine:
     def _answer(self) -> None:
         """Answer the study's question, or send it on to rank 0, if the state allows either."""
         question, leader = self._question, self._attempt.leader
-        entry = self._journal.answer(question.asked) if isinstance(question, MeasureAsked) else None
+        # Where tuning is over, what was measured before still leads to a decision. After a signal nobody waits for one.
+        entry = None
+        if isinstance(question, MeasureAsked) and self.why_over != INTERRUPTED:
+            entry = self._journal.answer(question.asked)
         match question:
             case FactsAsked() if self._facts is not None:
                 question.reply.set_result(self._facts)

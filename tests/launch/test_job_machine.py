@@ -14,7 +14,7 @@ from desk import VARIABLES, Desk, Rank
 from autoddp.attempts.job_machine import Closed, Said, State, TakenOver
 from autoddp.codec import decode
 from autoddp.knobs import Configuration
-from autoddp.study import TrialFailed, TuningOver
+from autoddp.study import INTERRUPTED, TrialFailed, TuningOver
 from autoddp.wire import BlockDone, Entry, Finish, Goodbye, Measure, Start, Welcome
 
 EVENTS: dict[str, Callable[[Desk], Any]] = {
@@ -232,6 +232,21 @@ def test_the_starts_of_a_study_that_goes_on_are_others(desk: Desk) -> None:
     block = desk.asks()
     desk.block(1)
     assert block.result(0).start.number == 5
+
+
+@pytest.mark.parametrize(("why", "counts"), [("the script cannot be started", True), (INTERRUPTED, False)])
+def test_what_was_measured_before_counts_where_tuning_is_over_but_for_a_signal(
+    desk: Desk, why: str, counts: bool
+) -> None:
+    """A long study takes many seconds to go through again, and a scheduler ten before it kills the launcher."""
+    earlier = Entry(Measure(0, {}, 1, 40), BlockDone(0, (0.05,), 0.05, 0.001))
+    desk.happens(TakenOver([earlier], Future()))
+    starts(desk)
+    desk.gives_up(why)
+    answer = desk.asks()
+    assert answer.done()
+    assert (answer.exception() is None) is counts
+    assert isinstance(desk.asks().exception(), TuningOver)
 
 
 def test_a_script_that_gives_few_steps_is_not_started_again_and_again(desk: Desk) -> None:
