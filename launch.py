@@ -3,7 +3,7 @@
 import sys
 from importlib.util import find_spec
 
-NEEDS = ("torch", "optuna", "wrapt", "rich", "shtab", "tomlkit", "msgspec", "pynvml", "psutil", "jinja2")
+NEEDS = ("torch", "optuna", "numpy", "wrapt", "rich", "shtab", "tomlkit", "msgspec", "pynvml", "psutil", "jinja2")
 """What autoddp imports beside Python's own modules; `pip install -e .` would bring them."""
 
 if __name__ == "__main__":

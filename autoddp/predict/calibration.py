@@ -19,6 +19,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autoddp.codec import replace
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB, BUCKET_CAP_MB_LIST
@@ -58,6 +61,9 @@ _NUDGE = 0.02  # of a logarithm, for a derivative
 _LONGEST = 1.5  # of a logarithm: no round of the fit changes a number more
 _MOST = 10  # trials that a fit looks at, the newest; each costs a simulated step for each number
 _MOST_BUCKETS = 150  # of a trial that a fit looks at, for the same reason
+
+
+Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -111,17 +117,17 @@ class Calibration:
         seen = [self._as_written, *self._seen]
         keys = {key for one in seen if (key := computing_key(one.configuration))}
         names = [*self._spreads, *sorted(keys)]
-        guesses = [math.log(getattr(self._guess, n)) if n in self._spreads else 0.0 for n in names]
-        spreads = [self._spreads.get(name, _COMPUTING_SPREAD) for name in names]
-        logs = [math.log(self._values.get(name, 1.0)) for name in names]
+        guesses = np.log([getattr(self._guess, name) if name in self._spreads else 1.0 for name in names])
+        spreads = np.array([self._spreads.get(name, _COMPUTING_SPREAD) for name in names])
+        logs = np.log([self._values.get(name, 1.0) for name in names])
 
         known: dict[tuple[int, tuple[float, ...]], float] = {}
         """Trial, and the logarithms on which its step depends → residual."""
         places_of = [_places(names, one.configuration) for one in seen]
 
-        def residuals(values: Sequence[float]) -> list[float]:
+        def residuals(values: Numbers) -> Numbers:
             """A derivative changes one number. A step that does not depend on it is not simulated again."""
-            found = self._coefficients(dict(zip(names, map(math.exp, values), strict=True)))
+            found = self._coefficients(dict(zip(names, np.exp(values).tolist(), strict=True)))
             keys = [
                 (one.number, tuple(values[place] for place in places))
                 for one, places in zip(seen, places_of, strict=True)
@@ -129,16 +135,16 @@ class Calibration:
             for one, key in zip(seen, keys, strict=True):
                 if key not in known:
                     known[key] = _residual(one, step_seconds(self.profile, one.configuration, found))
-            return [known[key] for key in keys]
+            return np.array([known[key] for key in keys])
 
         for _ in range(rounds):
             logs = _better(logs, guesses, spreads, residuals)
-        self._values = dict(zip(names, map(math.exp, logs), strict=True))
+        self._values = dict(zip(names, np.exp(logs).tolist(), strict=True))
         self.profile = replace(self.profile, coefficients=self._coefficients(self._values))
         modelled = [step_seconds(self.profile, one.configuration) or one.seconds for one in seen]
-        off = [math.log(one.seconds / found) for one, found in zip(seen, modelled, strict=True)]
+        off = np.log([one.seconds / found for one, found in zip(seen, modelled, strict=True)])
         shared = [[_in_common(one, other) + (one is other) * one.noise**2 for other in seen] for one in seen]
-        self._off = _solved(shared, off)
+        self._off = np.linalg.solve(shared, off).tolist()
 
     def _coefficients(self, values: dict[str, float]) -> Coefficients:
         computing = {name: value for name, value in values.items() if name not in self._spreads}
@@ -171,49 +177,20 @@ def _residual(seen: _Seen, predicted: float | None) -> float:
     return found if abs(found) <= _OUTLIER else math.copysign(_OUTLIER * math.sqrt(abs(found) / _OUTLIER), found)
 
 
-def _better(
-    logs: Sequence[float],
-    guesses: Sequence[float],
-    spreads: Sequence[float],
-    residuals: Callable[[Sequence[float]], list[float]],
-) -> list[float]:
+def _better(logs: Numbers, guesses: Numbers, spreads: Numbers, residuals: Callable[[Numbers], Numbers]) -> Numbers:
     """One round of Gauss and Newton, halved until the sum of squares falls; unchanged if it does not."""
 
-    def cost(values: Sequence[float], found: Sequence[float]) -> float:
-        prior = ((v - guess) / spread for v, guess, spread in zip(values, guesses, spreads, strict=True))
-        return math.fsum(r * r for r in found) + math.fsum(p * p for p in prior)
+    def cost(values: Numbers, found: Numbers) -> float:
+        return float(found @ found + np.square((values - guesses) / spreads).sum())
 
     now = residuals(logs)
-    slopes = []
-    for place in range(len(logs)):
-        nudged = [value + _NUDGE * (at == place) for at, value in enumerate(logs)]
-        slopes.append([(there - here) / _NUDGE for there, here in zip(residuals(nudged), now, strict=True)])
-    matrix = [[math.fsum(a * b for a, b in zip(one, other, strict=True)) for other in slopes] for one in slopes]
-    right = [-math.fsum(a * r for a, r in zip(one, now, strict=True)) for one in slopes]
-    for place, (value, guess, spread) in enumerate(zip(logs, guesses, spreads, strict=True)):
-        matrix[place][place] += 1 / spread**2
-        right[place] -= (value - guess) / spread**2
-    step = [max(-_LONGEST, min(_LONGEST, change)) for change in _solved(matrix, right)]
+    nudges = _NUDGE * np.eye(len(logs))
+    slopes = np.array([(residuals(logs + nudge) - now) / _NUDGE for nudge in nudges])
+    matrix = slopes @ slopes.T + np.diag(1 / spreads**2)
+    step = np.linalg.solve(matrix, -slopes @ now - (logs - guesses) / spreads**2).clip(-_LONGEST, _LONGEST)
     before = cost(logs, now)
     for halvings in range(4):
-        tried = [value + change / 2**halvings for value, change in zip(logs, step, strict=True)]
+        tried: Numbers = logs + step / 2**halvings
         if cost(tried, residuals(tried)) < before:
             return tried
-    return list(logs)
-
-
-def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """The solution of linear equations whose matrix is symmetric and positive, by elimination."""
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    count = len(rows)
-    for place in range(count):
-        pivot = rows[place]
-        for row in rows[place + 1 :]:
-            factor = row[place] / pivot[place]
-            for at in range(place, count + 1):
-                row[at] -= factor * pivot[at]
-    found = [0.0] * count
-    for place in reversed(range(count)):
-        known = math.fsum(rows[place][at] * found[at] for at in range(place + 1, count))
-        found[place] = (rows[place][count] - known) / rows[place][place]
-    return found
+    return logs

@@ -11,7 +11,8 @@ from autoddp.errors import first_line
 from autoddp.knobs import Configuration
 from autoddp.knobs.hook import HOOK
 from autoddp.knobs.job import OWN_HOOK
-from autoddp.predict import Calibration, Profile, Unpredictable, computing_key, profile_of
+from autoddp.predict import Profile, Unpredictable, computing_key, profile_of
+from autoddp.predict.calibration import Calibration
 from autoddp.timing import median
 from autoddp.timing.timeline import Timeline
 from autoddp.wire import JobFacts

@@ -13,7 +13,7 @@ from pathlib import Path
 
 WHEELS = Path(__file__).parent / "wheels"
 NEEDED = (
-    "torch", "optuna", "tomlkit", "wrapt", "psutil", "rich", "msgspec", "jinja2", "shtab", "pynvml", "pytest",
+    "torch", "optuna", "numpy", "tomlkit", "wrapt", "psutil", "rich", "msgspec", "jinja2", "shtab", "pynvml", "pytest",
     "pytest_timeout",
 )  # fmt: skip
 

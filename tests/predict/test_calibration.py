@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from autoddp.bench import LinkModel, Segment
 from autoddp.codec import convert, decode, encode, replace
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.predict import Calibration, Coefficients, Gradient, Profile, Unpredictable, profile_of, step_seconds
+from autoddp.predict import Coefficients, Gradient, Profile, Unpredictable, profile_of, step_seconds
+from autoddp.predict.calibration import Calibration
 from autoddp.predict.step import coefficients_of
 from autoddp.timing.arithmetic import HookArithmetic
 from autoddp.timing.timeline import Bucket, Span, Timeline
