@@ -355,7 +355,7 @@ class _Attempt:
 
     @property
     def usable(self) -> int | None:
-        """Steps that could be measured in it; None where that is not known."""
+        """The steps of this attempt that could be measured; None where their number is not known."""
         return self.steps - self.steps_before if self.was_ready and self.steps else None
 
     @property

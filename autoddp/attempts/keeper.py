@@ -322,7 +322,7 @@ def _clean_up_after(shelter: Shelter) -> None:
 
 
 def _attempt(connection: Connection, attempt: Attempt, alive: int) -> None:
-    """The attempt's own process: isolated, then elastic; never returns."""
+    """Be the attempt's own process: isolate it, then run elastic in it. Never returns."""
     failure = "it could not begin"
     try:
         for number in NOT_FOR_THE_KEEPER:

@@ -105,7 +105,7 @@ class Waiting:
         return places(self._ranks.look(), self.clock())
 
     def unmoved(self) -> str:
-        """Call this repeatedly until the attempt can measure: why the attempt must be ended, or ""."""
+        """Why the attempt must be ended: no rank has moved for long; else "". Ask repeatedly until it can measure."""
         now = self.clock()
         still = now - max([self._began, *(seen.moved for seen in self._ranks.look().values())])
         return f"no rank has moved for {duration(still)}: {self.where()}" if still > _GIVEN_UP else ""

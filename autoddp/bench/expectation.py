@@ -22,7 +22,10 @@ _TCP = ("Gloo/TCP", "NET/Socket")
 
 
 def judge(result: BenchResult, verdicts: Sequence[Verdict]) -> list[str]:
-    """A sentence for each layout of which something is expected. `verdicts` are of this node; see `topology`."""
+    """A sentence for each measured layout: what its links should give, by `verdicts` on this node, and whether they do.
+
+    Layouts of whose links no verdict knows a rate are left out.
+    """
     if result.facts.backend != "nccl":  # the verdicts between GPUs are NCCL's
         verdicts = [verdict for verdict in verdicts if verdict.transport in _TCP]
     return [line for sweep in result.sweeps if (line := _judged(sweep, verdicts))]

@@ -239,9 +239,9 @@ def _is_worth_more(place: Path, new: Recipe) -> bool:
 
 
 def keep(text: str, place: Path, options: Options, previous: Path | None, detail: Callable[[str], None] = say) -> Path:
-    """Save the recipe; its place, also where it could not be saved. `previous`: where an older one is kept.
+    """Save the recipe and return its file, also where it could not be saved. `previous`: where an older one is kept.
 
-    `detail` shows what the answer tells in other words.
+    `detail` prints lines that the answer at the end tells in other words.
     """
     try:
         place, kept = _saved(text, place, previous)

@@ -54,12 +54,12 @@ class Mode:
 
     @property
     def as_torchrun(self) -> bool:
-        """Nothing but torchrun."""
+        """Whether autoddp does only what torchrun would do."""
         return not self.tune and self.recipe is None and not self.bypass
 
     @property
     def as_written(self) -> Mode:
-        """The job without a recipe, and without tuning."""
+        """The same mode without a recipe and without tuning."""
         return replace(self, tune=False, recipe=None, path=None, chosen=None, notes=False)
 
     @property

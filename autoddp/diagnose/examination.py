@@ -148,7 +148,7 @@ class Examination:
         return self._rounds.cost(conditions, ROUNDS_OF_SLOW, self._rounds.steps) * self._rounds.step
 
     def _finding(self, suspicion: Suspicion, proof: Proof) -> Finding | None:
-        """None where the experiment says that it is no cause, or a small one."""
+        """What is said of this suspicion; None where the experiment shows that it is no cause, or a small one."""
         price = proof.price
         fix = proof.advice or suspicion.advice(proof.by_fix)
 

@@ -87,7 +87,7 @@ class Diagnosis:
     """Seconds of steps that the diagnosis took."""
 
     def plain(self) -> dict[str, Any]:
-        """For JSON, in milliseconds."""
+        """The diagnosis as a dictionary for JSON, with times in milliseconds."""
         return {
             "step_ms": _ms(self.seconds),
             "samples_per_second": self.scaling.samples_per_second,

@@ -265,7 +265,7 @@ class Presence:
                 self._beat()
 
     def _beat(self) -> None:
-        """Write a beat and read the others'; again at once after news, because those who leave wait for that answer."""
+        """Write a beat and read the others'. After news do so again at once: whoever leaves waits until it is heard."""
         while self._beats_once():
             pass
 

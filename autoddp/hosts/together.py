@@ -228,7 +228,7 @@ class Hosts:
         return "".join(self._get(f"answer/{leader}/{number}", str) for number in range(parts))
 
     def _absent(self, key: str, say: Callable[[str], None]) -> list[int]:
-        """The launchers that have said nothing under a key and are not waited for any longer."""
+        """Wait until each launcher has written under `key`; returns those that are not waited for any longer."""
         told, absent = False, []
         for waited in polls(_PATIENCE):
             absent = [rank for rank in range(self.nodes) if not self._are_there([f"{key}/{rank}"])]

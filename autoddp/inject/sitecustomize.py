@@ -149,7 +149,7 @@ def _end_with_gloo_at_rest() -> None:
 
 
 def _name_the_error_at_exit() -> None:
-    """A rank's own process leaves its exception for elastic's summary; a process that it starts does not."""
+    """Leave this rank's exception for elastic's summary, at its exit. Processes that the rank forks leave nothing."""
     place, pid = os.environ.get("TORCHELASTIC_ERROR_FILE"), os.getpid()
     if place is None:
         return

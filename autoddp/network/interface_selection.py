@@ -215,7 +215,7 @@ class _Node:
             )
 
     def _wrongly_named(self) -> Iterator[tuple[str, str]]:
-        """(variable, what is wrong with it). Gloo uses all interfaces that it is given, NCCL needs only one."""
+        """The variables that name unusable interfaces, and why. Gloo uses all that are named, NCCL needs one."""
         places = self.places
         for variable, names in places.named.items():
             bad = {name: a for name in names if (a := places.addresses[name]) in self.refusals}

@@ -56,7 +56,7 @@ class Asked(Generic[T]):
         return time.monotonic() - self._began
 
     def answer(self, limit: float) -> T:
-        """The answer, or the exception that it was; queue.Empty if there is none within `limit` seconds."""
+        """Return the answer, or raise the exception that it is; queue.Empty if none comes within `limit` seconds."""
         found, error = self._answers.get(timeout=limit)
         if error is not None:
             raise error

@@ -176,7 +176,7 @@ def _slowest(ranks: Sequence[RankStages]) -> Sequence[RankStages]:
 
 
 def _as_written(content: PageContent) -> float | None:
-    """Seconds of a step as written: from the final rounds if there were any, as on the ladder, else before."""
+    """Seconds of a step as written: the median of the final rounds, as the ladder has it, else of the baseline."""
     rounds = content.baseline_rounds
     return timing.median(rounds) if rounds else _before_trials(content)
 

@@ -87,7 +87,7 @@ class Mark(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def parse(cls, text: bytes) -> Mark | None:
-        """None for anything that is not a sound mark, for example one of another version."""
+        """The mark that this text is; None for any other text, for example the mark of another version."""
         with contextlib.suppress(ValueError):
             return decode(text, cls)
         return None
@@ -200,7 +200,7 @@ class Claim:
         os.close(self._file)
 
     def _write(self) -> None:
-        """Write the mark in place, to keep its lock, at once and never shorter, so that no reader sees a mix of two."""
+        """Write the mark into its file, which stays locked: in one write, never shorter, so no reader sees a mix."""
         text = self.mark.text().encode().ljust(self._size)
         os.pwrite(self._file, text, 0)
         self._size = len(text)

@@ -75,7 +75,10 @@ class _Removal:
         return names == set()
 
     def entry(self, folder: int, name: str, depth: int) -> bool:
-        """`depth` is that of its content: 0 for the outermost folder that is being emptied."""
+        """Remove `name` in `folder`, with all that is in it. Returns whether it is gone.
+
+        `depth` counts the folders around its content: 0 for the outermost one that is being emptied.
+        """
         try:
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISDIR(found.st_mode):

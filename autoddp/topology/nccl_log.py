@@ -214,7 +214,7 @@ class _Said:
                 self.rings[len(ranks)].add(found[1])
 
     def together(self) -> NcclLog:
-        """What remains when contradictions are taken out."""
+        """The log as one object, without statements that contradict each other."""
         # A single ring line proves nothing: it may have been cut. Two channels that name the same ranks do.
         rings = {length for length, channels in self.rings.items() if len(channels) > 1}
         nranks = max(self.sizes | rings, default=None)

@@ -279,7 +279,7 @@ def meeting_words(torchrun: argparse.Namespace, name: str) -> list[str]:
 
 
 def _conf(settings: Mapping[str, str]) -> str:
-    """--rdzv-conf with these settings."""
+    """The value of --rdzv-conf that says these settings."""
     return ",".join(f"{key}={value}" for key, value in settings.items())
 
 

@@ -79,7 +79,7 @@ _Last = dict[tuple[int, float], Part]
 
 
 class _Process:
-    """One rank's events."""
+    """Makes the events of one rank, which the trace shows as a process."""
 
     def __init__(self, timeline: Timeline, zero: float, last: _Last, flows: int) -> None:
         self._timeline = timeline
@@ -91,7 +91,7 @@ class _Process:
         self._first_flow = flows
 
     def events(self) -> list[dict[str, Any]]:
-        """All events, those that give names first."""
+        """All events of this rank; those that name the process and its tracks come first."""
         one = self._timeline
         error = f"clock ±{1e3 * one.error:.3g} ms"
         events = [

@@ -137,19 +137,19 @@ def _more_computing(evidence: Evidence, rank: int, step: int) -> float:
 
 
 def _all_work_of(evidence: Evidence, rank: int) -> tuple[str, ...]:
-    """The stages in which a rank may be slower than the others.
+    """The stages in which the rank may be slower than the others.
 
-    What it does between two steps counts too, if it is more than the others do. On rank 0 it does not: logging and
-    saving are that rank's own.
+    They include the time between two steps where the rank does more there than the others. Not on rank 0, which alone
+    logs and saves.
     """
     more = evidence.mean([more_between(evidence, rank, n) for n in range(evidence.count)])
     return (*COMPUTING, "other") if rank and more > 0 else COMPUTING
 
 
 def _late_gradients(evidence: Evidence, rank: int) -> float:
-    """Seconds of a step's transfer that pass because this rank's threads that move gradients wait for a core.
+    """Seconds that a step's transfer takes longer because this rank's threads that send gradients wait for a core.
 
-    Only where an operator has one thread: else its other threads wait too, while it computes.
+    0.0 where operators use several threads: then those, too, wait for cores, and nobody can tell which ones waited.
     """
     mine, others = evidence.ranks[rank], [one for r, one in enumerate(evidence.ranks) if r != rank]
     if mine.threads > 1:

@@ -71,7 +71,7 @@ class Writing:
         dst_dir_fd: Descriptor = None,
         follow_symlinks: bool = not real.LINUX,
     ) -> None:
-        """`os.link`. Of a real file, both names lead to one copy."""
+        """`os.link`. The link of a real file leads to the copy of it, and so does the file's own name from then on."""
         view = self.view
         with view.lock.held():
             source = view.existing(src, follow_symlinks, src_dir_fd)

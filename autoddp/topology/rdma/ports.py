@@ -120,7 +120,7 @@ class Gid:
 
     @property
     def ipv4(self) -> str | None:
-        """The IPv4 address inside, if it holds one."""
+        """The IPv4 address that this IPv6 address stands for; None if it stands for none."""
         mapped = ipaddress.IPv6Address(self.address).ipv4_mapped
         return None if mapped is None else str(mapped)
 

@@ -78,7 +78,7 @@ class Watch:
 
 @dataclass
 class _Schedule:
-    """When to look."""
+    """When the monitor compares the hook with the exact mean."""
 
     next: int
     """The reduction at which to look next."""

@@ -19,7 +19,10 @@ _PASSES = 4  # as written to warm up, one recorded, two replayed: into the buffe
 
 
 class ReduceOverhead(DdpEvents):
-    """`called` and `returned` around what DDP calls; `watch()`, a `step()` after each step, `stop_watching()`; `prove`.
+    """Turns torch.compile's own CUDA graphs ("reduce-overhead") on and off, after it has proved that they are right.
+
+    First the script's steps are watched: `watch()`, a `step()` after each of them, `stop_watching()`. Then `prove`
+    compares the graphs with the modules. As a handler of DDP's events it tells compilations inside of DDP from others.
 
     Only what is compiled during a forward pass of DDP's becomes a graph: the script may compile other things too, which
     may keep what a replay overwrites. What the models return is copied, so that the script may keep it.

@@ -41,14 +41,14 @@ class SharedMemory:
         return all(one.overwritten for one in self._from(place))
 
     def begin(self, place: int) -> _Pass:
-        """The module runs forward."""
+        """Note that the module runs forward, and so overwrites what earlier passes have kept."""
         self._overwrite(place)
         this = _Pass(place)
         self._last[place] = weakref.ref(this)
         return this
 
     def end(self, this: _Pass) -> None:
-        """The module runs backward. RuntimeError if the values that it needs are gone."""
+        """Note that the module runs backward. RuntimeError if the values that this pass needs are overwritten."""
         if this.overwritten:
             raise RuntimeError(
                 "autoddp: a backward pass needs values that a CUDA graph has overwritten: it is the second one of its "
@@ -103,11 +103,11 @@ class Replay:
         """Forward passes so far."""
 
     def stand(self) -> None:
-        """Answer for the module from here on."""
+        """Let the graph answer the calls of the module from here on."""
         self._stand_in = self._stand_in or StandIn(self._module, self._answer)
 
     def leave(self) -> None:
-        """The module computes by itself again."""
+        """Let the module compute by itself again."""
         if self._stand_in is not None:
             self._stand_in.leave()
         self._stand_in = None

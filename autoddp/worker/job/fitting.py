@@ -231,7 +231,7 @@ class Fitting(DdpEvents):
 
 
 def _name(group: dist.ProcessGroup) -> str:
-    """A group that the script has made without torch's functions may have no name, and no store can be found for it."""
+    """The group's name, or "": a group that was not made by torch's functions may have none, and no store either."""
     try:
         return str(group.group_name)
     except (AttributeError, RuntimeError):

@@ -132,7 +132,7 @@ class Recording:
             self._on = len(self._gradients) + of_step <= room
 
     def end(self) -> bool:
-        """Take all hooks off. Whether an object has a new reducer, whose first steps take longer."""
+        """Take all hooks off. Returns whether an object got a new reducer for that, whose first steps take longer."""
         self._on = False
         for handle in self._handles:
             handle.remove()
