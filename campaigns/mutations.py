@@ -35,7 +35,7 @@ MAPPED = {
     "knobs": ("tests/knobs", "tests/recipe", "tests/study/test_trials.py"),
     "timing": ("tests/timing", "tests/study/test_ladder.py", "tests/study/test_search.py"),
     "wire": ("tests/wire", "tests/launch/test_job_machine.py"),
-    "worker/ddp/objects.py": (
+    "worker/ddp": (
         "tests/worker/test_hooks_alone.py",
         "tests/worker/test_apply.py",
         "tests/worker/test_effects.py",

@@ -122,7 +122,7 @@ PRIVATE_TO_OTHERS = {
     ("isolation/guard/shared_memory.py", "_share_filename_cpu_"),
     ("isolation/guard/shared_memory.py", "_new_using_filename_cpu"),
 }
-PRIVATE_ALLOWED_IN = "worker/ddp/objects.py"  # the single file that touches DistributedDataParallel's private names
+PRIVATE_ALLOWED_IN = "worker/ddp/private.py"  # the single file that touches DistributedDataParallel's private names
 
 
 TORCH_CUDA = "worker/process/device.py"  # the single file of a rank that calls torch.cuda, so that a fake covers all

@@ -250,9 +250,9 @@ WALKS = {
                 _has_the_knob,
                 ["worker/trial/runner.py"],
                 ("wire/messages.py", "receive"),
-                ("worker/ddp/objects.py", "rebuild"),
+                ("worker/ddp/wrapped.py", "rebuild"),
             ),
-            ends=("worker/ddp/objects.py", "rebuild"),
+            ends=("worker/ddp/wrapped.py", "rebuild"),
         ),
     ),
     "recipe": Walk(

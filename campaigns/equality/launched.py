@@ -17,7 +17,7 @@ from trainings import Branches, network, networks_of_gan
 
 from autoddp.knobs import Configuration
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, save
-from autoddp.worker.ddp.objects import parameters_digest
+from autoddp.worker.ddp.model import parameters_digest
 
 SCRIPT = str(Path(__file__).with_name("script.py"))
 TWO = ["--nproc-per-node", str(WORLD)]

@@ -16,7 +16,7 @@ from outcomes import (  # noqa: F401  (pytest finds hooks and fixtures here)
 )
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp.objects import Patch
+from autoddp.worker.ddp.patch import Patch
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from share_gpu import share_gpu
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration
-from autoddp.worker.ddp.objects import Patch
+from autoddp.worker.ddp.patch import Patch
 
 STEPS = 6
 CONFIGURATIONS: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from on_gpu import layers
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration
-from autoddp.worker.ddp.objects import Patch
+from autoddp.worker.ddp.patch import Patch
 
 pytestmark = pytest.mark.gpu
 EXACT = [
@@ -75,7 +75,7 @@ def test_parameters_that_are_not_contiguous_are_put_together(nccl, gpu):
 def test_the_backend_of_a_group_made_without_one(gpu, figure):
     import torch.distributed as dist
 
-    from autoddp.worker.ddp.objects import backend_of
+    from autoddp.worker.ddp.private import backend_of
 
     dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
     ddp = DDP(torch.nn.Linear(4, 4).to(gpu), device_ids=[0])

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp.objects import DdpEvents, Patch, Wrapped
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.patch import Patch
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.gradients.access import add_handler
 from autoddp.worker.gradients.deferred import ImplicitNoSync

@@ -11,7 +11,7 @@ from launchers import AUTODDP, SCRIPTS, start
 
 from autoddp.knobs import Configuration
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, save
-from autoddp.worker.ddp.objects import parameters_digest
+from autoddp.worker.ddp.model import parameters_digest
 
 SCRIPT = str(SCRIPTS / "destroys_its_group_first.py")
 MODEL = torch.nn.Linear(64, 64)

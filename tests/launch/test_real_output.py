@@ -18,7 +18,7 @@ from launchers import AUTODDP, SCRIPTS, TORCHRUN, start
 
 from autoddp.knobs import Configuration
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, save
-from autoddp.worker.ddp.objects import parameters_digest
+from autoddp.worker.ddp.model import parameters_digest
 
 BARS = str(SCRIPTS / "bars.py")
 ONE = ["--nproc-per-node", "1"]

@@ -25,7 +25,7 @@ from autoddp.commandline.saved_recipes import (
 from autoddp.errors import UnfitRecipe
 from autoddp.knobs import Configuration
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, load, save
-from autoddp.worker.ddp.objects import parameters_digest
+from autoddp.worker.ddp.model import parameters_digest
 
 TWO = ["--nproc-per-node", "2"]
 VERSION = torch.__version__.split("+")[0]

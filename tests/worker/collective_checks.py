@@ -32,8 +32,9 @@ from autoddp.knobs import KNOBS, Configuration, Rung
 from autoddp.knobs.base import Value
 from autoddp.knobs.hook import POWERSGD_START_STEP
 from autoddp.wire import WatchPlan
+from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
 from autoddp.worker.ddp.handlers import DdpHandlers
-from autoddp.worker.ddp.objects import AVAILABLE_ARGUMENTS, Patch
+from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.gradients.access import add_handler
 from autoddp.worker.gradients.accumulation import Accumulation

@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
-from autoddp.worker.ddp.objects import DdpEvents, Patch
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.effects.compiling import Compiling
 
 LAYERS, WIDTH, STEPS = 6, 512, 8  # one MiB of gradients a layer

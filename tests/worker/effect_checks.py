@@ -35,7 +35,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs import KNOBS, Configuration, Reach, Rung
 from autoddp.knobs.env import keeps_memory
 from autoddp.wire import BlockDone, Finish, Measure, Message, Ready, WatchPlan, WorkerConfig
-from autoddp.worker.ddp.objects import AVAILABLE_ARGUMENTS, parameters_digest
+from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
+from autoddp.worker.ddp.model import parameters_digest
 from autoddp.worker.gradients.accumulation import Accumulation
 from autoddp.worker.gradients.deferred import ImplicitNoSync
 from autoddp.worker.graphs import Graphs

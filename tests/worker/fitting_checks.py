@@ -27,7 +27,8 @@ from autoddp.knobs import Configuration
 from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW
 from autoddp.recipe import with_model
 from autoddp.wire import WorkerConfig
-from autoddp.worker.ddp.objects import AVAILABLE_ARGUMENTS, parameters_digest
+from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
+from autoddp.worker.ddp.model import parameters_digest
 from autoddp.worker.job import applying
 from autoddp.worker.job.applying import start_applying
 

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration, Rung
 from autoddp.wire import WatchPlan
-from autoddp.worker.ddp.objects import model_of
+from autoddp.worker.ddp.wrapped import model_of
 from autoddp.worker.gradients.monitor import Watch
 from autoddp.worker.hooks import hook_for
 

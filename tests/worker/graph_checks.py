@@ -16,7 +16,7 @@ from static_graphs import ON_THE_DEFAULT_STREAM, node_of, static_callables
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp.objects import Patch
+from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.graphs import Graphs
 
 WIDTH, STEPS, WATCHED = 12, 12, 3

@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs import Configuration
 from autoddp.study import Observer, Study, StudySettings
 from autoddp.wire import BlockDone, Finish, Measure, Message
-from autoddp.worker.ddp.objects import Patch
+from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.hooks.bucket import GradBucket

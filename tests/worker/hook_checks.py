@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration
-from autoddp.worker.ddp.objects import AVAILABLE_ARGUMENTS
+from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
 from autoddp.worker.hooks import hook_for
 
 WORLD = 3

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs import Configuration, Rung
 from autoddp.wire import WatchPlan
 from autoddp.worker.ddp.model import Model
-from autoddp.worker.ddp.objects import Patch
+from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.gradients.monitor import Watch
 from autoddp.worker.hooks.powersgd import Memory
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import Configuration, Rung
 from autoddp.wire import WatchPlan, WorkerConfig
-from autoddp.worker.ddp import objects as ddp
+from autoddp.worker.ddp import patch as ddp
 from autoddp.worker.gradients import monitor as gradient_monitor
 from autoddp.worker.job import applying
 

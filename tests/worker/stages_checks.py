@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_colla
 
 from autoddp.timing import STAGES
 from autoddp.wire import AS_IT_IS, ON_DEVICE, PINNED, Delay, Experiment
-from autoddp.worker.ddp.objects import DdpEvents, Patch
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.gradients.access import GradientHandler, add_handler
 from autoddp.worker.trial.experiments import Experiments
 

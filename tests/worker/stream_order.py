@@ -34,7 +34,7 @@ from torch.cuda._sanitizer import FACTORY_FUNCTION_REGEX, ArgumentHandler, Event
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autoddp.worker.ddp.objects import after_backward_computed
+from autoddp.worker.ddp.backward import after_backward_computed
 from autoddp.worker.hooks import Hook, scaling
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.process import device as device_module

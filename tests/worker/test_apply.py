@@ -17,7 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration, Rung
-from autoddp.worker.ddp.objects import AVAILABLE_ARGUMENTS, Patch
+from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
+from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.effects.binding import Binding
 from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.effects.threads import Threads

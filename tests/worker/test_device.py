@@ -19,7 +19,7 @@ from torch import nn
 
 from autoddp.knobs import AS_WRITTEN
 from autoddp.wire import Delay
-from autoddp.worker.ddp.objects import backend_of
+from autoddp.worker.ddp.private import backend_of
 from autoddp.worker.graphs.capture import Sample, capture
 from autoddp.worker.graphs.signature import signature_of
 from autoddp.worker.observe.stages import Stages

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.wire import BlockDone, Finish, Measure, Message
-from autoddp.worker.ddp.objects import Patch
+from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.observe.stopwatch import WallStopwatch

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.micro_batches import DISCARDS_GRADIENTS
-from autoddp.worker.ddp.objects import Wrapped
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.access import GradientHandler, OwnReads, add_handler, remove_handler
 from autoddp.worker.gradients.accumulation import Accumulation
 from autoddp.worker.gradients.deferred import ImplicitNoSync

@@ -16,7 +16,7 @@ from torch import nn
 
 from autoddp.knobs import Configuration
 from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW
-from autoddp.worker.ddp.objects import AVAILABLE_ARGUMENTS
+from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
 from autoddp.worker.graphs.capture import Sample, capture
 from autoddp.worker.graphs.observed_calls import Watching, blocks_of
 from autoddp.worker.graphs.signature import signature_of

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from fake_cuda import FakeCuda
 
 from autoddp.knobs import Configuration
-from autoddp.worker.ddp.objects import _why_untouchable
+from autoddp.worker.ddp.arguments import why_untouchable
 from autoddp.worker.gradients.access import add_handler, remove_handler
 from autoddp.worker.gradients.deferred import ImplicitNoSync
 from autoddp.worker.gradients.switch import ReductionSwitch
@@ -61,7 +61,7 @@ def test_powersgd_waits_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) 
 def test_a_mesh_that_also_splits_parameters_is_untouchable(is_sliced: bool) -> None:
     mesh: Any = SimpleNamespace()
     mesh._get_root_mesh = lambda: SimpleNamespace(larger=True) if is_sliced else mesh
-    assert bool(_why_untouchable({"device_mesh": mesh}, torch.nn.Linear(1, 1))) is is_sliced
+    assert bool(why_untouchable({"device_mesh": mesh}, torch.nn.Linear(1, 1))) is is_sliced
 
 
 def test_gradients_are_whole_before_a_scaler_judges_them(monkeypatch: pytest.MonkeyPatch) -> None:

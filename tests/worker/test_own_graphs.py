@@ -11,6 +11,8 @@ import pytest
 import torch
 from on_ranks import on_ranks
 
+from autoddp.worker.ddp.handlers import CAPTURES
+
 Checks = Callable[[int], dict[str, Any]]
 
 
@@ -36,5 +38,5 @@ def test_the_monitor_does_not_look_in_a_captured_step(tmp_path: Path) -> None:
     first, _ = on_ranks(2, script.monitored, tmp_path)
     assert first["error"] == ""
     assert [line for line in first["said"] if "gradient monitor" in line] == [
-        f"warning: {script.ddp.CAPTURES}: the gradient monitor does not see what the graph repeats"
+        f"warning: {CAPTURES}: the gradient monitor does not see what the graph repeats"
     ]

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from autoddp.worker.ddp.objects import Wrapped
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.equal_parameters import ParameterCheck
 from autoddp.worker.gradients.switch import ReductionSwitch
 

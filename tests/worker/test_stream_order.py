@@ -23,7 +23,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from autoddp.knobs import Configuration, Rung
 from autoddp.wire import WatchPlan
 from autoddp.wire.experiment import ON_DEVICE
-from autoddp.worker.ddp.objects import Around, DdpEvents, Wrapped
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.wrapped import Around, Wrapped
 from autoddp.worker.gradients.buffers import LocalBuffers
 from autoddp.worker.gradients.comparison import Comparison
 from autoddp.worker.gradients.deferred import ImplicitNoSync

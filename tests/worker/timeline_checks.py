@@ -23,7 +23,8 @@ from autoddp import codec
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.timing.timeline import Span
 from autoddp.wire import BlockDone, Finish, Measure, Message
-from autoddp.worker.ddp.objects import AVAILABLE_ARGUMENTS, Patch
+from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
+from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.gradients.access import add_handler
 from autoddp.worker.gradients.switch import ReductionSwitch

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp.objects import Patch
+from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.ddp.unreduced import STEPS, Unreduced, compare
 from autoddp.worker.gradients.access import remove_handler
 from autoddp.worker.gradients.switch import ReductionSwitch

@@ -1,7 +1,12 @@
 """DDP objects.
 
-objects          changes them: the only file that uses private names of DDP
-handlers         several handlers of what happens to them, as one
+private          all that autoddp does by names of torch that are not public
+arguments        of DDP's constructor
+rebuild          the constructor, run again on the same object
+wrapped          one object: what it is like, and how it is given another configuration
+patch            the class, patched in place: tells what happens to the script's objects
+handlers         of what happens to them: their interface, and several as one
+backward         moments of a backward pass
 model            what they wrap
 inputs           what a forward pass is called with
 unreduced        jobs in which DDP reduces in no step

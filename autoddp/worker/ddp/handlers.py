@@ -1,12 +1,64 @@
-"""Several handlers of what happens to DDP objects, as one: in a tuning job and in a job under a recipe."""
+"""Handlers of what happens to the script's DDP objects: their interface, and several of them as one.
+
+A tuning job and a job under a recipe have one list of handlers each.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp.objects import DdpEvents, Wrapped
+from autoddp.worker.ddp.wrapped import Wrapped
+
+UNPICKLED = "the script trains a DDP object that it has unpickled or copied"
+"""See `DdpEvents.unknown_trains`."""
+
+CAPTURES = "the script captures passes of DDP in a CUDA graph of its own"
+"""See `DdpEvents.script_captures`."""
+
+
+class DdpEvents:
+    """Handles what happens to the script's DDP objects, in the order of a training step.
+
+    The methods do nothing here; subclasses override those that they need.
+    """
+
+    def takes(self, module: nn.Module) -> bool:
+        """Whether the object that is about to be built around `module` is built with `Patch.configuration`.
+
+        If not, it is built as the script wrote it.
+        """
+        return True
+
+    def built(self, wrapped: Wrapped) -> None:
+        """An object has been built."""
+
+    def script_registered(self, wrapped: Wrapped) -> None:
+        """The script has registered a communication hook of its own."""
+
+    def unknown_trains(self) -> None:
+        """An object that its constructor has not built, but pickle or `copy`, begins a forward pass of training.
+
+        It stays as the script has it, and there are no other events of it.
+        """
+
+    def script_captures(self, ddp: DDP) -> None:
+        """A forward pass begins that the script captures in a CUDA graph. There are no other events of this pass.
+
+        Later the graph repeats what DDP does in it, with no Python. Whoever waits for the device now spoils the graph.
+        """
+
+    def forward_begins(self, ddp: DDP) -> None:
+        """A forward pass begins; DDP has not yet prepared it."""
+
+    def called(self, ddp: DDP, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The module is about to be called with these arguments."""
+
+    def returned(self, ddp: DDP, what: Any) -> Any:
+        """The module has returned `what`; the script gets the return value of this method."""
+        return what
 
 
 class DdpHandlers(DdpEvents):

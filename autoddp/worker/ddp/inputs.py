@@ -11,7 +11,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.recipe import merged, with_model
-from autoddp.worker.ddp.objects import DdpEvents, Wrapped, is_joining
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.private import is_joining
+from autoddp.worker.ddp.wrapped import Wrapped
 
 _MOST = 64  # inputs of one model; a batch of more is described by the first of them
 _DEEPEST = 6  # containers inside each other

@@ -20,6 +20,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
+
+from autoddp.worker.ddp.private import ignored_names
 
 Kept = TypeVar("Kept")
 
@@ -56,3 +59,11 @@ class Model:
         """What is kept of that class. It must hold neither the tensors nor a DDP object nor its process group."""
         found: Kept = self._kept.setdefault(kind, kind())
         return found
+
+
+def parameters_digest(module: nn.Module) -> str:
+    """A digest (16 hex digits) of the shapes and types of the parameters that DDP reduces, in order."""
+    ignored = ignored_names(module)
+    reduced = [p for name, p in module.named_parameters() if name not in ignored and p.requires_grad]
+    text = ";".join(f"{tuple(p.shape)}{p.dtype}" for p in reduced)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

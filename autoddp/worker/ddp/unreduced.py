@@ -18,7 +18,10 @@ from torch.optim.optimizer import Optimizer
 
 from autoddp import codec
 from autoddp.knobs.job import OWN_MODELS, are_apart
-from autoddp.worker.ddp.objects import DdpEvents, Wrapped, store_of, when_backward_begins
+from autoddp.worker.ddp.backward import when_backward_begins
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.private import store_of
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.access import GradientHandler, add_handler, held_by, ids_of, parameters_of, remove_handler
 from autoddp.worker.gradients.equal_parameters import checksum
 from autoddp.worker.gradients.switch import ReductionSwitch

@@ -18,7 +18,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.ddp_arguments import FIND_UNUSED, STATIC_GRAPH
 from autoddp.log import tell
-from autoddp.worker.ddp.objects import DdpEvents, Wrapped, after_this_backward, when_backward_begins
+from autoddp.worker.ddp.backward import after_this_backward, when_backward_begins
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.switch import ReductionSwitch
 
 

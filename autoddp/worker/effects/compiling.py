@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.computing import CUDA_GRAPHS, OPTIMIZE_DDP, REDUCE_OVERHEAD
 from autoddp.knobs.ddp_arguments import BUCKET_CAP_MB
-from autoddp.worker.ddp.objects import Wrapped
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.effects.base import Effect
 from autoddp.worker.effects.torch_compile import TorchCompile
 from autoddp.worker.graphs.reduce_overhead import ReduceOverhead

@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from autoddp.worker.ddp.objects import Wrapped
+from autoddp.worker.ddp.wrapped import Wrapped
 
 
 class GradientHandler:

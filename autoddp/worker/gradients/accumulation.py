@@ -32,7 +32,9 @@ from autoddp.knobs.micro_batches import (
     STEPS_OTHERS,
     STEPS_WITHOUT_GRADIENTS,
 )
-from autoddp.worker.ddp.objects import DdpEvents, Wrapped, is_joining, must_reduce, store_of, version_of
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.private import is_joining, must_reduce, store_of, version_of
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.effects.base import Effect
 from autoddp.worker.gradients.access import GradientHandler, are_reduced, held_by, ids_of, parameters_of
 from autoddp.worker.gradients.deferred import ImplicitNoSync

@@ -17,7 +17,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp.objects import DdpEvents, Wrapped, has_buffer_hook, is_joining, watch_uneven_inputs
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.patch import watch_uneven_inputs
+from autoddp.worker.ddp.private import has_buffer_hook, is_joining
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.switch import ReductionSwitch
 
 _STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}

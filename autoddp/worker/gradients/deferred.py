@@ -19,7 +19,10 @@ from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import Configuration
 from autoddp.knobs.micro_batches import DEFER_REDUCTIONS, DISCARDS_GRADIENTS, READS_GRADIENTS
-from autoddp.worker.ddp.objects import DdpEvents, Wrapped, is_joining, must_reduce, when_backward_begins
+from autoddp.worker.ddp.backward import when_backward_begins
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.private import is_joining, must_reduce
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.effects.base import Effect
 from autoddp.worker.gradients.access import GradientHandler, OwnReads, are_reduced, held_by
 from autoddp.worker.gradients.switch import ReductionSwitch, StillThere, left_unreduced

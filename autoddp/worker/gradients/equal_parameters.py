@@ -25,7 +25,9 @@ from torch.optim.optimizer import Optimizer
 
 from autoddp.knobs import BY_NAME, Configuration
 from autoddp.log import tell
-from autoddp.worker.ddp.objects import DdpEvents, Wrapped, is_joining, store_of
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.private import is_joining, store_of
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.access import GradientHandler, add_handler, held_by, ids_of
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.process.device import devices_of, name_of

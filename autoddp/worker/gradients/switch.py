@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from autoddp.worker.ddp.objects import Wrapped, around_ddps_own, must_reduce, version_of
+from autoddp.worker.ddp.patch import around_ddps_own
+from autoddp.worker.ddp.private import must_reduce, version_of
+from autoddp.worker.ddp.wrapped import Wrapped
 
 
 class ReductionSwitch:

@@ -23,16 +23,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW, KEEPS_GRADIENTS
-from autoddp.worker.ddp.objects import (
-    DdpEvents,
-    Wrapped,
-    after_this_backward,
-    base_of,
-    has_final_buckets,
-    uses_of,
-    version_of,
-    when_backward_begins,
-)
+from autoddp.worker.ddp.backward import after_this_backward, when_backward_begins
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.private import base_of, has_final_buckets, uses_of, version_of
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.process.heartbeat import no_frame_is_held
 

@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from autoddp.knobs import Configuration
 from autoddp.knobs.computing import BLOCKS, CUDA_GRAPHS, WHOLE_MODEL
 from autoddp.units import data_size
-from autoddp.worker.ddp.objects import DdpEvents, Wrapped
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.effects.base import Effect
 from autoddp.worker.gradients.access import parameters_of
 from autoddp.worker.gradients.switch import ReductionSwitch

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from autoddp.knobs.computing import BLOCKS, WHOLE_MODEL
-from autoddp.worker.ddp.objects import Wrapped, hooks_inside
+from autoddp.worker.ddp.private import hooks_inside
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.graphs.capture import Sample
 from autoddp.worker.graphs.signature import Signature, Unfit, signature_of, surroundings, tensors_of
 from autoddp.worker.graphs.stand_in import Forward, StandIn

@@ -9,7 +9,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.computing import REDUCE_OVERHEAD
-from autoddp.worker.ddp.objects import DdpEvents, Wrapped, inside_forward
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.private import inside_forward
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.effects.torch_compile import ReplaySwitch, TorchCompile
 from autoddp.worker.graphs.capture import Sample, no_trace, one_pass, prove, under_autocast
 from autoddp.worker.graphs.observed_calls import Seen, why_of_ignored

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoddp.worker.ddp.objects import hooks_inside
+from autoddp.worker.ddp.private import hooks_inside
 from autoddp.worker.graphs.capture import Graphed, Sample, under_autocast
 from autoddp.worker.graphs.signature import Unfit, put_together, signature_of, surroundings, tensors_of
 from autoddp.worker.graphs.stand_in import Forward, StandIn

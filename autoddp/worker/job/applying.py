@@ -22,18 +22,13 @@ from autoddp.knobs.job import SPARSE
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 from autoddp.log import tell
 from autoddp.wire import WorkerConfig
-from autoddp.worker.ddp.handlers import DdpHandlers
-from autoddp.worker.ddp.objects import (
-    AVAILABLE_ARGUMENTS,
-    CAPTURES,
-    UNPICKLED,
-    Around,
-    Patch,
-    Wrapped,
-    parameters_digest,
-)
+from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
+from autoddp.worker.ddp.handlers import CAPTURES, UNPICKLED, DdpHandlers
+from autoddp.worker.ddp.model import parameters_digest
+from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.ddp.unreduced import Unreduced, compare
 from autoddp.worker.ddp.used_parameters import UsedParameters
+from autoddp.worker.ddp.wrapped import Around, Wrapped
 from autoddp.worker.effects.base import Effect
 from autoddp.worker.effects.binding import Binding
 from autoddp.worker.effects.compiling import Compiling

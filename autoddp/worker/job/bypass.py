@@ -14,7 +14,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.log import tell
 from autoddp.timing import median, speedup
-from autoddp.worker.ddp.objects import DdpEvents, Patch, Wrapped
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.patch import Patch
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.access import parameters_of
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.observe.step_clock import StepClock

@@ -23,16 +23,12 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.files import write_whole
 from autoddp.recipe import input_differences, of_model
+from autoddp.worker.ddp.backward import after_this_backward, when_backward_begins
+from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.inputs import compares, device_of, inputs_of
 from autoddp.worker.ddp.model import Model
-from autoddp.worker.ddp.objects import (
-    DdpEvents,
-    Wrapped,
-    after_this_backward,
-    store_of,
-    when_backward_begins,
-    why_another_world,
-)
+from autoddp.worker.ddp.private import store_of
+from autoddp.worker.ddp.wrapped import Wrapped, why_another_world
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.bucket import GradBucket

@@ -22,17 +22,11 @@ from autoddp.knobs.micro_batches import (
     DISCARDS_GRADIENTS,
     FINDS_UNUSED,
 )
+from autoddp.worker.ddp.backward import after_this_backward, when_backward_begins
+from autoddp.worker.ddp.handlers import CAPTURES, DdpEvents
 from autoddp.worker.ddp.model import Model
-from autoddp.worker.ddp.objects import (
-    CAPTURES,
-    DdpEvents,
-    Wrapped,
-    after_this_backward,
-    base_of,
-    tensors_of_static_graph,
-    version_of,
-    when_backward_begins,
-)
+from autoddp.worker.ddp.private import base_of, tensors_of_static_graph, version_of
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.access import OwnReads, parameters_of
 from autoddp.worker.gradients.accumulation import Accumulation
 from autoddp.worker.gradients.deferred import ImplicitNoSync

@@ -27,13 +27,13 @@ from torch.utils.hooks import RemovableHandle
 from autoddp.timing.anatomy import STAGES
 from autoddp.timing.timeline import Span
 from autoddp.wire.experiment import Delay
-from autoddp.worker.ddp.objects import (
-    DdpEvents,
+from autoddp.worker.ddp.backward import (
     after_backward_computed,
     after_this_backward,
     when_backward_begins,
     when_gradients_come,
 )
+from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.gradients.access import GradientHandler
 from autoddp.worker.observe.host_device import CopiesToDevice, DeviceWaits
 from autoddp.worker.observe.kernel_accounts import PageFaultCount, PageFaults, WaitedForCpu, waited_for_cpu

@@ -15,7 +15,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import Optimizer
 
-from autoddp.worker.ddp.objects import DdpEvents, Wrapped
+from autoddp.worker.ddp.handlers import DdpEvents
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.access import GradientHandler, add_handler, held_by, ids_of, parameters_of, remove_handler
 
 _CYCLES = 3  # steps of the first optimizer seen before the clock is chosen

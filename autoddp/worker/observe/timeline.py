@@ -25,7 +25,8 @@ import torch.distributed as dist
 
 from autoddp.timing.arithmetic import HookArithmetic
 from autoddp.timing.timeline import Bucket, Gradient, Span, Timeline
-from autoddp.worker.ddp.objects import Wrapped, is_joining
+from autoddp.worker.ddp.private import is_joining
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.access import parameters_of
 from autoddp.worker.hooks import Hook
 from autoddp.worker.hooks.bucket import GradBucket

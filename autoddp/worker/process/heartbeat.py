@@ -45,7 +45,10 @@ _WAITS_IN = (
     "torch.futures",
     "autoddp.worker.process.clock_offset",
     "autoddp.worker.observe.collectives",
-    "autoddp.worker.ddp.objects",
+    "autoddp.worker.ddp.patch",
+    "autoddp.worker.ddp.private",
+    "autoddp.worker.ddp.rebuild",
+    "autoddp.worker.ddp.wrapped",
     "autoddp.worker.hooks",
     "autoddp.worker.process.rank_store",
 )

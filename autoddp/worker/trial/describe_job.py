@@ -23,7 +23,9 @@ from autoddp.topology import Fingerprint, fingerprint, free_memory
 from autoddp.topology.nccl.tuner import nccl_tuner
 from autoddp.topology.probe import probe
 from autoddp.wire import JobFacts, Ready, WorkerConfig
-from autoddp.worker.ddp.objects import AVAILABLE_ARGUMENTS, Wrapped, backend_of
+from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
+from autoddp.worker.ddp.private import backend_of
+from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.effects.binding import Binding
 from autoddp.worker.effects.threads import Threads, most_at_start, usable_cpus
 from autoddp.worker.gradients.buffers import why_alike

@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from autoddp.timing.anatomy import RankSteps
 from autoddp.wire import AS_IT_IS, PINNED, Experiment
-from autoddp.worker.ddp.objects import Patch
+from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.gradients.access import are_reduced, held_by
 from autoddp.worker.observe.collectives import Collectives
 from autoddp.worker.observe.loader import Loaders

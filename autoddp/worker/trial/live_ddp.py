@@ -20,7 +20,7 @@ from autoddp.timing.anatomy import RankSteps
 from autoddp.timing.timeline import Timeline
 from autoddp.wire import AS_IT_IS, Experiment
 from autoddp.worker.ddp.model import Model
-from autoddp.worker.ddp.objects import Patch
+from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.effects.base import Effect
 from autoddp.worker.effects.binding import Binding
 from autoddp.worker.effects.compiling import Compiling

@@ -15,20 +15,14 @@ from autoddp.isolation.stopping import stopper
 from autoddp.knobs import ObservedSteps
 from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW
 from autoddp.wire import LauncherClient, WorkerConfig
-from autoddp.worker.ddp.handlers import DdpHandlers
+from autoddp.worker.ddp.handlers import CAPTURES, UNPICKLED, DdpHandlers
 from autoddp.worker.ddp.inputs import InputsSeen
-from autoddp.worker.ddp.objects import (
-    CAPTURES,
-    UNPICKLED,
-    Patch,
-    Wrapped,
-    is_joining,
-    parameters_digest,
-    watch_uneven_inputs,
-    why_another_world,
-)
+from autoddp.worker.ddp.model import parameters_digest
+from autoddp.worker.ddp.patch import Patch, watch_uneven_inputs
+from autoddp.worker.ddp.private import is_joining
 from autoddp.worker.ddp.unreduced import STEPS as UNREDUCED_STEPS
 from autoddp.worker.ddp.unreduced import Unreduced
+from autoddp.worker.ddp.wrapped import Wrapped, why_another_world
 from autoddp.worker.effects.binding import Binding
 from autoddp.worker.effects.compiling import Compiling
 from autoddp.worker.effects.threads import Threads

@@ -1,0 +1,57 @@
+"""Calls a function at a moment of a backward pass: at its begin, at a gradient, when all are computed, at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle, unserializable_hook
+
+from autoddp.worker.ddp.private import queue_callback, tensors_in
+
+
+def when_backward_begins(
+    output: Any, call: Callable[[], object], tensors: Callable[[Any], list[torch.Tensor]] = tensors_in
+) -> bool:
+    """Call `call` at each gradient of a tensor in `output`, which a module has returned; `tensors` finds them.
+
+    Returns whether there is such a tensor. A script may save it: without the mark torch would warn that this hook is
+    not saved with it.
+    """
+
+    def begins(_gradient: torch.Tensor) -> None:
+        call()
+
+    unserializable_hook(begins)
+    found = [tensor for tensor in tensors(output) if tensor.requires_grad]
+    for tensor in found:
+        tensor.register_hook(begins)
+    return bool(found)
+
+
+def when_gradients_come(parameters: Iterable[torch.Tensor], call: Callable[[], object]) -> list[RemovableHandle]:
+    """Call `call` at the gradient of each of these parameters, until the handles are removed."""
+
+    def comes(_gradient: torch.Tensor) -> None:
+        call()
+
+    unserializable_hook(comes)
+    return [parameter.register_hook(comes) for parameter in parameters if parameter.requires_grad]
+
+
+def after_backward_computed(call: Callable[[], None]) -> None:
+    """Call `call` when the current backward pass has computed all gradients; DDP waits for its reductions after that.
+
+    It must be called before the last gradient is ready, because DDP queues its waiting then.
+    """
+    queue_callback(call)
+
+
+def after_this_backward(call: Callable[[], None]) -> None:
+    """Call `call` when the current backward pass has ended, and with it DDP's reduction."""
+
+    def then() -> None:
+        queue_callback(call)  # runs after the callbacks that DDP has queued until then
+
+    queue_callback(then)

@@ -1,0 +1,239 @@
+"""Whatever autoddp does to torch's DistributedDataParallel, its reducer and its tensors by names that are not public.
+
+This is the only file that uses private names of them. Each function has one use, so a new version of torch that moves
+such a name is followed here alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+Method = Callable[..., Any]
+
+register_builtin_hook: Callable[..., None] = DDP._register_builtin_comm_hook
+set_static_graph: Callable[[DDP], None] = DDP._set_static_graph
+"""torch's own methods, as they were before anything of autoddp stood in their place."""
+
+OF_ARGUMENTS = (
+    "static_graph",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "batched_grad_copy",
+    "bucket_bytes_cap",
+    "bucket_bytes_cap_list",
+    "bucket_bytes_cap_default",
+    "_bucket_config",
+)
+"""Attributes that DDP's constructor makes of arguments that are knobs; older versions of torch have fewer."""
+BROADCASTS = ("broadcast_buffers", "forward_sync_buffers")
+"""Attributes that DDP's constructor makes of `broadcast_buffers`, which has two names since torch 2.13."""
+
+FIRST_OF_STATIC = "_static_graph_delay_allreduce_enqueued"
+"""An attribute that a DDP object has only with a static graph."""
+OF_THE_OLD_REDUCER = ("reducer", "logger", FIRST_OF_STATIC)
+"""Attributes to delete before DDP's constructor runs again. The first two keep the old reducer alive, whose destructor
+removes its autograd hooks from the parameters. The third is set only for a static graph, and would stay afterwards."""
+_MODULE_STATE = frozenset(nn.Module().__dict__)
+CARRIED_OVER = _MODULE_STATE | {
+    "require_backward_grad_sync",
+    "require_forward_param_sync",
+    "_join_config",
+    "_ddp_sink_clone",
+    # An object without buffers never broadcasts those that the script has added to the module since.
+    "modules_buffers",
+    "named_module_buffers",
+}
+"""Attributes that keep their values when DDP's constructor runs again: they are the script's, not the constructor's."""
+_FIRST_SYNC = ("_verify_param_shape_across_processes", "_sync_module_states")
+"""Functions that DDP's constructor calls to compare the parameters of all ranks and to copy those of rank 0."""
+
+
+def replace_methods(register_builtin: Method, static_graph: Method) -> None:
+    """Put these in the place of `register_builtin_hook` and `set_static_graph`, for every object."""
+    DDP._register_builtin_comm_hook = register_builtin  # type: ignore[method-assign]
+    DDP._set_static_graph = static_graph  # type: ignore[method-assign]
+
+
+def wrap_forward(before: Callable[[Method], Method], after: Callable[[Method], Method]) -> None:
+    """Wrap what DDP does before the module's forward, and what it does after it. Wrappers may be wrapped again."""
+    DDP._pre_forward = _wrapped_by(before, DDP._pre_forward)  # type: ignore[method-assign]
+    DDP._post_forward = _wrapped_by(after, DDP._post_forward)  # type: ignore[method-assign]
+
+
+def _wrapped_by(wrap: Callable[[Method], Method], method: Method) -> Method:
+    return _skipped_by_dynamo(functools.wraps(method)(wrap(method)))
+
+
+def _skipped_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, skipped by Dynamo: Dynamo skips DDP's file, and must also skip our wrappers of its methods.
+
+    `functools.wraps` copies what an earlier wrapper of the method has, also the attribute by which torch 2.7 and 2.8
+    find the function to skip: they would give back that wrapper's, and leave this one out.
+    """
+    vars(function).pop("_torchdynamo_orig_callable", None)
+    disable = cast("Callable[..., Any]", torch.compiler.disable)
+    return cast("Callable[..., Any]", disable(function, recursive=False))
+
+
+@contextlib.contextmanager
+def without_first_sync() -> Iterator[None]:
+    """Keep DDP's constructor from comparing and copying parameters, where it has no argument for that (torch 2.6)."""
+    of_torch = vars(torch.nn.parallel.distributed)
+    before = {name: of_torch[name] for name in _FIRST_SYNC}
+    of_torch.update(dict.fromkeys(before, lambda *_, **__: None))
+    try:
+        yield
+    finally:
+        of_torch.update(before)
+
+
+def copy_state_of_rank_0(ddp: DDP) -> None:
+    """Copy what DDP synchronises from rank 0 to all ranks, as its constructor does."""
+    size, ignored = ddp.broadcast_bucket_size, ddp.parameters_to_ignore
+    sync = dist.utils._sync_module_states
+    sync(ddp.module, ddp.process_group, size, 0, ignored, broadcast_buffers=ddp.broadcast_buffers)
+
+
+def module_parameters(ddp: DDP) -> Iterable[nn.Parameter]:
+    """The parameters of the module that DDP was not told to ignore, in its order, frozen ones too."""
+    found: Iterable[nn.Parameter] = ddp._module_parameters
+    return found
+
+
+def ignored_names(module: nn.Module) -> set[str]:
+    """Names of the parameters and buffers of `module` that the script tells DDP to ignore."""
+    return set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+def device_of(ddp: DDP) -> torch.device:
+    """The device of all its parameters, or of the first of them."""
+    device: torch.device = next(iter(module_parameters(ddp))).device
+    return device
+
+
+def has_hook(ddp: DDP) -> bool:
+    """Whether the object's reducer has a communication hook in Python."""
+    return bool(getattr(ddp, "_comm_hooks", None))
+
+
+def compiles_calls(module: nn.Module) -> bool:
+    """Whether torch.compile compiles calls of `module`, or of a part of it."""
+    return any(isinstance(m, torch._dynamo.OptimizedModule) or m._compiled_call_impl for m in module.modules())
+
+
+def is_compiled_itself(ddp: DDP) -> bool:
+    """Whether the script has called `ddp.compile()`."""
+    return bool(ddp._compiled_call_impl)
+
+
+def uses_python_reducer(ddp: DDP) -> bool:
+    """Whether torch.compile's python_reducer reduces the object's gradients."""
+    return bool(getattr(ddp, "_use_python_reducer", False))
+
+
+def steps_inside_backward(module: nn.Module) -> bool:
+    """Whether an optimizer steps as soon as a gradient of `module` is ready."""
+    return any(hasattr(p, "_in_backward_optimizers") for p in module.parameters())
+
+
+def root_of(mesh: Any) -> Any:
+    """The mesh from which `mesh` was cut, or `mesh` itself; found in the same way as in DDP's constructor."""
+    if hasattr(mesh, "_get_root_mesh"):
+        return mesh._get_root_mesh()
+    return dist.device_mesh._mesh_resources.get_root_mesh(mesh)  # torch before 2.9
+
+
+def is_joining(ddp: DDP) -> bool:
+    """Whether the script uses `ddp` inside `join()`: then some ranks may have ended and only shadow its reductions."""
+    return bool(ddp._join_config.enable)
+
+
+def has_buffer_hook(ddp: DDP) -> bool:
+    """Whether the script has registered a hook that DDP calls in place of its broadcast of buffers."""
+    return hasattr(ddp, "buffer_hook")
+
+
+def must_reduce(ddp: DDP) -> bool:
+    """Whether the next backward pass must reduce: with a static graph, DDP learns the order in the first one."""
+    return bool(ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued)
+
+
+def has_final_buckets(ddp: DDP) -> bool:
+    """Whether DDP has made its buckets for the second time. It does that once, before a forward pass, or never."""
+    return bool(getattr(ddp, "_has_rebuilt_buckets", False))
+
+
+def store_of(ddp: DDP) -> Any:
+    """The store of the object's process group; None if torch does not give it."""
+    try:
+        return dist.distributed_c10d._get_process_group_store(ddp.process_group)
+    except (AttributeError, KeyError):
+        return None
+
+
+def backend_of(ddp: DDP) -> str:
+    """The backend that reduces the object's gradients: "nccl", "gloo", and so on.
+
+    A group may have one backend for each type of device, as after `init_process_group()` without a backend. There
+    `get_backend` returns none of these names but "undefined", or "cpu:gloo,cuda:nccl" as the script has written it.
+    """
+    by_device = dict(part.split(":") for part in dist.get_backend_config(ddp.process_group).split(",") if ":" in part)
+    return by_device.get(device_of(ddp).type, dist.get_backend(ddp.process_group))
+
+
+def tensors_in(output: Any) -> list[torch.Tensor]:
+    """All tensors in the output of a module, as far as DDP itself finds them."""
+    return list(torch.nn.parallel.distributed._find_tensors(output))
+
+
+def tensors_of_static_graph(output: Any) -> list[torch.Tensor]:
+    """The tensors in the output of a module from which DDP learns a static graph.
+
+    These are others than those of `tensors_in`: torch's pytrees do not see into dataclasses, nor into classes that a
+    script has derived from dict, list or tuple.
+    """
+    leaves = torch.nn.parallel.distributed._tree_flatten_with_rref(output)[0]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def inside_forward(ddp: DDP) -> contextlib.AbstractContextManager[None]:
+    """A context as inside the object's forward pass: torch.compile cuts graphs in it at this object's buckets."""
+    inside: contextlib.AbstractContextManager[None] = ddp._inside_ddp_forward()
+    return inside
+
+
+def hooks_inside(module: nn.Module) -> list[dict[int, Any]]:
+    """The hook dictionaries of all modules inside `module`, without its own; these are no copies."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [getattr(inner, name) for inner in module.modules() if inner is not module for name in names]
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often `tensor` was written to in place. torch has no public name for it."""
+    return int(tensor._version)
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor of which `tensor` is a part or another shape, as a gradient is of its bucket; None for any other.
+
+    torch has no public name for it.
+    """
+    return tensor._base
+
+
+def uses_of(storage: torch.UntypedStorage) -> int:
+    """How many tensors and objects of Python hold this storage: `storage` itself is one. torch has no other name."""
+    return int(torch._C._storage_Use_Count(storage._cdata))
+
+
+def queue_callback(call: Callable[[], None]) -> None:
+    """Call `call` when the current backward pass has computed all gradients, after what is queued already."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
