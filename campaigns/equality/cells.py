@@ -26,7 +26,7 @@ from trainings import BY_HAND_UNTIL, MOMENTUM, STEPS, TRAININGS, parameters, sta
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.wire import BlockDone, Measure, Message, Ready, WorkerConfig
-from autoddp.worker.gradients import accumulation
+from autoddp.worker.gradients import same_on_all
 from autoddp.worker.job import applying
 from autoddp.worker.trial import tuning
 
@@ -138,7 +138,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _rank(rank: int, cell: Cell, folder: Path) -> dict[str, Any]:
     configuration = Configuration(cell.configuration)
-    accumulation._PATIENCE = PATIENCE / 9  # seconds in which ranks agree: here all are on one machine
+    same_on_all._PATIENCE = PATIENCE / 9  # seconds in which ranks agree: here all are on one machine
     if cell.fault is not None:
         cell.fault()
     torch.set_num_threads(int(str(configuration.get("threads", 1))) if cell.way == RECIPE else 1)

@@ -36,8 +36,8 @@ from autoddp.knobs.micro_batches import (
     STEPS_WITHOUT_GRADIENTS,
 )
 from autoddp.worker import hooks
-from autoddp.worker.gradients import accumulation
 from autoddp.worker.gradients import deferred as implicit_no_sync
+from autoddp.worker.gradients import same_on_all
 from autoddp.worker.gradients.switch import ReductionSwitch
 from autoddp.worker.hooks.bucket import GradBucket
 from autoddp.worker.hooks.sixteen_bit import bf16_hook
@@ -232,7 +232,7 @@ def test_a_crash_is_told_from_other_ends() -> None:
 
 def patience_ends() -> None:
     """At once, where a rank waits for the others to come to the same place."""
-    accumulation._PATIENCE = 1.0
+    same_on_all._PATIENCE = 1.0
 
 
 @pytest.mark.parametrize(

@@ -393,10 +393,10 @@ class FirstSteps(DdpEvents):
         self._reads_gradients.reads(given)
         self._left -= 1
         # `ImplicitNoSync` itself sees what is read where it has put a reduction off.
-        if self._reads_gradients.between and self._accumulation.keeps_on():
+        if self._reads_gradients.between and self._accumulation.makes_several_one():
             raise left_unreduced(DISCARDS_GRADIENTS, ACCUMULATE_STEPS.name)
         # `Accumulation` itself sees what is thrown away between two passes: that has not been used.
-        if changed and self._accumulation.keeps_on():
+        if changed and self._accumulation.makes_several_one():
             raise left_unreduced(CHANGES_GRADIENTS, ACCUMULATE_STEPS.name)
         if self._by_hand.found:
             why = DISCARDS_GRADIENTS if self._by_hand.discards else CHANGES_GRADIENTS

@@ -1,0 +1,65 @@
+"""What must be the same on all ranks while steps are kept, whose gradients are each rank's own.
+
+A script that decides by a norm, or throws a step away, would otherwise do something else on each rank, and from then on
+the ranks would reduce in different steps. They agree through the store of the model's process group.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
+from autoddp.worker.ddp.private import store_of
+from autoddp.worker.gradients.switch import left_unreduced
+from autoddp.worker.job.fitting import waited
+
+_PATIENCE = 60.0  # seconds in which the other ranks come to the same place of the script
+
+
+class Norms:
+    """Norms of gradients that are the same on all ranks, by what has read them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, torch.Tensor] = {}
+
+    def of_all(self, which: str, norm: torch.Tensor) -> torch.Tensor:
+        """Remember this one, of gradients that are reduced, if it is finite; and return it."""
+        before = self._known.get(which, norm)
+        # The host need not wait for the device.
+        self._known[which] = torch.where(norm.isfinite(), norm, before).detach()
+        return norm
+
+    def last(self, which: str, norm: torch.Tensor, ddp: DDP) -> torch.Tensor:
+        """The one that was remembered; where there is none yet, rank 0's own `norm`, which it gives to all ranks."""
+        if which not in self._known:
+            store, size = store_of(ddp), ddp.process_group.size()
+            if store is not None and size > 1:
+                key = f"autoddp/norm/{which}"
+                if dist.get_rank(ddp.process_group) == 0:
+                    store.set(key, repr(float(norm)))
+                if waited(lambda: store.check([key]), _PATIENCE):
+                    norm = torch.full_like(norm, float(store.get(key)))
+            self._known[which] = norm.detach()
+        return self._known[which].clone()
+
+
+def all_throw_away(number: int, objects: Iterable[DDP]) -> None:
+    """Wait until all ranks throw the script's step of that number away; RuntimeError if some of them do not."""
+    for ddp in {id(ddp.process_group): ddp for ddp in objects}.values():
+        store, size = store_of(ddp), ddp.process_group.size()
+        if store is None:
+            continue
+        key = f"autoddp/thrown/{number}"
+        store.add(key, 1)
+        if not waited(functools.partial(_has_reached, store, key, size), _PATIENCE):
+            raise left_unreduced("some ranks alone leave out a step", ACCUMULATE_STEPS.name)
+
+
+def _has_reached(store: Any, key: str, count: int) -> bool:
+    return bool(store.add(key, 0) >= count)
