@@ -58,6 +58,7 @@ _MOMENT = 4.0  # trials after which two moments have little in common
 _OUTLIER = 2.0  # spreads from the model beyond which a measurement loses weight
 _ROUNDS_AT_FIRST, _ROUNDS = 12, 2  # of the fit; later fits begin at the last one's result
 _NUDGE = 0.02  # of a logarithm, for a derivative
+_NEAR = 0.5  # of each logarithm: derivatives from there serve here too
 _LONGEST = 1.5  # of a logarithm: no round of the fit changes a number more
 _MOST = 10  # trials that a fit looks at, the newest; each costs a simulated step for each number
 _MOST_BUCKETS = 150  # of a trial that a fit looks at, for the same reason
@@ -89,6 +90,8 @@ class Calibration:
         self._seen: list[_Seen] = []
         self._number = 0
         self._off: list[float] = []
+        self._slopes: dict[int, tuple[Numbers, Numbers]] = {}
+        """Trial → the logarithms on which its step depends, and the derivatives of the step's logarithm there."""
         self._values = {name: getattr(self._guess, name) for name in self._spreads}
         self._fit(_ROUNDS_AT_FIRST)
 
@@ -121,30 +124,41 @@ class Calibration:
         spreads = np.array([self._spreads.get(name, _COMPUTING_SPREAD) for name in names])
         logs = np.log([self._values.get(name, 1.0) for name in names])
 
-        known: dict[tuple[int, tuple[float, ...]], float] = {}
-        """Trial, and the logarithms on which its step depends → residual."""
         places_of = [_places(names, one.configuration) for one in seen]
+        measured, noise = np.log([one.seconds for one in seen]), np.array([one.noise for one in seen])
 
-        def residuals(values: Numbers) -> Numbers:
-            """A derivative changes one number. A step that does not depend on it is not simulated again."""
+        def modelled(one: _Seen, values: Numbers) -> float:
+            """The logarithm of a step's seconds; that of the measured ones where the model does not know them."""
             found = self._coefficients(dict(zip(names, np.exp(values).tolist(), strict=True)))
-            keys = [
-                (one.number, tuple(values[place] for place in places))
-                for one, places in zip(seen, places_of, strict=True)
-            ]
-            for one, key in zip(seen, keys, strict=True):
-                if key not in known:
-                    known[key] = _residual(one, step_seconds(self.profile, one.configuration, found))
-            return np.array([known[key] for key in keys])
+            return math.log(step_seconds(self.profile, one.configuration, found) or one.seconds)
+
+        off_at: dict[bytes, Numbers] = {}
+
+        def off(values: Numbers) -> Numbers:
+            """How many spreads of its noise each measurement is above the model."""
+            at = values.tobytes()  # a round begins where the one before has ended
+            if at not in off_at:
+                off_at[at] = (measured - [modelled(one, values) for one in seen]) / noise
+            return off_at[at]
+
+        def slopes(values: Numbers) -> Numbers:
+            """The derivatives of `off`. A step depends on some of the numbers only."""
+            found = np.zeros((len(seen), len(names)))
+            for row, one, places, here in zip(found, seen, places_of, measured - off(values) * noise, strict=True):
+                at, known = self._slopes.get(one.number, (values[places] + 1.0, values))
+                if np.abs(at - values[places]).max() > _NEAR:
+                    nudged = (values + _NUDGE * (np.arange(len(names)) == place) for place in places)
+                    known = np.array([(modelled(one, there) - here) / _NUDGE for there in nudged])
+                    self._slopes[one.number] = values[places], known
+                row[places] = -known / one.noise
+            return found
 
         for _ in range(rounds):
-            logs = _better(logs, guesses, spreads, residuals)
+            logs = _better(logs, guesses, spreads, off, slopes)
         self._values = dict(zip(names, np.exp(logs).tolist(), strict=True))
         self.profile = replace(self.profile, coefficients=self._coefficients(self._values))
-        modelled = [step_seconds(self.profile, one.configuration) or one.seconds for one in seen]
-        off = np.log([one.seconds / found for one, found in zip(seen, modelled, strict=True)])
         shared = [[_in_common(one, other) + (one is other) * one.noise**2 for other in seen] for one in seen]
-        self._off = np.linalg.solve(shared, off).tolist()
+        self._off = np.linalg.solve(shared, off(logs) * noise).tolist()
 
     def _coefficients(self, values: dict[str, float]) -> Coefficients:
         computing = {name: value for name, value in values.items() if name not in self._spreads}
@@ -171,26 +185,32 @@ def _buckets(configuration: Configuration) -> object:
     return BUCKET_CAP_MB.of(configuration), BUCKET_CAP_MB_LIST.of(configuration)
 
 
-def _residual(seen: _Seen, predicted: float | None) -> float:
-    """How many spreads of its noise a measurement is above the model; less than that for one far away."""
-    found = math.log(seen.seconds / predicted) / seen.noise if predicted else 0.0
-    return found if abs(found) <= _OUTLIER else math.copysign(_OUTLIER * math.sqrt(abs(found) / _OUTLIER), found)
-
-
-def _better(logs: Numbers, guesses: Numbers, spreads: Numbers, residuals: Callable[[Numbers], Numbers]) -> Numbers:
+def _better(
+    logs: Numbers,
+    guesses: Numbers,
+    spreads: Numbers,
+    off: Callable[[Numbers], Numbers],
+    slopes: Callable[[Numbers], Numbers],
+) -> Numbers:
     """One round of Gauss and Newton, halved until the sum of squares falls; unchanged if it does not."""
 
-    def cost(values: Numbers, found: Numbers) -> float:
-        return float(found @ found + np.square((values - guesses) / spreads).sum())
+    def cost(values: Numbers) -> float:
+        return float(np.square(_tamed(off(values))).sum() + np.square((values - guesses) / spreads).sum())
 
-    now = residuals(logs)
-    nudges = _NUDGE * np.eye(len(logs))
-    slopes = np.array([(residuals(logs + nudge) - now) / _NUDGE for nudge in nudges])
-    matrix = slopes @ slopes.T + np.diag(1 / spreads**2)
-    step = np.linalg.solve(matrix, -slopes @ now - (logs - guesses) / spreads**2).clip(-_LONGEST, _LONGEST)
-    before = cost(logs, now)
+    tamed = _tamed(off(logs))
+    is_far = np.abs(off(logs)) > _OUTLIER
+    weights = 1 - is_far * (1 - _OUTLIER / 2 / np.maximum(np.abs(tamed), _OUTLIER))  # the derivative of `_tamed`
+    by = slopes(logs) * weights[:, None]
+    matrix = by.T @ by + np.diag(1 / spreads**2)
+    step = np.linalg.solve(matrix, -tamed @ by - (logs - guesses) / spreads**2).clip(-_LONGEST, _LONGEST)
+    before = cost(logs)
     for halvings in range(4):
         tried: Numbers = logs + step / 2**halvings
-        if cost(tried, residuals(tried)) < before:
+        if cost(tried) < before:
             return tried
     return logs
+
+
+def _tamed(off: Numbers) -> Numbers:
+    """The same for measurements near the model, less for those far away: an outlier has less weight."""
+    return np.copysign(np.minimum(np.abs(off), _OUTLIER * np.sqrt(np.abs(off) / _OUTLIER)), off)
