@@ -7,13 +7,15 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import costs
 import cpu_time
 import pytest
 from forks import STARTS
 from lab import Lab, unavailable
-from launchers import FROM_NOTHING
+from launchers import AUTODDP, FROM_NOTHING, SCRIPTS, start
+from shared import once
 
 _BEGAN = time.monotonic()
 gc.disable()  # what is collected is no garbage: to look for some takes a quarter of the collection's time
@@ -28,6 +30,19 @@ def lab() -> Iterator[Callable[..., Lab]]:
         pytest.skip(f"no lab: {reason}")
     with contextlib.ExitStack() as open_labs:
         yield lambda **options: open_labs.enter_context(Lab(**options))
+
+
+@pytest.fixture(scope="session")
+def tuned_plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a tuned launch of plain.py left, with a trace: its folder, and `stderr` beside it."""
+
+    def tune(folder: Path) -> None:
+        words = ["--nproc-per-node", "2", "--trials", "2", "--allow", "exact", "--diagnose-budget", "0", "--trace"]
+        env = {"TUNED_TIMES_LONGER": "12"}
+        launch = start(AUTODDP, folder / "out", [*words, str(SCRIPTS / "plain.py")], env).wait()
+        assert launch.returncode == 0, launch.stderr[-2000:]
+
+    return once(tmp_path_factory, "tuned_plain", tune) / "out"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,13 +1,10 @@
 """What several files of these tests share."""
 
-import fcntl
-import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from launchers import SEVERAL, TORCHRUN, start
+from shared import once
 
 
 @pytest.fixture(scope="session")
@@ -20,26 +17,11 @@ def by_torchrun(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     for item in request.session.items:
         commands_of = getattr(item.module, "BY_TORCHRUN", {}).get(item.originalname)
         if commands_of is not None:
-            needed.update(dict.fromkeys(commands_of(**item.callspec.params)))
+            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            needed.update(dict.fromkeys(commands_of(**parameters)))
 
     def train(folder: Path) -> None:
         launch = start(TORCHRUN, folder / "out", ["--nproc-per-node", "2", SEVERAL, *needed]).wait()
         assert launch.returncode == 0, launch.stderr[-2000:]
 
     return once(tmp_path_factory, "by_torchrun", train) / "out"
-
-
-def once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A folder that `make` fills, once for all workers of this test run."""
-    base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent
-    with open(base / f"{name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (base / name).exists():
-            unfinished = base / f"{name}.unfinished"
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir()
-            make(unfinished)
-            unfinished.rename(base / name)
-    return base / name

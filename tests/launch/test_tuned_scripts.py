@@ -16,7 +16,6 @@ from autoddp.recipe import load
 from autoddp.topology import numa_nodes
 
 TUNED = [
-    "plain.py",
     whole("bind_name.py --how all"),
     whole("positional.py"),
     whole("subclass.py"),
@@ -47,7 +46,12 @@ def run(
 
 def summary(launch: Launch) -> dict:
     """The newest summary.json that a launch left behind."""
-    return json.loads(max(launch.folder.glob(".autoddp/2*/summary.json")).read_text())
+    return summary_in(launch.folder)
+
+
+def summary_in(folder: Path) -> dict:
+    """The newest one in a launch's folder."""
+    return json.loads(max(folder.glob(".autoddp/2*/summary.json")).read_text())
 
 
 def ranks_said(launch: Launch) -> list[int]:
@@ -61,21 +65,32 @@ def same_parameters(found: Path, expected: Path) -> bool:
     return all(torch.allclose(a[name], b[name], rtol=1e-3, atol=1e-4) for a, b in pairs for name in b)
 
 
-BY_TORCHRUN = {"test_tuned_and_launched": lambda script: [script]}
+BY_TORCHRUN = {
+    "test_tuned_and_launched": lambda script: [script],
+    "test_the_plainest_script_is_tuned_and_launched": lambda: ["plain.py"],
+}
 
 
 @pytest.mark.parametrize("script", TUNED)
 def test_tuned_and_launched(script, by_torchrun, tmp_path):
     tuned = run(AUTODDP, tmp_path / "tuned", script, "--trials", "2", "--allow", "exact", env=LONG)
     assert tuned.returncode == 0, tuned.stderr[-2000:]
-    study = summary(tuned)
+    check_tuned_and_launched(script, tuned.folder, by_torchrun)
+
+
+def test_the_plainest_script_is_tuned_and_launched(by_torchrun, tuned_plain):
+    check_tuned_and_launched("plain.py", tuned_plain, by_torchrun)
+
+
+def check_tuned_and_launched(script, folder, by_torchrun):
+    study = summary_in(folder)
     assert study["baseline"]["seconds"] > 0
     # no trial where next to nothing can be won (no_sync reduces once in four backward passes)
     assert len(study["trials"]) == (2 if study["headroom"]["interval"][1] >= 0.03 else 0)
     assert all(trial["state"] != "failed" for trial in study["trials"])
     compiled = "the module is compiled, and a new cap would compile it again: --recompile tries a few"
     assert (study["job"]["left_out"].get("bucket_cap_mb") == compiled) is script.startswith("compiled.py")
-    assert same_parameters(tuned.folder, by_torchrun / folder_of(script))
+    assert same_parameters(folder, by_torchrun / folder_of(script))
 
 
 @pytest.mark.whole
