@@ -190,9 +190,11 @@ def _apart(one: Ran, other: Ran, kinds: Sequence[str] = ("parameters", "buffers"
 def cells(only: str, short: bool) -> list[tuple[str, Cell]]:
     """With the configuration's name."""
     trainings = SHORT_TRAININGS if short else tuple(TRAININGS)
-    names = SHORT_CONFIGURATIONS if short else tuple(CONFIGURATIONS)
+    names = list(CONFIGURATIONS)
     found = []
-    for training in trainings:
+    for number, training in enumerate(trainings):
+        if short:  # two for each training, so that each stands beside three trainings
+            names = [SHORT_CONFIGURATIONS[(number + more) % len(SHORT_CONFIGURATIONS)] for more in (0, 1)]
         ways = [(name, RECIPE) for name in names]
         if not short or training in SHORT_TUNED:
             ways += [*((name, TUNED) for name in names if name in TURNED), (names[0], HEADROOM)]

@@ -54,7 +54,7 @@ def wrapped(folder: Path, *command: str, options: tuple[str, ...] = WRAP, **env:
 @pytest.mark.parametrize(
     "command",
     [
-        ["torchrun", *TWO, REPORTER, "--trials", "7"],
+        whole(["torchrun", *TWO, REPORTER, "--trials", "7"]),  # the word's way is that of a job that fails, below
         whole([sys.executable, "-u", "-m", "torch.distributed.run", *TWO, REPORTER, "--trials", "7"]),
         ["bash", "-c", f'{sys.executable} -m torch.distributed.run "$@"', "--", *TWO, REPORTER, "--trials", "7"],
         [sys.executable, "-c", CALLS_RUN.replace("{port}", "29544"), REPORTER, "--trials", "7"],
@@ -192,7 +192,9 @@ def test_errors_are_one_line(words: list[str], says: str, tmp_path: Path) -> Non
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("options", "says"), [('--output "x', "No closing quotation"), ("--trails 3", "--trails")])
+@pytest.mark.parametrize(
+    ("options", "says"), [('--output "x', "No closing quotation"), whole("--trails 3", "--trails")]
+)
 def test_a_variable_set_by_hand_may_be_wrong(options: str, says: str, tmp_path: Path) -> None:
     printed = subprocess.run([*WRAP], capture_output=True, text=True, env=environment(), check=True).stdout
     program = f"{printed}export AUTODDP_WRAP='{options}'; exec torchrun \"$@\""

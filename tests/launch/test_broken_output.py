@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import AUTODDP, SCRIPTS, Launch, forked, start
+from launchers import AUTODDP, SCRIPTS, Launch, forked, start, whole
 
 # A script that prints fails by itself on a full disk, as under torchrun.
 SCRIPT = f"""
@@ -52,16 +52,24 @@ def require_tuned_and_launched(launch: Launch) -> None:
     assert launch.processes() == []
 
 
-@pytest.mark.parametrize("kind", ["a reader that goes", "a full disk"])
-def test_the_job_runs(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stdout", "stderr"),
+    [
+        ("a full disk", "a reader that goes"),
+        whole("a reader that goes", "a full disk"),
+        whole("a full disk", "a full disk"),
+    ],
+)
+def test_the_job_runs(stdout: str, stderr: str, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
-        if kind == "a full disk":
-            output: Any = stack.enter_context(open("/dev/full", "w"))
-        else:
-            output = stack.enter_context(subprocess.Popen(["head", "-2"], stdin=subprocess.PIPE)).stdin
+
+        def opened(kind: str) -> Any:
+            if kind == "a full disk":
+                return stack.enter_context(open("/dev/full", "w"))
+            return stack.enter_context(subprocess.Popen(["head", "-2"], stdin=subprocess.PIPE)).stdin
 
         def popen(argv: Sequence[str], **options: Any) -> Any:
-            return forked(argv, **{**options, "stdout": output, "stderr": output})
+            return forked(argv, **{**options, "stdout": opened(stdout), "stderr": opened(stderr)})
 
         launch = start(AUTODDP, place(tmp_path), WORDS, LONG, popen).wait()
     require_tuned_and_launched(launch)

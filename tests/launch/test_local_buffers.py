@@ -73,7 +73,7 @@ BY_TORCHRUN = {
 }
 
 
-@pytest.mark.parametrize("script", ["batch_norm.py", EVALUATES])
+@pytest.mark.parametrize("script", [whole("batch_norm.py"), EVALUATES])
 def test_rank_0_is_as_under_torchrun(script, recipe, by_torchrun, tmp_path):
     """Rank 1 has the same parameters, and running statistics of its own batches that began with those of rank 0."""
     job = launched(tmp_path / "job", "--recipe", str(recipe), "--force", script=script)
@@ -86,7 +86,7 @@ def test_rank_0_is_as_under_torchrun(script, recipe, by_torchrun, tmp_path):
     assert "deprecated" not in job.stderr
 
 
-@pytest.mark.parametrize("script", [FREEZES, WITH_A_QUEUE, *JOINS])
+@pytest.mark.parametrize("script", [FREEZES, WITH_A_QUEUE, JOINS[0], whole(JOINS[1])])
 def test_buffers_travel_again_where_training_reads_them(script, recipe, by_torchrun, tmp_path):
     """A recipe is bound to the parameters, not to the buffers nor to the loop around the model."""
     job = launched(tmp_path / "job", "--recipe", str(recipe), "--force", script=script)

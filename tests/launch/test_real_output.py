@@ -7,14 +7,13 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import termios
 import threading
 from pathlib import Path
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, TORCHRUN, start
+from launchers import AUTODDP, SCRIPTS, TORCHRUN, forked, start
 
 from autoddp.knobs import Configuration
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, save
@@ -47,7 +46,8 @@ def on_a_terminal(command, folder: Path, words, asked: bytes = b"\0", answer: by
                 os.write(ours, answer)
 
     def popen(argv, **options):
-        return subprocess.Popen(argv, **{**options, "stdin": theirs, "stdout": theirs, "stderr": theirs})
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), os.fdopen(theirs, "r+b", 0, closefd=False))
+        return forked(argv, **{**options, **streams})
 
     reader = threading.Thread(target=read)
     reader.start()

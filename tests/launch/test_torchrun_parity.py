@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from launchers import REPORTER, SCRIPTS, SIDES, side_by_side
+from launchers import REPORTER, SCRIPTS, SIDES, side_by_side, whole
 
 TWO = ["--nproc-per-node", "2"]
 # Whatever differs between two launches of torchrun itself; the rest must be equal.
@@ -26,7 +26,10 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module", params=WAYS)
+SHORT = {"script", "no_python", "static", "variables"}
+
+
+@pytest.fixture(scope="module", params=[name if name in SHORT else whole(name) for name in WAYS])
 def way(request, tmp_path_factory):
     words, env, workers = WAYS[request.param]
     return side_by_side(tmp_path_factory.mktemp(request.param), words, env), workers

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 
 import pytest
+import torch
 from launchers import AUTODDP, REPORTER, SCRIPTS, start
 
 from autoddp.knobs import Configuration
-from autoddp.recipe import load, save
+from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, load, save
 
 PLAIN = str(SCRIPTS / "plain.py")
 CPUS = len(os.sched_getaffinity(0))
@@ -62,12 +62,13 @@ def test_a_number_that_the_user_set_is_pinned(tmp_path):
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, "3"), ("2", "2")])
-def test_the_launched_job_gets_it_unless_the_user_says_otherwise(launch, tmp_path, monkeypatch, own, expected):
+def test_the_launched_job_gets_it_unless_the_user_says_otherwise(tmp_path, monkeypatch, own, expected):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    found = launch.folder / "scripts.plain.autoddp.toml"
-    here = replace(load(found).fits, nodes=1, networks=())
-    recipe = replace(load(found), fits=here, configuration=Configuration(), env={"OMP_NUM_THREADS": "3"})
-    save(recipe, tmp_path / "recipe.toml")
+    version = torch.__version__.split("+")[0]
+    fits = Fits(2, 1, "gloo", ("cpu",), version, 288, "0123456789abcdef")
+    made_by = MadeBy("0.1.0", version, "3.11.7", "2026-01-01T00:00:00Z")
+    evidence = Evidence(31.0, 0.1, 20, 6, 100, "for a test")
+    save(Recipe(made_by, fits, Configuration(), evidence, env={"OMP_NUM_THREADS": "3"}), tmp_path / "recipe.toml")
     variables = {} if own is None else {"OMP_NUM_THREADS": own}
     words = ["--nproc-per-node", "2", "--recipe", str(tmp_path / "recipe.toml"), REPORTER]
     launch = start(AUTODDP, tmp_path / "job", words, variables).wait()
