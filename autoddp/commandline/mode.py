@@ -59,7 +59,7 @@ class Mode:
 
     @property
     def as_written(self) -> Mode:
-        """The same mode without a recipe and without tuning."""
+        """This mode without a recipe and without tuning."""
         return replace(self, tune=False, recipe=None, path=None, chosen=None, notes=False)
 
     @property

@@ -212,5 +212,5 @@ def _better(
 
 
 def _tamed(off: Numbers) -> Numbers:
-    """The same for measurements near the model, less for those far away: an outlier has less weight."""
+    """Measurements near the model as they are, those far away smaller: an outlier has less weight."""
     return np.copysign(np.minimum(np.abs(off), _OUTLIER * np.sqrt(np.abs(off) / _OUTLIER)), off)

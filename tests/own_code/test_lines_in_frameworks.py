@@ -18,7 +18,7 @@ from torch import nn
 from autoddp.knobs import Configuration
 from autoddp.own_code import Lines, lines_for
 from autoddp.recipe import save
-from autoddp.worker.ddp.objects import parameters_digest
+from autoddp.worker.ddp.model import parameters_digest
 
 JOB = str(Path(__file__).with_name("framework_job.py"))
 VERSION = torch.__version__.split("+")[0]

@@ -76,7 +76,7 @@ class Accumulation(Effect, DdpEvents, GradientHandler):
         self.in_step = False
         """Whether a model was called for training since the script's last step."""
         self._trains = False
-        """The same since the script has begun."""
+        """Whether one was called for training since the script has begun."""
         self._left_out = False
         """Whether clipping or unscaling was left out in the present step, which nothing can make up for."""
         self._inside = 0

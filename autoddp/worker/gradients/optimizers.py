@@ -30,7 +30,7 @@ class Optimizers:
     def __init__(self, parameters: Callable[[], Sequence[nn.Parameter]]) -> None:
         self._parameters = parameters
         self._given: list[Optimizer] = []
-        """Those that were given parameters since the last look."""
+        """Optimizers that were given parameters since the last look."""
         self._beside: list[torch.Tensor] = []
         """What an optimizer holds beside what DDP reduces."""
         self._stepped: set[bool] = set()
