@@ -6,6 +6,7 @@
 # make fuzz    a long run of the fuzz tests: 100,000 inputs for each reader in tests/security, and for tests/topology
 # make traces  158 ways of writing files and seven frameworks, each at every level of isolation (25 minutes)
 # make compat  46 scripts of frameworks and of plain torch, unmodified, beside torchrun: docs/compatibility.md (half an hour)
+# make clusters  every platform on two hosts, pods, and a real Slurm, as root (half an hour)
 # make faults  faults of every kind at every moment of a tuning job, on one host and on two, as root (two hours)
 # make endurance  200 starts with an exception, 100 killed launchers, 30 broken outputs, 50 tunings in a row (an hour)
 # make mutations  60 random faults in autoddp, and how many of them the tests notice (half an hour)
@@ -29,7 +30,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 HAS = $(BIN)/python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("$(1)") is None)'
 
-.PHONY: demo test test-whole costs equality fuzz traces compat faults endurance mutations clean
+.PHONY: demo test test-whole costs equality fuzz traces compat clusters faults endurance mutations clean
 .DEFAULT_GOAL := test
 
 # demo/ ignores itself, so that no run of the demo shows up in git.
@@ -87,6 +88,11 @@ compat: .venv/.ready
 	  && DS_BUILD_OPS=0 DS_BUILD_SHM_COMM=1 $(PIP) --no-build-isolation deepspeed; }
 	$(BIN)/python -m pytest --whole tests/campaigns/test_compat.py
 	$(BIN)/python campaigns/compat/run_all.py --json compat.json --page docs/compatibility.md
+
+# As root, with Debian's slurm-wlm and munge; the forms of code for frameworks are tried with the extra `compat`.
+clusters: .venv/.ready
+	@$(PIP) -e '.[test,compat]'
+	$(BIN)/python -m pytest --whole tests/cluster tests/own_code
 
 faults: .venv/.ready
 	$(BIN)/python campaigns/faults/matrix.py --at-once 2 --results faults.jsonl

@@ -82,7 +82,7 @@ def both_sides(local: Local, name: str, recipe: Recipe) -> tuple[list[str], list
     save(recipe, home / file)
     lines, script = lines_for(recipe, file, case.form).text, MLP
     if case.form in _WRAPPED:
-        written = home / f"{name.replace(', ', '-')}.py"
+        written = home / f"job-{name.replace(', ', '-')}.py"  # not the name of a package that it imports
         indented = textwrap.indent(lines, "    ")
         written.write_text(_SCRIPT.format(jobs=str(JOBS), lines=indented, wrapped=_WRAPPED[case.form]))
         script = str(written)

@@ -150,6 +150,11 @@ class Lab:
                 self.run(host, "tc", "qdisc", "del", "dev", "eth0", "root")
         self._rate = rate
 
+    def names(self, host: int, text: str) -> None:
+        """Replace a host's own /etc/hosts, also while programs run there; the lab was given `names`."""
+        assert self._names is not None
+        Path(self._folder.name, f"hosts{host}").write_text(text)  # in place: the file is mounted
+
     def link(self, host: int, state: str) -> None:
         """Take a host's link "down", or "up" again."""
         self.run(host, "ip", "link", "set", "eth0", state)

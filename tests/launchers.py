@@ -90,6 +90,16 @@ class Launch:
                     found.append(int(entry.name))
         return found
 
+    def training(self, script: str) -> list[int]:
+        """The ranks of a script that have joined their process group: gloo has threads of its own."""
+        found = []
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                if words[1:3] == ["-u", script] and len(os.listdir(f"/proc/{pid}/task")) > 2:
+                    found.append(pid)
+        return found
+
     def kill(self) -> None:
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
@@ -106,6 +116,11 @@ class Launch:
         text = re.sub(r"\d{4}-\d{2}-\d{2}[_ ]\d{2}:\d{2}:\d{2}", "<time>", text)
         text = re.sub(r"(pid:? |PID |\b[Pp]rocess )\d+", r"\1<pid>", text)
         return re.sub(r"/tmp/torchelastic_\w+/(\S+?)_\w{8}/", r"<tmp>/\1/", text)
+
+
+def unwrapped(text: str) -> str:
+    """What launchers have said, each line that was wrapped as one line again; srun may have put a number in front."""
+    return re.sub(r"\n(\d+: )?autoddp:   ", " ", text)
 
 
 def chosen(request: Any, test: str, parameter: str) -> list[Any]:

@@ -32,7 +32,7 @@ SlurmctldPort=6817
 SlurmdPort=6818
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket={folder}/munge/socket{more_of_munge}
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
@@ -62,14 +62,19 @@ def unavailable() -> str:
 
 
 class Slurm:
-    """A cluster of all hosts of a lab, up once this has returned; `folder` has its files and its logs."""
+    """A cluster of all hosts of a lab, up once this has returned; `folder` has its files and its logs.
 
-    def __init__(self, hosts: Lab, folder: Path, cpus: int = 4) -> None:
+    With `requeues` a job that is put back into the queue starts again after ten seconds, not after two minutes: when
+    what Slurm has signed for its first start has expired. On a busy machine that may be too soon for a start.
+    """
+
+    def __init__(self, hosts: Lab, folder: Path, cpus: int = 4, requeues: bool = False) -> None:
         self._hosts, self._folder = hosts, folder
         self._daemons: list[subprocess.Popen[Any]] = []
         (folder / "munge").mkdir(parents=True)
         (folder / "state").mkdir()
-        text = _CONFIGURATION.format(folder=folder, address=hosts.address(0))
+        more = ",cred_expire=10" if requeues else ""
+        text = _CONFIGURATION.format(folder=folder, address=hosts.address(0), more_of_munge=more)
         for host in range(len(hosts)):
             text += f"NodeName=host{host} NodeAddr={hosts.address(host)} CPUs={cpus} RealMemory=1000 State=UNKNOWN\n"
         text += f"PartitionName=all Nodes=host[0-{len(hosts) - 1}] Default=YES MaxTime=INFINITE State=UP\n"

@@ -8,7 +8,7 @@ from autoddp.attempts.bench_job import BenchRequest, parse, run_bench
 from autoddp.bench import store
 from autoddp.bench.expectation import judge
 from autoddp.errors import UsageError
-from autoddp.log import show, show_json, tell
+from autoddp.log import show, show_json, tell, tell_wrapped
 from autoddp.topology import verdicts
 from autoddp.topology.probe import probe
 
@@ -24,7 +24,7 @@ def run(arguments: list[str]) -> int:
     request = parse(arguments)
     _require_room(request)
     if request.says:
-        tell(request.says)
+        tell_wrapped(request.says)
     result = run_bench(request)
     try:
         tell(f"kept as {store(request.output, result)}")

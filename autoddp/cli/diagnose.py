@@ -18,7 +18,7 @@ from autoddp.diagnose import NOTHING
 from autoddp.errors import NotTuned, UsageError
 from autoddp.hosts.agreement import agree
 from autoddp.hosts.together import Hosts
-from autoddp.log import printable, show, show_exactly, show_json, tell
+from autoddp.log import printable, show, show_exactly, show_json, tell, tell_wrapped
 from autoddp.network.own_network import Network
 from autoddp.processes.signals import signals_end_tuning
 from autoddp.processes.silence import awaiting
@@ -64,7 +64,7 @@ def examine(options: Options, as_json: bool) -> None:
     options = replace(options, diagnose_only=True, tune_only=True)
     require_script(options.torchrun)
     for line in options.says:
-        tell(line)
+        tell_wrapped(line)
     mode = choose_to_diagnose(options)
     for line in filter(None, (mode.ranks, mode.says)):
         tell(line)

@@ -26,7 +26,7 @@ from autoddp.commandline.secret_words import without_secrets
 from autoddp.errors import AutoddpError
 from autoddp.hosts.late_hosts import Running
 from autoddp.hosts.together import Hosts
-from autoddp.log import OutputLost, printable, show, show_exactly, tell
+from autoddp.log import OutputLost, printable, show, show_exactly, tell, tell_wrapped
 from autoddp.network.own_network import Network
 from autoddp.processes.signals import signals_end_tuning
 from autoddp.processes.silence import awaiting
@@ -114,7 +114,7 @@ def prepare(options: Options) -> Job | None:
         run_below_a_supervisor()
     require_script(options.torchrun)
     for line in options.says:
-        tell(line)
+        tell_wrapped(line)
     mode = choose(options)  # where this is an error, nothing has been said of the mode
     if not mode.as_torchrun:
         require_rendezvous(options.torchrun)

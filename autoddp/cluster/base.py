@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -89,6 +90,11 @@ class Platform:
         """The value of a variable; None if it is not set or empty."""
         value = self._variables.get(variable, "").strip()
         return Told(value, variable) if value else None
+
+    def _file_name(self, variable: str) -> Told | None:
+        """A variable's value as a run id: torch makes a folder of that name, and `slurm://torchx/17` can be none."""
+        told = self._text(variable)
+        return Told(re.sub(r"[^\w.-]+", "-", told.value), variable) if told else None
 
     def _number(self, variable: str, flag: str, least: int = 0) -> Told | None:
         """A variable's whole number; None if it is not set, UsageError with the overruling flag for other text."""

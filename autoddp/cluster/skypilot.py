@@ -38,7 +38,7 @@ class SkyPilot(Platform):
 
     @property
     def run_id(self) -> Told | None:
-        return self._text("SKYPILOT_TASK_ID")
+        return self._file_name("SKYPILOT_TASK_ID")
 
     def _addresses(self) -> list[str]:
         """The nodes' addresses, one a line, the first node's first."""

@@ -24,4 +24,4 @@ class TorchX(Platform):
 
     @property
     def run_id(self) -> Told | None:
-        return self._text("TORCHX_JOB_ID")
+        return self._file_name("TORCHX_JOB_ID")

@@ -64,7 +64,11 @@ def settle(torchrun: argparse.Namespace, given: Mapping[str, str], variables: Ma
     if "nnodes" not in given and nodes is not None and nodes.value == "1":
         return Settled()
     if all(field in given for field in _FLAGS):  # the whole place: Kubeflow gives it by torchrun's own variables
-        return Settled(_says(torchrun, {}, given, platforms) if isinstance(platforms[0], Kubeflow) else "")
+        if not isinstance(platforms[0], Kubeflow):
+            return Settled()
+        if not given["master_addr"].startswith("-"):
+            torchrun.master_from = given["master_addr"]
+        return Settled(_says(torchrun, {}, given, platforms))
     asked = _asked(platforms, given)
     told = {
         field: answer

@@ -30,6 +30,7 @@ _PAUSE = 0.2  # seconds between two attempts
 _ARRIVED = 6.0  # seconds of waiting for other hosts before the user is told which have arrived, and between two looks
 _GATHERING = 10.0  # seconds for what another host, or the network, should have done
 _LONG = 1 << 14  # characters: several packets, of the usual size and of jumbo frames
+_MENDS = "start the host that has this address, open the port there, or correct the option on this host"
 _MUTE = (
     "connections are accepted there, but no launcher has answered yet (another program may have this port, or the name "
     "service is slow)"
@@ -96,12 +97,9 @@ def _answered(endpoint: Endpoint, limit: float, say: Callable[[str], None], conn
         here = f"{endpoint.option} {endpoint} from this host ({socket.gethostname()}): {why}"
         waited = time.monotonic() - began
         if waited > limit and (asked is None or asked.seconds > _GATHERING):
-            raise UsageError(
-                f"the hosts cannot meet at {here}, for {duration(waited)}: start the host that has this address, open "
-                "the port there, or correct the option on this host"
-            )
+            raise UsageError(f"the hosts cannot meet at {here}, for {duration(waited)}: {_MENDS}")
         if waited > _SOON and why != reason:
-            reason, told.line = why, f"waiting at {here}; trying for {duration(limit)}"
+            reason, told.line = why, f"waiting at {here}; trying for {duration(limit)}: {_MENDS}"
             say(told.line)
         if asked is None:
             time.sleep(_PAUSE)

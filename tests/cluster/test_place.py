@@ -11,6 +11,7 @@ from recorded import NAMES, read
 from autoddp.attempts.bench_job import parse as bench
 from autoddp.commandline.options import parse, torchrun_parser
 from autoddp.errors import UsageError
+from autoddp.log import tell_wrapped
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +72,7 @@ ALONE = {
     "pytorchjob-without-pet": "give --nnodes and --node-rank and --master-addr",
     "torchx": "give --nnodes and --node-rank",
     "ray-train": "give --nnodes and --node-rank and --master-addr",
+    "composer": "give --nnodes and --node-rank and --master-addr",
     "volcano-two-tasks": "give --nnodes and --node-rank and --master-addr",
     "slurm-step-on-one-node": "",
     "slurm-salloc-one-node": "",
@@ -176,6 +178,15 @@ def test_each_thing_is_said_with_its_variable(understood) -> None:
     )
 
 
+@pytest.mark.parametrize("name", TOLD)
+def test_what_is_said_fits_a_terminal(understood, name, capsys) -> None:
+    _, (line,) = understood(read(name))
+    tell_wrapped(line)
+    printed = capsys.readouterr().err.splitlines()
+    assert max(map(len, printed)) <= 80
+    assert " ".join(one.removeprefix("autoddp: ").strip() for one in printed) == line
+
+
 @pytest.mark.parametrize("name", [name for name in TOLD if name not in ("trainjob", "pytorchjob")])
 @pytest.mark.parametrize("variable", [False, True], ids=["flag", "PET"])
 def test_one_flag_overrules_one_answer(understood, name, variable) -> None:
@@ -245,6 +256,7 @@ def test_the_innermost_counts_and_that_is_said(understood, inner, outer) -> None
 
 def test_torchx_on_slurm_has_torchxs_master_and_slurms_nodes(understood) -> None:
     found, (line,) = understood(read("slurm-step-node1") | read("torchx"))
+    assert place(found)[5] == "slurm-torchx-17"  # a name for a folder, which torch makes of it
     assert place(found)[:4] == ("2", 1, "n01", 15001)  # node 0, where TorchX may be silent, takes Slurm's port too
     assert line.startswith("TorchX and Slurm: ")
 

@@ -3,12 +3,15 @@
 import signal
 import socket
 import threading
+import time
 
-from launchers import AUTODDP, ROOT, SCRIPTS, start, wait_for
+import pytest
+from launchers import AUTODDP, ROOT, SCRIPTS, free_port, start, wait_for
 from torch.distributed import HashStore
 
+from autoddp.errors import UsageError
 from autoddp.network import gathering
-from autoddp.network.gathering import Arrivals, Endpoint
+from autoddp.network.gathering import Arrivals, Endpoint, wait_for_answer
 
 
 def test_an_unknown_rendezvous_is_one_line(tmp_path):
@@ -71,3 +74,48 @@ def test_who_has_come_of_a_range_of_hosts_and_how_long_others_may():
         f"2 of 2 to 3 hosts have arrived at 10.0.0.1:29500 ({here}, {here}); others may come for 30 s",
         f"3 of 2 to 3 hosts have arrived at 10.0.0.1:29500 ({here}, {here}, {here})",
     ]
+
+
+@pytest.fixture
+def silent():
+    """A port of this host that answers nobody: its queue of connections is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        place = server.getsockname()
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(place)
+        yield place[1]
+        for one in waiting:
+            one.close()
+
+
+UNREACHED = {
+    "an address that does not answer": ("127.0.0.1", "does not answer (a firewall, or a wrong address)"),
+    "a port where nothing listens": ("127.0.0.1", "connection refused"),
+    "a name that does not resolve": ("no-such-host.invalid", "the name no-such-host.invalid does not resolve"),
+}
+
+
+@pytest.mark.parametrize("what", UNREACHED)
+def test_a_master_that_nobody_reaches_is_told_within_five_seconds(what, silent):
+    """Where it comes from, its value, why and what to do. Hosts may come late, so the wait goes on to its own limit."""
+    host, why = UNREACHED[what]
+    port = silent if "answer" in what else int(free_port())
+    began, said = time.monotonic(), []
+    option = "--master-addr (from SLURM_STEP_NODELIST)"
+
+    def say(line):
+        said.append((time.monotonic() - began, line))
+
+    with pytest.raises(UsageError) as ended:
+        wait_for_answer(Endpoint(option, host, port), 4.5, say, lambda: pytest.fail("nobody is there"))
+    (seconds, line), *_ = said
+    assert seconds < 5
+    here = f"{option} {host}:{port} from this host ({socket.gethostname()}): "
+    assert line.startswith(f"waiting at {here}")
+    assert str(ended.value).startswith(f"the hosts cannot meet at {here}")
+    for text in (line, str(ended.value)):
+        assert why in text
+        assert text.endswith("or correct the option on this host")
+        assert "\n" not in text
