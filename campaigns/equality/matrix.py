@@ -197,7 +197,9 @@ def cells(only: str, short: bool) -> list[tuple[str, Cell]]:
             names = [SHORT_CONFIGURATIONS[(number + more) % len(SHORT_CONFIGURATIONS)] for more in (0, 1)]
         ways = [(name, RECIPE) for name in names]
         if not short or training in SHORT_TUNED:
-            ways += [*((name, TUNED) for name in names if name in TURNED), (names[0], HEADROOM)]
+            ways += [(name, TUNED) for name in names if name in TURNED]
+        if not short or number == 0:  # the headroom has no configuration
+            ways += [(names[0], HEADROOM)]
         found += [(name, Cell(training, way, CONFIGURATIONS[name])) for name, way in ways]
     if short:
         found += [(name, Cell(training, way, CONFIGURATIONS[name])) for training, way, name in SHORT_CELLS]

@@ -286,7 +286,7 @@ def noise_of_its_own() -> None:
     [
         (put_off_for_ever, "plain", "steps 2", "accumulate_steps=2", 2),
         (put_off_for_ever, "micro even", "defer 4", "defer_reductions=4", 2),
-        (put_off_for_ever, "no_sync 2", "steps 4 view", "accumulate_steps=4", 10),
+        whole(put_off_for_ever, "no_sync 2", "steps 4 view", "accumulate_steps=4", 10),
         (nothing_is_made_up_for, "plain", "defer 4 view", "defer_reductions=4", 2),
         (noise_of_its_own, "plain", "bf16", 'hook="bf16"', 100),
     ],

@@ -74,7 +74,7 @@ def test_a_loader_of_a_script_without_optimizer(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".autoddp/2*/attempt1")), "the script ended"
 
 
-@pytest.mark.parametrize("json_too", [True, False])
+@pytest.mark.parametrize("json_too", [True, whole(False)])
 def test_a_script_without_ddp(tmp_path: Path, json_too: bool) -> None:
     option = ["--json"] if json_too else []
     done = diagnose(tmp_path, *option, "--nproc-per-node", "2", str(SCRIPTS / "no_ddp.py"))

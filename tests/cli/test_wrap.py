@@ -175,13 +175,13 @@ def test_a_python_without_autoddps_dependencies_keeps_its_torchrun(tmp_path: Pat
         (["--trails", "3", "x"], "--trails: no option of autoddp (did you mean '--trials'?)"),
         (["--trials", "x", "y"], "must be a whole number of 0 or more"),
         (["--trials"], "needs a value"),
-        (["--nproc-per-node", "2", "x"], "--nproc-per-node: no option of autoddp"),
+        whole(["--nproc-per-node", "2", "x"], "--nproc-per-node: no option of autoddp"),
         (["no-such-command"], "no such command"),
-        (["--json", "x"], "--json: no option of autoddp"),
-        (["diagnose", "--jsno", "x"], "--jsno: no option of autoddp"),
+        whole(["--json", "x"], "--json: no option of autoddp"),
+        whole(["diagnose", "--jsno", "x"], "--jsno: no option of autoddp"),
         (["diagnose", "--json", "no-such-command", "--json"], "wrap no-such-command: no such command"),
         (["--", "diagnose"], "wrap diagnose: no such command"),
-        (["./folder"], "no such command"),
+        whole(["./folder"], "no such command"),
     ],
 )
 def test_errors_are_one_line(words: list[str], says: str, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_no_script_is_forgotten():
 
 
 SAMPLE = {"plain.py", "bind_name.py --how all", "two_models.py", "no_sync.py", "best_checkpoint.py", "closure.py"}
-SAMPLE |= {"gan.py", "no_ddp.py", "short.py"}
+SAMPLE |= {"gan.py", "no_ddp.py"}
 BY_TORCHRUN = {"test_same_parameters": lambda command: [command]}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, SEVERAL, start
+from launchers import AUTODDP, SCRIPTS, SEVERAL, chosen, start, whole
 from scripts.several import folder_of
 
 from autoddp.knobs import Configuration, Rung
@@ -17,14 +17,14 @@ LARGE = str(SCRIPTS / "large_batch.py")
 TWO = ["--nproc-per-node", "2"]
 LONGER = {"TUNED_TIMES_LONGER": "20"}
 WAYS = (
-    "",
+    whole(""),
     "--clip --schedule",
-    "--scaler",
+    whole("--scaler"),
     "--scaler --clip --adam",
-    "--clears after --adam",
+    whole("--clears after --adam"),
     "--clears late",
     "--clears model",
-    "--clears zeros --schedule",
+    whole("--clears zeros --schedule"),
 )
 BY_TORCHRUN = {"test_the_same_parameters_as_by_hand": lambda way: [written(way), by_hand(way)]}
 
@@ -54,13 +54,14 @@ def study(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trained(study, tmp_path_factory):
-    """All ways to train, in one launch."""
+def trained(request, study, tmp_path_factory):
+    """All ways to train that are run, in one launch."""
+    ways = chosen(request, "test_the_same_parameters_as_by_hand", "way")
     folder = tmp_path_factory.mktemp("trained")
     found = load(study[0].folder / "scripts.large_batch.autoddp.toml")
     recipe = str(folder / "recipe.toml")
     save(replace(found, configuration=Configuration({"accumulate_steps": 4}), env={}), recipe)
-    launch = start(AUTODDP, folder / "out", [*TWO, "--recipe", recipe, SEVERAL, *map(written, WAYS)]).wait()
+    launch = start(AUTODDP, folder / "out", [*TWO, "--recipe", recipe, SEVERAL, *map(written, ways)]).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     return launch.folder
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from launchers import AUTODDP, SCRIPTS, SEVERAL, start
+from launchers import AUTODDP, SCRIPTS, SEVERAL, chosen, start, whole
 from scripts.several import folder_of
 
 from autoddp.cli.predict import run
@@ -19,7 +19,7 @@ from autoddp.recipe import load, save
 
 MICRO = str(SCRIPTS / "micro_batches.py")
 TWO = ["--nproc-per-node", "2"]
-COMMANDS = ("micro_batches.py", "micro_batches.py --clip", "micro_batches.py --batches 100")
+COMMANDS = (whole("micro_batches.py"), "micro_batches.py --clip", "micro_batches.py --batches 100")
 BY_TORCHRUN = {"test_the_same_parameters_as_no_sync_by_hand": lambda command: [command, f"{command} --by-hand"]}
 
 
@@ -56,9 +56,10 @@ def recipe(study):
 
 
 @pytest.fixture(scope="module")
-def trained(recipe, tmp_path_factory):
-    """All ways to train, in one launch."""
-    words = [*TWO, "--recipe", recipe, SEVERAL, *COMMANDS]
+def trained(request, recipe, tmp_path_factory):
+    """All ways to train that are run, in one launch."""
+    commands = chosen(request, "test_the_same_parameters_as_no_sync_by_hand", "command")
+    words = [*TWO, "--recipe", recipe, SEVERAL, *commands]
     launch = start(AUTODDP, tmp_path_factory.mktemp("trained") / "recipe", words).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     return launch.folder

@@ -23,7 +23,7 @@ TUNED = [
     "no_sync.py",
     whole("toggle_sync.py"),
     whole("grad_scaler.py"),
-    "best_checkpoint.py",
+    whole("best_checkpoint.py"),  # traces have its ways to write, at each level of isolation
     whole("snapshot.py"),
     whole("rank0_evaluates.py"),
     whole("closure.py"),

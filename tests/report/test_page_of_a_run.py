@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import stat
+import sys
 from pathlib import Path
 
-from launchers import AUTODDP, ROOT, SCRIPTS, Launch, start
+from launchers import SCRIPTS, Launch, start
 
 LONG = {"TUNED_TIMES_LONGER": "12"}
 BROKEN = """
@@ -17,9 +18,9 @@ raise ImportError("this jinja2 is broken")
 """
 
 
-def launched(folder: Path, *options: str, env: dict[str, str] | None = None) -> Launch:
+def launched(command: tuple[str, ...], folder: Path, *options: str) -> Launch:
     words = ["--nproc-per-node", "2", *options, str(SCRIPTS / "plain.py")]
-    launch = start(AUTODDP, folder, words, {**LONG, **(env or {})}).wait()
+    launch = start(command, folder, words, LONG).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     assert (folder / "rank0.pt").exists()
     return launch
@@ -44,13 +45,14 @@ def test_a_page_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "jinja2.py").write_text(BROKEN)
-    paths = {"PYTHONPATH": f"{broken}:{ROOT}"}
-    launch = launched(tmp_path / "run", "--trials", "2", "--allow", "exact", env=paths)
+    finds_it = f"import sys; sys.path.insert(0, {str(broken)!r}); from autoddp.cli.main import main; main()"
+    command = (sys.executable, "-c", finds_it)
+    launch = launched(command, tmp_path / "run", "--trials", "1", "--allow", "exact", "--diagnose-budget", "0")
     (warning,) = [line for line in launch.stderr.splitlines() if "report.html" in line]  # nor does the answer name it
     assert warning.startswith("autoddp: warning: ")
     assert warning.endswith("report.html could not be written: this jinja2 is broken")
     assert len(list(launch.folder.glob(".autoddp/2*/summary.json"))) == 1
     (broken / "imported").unlink()
-    launched(tmp_path / "run", env=paths)
+    launched(command, tmp_path / "run")
     assert "autoddp: recipe scripts.plain.autoddp.toml: launching " in launch.stderr
     assert not (broken / "imported").exists()
