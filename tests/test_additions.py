@@ -122,6 +122,7 @@ def run(package: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def tried(package: Path, trials: int) -> tuple[list[dict[str, object]], set[str]]:
     """Configurations that a study has measured, and the rungs of its ladder."""
     words = ["-m", "autoddp", "--nproc-per-node", "2", "--tune-only", "--trials", str(trials), "--allow", "toy"]
+    words += ["--diagnose-budget", "0"]
     run(package, *words, str(SCRIPTS / "plain.py"), "--steps", "100000")
     summary = json.loads(next(package.parents[1].glob(".autoddp/2*/summary.json")).read_text())
     measured = [trial["configuration"] for trial in summary["trials"] if trial["state"] == "measured"]

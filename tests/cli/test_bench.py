@@ -57,7 +57,8 @@ def test_the_result_is_kept(ended: Launch) -> None:
 
 @pytest.mark.parametrize("device", [whole(""), "TCP"])
 def test_tuning_uses_what_was_measured_in_the_same_world(ended: Launch, tmp_path: Path, device: str) -> None:
-    words = [*TWO, "--trials", "1", "--tune-only", "--output", str(ended.folder / ".autoddp"), SCRIPTS / "plain.py"]
+    words = [*TWO, "--trials", "1", "--tune-only", "--diagnose-budget", "0"]
+    words += ["--output", str(ended.folder / ".autoddp"), SCRIPTS / "plain.py"]
     variables = {"TUNED_TIMES_LONGER": "12", **({"GLOO_DEVICE_TRANSPORT": device} if device else {})}
     launch = start(AUTODDP, tmp_path / "out", list(map(str, words)), variables).wait()
     assert launch.returncode == 0, launch.stderr[-3000:]

@@ -103,7 +103,7 @@ def test_accelerate_launch_is_tuned(tmp_path: Path) -> None:
     """The real `accelerate launch`: it fills in torchrun's options and calls torchrun's `run` in its own process."""
     accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     more = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "{port}"]
-    options = (*AUTODDP, "wrap", "--trials", "2", "--allow", "exact")
+    options = (*AUTODDP, "wrap", "--trials", "2", "--allow", "exact", "--diagnose-budget", "0")
     job = [*accelerate, *more, str(SCRIPTS / "plain.py")]
     launch = wrapped(tmp_path / "job", *job, options=options, TUNED_TIMES_LONGER="20")
     assert launch.returncode == 0, launch.stderr

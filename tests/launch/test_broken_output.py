@@ -29,7 +29,7 @@ finish(model)
 del model, sgd
 stop()
 """
-WORDS = ["--nproc-per-node", "2", "--trials", "2", "--allow", "exact", "train.py"]
+WORDS = ["--nproc-per-node", "2", "--trials", "2", "--allow", "exact", "--diagnose-budget", "0", "train.py"]
 LONG = {"TUNED_TIMES_LONGER": "12"}
 REDIRECTED = {
     "closed": "{} >&- 2>&- <&-",

@@ -18,6 +18,9 @@ STATIC = {"static_graph": True}
 LATER = "unused.py --from-step 12"
 
 
+TUNED = ("--trials", "2", "--allow", "exact", "--tune-only", "--diagnose-budget", "0")
+
+
 def launched(folder, *words, script="unused.py"):
     name, *options = script.split()
     words = ["--nproc-per-node", "2", *words, str(SCRIPTS / name), *options]
@@ -27,7 +30,7 @@ def launched(folder, *words, script="unused.py"):
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """A short study."""
-    launch = launched(tmp_path_factory.mktemp("tuned") / "out", "--trials", "2", "--allow", "exact", "--tune-only")
+    launch = launched(tmp_path_factory.mktemp("tuned") / "out", *TUNED)
     assert launch.returncode == 0, launch.stderr[-2000:]
     return launch
 

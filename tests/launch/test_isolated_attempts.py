@@ -58,7 +58,7 @@ def test_every_attempt_begins_from_the_users_state(kind: str, tmp_path: Path, te
             ends = pty.openpty()
             stack.callback(os.closerange, min(ends), max(ends) + 1)
             stdin, as_it_was = ends[1], termios.tcgetattr(ends[1])
-        words = ["--nproc-per-node", "2", "--trials", "3", "--allow", "exact", STATEFUL]
+        words = ["--nproc-per-node", "2", "--trials", "3", "--allow", "exact", "--diagnose-budget", "0", STATEFUL]
         popen = forked if kind == "file" else subprocess.Popen
         env = {**LONG, "TMPDIR": str(temporary)}
         launch = start(AUTODDP, folder, words, env, popen=partial(popen, stdin=stdin)).wait()
@@ -190,9 +190,8 @@ def test_what_a_killed_keeper_leaves_is_cleaned_at_the_next_start(tmp_path: Path
     launch = killed(tmp_path, temporary, kill_all_of_ours)
     wait_for(lambda: not launch.processes(), "the end of every process")
     assert list(temporary.iterdir()) != []
-    again = run(
-        AUTODDP, launch.folder, "plain.py", "--trials", "1", "--tune-only", env={**LONG, "TMPDIR": str(temporary)}
-    )
+    options = ["--trials", "1", "--tune-only", "--diagnose-budget", "0"]
+    again = run(AUTODDP, launch.folder, "plain.py", *options, env={**LONG, "TMPDIR": str(temporary)})
     assert again.returncode == 0
     assert "cleaned what a killed run left" in again.stderr
     assert list(temporary.iterdir()) == []

@@ -21,6 +21,9 @@ JOINS = ["batch_norm.py --joins 8", "batch_norm.py --joins 0"]
 WITH_A_QUEUE = "batch_norm.py --queue"
 
 
+ONE_TRIAL = ("--trials", "1", "--tune-only", "--diagnose-budget", "0")
+
+
 def launched(folder, *words, script="batch_norm.py"):
     name, *options = script.split()
     words = ["--nproc-per-node", "2", *words, str(SCRIPTS / name), *options]
@@ -36,7 +39,7 @@ def study_of(launch):
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """A study that was asked for it."""
-    words = ("--local-buffers", "--trials", "8", "--tune-only")
+    words = ("--local-buffers", "--trials", "8", "--tune-only", "--diagnose-budget", "0")
     return launched(tmp_path_factory.mktemp("tuned") / "out", *words)
 
 
@@ -113,6 +116,6 @@ def test_a_job_with_other_inputs_is_as_written_again(script, recipe, by_torchrun
     ],
 )
 def test_not_offered(words, script, why, tmp_path):
-    study = study_of(launched(tmp_path / "out", *words, "--trials", "1", "--tune-only", script=script))
+    study = study_of(launched(tmp_path / "out", *words, *ONE_TRIAL, script=script))
     assert study["job"]["left_out"].get("broadcast_buffers") == why
     assert not any("broadcast_buffers" in trial["configuration"] for trial in study["trials"])

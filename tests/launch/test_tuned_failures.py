@@ -19,8 +19,7 @@ def test_planted_failure(kind, tmp_path):
         AUTODDP,
         tmp_path / "run",
         f"planted_failure.py --kind {kind}",
-        "--trials",
-        "4",
+        *("--trials", "4", "--diagnose-budget", "0"),
         env={"TUNED_TIMES_LONGER": "12"},
     )
     assert launch.returncode == 0, launch.stderr[-2000:]

@@ -34,7 +34,8 @@ def equal(one, other, buffers=True):
 
 def tuned(folder, *words, times_longer="20"):
     """The folder of a launch that tunes the script, and the summary of its study."""
-    launch = start(AUTODDP, folder / "out", [*TWO, "--tune-only", *words], {"TUNED_TIMES_LONGER": times_longer}).wait()
+    words = [*TWO, "--tune-only", "--diagnose-budget", "0", *words]
+    launch = start(AUTODDP, folder / "out", words, {"TUNED_TIMES_LONGER": times_longer}).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     return launch.folder, json.loads(max(launch.folder.glob(".autoddp/2*/summary.json")).read_text())
 

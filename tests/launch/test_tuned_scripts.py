@@ -195,7 +195,7 @@ def test_a_snapshot_written_while_tuning_is_not_there_to_resume_from(tmp_path):
 def test_a_saved_recipe_is_launched_without_trials(tmp_path):
     """Nobody gives a number of ranks here: tuned and launched with those that this host gets by itself."""
     script = str(SCRIPTS / "plain.py")
-    words = ["--allow", "exact", "--tune-only", script, "--trials", "1"]
+    words = ["--allow", "exact", "--tune-only", "--diagnose-budget", "0", script, "--trials", "1"]
     tuned = start(AUTODDP, tmp_path / "run", words, LONG).wait()
     recipe = tuned.folder / "scripts.plain.autoddp.toml"
     assert recipe.exists(), tuned.stderr[-2000:]
