@@ -25,7 +25,7 @@ FLOORS = (
     ("knobs", "processes"),
     ("recipe", "bench", "settings", "trace", "network"),
     ("wire", "predict", "runs", "torchrun", "own_code"),
-    ("worker", "study", "diagnose", "commandline"),
+    ("worker", "study", "diagnose", "collectives", "commandline"),
     ("report", "hosts"),
     ("attempts",),
     ("cli",),
@@ -48,7 +48,13 @@ HOMES = {
     "optuna": ("study/sampler.py",),
     "numpy": ("predict/calibration.py",),
     "wrapt": ("worker/process/bootstrap.py", "worker/process/isolated.py", "isolation/hooks.py"),
-    "rich": ("tables.py", "report/terminal.py", "report/node_text.py", "report/diagnosis_text.py"),
+    "rich": (
+        "tables.py",
+        "report/terminal.py",
+        "report/node_text.py",
+        "report/communication_text.py",
+        "report/diagnosis_text.py",
+    ),
     "tomlkit": ("recipe/write.py",),
     "tomli": ("recipe/read.py",),
     "msgspec": ("codec.py",),
@@ -116,6 +122,12 @@ PRIVATE_TO_OTHERS = {
     ("isolation/elsewhere/requests.py", "_channel"),
     # Which library sends: Python has no public way to the frames of a call that does not import inspect.
     ("isolation/elsewhere/sockets.py", "_getframe"),
+    # The same of who calls a collective.
+    ("worker/observe/call_recorder.py", "_getframe"),
+    # Where torch takes the agent's store for that of any ranks: the only place where the port is known.
+    ("worker/process/agent_store.py", "_create_c10d_store"),
+    # The end of a forked rank of a replay, which must not run what its parent has registered.
+    ("worker/bench/replay.py", "_exit"),
     # The same of who reads a gradient.
     ("worker/gradients/access.py", "_getframe"),
     # Where torch gives a tensor's shared memory a name.
@@ -136,6 +148,7 @@ TORCH_CUDA_ELSEWHERE = {
     # Programs of their own, in no script's rank.
     "worker/bench/__main__.py": {"device_count", "get_device_name", "is_available", "mem_get_info", "set_device"},
     "worker/bench/burst.py": {"set_device"},
+    "worker/bench/replay.py": {"current_device", "device_count", "set_device", "synchronize"},
 }
 """Other files of the worker → what they use of torch.cuda; "" is the module itself."""
 
@@ -260,6 +273,7 @@ ROOMS = (
     *(
         "attempts",
         "cluster",
+        "collectives",
         "commandline",
         "diagnose",
         "hosts",

@@ -12,5 +12,6 @@ env_screening  a short benchmark of variables before that
 deadline       when tuning must be over
 rank_states    where the ranks are, and which of them wait
 hang_timeout   when they hang
+communication  scripts that communicate without DDP
 bench_job      the job of `autoddp bench`
 """

@@ -14,15 +14,18 @@ from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from autoddp.attempts.communication import Enough, diagnosed
 from autoddp.attempts.deadline import Deadline, command_given
 from autoddp.attempts.env_screening import Screening
 from autoddp.attempts.isolating import Isolation, choose_isolation
+from autoddp.attempts.job_machine import NO_DDP
 from autoddp.attempts.journal import Journal
 from autoddp.attempts.keeper import Attempt, Keeper
 from autoddp.attempts.live_job import LiveJob
 from autoddp.attempts.rank_states import Waiting
 from autoddp.attempts.resuming import cut_off, job_now, study_begins, study_is_over
 from autoddp.codec import decode, encode
+from autoddp.collectives import CommunicationDiagnosis
 from autoddp.commandline.options import Options
 from autoddp.diagnose import Diagnosis, Examination, MeasureAnatomy, Surroundings
 from autoddp.errors import HostLost, UsageError
@@ -39,7 +42,7 @@ from autoddp.processes.signals import Interrupted
 from autoddp.processes.silence import awaiting
 from autoddp.recipe import require_replaceable
 from autoddp.runs import nccl_logs
-from autoddp.runs.folder import RunFolder, temporary_folder
+from autoddp.runs.folder import CALLS, RunFolder, temporary_folder
 from autoddp.runs.latest import point_to
 from autoddp.runs.rank_logs import LogKeeper
 from autoddp.runs.usual_folders import OUTPUT, elsewhere
@@ -49,6 +52,8 @@ from autoddp.timing import Difference
 from autoddp.timing.timeline import Timeline
 from autoddp.units import data_size, duration
 from autoddp.wire import JobFacts, WorkerConfig
+from autoddp.wire.recorded_calls import VARIABLE as RECORDS
+from autoddp.wire.recorded_calls import RecordingPlan
 
 logger = get_logger(__name__)
 
@@ -217,6 +222,9 @@ class Tuning:
         self._torchrun = copy.copy(self.options.torchrun)
         self._torchrun.nnodes = str(self.hosts.nodes)
         self._own_network = {} if self.hosts.several else on_one_host(os.environ)
+        self.communication: CommunicationDiagnosis | None = None
+        """What the script communicates by itself, and why it takes so long; None where it was not asked for."""
+        self._place = self._folder.path  # of the last attempt
 
     def run(self) -> Tuned:
         """Run the study on the live script.
@@ -250,6 +258,10 @@ class Tuning:
             job.close()
         tuned.built_ddp, tuned.why = job.machine.built_ddp, tuned.why or job.machine.why_over
         tuned.wall_seconds["total"] = time.perf_counter() - began
+        if self.options.diagnose_only and tuned.why == NO_DDP:
+            environment = {**os.environ, **self._own_network}
+            replay = self._folder.path / "replay"
+            self.communication = diagnosed(self._place / CALLS, replay, environment, self.reporter.say)
         tuned = self._agreed(tuned, job.machine.leads is True)
         study_is_over(self._folder)
         return tuned
@@ -414,7 +426,7 @@ class Tuning:
             return ""
 
     def _attempt(self, number: int, job: LiveJob, wanted: Mapping[str, str]) -> str:
-        place = self._folder.attempt(number)
+        place = self._place = self._folder.attempt(number)
         written = self._where_writes_go(number, place)
         if not job.attempt_begins(number, place / "heartbeats", wanted):
             return ""
@@ -433,6 +445,7 @@ class Tuning:
             waiting=Waiting(place / "heartbeats"),
             activity=self.options.activity,
             say=self.reporter.say,
+            enough=Enough(place / CALLS) if self.options.diagnose_only else None,
         )
         with LogKeeper(place), awaiting(limits.in_words):
             return self._keeper.run(attempt, lambda end: job.rank_ended(end.pid, end.how), limits.exceeded)
@@ -490,9 +503,11 @@ class Tuning:
             cuda_graphs=self.options.cuda_graphs,
             recompiles=self.options.recompile,
             local_buffers=self.options.local_buffers,
+            diagnoses=self.options.diagnose_only,
         )
         return {
             "AUTODDP_TUNING": "1",
+            **({RECORDS: RecordingPlan(str(place / CALLS)).text} if self.options.diagnose_only else {}),
             **TRACKERS_OFF,
             **self._own_network,
             **self._isolation.variables(place, written, os.environ),
@@ -514,6 +529,8 @@ class _Limits:
     """See `Options.activity`."""
     say: Callable[[str], None]
     """Shows the user a line."""
+    enough: Enough | None = None
+    """Whether enough is recorded of a script without DDP; None where nothing is recorded."""
     _looked: float = 0.0
 
     def in_words(self) -> str:
@@ -543,6 +560,9 @@ class _Limits:
         self.hosts.waits(self.waiting.waited(machine.ended))
         if machine.measuring and (line := self.waiting.for_whom(self.hosts.at_work)):
             self.say(f"{line}{self._at_most}")
+        if self.enough is not None and machine.is_starting and not machine.built_ddp and self.enough():
+            self.job.give_up(NO_DDP)
+            return True
         unmoved = self.waiting.unmoved() if machine.is_starting or machine.follows else ""
         if unmoved:
             self.job.give_up(unmoved)

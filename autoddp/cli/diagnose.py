@@ -10,6 +10,7 @@ from autoddp.attempts.job_machine import NO_DDP, TOO_SHORT
 from autoddp.attempts.tune import Tuned, Tuning, prepared
 from autoddp.cli.tuned import Results
 from autoddp.codec import finite
+from autoddp.collectives import CommunicationDiagnosis
 from autoddp.commandline.mode import Mode, choose_to_diagnose
 from autoddp.commandline.options import Options, help_text, parse_with_switch
 from autoddp.commandline.script import require_script
@@ -22,6 +23,7 @@ from autoddp.log import printable, show, show_exactly, show_json, tell, tell_wra
 from autoddp.network.own_network import Network
 from autoddp.processes.signals import signals_end_tuning
 from autoddp.processes.silence import awaiting
+from autoddp.report import communication_text
 from autoddp.report.diagnosis_text import for_stdout
 from autoddp.tables import text_of, width_of_stdout
 from autoddp.torchrun.options import ending_signals, load_torchrun, require_rendezvous
@@ -72,8 +74,15 @@ def examine(options: Options, as_json: bool) -> None:
         words = [options.script, *without_secrets(options.torchrun.training_script_args)]
         show(printable(f"would diagnose: {' '.join(words)}"))
         return
-    tuned, folder = _examined(options, mode)
-    if tuned.diagnosis is None:
+    tuned, communication, folder = _examined(options, mode)
+    if tuned.diagnosis is None and communication is not None:
+        if as_json:
+            findings = {"findings": [one.plain() for one in communication.findings]}
+            said = {"not_measured": list(communication.not_measured), "verdict": list(communication.verdict)}
+            show_json(finite(NOTHING | findings | said | {"communication": communication.plain()}))
+        else:
+            show(text_of(communication_text.for_stdout(communication), width_of_stdout()))
+    elif tuned.diagnosis is None:
         why = tuned.why or "the leading node gave up"
         if as_json:  # a program that reads the answer finds the reason in it
             show_json(NOTHING | {"not_measured": [f"everything: {why}"]})
@@ -87,8 +96,8 @@ def examine(options: Options, as_json: bool) -> None:
         show(text_of(for_stdout(tuned.diagnosis), width_of_stdout()))
 
 
-def _examined(options: Options, mode: Mode) -> tuple[Tuned, Path]:
-    """What came of it, and the folder with its logs."""
+def _examined(options: Options, mode: Mode) -> tuple[Tuned, CommunicationDiagnosis | None, Path]:
+    """What came of it, what the script communicates by itself, and the folder with its logs."""
     with contextlib.ExitStack() as until_done:
         until_done.enter_context(signals_end_tuning(ending_signals(options.torchrun), "the diagnosis ends"))
         preparation = until_done.enter_context(prepared(options))
@@ -100,6 +109,7 @@ def _examined(options: Options, mode: Mode) -> tuple[Tuned, Path]:
         network = agreement.network if agreement is not None else Network()
         hosts = agreement.hosts if agreement is not None else Hosts()
         with environment_with(network.variables), Results(options, preparation.folder, network) as results:
-            tuned = Tuning(options, preparation, hosts, results, network.together).run()
+            tuning = Tuning(options, preparation, hosts, results, network.together)
+            tuned = tuning.run()
         results.keep_diagnosis(tuned)
-    return tuned, preparation.folder.path
+    return tuned, tuning.communication, preparation.folder.path

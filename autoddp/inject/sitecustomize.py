@@ -48,6 +48,17 @@ def arm(config: str) -> None:
         print(f"autoddp: warning: the script runs as written, the worker could not start: {error!r}", file=sys.stderr)
 
 
+def record(plan: str, is_launched: bool) -> None:
+    """Let the collectives of this process be recorded; a failure is a warning."""
+    try:
+        _package()
+        from autoddp.worker.process.bootstrap import arm_recording
+
+        arm_recording(plan, is_launched)
+    except Exception as error:
+        print(f"autoddp: warning: collectives of this process are not seen: {error!r}", file=sys.stderr)
+
+
 def _package() -> None:
     """autoddp from the checkout this file lies in, without putting that folder on the script's sys.path."""
     if "autoddp" not in sys.modules:
@@ -176,7 +187,12 @@ if isolation is not None:
     isolate(isolation)
 tune, apply = os.environ.pop("AUTODDP_WORKER_TUNES", None), os.environ.pop("AUTODDP_WORKER_APPLIES", None)
 launcher = os.environ.pop("AUTODDP_NAMES_ERRORS_FOR", None)
-if isolation is None and (tune is not None or apply is not None or launcher is not None):
+records = os.environ.get("AUTODDP_RECORDS_CALLS")
+if records is not None and tune is not None and records.startswith(":"):
+    # The port of the agent's store, for this rank and for what it starts: the script may change MASTER_PORT. Both
+    # variables stay, so that the ranks which a script starts by itself are seen.
+    records = os.environ["AUTODDP_RECORDS_CALLS"] = os.environ.get("MASTER_PORT", "") + records
+if isolation is None and records is None and (tune is not None or apply is not None or launcher is not None):
     _put_back_pythonpath()
 if launcher != str(os.getppid()):
     launcher = None  # that of the rank which has started this process
@@ -184,6 +200,8 @@ if tune is not None or apply is not None or launcher is not None:
     _end_with_gloo_at_rest()
 if launcher is not None:
     _name_the_error_at_exit()
+if records is not None:
+    record(records, tune is not None)
 if tune is not None:
     arm(tune)
 elif apply is not None or launcher is not None:

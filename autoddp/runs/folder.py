@@ -33,7 +33,9 @@ PREVIOUS = "previous.autoddp.toml"
 """The file that was where a run wrote its recipe; a second one is called `previous.autoddp.toml.2`."""
 _ATTEMPT = re.compile(r"attempt\d+")
 _OF_THE_RUN = ("caches",)
-_OF_AN_ATTEMPT = ("heartbeats", "scratch", "written")
+CALLS = "calls"
+"""Folder of an attempt for what its processes record of their collectives."""
+_OF_AN_ATTEMPT = ("heartbeats", "scratch", "written", CALLS)
 _LONGEST = 103 - len(f"/{PREFIX}12345678/s")  # bytes of a folder for sockets, whose paths may have 103 (macOS)
 _TEMPORARY = "set TMPDIR to a folder that can be written"
 
@@ -89,12 +91,12 @@ class RunFolder:
         """The path for a recipe that is about to be replaced."""
 
     def attempt(self, number: int) -> Path:
-        """A folder for attempt `number`: its logs, which stay, and `heartbeats`, which is removed when the run ends.
+        """A folder for attempt `number`: its logs, which stay, `heartbeats` and `calls`, which are removed at the end.
 
         `scratch` and `written` in it, and `caches` beside it, are removed then too.
         """
         folder = self.path / f"attempt{number}"
-        for new in (folder, folder / "heartbeats"):
+        for new in (folder, folder / "heartbeats", folder / CALLS):
             new.mkdir(mode=0o700)
         return folder
 

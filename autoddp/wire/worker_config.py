@@ -58,6 +58,8 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the models may be replayed as CUDA graphs."""
     recompiles: bool = False
     """Whether models that torch.compile has compiled may be compiled again, split in other places."""
+    diagnoses: bool = False
+    """Whether a script without DDP is run too: its collectives are recorded, see `recorded_calls`."""
     local_buffers: bool = False
     """Whether each rank may keep buffers of its own."""
     configuration: Configuration = AS_WRITTEN

@@ -225,3 +225,22 @@ def test_a_word_of_the_script_stays_its_own(tmp_path: Path) -> None:
     done = diagnose(tmp_path, "--nproc-per-node", "1", "--isolation", "off", "says.py", "--json", "x")
     assert not done.stdout.startswith("{")
     assert (tmp_path / "said").read_text() == "--json x"
+
+
+@pytest.mark.parametrize("spawns", [True, False])
+def test_a_script_that_communicates_without_ddp(tmp_path: Path, spawns: bool) -> None:
+    """As under torchrun, and with ranks of its own under one rank, at a port of theirs: torchrun itself hangs there."""
+    words = [str(SCRIPTS / "small_calls.py"), *(["--spawns", "2"] if spawns else [])]
+    done = diagnose(tmp_path, "--json", "--nproc-per-node", "1" if spawns else "2", *words)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    found = json.loads(done.stdout)
+    (row,) = [row for row in found["communication"]["rows"] if row["calls"] >= 2 * 600]
+    assert (row["collective"], row["bytes_per_call"], row["groups"]) == ("all_reduce", 400, [[0, 1]])
+    assert Path(row["file"]).name == "small_calls.py"
+    started_by = {one["started_by"] for one in found["communication"]["processes"]}
+    assert started_by == {"the script" if spawns else "autoddp"}
+    small = [one for one in found["findings"] if one["cause"] == "small_collectives"]
+    assert small, found["verdict"]
+    assert small[0]["ms"] > 0
+    assert f"small_calls.py:{row['line']}" in small[0]["fix"]

@@ -1,79 +1,183 @@
-"""Sees the script's own collectives, such as a barrier or the mean of its losses: in them a rank waits for the others.
+"""Sees the script's own collectives, such as a barrier or the mean of its losses, where all of them pass.
 
-    Collectives(begins=lambda: "other", ends=lambda stage: None).install()
+    collectives.tell_waits(begins=lambda: "other", ends=lambda stage: None)    # for the stages of a step
+    collectives.record(CallRecorder(plan))                                     # for the calls themselves
 
-The functions of torch.distributed are patched in place when torch is imported, so the patch also reaches a script that
-imports them by name. What DDP reduces never comes this way. Where the script goes on meanwhile (`async_op`), its wait
-for the result counts.
+Each function of torch.distributed that moves something calls a method of a `ProcessGroup`, and so do object
+collectives, batches of `P2POp`, coalesced calls, and scripts that use a group directly. A method that starts something
+returns a `Work`: torch's own signatures say which methods these are, so no list has to be complete. They are patched
+in the class, once, when torch is imported. The functions of torch.distributed stay what they are: torch.compile knows
+them by identity. torch waits for the end of a blocking call by `Work.wait`, as the script does for one with
+`async_op=True`.
+
+What DDP reduces is called in C++ and never comes this way. Nor do functional collectives (`DTensor`), which go through
+torch's dispatcher, and methods that a subclass of `ProcessGroup` in Python overrides.
+
+pybind11 looks for methods of such subclasses by name, in Python, and would take a patched method for one of them. It
+leaves out a method that is just being called, which it knows by the name of the code and by the first argument. So each
+patched method has its own name and takes `self` as torch's does.
 """
 
 from __future__ import annotations
 
 import functools
+import re
+import time
 from collections.abc import Callable
-from typing import Any
+from types import FunctionType
+from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 
 from autoddp.worker.observe.training_thread import TrainingThread
 
-_NAMES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "monitored_barrier",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
-)
+_RETURNS_WORK = re.compile(r"-> \S*\bWork$", re.MULTILINE)
+_WAITS_BY_ITSELF = "monitored_barrier"  # the only one that returns when all is done, and no `Work`
+_MAKE_GROUPS = ("init_process_group", "new_group", "split_group")
+
+
+class Recorder(Protocol):
+    """Notes calls; see `CallRecorder`. It must not raise."""
+
+    on: bool
+    """Whether calls are noted."""
+
+    def noting(self, method: str) -> Callable[[Any, Any, Any, float, float], None]:
+        """What is called when that method of a group has returned.
+
+        With the group, the arguments, the work (None where all is done), and when the call began and returned.
+        """
+
+    def waited(self, work: Any, began: float, ended: float) -> None:
+        """Something has waited for the end of `work`."""
+
+    def made(self, what: str, began: float, ended: float) -> None:
+        """The script has made a process group, or all of them."""
 
 
 class Collectives:
-    """`begins()` gives what `ends` is called with. Only the thread that has installed this calls them."""
+    """The patches, and who hears of them. There is one object of it in a process, `collectives`."""
 
-    def __init__(self, begins: Callable[[], str], ends: Callable[[str], None]) -> None:
-        self._begins, self._ends = begins, ends
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+        """Who notes calls; None if nobody does."""
+        self.begins: Callable[[], str] | None = None
+        """See `tell_waits`; None if nobody wants to know."""
+        self.ends: Callable[[str], None] = lambda _stage: None
+        """See `tell_waits`."""
+        self._trains: TrainingThread | None = None
+        self._is_installed = False
+
+    def tell_waits(self, begins: Callable[[], str], ends: Callable[[str], None]) -> None:
+        """Tell when a thread waits for a collective: `begins()` gives what `ends` is called with.
+
+        Only the thread that has called this tells: the one that trains.
+        """
         self._trains = TrainingThread()
-        self._inside = False
+        self.begins, self.ends = begins, ends
+        self._install()
 
-    def install(self) -> None:
-        """Patch the functions, under both names that they have."""
-        for name in _NAMES:
-            function = getattr(dist.distributed_c10d, name, None)
-            if function is not None:
-                patched = self._wrapped(function)
+    def record(self, recorder: Recorder) -> None:
+        """Let a recorder note every call of this process from here on."""
+        self.recorder = recorder
+        self._install()
+
+    def _install(self) -> None:
+        if self._is_installed:
+            return
+        self._is_installed = True
+        for name in methods_that_start_something():
+            setattr(dist.ProcessGroup, name, self._starting(name, getattr(dist.ProcessGroup, name)))
+        if (barrier := getattr(dist.ProcessGroup, _WAITS_BY_ITSELF, None)) is not None:
+            setattr(dist.ProcessGroup, _WAITS_BY_ITSELF, self._starting(_WAITS_BY_ITSELF, barrier, waits=True))
+        dist.Work.wait = self._waiting(dist.Work.wait)  # type: ignore[method-assign]
+        for name in _MAKE_GROUPS:
+            if (function := getattr(dist.distributed_c10d, name, None)) is not None:
+                patched = self._making(name, function)
                 setattr(dist.distributed_c10d, name, patched)
                 setattr(dist, name, patched)
-        dist.Work.wait = self._wrapped(dist.Work.wait)  # type: ignore[method-assign]
 
-    def _wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _starting(self, name: str, original: Any, waits: bool = False) -> Callable[..., Any]:
+        clock = time.perf_counter
+
+        notes: dict[Recorder, Callable[..., None]] = {}
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            recorder = collectives.recorder
+            stage = collectives.wait_begins() if waits else None
+            if recorder is None or not recorder.on:
+                try:
+                    return original(self, *args, **kwargs)
+                finally:
+                    collectives.wait_ends(stage)
+            began = clock()
+            try:
+                work = original(self, *args, **kwargs)
+            finally:
+                if stage is not None:
+                    collectives.wait_ends(stage)
+            returned = clock()
+            # After the call: the backend is at work meanwhile.
+            note = notes.get(recorder)
+            if note is None:
+                note = notes[recorder] = recorder.noting(name)
+            note(self, args or tuple(kwargs.values()), work, began, returned)
+            return work
+
+        return _named(method, name, original)
+
+    def _waiting(self, original: Any) -> Any:
+        clock = time.perf_counter
+
+        def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+            recorder = collectives.recorder
+            stage = collectives.wait_begins() if collectives.begins is not None else None
+            began = clock()
+            try:
+                result = original(self, *args, **kwargs)
+            finally:
+                if stage is not None:
+                    collectives.wait_ends(stage)
+            if recorder is not None and recorder.on:
+                recorder.waited(self, began, clock())
+            return result
+
+        return _named(wait, "wait", original)
+
+    def _making(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def patched(*args: Any, **kwargs: Any) -> Any:
-            # torch.compile puts another function of its own in the place of torch's, not in that of this one.
-            if torch.compiler.is_compiling():
+            recorder = self.recorder
+            if recorder is None or not recorder.on:
                 return function(*args, **kwargs)
-            # The functions for objects call those for tensors: the outer call alone counts.
-            if self._inside or kwargs.get("async_op") or not self._trains:
-                return function(*args, **kwargs)
-            self._inside = True
-            before = self._begins()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self._ends(before)
-                self._inside = False
+            began = time.perf_counter()
+            made = function(*args, **kwargs)
+            recorder.made(name, began, time.perf_counter())
+            return made
 
         return patched
+
+    def wait_begins(self) -> str | None:
+        """What a wait interrupts; None where nobody wants to know, or another thread waits."""
+        return self.begins() if self.begins is not None and self._trains else None
+
+    def wait_ends(self, stage: str | None) -> None:
+        """The wait has ended that has interrupted this."""
+        if stage is not None:
+            self.ends(stage)
+
+
+def methods_that_start_something() -> list[str]:
+    """The names of the methods of `ProcessGroup` that return a `Work`, as their signatures say."""
+    return [name for name, one in vars(dist.ProcessGroup).items() if _RETURNS_WORK.search(one.__doc__ or "")]
+
+
+def _named(method: Callable[..., Any], name: str, original: Any) -> Callable[..., Any]:
+    """`method` under torch's name, for people and for pybind11, see the module."""
+    assert isinstance(method, FunctionType)
+    method.__code__ = method.__code__.replace(co_name=name)
+    return functools.update_wrapper(method, original)
+
+
+collectives = Collectives()
+"""The one of this process."""

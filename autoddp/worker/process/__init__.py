@@ -8,5 +8,6 @@ clock_offset  how far this rank's clock is from that of rank 0
 device        functions on the model's device
 gloo_threads  waits for the threads of gloo
 error_file    reports the exception that ends a rank
+agent_store   lets ranks that a script starts find each other
 ending        how a worker of the tuning job ends
 """

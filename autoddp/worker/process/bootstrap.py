@@ -10,6 +10,7 @@ from types import ModuleType
 import wrapt
 
 from autoddp.wire import LauncherClient, WorkerConfig
+from autoddp.wire.recorded_calls import RecordingPlan
 from autoddp.worker.process.gloo_threads import destroy_groups_at_rest
 
 
@@ -26,6 +27,28 @@ def arm(text: str) -> None:
         _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.job.bypass").start_bypassing())
     else:
         _when_torch_is_imported(lambda: importlib.import_module("autoddp.worker.job.applying").start_applying(config))
+
+
+def arm_recording(text: str, is_launched: bool) -> None:
+    """Record the collectives of this process from its first one on. `text` is that of a `RecordingPlan`.
+
+    The processes that a script starts are recorded too: they may be its ranks. Imports no torch itself.
+    """
+    plan = RecordingPlan.parse(text)
+
+    def start() -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        from autoddp.worker.observe.call_recorder import CallRecorder
+        from autoddp.worker.observe.collectives import collectives
+        from autoddp.worker.process.agent_store import agents_store_is_at
+
+        agents_store_is_at(plan.port)
+        recorder = CallRecorder(plan, is_launched)
+        collectives.record(recorder)
+        register_optimizer_step_post_hook(recorder.stepped)
+
+    _when_torch_is_imported(start)
 
 
 def _arm_for_tuning(config: WorkerConfig) -> None:

@@ -6,6 +6,7 @@ import atexit
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -26,8 +27,8 @@ def watch_the_end(launcher: LauncherClient) -> None:
     atexit.register(launcher.goodbye, "")
 
 
-def leave_at_the_end_of_training(launcher: LauncherClient) -> None:
-    """A script that destroys its process group trains no more, so this process leaves then.
+def leave_at_the_end_of_training(launcher: LauncherClient, trains: Callable[[], bool] = lambda: True) -> None:
+    """A script that destroys its process group trains no more, so this process leaves then, if `trains()`.
 
     Staying is a risk: where the DDP object outlives the group, its destructor can deadlock with gloo's thread over the
     GIL (torch 2.13), and that would look like a hung trial.
@@ -35,7 +36,7 @@ def leave_at_the_end_of_training(launcher: LauncherClient) -> None:
     from torch import distributed
 
     def destroy_process_group(group: Any = None) -> None:
-        if group is None or group is distributed.GroupMember.WORLD:
+        if trains() and (group is None or group is distributed.GroupMember.WORLD):
             launcher.goodbye("")
             leave()
         before(group)

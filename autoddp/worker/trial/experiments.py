@@ -13,7 +13,7 @@ from autoddp.timing.anatomy import RankSteps
 from autoddp.wire import AS_IT_IS, PINNED, Experiment
 from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.gradients.access import are_reduced, held_by
-from autoddp.worker.observe.collectives import Collectives
+from autoddp.worker.observe.collectives import collectives
 from autoddp.worker.observe.loader import Loaders
 from autoddp.worker.observe.stages import Recorded, Stages
 from autoddp.worker.observe.training_thread import training_begins_here
@@ -34,11 +34,10 @@ class Experiments:
         self._present = AS_IT_IS
         self.stages = Stages()
         self._loaders = Loaders(self.stages)
-        self._collectives = Collectives(self.stages.collective_begins, self.stages.collective_ends)
 
     def watch_collectives(self) -> None:
         """Patch the script's collectives: when torch is imported, before a script imports them by name."""
-        self._collectives.install()
+        collectives.tell_waits(self.stages.collective_begins, self.stages.collective_ends)
 
     def install(self) -> None:
         """Patch the loaders: in the first model's constructor, when all loaders' class is there."""

@@ -67,7 +67,7 @@ def start_tuning(config: WorkerConfig, launcher: LauncherClient, threads_given: 
     add_handler(job.experiments.stages)
     if config.accumulates:
         add_handler(job.accumulation)
-    leave_at_the_end_of_training(launcher)
+    leave_at_the_end_of_training(launcher, lambda: job.wrapped_any or not config.diagnoses)
 
 
 class _TuningJob(DdpHandlers):
@@ -80,7 +80,8 @@ class _TuningJob(DdpHandlers):
         self._threads = threads
         self._launcher = launcher
         self._started = int(os.environ.get("WORLD_SIZE", "0"))  # read now: the script may set the variable later
-        self._wrapped_any = False
+        self.wrapped_any = False
+        """Whether the script has built a DDP object in this process."""
         self._patch = patch
         self._switch = switch
         self.implicit_no_sync = ImplicitNoSync(switch, patch.alive)
@@ -119,8 +120,8 @@ class _TuningJob(DdpHandlers):
         for one in self.handlers:
             if one is not self.accumulation:  # what a trial measures stays, whichever model is trained next
                 one.built(wrapped)
-        if not self._wrapped_any:
-            self._wrapped_any = True
+        if not self.wrapped_any:
+            self.wrapped_any = True
             self.experiments.install()
             if not self._launcher.hello():
                 leave()
@@ -143,7 +144,8 @@ class _TuningJob(DdpHandlers):
         return not self._measured or parameters_digest(module) in self._measured
 
     def _leave_if_no_ddp(self) -> None:
-        if not self._wrapped_any and self._clock.steps_without_ddp >= _STEPS_WITHOUT_DDP:
+        without = not self.wrapped_any and self._clock.steps_without_ddp >= _STEPS_WITHOUT_DDP
+        if without and not self._config.diagnoses:
             leave()
 
     def _on_step(self) -> None:

@@ -1,0 +1,108 @@
+"""The diagnosis of a script that communicates without DDP: when enough is recorded, and how calls are done again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autoddp.codec import decode, encode
+from autoddp.collectives import CommunicationDiagnosis, calls_made, examined, recorded
+from autoddp.files import append
+from autoddp.torchrun.surroundings import for_own_workers
+from autoddp.wire.replayed_calls import Program, Replay, Replayed
+
+_LONG_ENOUGH = 20.0  # seconds from the first call, if calls were made in most of them
+_IN_MOST_LOOKS = 20  # looks in which calls were made; there are two in a second
+_MODULE = "autoddp.worker.bench.replay"
+_ROUNDS = 8.0  # seconds for all rounds of a replay
+_PATIENCE = 60.0  # seconds for a replay, its start included
+
+
+@dataclass
+class Enough:
+    """Whether a script without DDP has been recorded for long enough; asked again and again while it runs.
+
+    A script that builds its model only after some minutes may meet at a barrier before. So what counts is not the time
+    from the first call alone: calls must have been made in half of it.
+    """
+
+    folder: Path
+    clock: Callable[[], float] = time.monotonic
+    _made: tuple[int, ...] = field(default=(), init=False)
+    _began: float | None = field(default=None, init=False)
+    _active: int = field(default=0, init=False)
+
+    def __call__(self) -> bool:
+        """Look once."""
+        made = calls_made(self.folder)
+        if made != self._made:
+            self._active += 1
+            self._began = self.clock() if self._began is None else self._began
+            self._made = made
+        return self._began is not None and self.clock() - self._began >= _LONG_ENOUGH and self._active >= _IN_MOST_LOOKS
+
+
+def diagnosed(
+    folder: Path, place: Path, environment: Mapping[str, str], say: Callable[[str], None]
+) -> CommunicationDiagnosis | None:
+    """What the processes of an attempt have recorded in `folder`, and why it takes so long; None if they have nothing.
+
+    The attempt has ended. `place`: a folder for the files of the replay, which is made.
+    """
+    recording = recorded(folder)
+    if not recording.is_there:
+        return None
+    threads = max(one.threads for one in recording.processes)
+    backend = "nccl" if any(p.device == "cuda" for one in recording.processes for p in one.sums) else "gloo"
+
+    def replay(programs: dict[str, Program]) -> dict[str, tuple[float, ...]] | str:
+        ranks = len(next(iter(programs.values())).acts)
+        if any(rank not in recording.of_rank for rank in range(ranks)):
+            return "not all ranks were recorded on this host"
+        return replayed(Replay(programs, ranks, threads, backend, _ROUNDS), place, environment)
+
+    return examined(recording, len(os.sched_getaffinity(0)), replay, say)
+
+
+def replayed(plan: Replay, place: Path, environment: Mapping[str, str]) -> dict[str, tuple[float, ...]] | str:
+    """Do what the plan says; the seconds of each round of each program, or why it failed."""
+    place.mkdir(mode=0o700, exist_ok=True)
+    result = place / "result.json"
+    (place / "plan.json").write_text(encode(plan), encoding="utf-8")
+    append(place / "log", "")
+    command = [sys.executable, "-m", _MODULE, str(place / "plan.json"), str(result)]
+    with open(place / "log", "ab") as log:
+        # In a session of its own, so that Ctrl-C reaches only the launcher, which ends it.
+        running = subprocess.Popen(
+            command,
+            env={**environment, **for_own_workers(environment)},
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            running.wait(_PATIENCE)
+        except BaseException as error:
+            _end(running)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return f"doing the calls again took more than {_PATIENCE:.0f} s"
+    try:
+        return dict(decode(result.read_text(encoding="utf-8"), Replayed).seconds)
+    except (OSError, ValueError):
+        return f"doing the calls again failed; see {place / 'log'}"
+
+
+def _end(running: subprocess.Popen[bytes]) -> None:
+    """End the replay with all of its ranks, which are of its session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)
+    running.wait()

@@ -1,0 +1,20 @@
+"""Floor 5. Scripts that communicate by themselves: what their collectives cost, why, and what to change.
+
+recording    what the ranks have recorded, as plain data
+table        each place with its calls, bytes, time, waiting, and the rank that comes last
+steps        where a step ends in a script that may have no optimizer
+program      the last steps in a form that can be done again
+merging      several calls as one, or side by side
+first_use    where a script first reads the result of a collective
+cause        what a cause is: when it is suspected, what is changed to price it
+causes/      every cause, one file each
+examination  suspicions, then replays
+findings     what was found, as plain data
+"""
+
+from autoddp.collectives.causes import CAUSES
+from autoddp.collectives.examination import examined
+from autoddp.collectives.findings import CommunicationDiagnosis
+from autoddp.collectives.recording import calls_made, recorded
+
+__all__ = ["CAUSES", "CommunicationDiagnosis", "calls_made", "examined", "recorded"]

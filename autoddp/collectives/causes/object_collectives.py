@@ -1,0 +1,62 @@
+"""Python objects travel, pickled, where a tensor would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autoddp.collectives.cause import Cause, Job, Suspicion
+from autoddp.collectives.merging import places_of, seconds_in
+from autoddp.collectives.program import Played, with_
+from autoddp.units import data_size
+
+_AS_TENSORS = {
+    "all_gather_object": "_allgather_base",
+    "gather_object": "_allgather_base",
+    "broadcast_object_list": "broadcast",
+}
+_NUMBERS = 64  # bytes of the numbers that an object is taken to hold
+_SMALL = 16 * 1024  # bytes of an object that may be a few numbers
+
+
+class ObjectCollectives(Cause):
+    in_words = "objects in place of tensors"
+
+    def suspect(self, job: Job) -> Iterator[Suspicion]:
+        script = job.script
+        if script is None:
+            return
+        keys = script.agreed(lambda one: one.act.call in _AS_TENSORS)
+        if not keys:
+            return
+
+        def as_tensors(played: Sequence[Played]) -> Iterator[Played]:
+            for one in played:
+                if one.key in keys:
+                    size = min(one.act.bytes, _NUMBERS) if one.act.bytes <= _SMALL else one.act.bytes
+                    yield Played(with_(one.act, call=_AS_TENSORS[one.act.call], bytes=size), one.key, one.call)
+                else:
+                    yield one
+
+        lines = places_of(script, keys)
+        first = next(one for of_rank in script.played.values() for one in of_rank if one.key in keys)
+        what = first.act.call
+        seen = (
+            f"{lines[0]} sends Python objects by {what} ({data_size(first.act.bytes)} pickled): each call pickles "
+            "them, sends their sizes first, and unpickles those of all ranks"
+        )
+        fix = (
+            f"{lines[0]}: send numbers as a tensor: mine = torch.tensor([loss, correct]); all_of_them = "
+            "torch.empty(world_size, 2); dist.all_gather_into_tensor(all_of_them, mine)"
+        )
+        yield Suspicion(
+            self.name,
+            seen,
+            fix,
+            guess=seconds_in(script, keys),
+            changed=script.changed(as_tensors),
+            tried="tensors in place of the objects",
+            lines=lines,
+        )
+
+
+CAUSE = ObjectCollectives()

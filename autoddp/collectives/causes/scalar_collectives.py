@@ -1,0 +1,56 @@
+"""Single numbers, such as the mean of a loss, travel in each step, and every rank waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autoddp.collectives.cause import Cause, Job, Suspicion
+from autoddp.collectives.merging import MERGEABLE, merged, places_of, runs, seconds_in
+from autoddp.collectives.program import Played, with_
+
+_SIZES = range(1, 65)  # bytes
+_EVERY = 10  # steps
+
+
+class ScalarCollectives(Cause):
+    in_words = "single numbers in calls of their own"
+
+    def suspect(self, job: Job) -> Iterator[Suspicion]:
+        script = job.script
+        if script is None:
+            return
+        keys = script.agreed(lambda one: one.act.bytes in _SIZES and one.act.call in MERGEABLE and one.act.waits)
+        if not keys:
+            return
+        lines = places_of(script, keys)
+        calls = len(keys) / max(1.0, script.covers) / max(1, len({group for group, _ in keys}))
+        into = runs(script, _SIZES)
+        several = len(into) * 2 >= len(keys)
+        seen = f"{' and '.join(lines[:2])} send single numbers, {calls:.1f} times in each step, and wait for the answer"
+        if several:
+            changed, tried = merged(script, into), "one call for all numbers of a step"
+            fix = (
+                f"{lines[0]}: put the numbers of a step into one tensor: "
+                "numbers = torch.stack([loss.detach(), correct, count]); dist.all_reduce(numbers)"
+            )
+        else:
+            # Whatever a rank does before the call, it still does.
+            def rarely(played: Sequence[Played]) -> Iterator[Played]:
+                computes = sleeps = 0.0
+                for one in played:
+                    act = with_(one.act, computes=one.act.computes + computes, sleeps=one.act.sleeps + sleeps)
+                    if one.key in keys and one.key[1] % _EVERY:
+                        computes, sleeps = act.computes, act.sleeps
+                        continue
+                    computes = sleeps = 0.0
+                    yield Played(act, one.key, one.call)
+
+            changed, tried = script.changed(rarely), f"the call in every {_EVERY}th step only"
+            fix = (
+                f"{lines[0]}: add the numbers up on each rank, and send them only when you log them: "
+                f"if step % {_EVERY} == 0: dist.all_reduce(total)"
+            )
+        yield Suspicion(self.name, seen, fix, guess=seconds_in(script, keys), changed=changed, tried=tried, lines=lines)
+
+
+CAUSE = ScalarCollectives()

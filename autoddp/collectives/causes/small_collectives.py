@@ -1,0 +1,56 @@
+"""Many small calls follow each other where one call would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoddp.collectives.cause import Cause, Job, Suspicion
+from autoddp.collectives.merging import merged, places_of, runs, seconds_in, side_by_side
+from autoddp.units import data_size
+
+_SIZES = range(65, 256 * 1024 + 1)  # bytes of a call: fewer are numbers, see `scalar_collectives`
+_FEWEST = 2  # calls of a run, on average
+
+
+class SmallCollectives(Cause):
+    in_words = "many small calls in place of one"
+
+    def suspect(self, job: Job) -> Iterator[Suspicion]:
+        script = job.script
+        if script is None:
+            return
+        into = runs(script, _SIZES)
+        keys = {*into, *into.values()}
+        if len(keys) < _FEWEST * len(set(into.values())) or not into:
+            return
+        first = next(one for of_rank in script.played.values() for one in of_rank if one.key in keys)
+        sizes = [one.act.bytes for of_rank in script.played.values() for one in of_rank if one.key in keys]
+        in_a_row = len(keys) / len(set(into.values()))
+        lines = places_of(script, keys)
+        what = first.call.place.collective
+        seen = (
+            f"{lines[0]} calls {what} {in_a_row:.0f} times in a row with {data_size(sum(sizes) // len(sizes))} each: "
+            "such a call takes as long as the ranks need to meet, whatever it moves"
+        )
+        fix = (
+            f"{lines[0]}: where no call needs the result of the one before, make one of them: "
+            "flat = torch.cat([t.reshape(-1) for t in tensors]); "
+            f"dist.{what}(flat{_ARGUMENTS.get(what, ', …')}); "
+            "for t, piece in zip(tensors, flat.split([t.numel() for t in tensors])): t.copy_(piece.view_as(t))"
+        )
+        beside = (("async_op=True, and all waits after the last call", side_by_side(script, into)),)
+        yield Suspicion(
+            self.name,
+            seen,
+            fix,
+            guess=seconds_in(script, keys),
+            changed=merged(script, into),
+            tried="one call of all bytes for each run",
+            beside=beside,
+            lines=lines,
+        )
+
+
+_ARGUMENTS = {"all_reduce": ", group=group", "broadcast": ", src, group=group"}
+
+CAUSE = SmallCollectives()

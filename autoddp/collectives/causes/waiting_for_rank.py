@@ -1,0 +1,109 @@
+"""All ranks wait for one that comes late to their collectives."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from autoddp.collectives.cause import Cause, Job, Suspicion
+from autoddp.collectives.program import Played, Script, with_
+from autoddp.collectives.table import may_be_compared
+from autoddp.units import milliseconds
+
+_MOST_CALLS = 0.6  # of the waiting is for that rank
+_LONGER = 1.3  # times as long as the others
+
+
+class WaitingForRank(Cause):
+    in_words = "waiting for a rank that is late"
+
+    def suspect(self, job: Job) -> Iterator[Suspicion]:
+        script = job.script
+        if script is None:
+            return
+        for_whom: Counter[int] = Counter()
+        waited: Counter[int] = Counter()
+        for of_ranks in script.of_key.values():
+            calls = {rank: one.call for rank, one in of_ranks.items()}
+            if not may_be_compared(list(calls.values())):
+                continue
+            late = max(calls, key=lambda rank: calls[rank].began)
+            least = min(call.seconds for call in calls.values())
+            for rank, call in calls.items():
+                waited[rank] += call.seconds - least  # type: ignore[assignment]
+            for_whom[late] += max(call.seconds for call in calls.values()) - least  # type: ignore[assignment]
+        total = sum(for_whom.values())
+        if not total:
+            return
+        late, seconds = for_whom.most_common(1)[0]
+        if seconds < _MOST_CALLS * total:
+            return
+        gaps = _gaps(script, late)
+        if gaps is None:
+            return
+        before, after, own, others = gaps
+        group = next(group for group in script.groups if late in group.ranks)
+        waits = max(waited.values()) / script.covers
+        between = f"from {before} to {after}" if before != after else f"between two calls of {after}"
+        seen = (
+            f"the ranks wait for rank {late} in {seconds / total * 100:.0f} % of their waiting: {between} it takes "
+            f"{milliseconds(own)} ms, the others {milliseconds(others)} ms"
+        )
+        fix = (
+            f"look at what only rank {late} does {between}, or does more of: give it as much as the others have, do it "
+            "in every tenth step, or do it after the call"
+        )
+        yield Suspicion(
+            self.name,
+            seen,
+            fix,
+            ranks=(late,),
+            guess=waits,
+            changed=_in_time(script, late),
+            tried=f"rank {late} as quick between its calls as the {len(group.ranks) - 1} others",
+            lines=(after,),
+        )
+
+
+def _gap(one: Played) -> float:
+    return one.act.computes + one.act.sleeps
+
+
+def _gaps(script: Script, late: int) -> tuple[str, str, float, float] | None:
+    """The stretch of the script in which the late rank loses most: from where, to where, its seconds, the others'."""
+    lost: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    before = ""
+    for one in script.played.get(late, ()):
+        others = [_gap(other) for rank, other in script.of_key[one.key].items() if rank != late]
+        where = one.call.place.where
+        if others and before:
+            lost.setdefault((before, where), []).append((_gap(one), statistics.median(others)))
+        before = where
+    if not lost:
+        return None
+    (begin, end), pairs = max(lost.items(), key=lambda one: sum(own - others for own, others in one[1]))
+    own, others_ = (statistics.fmean(values) for values in zip(*pairs, strict=True))
+    return (begin, end, own, others_) if own > _LONGER * others_ else None
+
+
+def _in_time(script: Script, late: int) -> Script:
+    """The late rank has gaps as short as the usual ones of the others."""
+    usual = {
+        key: statistics.median(_gap(one) for rank, one in of_ranks.items() if rank != late)
+        for key, of_ranks in script.of_key.items()
+        if len(of_ranks) > 1
+    }
+
+    def in_time(one: Played) -> Played:
+        gap = _gap(one)
+        if not gap or gap <= usual.get(one.key, gap):
+            return one
+        factor = usual[one.key] / gap
+        return replace(one, act=with_(one.act, computes=one.act.computes * factor, sleeps=one.act.sleeps * factor))
+
+    return replace(script, played={**script.played, late: tuple(map(in_time, script.played[late]))})
+
+
+CAUSE = WaitingForRank()

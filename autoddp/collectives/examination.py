@@ -1,0 +1,182 @@
+"""The course of a diagnosis of what a script communicates by itself: suspicions, then the replays that price them.
+
+    diagnosis = examined(recording, cores, replay)
+
+`replay` does programs again, in turns, in processes of autoddp's own; see `wire.replayed_calls`. The script has ended
+by then, so nothing of it is touched, and nothing of it can be.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from autoddp.collectives.cause import Job, Suspicion
+from autoddp.collectives.causes import suspicions
+from autoddp.collectives.findings import WORTHWHILE, CommunicationDiagnosis, Finding
+from autoddp.collectives.program import Script
+from autoddp.collectives.recording import Recording
+from autoddp.collectives.steps import steps_of
+from autoddp.collectives.table import different_calls, table
+from autoddp.timing import difference
+from autoddp.units import milliseconds, percent, ranks_text
+from autoddp.wire.replayed_calls import Program
+
+Rounds = dict[str, tuple[float, ...]]
+Replays = Callable[[dict[str, Program]], Rounds | str]
+"""Does programs again; the seconds of each round of each, or why it could not."""
+_AS_WRITTEN = "as written"
+_UNLIKE = 0.35  # share by which the steps as written may differ when they are done again
+
+
+def examined(recording: Recording, cores: int, replay: Replays, say: Callable[[str], None]) -> CommunicationDiagnosis:
+    """Why the communication of a recorded script takes as long as it does. `cores`: those that its ranks share."""
+    from autoddp.collectives.program import script_of
+
+    steps = steps_of(recording)
+    rows = table(recording)
+    different = different_calls(recording)
+    script = script_of(recording, steps) if not different else None
+    job = Job(recording, steps, rows, script, cores)
+    suspected = [one for one in suspicions(job) if one.guess >= WORTHWHILE * job.step]
+    rounds: Rounds | str = "nothing that all ranks do together was recorded"
+    if script is not None:
+        programs = {_AS_WRITTEN: script.program}
+        for one in suspected:
+            for name, changed in _programs(one):
+                programs[name] = changed.program
+        if len(programs) > 1:
+            say(f"doing the last {milliseconds(script.seconds)} ms of the calls again, as written and changed")
+            rounds = replay(programs)
+    if isinstance(rounds, str):
+        findings = [_suspected(one, job, one.why_not or rounds) for one in suspected]
+        replayed = ""
+    else:
+        findings = [finding for one in suspected if (finding := _judged(one, job, rounds)) is not None]
+        replayed = _replayed(job, rounds)
+    findings.sort(key=lambda one: (one.status != "proved", -one.seconds))
+    return CommunicationDiagnosis(
+        steps=steps,
+        recording=recording,
+        rows=rows,
+        findings=findings,
+        not_measured=_not_measured(job, different),
+        verdict=_verdict(job, findings),
+        replayed=replayed,
+    )
+
+
+def _programs(one: Suspicion) -> list[tuple[str, Script]]:
+    found = [] if one.changed is None else [(one.cause, one.changed)]
+    if one.as_written is not None:
+        found.append((f"{one.cause} {_AS_WRITTEN}", one.as_written))
+    return found + [(f"{one.cause}: {words}", script) for words, script in one.beside]
+
+
+def _suspected(one: Suspicion, job: Job, why: str) -> Finding:
+    return Finding(
+        one.cause,
+        one.ranks,
+        one.guess,
+        None,
+        None,
+        "suspected",
+        f"{one.seen}. Not tried: {why}",
+        one.fix,
+        one.lines,
+    )
+
+
+def _judged(one: Suspicion, job: Job, rounds: Rounds) -> Finding | None:
+    """What the replay says of a suspicion; None where it refutes it."""
+    script = job.script
+    assert script is not None
+    changed = rounds.get(one.cause)
+    base = rounds.get(f"{one.cause} {_AS_WRITTEN}", rounds[_AS_WRITTEN])
+    if changed is None:
+        return _suspected(one, job, one.why_not or "nothing of it can be done again")
+    price = difference(base, changed).times(1 / script.covers)
+    if price.high < WORTHWHILE * job.step:
+        return None
+    proved = price.sure and price.seconds >= WORTHWHILE * job.step
+    as_written, without = statistics.fmean(base) / script.covers, statistics.fmean(changed) / script.covers
+    text = (
+        f"{one.seen}. Done again by processes of autoddp's own, a {job.steps.unit} takes {milliseconds(as_written)} ms "
+        f"as written and {milliseconds(without)} ms with {one.tried}"
+    )
+    for words, _ in one.beside:
+        beside = rounds.get(f"{one.cause}: {words}")
+        if beside is not None:
+            text += f"; {milliseconds(statistics.fmean(beside) / script.covers)} ms with {words}"
+    if one.as_written is None and _apart(job, base) > _UNLIKE:
+        proved = False
+        text += f". The script itself took {milliseconds(script.seconds / script.covers)} ms, so the price is uncertain"
+    return Finding(
+        one.cause,
+        one.ranks,
+        price.seconds,
+        price.low,
+        price.high,
+        "proved" if proved else "suspected",
+        text,
+        one.fix,
+        one.lines,
+    )
+
+
+def _apart(job: Job, as_written: Sequence[float]) -> float:
+    """By which share the replay of the steps as written differs from the script."""
+    assert job.script is not None
+    return abs(statistics.fmean(as_written) / job.script.seconds - 1) if job.script.seconds else 0.0
+
+
+def _replayed(job: Job, rounds: Rounds) -> str:
+    assert job.script is not None
+    again = statistics.fmean(rounds[_AS_WRITTEN]) / job.script.covers
+    return (
+        f"a {job.steps.unit} took {milliseconds(job.script.seconds / job.script.covers)} ms in the script and "
+        f"{milliseconds(again)} ms when its calls were done again"
+    )
+
+
+def _not_measured(job: Job, different: str) -> list[str]:
+    recording = job.recording
+    found = [different] if different else []
+    missing = [rank for rank in range(recording.world) if rank not in recording.of_rank]
+    if missing:
+        found.append(
+            f"{ranks_text(missing)}: not on this host, or {'it has' if len(missing) == 1 else 'they have'} called "
+            "nothing"
+        )
+    if any(place.device not in ("cpu", "") for one in recording.processes for place in one.sums):
+        found.append("how long the GPU itself is in a call: the times are those of the lines of the script")
+    later = sum(
+        not call.wait_ended and not call.is_blocking and call.place.group is not None
+        for one in recording.processes
+        for call in one.calls
+    )
+    if later:
+        found.append(f"the end of {later} calls for which the script has not waited by Work.wait()")
+    return found
+
+
+def _verdict(job: Job, findings: Sequence[Finding]) -> list[str]:
+    """At most three lines, the answer first."""
+    steps, recording = job.steps, job.recording
+    share = max((sum(row.share for row in job.rows if rank in row.ranks) for rank in recording.ranks), default=0.0)
+    lines = []
+    if findings:
+        first = findings[0]
+        saves = f"{milliseconds(first.seconds)} of {milliseconds(job.step)} ms per {steps.unit}"
+        if first.status == "proved":
+            lines.append(f"Mending {first.cause} saves {saves} ({percent(first.seconds / job.step)}): {first.fix}")
+        else:
+            lines.append(f"Suspected: {first.cause}, up to {saves}: {first.fix}")
+        if len(findings) > 1:
+            others = [f"{one.cause} ({milliseconds(one.seconds)} ms, {one.status})" for one in findings[1:]]
+            lines.append(f"Also: {', '.join(others)}")
+    else:
+        lines.append(f"Nothing found in the communication that costs 3 % of a {steps.unit}")
+    of_time = f"up to {percent(min(1.0, share))} of the time of a rank is communication"
+    lines.append(f"{of_time}; a {steps.unit} takes {milliseconds(job.step)} ms ({steps.how})")
+    return lines

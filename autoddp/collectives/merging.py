@@ -1,0 +1,86 @@
+"""Makes one call of several that follow each other, or lets them run side by side; several causes need it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from autoddp.collectives.program import NO_CALL, Played, Script, with_
+from autoddp.wire.replayed_calls import WAIT, Act
+
+MERGEABLE = ("allreduce", "broadcast", "allgather", "_allgather_base", "all_gather_single", "reduce")
+"""Methods of a group of which one call of all bytes does what several calls do."""
+_LARGEST = 25 * 2**20  # bytes of a merged call, as DDP's buckets
+
+
+def runs(script: Script, sizes: range) -> dict[tuple[int, int], tuple[int, int]]:
+    """Each call that can be merged into an earlier one → the first call of its run.
+
+    A run has calls of one group that follow each other at once on every rank, each with a number of bytes in `sizes`.
+    """
+    fits = script.agreed(lambda one: one.act.bytes in sizes and one.act.call in MERGEABLE)
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    total: dict[tuple[int, int], int] = {}
+    size = {key: max(one.act.bytes for one in of_ranks.values()) for key, of_ranks in script.of_key.items()}
+    for key in sorted(script.of_key):
+        before = (key[0], key[1] - 1)
+        if key not in fits or before not in fits or key not in script.follows_at_once:
+            continue
+        first = found.get(before, before)
+        if total.get(first, size[first]) + size[key] <= _LARGEST:
+            found[key] = first
+            total[first] = total.get(first, size[first]) + size[key]
+    return found
+
+
+def merged(script: Script, into: dict[tuple[int, int], tuple[int, int]]) -> Script:
+    """Each run as one call of all its bytes, gathered from as many tensors and put back."""
+
+    def change(played: Sequence[Played]) -> Iterator[Played]:
+        whole: dict[tuple[int, int], list[Played]] = {}
+        for one in played:
+            # What is no call stays where it is: its key is its own.
+            key = into.get(one.key, one.key) if one.key != NO_CALL else (NO_CALL[0], len(whole))
+            whole.setdefault(key, []).append(one)
+        for parts in whole.values():
+            first = parts[0]
+            act = with_(
+                first.act,
+                bytes=sum(one.act.bytes for one in parts),
+                tensors=len(parts),
+                # What Python does between the calls of a run it does all the same.
+                computes=sum(one.act.computes for one in parts),
+            )
+            yield Played(act, first.key, first.call) if len(parts) > 1 else first
+
+    return script.changed(change)
+
+
+def side_by_side(script: Script, into: dict[tuple[int, int], tuple[int, int]]) -> Script:
+    """The calls of each run are started one after another, and only then waited for."""
+
+    def change(played: Sequence[Played]) -> Iterator[Played]:
+        open_run: tuple[int, int] | None = None
+        firsts = set(into.values())
+        for one in played:
+            run = into.get(one.key, one.key if one.key in firsts else None)
+            if open_run is not None and run != open_run:
+                yield Played(Act(WAIT), NO_CALL, one.call)
+            yield Played(with_(one.act, waits=run is None and one.act.waits), one.key, one.call)
+            open_run = run
+
+    return script.changed(change)
+
+
+def places_of(script: Script, keys: set[tuple[int, int]]) -> tuple[str, ...]:
+    """The lines of the script that make these calls, those first that make most."""
+    counts = Counter(one.call.place.where for of_rank in script.played.values() for one in of_rank if one.key in keys)
+    return tuple(where for where, _ in counts.most_common())
+
+
+def seconds_in(script: Script, keys: set[tuple[int, int]]) -> float:
+    """Seconds of a step for which the rank that needs longest stands in these calls."""
+    most = max(
+        (sum(one.call.seconds for one in of_rank if one.key in keys) for of_rank in script.played.values()), default=0.0
+    )
+    return most / script.covers

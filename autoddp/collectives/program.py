@@ -1,0 +1,189 @@
+"""What the ranks do with their groups in some steps, in a form that processes of autoddp's own can do again.
+
+    script = script_of(recording, steps)         # the last steps of the script
+    coalesced = script.changed(merge_small)      # the same with something changed
+    script.program, coalesced.program            # for `wire.replayed_calls`
+
+Only calls are taken that all ranks of their group have made in one stretch of time, so nothing waits for a call that is
+not there. What a rank does between two calls is a gap: it computes, or it sleeps. A change is made to a whole group:
+if ranks decided by themselves, they would no longer ask for the same calls.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from autoddp.codec import replace as replace_struct
+from autoddp.collectives.recording import Call, Group, Process, Recording
+from autoddp.collectives.steps import Steps
+from autoddp.wire.replayed_calls import WAIT, Act, Program
+
+NO_CALL = (-1, 0)
+"""`Played.key` of what is no call of a group."""
+_LONGEST = 0.4  # seconds of the script that are done again in one round; more where one step takes longer
+_LONGEST_STEP = 3.0
+_MOST = 3_000  # calls of one rank in one round
+_FEWEST_SEEN = 0.3  # of the recording must lie between the looks at the kernel's accounts, to divide gaps by them
+
+
+@dataclass(frozen=True)
+class Played:
+    """One thing that a rank does, with the call of the script that it stands for."""
+
+    act: Act
+    key: tuple[int, int]
+    """Group and number: the same on all ranks of the group."""
+    call: Call
+
+
+@dataclass(frozen=True)
+class Script:
+    """Some steps of all ranks, as written or with a change."""
+
+    groups: tuple[Group, ...]
+    played: dict[int, tuple[Played, ...]]
+    """What each rank does."""
+    covers: float
+    """How many steps that is."""
+    seconds: float
+    """What it took in the script, on the rank that needed longest."""
+    ranks: int
+
+    @property
+    def program(self) -> Program:
+        """For the replay. A rank of the world that has made none of the calls does nothing."""
+        acts = tuple(tuple(one.act for one in self.played.get(rank, ())) for rank in range(self.ranks))
+        return Program(tuple(group.ranks for group in self.groups), acts)
+
+    def changed(self, change: Callable[[Sequence[Played]], Iterable[Played]]) -> Script:
+        """This script with each rank's part changed."""
+        return replace(self, played={rank: tuple(change(of_rank)) for rank, of_rank in self.played.items()})
+
+    @cached_property
+    def of_key(self) -> dict[tuple[int, int], dict[int, Played]]:
+        """Group and number → what each rank of the group does."""
+        found: dict[tuple[int, int], dict[int, Played]] = {}
+        for rank, of_rank in self.played.items():
+            for one in of_rank:
+                if one.key != NO_CALL:
+                    found.setdefault(one.key, {})[rank] = one
+        return found
+
+    def agreed(self, holds: Callable[[Played], bool]) -> set[tuple[int, int]]:
+        """The calls for which something holds on every rank of the group."""
+        return {key for key, of_ranks in self.of_key.items() if all(holds(one) for one in of_ranks.values())}
+
+    @cached_property
+    def follows_at_once(self) -> set[tuple[int, int]]:
+        """The calls that come on every rank right after the call of their group before them, with little between."""
+        found: dict[tuple[int, int], bool] = {}
+        for of_rank in self.played.values():
+            before: Played | None = None
+            usual = statistics.median(one.act.computes + one.act.sleeps for one in of_rank)
+            takes = statistics.median(one.call.seconds for one in of_rank)
+            # Where calls usually follow each other at once, a longer gap is a process that has lost its core.
+            longest = _USUAL * usual if usual <= max(_LITTLE, _SHARE * takes) else 0.0
+            for one in of_rank:
+                group, number = one.key
+                adjacent = before is not None and before.key == (group, number - 1)
+                alike = before is not None and before.act.call == one.act.call and before.act.waits == one.act.waits
+                between = one.act.computes + one.act.sleeps
+                soon = before is not None and between <= max(_LITTLE, longest, _SHARE * before.call.seconds)
+                found[one.key] = found.get(one.key, True) and adjacent and alike and soon
+                before = one
+        return {key for key, holds in found.items() if holds}
+
+
+_LITTLE = 3e-5  # seconds between two calls, from which something is computed between them
+_SHARE = 0.3  # of a call, likewise: Python's own work between two calls takes longer where cores are short
+_USUAL = 5  # times the usual gap
+
+
+def script_of(recording: Recording, steps: Steps) -> Script | None:
+    """The last steps of the script that can be done again; None if there are none."""
+    whole = recording.whole
+    if not whole:
+        return None
+    ends = sorted(max(call.ended for call in calls.values()) for calls in whole.values())
+    length = min(max(_LONGEST, 1.2 * steps.seconds if steps.unit != "second" else 0.0), _LONGEST_STEP)
+    # The last calls may be those behind the loop.
+    end = ends[-1] if len(ends) < 10 else ends[-1 - len(ends) // 20]
+    begin = end - length
+    groups = tuple(sorted({group for group, _ in whole}))
+    place = {group: number for number, group in enumerate(groups)}
+    taken: dict[int, list[tuple[float, tuple[int, int], Call]]] = {rank: [] for rank in recording.of_rank}
+    for (group, number), calls in whole.items():
+        began = min(call.began for call in calls.values())
+        if began >= begin and max(call.ended for call in calls.values()) <= end:
+            for rank, call in calls.items():
+                taken[rank].append((call.began, (place[group], number), call))
+    if max(map(len, taken.values())) > _MOST:
+        taken = _shorter(taken)
+    played = {rank: _played(recording.of_rank[rank], sorted(of_rank)) for rank, of_rank in taken.items() if of_rank}
+    if not played:
+        return None
+    spans = [of_rank[-1].call.ended - of_rank[0].call.began for of_rank in played.values()]
+    seconds = max(spans)
+    covers = seconds / steps.seconds if steps.seconds > 0 else 1.0
+    return Script(groups, played, covers, seconds, max(recording.world, max(played) + 1))
+
+
+_Taken = dict[int, list[tuple[float, tuple[int, int], Call]]]
+
+
+def _shorter(taken: _Taken) -> _Taken:
+    """The last `_MOST` calls of the rank that has the most, and of all others those of the same numbers or later."""
+    busiest = max(taken, key=lambda rank: len(taken[rank]))
+    begin = sorted(taken[busiest])[-_MOST][0]
+    dropped = {key for of_rank in taken.values() for began, key, _ in of_rank if began < begin}
+    return {rank: [one for one in of_rank if one[1] not in dropped] for rank, of_rank in taken.items()}
+
+
+def _played(process: Process, taken: Sequence[tuple[float, tuple[int, int], Call]]) -> tuple[Played, ...]:
+    """A rank's calls with the gaps before them. A function for objects, which makes several calls, is one call."""
+    computes, sleeps = _of_gaps(process)
+    events = [(began, key, call, True) for began, key, call in taken]
+    events += [
+        (call.wait_began, NO_CALL, call, False) for _, _, call in taken if call.wait_ended and not call.is_blocking
+    ]
+    found: list[Played] = []
+    free_since = taken[0][0]
+    for began, key, call, is_call in sorted(events, key=lambda one: one[0]):
+        gap = max(0.0, began - free_since)
+        free_since = max(free_since, call.back if is_call else call.wait_ended)
+        if not is_call:
+            found.append(Played(Act(WAIT, computes=gap * computes, sleeps=gap * sleeps), key, call))
+            continue
+        objects = "object" in call.place.collective
+        if objects and call.place.part and found and found[-1].call.place.line == call.place.line:
+            found[-1] = replace(found[-1], act=with_(found[-1].act, bytes=call.bytes))
+            continue
+        act = Act(
+            call=call.place.collective if objects else call.place.method,
+            group=key[0],
+            bytes=call.bytes,
+            computes=gap * computes,
+            sleeps=gap * sleeps,
+            waits=call.is_blocking,
+        )
+        found.append(Played(act, key, call))
+    return tuple(found)
+
+
+def with_(act: Act, **changes: object) -> Act:
+    """The act with some of its fields changed."""
+    return replace_struct(act, **changes)
+
+
+def _of_gaps(process: Process) -> tuple[float, float]:
+    """Which share of a gap the rank computes, and which it sleeps; the rest it waits for a core."""
+    look = process.look
+    if look.seconds < _FEWEST_SEEN * process.seconds or not look.cpu_of_thread:
+        return 1.0, 0.0
+    in_calls = sum(sums.seconds for place, sums in process.sums.items() if place.group is not None)
+    gaps = max(1e-9, look.seconds * (1 - min(1.0, in_calls / process.seconds)))
+    computes = min(1.0, look.cpu_of_thread / gaps)
+    return computes, max(0.0, 1.0 - computes - look.waited_of_thread / gaps)

@@ -1,0 +1,302 @@
+"""What the ranks of one host have recorded of their collectives, as plain data: processes, places, groups and calls.
+
+    recording = recorded(folder)        # while the script runs, or after it
+    recording.processes[0].calls[-1].seconds
+
+A script may start its ranks by itself. So a rank is a process that has made calls, whoever has started it, and its
+number is the one that it has in torch's default group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from autoddp.wire.recorded_calls import (
+    CALL,
+    CALLS,
+    CALLS_FROM,
+    LOOK,
+    OF_A_CALL,
+    OF_A_PLACE,
+    PLACES_FROM,
+    SUMS,
+    GroupNamed,
+    Header,
+    PlaceNamed,
+    ProcessNamed,
+    WorldNamed,
+    mapped,
+    names,
+)
+
+
+@dataclass(frozen=True, order=True)
+class Group:
+    """A process group. Groups of the same ranks that the script makes one after another have different names."""
+
+    ranks: tuple[int, ...]
+    name: str = ""
+    backend: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of the script that calls a collective of one group; or of what is no call of a group."""
+
+    file: str
+    line: int
+    function: str
+    collective: str
+    """The function of torch.distributed that the script calls."""
+    method: str
+    """The method of the group to which that leads."""
+    part: int
+    group: Group | None
+    device: str = "cpu"
+    dtype: str = ""
+
+    @property
+    def where(self) -> str:
+        """The file's name and the line, as in `train.py:12`."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+    @property
+    def is_step(self) -> bool:
+        """Whether this is an optimizer's step."""
+        return self.method.startswith("step of ")
+
+    @property
+    def makes_groups(self) -> bool:
+        """Whether this makes a process group."""
+        return self.group is None and not self.is_step
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call. Times in seconds, by one clock for all processes of a host."""
+
+    place: Place
+    number: int
+    """It counts the calls of the group in which all ranks take part; -1 for others."""
+    bytes: int
+    began: float
+    returned: float
+    wait_began: float
+    wait_ended: float
+    """0 if nothing has waited for its end."""
+    is_blocking: bool
+    """Whether the script could not go on before the end."""
+
+    @property
+    def ended(self) -> float:
+        """When the script could go on with the result; where it has not waited, when the call returned."""
+        return self.wait_ended or self.returned
+
+    @property
+    def seconds(self) -> float:
+        """Seconds for which the script stood in the call and in the wait for its end."""
+        return self.returned - self.began + self.wait_ended - self.wait_began
+
+    @property
+    def back(self) -> float:
+        """When the script could go on after the call itself."""
+        return self.ended if self.is_blocking else self.returned
+
+
+@dataclass(frozen=True)
+class Sums:
+    """All calls of a place together."""
+
+    count: int
+    bytes: int
+    seconds: float
+    """Seconds in the calls and in waits for their ends."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the kernel has noted of a process, between the first call and a later one. Seconds."""
+
+    seconds: float = 0.0
+    cpu_of_thread: float = 0.0
+    """CPU time of the thread that has made the first call."""
+    cpu_of_process: float = 0.0
+    waited_of_thread: float = 0.0
+    """For which that thread could have run and had no core."""
+    waited_of_helpers: float = 0.0
+    """What all other threads together have waited."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A rank."""
+
+    rank: int
+    ranks: int
+    """Ranks of its world."""
+    pid: int
+    is_launched: bool
+    """Whether autoddp has started it; else the script has."""
+    host: str
+    cores: int
+    threads: int
+    began: float
+    seconds: float
+    """For which it was recorded: from its first call to its last one."""
+    look: Look
+    calls: Sequence[Call] = field(repr=False)
+    """The last ones, in their order."""
+    sums: dict[Place, Sums] = field(repr=False)
+    made: int = 0
+    """Calls so far, also those that were not kept."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What the ranks of one host have recorded."""
+
+    processes: Sequence[Process] = ()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a group was called at all."""
+        return any(place.group is not None for one in self.processes for place in one.sums)
+
+    @cached_property
+    def of_rank(self) -> dict[int, Process]:
+        """Each process by its rank; of several worlds one after another, the last."""
+        return {one.rank: one for one in sorted(self.processes, key=lambda one: one.began)}
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """All groups that were called."""
+        return sorted({place.group for one in self.processes for place in one.sums if place.group is not None})
+
+    @cached_property
+    def seconds(self) -> float:
+        """Seconds of the rank that was recorded for the longest time."""
+        return max((one.seconds for one in self.processes), default=0.0)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that were recorded."""
+        return sorted(self.of_rank)
+
+    @property
+    def world(self) -> int:
+        """Ranks of the job, as torch says."""
+        return max((one.ranks for one in self.processes), default=0)
+
+    @cached_property
+    def of_calls(self) -> dict[tuple[Group, int], dict[int, Call]]:
+        """Group and number → the call of each of its ranks, of those calls in which all ranks take part."""
+        found: dict[tuple[Group, int], dict[int, Call]] = {}
+        for rank, one in self.of_rank.items():
+            for call in one.calls:
+                if call.place.group is not None and call.number >= 0:
+                    found.setdefault((call.place.group, call.number), {})[rank] = call
+        return found
+
+    @property
+    def whole(self) -> dict[tuple[Group, int], dict[int, Call]]:
+        """Calls of `of_calls` that have a call of every rank of the group."""
+        return {key: calls for key, calls in self.of_calls.items() if len(calls) == len(key[0].ranks)}
+
+
+def calls_made(folder: Path) -> tuple[int, ...]:
+    """How many calls each process has made so far, where the recording is still going on."""
+    found = []
+    for path in sorted(folder.glob("*.calls")):
+        with contextlib.suppress(OSError, ValueError):
+            numbers = mapped(str(path))
+            found.append(int(numbers[Header.CALLS_MADE]))
+    return tuple(found)
+
+
+def recorded(folder: Path) -> Recording:
+    """What lies in the folder. A process whose files cannot be read is left out."""
+    processes = []
+    for path in sorted(folder.glob("*.calls")):
+        with contextlib.suppress(OSError, ValueError):
+            found = _process(path)
+            if found is not None:
+                processes.append(found)
+    return Recording(tuple(processes))
+
+
+def _process(path: Path) -> Process | None:
+    numbers = mapped(str(path))
+    groups: dict[int, Group] = {}
+    places: dict[int, Place] = {}
+    said: ProcessNamed | None = None
+    world: WorldNamed | None = None
+    for one in names(path.with_suffix(".names").read_text(encoding="utf-8", errors="surrogateescape")):
+        match one:
+            case ProcessNamed():
+                said = one
+            case WorldNamed():
+                world = one
+            case GroupNamed():
+                groups[one.group] = Group(one.ranks, one.name, one.backend)
+            case PlaceNamed():
+                places[one.place] = Place(
+                    file=one.file,
+                    line=one.line,
+                    function=one.function,
+                    collective=one.collective,
+                    method=one.method,
+                    part=one.part,
+                    group=groups.get(one.group),
+                    device=one.device or "cpu",
+                    dtype=one.dtype,
+                )
+    if said is None:
+        return None
+    made = int(numbers[Header.CALLS_MADE])
+    calls = [call for number in range(max(0, made - CALLS), made) if (call := _call(numbers, number, places))]
+    sums: dict[Place, Sums] = {}
+    if made <= CALLS:  # all single calls are there, also those after the last look
+        for call in calls:
+            before = sums.get(call.place, Sums(0, 0, 0.0))
+            sums[call.place] = Sums(before.count + 1, before.bytes + call.bytes, before.seconds + call.seconds)
+    for number, place in places.items() if made > CALLS else ():
+        count, size, in_calls, in_waits = numbers[(at := PLACES_FROM + number * OF_A_PLACE) : at + len(SUMS)]
+        before = sums.get(place, Sums(0, 0, 0.0))
+        sums[place] = Sums(before.count + int(count), before.bytes + int(size), before.seconds + in_calls + in_waits)
+    began, last = numbers[Header.BEGAN], max((call.ended for call in calls), default=0.0)
+    return Process(
+        rank=world.rank if world is not None else said.launched_rank or 0,
+        ranks=world.ranks if world is not None else 1,
+        pid=said.pid,
+        is_launched=said.is_launched,
+        host=said.host,
+        cores=said.cores,
+        threads=world.threads if world is not None else 1,
+        began=began,
+        seconds=max(0.0, last - began - numbers[Header.PAUSED]),
+        look=_look(numbers),
+        calls=calls,
+        sums=sums,
+        made=made,
+    )
+
+
+def _call(numbers: memoryview, number: int, places: dict[int, Place]) -> Call | None:
+    """One call of the ring; None for one that is just being written."""
+    at = CALLS_FROM + number % CALLS * OF_A_CALL
+    place, count, size, began, returned, wait_began, wait_ended, is_blocking = numbers[at : at + len(CALL)]
+    known = places.get(int(place))
+    if known is None or not returned >= began > 0:
+        return None
+    return Call(known, int(count), int(size), began, returned, wait_began, wait_ended, is_blocking=bool(is_blocking))
+
+
+def _look(numbers: memoryview) -> Look:
+    first = numbers[Header.FIRST_LOOK : Header.FIRST_LOOK + len(LOOK)]
+    last = numbers[Header.LAST_LOOK : Header.LAST_LOOK + len(LOOK)]
+    return Look(*(max(0.0, after - before) for before, after in zip(first, last, strict=True)))

@@ -1,0 +1,72 @@
+"""Finds where a step of a script ends that calls collectives by itself: at an optimizer, or where its calls repeat."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autoddp.collectives.recording import Call, Place, Process, Recording
+
+_LONGEST = 512  # calls of one step
+_REPEATS = 4  # times that a period must repeat to be one
+_LOOKED_AT = 8_192  # calls, the last ones
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What prices count for."""
+
+    unit: str
+    """The word for one: "step", "call" where only one call repeats, or "second" where nothing does."""
+    how: str
+    """How it was found, as the end of a sentence."""
+    seconds: float
+    """Seconds of one, on the rank that was recorded for the longest time."""
+    period: int = 0
+    """Calls of one step on that rank; 0 where nothing repeats, or an optimizer ends the step."""
+
+
+def steps_of(recording: Recording) -> Steps:
+    """The step of a recorded script."""
+    longest = max(recording.processes, key=lambda one: one.seconds)
+    by_optimizer = _of_an_optimizer(longest)
+    if by_optimizer is not None:
+        return by_optimizer
+    period = period_of(longest.calls)
+    if period:
+        calls = [call for call in longest.calls if not call.place.makes_groups]
+        seconds = (calls[-1].ended - calls[0].began) / len(calls) * period
+        if period == 1:
+            return Steps("call", "one call after another, and no optimizer", seconds, period)
+        return Steps("step", f"the calls repeat after {period}", seconds, period)
+    return Steps("second", "no optimizer steps, and the calls do not repeat", 1.0)
+
+
+def _of_an_optimizer(process: Process) -> Steps | None:
+    """Steps of the optimizer that steps most often, if it does so more than once."""
+    counts = Counter({place: sums.count for place, sums in process.sums.items() if place.is_step})
+    if not counts:
+        return None
+    place, count = counts.most_common(1)[0]
+    ends = [call.began for call in process.calls if call.place == place]
+    if len(ends) < 2:
+        return None
+    name = place.method.removeprefix("step of ")
+    return Steps("step", f"{count} steps of {name} ({place.where})", (ends[-1] - ends[0]) / (len(ends) - 1))
+
+
+def period_of(calls: Sequence[Call]) -> int:
+    """The smallest number of calls after which the same places follow, in half of a recording; 0 for none.
+
+    The last calls may be those behind the loop. So the end of the sequence may be left out, up to a fifth.
+    """
+    numbers: dict[Place, int] = {}
+    made = [numbers.setdefault(call.place, len(numbers)) for call in calls[-_LOOKED_AT:] if not call.place.makes_groups]
+    for cut in sorted({0, 1, 2, 4, 8, len(made) // 10, len(made) // 5}):
+        sequence = made[: len(made) - cut]
+        for period in range(1, min(_LONGEST, len(sequence) // _REPEATS) + 1):
+            last = sequence[-max(period * _REPEATS, len(sequence) // 2) :]
+            if last[:-period] == last[period:]:
+                return period
+    return 0

@@ -1,0 +1,69 @@
+"""What a script communicates by itself, on a terminal: the answer, the findings, and the table of its collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autoddp.collectives import CommunicationDiagnosis
+from autoddp.collectives.table import Row
+from autoddp.tables import grid
+from autoddp.units import milliseconds, percent
+
+_MOST_ROWS = 20
+
+
+def for_stdout(diagnosis: CommunicationDiagnosis) -> list[RenderableType]:
+    """All of it, for `autoddp diagnose` of a script without DDP."""
+    found: list[RenderableType] = [*(Text(line) for line in diagnosis.verdict), rows(diagnosis.rows)]
+    if diagnosis.findings:
+        found.append(_findings(diagnosis))
+    if diagnosis.replayed:
+        found.append(Text(f"how true prices are: {diagnosis.replayed}"))
+    found += [Text(f"not measured: {sentence}") for sentence in diagnosis.not_measured]
+    return found
+
+
+def rows(of_script: Sequence[Row]) -> RenderableType:
+    """The table of collectives. Shares are of the time of the ranks that call them."""
+    table = Table(
+        title="the script's own collectives, by place and group (shares of the time)",
+        box=None,
+        padding=(0, 1, 0, 0),
+        title_justify="left",
+        title_style="bold",
+    )
+    for name in ("place", "collective", "group"):
+        table.add_column(name, overflow="fold")
+    for name in ("calls/s", "KiB", "time", "waiting", "transfer", "last"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in of_script[:_MOST_ROWS]:
+        last = "-" if row.last is None else f"{row.last} ({percent(row.last_in)})"
+        table.add_row(
+            Text(row.where),
+            Text(row.collective if row.is_blocking else f"{row.collective} (async)"),
+            Text(row.group),
+            f"{row.calls_per_second:.{0 if row.calls_per_second >= 10 else 2}f}",
+            f"{row.bytes_per_call / 1024:.{1 if row.bytes_per_call >= 1024 else 2}f}",
+            percent(row.share),
+            "-" if row.waiting is None else percent(row.waiting),
+            "-" if row.transfer is None else percent(row.transfer),
+            last,
+        )
+    if len(of_script) > _MOST_ROWS:
+        table.caption = f"and {len(of_script) - _MOST_ROWS} more, see --json"
+    return table
+
+
+def _findings(diagnosis: CommunicationDiagnosis) -> RenderableType:
+    lines = [("cause", f"ms per {diagnosis.steps.unit} (99 %)", "", "what was seen, and what to change")]
+    for one in diagnosis.findings:
+        price = milliseconds(one.seconds)
+        if one.low is not None and one.high is not None:
+            price += f" ({milliseconds(one.low)} to {milliseconds(one.high)})"
+        lines.append((one.cause, price, one.status, one.text))
+        lines.append(("", "", "fix", one.fix))
+    return grid(lines)

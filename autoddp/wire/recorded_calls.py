@@ -1,0 +1,173 @@
+"""The file in which a process of the script notes its collectives, while `autoddp diagnose` watches.
+
+    shared = made_file(path)       # in the process of the script
+    numbers = mapped(path)         # in the launcher, at any moment, also after the process was killed
+
+Two files belong to one process. `NAME.calls` has numbers only, in memory that the process shares with the file: what
+was written stays when the process is killed, and neither an exit hook nor a thread has to save it. `NAME.names` has a
+JSON object on each line: what the process is, and what each place and group is that the numbers mean.
+
+    HEADER numbers             see `Header`
+    PLACES times OF_A_PLACE    sums of each place, as they were at the last look
+    CALLS times OF_A_CALL      the last calls, in a ring: call number n is at n modulo CALLS
+
+Times are seconds of `time.perf_counter`, which all processes of a host read from one clock of the kernel.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from autoddp import codec
+from autoddp.codec import Struct
+
+CALLS = 32_768
+"""Single calls that are kept. Sums go on beyond them."""
+PLACES = 1_024
+"""Places that are told apart; what comes later is counted under the last one."""
+HEADER, OF_A_PLACE, OF_A_CALL = 24, 4, 8
+PLACES_FROM = HEADER
+CALLS_FROM = HEADER + PLACES * OF_A_PLACE
+_SIZE = 8 * (CALLS_FROM + CALLS * OF_A_CALL)
+VARIABLE = "AUTODDP_RECORDS_CALLS"
+"""Environment variable: "PORT:FOLDER", see `RecordingPlan`. `inject/sitecustomize.py` spells this name again."""
+
+
+class Header:
+    """What the first numbers of the file are."""
+
+    CALLS_MADE = 0
+    """Calls so far, also those that the ring has lost."""
+    BEGAN = 1
+    """When the process opened the file, at its first call."""
+    PAUSED = 2
+    """Seconds for which nothing was recorded."""
+    FIRST_LOOK, LAST_LOOK = 8, 16
+    """Numbers at which what the kernel says begins, see `LOOK`: at the first look, and at the last."""
+
+
+LOOK = ("at", "cpu_of_thread", "cpu_of_process", "waited_of_thread", "waited_of_helpers")
+"""What each look at the kernel's accounts notes, in seconds: CPU time, and time without a core."""
+SUMS = ("count", "bytes", "in_calls", "in_waits")
+"""The sums of each place: calls, their bytes, seconds in the calls themselves, and in waits for their ends."""
+CALL = ("place", "number", "bytes", "began", "returned", "wait_began", "wait_ended", "is_blocking")
+"""The numbers of each call. `number` counts the calls of its group, in which all of its ranks take part; -1 for others.
+
+`wait_ended` is 0 for a call for whose end nothing has waited. `is_blocking` is 1 where torch itself has waited, before
+the function that the script has called returned.
+"""
+
+
+class RecordingPlan(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a process of the script has to know to record its calls."""
+
+    folder: str
+    port: str = ""
+    """The port at which torchrun's agent has a store, as the rank that is this process, or has started it, was told."""
+
+    @property
+    def text(self) -> str:
+        """The variable's value."""
+        return f"{self.port}:{self.folder}"
+
+    @classmethod
+    def parse(cls, text: str) -> RecordingPlan:
+        """The inverse of `text`."""
+        port, _, folder = text.partition(":")
+        return cls(folder, port)
+
+
+class Named(Struct, frozen=True, forbid_unknown_fields=True, tag_field="is", tag=True):
+    """A line of `NAME.names`."""
+
+
+class ProcessNamed(Named, frozen=True):
+    """The process, at its first call."""
+
+    pid: int
+    parent: int
+    is_launched: bool
+    """Whether autoddp has started it as a rank; else a process of the script has started it."""
+    launched_rank: int | None
+    """The rank that it is, or that has started it; None where no variable says it."""
+    host: str
+    cores: int
+    """CPU cores on which it may run."""
+
+
+class WorldNamed(Named, frozen=True):
+    """What the process is in torch's default process group; once for each time that the script makes one."""
+
+    rank: int
+    ranks: int
+    threads: int
+    """Threads of torch's operators."""
+
+
+class GroupNamed(Named, frozen=True):
+    """A process group, once a call of it is recorded."""
+
+    group: int
+    """Number in this file."""
+    name: str
+    """torch's name of it: the same on all ranks of a world."""
+    ranks: tuple[int, ...]
+    """Ranks of it, as numbered in the world."""
+    backend: str
+
+
+class PlaceNamed(Named, frozen=True):
+    """A place in the script from which a collective of a group is called."""
+
+    place: int
+    """Number in this file."""
+    file: str
+    line: int
+    function: str
+    collective: str
+    """The function of torch.distributed that the script calls, such as `all_gather_object`."""
+    method: str
+    """The method of the group to which that leads."""
+    part: int
+    """Several methods may serve one call of a function: `all_gather_object` gathers sizes first."""
+    group: int
+    """-1 for what is no call of a group: an optimizer's step."""
+    device: str
+    dtype: str
+
+
+def made_file(path: str) -> mmap.mmap:
+    """A new file of numbers, all 0, in memory that is shared with it. OSError where it cannot be made."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.posix_fallocate(file, 0, _SIZE)  # a full disk is an error here, and no SIGBUS in the middle of the script
+        return mmap.mmap(file, _SIZE)
+    finally:
+        os.close(file)
+
+
+def mapped(path: str) -> Any:
+    """A memoryview of the numbers of the file, as they are at each moment. OSError, or ValueError where it is none."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        if os.fstat(file).st_size != _SIZE:
+            raise ValueError(f"{path} is no file of recorded calls")
+        return memoryview(mmap.mmap(file, _SIZE, access=mmap.ACCESS_READ)).cast("d")
+    finally:
+        os.close(file)
+
+
+def line(named: Named) -> str:
+    """One line of the file of names."""
+    return codec.encode(named) + "\n"
+
+
+def names(text: str) -> Iterator[Named]:
+    """The lines of the file of names. A line that was not written whole ends them."""
+    for one in text.splitlines(keepends=True):
+        if not one.endswith("\n"):
+            return
+        yield codec.decode(one, ProcessNamed | WorldNamed | GroupNamed | PlaceNamed)  # type: ignore[arg-type]

@@ -1,0 +1,59 @@
+"""What processes of autoddp's own do again to try a change: calls of groups, with gaps between them, on their own data.
+
+The launcher writes a `Replay` to a file and starts `worker.bench.replay`; each program takes its turn in every round.
+"""
+
+from __future__ import annotations
+
+from autoddp.codec import Struct
+
+WAIT = "wait"
+"""`Act.call` for waiting for all calls that were not waited for."""
+MAKE_GROUP = "new_group"
+"""`Act.call` for making a group of the same ranks, which is used from then on in place of the one before."""
+
+
+class Act(Struct, frozen=True, forbid_unknown_fields=True):
+    """One thing that a rank does, after a gap."""
+
+    call: str
+    """A method of a group such as `allreduce`, a function for objects such as `all_gather_object`, or see above."""
+    group: int = 0
+    """Place in `Program.groups`."""
+    bytes: int = 0
+    """What this rank gives."""
+    computes: float = 0.0
+    """Seconds of CPU time before the call."""
+    sleeps: float = 0.0
+    """Seconds before the call in which the rank does nothing."""
+    waits: bool = True
+    """Whether it waits for the end at once."""
+    tensors: int = 1
+    """From how many tensors the data are gathered into one before the call, and put back after it."""
+
+
+class Program(Struct, frozen=True, forbid_unknown_fields=True):
+    """What each rank does."""
+
+    groups: tuple[tuple[int, ...], ...]
+    """The ranks of each group."""
+    acts: tuple[tuple[Act, ...], ...]
+    """What each rank does."""
+
+
+class Replay(Struct, frozen=True, forbid_unknown_fields=True):
+    """Programs for the same ranks, to be compared."""
+
+    programs: dict[str, Program]
+    ranks: int
+    threads: int
+    """Threads of torch's operators in each process."""
+    backend: str
+    seconds: float
+    """For all rounds together."""
+
+
+class Replayed(Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of each round, of each program: those of the rank that needed longest."""
+
+    seconds: dict[str, tuple[float, ...]]

@@ -1,0 +1,234 @@
+"""Does again what a script's ranks have done with their groups, on data of our own, as written and with a change.
+
+    python -m autoddp.worker.bench.replay PLAN RESULT       # both JSON, see `wire.replayed_calls`
+
+It runs when the script has ended: its processes are gone, so nothing of this can mix with its calls. One process
+imports torch and forks a process for each rank, which takes a second in all. Programs take turns (A B B A …), so what
+else the machine does meets all of them. A rank that waits for too long ends, and the others with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autoddp import codec
+from autoddp.wire.replayed_calls import MAKE_GROUP, WAIT, Act, Program, Replay, Replayed
+
+_PATIENCE = timedelta(seconds=20)  # for one call
+_FEWEST, _MOST = 3, 24  # rounds
+_OVERHEAD = 3e-6  # seconds of this file's own between two calls; the script's Python is in its gaps
+_SLEEPS = 1e-4  # shorter than this the kernel does not sleep
+
+
+def main() -> None:
+    """Fork the ranks, and write their times; exit code 1 if one of them fails."""
+    plan = codec.decode(Path(sys.argv[1]).read_text(encoding="utf-8"), Replay)
+    result = Path(sys.argv[2])
+    store = f"{result}.store"
+    torch.set_num_threads(1)  # no thread may be there before the forks
+    children = {}
+    for rank in range(plan.ranks):
+        pid = os.fork()
+        if pid == 0:
+            _end_after(1, lambda: _rank(plan, rank, store, result))  # noqa: B023 - called at once
+        children[pid] = rank
+    failed = False
+    while children:
+        pid, status = os.wait()
+        children.pop(pid, None)
+        if status and not failed:
+            failed = True
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+    sys.exit(int(failed))
+
+
+def _end_after(code: int, work: Callable[[], None]) -> None:
+    """Work, then end this process without anything that the parent has registered."""
+    try:
+        work()
+        code = 0
+    except BaseException as error:
+        print(f"replay: {error!r}", file=sys.stderr)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _rank(plan: Replay, rank: int, store: str, result: Path) -> None:
+    torch.set_num_threads(plan.threads)
+    if plan.backend == "nccl":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    # Its own store: another program's time-outs and keys stay away from it.
+    dist.init_process_group(plan.backend, f"file://{store}", rank=rank, world_size=plan.ranks, timeout=_PATIENCE)
+    device = torch.device("cuda", torch.cuda.current_device()) if plan.backend == "nccl" else torch.device("cpu")
+    runs = {name: _Run(program, rank, device) for name, program in plan.programs.items()}
+    for run in runs.values():  # connects
+        run.once()
+    names = list(runs)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    until, number = time.monotonic() + plan.seconds, 0
+    while number < _MOST:
+        for name in names if number % 2 == 0 else reversed(names):
+            dist.barrier()
+            took = torch.tensor([runs[name].once()], dtype=torch.float64, device=device)
+            dist.all_reduce(took, op=dist.ReduceOp.MAX)
+            seconds[name].append(float(took))
+        number += 1
+        goes_on = torch.tensor([int(number < _FEWEST or time.monotonic() < until)], device=device)
+        dist.broadcast(goes_on, src=0)
+        if not int(goes_on):
+            break
+    dist.barrier()
+    if rank == 0:
+        text = codec.encode(Replayed({name: tuple(of_it) for name, of_it in seconds.items()}))
+        result.write_text(text, encoding="utf-8")
+
+
+class _Run:
+    """One program on one rank."""
+
+    def __init__(self, program: Program, rank: int, device: torch.device) -> None:
+        self._rank, self._ranks, self._device = rank, program.groups, device
+        self._groups: list[Any] = [self._new_group(ranks) for ranks in program.groups]
+        self._acts = program.acts[rank]
+        self._data: dict[tuple[str, int, int], Any] = {}
+        self._pending: list[Any] = []
+        for act in self._acts:
+            self._tensors(act)
+
+    def _new_group(self, ranks: tuple[int, ...]) -> Any:
+        """A group; all ranks call this, as torch demands."""
+        return dist.new_group(list(ranks), timeout=_PATIENCE)
+
+    def once(self) -> float:
+        """Do all acts; the seconds that they took."""
+        began = time.perf_counter()
+        for act in self._acts:
+            self._gap(act)
+            if act.call == WAIT:
+                self._wait()
+            elif act.call == MAKE_GROUP:
+                self._make_group(act)
+            else:
+                self._call(act)
+        self._wait()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter() - began
+
+    def _gap(self, act: Act) -> None:
+        if act.computes > _OVERHEAD:
+            clock = time.thread_time
+            until = clock() + act.computes - _OVERHEAD
+            while clock() < until:
+                pass
+        if act.sleeps > _SLEEPS:
+            time.sleep(act.sleeps)
+
+    def _wait(self) -> None:
+        for work in self._pending:
+            work.wait()
+        self._pending.clear()
+
+    def _make_group(self, act: Act) -> None:
+        made = dist.new_group(list(self._ranks[act.group]), timeout=_PATIENCE, use_local_synchronization=True)
+        before, self._groups[act.group] = self._groups[act.group], made
+        dist.destroy_process_group(before)
+
+    def _call(self, act: Act) -> None:
+        group = self._groups[act.group]
+        if act.call.endswith(("_object", "_object_list")):
+            _OBJECTS[act.call](self._tensors(act), len(self._ranks[act.group]), self._ranks[act.group][0], group)
+            return
+        tensors = self._tensors(act)
+        if act.tensors > 1:
+            torch.cat(tensors["parts"], out=tensors["in"])
+        work = _CALLS[act.call](tensors, self._ranks[act.group], group, not act.waits)
+        if not act.waits and work is not None:
+            self._pending.append(work)
+        if act.tensors > 1 and act.waits:
+            for part, piece in zip(tensors["parts"], tensors["in"].split(tensors["sizes"]), strict=True):
+                part.copy_(piece)
+
+    def _tensors(self, act: Act) -> Any:
+        """The data of an act, made once. They are zeros: the time does not depend on the values."""
+        key = (act.call, act.bytes, act.group)
+        if key not in self._data:
+            self._data[key] = self._made(act)
+        return self._data[key]
+
+    def _made(self, act: Act) -> Any:
+        if act.call.endswith(("_object", "_object_list")):
+            return {"loss": 0.5, "filler": "x" * max(0, act.bytes - 48)}
+        ranks = len(self._ranks[act.group])
+        count = max(ranks, -(-act.bytes // 4))
+        count += -count % ranks
+        whole = torch.zeros(count, device=self._device)
+        small = torch.zeros(count // ranks, device=self._device)
+        sizes = [count // act.tensors] * act.tensors
+        sizes[-1] += count - sum(sizes)
+        parts = [torch.zeros(size, device=self._device) for size in sizes] if act.tensors > 1 else []
+        large = torch.zeros(count * ranks, device=self._device) if "gather" in act.call else whole
+        return {"in": whole, "small": small, "large": large, "parts": parts, "sizes": sizes}
+
+
+def _pieces(tensor: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Tensor]:
+    return list(tensor.chunk(len(ranks)))
+
+
+_CALLS: dict[str, Callable[[Any, tuple[int, ...], Any, bool], Any]] = {
+    "allreduce": lambda t, ranks, group, later: dist.all_reduce(t["in"], group=group, async_op=later),
+    "allreduce_coalesced": lambda t, ranks, group, later: dist.all_reduce(t["in"], group=group, async_op=later),
+    "reduce": lambda t, ranks, group, later: dist.reduce(t["in"], ranks[0], group=group, async_op=later),
+    "broadcast": lambda t, ranks, group, later: dist.broadcast(t["in"], ranks[0], group=group, async_op=later),
+    "allgather": lambda t, ranks, group, later: dist.all_gather(
+        _pieces(t["large"], ranks), t["in"], group=group, async_op=later
+    ),
+    "_allgather_base": lambda t, ranks, group, later: dist.all_gather_into_tensor(
+        t["large"], t["in"], group=group, async_op=later
+    ),
+    "reduce_scatter": lambda t, ranks, group, later: dist.reduce_scatter(
+        t["small"], _pieces(t["in"], ranks), group=group, async_op=later
+    ),
+    "_reduce_scatter_base": lambda t, ranks, group, later: dist.reduce_scatter_tensor(
+        t["small"], t["in"], group=group, async_op=later
+    ),
+    "alltoall_base": lambda t, ranks, group, later: dist.all_to_all_single(
+        torch.empty_like(t["in"]), t["in"], group=group, async_op=later
+    ),
+    "alltoall": lambda t, ranks, group, later: dist.all_to_all(
+        _pieces(torch.empty_like(t["in"]), ranks), _pieces(t["in"], ranks), group=group, async_op=later
+    ),
+    "barrier": lambda t, ranks, group, later: dist.barrier(group=group, async_op=later),
+    "monitored_barrier": lambda t, ranks, group, later: dist.barrier(group=group, async_op=later),
+}
+_CALLS |= {
+    "all_gather_single": _CALLS["_allgather_base"],
+    "reduce_scatter_single": _CALLS["_reduce_scatter_base"],
+    "all_to_all_single": _CALLS["alltoall_base"],
+}
+"""Methods of a group → the same by torch's functions. Of those with a root the first rank of the group is the root."""
+_OBJECTS: dict[str, Callable[[Any, int, int, Any], Any]] = {
+    "all_gather_object": lambda thing, ranks, first, group: dist.all_gather_object([None] * ranks, thing, group=group),
+    "broadcast_object_list": lambda thing, ranks, first, group: dist.broadcast_object_list(
+        [thing], src=first, group=group
+    ),
+    "gather_object": lambda thing, ranks, first, group: dist.gather_object(
+        thing, [None] * ranks if dist.get_rank() == first else None, dst=first, group=group
+    ),
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,422 @@
+"""Notes each collective of this process in a file, for `autoddp diagnose`: where in the script, which group, how long.
+
+    collectives.record(CallRecorder(RecordingPlan("/run/of/the/diagnosis"), is_launched=True))
+
+A call is noted after the backend has taken it and is at work. What is noted are numbers in memory that is shared with
+the file (`wire.recorded_calls`): two microseconds, no thread, no exit hook, and nothing is lost when the process is
+killed. Names are looked up when a place is seen for the first time. A fork of the process has a file of its own.
+
+The place of a call is the first frame outside of torch, of Python's own library and of autoddp. Nothing of the script
+is kept alive but code objects: no frame, no tensor, no group and no `Work`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import socket
+import struct
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autoddp.log import get_logger
+from autoddp.wire.recorded_calls import (
+    CALLS,
+    CALLS_FROM,
+    OF_A_CALL,
+    OF_A_PLACE,
+    PLACES,
+    PLACES_FROM,
+    GroupNamed,
+    Header,
+    Named,
+    PlaceNamed,
+    ProcessNamed,
+    RecordingPlan,
+    WorldNamed,
+    line,
+    made_file,
+)
+from autoddp.worker.observe.kernel_accounts import waited_for_cpu
+
+logger = get_logger(__name__)
+
+_FIRST_LOOKS = 0.1  # seconds between the first two looks at the process as a whole; a script may end within a second
+_LOOKS = 2.0  # seconds between later ones: a look takes some milliseconds
+_WAITED_FOR = 4_096  # calls whose end something may still wait for; a script that waits for none must not fill memory
+_NUMBERS, _COUNT, _WAIT = struct.Struct("8d"), struct.Struct("d"), struct.Struct("3d")
+_CALLS_AT, _BYTES_OF_A_CALL, _WAIT_AT = 8 * CALLS_FROM, 8 * OF_A_CALL, 8 * 5
+_GIVEN_ONE = ("allreduce", "broadcast", "reduce", "send", "recv", "recv_anysource", "allreduce_coalesced")
+"""Methods that are given one list of tensors, which they read and write. What is not named here is only slower."""
+_NOT_THE_SCRIPT = tuple(
+    os.path.join(os.path.dirname(os.path.abspath(path)), "")
+    for path in (torch.__file__, os.path.dirname(os.path.dirname(__file__)), os.__file__)
+)
+_INSTALLED = ("site-packages", "dist-packages")
+_TORCH = _NOT_THE_SCRIPT[0]
+_C10D = dist.distributed_c10d.__file__
+_DECORATORS = dist.c10d_logger.__file__
+"""File in which the decorators of the functions of torch.distributed are."""
+_ONE_TO_ONE = ("send", "recv")
+"""How the names of methods begin in which not all ranks of the group take part."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """A group that has been seen. `calls`: those in which all of its ranks take part."""
+
+    number: int
+    calls: int = 0
+
+
+@dataclass(slots=True)
+class _Place:
+    """A place that has been seen, with its sums so far."""
+
+    number: float
+    group: _Group | None
+    counts: bool
+    """Whether all ranks of the group take part in its calls."""
+    gives_one: bool
+    """Whether the call is given a list of one tensor, and nothing else that holds tensors."""
+    count: int = 0
+    bytes: int = 0
+    in_calls: float = 0.0
+    in_waits: float = 0.0
+
+
+class CallRecorder:
+    """Implements `collectives.Recorder`. A fault of its own ends the recording, and never reaches the script."""
+
+    def __init__(self, plan: RecordingPlan, is_launched: bool) -> None:
+        self.on = True
+        self._plan, self._is_launched = plan, is_launched
+        self._paused_at = self._paused = 0.0
+        self._opening = threading.RLock()
+        self._codes: dict[int, tuple[CodeType, bool]] = {}
+        self._depths: dict[int, int] = {}
+        self._groups: dict[int, _Group] = {}
+        self._all: list[_Place] = []
+        self._places: dict[tuple[Any, ...], _Place] = {}
+        self._parts: dict[tuple[Any, ...], int] = {}
+        self._pending: dict[int, tuple[int, _Place, CodeType]] = {}
+        self._forget()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forget(self) -> None:
+        for known in (self._groups, self._all, self._places, self._parts, self._pending):
+            known.clear()  # the functions that note calls know these objects
+        self._files = ""
+        self._shared: mmap.mmap | None = None
+        self._made = itertools.count()
+        self._group_count = 0
+        self._world: tuple[int, int, int] | None = None
+        self._look_after, self._looks = 0.0, _FIRST_LOOKS
+
+    def _forked(self) -> None:
+        self._is_launched = False
+        self._opening = threading.RLock()
+        self._forget()
+
+    # Called from the patched functions
+
+    def noting(self, method: str) -> Callable[[Any, Any, Any, float, float], None]:
+        """See `Recorder`. It must be called by the patched method itself: frames are counted from there.
+
+        The functions of torch.distributed are torch's frames, most of them with a decorator's frame around them. How
+        many of them there are is known for each function, so the frame behind them is the place, if it is none of
+        torch's. Else all frames are looked at one by one.
+        """
+        frame, depths, places, pending = sys._getframe, self._depths, self._places, self._pending
+        pack, counts = _NUMBERS.pack_into, not method.startswith(_ONE_TO_ONE)
+
+        def note(group: Any, args: Any, work: Any, began: float, returned: float) -> None:
+            try:
+                direct = frame(2).f_code
+                script = frame(depths.get(id(direct), 2))
+                place = places.get((id(group), id(script.f_code), script.f_lasti, method))
+                if place is None:
+                    place = self._place(method, group, args, frame(2), counts)
+                shared = self._shared
+                assert shared is not None
+                number = -1
+                if place.counts:
+                    assert place.group is not None
+                    number = place.group.calls
+                    place.group.calls = number + 1
+                size = args[0][0].nbytes if place.gives_one else _bytes(args)
+                made = next(self._made)
+                at = _CALLS_AT + made % CALLS * _BYTES_OF_A_CALL
+                if work is None:
+                    pack(shared, at, place.number, number, size, began, returned, returned, returned, 1)
+                else:
+                    pack(shared, at, place.number, number, size, began, returned, 0, 0, 0)
+                    pending[id(work)] = (at, place, direct)
+                _COUNT.pack_into(shared, 0, made + 1)
+                place.count += 1
+                place.bytes += size
+                place.in_calls += returned - began
+                if returned > self._look_after:
+                    self._look(returned)
+            except Exception as error:
+                self._fail(error)
+
+        return note
+
+    def waited(self, work: Any, began: float, ended: float) -> None:
+        """See `Recorder`. It must be called by the patched method itself."""
+        found = self._pending.pop(id(work), None)
+        shared = self._shared
+        if found is None or shared is None:
+            return
+        at, place, direct = found
+        # torch's function that has asked for the call waits for it: so the script could not go on.
+        code = sys._getframe(2).f_code
+        is_blocking = code is direct and code.co_filename.startswith(_TORCH)
+        _WAIT.pack_into(shared, at + _WAIT_AT, began, ended, is_blocking)
+        place.in_waits += ended - began
+
+    def made(self, what: str, began: float, ended: float) -> None:
+        """See `Recorder`. It must be called by the patched function itself."""
+        try:
+            self._groups.clear()  # the memory of one that was destroyed may be that of a new one
+            self._places.clear()
+            self._event(what, began, ended, sys._getframe(2))
+        except Exception as error:
+            self._fail(error)
+
+    def stepped(self, optimizer: Any, *_: Any) -> None:
+        """An optimizer has stepped: for `register_optimizer_step_post_hook`."""
+        if self.on and self._shared is not None:
+            try:
+                now = time.perf_counter()
+                self._event(f"step of {type(optimizer).__name__}", now, now, sys._getframe(1), id(optimizer))
+            except Exception as error:
+                self._fail(error)
+
+    def _event(self, what: str, began: float, ended: float, caller: FrameType, of: int = 0) -> None:
+        """Something that is no call of a group."""
+        place = self._place(what, None, (), caller, counts=False, of=of)
+        shared = self._shared
+        assert shared is not None
+        made = next(self._made)
+        at = _CALLS_AT + made % CALLS * _BYTES_OF_A_CALL
+        _NUMBERS.pack_into(shared, at, place.number, -1, 0, began, ended, ended, ended, 1)
+        _COUNT.pack_into(shared, 0, made + 1)
+        place.count += 1
+        place.in_calls += ended - began
+        if ended > self._look_after:
+            self._look(ended)
+
+    # Pauses
+
+    def pause(self) -> None:
+        """Note nothing until `resume`."""
+        if self.on:
+            self.on, self._paused_at = False, time.perf_counter()
+
+    def resume(self) -> None:
+        """Note calls again."""
+        if not self.on and self._paused_at:
+            self.on = True
+            self._paused += time.perf_counter() - self._paused_at
+            if self._shared is not None:
+                self._set(Header.PAUSED, self._paused)
+
+    def _fail(self, error: Exception) -> None:
+        self.on, self._paused_at = False, 0.0
+        logger.warning("the script's collectives are no longer recorded: %r", error)
+
+    # The files
+
+    def _set(self, index: int, *values: float) -> None:
+        """Write numbers of the file."""
+        assert self._shared is not None
+        struct.pack_into(f"{len(values)}d", self._shared, 8 * index, *values)
+
+    def _is_the_scripts(self, code: CodeType) -> bool:
+        known = self._codes.get(id(code))
+        if known is None:
+            # A code object that is kept keeps its address, so that no other one is taken for it.
+            known = self._codes[id(code)] = (code, _is_the_scripts(code.co_filename))
+        return known[1]
+
+    def _place(self, method: str, group: Any, args: Any, caller: FrameType, counts: bool, of: int = 0) -> _Place:
+        """The place from which a call comes, by a look at each frame. `of` tells apart what is no group."""
+        inside, frame = [], caller
+        while not self._is_the_scripts(frame.f_code) and frame.f_back is not None:
+            inside.append(frame)
+            frame = frame.f_back
+        key: tuple[Any, ...] = (id(group) if group is not None else of, id(frame.f_code), frame.f_lasti, method)
+        if len(inside) > 1 + (len(inside) > 1 and inside[1].f_code.co_filename == _DECORATORS):
+            key = (*key, *(one.f_lasti for one in inside))
+        elif inside:
+            # `frame(0)` is the function that notes; the patched method lies between.
+            self._depths[id(inside[0].f_code)] = 2 + len(inside)
+        return self._places.get(key) or self._new_place(key, method, group, args, caller, frame, counts)
+
+    def _new_place(
+        self,
+        key: tuple[Any, ...],
+        method: str,
+        group: Any,
+        args: Any,
+        caller: FrameType,
+        frame: FrameType,
+        counts: bool,
+    ) -> _Place:
+        with self._opening:
+            if self._shared is None:
+                self._open()
+            of = self._group(group) if group is not None else None
+            number = min(len(self._all), PLACES - 1)
+            one = len(args) > 0 and type(args[0]) is list and len(args[0]) == 1 and method in _GIVEN_ONE
+            place = self._places[key] = _Place(number, of, counts and of is not None, one)
+            self._all.append(place)
+            if len(self._all) <= PLACES:
+                self._say(self._named(place, method, args, caller, frame, key))
+            return place
+
+    def _named(
+        self, place: _Place, method: str, args: Any, caller: FrameType, frame: FrameType, key: tuple[Any, ...]
+    ) -> PlaceNamed:
+        called, inner = method, caller
+        while inner is not frame:
+            if inner.f_code.co_filename == _C10D and not inner.f_code.co_name.startswith("_"):
+                called = inner.f_code.co_name
+            assert inner.f_back is not None
+            inner = inner.f_back
+        tensor = next(_tensors(args), None)
+        # Parts of one call are told apart in the order in which they are first seen.
+        whole = (*key[:3], called)
+        part = self._parts[whole] = self._parts.get(whole, -1) + 1
+        return PlaceNamed(
+            place=int(place.number),
+            file=frame.f_code.co_filename,
+            line=frame.f_lineno or 0,
+            function=frame.f_code.co_name,
+            collective=called,
+            method=method,
+            part=part,
+            group=-1 if place.group is None else place.group.number,
+            device="" if tensor is None else tensor.device.type,
+            dtype="" if tensor is None else str(tensor.dtype).removeprefix("torch."),
+        )
+
+    def _group(self, group: Any) -> _Group:
+        known = self._groups.get(id(group))
+        if known is None:
+            known = self._groups[id(group)] = _Group(self._group_count)
+            self._group_count += 1
+            self._say_world()
+            name, ranks = _name_and_ranks(group)
+            self._say(GroupNamed(known.number, name, ranks, _backend(group)))
+        return known
+
+    def _say_world(self) -> None:
+        if dist.is_initialized():
+            world = (dist.get_rank(), dist.get_world_size(), torch.get_num_threads())
+            if world != self._world:
+                self._world = world
+                self._say(WorldNamed(*world))
+
+    def _open(self) -> None:
+        name = os.path.join(self._plan.folder, f"{os.getpid()}-{time.monotonic_ns()}")
+        self._shared, self._files = made_file(f"{name}.calls"), f"{name}.names"
+        self._set(Header.BEGAN, time.perf_counter())
+        rank = os.environ.get("RANK", "")
+        self._say(
+            ProcessNamed(
+                pid=os.getpid(),
+                parent=os.getppid(),
+                is_launched=self._is_launched,
+                launched_rank=int(rank) if rank.isdecimal() else None,
+                host=socket.gethostname(),
+                cores=len(os.sched_getaffinity(0)),
+            )
+        )
+        self._note_look(Header.FIRST_LOOK)
+        self._note_look(Header.LAST_LOOK)
+
+    def _say(self, named: Named) -> None:
+        with open(self._files, "a", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(line(named))
+
+    def _look(self, now: float) -> None:
+        """Write what is known of the process as a whole: sums of places, and the kernel's accounts."""
+        self._note_look(Header.LAST_LOOK)
+        for place in self._all[:PLACES]:
+            at = PLACES_FROM + int(place.number) * OF_A_PLACE
+            self._set(at, place.count, place.bytes, place.in_calls, place.in_waits)
+        if len(self._pending) > _WAITED_FOR:
+            self._pending.clear()
+        self._look_after = now + self._looks
+        self._looks = min(2 * self._looks, _LOOKS)
+
+    def _note_look(self, at: int) -> None:
+        waited = waited_for_cpu()
+        self._set(at, time.perf_counter(), time.thread_time(), time.process_time(), waited.trains, waited.helpers)
+
+
+def _is_the_scripts(file: str) -> bool:
+    """Whether code in this file is neither torch's, nor autoddp's, nor Python's own."""
+    if file.startswith("<frozen "):
+        return False
+    if file.startswith(_NOT_THE_SCRIPT[:2]):
+        return False
+    is_installed = any(f"{os.sep}{name}{os.sep}" in file for name in _INSTALLED)
+    return is_installed or not file.startswith((_NOT_THE_SCRIPT[2], sysconfig.get_path("stdlib") + os.sep))
+
+
+def _bytes(args: Any) -> int:
+    """Bytes that this rank gives to a call: those of its input, which stands behind the output where there are two."""
+    try:
+        first = args[0]
+        if type(first) is list and len(first) == 1 and len(args) < 3:  # the usual case: a list of one tensor
+            second = args[1] if len(args) == 2 else None
+            if not isinstance(second, (list, torch.Tensor)):
+                return int(first[0].nbytes)
+    except (IndexError, AttributeError, RuntimeError):  # a barrier; a list of lists; a tensor without storage
+        pass
+    found = [total for total in (_total(one) for one in args[:2] if isinstance(one, (list, torch.Tensor))) if total]
+    return found[-1] if found else 0
+
+
+def _total(given: Any) -> int:
+    try:
+        return sum(int(tensor.nbytes) for tensor in _tensors((given,)))
+    except RuntimeError:  # a sparse tensor has no bytes of its own
+        return 0
+
+
+def _tensors(args: Any) -> Any:
+    for one in args:
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, (list, tuple)):
+            yield from _tensors(one)
+
+
+def _name_and_ranks(group: Any) -> tuple[str, tuple[int, ...]]:
+    """torch's name of a group, and its ranks. A group that the script has made by itself is not in torch's tables."""
+    try:
+        return str(group.group_name), tuple(dist.get_process_group_ranks(group))
+    except (KeyError, RuntimeError, ValueError, AttributeError):
+        return f"made by hand, {group.size()} ranks", tuple(range(group.size()))
+
+
+def _backend(group: Any) -> str:
+    try:
+        return str(dist.get_backend(group))
+    except (KeyError, RuntimeError, ValueError, AssertionError):
+        return str(getattr(group, "name", lambda: "")())

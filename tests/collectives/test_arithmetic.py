@@ -1,0 +1,160 @@
+"""The arithmetic on recorded collectives, on recordings made here: steps, waiting, merged calls, first uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autoddp.collectives.cause import Job
+from autoddp.collectives.causes import CAUSES
+from autoddp.collectives.first_use import first_use
+from autoddp.collectives.merging import merged, runs, side_by_side
+from autoddp.collectives.program import script_of
+from autoddp.collectives.recording import Call, Group, Look, Place, Process, Recording, Sums
+from autoddp.collectives.steps import period_of, steps_of
+from autoddp.collectives.table import calls_of, different_calls, table
+from autoddp.wire.replayed_calls import WAIT
+
+PAIR = Group((0, 1), "pair", "gloo")
+
+
+def place(line: int, collective: str = "all_reduce", method: str = "allreduce", group: Group | None = PAIR) -> Place:
+    return Place("train.py", line, "main", collective, method, 0, group)
+
+
+def call(where: Place, number: int, began: float, seconds: float, size: int = 400, blocking: bool = True) -> Call:
+    return Call(where, number, size, began, began + 1e-6, began + 1e-6, began + seconds, is_blocking=blocking)
+
+
+def process(rank: int, calls: list[Call], **facts: object) -> Process:
+    sums: dict[Place, Sums] = {}
+    for one in calls:
+        before = sums.get(one.place, Sums(0, 0, 0.0))
+        sums[one.place] = Sums(before.count + 1, before.bytes + one.bytes, before.seconds + one.seconds)
+    seconds = calls[-1].ended - calls[0].began
+    known = {"pid": 1, "is_launched": True, "host": "vm", "cores": 2, "threads": 1, "look": Look()} | facts
+    return Process(rank=rank, ranks=2, began=calls[0].began, seconds=seconds, calls=calls, sums=sums, **known)  # type: ignore[arg-type]
+
+
+def loop(steps: int, late: float = 0.0, where: tuple[int, ...] = (10, 11, 12), gap: float = 1e-5) -> Recording:
+    """Two ranks with a call in each of these lines in every step, 1 ms each; rank 1 is late in the first."""
+    of_ranks: list[list[Call]] = [[], []]
+    now, number = 1.0, 0
+    for _ in range(steps):
+        now += 5e-3
+        for nth, line in enumerate(where):
+            begins = [now, now + (late if nth == 0 else 0.0)]
+            end = max(begins) + 1e-3
+            for rank, began in enumerate(begins):
+                of_ranks[rank].append(call(place(line), number, began, end - began))
+            now, number = end + gap, number + 1
+    return Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks)))
+
+
+@pytest.mark.parametrize(("lines", "period"), [((1, 2, 3), 3), ((1,), 1), ((1, 1, 1, 1, 1, 2), 6)])
+def test_the_period_of_calls(lines: tuple[int, ...], period: int) -> None:
+    """The last calls may be others: those behind the loop."""
+    calls = [call(place(line), n, 1.0 + n, 0.5) for n, line in enumerate([*lines * 50, 7, 8])]
+    assert period_of(calls) == period
+
+
+def test_calls_without_order_have_no_period() -> None:
+    places = [1 if n * n % 7 in (1, 4) or n % 11 == 3 else 2 for n in range(200)]
+    assert period_of([call(place(line), n, 1.0 + n, 0.5) for n, line in enumerate(places)]) in (0, 77)
+
+
+def test_a_step_ends_where_an_optimizer_steps() -> None:
+    recording = loop(20)
+    step = place(30, "step of SGD", "step of SGD", None)
+    of_rank = [call(step, -1, one.ended, 0.0) for one in recording.processes[0].calls[2::3]]
+    both = sorted([*recording.processes[0].calls, *of_rank], key=lambda one: one.began)
+    steps = steps_of(Recording((process(0, both), recording.processes[1])))
+    assert (steps.unit, round(steps.seconds, 4)) == ("step", 0.008)
+    assert "20 steps of SGD (train.py:30)" in steps.how
+
+
+def test_the_least_duration_is_transfer() -> None:
+    first, second, _ = sorted(table(loop(30, late=4e-3)), key=lambda row: row.line)
+    assert first.share > second.share
+    assert (first.last, first.last_in) == (1, 1.0)
+    assert first.transfer is not None
+    assert second.waiting == pytest.approx(0.0)
+    # Rank 0 waits 4 of its 5 ms, rank 1 none of its one: the mean of both.
+    assert first.waiting == pytest.approx(4 / 12 / 2, rel=0.05)
+
+
+def test_parts_of_one_call_are_one_call() -> None:
+    sizes, data = place(5, "all_gather_object", "allgather"), place(5, "all_gather_object", "_allgather_base")
+    assert calls_of({sizes: Sums(10, 80, 1.0), data: Sums(10, 900, 1.0)}) == 10
+    assert calls_of({sizes: Sums(10, 80, 1.0), data: Sums(3, 900, 1.0)}) == 13
+
+
+def test_ranks_that_make_different_calls() -> None:
+    one, two = loop(3).processes
+    barrier = call(place(44, "barrier", "barrier"), 2, two.calls[2].began, 1e-3)
+    said = different_calls(Recording((one, process(1, [*two.calls[:2], barrier]))))
+    assert "in call 3 rank 0 calls all_reduce (train.py:12), rank 1 calls barrier (train.py:44)" in said
+    assert different_calls(loop(3)) == ""
+
+
+def test_a_group_that_ended_before_all_have_called_is_left_out() -> None:
+    one, two = loop(20).processes
+    script = script_of(Recording((one, process(1, list(two.calls[:-7])))), steps_of(loop(20)))
+    assert script is not None
+    assert {key for key, of_ranks in script.of_key.items() if len(of_ranks) != 2} == set()
+
+
+def test_small_calls_in_a_row_become_one_on_all_ranks() -> None:
+    recording = loop(40)
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    changed = merged(script, runs(script, range(65, 1000)))
+    for rank in (0, 1):
+        acts = [one.act for one in changed.played[rank]]
+        assert {(act.bytes, act.tensors) for act in acts[1:-1]} == {(1200, 3)}
+    assert [one.key for one in changed.played[0]] == [one.key for one in changed.played[1]]
+    later = [one.act for one in side_by_side(script, runs(script, range(65, 1000))).played[0]]
+    assert sum(act.call == WAIT for act in later) >= len(later) // 4 - 1
+    assert not any(act.waits for act in later[:3] if act.call != WAIT)
+
+
+def test_calls_with_work_between_them_stay_apart() -> None:
+    recording = loop(40, gap=2e-3)
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    assert runs(script, range(65, 1000)) == {}
+
+
+def test_the_rank_that_is_late_is_told_with_its_place() -> None:
+    recording = loop(60, late=6e-3)
+    steps = steps_of(recording)
+    job = Job(recording, steps, table(recording), script_of(recording, steps), cores=2)
+    (found,) = CAUSES["waiting_for_rank"].suspect(job)
+    assert found.ranks == (1,)
+    assert "from train.py:12 to train.py:10 it takes" in found.seen
+    assert found.changed is not None
+    assert list(CAUSES["waiting_for_rank"].suspect(Job(loop(60), steps, [], script_of(loop(60), steps), 2))) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "line"),
+    [
+        ("grad /= world\nwork()", None),
+        ("work(other)\ngrad.add_(1)", 3),
+        ("work(other)\ndist.barrier()", 0),
+        ("dist.all_reduce(other)\nuse(grad)", None),
+    ],
+)
+def test_where_a_result_is_read_first(tmp_path: Path, after: str, line: int | None) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"dist.all_reduce(grad)\n{after}\n")
+    found = first_use(str(script), 1)
+    assert (found and (found.name, found.line)) == (None if line is None else ("grad", line))
+
+
+def test_each_cause_says_what_it_is() -> None:
+    """The names are promised by --json."""
+    assert {"small_collectives", "scalar_collectives", "object_collectives", "waiting_for_rank"} <= CAUSES.keys()
+    assert {"too_many_groups", "oversubscribed_cores", "blocking_collectives"} <= CAUSES.keys()
+    assert all(cause.in_words and cause.name == name for name, cause in CAUSES.items())

@@ -1,0 +1,112 @@
+"""What two gloo ranks call while their collectives are recorded, and the same without: the results must be the same."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from python_group import Call, PythonGroup, perform
+
+from autoddp.collectives import recorded
+from autoddp.collectives.table import table
+from autoddp.wire.recorded_calls import RecordingPlan
+from autoddp.worker.observe.call_recorder import CallRecorder
+from autoddp.worker.observe.collectives import collectives
+
+LATE = 0.02
+
+
+class OfOne(PythonGroup):
+    """Overrides some methods of `ProcessGroup` and inherits others, as backends in Python do."""
+
+    def collective(self, call: Call) -> dist.Work:
+        perform([call])
+        done: Any = torch.futures.Future()  # type: ignore[var-annotated]
+        done.set_result(call.received)
+        return torch._C._distributed_c10d._create_work_from_future(done)  # type: ignore[attr-defined,no-any-return]
+
+
+def _calls(rank: int) -> list[Any]:
+    """Each kind of call once or several times. What they return and change."""
+    mean, many = torch.full((3,), rank + 0.1), [torch.full((2,), float(rank + n)) for n in range(3)]
+    found: list[Any] = [mean, *many]
+    found.append(dist.all_reduce(mean))
+    work = dist.all_reduce(many[0], async_op=True)
+    found += [type(work).__name__, work.wait(), work.is_completed()]
+    for tensor in many[1:]:
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    objects: list[Any] = [None, None]
+    dist.all_gather_object(objects, {"rank": rank})
+    gathered = [torch.zeros(3), torch.zeros(3)]
+    dist.all_gather(gathered, mean)
+    group = dist.new_group([0, 1])
+    dist.broadcast(many[2], 1, group=group)
+    if rank == 1:
+        time.sleep(LATE)
+    dist.barrier(group=group)
+    if rank == 0:
+        dist.send(mean, 1)
+    else:
+        dist.recv(mean, 0)
+    found += [objects, *gathered, group.allreduce([mean]).wait()]
+    dist.destroy_process_group(group)
+    try:
+        dist.all_reduce("no tensor")  # type: ignore[arg-type]
+    except TypeError as error:
+        found.append(str(error))
+    try:
+        dist.get_backend_config()
+        dist.distributed_c10d._get_default_group().allreduce()
+    except TypeError as error:
+        found.append(str(error).partition("(")[0])
+    mine = OfOne(0, 1)
+    found += [mine.allreduce([mean]).wait(), _inherited(mine)]
+    return found
+
+
+def _inherited(mine: PythonGroup) -> str:
+    """A method that the subclass does not have: torch's says that there is no backend, and nothing calls itself."""
+    try:
+        mine.reduce([torch.ones(1)], dist.ReduceOptions())
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return "reduced"
+
+
+def checks(rank: int) -> dict[str, Any]:
+    """The calls without and with a recorder, and what was recorded."""
+    folder = Path(os.environ["RECORDED"])
+    as_written = _calls(rank)
+    recorder = CallRecorder(RecordingPlan(str(folder)), is_launched=True)
+    collectives.record(recorder)
+    seen = _calls(rank)
+    child = os.fork()
+    if child == 0:
+        dist.distributed_c10d._get_default_group().rank()
+        os._exit(int(recorder._shared is not None))  # a fork has a file of its own, once it calls something
+    forked = os.waitpid(child, 0)[1]
+    recorder.pause()
+    dist.all_reduce(torch.ones(1))
+    recorder.resume()
+    for _ in range(5):
+        if rank == 1:
+            time.sleep(LATE)
+        dist.all_reduce(torch.ones(1000))
+    recorder.on = False
+    dist.barrier()
+    return {
+        "alike": [_plain(one) for one in as_written] == [_plain(one) for one in seen],
+        "seen": [_plain(one) for one in seen],
+        "forked": forked,
+        "on": recorder._paused_at > 0,
+        "rows": [row.plain() for row in table(recorded(folder))],
+        "ranks": recorded(folder).ranks,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,63 @@
+"""The recorder of collectives, in two real gloo ranks: it changes nothing, and sees every call with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import recorder_checks
+import torch.distributed as dist
+from on_ranks import on_ranks
+
+from autoddp.worker.observe.collectives import methods_that_start_something
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("recorded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECORDED", str(folder))
+        return on_ranks(2, recorder_checks.checks, tmp_path_factory.mktemp("ranks"))
+
+
+def _line_of(text: str, nth: int = 0) -> int:
+    lines = Path(recorder_checks.__file__).read_text().splitlines()
+    return [number for number, line in enumerate(lines, 1) if text in line][nth]
+
+
+def test_the_script_is_given_what_it_is_given_without_it(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["alike"], rank["seen"]
+        assert rank["forked"] == 0
+        assert rank["seen"][0] == pytest.approx([2.4] * 3)
+
+
+def test_each_place_has_its_calls(ranks: list[dict[str, Any]]) -> None:
+    rows = {(row["line"], row["collective"]): row for row in ranks[0]["rows"]}
+    several = rows[_line_of("op=dist.ReduceOp.MAX"), "all_reduce"]
+    assert (several["calls"], several["bytes_per_call"], several["blocking"]) == (4, 8, True)
+    later = rows[_line_of("async_op=True"), "all_reduce"]
+    assert (later["blocking"], later["waiting"], later["calls"]) == (False, None, 2)
+    assert rows[_line_of("dist.all_gather_object"), "all_gather_object"]["calls"] == 2, "of two parts each"
+    assert rows[_line_of("dist.send"), "send"]["ranks"] == [0]
+    assert rows[_line_of("group.allreduce"), "allreduce"]["groups"] == [[0, 1]]
+    assert rows[_line_of("dist.broadcast"), "broadcast"]["waiting"] is None
+    assert Path(several["file"]).name == "recorder_checks.py"
+    paused = _line_of("dist.all_reduce(torch.ones(1))")
+    assert (paused, "all_reduce") not in rows
+
+
+def test_who_is_late_and_who_waits(ranks: list[dict[str, Any]]) -> None:
+    rows = {row["line"]: row for row in ranks[0]["rows"]}
+    late = rows[_line_of("torch.ones(1000)")]
+    assert late["waiting"] > late["transfer"]
+    barrier = rows[_line_of("dist.barrier(group=group)")]
+    assert barrier["waiting"] > 0
+
+
+def test_the_methods_are_found_by_their_signatures() -> None:
+    found = set(methods_that_start_something())
+    assert {"allreduce", "broadcast", "allgather", "send", "recv", "barrier", "_end_coalescing"} <= found
+    assert not {"rank", "size", "monitored_barrier", "_start_coalescing", "set_timeout"} & found
+    assert all(callable(getattr(dist.ProcessGroup, name)) for name in found)
