@@ -215,6 +215,7 @@ def agree(
         where = endpoint
         board = wait_for_answer(endpoint, options.endpoint_patience(torchrun), tell, lambda: meetings.board(where))
     elif endpoint is not None and static:
+        options.require_free_port(endpoint)
         say_if_not_ours(endpoint, ours, tell)
     handler = meetings.meeting_point(torchrun, "plan")
     fewest, most = options.node_range(torchrun)

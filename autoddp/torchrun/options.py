@@ -197,6 +197,16 @@ def endpoint(torchrun: argparse.Namespace) -> tuple[Endpoint, bool] | None:
     return place, bool(_matches_machine_hostname(host) and not _is_taken(port) if told is None else told)
 
 
+def require_free_port(place: Endpoint) -> None:
+    """UsageError if another program has the port of an endpoint that this node is to keep."""
+    if _is_taken(place.port):
+        flag = "--rdzv-endpoint" if place.option == "--rdzv-endpoint" else "--master-port"
+        raise UsageError(
+            f"the hosts cannot meet at {place.option} {place}: another program on this host ({socket.gethostname()}) "
+            f"has port {place.port}: end it, or give another port by {flag}, on every host the same"
+        )
+
+
 def _is_taken(port: int) -> bool:
     """Whether a program on this host listens at a port. Another one may have taken it a moment later."""
     with socket.socket() as tried:

@@ -156,13 +156,13 @@ while True:
 """
 
 
-def taken_port(lab, meetings, does):
+def taken_port(lab, meetings, does, words=None):
     """Another program has the port; it `closes` each connection, or `says nothing`."""
     argv = [sys.executable, "-c", PROGRAM, str(PORT), does]
     with lab.popen(0, argv, stdout=subprocess.PIPE, text=True) as program:
         try:
             assert program.stdout.readline() == "listening\n"
-            words = c10d(lab, rdzv_conf=f"{SHORT},is_host=0")
+            words = words or c10d(lab, rdzv_conf=f"{SHORT},is_host=0")
             return meetings.hold(lab, words, lambda _: {"GLOO_SOCKET_IFNAME": "eth0"}, gathering=[1.0, 1.0])
         finally:
             program.kill()
@@ -205,6 +205,13 @@ FAULTS = {
     "port of a program that says nothing": (
         lambda *a: taken_port(*a, "says nothing"),
         [r"host\d\): connections are accepted there, but no launcher has answered yet .*this port.*, for \d s"] * 2,
+    ),
+    "port of a program on the master": (
+        lambda *a: taken_port(*a, "says nothing", static(a[0], rdzv_conf=SHORT)),
+        [
+            r"--master-addr 10\.77\.0\.1:29500: another program on this host \(host0\) has port .* by --master-port",
+            r"host1\): connections are accepted there, but no launcher has answered yet .*this port.*, for \d s",
+        ],
     ),
     "port of a program that closes": (
         lambda *a: taken_port(*a, "closes"),
