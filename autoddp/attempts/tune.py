@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +25,8 @@ from autoddp.attempts.live_job import LiveJob
 from autoddp.attempts.rank_states import Waiting
 from autoddp.attempts.resuming import cut_off, job_now, study_begins, study_is_over
 from autoddp.codec import decode, encode
-from autoddp.collectives import CommunicationDiagnosis
+from autoddp.collectives import CommunicationDiagnosis, recorded
+from autoddp.collectives.table import Row, table
 from autoddp.commandline.options import Options
 from autoddp.diagnose import Diagnosis, Examination, MeasureAnatomy, Surroundings
 from autoddp.errors import HostLost, UsageError
@@ -224,6 +225,8 @@ class Tuning:
         self._own_network = {} if self.hosts.several else on_one_host(os.environ)
         self.communication: CommunicationDiagnosis | None = None
         """What the script communicates by itself, and why it takes so long; None where it was not asked for."""
+        self.own_collectives: Sequence[Row] = ()
+        """What a script with DDP calls beside DDP, in the blocks of a diagnosis as written; the ranks of this host."""
         self._place = self._folder.path  # of the last attempt
 
     def run(self) -> Tuned:
@@ -262,6 +265,8 @@ class Tuning:
             environment = {**os.environ, **self._own_network}
             replay = self._folder.path / "replay"
             self.communication = diagnosed(self._place / CALLS, replay, environment, self.reporter.say)
+        if self.options.diagnose_only and tuned.diagnosis is not None:
+            self.own_collectives = table(recorded(self._place / CALLS))
         tuned = self._agreed(tuned, job.machine.leads is True)
         study_is_over(self._folder)
         return tuned

@@ -10,7 +10,6 @@ from autoddp.attempts.job_machine import NO_DDP, TOO_SHORT
 from autoddp.attempts.tune import Tuned, Tuning, prepared
 from autoddp.cli.tuned import Results
 from autoddp.codec import finite
-from autoddp.collectives import CommunicationDiagnosis
 from autoddp.commandline.mode import Mode, choose_to_diagnose
 from autoddp.commandline.options import Options, help_text, parse_with_switch
 from autoddp.commandline.script import require_script
@@ -74,7 +73,8 @@ def examine(options: Options, as_json: bool) -> None:
         words = [options.script, *without_secrets(options.torchrun.training_script_args)]
         show(printable(f"would diagnose: {' '.join(words)}"))
         return
-    tuned, communication, folder = _examined(options, mode)
+    tuning, tuned, folder = _examined(options, mode)
+    communication, rows = tuning.communication, tuning.own_collectives
     if tuned.diagnosis is None and communication is not None:
         if as_json:
             findings = {"findings": [one.plain() for one in communication.findings]}
@@ -91,13 +91,14 @@ def examine(options: Options, as_json: bool) -> None:
         if not as_json:
             show(f"nothing to measure: {why}")
     elif as_json:
-        show_json(finite(tuned.diagnosis.plain()))
+        show_json(finite(tuned.diagnosis.plain() | {"communication": {"rows": [row.plain() for row in rows]}}))
     else:
-        show(text_of(for_stdout(tuned.diagnosis), width_of_stdout()))
+        own = [communication_text.rows(rows)] if rows else []
+        show(text_of([*for_stdout(tuned.diagnosis), *own], width_of_stdout()))
 
 
-def _examined(options: Options, mode: Mode) -> tuple[Tuned, CommunicationDiagnosis | None, Path]:
-    """What came of it, what the script communicates by itself, and the folder with its logs."""
+def _examined(options: Options, mode: Mode) -> tuple[Tuning, Tuned, Path]:
+    """The job, what came of it, and the folder with its logs."""
     with contextlib.ExitStack() as until_done:
         until_done.enter_context(signals_end_tuning(ending_signals(options.torchrun), "the diagnosis ends"))
         preparation = until_done.enter_context(prepared(options))
@@ -112,4 +113,4 @@ def _examined(options: Options, mode: Mode) -> tuple[Tuned, CommunicationDiagnos
             tuning = Tuning(options, preparation, hosts, results, network.together)
             tuned = tuning.run()
         results.keep_diagnosis(tuned)
-    return tuned, tuning.communication, preparation.folder.path
+    return tuning, tuned, preparation.folder.path

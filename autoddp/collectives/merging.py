@@ -48,8 +48,8 @@ def merged(script: Script, into: dict[tuple[int, int], tuple[int, int]]) -> Scri
                 first.act,
                 bytes=sum(one.act.bytes for one in parts),
                 tensors=len(parts),
-                # What Python does between the calls of a run it does all the same.
-                computes=sum(one.act.computes for one in parts),
+                # What is computed between the calls of a run is computed all the same.
+                computes=first.act.computes + sum(script.least_gap.get(one.key, 0.0) for one in parts[1:]),
             )
             yield Played(act, first.key, first.call) if len(parts) > 1 else first
 

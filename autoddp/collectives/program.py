@@ -78,28 +78,35 @@ class Script:
 
     @cached_property
     def follows_at_once(self) -> set[tuple[int, int]]:
-        """The calls that come on every rank right after the call of their group before them, with little between."""
-        found: dict[tuple[int, int], bool] = {}
+        """The calls that come right after the call of their group before them, with little between.
+
+        A process that loses its core has a long gap there, and the others of its group have none. So it counts if the
+        gap is short on one rank: between two steps it is long on all of them.
+        """
+        follows: dict[tuple[int, int], bool] = {}
+        soon: set[tuple[int, int]] = set()
         for of_rank in self.played.values():
             before: Played | None = None
-            usual = statistics.median(one.act.computes + one.act.sleeps for one in of_rank)
-            takes = statistics.median(one.call.seconds for one in of_rank)
-            # Where calls usually follow each other at once, a longer gap is a process that has lost its core.
-            longest = _USUAL * usual if usual <= max(_LITTLE, _SHARE * takes) else 0.0
             for one in of_rank:
                 group, number = one.key
                 adjacent = before is not None and before.key == (group, number - 1)
                 alike = before is not None and before.act.call == one.act.call and before.act.waits == one.act.waits
-                between = one.act.computes + one.act.sleeps
-                soon = before is not None and between <= max(_LITTLE, longest, _SHARE * before.call.seconds)
-                found[one.key] = found.get(one.key, True) and adjacent and alike and soon
+                follows[one.key] = follows.get(one.key, True) and adjacent and alike
+                if before is not None and one.act.computes + one.act.sleeps <= max(
+                    _LITTLE, _SHARE * before.call.seconds
+                ):
+                    soon.add(one.key)
                 before = one
-        return {key for key, holds in found.items() if holds}
+        return {key for key, holds in follows.items() if holds and key in soon}
+
+    @cached_property
+    def least_gap(self) -> dict[tuple[int, int], float]:
+        """Call → the shortest computing before it, over the ranks of its group."""
+        return {key: min(one.act.computes for one in of_ranks.values()) for key, of_ranks in self.of_key.items()}
 
 
 _LITTLE = 3e-5  # seconds between two calls, from which something is computed between them
 _SHARE = 0.3  # of a call, likewise: Python's own work between two calls takes longer where cores are short
-_USUAL = 5  # times the usual gap
 
 
 def script_of(recording: Recording, steps: Steps) -> Script | None:
@@ -110,7 +117,7 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     ends = sorted(max(call.ended for call in calls.values()) for calls in whole.values())
     length = min(max(_LONGEST, 1.2 * steps.seconds if steps.unit != "second" else 0.0), _LONGEST_STEP)
     # The last calls may be those behind the loop.
-    end = ends[-1] if len(ends) < 10 else ends[-1 - len(ends) // 20]
+    end = min(ends[-1] if len(ends) < 10 else ends[-1 - len(ends) // 20], _all_are_there_until(whole.values()))
     begin = end - length
     groups = tuple(sorted({group for group, _ in whole}))
     place = {group: number for number, group in enumerate(groups)}
@@ -129,6 +136,16 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     seconds = max(spans)
     covers = seconds / steps.seconds if steps.seconds > 0 else 1.0
     return Script(groups, played, covers, seconds, max(recording.world, max(played) + 1))
+
+
+def _all_are_there_until(calls: Iterable[dict[int, Call]]) -> float:
+    """When the first rank has made its last call, of the ranks that call as often as others: pairs end apart."""
+    ends: dict[int, list[float]] = {}
+    for of_ranks in calls:
+        for rank, call in of_ranks.items():
+            ends.setdefault(rank, []).append(call.ended)
+    usual = statistics.median(len(of_rank) for of_rank in ends.values())
+    return min(max(of_rank) for of_rank in ends.values() if 2 * len(of_rank) >= usual)
 
 
 _Taken = dict[int, list[tuple[float, tuple[int, int], Call]]]

@@ -63,7 +63,7 @@ _NOT_THE_SCRIPT = tuple(
     for path in (torch.__file__, os.path.dirname(os.path.dirname(__file__)), os.__file__)
 )
 _INSTALLED = ("site-packages", "dist-packages")
-_TORCH = _NOT_THE_SCRIPT[0]
+_TORCH, _AUTODDP = _NOT_THE_SCRIPT[:2]
 _C10D = dist.distributed_c10d.__file__
 _DECORATORS = dist.c10d_logger.__file__
 """File in which the decorators of the functions of torch.distributed are."""
@@ -220,6 +220,11 @@ class CallRecorder:
 
     # Pauses
 
+    def begin_anew(self) -> None:
+        """Forget the calls so far: those that come are noted in another file."""
+        self._forget()
+        self._paused = 0.0
+
     def pause(self) -> None:
         """Note nothing until `resume`."""
         if self.on:
@@ -257,6 +262,8 @@ class CallRecorder:
         while not self._is_the_scripts(frame.f_code) and frame.f_back is not None:
             inside.append(frame)
             frame = frame.f_back
+        if any(one.f_code.co_filename.startswith(_AUTODDP) for one in inside):
+            group = None  # a hook of ours, or an experiment: no call of the script's
         key: tuple[Any, ...] = (id(group) if group is not None else of, id(frame.f_code), frame.f_lasti, method)
         if len(inside) > 1 + (len(inside) > 1 and inside[1].f_code.co_filename == _DECORATORS):
             key = (*key, *(one.f_lasti for one in inside))

@@ -42,6 +42,15 @@ class Recorder(Protocol):
     on: bool
     """Whether calls are noted."""
 
+    def begin_anew(self) -> None:
+        """Forget the calls so far."""
+
+    def pause(self) -> None:
+        """Note nothing until `resume`."""
+
+    def resume(self) -> None:
+        """Note calls again."""
+
     def noting(self, method: str) -> Callable[[Any, Any, Any, float, float], None]:
         """What is called when that method of a group has returned.
 

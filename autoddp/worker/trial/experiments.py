@@ -42,6 +42,9 @@ class Experiments:
     def install(self) -> None:
         """Patch the loaders: in the first model's constructor, when all loaders' class is there."""
         self._loaders.install()
+        if collectives.recorder is not None:  # from here on only blocks of the script as written count
+            collectives.recorder.begin_anew()
+            collectives.recorder.pause()
 
     def apply(self, experiment: Experiment) -> None:
         """Bring `experiment` into effect; every rank calls this at the same step boundary."""
@@ -107,11 +110,15 @@ class Experiments:
         """Record the stages of the steps from here on. The thread that calls this is the one that trains."""
         training_begins_here()
         self._loaders.watch = True
+        if collectives.recorder is not None and self._present == AS_IT_IS:
+            collectives.recorder.resume()
         self.stages.start(device)
 
     def stop(self) -> Recorded:
         """Record no more. What was recorded."""
         found = self.stages.stop()
+        if collectives.recorder is not None:
+            collectives.recorder.pause()
         self._loaders.watch = self._present.delay is not None
         return found
 
