@@ -85,8 +85,8 @@ class _Place:
 
     number: float
     group: _Group | None
-    counts: bool
-    """Whether all ranks of the group take part in its calls."""
+    counted: _Group | None
+    """The group, if all of its ranks take part in calls from here."""
     gives_one: bool
     """Whether the call is given a list of one tensor, and nothing else that holds tensors."""
     count: int = 0
@@ -149,11 +149,10 @@ class CallRecorder:
                     place = self._place(method, group, args, frame(2), counts)
                 shared = self._shared
                 assert shared is not None
-                number = -1
-                if place.counts:
-                    assert place.group is not None
-                    number = place.group.calls
-                    place.group.calls = number + 1
+                number, counted = -1, place.counted
+                if counted is not None:
+                    number = counted.calls
+                    counted.calls = number + 1
                 size = args[0][0].nbytes if place.gives_one else _bytes(args)
                 made = next(self._made)
                 at = _CALLS_AT + made % CALLS * _BYTES_OF_A_CALL
@@ -288,7 +287,7 @@ class CallRecorder:
             of = self._group(group) if group is not None else None
             number = min(len(self._all), PLACES - 1)
             one = len(args) > 0 and type(args[0]) is list and len(args[0]) == 1 and method in _GIVEN_ONE
-            place = self._places[key] = _Place(number, of, counts and of is not None, one)
+            place = self._places[key] = _Place(number, of, of if counts else None, one)
             self._all.append(place)
             if len(self._all) <= PLACES:
                 self._say(self._named(place, method, args, caller, frame, key))

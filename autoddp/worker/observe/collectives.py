@@ -109,9 +109,11 @@ class Collectives:
     def _starting(self, name: str, original: Any, waits: bool = False) -> Callable[..., Any]:
         clock = time.perf_counter
 
-        notes: dict[Recorder, Callable[..., None]] = {}
+        known: Recorder | None = None
+        note: Callable[..., None] = print
 
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal known, note
             recorder = collectives.recorder
             stage = collectives.wait_begins() if waits else None
             if recorder is None or not recorder.on:
@@ -127,9 +129,8 @@ class Collectives:
                     collectives.wait_ends(stage)
             returned = clock()
             # After the call: the backend is at work meanwhile.
-            note = notes.get(recorder)
-            if note is None:
-                note = notes[recorder] = recorder.noting(name)
+            if recorder is not known:
+                known, note = recorder, recorder.noting(name)
             note(self, args or tuple(kwargs.values()), work, began, returned)
             return work
 
