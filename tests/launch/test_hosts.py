@@ -344,7 +344,7 @@ def test_a_start_for_tuning_waits_for_no_further_hosts(number: int, tmp_path: Pa
     """Where --nnodes is a range, its first number has come, and torch would give the others half a minute."""
     (tmp_path / "train.py").touch()
     options = parse(["--nnodes", "1:3", "--nproc-per-node", "2", str(tmp_path / "train.py")])
-    made: Any = SimpleNamespace(folder=None, keeper=None, isolation=None)
+    made: Any = SimpleNamespace(folder=SimpleNamespace(path=tmp_path), keeper=None, isolation=None)
     tuning = Tuning(options, made, Hosts() if number == 1 else connected(number)[0], cast(Any, None))
     assert node_range(tuning._torchrun) == (number, number)
     assert node_range(options.torchrun) == (1, 3)  # of the job itself

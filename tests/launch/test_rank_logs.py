@@ -101,7 +101,7 @@ def check(log: Path, size: int, tail_at_least: int) -> None:
 
 
 def test_a_fast_writer(log: Path, tmp_path: Path, holes: bool) -> None:
-    size = 500 * MIB
+    size = 1500 * MIB
     with LogKeeper(tmp_path) as keeper:
         found = watched(tmp_path, written(log, size // MIB))
         assert max(found) < size

@@ -44,6 +44,7 @@ NOT_TRAINING = {
     "recorded_failure.py",
     "planted_exception.py",
     "exits_at_once.py",
+    "small_calls.py",
 }
 IN_A_SETTING_OF_THEIR_OWN = {
     "destroys_its_group_first.py",
