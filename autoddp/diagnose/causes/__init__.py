@@ -21,10 +21,19 @@ CAUSES: dict[str, Cause] = {
 
 
 def suspicions(evidence: Evidence, around: Surroundings) -> list[Suspicion]:
-    """All that is suspected, the largest guess first; nothing below `WORTHWHILE` of a step."""
+    """All that is suspected, the largest guess first; nothing below `WORTHWHILE` of a step.
+
+    What explains a part of `exposed_communication` comes before it: where time is short, that is what can be mended.
+    """
     found = [one for cause in CAUSES.values() for one in cause.suspect(evidence, around)]
     least = WORTHWHILE * statistics.fmean(evidence.steps)
-    return sorted((one for one in found if one.guess >= least), key=lambda one: -one.guess)
+    parts = [one.guess for one in found if CAUSES[one.cause].explains == "part" and one.guess >= least]
+
+    def place(one: Suspicion) -> tuple[float, bool]:
+        is_whole = one.cause == "exposed_communication"
+        return -min([one.guess, *parts] if is_whole else [one.guess]), is_whole
+
+    return sorted((one for one in found if one.guess >= least), key=place)
 
 
 def in_words(cause: str) -> str:
