@@ -25,7 +25,7 @@ FLOORS = (
     ("knobs", "processes"),
     ("recipe", "bench", "settings", "trace", "network"),
     ("wire", "predict", "runs", "torchrun", "own_code"),
-    ("worker", "study", "diagnose", "collectives", "commandline"),
+    ("worker", "study", "diagnose", "commandline"),
     ("report", "hosts"),
     ("attempts",),
     ("cli",),
@@ -273,7 +273,6 @@ ROOMS = (
     *(
         "attempts",
         "cluster",
-        "collectives",
         "commandline",
         "diagnose",
         "hosts",
@@ -283,6 +282,7 @@ ROOMS = (
         "runs",
         "torchrun",
     ),
+    "diagnose/collectives",
     *(f"topology/{name}" for name in ("nccl", "nvidia", "rdma", "system")),
     *(f"worker/{name}" for name in ("ddp", "effects", "gradients", "job", "observe", "process", "trial")),
 )

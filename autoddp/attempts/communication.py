@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autoddp.codec import decode, encode
-from autoddp.collectives import CommunicationDiagnosis, calls_made, examined, recorded
+from autoddp.diagnose.collectives import CommunicationDiagnosis, calls_made, examined, recorded
 from autoddp.files import append
 from autoddp.torchrun.surroundings import for_own_workers
 from autoddp.wire.replayed_calls import Program, Replay, Replayed

@@ -25,10 +25,10 @@ from autoddp.attempts.live_job import LiveJob
 from autoddp.attempts.rank_states import Waiting
 from autoddp.attempts.resuming import cut_off, job_now, study_begins, study_is_over
 from autoddp.codec import decode, encode
-from autoddp.collectives import CommunicationDiagnosis, recorded
-from autoddp.collectives.table import Row, table
 from autoddp.commandline.options import Options
 from autoddp.diagnose import Diagnosis, Examination, MeasureAnatomy, Surroundings
+from autoddp.diagnose.collectives import CommunicationDiagnosis, recorded
+from autoddp.diagnose.collectives.table import Row, table
 from autoddp.errors import HostLost, UsageError
 from autoddp.files import write_private
 from autoddp.hosts.presence import HostsGone

@@ -2,6 +2,7 @@
 
 cause        what a cause is: when it is suspected, how it is proved, what mends it
 causes/      every cause, one file each
+collectives/ the same for scripts that communicate without DDP, by doing their calls again
 evidence     the steps of a block as tables, and what follows from them
 signs        arithmetic that several causes need
 events       causes that are at work in some steps only

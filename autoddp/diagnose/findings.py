@@ -28,6 +28,8 @@ class Finding:
     """What was seen, and how it was proved, or why it was not."""
     fix: str
     """What to change, in the words of the script."""
+    lines: tuple[str, ...] = ()
+    """Lines of the script that it is about: "train.py:12"."""
 
     def plain(self) -> dict[str, Any]:
         """For JSON, in milliseconds."""
@@ -40,6 +42,7 @@ class Finding:
             "status": self.status,
             "text": self.text,
             "fix": self.fix,
+            **({"lines": list(self.lines)} if self.lines else {}),
         }
 
 

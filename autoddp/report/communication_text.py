@@ -8,8 +8,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autoddp.collectives import CommunicationDiagnosis
-from autoddp.collectives.table import Row
+from autoddp.diagnose.collectives import CommunicationDiagnosis
+from autoddp.diagnose.collectives.table import Row
 from autoddp.tables import grid
 from autoddp.units import milliseconds, percent
 

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from python_group import Call, PythonGroup, perform
 
-from autoddp.collectives import recorded
-from autoddp.collectives.table import table
+from autoddp.diagnose.collectives import recorded
+from autoddp.diagnose.collectives.table import table
 from autoddp.wire.recorded_calls import RecordingPlan
 from autoddp.worker.observe.call_recorder import CallRecorder
 from autoddp.worker.observe.collectives import collectives

@@ -15,8 +15,8 @@ _FIX = (
     "bytes; if the script accumulates gradients, use no_sync()"
 )
 _FIX_OF_TUNED = (
-    "this run has tried its settings against that; beyond them a faster network helps, more work between two "
-    "reductions (a larger batch), or hooks that send fewer bytes (--allow lossy)"
+    "beyond the settings that this run has tried, use a faster network, more work between two reductions (a larger "
+    "batch), or hooks that send fewer bytes (--allow lossy)"
 )
 _OF_LATE_RANKS = (
     "find what makes the ranks late by turns (a file lock, a disk or cores that they share, batches of different "

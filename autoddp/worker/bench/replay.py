@@ -31,7 +31,8 @@ _SLEEPS = 1e-4  # shorter than this the kernel does not sleep
 
 
 def main() -> None:
-    """Fork the ranks, and write their times; exit code 1 if one of them fails."""
+    """Fork the ranks, and write their times; exit code 1 if one of them fails. All end with the launcher."""
+    _end_with_parent()
     plan = codec.decode(Path(sys.argv[1]).read_text(encoding="utf-8"), Replay)
     result = Path(sys.argv[2])
     store = f"{result}.store"
@@ -53,6 +54,13 @@ def main() -> None:
     sys.exit(int(failed))
 
 
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        from autoddp.isolation.syscalls import die_with_parent
+
+        die_with_parent(signal.SIGKILL)
+
+
 def _end_after(code: int, work: Callable[[], None]) -> None:
     """Work, then end this process without anything that the parent has registered."""
     try:
@@ -67,6 +75,7 @@ def _end_after(code: int, work: Callable[[], None]) -> None:
 
 
 def _rank(plan: Replay, rank: int, store: str, result: Path) -> None:
+    _end_with_parent()
     torch.set_num_threads(plan.threads)
     if plan.backend == "nccl":
         torch.cuda.set_device(rank % torch.cuda.device_count())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autoddp.collectives.cause import Cause, Job, Suspicion
-from autoddp.collectives.merging import merged, places_of, runs, seconds_in, side_by_side
+from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
+from autoddp.diagnose.collectives.merging import merged, places_of, runs, seconds_in, side_by_side
 from autoddp.units import data_size
 
 _SIZES = range(65, 256 * 1024 + 1)  # bytes of a call: fewer are numbers, see `scalar_collectives`

@@ -12,9 +12,9 @@ examination  suspicions, then replays
 findings     what was found, as plain data
 """
 
-from autoddp.collectives.causes import CAUSES
-from autoddp.collectives.examination import examined
-from autoddp.collectives.findings import CommunicationDiagnosis
-from autoddp.collectives.recording import calls_made, recorded
+from autoddp.diagnose.collectives.causes import CAUSES
+from autoddp.diagnose.collectives.examination import examined
+from autoddp.diagnose.collectives.findings import CommunicationDiagnosis
+from autoddp.diagnose.collectives.recording import calls_made, recorded
 
 __all__ = ["CAUSES", "CommunicationDiagnosis", "calls_made", "examined", "recorded"]

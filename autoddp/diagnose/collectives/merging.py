@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from autoddp.collectives.program import NO_CALL, Played, Script, with_
+from autoddp.diagnose.collectives.program import NO_CALL, Played, Script, with_
 from autoddp.wire.replayed_calls import WAIT, Act
 
 MERGEABLE = ("allreduce", "broadcast", "allgather", "_allgather_base", "all_gather_single", "reduce")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from autoddp.collectives.cause import Job
-from autoddp.collectives.causes import CAUSES
-from autoddp.collectives.first_use import first_use
-from autoddp.collectives.merging import merged, runs, side_by_side
-from autoddp.collectives.program import script_of
-from autoddp.collectives.recording import Call, Group, Look, Place, Process, Recording, Sums
-from autoddp.collectives.steps import period_of, steps_of
-from autoddp.collectives.table import calls_of, different_calls, table
+from autoddp.diagnose.collectives.cause import Job
+from autoddp.diagnose.collectives.causes import CAUSES
+from autoddp.diagnose.collectives.first_use import first_use
+from autoddp.diagnose.collectives.merging import merged, runs, side_by_side
+from autoddp.diagnose.collectives.program import script_of
+from autoddp.diagnose.collectives.recording import Call, Group, Look, Place, Process, Recording, Sums
+from autoddp.diagnose.collectives.steps import period_of, steps_of
+from autoddp.diagnose.collectives.table import calls_of, different_calls, table
 from autoddp.wire.replayed_calls import WAIT
 
 PAIR = Group((0, 1), "pair", "gloo")

@@ -11,13 +11,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from autoddp.collectives.cause import Job, Suspicion
-from autoddp.collectives.causes import suspicions
-from autoddp.collectives.findings import WORTHWHILE, CommunicationDiagnosis, Finding
-from autoddp.collectives.program import Script
-from autoddp.collectives.recording import Recording
-from autoddp.collectives.steps import steps_of
-from autoddp.collectives.table import different_calls, table
+from autoddp.diagnose.collectives.cause import Job, Suspicion
+from autoddp.diagnose.collectives.causes import suspicions
+from autoddp.diagnose.collectives.findings import CommunicationDiagnosis
+from autoddp.diagnose.collectives.program import Script
+from autoddp.diagnose.collectives.recording import Recording
+from autoddp.diagnose.collectives.steps import steps_of
+from autoddp.diagnose.collectives.table import different_calls, table
+from autoddp.diagnose.findings import WORTHWHILE, Finding
 from autoddp.timing import difference
 from autoddp.units import milliseconds, percent, ranks_text
 from autoddp.wire.replayed_calls import Program
@@ -31,7 +32,7 @@ _UNLIKE = 0.35  # share by which the steps as written may differ when they are d
 
 def examined(recording: Recording, cores: int, replay: Replays, say: Callable[[str], None]) -> CommunicationDiagnosis:
     """Why the communication of a recorded script takes as long as it does. `cores`: those that its ranks share."""
-    from autoddp.collectives.program import script_of
+    from autoddp.diagnose.collectives.program import script_of
 
     steps = steps_of(recording)
     rows = table(recording)

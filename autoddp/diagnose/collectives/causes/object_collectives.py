@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autoddp.collectives.cause import Cause, Job, Suspicion
-from autoddp.collectives.merging import places_of, seconds_in
-from autoddp.collectives.program import Played, with_
+from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
+from autoddp.diagnose.collectives.merging import places_of, seconds_in
+from autoddp.diagnose.collectives.program import Played, with_
 from autoddp.units import data_size
 
 _AS_TENSORS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from autoddp.collectives.cause import Cause, Job, Suspicion
-from autoddp.collectives.program import Script
+from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
+from autoddp.diagnose.collectives.program import Script
 from autoddp.units import percent
 
 _MUCH = 0.1  # of their time ranks wait for a core

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoddp.collectives.recording import Call, Place, Process, Recording
+from autoddp.diagnose.collectives.recording import Call, Place, Process, Recording
 
 _LONGEST = 512  # calls of one step
 _REPEATS = 4  # times that a period must repeat to be one

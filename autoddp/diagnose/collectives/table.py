@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autoddp.collectives.recording import Call, Group, Place, Recording, Sums
+from autoddp.diagnose.collectives.recording import Call, Group, Place, Recording, Sums
 
 _ALL_LEAVE_TOGETHER = (
     *("allreduce", "all_reduce", "allgather", "all_gather", "_allgather", "reduce_scatter", "_reduce_scatter"),

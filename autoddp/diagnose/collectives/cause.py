@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from autoddp.collectives.program import Script
-from autoddp.collectives.recording import Recording
-from autoddp.collectives.steps import Steps
-from autoddp.collectives.table import Row
+from autoddp.diagnose.collectives.program import Script
+from autoddp.diagnose.collectives.recording import Recording
+from autoddp.diagnose.collectives.steps import Steps
+from autoddp.diagnose.collectives.table import Row
 
 
 @dataclass(frozen=True)

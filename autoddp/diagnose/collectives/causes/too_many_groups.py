@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from autoddp.collectives.cause import Cause, Job, Suspicion
-from autoddp.collectives.program import NO_CALL, Played, Script, with_
+from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
+from autoddp.diagnose.collectives.program import NO_CALL, Played, Script, with_
 from autoddp.units import milliseconds
 from autoddp.wire.replayed_calls import MAKE_GROUP, Act
 

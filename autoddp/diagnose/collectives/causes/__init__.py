@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from autoddp.collectives.cause import Cause, Job, Suspicion
+from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 
 CAUSES: dict[str, Cause] = {
     found.name: importlib.import_module(f"{__name__}.{found.name}").CAUSE for found in pkgutil.iter_modules(__path__)

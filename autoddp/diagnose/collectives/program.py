@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autoddp.codec import replace as replace_struct
-from autoddp.collectives.recording import Call, Group, Process, Recording
-from autoddp.collectives.steps import Steps
+from autoddp.diagnose.collectives.recording import Call, Group, Process, Recording
+from autoddp.diagnose.collectives.steps import Steps
 from autoddp.wire.replayed_calls import WAIT, Act, Program
 
 NO_CALL = (-1, 0)

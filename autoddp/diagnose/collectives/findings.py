@@ -4,44 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from autoddp.collectives.recording import Recording
-from autoddp.collectives.steps import Steps
-from autoddp.collectives.table import Row
-
-WORTHWHILE = 0.03
-"""Share of a step below which nothing is a finding."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One cause, and what a step would gain without it. Times in seconds of a step."""
-
-    cause: str
-    ranks: tuple[int, ...]
-    seconds: float
-    low: float | None
-    """Lower end of the 99 % interval; None where nothing was done again."""
-    high: float | None
-    status: Literal["proved", "suspected"]
-    text: str
-    fix: str
-    lines: tuple[str, ...] = ()
-
-    def plain(self) -> dict[str, Any]:
-        """For JSON, in milliseconds, as a finding of a job with DDP."""
-        return {
-            "cause": self.cause,
-            "ranks": list(self.ranks),
-            "ms": _ms(self.seconds),
-            "low": None if self.low is None else _ms(self.low),
-            "high": None if self.high is None else _ms(self.high),
-            "status": self.status,
-            "text": self.text,
-            "fix": self.fix,
-            "lines": list(self.lines),
-        }
+from autoddp.diagnose.collectives.recording import Recording
+from autoddp.diagnose.collectives.steps import Steps
+from autoddp.diagnose.collectives.table import Row
+from autoddp.diagnose.findings import Finding
 
 
 @dataclass(frozen=True)
@@ -84,7 +52,3 @@ class CommunicationDiagnosis:
             ],
             "replayed": self.replayed,
         }
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1e3, 4)

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from autoddp.collectives.cause import Cause, Job, Suspicion
-from autoddp.collectives.program import Played, Script, with_
-from autoddp.collectives.table import may_be_compared
+from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
+from autoddp.diagnose.collectives.program import Played, Script, with_
+from autoddp.diagnose.collectives.table import may_be_compared
 from autoddp.units import milliseconds
 
 _MOST_CALLS = 0.6  # of the waiting is for that rank

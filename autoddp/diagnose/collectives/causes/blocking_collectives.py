@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autoddp.collectives.cause import Cause, Job, Suspicion
-from autoddp.collectives.first_use import first_use
-from autoddp.collectives.merging import places_of, seconds_in
-from autoddp.collectives.program import NO_CALL, Played, Script, with_
+from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
+from autoddp.diagnose.collectives.first_use import first_use
+from autoddp.diagnose.collectives.merging import places_of, seconds_in
+from autoddp.diagnose.collectives.program import NO_CALL, Played, Script, with_
 from autoddp.units import milliseconds
 from autoddp.wire.replayed_calls import WAIT, Act
 
