@@ -27,6 +27,7 @@ from autoddp.timing.anatomy import RankSteps
 from autoddp.timing.timeline import Timeline
 from autoddp.wire.experiment import AS_IT_IS, Experiment
 from autoddp.wire.job_facts import JobFacts
+from autoddp.wire.started_with import started_with
 
 _Count = Annotated[int, Meta(ge=0)]
 _Process = Annotated[int, Meta(gt=0)]
@@ -225,17 +226,17 @@ class LauncherClient:
     @property
     def rank(self) -> int:
         """Rank of this process among all of the job."""
-        return int(os.environ["RANK"])
+        return int(started_with("RANK"))
 
     @property
     def local_rank(self) -> int:
         """Rank of this process among those of its node."""
-        return int(os.environ["LOCAL_RANK"])
+        return int(started_with("LOCAL_RANK"))
 
     def hello(self) -> bool:
         """Introduce this process, once. Whether the launcher wants tuning to go on."""
         if self._connection is None:
-            restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+            restart = int(started_with("TORCHELASTIC_RESTART_COUNT", "0"))
             try:
                 self._connection = Client(self._path, family="AF_UNIX")
                 self.send(Hello(VERSION, self.rank, self.local_rank, os.getpid(), restart))
@@ -257,7 +258,7 @@ class LauncherClient:
 
     def goodbye(self, reason: str) -> None:
         """Say once why this process leaves. Forked children say nothing, nor does one that ends well before `hello`."""
-        if self._said_goodbye or os.getpid() != self._pid or "RANK" not in os.environ:
+        if self._said_goodbye or os.getpid() != self._pid or not started_with("RANK", ""):
             return
         built_ddp = self._connection is not None
         if not built_ddp and not reason:

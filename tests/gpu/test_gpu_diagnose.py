@@ -10,7 +10,10 @@ JOBS = ROOT / "benchmarks" / "jobs" / "slow"
 
 
 def diagnosed(tmp_path, job, *words, ranks=2):
-    script = [str(JOBS / f"{job}.py"), "--steps", "1000000"]
+    return of_script(tmp_path, [str(JOBS / f"{job}.py"), "--steps", "1000000"], *words, ranks=ranks)
+
+
+def of_script(tmp_path, script, *words, ranks):
     options = ["--standalone", "--nproc-per-node", str(ranks), "--json", *words]
     launch = start(AUTODDP, tmp_path / "run", ["diagnose", *options, *script])
     try:
@@ -25,7 +28,8 @@ def found(diagnosis, cause, figure):
     """The finding, which has to be there."""
     ours = [one for one in diagnosis["findings"] if one["cause"] == cause]
     figure("first", diagnosis["findings"][0]["cause"] if diagnosis["findings"] else "nothing")
-    figure("step", f"{diagnosis['step_ms']:.1f} ms")
+    if diagnosis["step_ms"] is not None:
+        figure("step", f"{diagnosis['step_ms']:.1f} ms")
     print(diagnosis["verdict"], *(one["text"] for one in diagnosis["findings"]), sep="\n")
     assert ours, diagnosis["verdict"]
     figure(cause, f"{ours[0]['status']} {ours[0]['ms']:.1f} ms")

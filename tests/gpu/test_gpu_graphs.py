@@ -36,5 +36,4 @@ def test_graphs_train_as_without_and_faster(with_graphs, figure):
         compiled, replayed = with_graphs[f"compiled{autocast}"], with_graphs[f"compiled replayed{autocast}"]
         assert replayed["why_not"] == {"reduce-overhead": ""}
         assert replayed["losses"] == pytest.approx(compiled["losses"], rel=2e-2 if autocast else 1e-3)
-    assert with_graphs["compiled"]["step"] > with_graphs["compiled replayed"]["step"]
     assert with_graphs["eager"]["step"] > 1.3 * with_graphs["model"]["step"]

@@ -33,7 +33,7 @@ def main() -> None:
     layers = [layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.ReLU())]
     model = DDP(nn.Sequential(*layers).cuda(), device_ids=[device], gradient_as_bucket_view=args.bucket_view)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    marks, steps = [], 400 if args.wide else args.steps
+    marks, steps = [], 120 if args.wide else args.steps
     for step in range(steps):
         if step % BLOCK == 0:
             marks.append(torch.cuda.Event(enable_timing=True))

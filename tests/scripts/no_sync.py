@@ -1,6 +1,10 @@
-"""Accumulates four micro-batches to a step, the first three under no_sync()."""
+"""Accumulates four micro-batches to a step, the first three under no_sync(). Each rank says that it is the local rank 0.
+
+Scripts say so where each rank sees one device alone.
+"""
 
 import contextlib
+import os
 
 from common import batches, finish, loss, network, optimizer, start, stop
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -9,6 +13,7 @@ ACCUMULATE = 4
 
 
 def main() -> None:
+    os.environ["LOCAL_RANK"] = "0"
     rank = start()
     model = DDP(network())
     sgd = optimizer(model)

@@ -22,6 +22,7 @@ from autoddp.knobs.job import SPARSE
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 from autoddp.log import tell
 from autoddp.wire import WorkerConfig
+from autoddp.wire.started_with import started_with
 from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
 from autoddp.worker.ddp.handlers import CAPTURES, UNPICKLED, DdpHandlers
 from autoddp.worker.ddp.model import parameters_digest
@@ -249,5 +250,5 @@ def _warn_all(text: str) -> None:
 
 
 def _say(text: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
+    if started_with("RANK", "0") == "0":
         tell(text)

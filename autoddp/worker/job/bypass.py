@@ -8,12 +8,11 @@ The gain is measured on the job's own steps, alternately with and without the re
 
 from __future__ import annotations
 
-import os
-
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.log import tell
 from autoddp.timing import median, speedup
+from autoddp.wire.started_with import started_with
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.patch import Patch
 from autoddp.worker.ddp.wrapped import Wrapped
@@ -117,7 +116,7 @@ class _Bypass(DdpEvents):
         gain = speedup(self._with, self._without)
         times = f"{median(self._with) * 1e3:.3g} → {median(self._without) * 1e3:.3g} ms"
         what = f"a step is {gain} as fast, {times}" if gain.sure else f"{times} a step, no sure difference"
-        if os.environ.get("RANK", "0") == "0":
+        if started_with("RANK", "0") == "0":
             tell(f"without DDP's reduction, of one rank, {what}")
 
 

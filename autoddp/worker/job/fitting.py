@@ -10,7 +10,6 @@ back at the next forward pass if the job is another one.
 """
 
 # DDP reads a hook's annotations and wants its own types there: no `from __future__ import annotations`.
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.files import write_whole
 from autoddp.recipe import input_differences, of_model
+from autoddp.wire.started_with import started_with
 from autoddp.worker.ddp.backward import after_this_backward, when_backward_begins
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.inputs import compares, device_of, inputs_of
@@ -84,7 +84,7 @@ class Fitting(DdpEvents):
         warn: Callable[[str], None],
     ) -> None:
         self._expected, self._switch, self._refused, self._warn = expected, switch, refused, warn
-        self._started = int(os.environ.get("WORLD_SIZE", "0"))  # read now: the script may set the variable later
+        self._started = int(started_with("WORLD_SIZE", "0"))
         self._objects: list[_Object] = []
         self._built: dict[str, int] = {}
         self._has_fit = False
@@ -217,7 +217,7 @@ class Fitting(DdpEvents):
         """Whether the next launch will know. One rank of each host writes: hosts may have recipes of their own."""
         if not self._expected.note:
             return False
-        if os.environ.get("LOCAL_RANK", "0") != "0":
+        if started_with("LOCAL_RANK", "0") != "0":
             return True
         try:
             write_whole(Path(self._expected.note), f"{self._expected.noted}{why}\n")

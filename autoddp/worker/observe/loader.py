@@ -25,6 +25,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from autoddp.topology import free_memory, own_memory
 from autoddp.units import MIB
 from autoddp.wire.experiment import ON_DEVICE, PINNED, PREFETCHED
+from autoddp.wire.started_with import started_with
 from autoddp.worker.observe.training_thread import TrainingThread
 from autoddp.worker.process.device import has_room, keep_for_current_stream, ready_at_once
 
@@ -142,7 +143,7 @@ class _Kept:
         """Whether all kept batches do. Other ranks of the host keep theirs, too."""
         if memory != PINNED:
             return has_room(torch.device(device), self.bytes)
-        return 2 * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * self.bytes <= free_memory()
+        return 2 * int(started_with("LOCAL_WORLD_SIZE", "1")) * self.bytes <= free_memory()
 
     def drawn(self, index: Any) -> None:
         """The sampler has drawn the indices of a batch."""
@@ -155,7 +156,7 @@ class _Kept:
         Only half of what is free may be taken. The workers' batches travel in shared memory, which containers often
         have little of; a process that finds it full is killed.
         """
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        ranks = int(started_with("LOCAL_WORLD_SIZE", "1"))
         waiting = ranks * (PREFETCHED + 1) * workers * self.bytes // len(self.batches)
         place = os.statvfs("/dev/shm")
         fits = 2 * waiting <= place.f_bavail * place.f_frsize
@@ -218,7 +219,7 @@ class Loaders:
         """Iterators in whose present pass kept batches were given: they have more left than the pass may still give."""
         self._step, self._in_step = -1, 0  # batches of streams that were given in that step of the optimizer
         self._busy = False
-        self.rank = int(os.environ.get("RANK", "0"))
+        self.rank = int(started_with("RANK", "0"))
         # Some scripts read their loader in another thread, which is never waited for here.
         self._trains = TrainingThread()
         self.watch = False

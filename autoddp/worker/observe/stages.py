@@ -12,7 +12,6 @@ on the device that the model is on, and nothing waits for the device before `sto
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from autoddp.timing.anatomy import STAGES
 from autoddp.timing.timeline import Span
 from autoddp.wire.experiment import Delay
+from autoddp.wire.started_with import started_with
 from autoddp.worker.ddp.backward import (
     after_backward_computed,
     after_this_backward,
@@ -89,7 +89,7 @@ class Stages(DdpEvents, GradientHandler, LoaderEvents):
         """Called before optimizers step, in each recorded step until it returns True: a part of the stage `exposed`."""
         self.stamps = 0
         """Taken since `start`."""
-        self.rank = int(os.environ.get("RANK", "0"))
+        self.rank = int(started_with("RANK", "0"))
         self._device = torch.device("cpu")
         self._stream: Any = None
         self._stage = "other"

@@ -13,7 +13,6 @@ and a new reducer without a hook when the recording ends.
 """
 
 # DDP reads a hook's annotations and wants its own types there: no `from __future__ import annotations`.
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ import torch.distributed as dist
 
 from autoddp.timing.arithmetic import HookArithmetic
 from autoddp.timing.timeline import Bucket, Gradient, Span, Timeline
+from autoddp.wire.started_with import started_with
 from autoddp.worker.ddp.private import is_joining
 from autoddp.worker.ddp.wrapped import Wrapped
 from autoddp.worker.gradients.access import parameters_of
@@ -129,7 +129,7 @@ class Recording:
         if self._on:
             self._steps += 1
             of_step = len(self._gradients) / self._steps
-            room = _MOST / int(os.environ.get("WORLD_SIZE", "1"))
+            room = _MOST / int(started_with("WORLD_SIZE", "1"))
             self._on = len(self._gradients) + of_step <= room
 
     def end(self) -> bool:
@@ -158,7 +158,7 @@ class Recording:
         )
         stages = (Span(span.name, _rounded(span.begin), _rounded(span.end)) for span in spans)
         return Timeline(
-            rank=int(os.environ.get("RANK", "0")),
+            rank=int(started_with("RANK", "0")),
             host=socket.gethostname(),
             began=self._began,
             error=0.0,

@@ -11,11 +11,13 @@ import wrapt
 
 from autoddp.wire import LauncherClient, WorkerConfig
 from autoddp.wire.recorded_calls import RecordingPlan
+from autoddp.wire.started_with import keep, started_with
 from autoddp.worker.process.gloo_threads import destroy_groups_at_rest
 
 
 def arm(text: str) -> None:
     """`text` is that of a `WorkerConfig`, or "" in a job that runs as written. Imports no torch itself."""
+    keep()
     config = WorkerConfig.parse(text or "{}")
     if not config.socket:
         _when_torch_is_imported(destroy_groups_at_rest)
@@ -57,10 +59,10 @@ def _arm_for_tuning(config: WorkerConfig) -> None:
 
     launcher = LauncherClient(config.socket)
     # Elastic starts a group again when a host comes or goes; what happened may have ended the tuning.
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not launcher.hello():
+    if int(started_with("TORCHELASTIC_RESTART_COUNT", "0")) and not launcher.hello():
         leave()
     watch_the_end(launcher)
-    if "RANK" in os.environ:
+    if started_with("RANK", ""):
         start_heartbeat(os.path.join(config.scratch, "heartbeats"))
     given = os.environ.get("OMP_NUM_THREADS")
     _when_torch_is_imported(

@@ -31,6 +31,7 @@ from types import FrameType
 
 from autoddp.codec import encode
 from autoddp.wire import Heartbeat
+from autoddp.wire.started_with import started_with
 from autoddp.worker.observe.training_thread import training_thread
 
 _INTERVAL = 1.0
@@ -68,7 +69,7 @@ _device_is_stuck: Callable[[], bool] = bool
 
 def start_heartbeat(folder: str) -> None:
     """Write `folder/<rank>` until this process ends."""
-    path = os.path.join(folder, os.environ["RANK"])
+    path = os.path.join(folder, started_with("RANK"))
     thread = threading.Thread(target=_beat, args=(path,), name="autoddp-heartbeat", daemon=True)
     thread.start()
 

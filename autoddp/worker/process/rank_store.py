@@ -15,6 +15,7 @@ from typing import Any
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from autoddp.wire import Message, decode, encode
+from autoddp.wire.started_with import started_with
 from autoddp.worker.process.clock_offset import ClockOffset, Now, answer, ask, clock_name
 
 _PART = 4 * 2**20  # bytes of a value: torch's store closes the connection at 8 MiB
@@ -28,13 +29,15 @@ class RankStore:
     """
 
     def __init__(self) -> None:
-        self.rank = int(os.environ["RANK"])
-        self.world_size = int(os.environ["WORLD_SIZE"])
-        self.node = int(os.environ.get("GROUP_RANK", "0"))
-        self.nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
-        # The store that torchrun's variables name is that of the elastic agent, or of rank 0 itself.
-        store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, _PATIENCE)
-        self._store = PrefixStore(f"autoddp/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", store)
+        self.rank = int(started_with("RANK"))
+        self.world_size = int(started_with("WORLD_SIZE"))
+        self.node = int(started_with("GROUP_RANK", "0"))
+        self.nodes = int(started_with("GROUP_WORLD_SIZE", "1"))
+        # The store there is that of the elastic agent. If it is rank 0's, it is where the script wants it.
+        is_agents = started_with("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
+        told = started_with if is_agents else os.environ.__getitem__
+        store = TCPStore(told("MASTER_ADDR"), int(told("MASTER_PORT")), None, False, _PATIENCE)
+        self._store = PrefixStore(f"autoddp/{started_with('TORCHELASTIC_RUN_ID', '')}", store)
         self._turn = 0
 
     def missing(self, seconds: float) -> list[int]:

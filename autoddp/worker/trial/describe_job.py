@@ -23,6 +23,7 @@ from autoddp.topology import Fingerprint, fingerprint, free_memory
 from autoddp.topology.nccl.tuner import nccl_tuner
 from autoddp.topology.probe import probe
 from autoddp.wire import JobFacts, Ready, WorkerConfig
+from autoddp.wire.started_with import started_with
 from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
 from autoddp.worker.ddp.private import backend_of
 from autoddp.worker.ddp.wrapped import Wrapped
@@ -51,11 +52,11 @@ def gather_facts(
     `in_page_faults`: the share of the observed steps' time that page faults took on this rank, at most.
     """
     device = wrapped[0].parameters[0].device
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local = int(started_with("LOCAL_WORLD_SIZE", "1"))
     shares = thread_counts(usable_cpus(), local, threads.as_written)
     most = most_at_start()
     counts = [count for count in shares if count <= most]
-    looks = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank of a node looks at the machine for all of them
+    looks = started_with("LOCAL_RANK", "0") == "0"  # one rank of a node looks at the machine for all of them
     machine = fingerprint() if looks else Fingerprint()
     free = [threads.pinned(), counts, binding.why_not]
     backend = backend_of(_ddp(wrapped[0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 
@@ -15,6 +14,7 @@ from autoddp.isolation.stopping import stopper
 from autoddp.knobs import ObservedSteps
 from autoddp.knobs.ddp_arguments import GRADIENT_AS_BUCKET_VIEW
 from autoddp.wire import LauncherClient, WorkerConfig
+from autoddp.wire.started_with import started_with
 from autoddp.worker.ddp.handlers import CAPTURES, UNPICKLED, DdpHandlers
 from autoddp.worker.ddp.inputs import InputsSeen
 from autoddp.worker.ddp.model import parameters_digest
@@ -79,7 +79,7 @@ class _TuningJob(DdpHandlers):
         self._config = config
         self._threads = threads
         self._launcher = launcher
-        self._started = int(os.environ.get("WORLD_SIZE", "0"))  # read now: the script may set the variable later
+        self._started = int(started_with("WORLD_SIZE", "0"))
         self.wrapped_any = False
         """Whether the script has built a DDP object in this process."""
         self._patch = patch
