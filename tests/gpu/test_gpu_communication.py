@@ -13,10 +13,13 @@ HERE = Path(__file__).parent
 def test_a_job_that_communicates_by_itself(gpu, tmp_path, figure, ranks):
     """Its calls are done again by NCCL too, by as many ranks as there are GPUs."""
     diagnosis = of_script(tmp_path, [str(HERE / "all_reduces_on_one_gpu.py")], ranks=ranks)
-    one = found(diagnosis, "small_collectives", figure)
-    figure("replayed", diagnosis["communication"]["replayed"])
+    figure("said", diagnosis["verdict"])
+    assert "the GPU's is not seen" in diagnosis["verdict"][-1]
     rows = [row for row in diagnosis["communication"]["rows"] if row["collective"] == "all_reduce"]
     assert [row["backend"] for row in rows] == ["nccl"]
     assert any("how long the GPU itself" in line for line in diagnosis["not_measured"])
-    assert one["status"] == "proved" or ranks > 1
-    assert "all_reduces_on_one_gpu.py:" in one["text"]
+    if ranks == 1:  # two ranks reach each other by sockets, and the line that waits for the GPU takes nearly all
+        one = found(diagnosis, "small_collectives", figure)
+        figure("replayed", diagnosis["communication"]["replayed"])
+        assert one["status"] == "proved"
+        assert "all_reduces_on_one_gpu.py:" in one["text"]

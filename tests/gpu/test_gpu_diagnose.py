@@ -30,6 +30,8 @@ def found(diagnosis, cause, figure):
     figure("first", diagnosis["findings"][0]["cause"] if diagnosis["findings"] else "nothing")
     if diagnosis["step_ms"] is not None:
         figure("step", f"{diagnosis['step_ms']:.1f} ms")
+    for rank in diagnosis["ranks"] if not ours else ():
+        figure(f"rank {rank['rank']}", rank)
     print(diagnosis["verdict"], *(one["text"] for one in diagnosis["findings"]), sep="\n")
     assert ours, diagnosis["verdict"]
     figure(cause, f"{ours[0]['status']} {ours[0]['ms']:.1f} ms")

@@ -1,6 +1,6 @@
-"""Accumulates four micro-batches to a step, the first three under no_sync(). Each rank says that it is the local rank 0.
+"""Accumulates four micro-batches to a step, the first three under no_sync().
 
-Scripts say so where each rank sees one device alone.
+Each rank says that it is local rank 0, as scripts do where each rank sees one device alone.
 """
 
 import contextlib

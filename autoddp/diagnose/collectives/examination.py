@@ -149,7 +149,7 @@ def _not_measured(job: Job, different: str) -> list[str]:
             f"{ranks_text(missing)}: not on this host, or {'it has' if len(missing) == 1 else 'they have'} called "
             "nothing"
         )
-    if any(place.device not in ("cpu", "") for one in recording.processes for place in one.sums):
+    if _on_device(recording):
         found.append("how long the GPU itself is in a call: the times are those of the lines of the script")
     later = sum(
         not call.wait_ended and not call.is_blocking and call.place.group is not None
@@ -159,6 +159,11 @@ def _not_measured(job: Job, different: str) -> list[str]:
     if later:
         found.append(f"the end of {later} calls for which the script has not waited by Work.wait()")
     return found
+
+
+def _on_device(recording: Recording) -> bool:
+    """Whether a call moves what lies on a GPU: then its line only starts it, and the GPU waits."""
+    return any(place.device not in ("cpu", "") for one in recording.processes for place in one.sums)
 
 
 def _verdict(job: Job, findings: Sequence[Finding]) -> list[str]:
@@ -179,5 +184,7 @@ def _verdict(job: Job, findings: Sequence[Finding]) -> list[str]:
     else:
         lines.append(f"Nothing found in the communication that costs 3 % of a {steps.unit}")
     of_time = f"up to {percent(min(1.0, share))} of the time of a rank is communication"
+    if _on_device(recording):
+        of_time = f"lines that communicate take up to {percent(min(1.0, share))} of a rank's time; the GPU's is not seen"
     lines.append(f"{of_time}; a {steps.unit} takes {milliseconds(job.step)} ms ({steps.how})")
     return lines

@@ -161,11 +161,15 @@ def _drawn_on_the_host(device: torch.device) -> list[Any]:
 
 
 def prove(sample: Sample, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
-    """Both as `one_pass` gives them. RuntimeError unless the graph's are the module's."""
+    """Both as `one_pass` gives them. RuntimeError unless the graph's are the module's, and finite."""
     narrow = sample.autocast is not None or any(t.dtype in (torch.float16, torch.bfloat16) for t in expected)
     if len(found) != len(expected):
         raise RuntimeError(f"the graph of {type(sample.module).__name__} gives other gradients than the module")
     for one, other in zip(found, expected, strict=True):
+        if not other.isfinite().all():
+            raise RuntimeError(
+                f"{type(sample.module).__name__} gives numbers that are not finite: nothing to compare with"
+            )
         difference = float((one.double() - other.double()).norm())
         if not difference <= (_SIXTEEN_BIT if narrow else _FULL) * float(other.double().norm()):
             raise RuntimeError(f"the graph of {type(sample.module).__name__} does not give what the module gives")

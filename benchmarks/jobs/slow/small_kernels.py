@@ -17,7 +17,7 @@ WIDTH = 256
 
 
 class Many(nn.Module):
-    """Scales and shifts its inputs again and again."""
+    """Scales, shifts and bounds its inputs again and again. Without bounds its values would soon be infinite."""
 
     def __init__(self, operations: int) -> None:
         super().__init__()
@@ -26,8 +26,8 @@ class Many(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Of the same shape as the inputs."""
-        for _ in range(self.operations // 2):
-            inputs = inputs * self.scale + self.shift
+        for _ in range(self.operations // 3):
+            inputs = torch.tanh(inputs * self.scale + self.shift)
         return inputs
 
 
