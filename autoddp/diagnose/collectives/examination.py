@@ -183,8 +183,9 @@ def _verdict(job: Job, findings: Sequence[Finding]) -> list[str]:
             lines.append(f"Also: {', '.join(others)}")
     else:
         lines.append(f"Nothing found in the communication that costs 3 % of a {steps.unit}")
-    of_time = f"up to {percent(min(1.0, share))} of the time of a rank is communication"
+    most = f"up to {percent(min(1.0, share))}"
+    of_time = f"{most} of the time of a rank is communication"
     if _on_device(recording):
-        of_time = f"lines that communicate take up to {percent(min(1.0, share))} of a rank's time; the GPU's is not seen"
+        of_time = f"lines that communicate take {most} of a rank's time; the GPU's is not seen"
     lines.append(f"{of_time}; a {steps.unit} takes {milliseconds(job.step)} ms ({steps.how})")
     return lines
