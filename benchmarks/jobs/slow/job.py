@@ -107,6 +107,17 @@ def started(args: argparse.Namespace) -> Iterator[Clock]:
     os._exit(0)
 
 
+def average_gradients(network: nn.Module, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Make every gradient its mean over the ranks by one call, and give all of them in one tensor."""
+    gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat, group=group)
+    flat /= dist.get_world_size(group)
+    for gradient, piece in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+        gradient.copy_(piece.view_as(gradient))
+    return flat
+
+
 def device() -> torch.device:
     """The GPU of this rank, which ranks share where there are fewer; the CPU where there is none."""
     if not torch.cuda.is_available():

@@ -1,0 +1,239 @@
+"""Claim: `autoddp diagnose` names why a script that communicates without DDP is slow, and what mending it gives.
+
+    python benchmarks/diagnose_collectives.py --runs 3 --json collectives.json   # on a quiet machine: about an hour
+    python benchmarks/diagnose_collectives.py --only blocking_collectives        # one cause, or one job of it
+    python benchmarks/diagnose_collectives.py --rounds 0                         # without the real gains
+
+Each cause is planted in two scripts of jobs/slow/, which run on two to eight gloo ranks of this machine. Three things
+are measured for each:
+
+- the diagnosis, `autoddp diagnose --json`, `--runs` times: whether the right cause comes first, and how long it takes
+- the real gain: whole jobs under torchrun, as written and `--mended`, in pairs with alternating order (AB BA …)
+- the price in the diagnosis beside that gain, both in milliseconds of a step, with 99 % intervals
+
+`clean_collectives.py` has no reason to be slow: any finding in it is wrong. Targets: the right cause first in 95 % of
+the runs, prices within 15 % of the gains, no finding in clean jobs, each answer within a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common import JOBS, Local, autoddp, gain, options, paired, say, table, torchrun, verdict, write_json
+
+FIRST, PRICE, LIMIT = 0.95, 0.15, 60.0
+WARMUP = 0.2  # of the steps of a job, which do not count
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script with its reason to be slow, or with none."""
+
+    cause: str
+    """The finding that is right; "" for none."""
+    kind: str
+    ranks: int
+    steps: int
+    """For about eight seconds."""
+
+    @property
+    def name(self) -> str:
+        """Cause and kind, as `--only` takes them."""
+        return f"{self.cause or 'clean'} {self.kind}"
+
+    @property
+    def command(self) -> list[str]:
+        """torchrun's option, the script and its options."""
+        script = JOBS / "slow" / f"{self.cause or 'clean_collectives'}.py"
+        return ["--nproc-per-node", str(self.ranks), str(script), "--kind", self.kind, "--steps", str(self.steps)]
+
+
+CASES = [
+    Case("small_collectives", "gradients", 2, 400),
+    Case("small_collectives", "statistics", 4, 400),
+    Case("blocking_collectives", "gradients", 2, 150),
+    Case("blocking_collectives", "weights", 2, 100),
+    Case("too_many_groups", "halves", 4, 100),
+    Case("too_many_groups", "metrics", 2, 150),
+    Case("oversubscribed_cores", "threads", 2, 150),
+    Case("oversubscribed_cores", "pairs", 8, 60),
+    Case("waiting_for_rank", "work", 4, 200),
+    Case("waiting_for_rank", "log", 2, 250),
+    Case("object_collectives", "gather", 2, 1000),
+    Case("object_collectives", "broadcast", 4, 1000),
+    Case("scalar_collectives", "several", 2, 1000),
+    Case("scalar_collectives", "loss", 4, 1000),
+]
+CLEAN = [
+    Case("", "zero", 2, 250),
+    Case("", "muon", 4, 250),
+    Case("", "pipeline", 4, 150),
+    Case("", "ring", 4, 250),
+    Case("", "local", 2, 250),
+    Case("", "metrics", 4, 250),
+    Case("", "overlap", 2, 150),
+    Case("", "tensor", 2, 100),
+    Case("", "grid", 4, 150),
+    Case("", "epochs", 2, 250),
+]
+
+
+@dataclass
+class Row:
+    """One diagnosis beside the truth. Times are in milliseconds of a step."""
+
+    case: str
+    cause: str
+    run: int
+    first: str = ""
+    """The cause that the diagnosis names first."""
+    status: str = ""
+    """Of the right cause, wherever it stands."""
+    ms: float | None = None
+    low: float | None = None
+    high: float | None = None
+    real: float | None = None
+    real_low: float | None = None
+    real_high: float | None = None
+    step_ms: float | None = None
+    """As written, under torchrun."""
+    took: float = 0.0
+    """Seconds from the command to the answer."""
+    error: str = ""
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    """Of a step, in the rounds of whole jobs."""
+    diagnosis: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def right(self) -> bool:
+        """Whether the right cause comes first, or nothing was found in a clean job."""
+        return not self.error and self.first == self.cause
+
+    @property
+    def ratio(self) -> float | None:
+        """The price in the diagnosis, as a multiple of the real gain."""
+        return self.ms / self.real if self.ms is not None and self.real else None
+
+
+def real_gain(here: Local, case: Case, rounds: int) -> dict[str, list[float]]:
+    """Seconds of a step as written and mended, in whole jobs; the mean of the rank that takes longest."""
+
+    def mean(*more: str) -> float:
+        of_ranks = here.ranks_seconds([*torchrun(), *case.command, *more])
+        first = round(WARMUP * case.steps)
+        return max(statistics.fmean(steps[first:]) for steps in of_ranks if len(steps) > first)
+
+    return paired({"as written": mean, "mended": lambda: mean("--mended")}, rounds)
+
+
+def diagnosed(here: Local, case: Case, row: Row) -> None:
+    """Fill in what `autoddp diagnose --json` says."""
+    began = time.monotonic()
+    try:
+        row.diagnosis = json.loads(here.printed([*autoddp("diagnose", "--json"), *case.command]))
+    except (RuntimeError, ValueError) as error:
+        row.error = str(error)
+        return
+    row.took = time.monotonic() - began
+    findings = row.diagnosis["findings"]
+    row.first = findings[0]["cause"] if findings else ""
+    ours = next((one for one in findings if one["cause"] == case.cause), None)
+    if ours is not None:
+        row.status, row.ms, row.low, row.high = (ours[name] for name in ("status", "ms", "low", "high"))
+
+
+def measured(case: Case, folder: Path, args: Namespace) -> list[Row]:
+    """Every diagnosis of one job, and its real gain."""
+    here = Local(folder)
+    rows = [Row(case.name, case.cause, run) for run in range(args.runs)]
+    for row in rows:
+        diagnosed(here, case, row)
+        say(f"{case.name}: {row.error or f'first {row.first or None}; of the cause {row.status}, {row.ms} ms'}")
+    seconds = real_gain(here, case, args.rounds) if case.cause and args.rounds else {}
+    for row in rows if seconds else ():
+        before = statistics.fmean(seconds["as written"])
+        found = gain(seconds["as written"], seconds["mended"])
+        ends = [1e3 * before * (1 - 1 / one) if one else None for one in (found.ratio, found.low, found.high)]
+        row.seconds, row.step_ms = seconds, before * 1e3
+        row.real, row.real_low, row.real_high = ends
+    return rows
+
+
+def number(value: float | None, low: float | None = None, high: float | None = None) -> str:
+    """Milliseconds, with their interval."""
+    if value is None:
+        return ""
+    return f"{value:.2f}" + (f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else "")
+
+
+def show(rows: Sequence[Row]) -> dict[str, float]:
+    """Print the tables, and give the figures beside the targets."""
+    planted, clean = [row for row in rows if row.cause], [row for row in rows if not row.cause]
+    cells = [
+        (
+            row.case,
+            row.first or "nothing",
+            row.status,
+            number(row.ms, row.low, row.high),
+            number(row.real, row.real_low, row.real_high),
+            number(row.step_ms),
+            "" if row.ratio is None else f"{row.ratio:.2f}",
+            f"{row.took:.0f}",
+            verdict(row.right),
+        )
+        for row in rows
+    ]
+    head = ("planted", "first finding", "status", "price ms", "gain ms", "step ms", "ratio", "seconds", "right")
+    table(head, cells)
+    ratios = [row.ratio for row in planted if row.ratio is not None]
+    sums = {
+        "right_first": statistics.fmean(row.right for row in planted) if planted else 0.0,
+        "price_within": statistics.fmean(abs(one - 1) <= PRICE for one in ratios) if ratios else 0.0,
+        "found_in_clean": float(sum(not row.right for row in clean)),
+        "longest": max((row.took for row in rows), default=0.0),
+    }
+    print(f"right cause first: {sums['right_first']:.0%} of {len(planted)} runs (target {FIRST:.0%})")
+    print(f"price within {PRICE:.0%} of the gain: {sums['price_within']:.0%} of {len(ratios)} (target 100%)")
+    print(f"clean runs with a finding or an error: {sums['found_in_clean']:.0f} of {len(clean)} (target 0)")
+    print(f"longest diagnosis: {sums['longest']:.0f} s (target {LIMIT:.0f})")
+    for row in rows:
+        if not row.right:
+            print(f"    {row.case}: {row.error or '; '.join(row.diagnosis['verdict'])}")
+    return sums
+
+
+def main() -> None:
+    """Diagnose all jobs, print the tables; exit code 1 if a job got the wrong answer."""
+    parser = options(__doc__)
+    parser.add_argument("--only", metavar="NAME,…", default="", help="causes, or jobs such as 'clean zero' (all)")
+    parser.add_argument("--runs", type=int, default=1, help="diagnoses of each job (1)")
+    parser.add_argument("--rounds", type=int, default=4, help="of whole jobs, as written and mended (4)")
+    args = parser.parse_args()
+    if args.quick:
+        args.rounds = 0
+    wanted = [name for name in args.only.split(",") if name]
+    every = [*CASES, *CLEAN]
+    unknown = [name for name in wanted if not any(name in (case.name, case.cause or "clean") for case in every)]
+    if unknown:
+        parser.error(f"no such job: {', '.join(unknown)}; there are {', '.join(case.name for case in every)}")
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="collectives-") as name:
+        for place, case in enumerate(every):
+            if not wanted or case.name in wanted or (case.cause or "clean") in wanted:
+                rows += measured(case, Path(name) / str(place), args)
+    sums = show(rows)
+    write_json(args.json, {"sums": sums, "rows": [asdict(row) for row in rows]})
+    sys.exit(not all(row.right for row in rows))
+
+
+if __name__ == "__main__":
+    main()
