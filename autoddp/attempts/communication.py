@@ -16,10 +16,12 @@ from autoddp.codec import decode, encode
 from autoddp.diagnose.collectives import CommunicationDiagnosis, calls_made, examined, recorded
 from autoddp.files import append
 from autoddp.torchrun.surroundings import for_own_workers
+from autoddp.wire.recorded_calls import WATCH
 from autoddp.wire.replayed_calls import Program, Replay, Replayed
 
 _LONG_ENOUGH = 20.0  # seconds from the first call, if calls were made in most of them
 _IN_MOST_LOOKS = 20  # looks in which calls were made; there are two in a second
+_WATCHED_AFTER = 3  # such looks, after which processes look where results are first used; a script may end soon
 _MODULE = "autoddp.worker.bench.replay"
 _ROUNDS = 8.0  # seconds for all rounds of a replay
 _PATIENCE = 60.0  # seconds for a replay, its start included
@@ -46,6 +48,8 @@ class Enough:
             self._active += 1
             self._began = self.clock() if self._began is None else self._began
             self._made = made
+            if self._active == _WATCHED_AFTER:
+                (self.folder / WATCH).touch(mode=0o600)
         return self._began is not None and self.clock() - self._began >= _LONG_ENOUGH and self._active >= _IN_MOST_LOOKS
 
 

@@ -32,6 +32,8 @@ HEADER, OF_A_PLACE, OF_A_CALL = 24, 4, 8
 PLACES_FROM = HEADER
 CALLS_FROM = HEADER + PLACES * OF_A_PLACE
 _SIZE = 8 * (CALLS_FROM + CALLS * OF_A_CALL)
+WATCH = "watch"
+"""Name of a file in the folder. Once it is there, processes look for some steps where results are first used."""
 VARIABLE = "AUTODDP_RECORDS_CALLS"
 """Environment variable: "PORT:FOLDER", see `RecordingPlan`. `inject/sitecustomize.py` spells this name again."""
 
@@ -139,6 +141,19 @@ class PlaceNamed(Named, frozen=True):
     dtype: str
 
 
+class UsedNamed(Named, frozen=True):
+    """The first use of what calls from a place have changed, of those for which the script has waited at once."""
+
+    place: int
+    calls: int
+    """Calls, and waits for later ends, that lie in between."""
+    share: float
+    """How much of the time from the last of them to the next one has passed then: from 0 to 1."""
+    file: str
+    line: int
+    """The line of the script that uses it."""
+
+
 def made_file(path: str) -> mmap.mmap:
     """A new file of numbers, all 0, in memory that is shared with it. OSError where it cannot be made."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -170,4 +185,4 @@ def names(text: str) -> Iterator[Named]:
     for one in text.splitlines(keepends=True):
         if not one.endswith("\n"):
             return
-        yield codec.decode(one, ProcessNamed | WorldNamed | GroupNamed | PlaceNamed)  # type: ignore[arg-type]
+        yield codec.decode(one, ProcessNamed | WorldNamed | GroupNamed | PlaceNamed | UsedNamed)  # type: ignore[arg-type]

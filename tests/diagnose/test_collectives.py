@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
 from autoddp.diagnose.collectives.cause import Job
 from autoddp.diagnose.collectives.causes import CAUSES
-from autoddp.diagnose.collectives.first_use import first_use
 from autoddp.diagnose.collectives.merging import merged, runs, side_by_side
 from autoddp.diagnose.collectives.program import script_of
-from autoddp.diagnose.collectives.recording import Call, Group, Look, Place, Process, Recording, Sums
+from autoddp.diagnose.collectives.recording import Call, Group, Look, Place, Process, Recording, Sums, Use
 from autoddp.diagnose.collectives.steps import period_of, steps_of
 from autoddp.diagnose.collectives.table import calls_of, different_calls, table
 from autoddp.wire.replayed_calls import WAIT
@@ -137,20 +136,30 @@ def test_the_rank_that_is_late_is_told_with_its_place() -> None:
     assert list(CAUSES["waiting_for_rank"].suspect(Job(loop(60), steps, [], script_of(loop(60), steps), 2))) == []
 
 
-@pytest.mark.parametrize(
-    ("after", "line"),
-    [
-        ("grad /= world\nwork()", None),
-        ("work(other)\ngrad.add_(1)", 3),
-        ("work(other)\ndist.barrier()", 0),
-        ("dist.all_reduce(other)\nuse(grad)", None),
-    ],
-)
-def test_where_a_result_is_read_first(tmp_path: Path, after: str, line: int | None) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(f"dist.all_reduce(grad)\n{after}\n")
-    found = first_use(str(script), 1)
-    assert (found and (found.name, found.line)) == (None if line is None else ("grad", line))
+USE, NEXT = Use(1, 0.5, "train.py:30"), Use(0, 0.0, "train.py:12")
+
+
+@pytest.mark.parametrize(("of_ranks", "found"), [((USE, USE), True), ((USE, None), False), ((USE, NEXT), False)])
+def test_a_result_that_is_used_later(of_ranks: tuple[Use | None, ...], found: bool) -> None:
+    """Only where it was seen on each rank, and where something lies in between on each."""
+    recording = loop(60, gap=2e-3)
+    used = place(11)
+    ranks = [
+        replace(one, uses={used: use} if use else {}) for one, use in zip(recording.processes, of_ranks, strict=True)
+    ]
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    suspected = list(CAUSES["blocking_collectives"].suspect(Job(recording, steps, [], script_of(recording, steps), 2)))
+    assert bool(suspected) is found
+    if found:
+        (one,) = suspected
+        assert "used in train.py:30 first" in one.seen
+        assert one.changed is not None
+        acts = [played.act for played in one.changed.played[0]]
+        number = next(number for number, act in enumerate(acts) if not act.waits)
+        # The next call, then half of the gap before the one behind it.
+        assert [act.call for act in acts[number : number + 4]] == ["allreduce", "allreduce", WAIT, "allreduce"]
+        assert acts[number + 2].computes == pytest.approx(acts[number + 3].computes)
 
 
 def test_each_cause_says_what_it_is() -> None:

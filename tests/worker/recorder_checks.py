@@ -13,7 +13,7 @@ from python_group import Call, PythonGroup, perform
 
 from autoddp.diagnose.collectives import recorded
 from autoddp.diagnose.collectives.table import table
-from autoddp.wire.recorded_calls import RecordingPlan
+from autoddp.wire.recorded_calls import WATCH, RecordingPlan
 from autoddp.worker.observe.call_recorder import CallRecorder
 from autoddp.worker.observe.collectives import collectives
 
@@ -96,9 +96,13 @@ def checks(rank: int) -> dict[str, Any]:
         if rank == 1:
             time.sleep(LATE)
         dist.all_reduce(torch.ones(1000))
+    _used_later(recorder, folder)
     recorder.on = False
     dist.barrier()
+    (mine,) = (one for one in recorded(folder).processes if one.rank == rank)
     return {
+        "uses": {place.line: (use.calls, round(use.share, 3), use.where) for place, use in mine.uses.items()},
+        "modes": len(torch.overrides._get_current_function_mode_stack()),
         "alike": [_plain(one) for one in as_written] == [_plain(one) for one in seen],
         "seen": [_plain(one) for one in seen],
         "forked": forked,
@@ -106,6 +110,26 @@ def checks(rank: int) -> dict[str, Any]:
         "rows": [row.plain() for row in table(recorded(folder))],
         "ranks": recorded(folder).ranks,
     }
+
+
+def _used_later(recorder: CallRecorder, folder: Path) -> None:
+    """Results that are used at once, later under another name, past torch's dispatcher, and never."""
+    flat, counts, never = torch.ones(1000), torch.ones(4), torch.ones(5)
+    part = flat[:10]
+    (folder / WATCH).touch()
+    recorder._look_after = 0.0
+    for _ in range(15):
+        dist.all_reduce(flat)
+        flat.view(10, 100)
+        time.sleep(LATE / 2)
+        dist.barrier()
+        time.sleep(LATE / 2)
+        part.mul_(0.5)
+        time.sleep(LATE / 2)
+        dist.all_reduce(counts)
+        counts.tolist()
+        time.sleep(LATE / 2)
+        dist.all_reduce(never)
 
 
 def _plain(value: Any) -> Any:

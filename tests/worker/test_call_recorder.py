@@ -56,6 +56,20 @@ def test_who_is_late_and_who_waits(ranks: list[dict[str, Any]]) -> None:
     assert barrier["waiting"] > 0
 
 
+def test_where_results_are_used_first(ranks: list[dict[str, Any]]) -> None:
+    """By any name; a view is no use, and the next call is one. The modes that see it end with it."""
+    for rank in ranks:
+        calls, share, where = rank["uses"][_line_of("dist.all_reduce(flat)")]
+        assert (calls, where) == (1, f"recorder_checks.py:{_line_of('part.mul_')}"), "behind the barrier"
+        assert 0.3 < share < 0.7
+        calls, share, where = rank["uses"][_line_of("dist.all_reduce(counts)")]
+        assert (calls, where) == (0, f"recorder_checks.py:{_line_of('counts.tolist')}")
+        assert share < 0.2
+        never = _line_of("dist.all_reduce(never)")
+        assert rank["uses"][never] == (3, 1.0, f"recorder_checks.py:{never}")
+        assert rank["modes"] == 0
+
+
 def test_the_methods_are_found_by_their_signatures() -> None:
     found = set(methods_that_start_something())
     assert {"allreduce", "broadcast", "allgather", "send", "recv", "barrier", "_end_coalescing"} <= found

@@ -5,7 +5,6 @@ table        each place with its calls, bytes, time, waiting, and the rank that 
 steps        where a step ends in a script that may have no optimizer
 program      the last steps in a form that can be done again
 merging      several calls as one, or side by side
-first_use    where a script first reads the result of a collective
 cause        what a cause is: when it is suspected, what is changed to price it
 causes/      every cause, one file each
 examination  suspicions, then replays

@@ -29,6 +29,7 @@ from autoddp.wire.recorded_calls import (
     Header,
     PlaceNamed,
     ProcessNamed,
+    UsedNamed,
     WorldNamed,
     mapped,
     names,
@@ -118,6 +119,18 @@ class Sums:
     """Seconds in the calls and in waits for their ends."""
 
 
+@dataclass(frozen=True, order=True)
+class Use:
+    """The first use of what a place's calls have changed, of those for which the script has waited at once."""
+
+    calls: int
+    """Calls, and waits for later ends, that lie in between."""
+    share: float
+    """How much of the gap behind the last of them has passed then: from 0 to 1."""
+    where: str
+    """ "train.py:12"."""
+
+
 @dataclass(frozen=True)
 class Look:
     """What the kernel has noted of a process, between the first call and a later one. Seconds."""
@@ -154,6 +167,8 @@ class Process:
     sums: dict[Place, Sums] = field(repr=False)
     made: int = 0
     """Calls so far, also those that were not kept."""
+    uses: dict[Place, Use] = field(default_factory=dict)
+    """What was seen of first uses; nothing of a place whose results are used where nobody sees it."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +250,7 @@ def _process(path: Path) -> Process | None:
     places: dict[int, Place] = {}
     said: ProcessNamed | None = None
     world: WorldNamed | None = None
+    uses: dict[Place, Use] = {}
     for one in names(path.with_suffix(".names").read_text(encoding="utf-8", errors="surrogateescape")):
         match one:
             case ProcessNamed():
@@ -243,6 +259,8 @@ def _process(path: Path) -> Process | None:
                 world = one
             case GroupNamed():
                 groups[one.group] = Group(one.ranks, one.name, one.backend)
+            case UsedNamed() if one.place in places:
+                uses[places[one.place]] = Use(one.calls, one.share, f"{os.path.basename(one.file)}:{one.line}")
             case PlaceNamed():
                 places[one.place] = Place(
                     file=one.file,
@@ -283,6 +301,7 @@ def _process(path: Path) -> Process | None:
         calls=calls,
         sums=sums,
         made=made,
+        uses=uses,
     )
 
 

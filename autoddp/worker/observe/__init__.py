@@ -9,6 +9,7 @@ loader           waiting for batches
 host_device      copies to the device, and waiting for it
 collectives      the script's own collectives, where all of them pass
 call_recorder    notes each of them in a file
+first_uses       where their results are first used
 kernel_accounts  page faults, and waiting for a core
 training_thread  the thread that trains
 """

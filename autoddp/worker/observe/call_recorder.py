@@ -37,6 +37,7 @@ from autoddp.wire.recorded_calls import (
     OF_A_PLACE,
     PLACES,
     PLACES_FROM,
+    WATCH,
     GroupNamed,
     Header,
     Named,
@@ -47,6 +48,7 @@ from autoddp.wire.recorded_calls import (
     line,
     made_file,
 )
+from autoddp.worker.observe.first_uses import FirstUses
 from autoddp.worker.observe.kernel_accounts import waited_for_cpu
 
 logger = get_logger(__name__)
@@ -122,6 +124,8 @@ class CallRecorder:
         self._group_count = 0
         self._world: tuple[int, int, int] | None = None
         self._look_after, self._looks = 0.0, _FIRST_LOOKS
+        self._watch: FirstUses | None = None
+        self._may_watch = True
 
     def _forked(self) -> None:
         self._is_launched = False
@@ -165,6 +169,8 @@ class CallRecorder:
                 place.count += 1
                 place.bytes += size
                 place.in_calls += returned - began
+                if self._watch is not None:
+                    self._watch.called(id(work), int(place.number), args, began, returned)
                 if returned > self._look_after:
                     self._look(returned)
             except Exception as error:
@@ -184,6 +190,17 @@ class CallRecorder:
         is_blocking = code is direct and code.co_filename.startswith(_TORCH)
         _WAIT.pack_into(shared, at + _WAIT_AT, began, ended, is_blocking)
         place.in_waits += ended - began
+        if self._watch is not None:
+            try:
+                self._watched(self._watch, work, began, ended, is_blocking)
+            except Exception as error:
+                self._fail(error)
+
+    def _watched(self, watch: FirstUses, work: Any, began: float, ended: float, is_blocking: bool) -> None:
+        watch.waited(id(work), began, ended, is_blocking)
+        if watch.is_over(ended):
+            self._watch = None
+            watch.end()
 
     def made(self, what: str, began: float, ended: float) -> None:
         """See `Recorder`. It must be called by the patched function itself."""
@@ -254,6 +271,13 @@ class CallRecorder:
             # A code object that is kept keeps its address, so that no other one is taken for it.
             known = self._codes[id(code)] = (code, _is_the_scripts(code.co_filename))
         return known[1]
+
+    def _script_frame(self) -> FrameType | None:
+        """The innermost frame of the script of who calls this."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not self._is_the_scripts(frame.f_code):
+            frame = frame.f_back
+        return frame
 
     def _place(self, method: str, group: Any, args: Any, caller: FrameType, counts: bool, of: int = 0) -> _Place:
         """The place from which a call comes, by a look at each frame. `of` tells apart what is no group."""
@@ -366,6 +390,10 @@ class CallRecorder:
             self._set(at, place.count, place.bytes, place.in_calls, place.in_waits)
         if len(self._pending) > _WAITED_FOR:
             self._pending.clear()
+        if self._may_watch and os.path.exists(os.path.join(self._plan.folder, WATCH)):
+            watch = FirstUses(time.perf_counter, self._script_frame, self._say)
+            if watch.begin(now):
+                self._watch, self._may_watch = watch, False
         self._look_after = now + self._looks
         self._looks = min(2 * self._looks, _LOOKS)
 

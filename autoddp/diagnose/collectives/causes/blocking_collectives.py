@@ -1,13 +1,13 @@
-"""The script waits for a collective whose result it reads only later."""
+"""The script waits for a collective whose result it uses only later."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
-from autoddp.diagnose.collectives.first_use import first_use
 from autoddp.diagnose.collectives.merging import places_of, seconds_in
 from autoddp.diagnose.collectives.program import NO_CALL, Played, Script, with_
+from autoddp.diagnose.collectives.recording import Call, Place, Use
 from autoddp.units import milliseconds
 from autoddp.wire.replayed_calls import WAIT, Act
 
@@ -18,60 +18,73 @@ class BlockingCollectives(Cause):
     in_words = "waiting for a result that is needed later"
 
     def suspect(self, job: Job) -> Iterator[Suspicion]:
-        script = job.script
-        if script is None:
+        script, uses = job.script, _first_uses(job)
+        if script is None or not uses:
             return
-        uses = {}
-        for of_rank in script.played.values():
-            for one in of_rank:
-                place = one.call.place
-                if one.key != NO_CALL and one.act.waits and one.act.bytes and place not in uses:
-                    uses[place] = first_use(place.file, place.line)
-        keys = script.agreed(lambda one: uses.get(one.call.place) is not None) & _before_work(script)
+        keys = _used_later(script, uses)
         if not keys:
             return
         lines = places_of(script, keys)
         first = next(one for of_rank in script.played.values() for one in of_rank if one.key in keys)
-        use = uses[first.call.place]
-        assert use is not None
-        read = f"is read in line {use.line} first" if use.line else "is not read any more before the block ends"
-        took = seconds_in(script, keys)
-        what = first.call.place.collective
-        seen = f"{lines[0]} waits {milliseconds(took)} ms of each step for {what}, and {use.name} {read}"
-        where = f"before line {use.line}" if use.line else "where its result is needed"
-        fix = f"{lines[0]}: let it run meanwhile: work = dist.{what}(…, async_op=True), and work.wait() {where}"
+        took, what, use = seconds_in(script, keys), first.call.place.collective, uses[first.call.place]
+        seen = (
+            f"{lines[0]} waits {milliseconds(took)} ms of each {job.steps.unit} for {what}, and what it changes is "
+            f"used in {use.where} first"
+        )
+        later = f"work = dist.{what}(…, async_op=True), and work.wait() before {use.where}"
         yield Suspicion(
             self.name,
             seen,
-            fix,
+            f"{lines[0]}: let it run meanwhile: {later}",
             guess=took,
-            changed=_waited_for_later(script, keys),
-            tried="async_op=True, and the wait after what is computed next",
+            changed=_waited_for_later(script, keys, uses),
+            tried="async_op=True, and the wait before the first use",
             lines=lines,
         )
 
 
-def _before_work(script: Script) -> set[tuple[int, int]]:
-    """The calls after which every rank computes for a while."""
+def _first_uses(job: Job) -> dict[Place, Use]:
+    """The earliest of all ranks. A place of which one rank has seen nothing is left out."""
+    found: dict[Place, Use] = {}
+    for place in {place for one in job.recording.processes for place in one.uses}:
+        callers = [one for one in job.recording.of_rank.values() if place in one.sums]
+        if all(place in one.uses for one in callers):
+            found[place] = min(one.uses[place] for one in callers)
+    return found
+
+
+def _used_later(script: Script, uses: dict[Place, Use]) -> set[tuple[int, int]]:
+    """The calls after which every rank does something for a while that needs no result of them."""
     found: dict[tuple[int, int], bool] = {}
     for of_rank in script.played.values():
-        for place, one in enumerate(of_rank):
-            after = of_rank[place + 1].act if place + 1 < len(of_rank) else None
-            long = after is not None and after.computes + after.sleeps >= _LONG * one.call.seconds
-            found[one.key] = found.get(one.key, True) and long
-    return {key for key, holds in found.items() if holds and key != NO_CALL}
+        for number, one in enumerate(of_rank):
+            use = uses.get(one.call.place)
+            if use is None or one.key == NO_CALL or not one.act.waits or "object" in one.act.call:
+                found[one.key] = False
+                continue
+            meanwhile = of_rank[number + 1 : number + 1 + use.calls]
+            free = sum(after.act.computes + after.act.sleeps + after.call.seconds for after in meanwhile)
+            if number + 1 + use.calls < len(of_rank):
+                last = of_rank[number + 1 + use.calls].act
+                free += use.share * (last.computes + last.sleeps)
+            found[one.key] = found.get(one.key, True) and free >= _LONG * one.call.seconds
+    return {key for key, holds in found.items() if holds}
 
 
-def _waited_for_later(script: Script, keys: set[tuple[int, int]]) -> Script:
+def _waited_for_later(script: Script, keys: set[tuple[int, int]], uses: dict[Place, Use]) -> Script:
     def change(played: Sequence[Played]) -> Iterator[Played]:
-        open_call = False
-        for one in played:
-            act = one.act
-            if open_call:
-                yield Played(Act(WAIT, computes=act.computes, sleeps=act.sleeps), NO_CALL, one.call)
-                act, open_call = with_(act, computes=0.0, sleeps=0.0), False
+        waits: dict[int, list[tuple[float, Call]]] = {}
+        for number, one in enumerate(played):
+            act, left = one.act, 1.0
+            for share, call in sorted(waits.pop(number, []), key=lambda wait: wait[0]):
+                part = share - (1.0 - left)
+                yield Played(Act(WAIT, computes=act.computes * part, sleeps=act.sleeps * part), NO_CALL, call)
+                left -= part
+            act = with_(act, computes=act.computes * left, sleeps=act.sleeps * left)
             if one.key in keys:
-                act, open_call = with_(act, waits=False), True
+                use = uses[one.call.place]
+                waits.setdefault(number + 1 + use.calls, []).append((use.share, one.call))
+                act = with_(act, waits=False)
             yield Played(act, one.key, one.call)
 
     return script.changed(change)

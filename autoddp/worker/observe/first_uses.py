@@ -1,0 +1,192 @@
+"""Sees where a script first uses what a collective has changed, for some steps: then it could be waited for there.
+
+    watch = FirstUses(script_frame, say)
+    if watch.begin(now):          # between two operations of the script
+        watch.called(...)         # each call and its wait, until `watch.is_over(now)`
+        watch.end()
+
+The source does not tell it: an optimizer, a view or a module may hold the tensor under another name. So every operation
+of torch is looked at, by modes that torch has for that: one for what reaches its dispatcher, also in a backward pass,
+and one for what leaves torch, such as `tolist`. The operations and their results stay what they are. Each takes some
+microseconds longer meanwhile.
+
+Whatever touches the memory counts, except for making a view. Memory that was freed and given to another tensor counts
+as touched too early, so nothing is promised that could not be done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+from autoddp.wire.recorded_calls import UsedNamed
+
+_SHORTEST, _LONGEST = 0.3, 3.0  # seconds of a watch
+_OFTEN = 3  # times that a place is seen, from which the shortest watch is long enough
+_LEAVES_TORCH = ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr", "__reduce_ex__")
+"""Methods of a tensor that read it, or let others read it, past the dispatcher."""
+
+
+@dataclass
+class _Open:
+    """A call that was waited for, and whose result nothing has used yet."""
+
+    place: int
+    calls: int = 0
+    """Calls and waits of the script since."""
+
+
+@dataclass
+class _Use:
+    """A first use in the gap before the next call."""
+
+    place: int
+    calls: int
+    at: float
+    file: str
+    line: int
+
+
+class FirstUses:
+    """One watch of one thread. `script_frame` gives the innermost frame of the script; `say` takes what was found."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        script_frame: Callable[[], FrameType | None],
+        say: Callable[[UsedNamed], None],
+    ) -> None:
+        self._clock, self._script_frame, self._say = clock, script_frame, say
+        self._modes = (_Operations(self._touched), _Leavings(self._touched))
+        self._thread = 0
+        self._began = 0.0
+        self._gap_began = 0.0
+        self._started: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._open: dict[int, _Open] = {}  # by the address of the memory
+        self._in_gap: list[_Use] = []
+        self._seen: dict[int, int] = {}
+        self._found: dict[int, UsedNamed] = {}
+        self._unknown: set[int] = set()
+
+    def begin(self, now: float) -> bool:
+        """Look at this thread's operations from here on; False where the script has a mode of its own there."""
+        # Modes end in the order of their beginnings, and the script may end its own first.
+        if _get_current_dispatch_mode() is not None or _get_current_function_mode() is not None:
+            return False
+        self._thread, self._began = threading.get_ident(), now
+        for mode in self._modes:
+            mode.__enter__()
+        return True
+
+    def is_over(self, now: float) -> bool:
+        """Whether enough was seen, and this is a moment at which it can be ended."""
+        enough = now - self._began > _SHORTEST and max(self._seen.values(), default=0) >= _OFTEN
+        long = now - self._began > _LONGEST
+        if not (enough or long) or threading.get_ident() != self._thread:
+            return False
+        return (_get_current_dispatch_mode(), _get_current_function_mode()) == self._modes
+
+    def end(self) -> None:
+        """Look at nothing any more, and say what was seen."""
+        for mode in reversed(self._modes):
+            mode.__exit__(None, None, None)
+        for place, found in self._found.items():
+            if place not in self._unknown:
+                self._say(found)
+
+    def called(self, work: int, place: int, given: Any, began: float, returned: float) -> None:
+        """The script has made a call from this place; `work` tells it apart until it was waited for."""
+        if threading.get_ident() != self._thread:
+            return
+        self._gap_ends(began, returned)
+        self._started[work] = (place, tuple(_addresses(given)))
+        self._seen[place] = self._seen.get(place, 0) + 1
+
+    def waited(self, work: int, began: float, ended: float, is_blocking: bool) -> None:
+        """The end of a call was waited for, before its function returned if `is_blocking`."""
+        started = self._started.pop(work, None)
+        if started is None or threading.get_ident() != self._thread:
+            return
+        if not is_blocking:
+            self._gap_ends(began, ended)
+            return
+        self._gap_began = ended
+        place, addresses = started
+        if any(one.place == place for one in self._open.values()):
+            # It was not used before it was called again: what uses it is not seen, or nothing does.
+            self._unknown.add(place)
+            self._open = {address: one for address, one in self._open.items() if one.place != place}
+        call = _Open(place)
+        self._open.update(dict.fromkeys(addresses, call))
+
+    def _gap_ends(self, at: float, then: float) -> None:
+        length = max(1e-9, at - self._gap_began)
+        for use in self._in_gap:
+            share = min(1.0, max(0.0, (use.at - self._gap_began) / length))
+            named = UsedNamed(use.place, use.calls, share, use.file, use.line)
+            before = self._found.get(use.place)
+            if before is None or (named.calls, named.share) < (before.calls, before.share):
+                self._found[use.place] = named
+        self._in_gap.clear()
+        for call in {id(one): one for one in self._open.values()}.values():
+            call.calls += 1
+        self._gap_began = then
+
+    def _touched(self, given: Any) -> None:
+        if not self._open:
+            return
+        for address in _addresses(given):
+            call = self._open.get(address)
+            if call is None:
+                continue
+            frame = self._script_frame()
+            file, line = (frame.f_code.co_filename, frame.f_lineno or 0) if frame is not None else ("", 0)
+            self._in_gap.append(_Use(call.place, call.calls, self._clock(), file, line))
+            self._open = {other: one for other, one in self._open.items() if one is not call}
+
+
+class _Operations(TorchDispatchMode):
+    """Tells of the tensors that each operation is given."""
+
+    def __init__(self, touched: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._tell = touched
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not getattr(func, "is_view", False):
+            self._tell((args, kwargs))
+        return func(*args, **(kwargs or {}))
+
+
+class _Leavings(TorchFunctionMode):
+    """Tells of the tensors that leave torch."""
+
+    def __init__(self, touched: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._tell = touched
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _LEAVES_TORCH:
+            self._tell(args)
+        return func(*args, **(kwargs or {}))
+
+
+def _addresses(given: Any) -> Iterator[int]:
+    """The memory of each tensor in there."""
+    if isinstance(given, torch.Tensor):
+        try:
+            yield given.untyped_storage().data_ptr()
+        except (RuntimeError, NotImplementedError):  # it has none of its own
+            return
+    elif isinstance(given, (list, tuple)):
+        for one in given:
+            yield from _addresses(one)
+    elif isinstance(given, dict):
+        yield from _addresses(tuple(given.values()))
