@@ -126,7 +126,6 @@ PRIVATE_TO_OTHERS = {
     ("worker/observe/call_recorder.py", "_getframe"),
     # Whether the script has a mode of its own, in which another one must neither begin nor end.
     ("worker/observe/first_uses.py", "_get_current_dispatch_mode"),
-    ("worker/observe/first_uses.py", "_get_current_function_mode"),
     # Where torch takes the agent's store for that of any ranks: the only place where the port is known.
     ("worker/process/agent_store.py", "_create_c10d_store"),
     # The end of a forked rank of a replay, which must not run what its parent has registered.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from python_group import Call, PythonGroup, perform
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from autoddp.diagnose.collectives import recorded
 from autoddp.diagnose.collectives.table import table
@@ -102,7 +103,7 @@ def checks(rank: int) -> dict[str, Any]:
     (mine,) = (one for one in recorded(folder).processes if one.rank == rank)
     return {
         "uses": {place.line: (use.calls, round(use.share, 3), use.where) for place, use in mine.uses.items()},
-        "modes": len(torch.overrides._get_current_function_mode_stack()),
+        "is_left": "tolist" in vars(torch.Tensor) or _get_current_dispatch_mode() is not None,
         "alike": [_plain(one) for one in as_written] == [_plain(one) for one in seen],
         "seen": [_plain(one) for one in seen],
         "forked": forked,

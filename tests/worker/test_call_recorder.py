@@ -67,7 +67,9 @@ def test_where_results_are_used_first(ranks: list[dict[str, Any]]) -> None:
         assert share < 0.2
         never = _line_of("dist.all_reduce(never)")
         assert rank["uses"][never] == (3, 1.0, f"recorder_checks.py:{never}")
-        assert rank["modes"] == 0
+        assert not rank["is_left"]
+    row = next(row for row in ranks[0]["rows"] if row["line"] == _line_of("dist.all_reduce(flat)"))
+    assert (row["calls"], row["groups"]) == (30, [[0, 1]]), "a watch changes nothing of what is recorded"
 
 
 def test_the_methods_are_found_by_their_signatures() -> None:

@@ -6,9 +6,9 @@
         watch.end()
 
 The source does not tell it: an optimizer, a view or a module may hold the tensor under another name. So every operation
-of torch is looked at, by modes that torch has for that: one for what reaches its dispatcher, also in a backward pass,
-and one for what leaves torch, such as `tolist`. The operations and their results stay what they are. Each takes some
-microseconds longer meanwhile.
+is looked at that reaches torch's dispatcher, also in a backward pass, by the mode that torch has for that; and the
+methods that read a tensor past it, such as `tolist`. They all stay what they are, and take some microseconds longer
+meanwhile. (A mode for functions would stand between the script and the functions of torch.distributed.)
 
 Whatever touches the memory counts, except for making a view. Memory that was freed and given to another tensor counts
 as touched too early, so nothing is promised that could not be done.
@@ -16,6 +16,7 @@ as touched too early, so nothing is promised that could not be done.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,15 +24,14 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from autoddp.wire.recorded_calls import UsedNamed
 
 _SHORTEST, _LONGEST = 0.3, 3.0  # seconds of a watch
-_OFTEN = 3  # times that a place is seen, from which the shortest watch is long enough
-_LEAVES_TORCH = ("tolist", "numpy", "__array__", "__dlpack__", "data_ptr", "__reduce_ex__")
-"""Methods of a tensor that read it, or let others read it, past the dispatcher."""
+_OFTEN = 3  # times that each place is seen, from which the shortest watch is long enough
+_PAST_THE_DISPATCHER = ("tolist", "numpy", "data_ptr")
+"""Methods that read a tensor, or let others read it. Its class inherits them: deleting another one restores them."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class FirstUses:
         say: Callable[[UsedNamed], None],
     ) -> None:
         self._clock, self._script_frame, self._say = clock, script_frame, say
-        self._modes = (_Operations(self._touched), _Leavings(self._touched))
+        self._operations = _Operations(self._touched)
         self._thread = 0
         self._began = 0.0
         self._gap_began = 0.0
@@ -77,26 +77,28 @@ class FirstUses:
 
     def begin(self, now: float) -> bool:
         """Look at this thread's operations from here on; False where the script has a mode of its own there."""
-        # Modes end in the order of their beginnings, and the script may end its own first.
-        if _get_current_dispatch_mode() is not None or _get_current_function_mode() is not None:
+        # The mode that has begun last ends first, and the script may end its own before this one.
+        if _get_current_dispatch_mode() is not None:
             return False
         self._thread, self._began = threading.get_ident(), now
-        for mode in self._modes:
-            mode.__enter__()
+        self._operations.__enter__()  # type: ignore[no-untyped-call]
+        for name in _PAST_THE_DISPATCHER:
+            setattr(torch.Tensor, name, _telling(name, self._touched))
         return True
 
     def is_over(self, now: float) -> bool:
         """Whether enough was seen, and this is a moment at which it can be ended."""
-        enough = now - self._began > _SHORTEST and max(self._seen.values(), default=0) >= _OFTEN
+        enough = now - self._began > _SHORTEST and min(self._seen.values(), default=0) >= _OFTEN
         long = now - self._began > _LONGEST
         if not (enough or long) or threading.get_ident() != self._thread:
             return False
-        return (_get_current_dispatch_mode(), _get_current_function_mode()) == self._modes
+        return _get_current_dispatch_mode() is self._operations
 
     def end(self) -> None:
         """Look at nothing any more, and say what was seen."""
-        for mode in reversed(self._modes):
-            mode.__exit__(None, None, None)
+        for name in _PAST_THE_DISPATCHER:
+            delattr(torch.Tensor, name)
+        self._operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for place, found in self._found.items():
             if place not in self._unknown:
                 self._say(found)
@@ -156,7 +158,7 @@ class _Operations(TorchDispatchMode):
     """Tells of the tensors that each operation is given."""
 
     def __init__(self, touched: Callable[[Any], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._tell = touched
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -165,17 +167,15 @@ class _Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Leavings(TorchFunctionMode):
-    """Tells of the tensors that leave torch."""
+def _telling(name: str, tell: Callable[[Any], None]) -> Any:
+    """The method of tensors, which tells first that it reads one."""
+    original = getattr(torch.Tensor, name)
 
-    def __init__(self, touched: Callable[[Any], None]) -> None:
-        super().__init__()
-        self._tell = touched
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        tell(self)
+        return original(self, *args, **kwargs)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in _LEAVES_TORCH:
-            self._tell(args)
-        return func(*args, **(kwargs or {}))
+    return functools.update_wrapper(method, original)
 
 
 def _addresses(given: Any) -> Iterator[int]:
