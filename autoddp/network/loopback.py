@@ -52,7 +52,7 @@ class LoopbackRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """See base class."""
         if self.use_agent_store and self._ranks is None:
-            self._ranks = _store_on_loopback()
+            self._ranks = store_on_loopback()
         port = _free_port() if self._ranks is None else self._ranks.port
         return RendezvousInfo(self._agents, 0, 1, RendezvousStoreInfo(ADDRESS, port))
 
@@ -76,8 +76,8 @@ class LoopbackRendezvous(RendezvousHandler):
         return True
 
 
-def _store_on_loopback() -> TCPStore:
-    """torch binds its stores to all interfaces, so the socket is made here; the store closes it."""
+def store_on_loopback() -> TCPStore:
+    """A store that no other host can reach: torch binds its stores to all interfaces, so the socket is made here."""
     listening = socket.create_server((ADDRESS, 0), backlog=_BACKLOG)
     port, given = int(listening.getsockname()[1]), listening.detach()
     # The newer kind of store takes no socket in torch 2.6.

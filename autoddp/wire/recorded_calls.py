@@ -26,8 +26,8 @@ from autoddp.codec import Struct
 
 CALLS = 32_768
 """Single calls that are kept. Sums go on beyond them."""
-PLACES = 1_024
-"""Places that are told apart; what comes later is counted under the last one."""
+PLACES = 8_192
+"""Places that are told apart; what comes later is counted under the last one. Each group that is made has its own."""
 HEADER, OF_A_PLACE, OF_A_CALL = 24, 4, 8
 PLACES_FROM = HEADER
 CALLS_FROM = HEADER + PLACES * OF_A_PLACE
@@ -57,6 +57,7 @@ SUMS = ("count", "bytes", "in_calls", "in_waits")
 """The sums of each place: calls, their bytes, seconds in the calls themselves, and in waits for their ends."""
 CALL = ("place", "number", "bytes", "began", "returned", "wait_began", "wait_ended", "is_blocking")
 """The numbers of each call. `number` counts the calls of its group, in which all of its ranks take part; -1 for others.
+Of what is done with groups it is that of `GroupEventNamed`.
 
 `wait_ended` is 0 for a call for whose end nothing has waited. `is_blocking` is 1 where torch itself has waited, before
 the function that the script has called returned.
@@ -141,6 +142,16 @@ class PlaceNamed(Named, frozen=True):
     dtype: str
 
 
+class GroupEventNamed(Named, frozen=True):
+    """The process group that a call has made or destroyed; the place of the call says which of both."""
+
+    event: int
+    """The number of the call, which counts what was done with groups."""
+    name: str
+    """torch's name of the group; "" where this rank is none of its ranks, or the group is not known."""
+    ranks: tuple[int, ...]
+
+
 class UsedNamed(Named, frozen=True):
     """The first use of what calls from a place have changed, of those for which the script has waited at once."""
 
@@ -185,4 +196,7 @@ def names(text: str) -> Iterator[Named]:
     for one in text.splitlines(keepends=True):
         if not one.endswith("\n"):
             return
-        yield codec.decode(one, ProcessNamed | WorldNamed | GroupNamed | PlaceNamed | UsedNamed)  # type: ignore[arg-type]
+        yield codec.decode(one, _LINES)
+
+
+_LINES: Any = ProcessNamed | WorldNamed | GroupNamed | PlaceNamed | GroupEventNamed | UsedNamed

@@ -10,7 +10,19 @@ from autoddp.codec import Struct
 WAIT = "wait"
 """`Act.call` for waiting for all calls that were not waited for."""
 MAKE_GROUP = "new_group"
-"""`Act.call` for making a group of the same ranks, which is used from then on in place of the one before."""
+"""`Act.call` for making a group, by all ranks together. It is used from then on in place of the one before."""
+DESTROY_GROUP = "destroy_process_group"
+"""`Act.call` for destroying a group that was made so, by each of its ranks."""
+
+
+CALLS = frozenset(
+    "allreduce allreduce_coalesced reduce broadcast allgather _allgather_base all_gather_single reduce_scatter "
+    "_reduce_scatter_base reduce_scatter_single alltoall alltoall_base all_to_all_single gather scatter barrier "
+    "monitored_barrier".split()
+)
+"""Methods of a group that can be done again. What a script does by others counts as time between two calls."""
+OBJECTS = frozenset("all_gather_object gather_object broadcast_object_list scatter_object_list".split())
+"""Functions for objects that can be done again."""
 
 
 class Act(Struct, frozen=True, forbid_unknown_fields=True):

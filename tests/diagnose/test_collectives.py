@@ -13,7 +13,7 @@ from autoddp.diagnose.collectives.program import script_of
 from autoddp.diagnose.collectives.recording import Call, Group, Look, Place, Process, Recording, Sums, Use
 from autoddp.diagnose.collectives.steps import period_of, steps_of
 from autoddp.diagnose.collectives.table import calls_of, different_calls, table
-from autoddp.wire.replayed_calls import WAIT
+from autoddp.wire.replayed_calls import MAKE_GROUP, WAIT
 
 PAIR = Group((0, 1), "pair", "gloo")
 
@@ -160,6 +160,38 @@ def test_a_result_that_is_used_later(of_ranks: tuple[Use | None, ...], found: bo
         # The next call, then half of the gap before the one behind it.
         assert [act.call for act in acts[number : number + 4]] == ["allreduce", "allreduce", WAIT, "allreduce"]
         assert acts[number + 2].computes == pytest.approx(acts[number + 3].computes)
+
+
+def test_groups_that_are_made_in_each_step() -> None:
+    """They are made again in the replay, one after another in one place; without the cause the first one stays."""
+    new, members = place(20, "new_group", "new_group", None), (0, 1)
+    of_ranks: list[list[Call]] = [[], []]
+    now = 1.0
+    for number in range(60):
+        now += 5e-3
+        mine = Group(members, f"group {number}", "gloo")
+        for calls in of_ranks:
+            calls.append(replace(call(new, number, now, 4e-3), returned=now + 4e-3, wait_began=now + 4e-3))
+            calls.append(call(place(21, group=mine), 0, now + 4e-3, 1e-3))
+        now += 5e-3
+    events = {number: Group(members, f"group {number}") for number in range(60)}
+    unknown = dict.fromkeys(events, Group(()))
+    both = [replace(process(rank, calls), group_events=[events, unknown][rank]) for rank, calls in enumerate(of_ranks)]
+    recording = Recording(tuple(both))
+    steps = steps_of(recording)
+    assert steps.period == 1, "whichever group it is"
+    (found,) = CAUSES["too_many_groups"].suspect(Job(recording, steps, [], script_of(recording, steps), 2))
+    assert found.changed is not None
+    script = script_of(recording, steps)
+    assert script is not None
+    for rank in (0, 1):
+        acts = [one.act for one in script.played[rank]]
+        assert [act.call for act in acts[:4]] == ["allreduce", MAKE_GROUP, "allreduce", MAKE_GROUP]
+        assert len({act.group for act in acts[1:]}) == 1
+        once = [one.act for one in found.changed.played[rank]]
+        assert {act.call for act in once} == {"allreduce"}
+        assert sum(act.computes for act in once) == pytest.approx(sum(act.computes for act in acts))
+    assert len([ranks for ranks in script.program.groups if ranks]) == 2, "the first one was there before"
 
 
 def test_each_cause_says_what_it_is() -> None:

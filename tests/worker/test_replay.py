@@ -1,4 +1,4 @@
-"""Calls that are done again end with the launcher, whatever ends that."""
+"""Calls are done again by real ranks, which end with the launcher, whatever ends that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 from launchers import environment
 
 from autoddp import codec
-from autoddp.wire.replayed_calls import WAIT, Act, Program, Replay
+from autoddp.wire.replayed_calls import CALLS, DESTROY_GROUP, MAKE_GROUP, OBJECTS, WAIT, Act, Program, Replay, Replayed
 
 LAUNCHER = """
 import subprocess, sys, time
@@ -43,8 +43,27 @@ def test_a_replay_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     plan.write_text(codec.encode(Replay({"as written": long}, 1, 1, "gloo", 1.0)))
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(plan), str(result)], env=environment())
     try:
-        wait_for(2, result)  # the replay, and its one rank
+        wait_for(3, result)  # the replay, its store, and its one rank
     finally:
         launcher.kill()
         launcher.wait()
     wait_for(0, result)
+
+
+def test_each_call_can_be_done_again(tmp_path: Path) -> None:
+    """Two ranks do all of them in turns; one of the programs makes and destroys groups meanwhile."""
+    calls = [Act(call, bytes=400) for call in sorted(CALLS | OBJECTS)]
+    in_turns = [Act("allreduce", 1, 400), Act(MAKE_GROUP, 1), Act("allreduce", 1, 400, waits=False), Act(WAIT)]
+    of_rank = (*calls, *in_turns, Act(DESTROY_GROUP, 1), Act(MAKE_GROUP, 1))
+    programs = {
+        "as written": Program(((0, 1), (0, 1), ()), (of_rank, of_rank)),
+        "changed": Program(((0, 1), (0, 1)), ((*calls, *in_turns[:1]), (*calls, *in_turns[:1]))),
+    }
+    plan, result = tmp_path / "plan.json", tmp_path / "result.json"
+    plan.write_text(codec.encode(Replay(programs, 2, 1, "gloo", 0.1)))
+    words = [sys.executable, "-m", "autoddp.worker.bench.replay", str(plan), str(result)]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = codec.decode(result.read_text(), Replayed).seconds
+    assert found.keys() == programs.keys()
+    assert all(len(seconds) >= 3 and min(seconds) > 0 for seconds in found.values())

@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autoddp.codec import replace as replace_struct
 from autoddp.diagnose.collectives.recording import Call, Group, Process, Recording
 from autoddp.diagnose.collectives.steps import Steps
-from autoddp.wire.replayed_calls import WAIT, Act, Program
+from autoddp.wire.replayed_calls import CALLS, DESTROY_GROUP, MAKE_GROUP, OBJECTS, WAIT, Act, Program
 
 NO_CALL = (-1, 0)
 """`Played.key` of what is no call of a group."""
 _LONGEST = 0.4  # seconds of the script that are done again in one round; more where one step takes longer
 _LONGEST_STEP = 3.0
 _MOST = 3_000  # calls of one rank in one round
+_MAKES, _DESTROYS = "new_group", "destroy_process_group"
 _FEWEST_SEEN = 0.3  # of the recording must lie between the looks at the kernel's accounts, to divide gaps by them
 
 
@@ -56,7 +57,8 @@ class Script:
     def program(self) -> Program:
         """For the replay. A rank of the world that has made none of the calls does nothing."""
         acts = tuple(tuple(one.act for one in self.played.get(rank, ())) for rank in range(self.ranks))
-        return Program(tuple(group.ranks for group in self.groups), acts)
+        used = {act.group for of_rank in acts for act in of_rank}
+        return Program(tuple(group.ranks if n in used else () for n, group in enumerate(self.groups)), acts)
 
     def changed(self, change: Callable[[Sequence[Played]], Iterable[Played]]) -> Script:
         """This script with each rank's part changed."""
@@ -111,7 +113,7 @@ _SHARE = 0.3  # of a call, likewise: Python's own work between two calls takes l
 
 def script_of(recording: Recording, steps: Steps) -> Script | None:
     """The last steps of the script that can be done again; None if there are none."""
-    whole = recording.whole
+    whole = {key: calls for key, calls in recording.whole.items() if _can_be_done(calls.values())}
     if not whole:
         return None
     ends = sorted(max(call.ended for call in calls.values()) for calls in whole.values())
@@ -119,9 +121,9 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     # The last calls may be those behind the loop.
     end = min(ends[-1] if len(ends) < 10 else ends[-1 - len(ends) // 20], _all_are_there_until(whole.values()))
     begin = end - length
-    groups = tuple(sorted({group for group, _ in whole}))
-    place = {group: number for number, group in enumerate(groups)}
-    taken: dict[int, list[tuple[float, tuple[int, int], Call]]] = {rank: [] for rank in recording.of_rank}
+    called = sorted({group for group, _ in whole})
+    place = {group: number for number, group in enumerate(called)}
+    taken: _Taken = {rank: [] for rank in recording.of_rank}
     for (group, number), calls in whole.items():
         began = min(call.began for call in calls.values())
         if began >= begin and max(call.ended for call in calls.values()) <= end:
@@ -129,13 +131,30 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
                 taken[rank].append((call.began, (place[group], number), call))
     if max(map(len, taken.values())) > _MOST:
         taken = _shorter(taken)
-    played = {rank: _played(recording.of_rank[rank], sorted(of_rank)) for rank, of_rank in taken.items() if of_rank}
-    if not played:
+    if not any(taken.values()):
         return None
+    # Groups that are made meanwhile: one after another takes the place of those that have the same ranks.
+    made = _made(recording, min(of_rank[0] for of_rank in map(sorted, taken.values()) if of_rank)[0], end)
+    slots = sorted({Group(group.ranks) for group in made.groups})
+    groups = (*called, *slots)
+    slot_of = {group.name: len(called) + slots.index(Group(group.ranks)) for group in made.groups}
+    acts_in = [slot_of.get(group.name, number) for number, group in enumerate(called)]
+    played = {
+        rank: _played(recording.of_rank[rank], sorted(of_rank), acts_in, made.acts(rank, slot_of))
+        for rank, of_rank in taken.items()
+        if of_rank or made.calls.get(rank)
+    }
     spans = [of_rank[-1].call.ended - of_rank[0].call.began for of_rank in played.values()]
     seconds = max(spans)
     covers = seconds / steps.seconds if steps.seconds > 0 else 1.0
     return Script(groups, played, covers, seconds, max(recording.world, max(played) + 1))
+
+
+def _can_be_done(calls: Iterable[Call]) -> bool:
+    return all(
+        (call.place.collective in OBJECTS if "object" in call.place.collective else call.place.method in CALLS)
+        for call in calls
+    )
 
 
 def _all_are_there_until(calls: Iterable[dict[int, Call]]) -> float:
@@ -151,6 +170,52 @@ def _all_are_there_until(calls: Iterable[dict[int, Call]]) -> float:
 _Taken = dict[int, list[tuple[float, tuple[int, int], Call]]]
 
 
+@dataclass(frozen=True)
+class _Made:
+    """What the ranks do with groups in a stretch of time, if all of them make the same ones there."""
+
+    groups: tuple[Group, ...] = ()
+    """The groups that are made, in their order."""
+    calls: dict[int, list[tuple[Call, str]]] = field(default_factory=dict)
+    """Each rank's calls that make or destroy one of these, with its name."""
+
+    def acts(self, rank: int, slot_of: dict[str, int]) -> list[tuple[Call, Act]]:
+        """The calls of a rank with what is done in place of them."""
+        word = {_MAKES: MAKE_GROUP, _DESTROYS: DESTROY_GROUP}
+        return [(call, Act(word[call.place.method], slot_of[name])) for call, name in self.calls.get(rank, ())]
+
+
+def _made(recording: Recording, begin: float, end: float) -> _Made:
+    """The groups that every rank makes between these times. `new_group` is called by all ranks, in the same order."""
+    every = {
+        rank: [call for call in one.calls if call.place.method == _MAKES and call.place.is_about_groups]
+        for rank, one in recording.of_rank.items()
+    }
+    if len(every) < recording.world or len({len(calls) for calls in every.values()}) != 1:
+        return _Made()
+    groups: list[Group] = []
+    calls: dict[int, list[tuple[Call, str]]] = {rank: [] for rank in every}
+    for together in zip(*every.values(), strict=True):
+        if min(call.began for call in together) < begin or max(call.ended for call in together) > end:
+            continue
+        told = [recording.of_rank[rank].group_events for rank in every]
+        known = {of_it[one.number] for of_it, one in zip(told, together, strict=True) if one.number in of_it}
+        known.discard(Group(()))  # of a rank that is none of its ranks
+        if len(known) != 1:  # made on some ranks only, by another way than all the others
+            return _Made()
+        (group,) = known
+        groups.append(group)
+        for rank, call in zip(every, together, strict=True):
+            calls[rank].append((call, group.name))
+    names = {group.name for group in groups}
+    for rank, one in recording.of_rank.items():
+        for call in one.calls:
+            name = getattr(one.group_events.get(call.number), "name", "")
+            if call.place.method == _DESTROYS and call.place.is_about_groups and name in names and call.ended <= end:
+                calls[rank].append((call, name))
+    return _Made(tuple(groups), calls)
+
+
 def _shorter(taken: _Taken) -> _Taken:
     """The last `_MOST` calls of the rank that has the most, and of all others those of the same numbers or later."""
     busiest = max(taken, key=lambda rank: len(taken[rank]))
@@ -159,20 +224,30 @@ def _shorter(taken: _Taken) -> _Taken:
     return {rank: [one for one in of_rank if one[1] not in dropped] for rank, of_rank in taken.items()}
 
 
-def _played(process: Process, taken: Sequence[tuple[float, tuple[int, int], Call]]) -> tuple[Played, ...]:
-    """A rank's calls with the gaps before them. A function for objects, which makes several calls, is one call."""
+def _played(
+    process: Process,
+    taken: Sequence[tuple[float, tuple[int, int], Call]],
+    acts_in: Sequence[int],
+    with_groups: Sequence[tuple[Call, Act]],
+) -> tuple[Played, ...]:
+    """A rank's calls with the gaps before them. A function for objects, which makes several calls, is one call.
+
+    `acts_in`: group as in `Played.key` → the group in which the call is done again.
+    """
     computes, sleeps = _of_gaps(process)
-    events = [(began, key, call, True) for began, key, call in taken]
+    events: list[tuple[float, tuple[int, int], Call, Act | None]] = [(*one, None) for one in taken]
     events += [
-        (call.wait_began, NO_CALL, call, False) for _, _, call in taken if call.wait_ended and not call.is_blocking
+        (call.wait_began, NO_CALL, call, Act(WAIT)) for _, _, call in taken if call.wait_ended and not call.is_blocking
     ]
+    events += [(call.began, NO_CALL, call, act) for call, act in with_groups]
+    events.sort(key=lambda one: one[0])
     found: list[Played] = []
-    free_since = taken[0][0]
-    for began, key, call, is_call in sorted(events, key=lambda one: one[0]):
+    free_since = events[0][0]
+    for began, key, call, no_call in events:
         gap = max(0.0, began - free_since)
-        free_since = max(free_since, call.back if is_call else call.wait_ended)
-        if not is_call:
-            found.append(Played(Act(WAIT, computes=gap * computes, sleeps=gap * sleeps), key, call))
+        free_since = max(free_since, call.back if no_call is None else call.ended)
+        if no_call is not None:
+            found.append(Played(with_(no_call, computes=gap * computes, sleeps=gap * sleeps), key, call))
             continue
         objects = "object" in call.place.collective
         if objects and call.place.part and found and found[-1].call.place.line == call.place.line:
@@ -180,7 +255,7 @@ def _played(process: Process, taken: Sequence[tuple[float, tuple[int, int], Call
             continue
         act = Act(
             call=call.place.collective if objects else call.place.method,
-            group=key[0],
+            group=acts_in[key[0]],
             bytes=call.bytes,
             computes=gap * computes,
             sleeps=gap * sleeps,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from autoddp.wire.recorded_calls import (
     OF_A_PLACE,
     PLACES_FROM,
     SUMS,
+    GroupEventNamed,
     GroupNamed,
     Header,
     PlaceNamed,
@@ -72,9 +73,14 @@ class Place:
         return self.method.startswith("step of ")
 
     @property
-    def makes_groups(self) -> bool:
-        """Whether this makes a process group."""
+    def is_about_groups(self) -> bool:
+        """Whether this makes a process group, or destroys it."""
         return self.group is None and not self.is_step
+
+    @property
+    def of_any_group(self) -> Place:
+        """This place, the same for all groups of these ranks: a script may make them anew."""
+        return self if self.group is None else replace(self, group=Group(self.group.ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,7 @@ class Call:
 
     place: Place
     number: int
-    """It counts the calls of the group in which all ranks take part; -1 for others."""
+    """It counts the calls of the group in which all ranks take part, or what is done with groups; -1 for others."""
     bytes: int
     began: float
     returned: float
@@ -167,6 +173,8 @@ class Process:
     sums: dict[Place, Sums] = field(repr=False)
     made: int = 0
     """Calls so far, also those that were not kept."""
+    group_events: dict[int, Group] = field(default_factory=dict)
+    """The group of each call that makes or destroys one; one of no ranks where this rank does not know it."""
     uses: dict[Place, Use] = field(default_factory=dict)
     """What was seen of first uses; nothing of a place whose results are used where nobody sees it."""
 
@@ -251,6 +259,7 @@ def _process(path: Path) -> Process | None:
     said: ProcessNamed | None = None
     world: WorldNamed | None = None
     uses: dict[Place, Use] = {}
+    events: dict[int, Group] = {}
     for one in names(path.with_suffix(".names").read_text(encoding="utf-8", errors="surrogateescape")):
         match one:
             case ProcessNamed():
@@ -259,6 +268,8 @@ def _process(path: Path) -> Process | None:
                 world = one
             case GroupNamed():
                 groups[one.group] = Group(one.ranks, one.name, one.backend)
+            case GroupEventNamed():
+                events[one.event] = Group(one.ranks, one.name)
             case UsedNamed() if one.place in places:
                 uses[places[one.place]] = Use(one.calls, one.share, f"{os.path.basename(one.file)}:{one.line}")
             case PlaceNamed():
@@ -301,6 +312,7 @@ def _process(path: Path) -> Process | None:
         calls=calls,
         sums=sums,
         made=made,
+        group_events=events,
         uses=uses,
     )
 

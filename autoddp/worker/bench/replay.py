@@ -20,9 +20,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from autoddp import codec
-from autoddp.wire.replayed_calls import MAKE_GROUP, WAIT, Act, Program, Replay, Replayed
+from autoddp.network.loopback import ADDRESS, store_on_loopback
+from autoddp.wire.replayed_calls import DESTROY_GROUP, MAKE_GROUP, OBJECTS, WAIT, Act, Program, Replay, Replayed
 
 _PATIENCE = timedelta(seconds=20)  # for one call
 _FEWEST, _MOST = 3, 24  # rounds
@@ -35,23 +37,40 @@ def main() -> None:
     _end_with_parent()
     plan = codec.decode(Path(sys.argv[1]).read_text(encoding="utf-8"), Replay)
     result = Path(sys.argv[2])
-    store = f"{result}.store"
     torch.set_num_threads(1)  # no thread may be there before the forks
+    # Its own store: another program's time-outs and keys stay away from it.
+    reads, writes = os.pipe()
+    store = os.fork()
+    if store == 0:
+        _end_after(1, lambda: _serve(writes))
+    os.close(writes)
+    with os.fdopen(reads) as pipe:
+        port = int(pipe.readline())
     children = {}
     for rank in range(plan.ranks):
         pid = os.fork()
         if pid == 0:
-            _end_after(1, lambda: _rank(plan, rank, store, result))  # noqa: B023 - called at once
+            _end_after(1, lambda: _rank(plan, rank, port, result))  # noqa: B023 - called at once
         children[pid] = rank
     failed = False
     while children:
         pid, status = os.wait()
         children.pop(pid, None)
-        if status and not failed:
+        if (status or pid == store) and not failed:
             failed = True
             for other in children:
                 os.kill(other, signal.SIGKILL)
+    os.kill(store, signal.SIGKILL)
     sys.exit(int(failed))
+
+
+def _serve(pipe: int) -> None:
+    """Keep a store as torchrun's agent does, and write its port: ranks that make groups wait for it."""
+    _end_with_parent()
+    store = store_on_loopback()
+    os.write(pipe, f"{store.port}\n".encode())
+    os.close(pipe)
+    signal.pause()
 
 
 def _end_with_parent() -> None:
@@ -74,13 +93,13 @@ def _end_after(code: int, work: Callable[[], None]) -> None:
         os._exit(code)
 
 
-def _rank(plan: Replay, rank: int, store: str, result: Path) -> None:
+def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
     _end_with_parent()
     torch.set_num_threads(plan.threads)
     if plan.backend == "nccl":
         torch.cuda.set_device(rank % torch.cuda.device_count())
-    # Its own store: another program's time-outs and keys stay away from it.
-    dist.init_process_group(plan.backend, f"file://{store}", rank=rank, world_size=plan.ranks, timeout=_PATIENCE)
+    store = TCPStore(ADDRESS, port, wait_for_workers=False)
+    dist.init_process_group(plan.backend, store=store, rank=rank, world_size=plan.ranks, timeout=_PATIENCE)
     device = torch.device("cuda", torch.cuda.current_device()) if plan.backend == "nccl" else torch.device("cpu")
     runs = {name: _Run(program, rank, device) for name, program in plan.programs.items()}
     for run in runs.values():  # connects
@@ -114,12 +133,13 @@ class _Run:
         self._acts = program.acts[rank]
         self._data: dict[tuple[str, int, int], Any] = {}
         self._pending: list[Any] = []
+        self._left: list[Any] = []
         for act in self._acts:
             self._tensors(act)
 
     def _new_group(self, ranks: tuple[int, ...]) -> Any:
-        """A group; all ranks call this, as torch demands."""
-        return dist.new_group(list(ranks), timeout=_PATIENCE)
+        """A group, or None where it has no ranks; all ranks call this, as torch demands."""
+        return dist.new_group(list(ranks), timeout=_PATIENCE) if ranks else None
 
     def once(self) -> float:
         """Do all acts; the seconds that they took."""
@@ -129,13 +149,19 @@ class _Run:
             if act.call == WAIT:
                 self._wait()
             elif act.call == MAKE_GROUP:
-                self._make_group(act)
+                self._left.append(self._groups[act.group])
+                self._groups[act.group] = self._new_group(self._ranks[act.group])
+            elif act.call == DESTROY_GROUP:
+                dist.destroy_process_group(self._groups[act.group])
+                self._groups[act.group] = None
             else:
                 self._call(act)
         self._wait()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return time.perf_counter() - began
+        took = time.perf_counter() - began
+        self._destroy_those_left()
+        return took
 
     def _gap(self, act: Act) -> None:
         if act.computes > _OVERHEAD:
@@ -151,14 +177,16 @@ class _Run:
             work.wait()
         self._pending.clear()
 
-    def _make_group(self, act: Act) -> None:
-        made = dist.new_group(list(self._ranks[act.group]), timeout=_PATIENCE, use_local_synchronization=True)
-        before, self._groups[act.group] = self._groups[act.group], made
-        dist.destroy_process_group(before)
+    def _destroy_those_left(self) -> None:
+        """Destroy the groups that others have taken the places of: rounds must not become slower by them."""
+        for group in self._left:
+            if isinstance(group, dist.ProcessGroup):
+                dist.destroy_process_group(group)
+        self._left.clear()
 
     def _call(self, act: Act) -> None:
         group = self._groups[act.group]
-        if act.call.endswith(("_object", "_object_list")):
+        if act.call in OBJECTS:
             _OBJECTS[act.call](self._tensors(act), len(self._ranks[act.group]), self._ranks[act.group][0], group)
             return
         tensors = self._tensors(act)
@@ -179,7 +207,7 @@ class _Run:
         return self._data[key]
 
     def _made(self, act: Act) -> Any:
-        if act.call.endswith(("_object", "_object_list")):
+        if act.call in OBJECTS:
             return {"loss": 0.5, "filler": "x" * max(0, act.bytes - 48)}
         ranks = len(self._ranks[act.group])
         count = max(ranks, -(-act.bytes // 4))
@@ -189,7 +217,9 @@ class _Run:
         sizes = [count // act.tensors] * act.tensors
         sizes[-1] += count - sum(sizes)
         parts = [torch.zeros(size, device=self._device) for size in sizes] if act.tensors > 1 else []
-        large = torch.zeros(count * ranks, device=self._device) if "gather" in act.call else whole
+        large = (
+            torch.zeros(count * ranks, device=self._device) if "gather" in act.call or act.call == "scatter" else whole
+        )
         return {"in": whole, "small": small, "large": large, "parts": parts, "sizes": sizes}
 
 
@@ -220,6 +250,12 @@ _CALLS: dict[str, Callable[[Any, tuple[int, ...], Any, bool], Any]] = {
     "alltoall": lambda t, ranks, group, later: dist.all_to_all(
         _pieces(torch.empty_like(t["in"]), ranks), _pieces(t["in"], ranks), group=group, async_op=later
     ),
+    "gather": lambda t, ranks, group, later: dist.gather(
+        t["in"], _pieces(t["large"], ranks) if dist.get_rank() == ranks[0] else None, ranks[0], group, later
+    ),
+    "scatter": lambda t, ranks, group, later: dist.scatter(
+        t["in"], _pieces(t["large"], ranks) if dist.get_rank() == ranks[0] else None, ranks[0], group, later
+    ),
     "barrier": lambda t, ranks, group, later: dist.barrier(group=group, async_op=later),
     "monitored_barrier": lambda t, ranks, group, later: dist.barrier(group=group, async_op=later),
 }
@@ -236,6 +272,9 @@ _OBJECTS: dict[str, Callable[[Any, int, int, Any], Any]] = {
     ),
     "gather_object": lambda thing, ranks, first, group: dist.gather_object(
         thing, [None] * ranks if dist.get_rank() == first else None, dst=first, group=group
+    ),
+    "scatter_object_list": lambda thing, ranks, first, group: dist.scatter_object_list(
+        [None], [thing] * ranks if dist.get_rank() == first else None, src=first, group=group
     ),
 }
 

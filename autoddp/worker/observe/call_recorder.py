@@ -38,6 +38,7 @@ from autoddp.wire.recorded_calls import (
     PLACES,
     PLACES_FROM,
     WATCH,
+    GroupEventNamed,
     GroupNamed,
     Header,
     Named,
@@ -78,6 +79,8 @@ class _Group:
     """A group that has been seen. `calls`: those in which all of its ranks take part."""
 
     number: int
+    name: str
+    ranks: tuple[int, ...]
     calls: int = 0
 
 
@@ -108,6 +111,7 @@ class CallRecorder:
         self._codes: dict[int, tuple[CodeType, bool]] = {}
         self._depths: dict[int, int] = {}
         self._groups: dict[int, _Group] = {}
+        self._of_name: dict[tuple[str, tuple[int, ...]], _Group] = {}
         self._all: list[_Place] = []
         self._places: dict[tuple[Any, ...], _Place] = {}
         self._parts: dict[tuple[Any, ...], int] = {}
@@ -116,12 +120,12 @@ class CallRecorder:
         os.register_at_fork(after_in_child=self._forked)
 
     def _forget(self) -> None:
-        for known in (self._groups, self._all, self._places, self._parts, self._pending):
+        for known in (self._groups, self._of_name, self._all, self._places, self._parts, self._pending):
             known.clear()  # the functions that note calls know these objects
         self._files = ""
         self._shared: mmap.mmap | None = None
         self._made = itertools.count()
-        self._group_count = 0
+        self._group_events = 0
         self._world: tuple[int, int, int] | None = None
         self._look_after, self._looks = 0.0, _FIRST_LOOKS
         self._watch: FirstUses | None = None
@@ -143,6 +147,7 @@ class CallRecorder:
         """
         frame, depths, places, pending = sys._getframe, self._depths, self._places, self._pending
         pack, counts = _NUMBERS.pack_into, not method.startswith(_ONE_TO_ONE)
+        is_scatter = method == "scatter"  # its root gives as much as all get: what a rank gets is told
 
         def note(group: Any, args: Any, work: Any, began: float, returned: float) -> None:
             try:
@@ -157,7 +162,7 @@ class CallRecorder:
                 if counted is not None:
                     number = counted.calls
                     counted.calls = number + 1
-                size = args[0][0].nbytes if place.gives_one else _bytes(args)
+                size = args[0][0].nbytes if place.gives_one else _bytes(args[:1] if is_scatter else args)
                 made = next(self._made)
                 at = _CALLS_AT + made % CALLS * _BYTES_OF_A_CALL
                 if work is None:
@@ -202,14 +207,29 @@ class CallRecorder:
             self._watch = None
             watch.end()
 
-    def made(self, what: str, began: float, ended: float) -> None:
+    def made(self, what: str, group: Any, began: float, ended: float) -> None:
         """See `Recorder`. It must be called by the patched function itself."""
         try:
-            self._groups.clear()  # the memory of one that was destroyed may be that of a new one
-            self._places.clear()
-            self._event(what, began, ended, sys._getframe(2))
+            known = self._groups.get(id(group))
+            name, ranks = (known.name, known.ranks) if known is not None else _name_and_ranks(group)
+            self._forget_group(group)
+            self._event(what, began, ended, sys._getframe(2), number=self._group_events)
+            self._say(GroupEventNamed(self._group_events, name, ranks))
+            self._group_events += 1
         except Exception as error:
             self._fail(error)
+
+    def _forget_group(self, group: Any) -> None:
+        """Forget what is known by the memory of a group, or of all: a new one may have that of a destroyed one."""
+        if group is None:
+            self._groups.clear()
+            self._places.clear()
+            self._parts.clear()
+            return
+        self._groups.pop(id(group), None)
+        for known in (self._places, self._parts):
+            for key in [key for key in known if key[0] == id(group)]:
+                del known[key]
 
     def stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has stepped: for `register_optimizer_step_post_hook`."""
@@ -220,14 +240,14 @@ class CallRecorder:
             except Exception as error:
                 self._fail(error)
 
-    def _event(self, what: str, began: float, ended: float, caller: FrameType, of: int = 0) -> None:
+    def _event(self, what: str, began: float, ended: float, caller: FrameType, of: int = 0, number: int = -1) -> None:
         """Something that is no call of a group."""
         place = self._place(what, None, (), caller, counts=False, of=of)
         shared = self._shared
         assert shared is not None
         made = next(self._made)
         at = _CALLS_AT + made % CALLS * _BYTES_OF_A_CALL
-        _NUMBERS.pack_into(shared, at, place.number, -1, 0, began, ended, ended, ended, 1)
+        _NUMBERS.pack_into(shared, at, place.number, number, 0, began, ended, ended, ended, 1)
         _COUNT.pack_into(shared, 0, made + 1)
         place.count += 1
         place.in_calls += ended - began
@@ -346,11 +366,13 @@ class CallRecorder:
     def _group(self, group: Any) -> _Group:
         known = self._groups.get(id(group))
         if known is None:
-            known = self._groups[id(group)] = _Group(self._group_count)
-            self._group_count += 1
-            self._say_world()
             name, ranks = _name_and_ranks(group)
-            self._say(GroupNamed(known.number, name, ranks, _backend(group)))
+            known = self._of_name.get((name, ranks))
+            if known is None:
+                known = self._of_name[name, ranks] = _Group(len(self._of_name), name, ranks)
+                self._say_world()
+                self._say(GroupNamed(known.number, name, ranks, _backend(group)))
+            self._groups[id(group)] = known
         return known
 
     def _say_world(self) -> None:
@@ -443,6 +465,8 @@ def _tensors(args: Any) -> Any:
 
 def _name_and_ranks(group: Any) -> tuple[str, tuple[int, ...]]:
     """torch's name of a group, and its ranks. A group that the script has made by itself is not in torch's tables."""
+    if not isinstance(group, dist.ProcessGroup):
+        return "", ()  # this rank is none of its ranks, or it is all groups
     try:
         return str(group.group_name), tuple(dist.get_process_group_ranks(group))
     except (KeyError, RuntimeError, ValueError, AttributeError):

@@ -33,7 +33,7 @@ from autoddp.worker.observe.training_thread import TrainingThread
 
 _RETURNS_WORK = re.compile(r"-> \S*\bWork$", re.MULTILINE)
 _WAITS_BY_ITSELF = "monitored_barrier"  # the only one that returns when all is done, and no `Work`
-_MAKE_GROUPS = ("init_process_group", "new_group", "split_group")
+_WITH_GROUPS = ("init_process_group", "new_group", "split_group", "destroy_process_group")
 
 
 class Recorder(Protocol):
@@ -60,8 +60,8 @@ class Recorder(Protocol):
     def waited(self, work: Any, began: float, ended: float) -> None:
         """Something has waited for the end of `work`."""
 
-    def made(self, what: str, began: float, ended: float) -> None:
-        """The script has made a process group, or all of them."""
+    def made(self, what: str, group: Any, began: float, ended: float) -> None:
+        """The script has made this process group, or destroyed it; None: all of them."""
 
 
 class Collectives:
@@ -100,7 +100,7 @@ class Collectives:
         if (barrier := getattr(dist.ProcessGroup, _WAITS_BY_ITSELF, None)) is not None:
             setattr(dist.ProcessGroup, _WAITS_BY_ITSELF, self._starting(_WAITS_BY_ITSELF, barrier, waits=True))
         dist.Work.wait = self._waiting(dist.Work.wait)  # type: ignore[method-assign]
-        for name in _MAKE_GROUPS:
+        for name in _WITH_GROUPS:
             if (function := getattr(dist.distributed_c10d, name, None)) is not None:
                 patched = self._making(name, function)
                 setattr(dist.distributed_c10d, name, patched)
@@ -162,7 +162,8 @@ class Collectives:
                 return function(*args, **kwargs)
             began = time.perf_counter()
             made = function(*args, **kwargs)
-            recorder.made(name, began, time.perf_counter())
+            group = made if made is not None else args[0] if args else kwargs.get("group")
+            recorder.made(name, group, began, time.perf_counter())
             return made
 
         return patched

@@ -10,6 +10,7 @@ from autoddp.diagnose.collectives.program import Script
 from autoddp.units import percent
 
 _MUCH = 0.1  # of their time ranks wait for a core
+_BUSY = 0.6  # of the cores that they keep busy: where it is less, it is other programs that they wait for
 
 
 class OversubscribedCores(Cause):
@@ -28,6 +29,8 @@ class OversubscribedCores(Cause):
         if waited + helpers < _MUCH:
             return
         busy = sum(one.look.cpu_of_process for one in processes) / max(one.look.seconds for one in processes)
+        if busy < _BUSY * min(job.cores, ranks * threads):
+            return
         seen = (
             f"{ranks} ranks with {threads} thread{'s' if threads > 1 else ''} each share {job.cores} cores, and keep "
             f"{busy:.1f} of them busy: for {percent(min(1.0, waited))} of the time a rank could go on and has no core"
@@ -41,7 +44,12 @@ class OversubscribedCores(Cause):
             fix = f"start at most {job.cores} ranks on this host, or give it {ranks} cores"
             if threads > 1:
                 fix += "; OMP_NUM_THREADS=1 meanwhile"
-        why_not = "" if alone else "all ranks are in one group, which cannot be tried with fewer of them"
+        if alone:
+            why_not = ""
+        elif threads > 1:
+            why_not = "what a rank computes between its calls is done again by one thread"
+        else:
+            why_not = "all ranks are in one group, which cannot be tried with fewer of them"
         yield Suspicion(
             self.name,
             seen,

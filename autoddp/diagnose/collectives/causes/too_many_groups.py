@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
-from autoddp.diagnose.collectives.program import NO_CALL, Played, Script, with_
+from autoddp.diagnose.collectives.program import Played, Script, with_
 from autoddp.units import milliseconds
-from autoddp.wire.replayed_calls import MAKE_GROUP, Act
+from autoddp.wire.replayed_calls import DESTROY_GROUP, MAKE_GROUP
 
 _SHARE = 0.03  # of the recording
 _FEWEST = 3  # groups of the same ranks
@@ -23,52 +23,50 @@ class TooManyGroups(Cause):
         ranks, count = made.most_common(1)[0] if made else ((), 0)
         seconds = places = 0.0
         for process in job.recording.of_rank.values():
-            of_it = {place: one for place, one in process.sums.items() if place.collective == "new_group"}
-            if sum(one.seconds for one in of_it.values()) > seconds:
-                seconds = sum(one.seconds for one in of_it.values())
-                places, where = sum(one.count for one in of_it.values()), next(iter(of_it)).where
+            with_groups = {
+                place: one
+                for place, one in process.sums.items()
+                if place.is_about_groups and place.collective != "init_process_group"
+            }
+            making = {place: one for place, one in with_groups.items() if place.collective != "destroy_process_group"}
+            if making and (took := sum(one.seconds for one in with_groups.values())) > seconds:
+                seconds = took
+                places, where = sum(one.count for one in making.values()), next(iter(making)).where
         if not seconds or seconds < _SHARE * job.recording.seconds or count < _FEWEST:
             return
-        per_step = seconds / job.recording.seconds * job.step
         seen = (
-            f"{where} makes process groups {places:.0f} times, {milliseconds(seconds / places)} ms each, and {count} "
-            "of them have the same ranks"
+            f"{where} makes process groups {places:.0f} times, which takes {milliseconds(seconds / places)} ms each "
+            f"with destroying them, and {count} of them have the same ranks"
         )
-        fix = f"{where}: make the group once, before the loop, and keep it: group = dist.new_group({list(ranks)})"
-        again, once = _made_again(job.script) if job.script is not None else (None, None)
-        why_not = "" if again else "no group was made between the calls that can be done again"
+        once = _made_once(job.script) if job.script is not None else None
         yield Suspicion(
             self.name,
             seen,
-            fix,
-            guess=per_step,
-            as_written=again,
+            f"{where}: make the group once, before the loop, and keep it: group = dist.new_group({list(ranks)})",
+            guess=seconds / job.recording.seconds * job.step,
             changed=once,
             tried="one group for the same ranks",
-            why_not=why_not,
+            why_not="" if once else "no group was made between the calls that can be done again",
             lines=(where,),
         )
 
 
-def _made_again(script: Script) -> tuple[Script | None, Script | None]:
-    """The script with each group made before its first call, and with one group for the same ranks."""
-    first: dict[tuple[int, ...], int] = {}
-    for place, group in enumerate(script.groups):
-        first.setdefault(group.ranks, place)
-    same = {place: first[group.ranks] for place, group in enumerate(script.groups)}
-    firsts = {key for key in script.of_key if key[1] == 0 and same[key[0]] != key[0]}
-    if not firsts:
-        return None, None
+def _made_once(script: Script) -> Script | None:
+    """The script with its groups as they are at the beginning. None if no groups are made in it."""
+    acts = (MAKE_GROUP, DESTROY_GROUP)
+    if not any(one.act.call in acts for of_rank in script.played.values() for one in of_rank):
+        return None
 
-    def change(played: Sequence[Played], makes: bool) -> Iterator[Played]:
+    def change(played: Sequence[Played]) -> Iterator[Played]:
+        computes = sleeps = 0.0
         for one in played:
-            if makes and one.key in firsts:
-                yield Played(Act(MAKE_GROUP, group=same[one.key[0]]), NO_CALL, one.call)
-            yield Played(with_(one.act, group=same[one.key[0]]), one.key, one.call)
+            # Whatever a rank does before, it still does.
+            computes, sleeps = computes + one.act.computes, sleeps + one.act.sleeps
+            if one.act.call not in acts:
+                yield replace(one, act=with_(one.act, computes=computes, sleeps=sleeps))
+                computes = sleeps = 0.0
 
-    again = replace(script, played={rank: tuple(change(of, makes=True)) for rank, of in script.played.items()})
-    once = replace(script, played={rank: tuple(change(of, makes=False)) for rank, of in script.played.items()})
-    return again, once
+    return script.changed(change)
 
 
 CAUSE = TooManyGroups()

@@ -76,7 +76,7 @@ def _gaps(script: Script, late: int) -> tuple[str, str, float, float] | None:
     lost: dict[tuple[str, str], list[tuple[float, float]]] = {}
     before = ""
     for one in script.played.get(late, ()):
-        others = [_gap(other) for rank, other in script.of_key[one.key].items() if rank != late]
+        others = [_gap(other) for rank, other in script.of_key.get(one.key, {}).items() if rank != late]
         where = one.call.place.where
         if others and before:
             lost.setdefault((before, where), []).append((_gap(one), statistics.median(others)))
