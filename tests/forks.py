@@ -4,9 +4,10 @@
     process.wait(100)
 
 The program is a process of its own, with its own words, environment, working folder and streams, also in /proc. Two
-things are not as in `python WORDS`: torch and its compiler are imported before the program begins, and after the last
-function of `atexit` the process ends at once (to take all modules apart costs another second). A test of how a process
-starts, of what it imports, or of how C++ objects are destroyed must use subprocess.
+things are not as in `python WORDS`: torch, its compiler and what launchers use of autoddp are imported before the
+program begins; and after the last function of `atexit` the process ends at once, as to take all modules apart costs
+another second. A test of how a process starts, of what it imports, or of how C++ objects are destroyed must use
+subprocess.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib
+import inspect
 import json
 import mmap
 import os
@@ -41,6 +44,8 @@ STARTS: Counter[str] = Counter()
 _ROOM = 2**16
 """Bytes of the server's own words and of its own environment: the words and variables of its forks replace them."""
 _NAMESPACES = {"net": 0x40000000, "uts": 0x04000000, "mnt": 0x00020000}  # CLONE_NEW… of linux/sched.h
+_LAUNCHERS = ("autoddp.cli.main", "autoddp.cli.tuned", "autoddp.attempts.tune")
+"""What launchers import that tune. Their ranks import it anew."""
 _EARLY = ("PYTHON", "LD_")
 """Variables that the interpreter and the loader of libraries read as they start: each set of them has a server."""
 
@@ -134,6 +139,11 @@ def _serve(link: socket.socket) -> dict[str, Any]:
     gc.disable()
     preloaded = Preloaded("torch", "torch._dynamo", "torch.distributed.run")  # the first optimizer imports _dynamo
     del sys.modules["torch.distributed.run"]  # else it could not be run as a program without a warning
+    with contextlib.suppress(Exception):  # where a package is broken, the launcher finds that out
+        for name in _LAUNCHERS:
+            importlib.import_module(name)
+    inspect.stack()  # torch asks for it in each launcher; Python looks up the file of each module for its first answer
+    inspect.modulesbyfile["<frozen runpy>"] = "runpy"  # without a file it would be looked for each time
     gc.freeze()  # what was imported is no garbage: no fork has to look there, which would copy each of its pages
     gc.enable()
     signal.signal(signal.SIGCHLD, _wait_for_all)  # their CPU time is then known, see `cpu_time`

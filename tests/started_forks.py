@@ -34,6 +34,7 @@ import threading
 import traceback
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ class Preloaded:
             before = set(sys.modules)
             importlib.import_module(name)
             self._groups[name] = {new: module for new, module in list(sys.modules.items()) if new not in before}
+        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            finalizer.atexit = False  # torch's own, which take its libraries apart
         self._loggers = {name: _state(logger) for name, logger in _loggers().items()}
         self._environment, self._cpus = dict(os.environ), len(os.sched_getaffinity(0))
         self._launchers_own: list[Callable[..., Any]] = []

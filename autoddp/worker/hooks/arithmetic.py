@@ -55,16 +55,22 @@ def arithmetic_of(parameters: Sequence[torch.Tensor]) -> HookArithmetic | None:
 def _measured(full: FullBucket, one_shape: FullBucket, more_shapes: FullBucket) -> HookArithmetic:
     size = full.flat.numel() * full.flat.element_size()
     gradients = torch.empty_like(full.flat)
-    copied = _seconds(full, lambda bucket: bucket.flat.copy_(gradients.copy_(bucket.flat)))
-    rounded = _seconds(full, by_itself(Configuration(hook_predicted_as("16 bits").values())))
+    # One for all: the kernel takes longer to give so much memory than a run takes.
+    caches = torch.empty(_CACHES, dtype=torch.uint8, device=full.flat.device)
+
+    def seconds(bucket: FullBucket, run: Callable[[FullBucket], object]) -> float:
+        return _seconds(bucket, run, caches)
+
+    copied = seconds(full, lambda bucket: bucket.flat.copy_(gradients.copy_(bucket.flat)))
+    rounded = seconds(full, by_itself(Configuration(hook_predicted_as("16 bits").values())))
     shapes = len({view.shape for view in full.views if view.dim() > 1})
     calls, of_shape, passes = [], [], []
     for rank in (1, _HIGH_RANK):
         hook = Configuration(hook_predicted_as("low rank").values(rank))
-        once, more = (_seconds(bucket, by_itself(hook)) / _HALVES for bucket in (one_shape, more_shapes))
+        once, more = (seconds(bucket, by_itself(hook)) / _HALVES for bucket in (one_shape, more_shapes))
         of_shape.append(min(once, max(_LEAST, (more - once) / (len(_TINY) - 1))))
         calls.append(max(_LEAST, once - of_shape[-1]))
-        all_passes = _seconds(full, by_itself(hook)) - _HALVES * (calls[-1] + shapes * of_shape[-1])
+        all_passes = seconds(full, by_itself(hook)) - _HALVES * (calls[-1] + shapes * of_shape[-1])
         passes.append(max(_LEAST, all_passes / _PASSES / size))
     return HookArithmetic(
         copying=max(_LEAST, copied / size),
@@ -77,17 +83,18 @@ def _measured(full: FullBucket, one_shape: FullBucket, more_shapes: FullBucket) 
     )
 
 
-def _seconds(bucket: FullBucket, run: Callable[[FullBucket], object]) -> float:
-    """Median seconds of a run; the first one, in which memory is allocated, does not count.
+def _seconds(bucket: FullBucket, run: Callable[[FullBucket], object], caches: torch.Tensor) -> float:
+    """Median seconds of a run, after one in which memory is allocated.
 
-    Before each run other memory is written, because in a step the backward pass fills the processor's caches.
+    Before each run `caches` is written, because in a step the backward pass fills the processor's caches.
     """
-    found, other = [], torch.empty(_CACHES, dtype=torch.uint8, device=bucket.flat.device)
-    for number in range(1 + _TIMES):
-        other.fill_(number)
+    run(bucket)
+    found = []
+    for number in range(_TIMES):
+        caches.fill_(number)
         synchronize(bucket.flat.device)
         began = time.perf_counter()
         run(bucket)
         synchronize(bucket.flat.device)
         found.append(time.perf_counter() - began)
-    return median(found[1:])
+    return median(found)
