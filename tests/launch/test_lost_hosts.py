@@ -23,7 +23,8 @@ def tuning(lab, kind, parent, moment):
     launches = []
     for host in range(len(lab)):
         words = ["--nnodes", str(len(lab)), "--nproc-per-node", "1", *rendezvous(lab, kind, host)]
-        words += ["--trials", "3" if moment == "finals" else "1000", "--allow", "exact", str(SCRIPTS / "plain.py")]
+        words += ["--trials", "3" if moment == "finals" else "1000", "--allow", "exact", "--diagnose-budget", "0"]
+        words += [str(SCRIPTS / "plain.py")]
         popen = functools.partial(lab.fork, host)
         launches.append(start(AUTODDP, parent / f"host{host}", words, env, popen=popen))
     wait_for(lambda: MOMENTS[moment] in launches[0].stderr, moment)

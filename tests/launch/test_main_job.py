@@ -51,7 +51,8 @@ def test_a_script_of_sixty_steps_gets_its_gain(lab, tmp_path):
 
 
 def test_a_job_that_gains_nothing_is_launched_as_written(tmp_path):
-    launch = run(AUTODDP, tmp_path / "run", "plain.py --steps 60 --sleep 0.05", "--trials", "2")
+    options = ["--trials", "2", "--diagnose-budget", "0"]
+    launch = run(AUTODDP, tmp_path / "run", "plain.py --steps 60 --sleep 0.05", *options)
     assert launch.returncode == 0, launch.stderr[-2000:]
     assert "your settings stay" in launch.stderr
     assert summary(launch)["decision"]["configuration"] == {}

@@ -149,7 +149,7 @@ def test_a_package_in_a_folder_and_a_pipe(job: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_killed_launchers_study_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = ["--nproc-per-node", "2", "--trials", "6", "--tune-only", PLAIN]
+    words = ["--nproc-per-node", "2", "--trials", "6", "--tune-only", "--diagnose-budget", "0", PLAIN]
     first = start(AUTODDP, folder, words, {"TUNED_TIMES_LONGER": "1000"})
     wait_for(lambda: "trial 4/6" in first.stderr, "the fourth trial")
     first.process.kill()
@@ -184,7 +184,7 @@ def test_several_hosts_go_on_together(lab, tmp_path, number):
     hosts, env = lab(hosts=2), {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TUNED_TIMES_LONGER": "1000"}
 
     def launched(*more):
-        words = ["--trials", "4", "--allow", "exact", "--tune-only", *more, PLAIN]
+        words = ["--trials", "4", "--allow", "exact", "--tune-only", "--diagnose-budget", "0", *more, PLAIN]
         where = ["--nnodes", "2", "--nproc-per-node", "1"]
         return [
             start(

@@ -22,11 +22,12 @@ def rendezvous(lab, kind, host):
 def run_on_all(lab, kind, parent, *words, env=None):
     """The same command on every host, to the end."""
     variables = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TUNED_TIMES_LONGER": "12", **(env or {})}
+    own = ["--diagnose-budget", "0", *words]
     launches = [
         start(
             AUTODDP,
             parent / f"host{host}",
-            ["--nnodes", str(len(lab)), "--nproc-per-node", "1", *rendezvous(lab, kind, host), *words],
+            ["--nnodes", str(len(lab)), "--nproc-per-node", "1", *rendezvous(lab, kind, host), *own],
             variables,
             popen=functools.partial(lab.fork, host),
         )

@@ -52,7 +52,8 @@ def test_nobody_gets_in(lab, open_folder):
     folder = open_folder / "job"
     folder.mkdir(mode=0o755)
     (folder / HOSTILE).write_text(SCRIPT)
-    words = ["--nproc-per-node", "2", "--trials", "2", "--tune-only", "--allow", "exact", HOSTILE, "--token", "hunter2"]
+    words = ["--nproc-per-node", "2", "--trials", "2", "--diagnose-budget", "1s", "--tune-only", "--allow", "exact"]
+    words += [HOSTILE, "--token", "hunter2"]
     variables = {"OMP_NUM_THREADS": "1", "TUNED_TIMES_LONGER": "1000", "MY_SECRET": "hunter3"}
 
     def popen(argv, **options):
