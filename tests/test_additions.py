@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launchers import PATIENCE, ROOT, SCRIPTS, environment
+from launchers import AUTODDP, PATIENCE, ROOT, SCRIPTS, environment, start
 
 from autoddp.knobs.hook import HOOKS
 
@@ -95,22 +95,22 @@ def test_an_addition_touches_few_files() -> None:
     assert len(RUNG.keys() | HOOK.keys()) - len(HOOK) <= 3  # a rung, beside the hook that stands on it
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A copy with all four."""
-    package = tmp_path / "copy" / "autoddp"
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy with all four. It is compiled once."""
+    package = tmp_path_factory.mktemp("copy") / "autoddp"
     shutil.copytree(ROOT / "autoddp", package, ignore=shutil.ignore_patterns("__pycache__"))
     for changes in (RUNG, HOOK, VARIABLE, CAUSE):
         add(package, changes)
     return package
 
 
-def run(package: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(package: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Python in a folder, with that copy."""
     finished = subprocess.run(
         [sys.executable, *words],
-        cwd=package.parents[1],
-        # With more cores than ranks, a trial would go to a number of threads.
-        env={**environment(OMP_NUM_THREADS="1"), "PYTHONPATH": str(package.parent)},
+        cwd=folder,
+        env={**environment(), "PYTHONPATH": str(package.parent)},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -119,23 +119,26 @@ def run(package: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return finished
 
 
-def tried(package: Path, trials: int) -> tuple[list[dict[str, object]], set[str]]:
+def tried(package: Path, folder: Path, trials: int) -> tuple[list[dict[str, object]], set[str]]:
     """Configurations that a study has measured, and the rungs of its ladder."""
-    words = ["-m", "autoddp", "--nproc-per-node", "2", "--tune-only", "--trials", str(trials), "--allow", "toy"]
+    words = ["--nproc-per-node", "2", "--tune-only", "--trials", str(trials), "--allow", "toy"]
     words += ["--diagnose-budget", "0"]
-    run(package, *words, str(SCRIPTS / "plain.py"), "--steps", "100000")
-    summary = json.loads(next(package.parents[1].glob(".autoddp/2*/summary.json")).read_text())
+    words += [str(SCRIPTS / "plain.py"), "--steps", "100000"]
+    # With more cores than ranks, a trial would go to a number of threads.
+    launch = start(AUTODDP, folder, words, {"PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1"}).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    summary = json.loads(next(folder.glob(".autoddp/2*/summary.json")).read_text())
     measured = [trial["configuration"] for trial in summary["trials"] if trial["state"] == "measured"]
     return measured, {entry["rung"] for entry in summary["ladder"]}
 
 
-def test_a_study_tries_a_toy_hook_on_a_toy_rung(package: Path) -> None:
-    measured, rungs = tried(package, trials=4)
+def test_a_study_tries_a_toy_hook_on_a_toy_rung(package: Path, tmp_path: Path) -> None:
+    measured, rungs = tried(package, tmp_path, trials=4)
     assert any(values.get("hook") == "toy" for values in measured)
     assert "toy" in rungs
 
 
-def test_a_toy_hook_is_predicted_timed_and_named(package: Path) -> None:
+def test_a_toy_hook_is_predicted_timed_and_named(package: Path, tmp_path: Path) -> None:
     program = (
         "import torch\n"
         "from autoddp.cli.predict import _hook\n"
@@ -147,7 +150,7 @@ def test_a_toy_hook_is_predicted_timed_and_named(package: Path) -> None:
         "assert ('toy', 0) in TIMED\n"
         "print(*toy.in_words, all(HookCosts(torch.device('cpu')).run('toy', 0, 8, 1, 1)))\n"
     )
-    assert run(package, "-c", program).stdout == "gradients sent in toy True\n"
+    assert run(package, tmp_path, "-c", program).stdout == "gradients sent in toy True\n"
 
 
 def test_no_other_file_names_a_hook() -> None:
@@ -163,7 +166,7 @@ def test_no_other_file_names_a_hook() -> None:
     assert found == []
 
 
-def test_a_toy_variable_is_offered_and_a_recipe_may_carry_it(package: Path) -> None:
+def test_a_toy_variable_is_offered_and_a_recipe_may_carry_it(package: Path, tmp_path: Path) -> None:
     program = (
         "from autoddp.knobs import Configuration\n"
         "from autoddp.knobs.env import NodeAndJob, start_settings\n"
@@ -172,21 +175,30 @@ def test_a_toy_variable_is_offered_and_a_recipe_may_carry_it(package: Path) -> N
         "rule = ENV_ALLOWED['GLOO_TOY']\n"
         "print(setting, Configuration(setting).start_variables, rule('on'), rule('other'))\n"
     )
-    assert run(package, "-c", program).stdout.startswith("{'toy': 'on'} {'GLOO_TOY': 'on'} None must be one of")
+    found = run(package, tmp_path, "-c", program).stdout
+    assert found.startswith("{'toy': 'on'} {'GLOO_TOY': 'on'} None must be one of")
 
 
-def test_a_diagnosis_suspects_a_toy_cause_and_says_what_mends_it(package: Path) -> None:
-    words = ["-m", "autoddp", "diagnose", "--nproc-per-node", "1", "--diagnose-budget", "1", "--json"]
-    told = run(package, *words, str(SCRIPTS / "plain.py"), "--steps", "100000").stdout
-    (found,) = (one for one in json.loads(told)["findings"] if one["cause"] == "toy")
+def test_a_diagnosis_suspects_a_toy_cause_and_says_what_mends_it(package: Path, tmp_path: Path) -> None:
+    """Of a job of arithmetic; what `autoddp diagnose` shows of any cause is a matter of tests/cli/test_diagnose.py."""
+    program = (
+        "import json, sys\n"
+        f"sys.path[:0] = {[str(ROOT / 'tests' / folder) for folder in ('diagnose', 'study')]!r}\n"
+        "from slow_job import Failed, Over, SlowJob\n"
+        "from autoddp.diagnose import Examination, Surroundings\n"
+        "from autoddp.diagnose.causes import in_words\n"
+        "job = SlowJob()\n"
+        "found = Examination(job, Surroundings(job.facts), 90.0, Failed, Over).run().plain()['findings']\n"
+        "print(json.dumps([in_words('toy'), *(one for one in found if one['cause'] == 'toy')]))\n"
+    )
+    in_words, found = json.loads(run(package, tmp_path, "-c", program).stdout)
+    assert in_words == "playing"
     assert (found["status"], found["fix"]) == ("suspected", "put it away")
     assert found["text"] == "it plays; not proved: it is a toy"
-    told = run(package, "-c", "from autoddp.diagnose.causes import in_words; print(in_words('toy'))").stdout
-    assert told == "playing\n"
 
 
 @pytest.mark.whole
 @pytest.mark.timeout(2 * PATIENCE)
-def test_a_study_tries_a_toy_variable(package: Path) -> None:
-    measured, _ = tried(package, trials=10)
+def test_a_study_tries_a_toy_variable(package: Path, tmp_path: Path) -> None:
+    measured, _ = tried(package, tmp_path, trials=10)
     assert any(values.get("toy") == "on" for values in measured)

@@ -23,7 +23,7 @@ _LONG_ENOUGH = 20.0  # seconds from the first call, if calls were made in most o
 _IN_MOST_LOOKS = 20  # looks in which calls were made; there are two in a second
 _WATCHED_AFTER = 3  # such looks, after which processes look where results are first used; a script may end soon
 _MODULE = "autoddp.worker.bench.replay"
-_ROUNDS = 8.0  # seconds for all rounds of a replay
+_ROUNDS = 8.0  # seconds for all rounds of a replay, at most
 _PATIENCE = 60.0  # seconds for a replay, its start included
 
 
@@ -54,11 +54,12 @@ class Enough:
 
 
 def diagnosed(
-    folder: Path, place: Path, environment: Mapping[str, str], say: Callable[[str], None]
+    folder: Path, place: Path, environment: Mapping[str, str], budget: float, say: Callable[[str], None]
 ) -> CommunicationDiagnosis | None:
     """What the processes of an attempt have recorded in `folder`, and why it takes so long; None if they have nothing.
 
-    The attempt has ended. `place`: a folder for the files of the replay, which is made.
+    The attempt has ended. `place`: a folder for the files of the replay, which is made. `budget`: seconds that the
+    rounds of the replay may take.
     """
     recording = recorded(folder)
     if not recording.is_there:
@@ -70,7 +71,7 @@ def diagnosed(
         ranks = len(next(iter(programs.values())).acts)
         if any(rank not in recording.of_rank for rank in range(ranks)):
             return "not all ranks were recorded on this host"
-        return replayed(Replay(programs, ranks, threads, backend, _ROUNDS), place, environment)
+        return replayed(Replay(programs, ranks, threads, backend, min(budget, _ROUNDS)), place, environment)
 
     return examined(recording, len(os.sched_getaffinity(0)), replay, say)
 

@@ -264,7 +264,8 @@ class Tuning:
         if self.options.diagnose_only and tuned.why == NO_DDP:
             environment = {**os.environ, **self._own_network}
             replay = self._folder.path / "replay"
-            self.communication = diagnosed(self._place / CALLS, replay, environment, self.reporter.say)
+            budget = self.options.diagnose_budget or _DIAGNOSING
+            self.communication = diagnosed(self._place / CALLS, replay, environment, budget, self.reporter.say)
         if self.options.diagnose_only and tuned.diagnosis is not None:
             self.own_collectives = table(recorded(self._place / CALLS))
         tuned = self._agreed(tuned, job.machine.leads is True)

@@ -6,7 +6,6 @@ import functools
 import json
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ def test_a_loader_that_is_slow_on_one_rank(tmp_path: Path) -> None:
         "--nproc-per-node",
         "2",
         "--diagnose-budget",
-        "20s",
+        "10s",
         str(SCRIPTS / "slow_loader.py"),
         "--slow",
         "1",
@@ -65,7 +64,7 @@ def test_a_loader_of_a_script_without_optimizer(tmp_path: Path) -> None:
     """Kept batches go on as long as steps do: epochs must not come to an end meanwhile, and the script with them."""
     script = str(SCRIPTS / "slow_loader.py")
     done = diagnose(
-        tmp_path, "--json", "--nproc-per-node", "2", "--diagnose-budget", "20s", script, "--by-hand", "--ms", "80"
+        tmp_path, "--json", "--nproc-per-node", "2", "--diagnose-budget", "12s", script, "--by-hand", "--ms", "40"
     )
     assert done.returncode == 0, done.stderr
     first = json.loads(done.stdout)["findings"][0]
@@ -138,7 +137,7 @@ def interrupted(folder: Path, number: signal.Signals, *words: str) -> Any:
     """A diagnosis that gets a signal in its first experiment."""
     script = [str(SCRIPTS / "slow_loader.py"), "--epochs", "3000"]
     command = (*AUTODDP, "diagnose", *words, "--nproc-per-node", "2")
-    launch = start(command, folder, script, {}, popen=subprocess.Popen)
+    launch = start(command, folder, script, {})
     try:
         wait_for(lambda: "diagnosis 1/" in launch.stderr, "the first experiment")
         launch.process.send_signal(number)
@@ -231,7 +230,8 @@ def test_a_word_of_the_script_stays_its_own(tmp_path: Path) -> None:
 def test_a_script_that_communicates_without_ddp(tmp_path: Path, spawns: bool) -> None:
     """As under torchrun, and with ranks of its own under one rank, at a port of theirs: torchrun itself hangs there."""
     words = [str(SCRIPTS / "small_calls.py"), *(["--spawns", "2"] if spawns else [])]
-    done = diagnose(tmp_path, "--json", "--nproc-per-node", "1" if spawns else "2", *words)
+    options = ["--json", "--diagnose-budget", "2s", "--nproc-per-node", "1" if spawns else "2"]
+    done = diagnose(tmp_path, *options, *words)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     found = json.loads(done.stdout)
