@@ -1,7 +1,7 @@
 """The script reads a value from the device after each part of the model, so the device waits for the next launches.
 
-A part is one long operation and many short ones before it. Where the script runs ahead, the short ones are launched while
-the long one of the part before computes; where it has waited for that one, the device waits for each of their launches.
+A part is many short operations and a long one. Where the script runs ahead, the short ones are launched while the long
+one of the part before computes; where it has waited for that one, the device waits for each of their launches.
 
     torchrun --nproc-per-node 2 sync_points.py
 
