@@ -157,6 +157,13 @@ class FirstUses:
 class _Operations(TorchDispatchMode):
     """Tells of the tensors that each operation is given."""
 
+    supports_higher_order_operators = True  # such as flex_attention, which would raise in a mode that does not say so
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled functions run as they are: torch would leave them uncompiled in a mode that does not say so."""
+        return True
+
     def __init__(self, touched: Callable[[Any], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tell = touched
