@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autoddp.codec import decode, encode
-from autoddp.diagnose.collectives import CommunicationDiagnosis, calls_made, examined, recorded
+from autoddp.diagnose.collectives import CommunicationDiagnosis, calls_made, examined, planned, recorded
 from autoddp.files import append
 from autoddp.torchrun.surroundings import for_own_workers
-from autoddp.wire.recorded_calls import WATCH
+from autoddp.wire.recorded_calls import TRIAL, WATCH
 from autoddp.wire.replayed_calls import Program, Replay, Replayed
 
 _LONG_ENOUGH = 20.0  # seconds from the first call, if calls were made in most of them
 _IN_MOST_LOOKS = 20  # looks in which calls were made; there are two in a second
 _WATCHED_AFTER = 3  # such looks, after which processes look where results are first used; a script may end soon
+_TRIED_AFTER = 5  # such looks, after which it is known whether the ranks have more threads than there are cores
 _MODULE = "autoddp.worker.bench.replay"
 _ROUNDS = 8.0  # seconds for all rounds of a replay, at most
 _PATIENCE = 60.0  # seconds for a replay, its start included
@@ -50,7 +51,16 @@ class Enough:
             self._made = made
             if self._active == _WATCHED_AFTER:
                 (self.folder / WATCH).touch(mode=0o600)
+            if self._active == _TRIED_AFTER:
+                self._try_fewer_threads()
         return self._began is not None and self.clock() - self._began >= _LONG_ENOUGH and self._active >= _IN_MOST_LOOKS
+
+    def _try_fewer_threads(self) -> None:
+        trial = planned(recorded(self.folder), len(os.sched_getaffinity(0)), time.perf_counter())
+        if trial is not None:
+            new = self.folder / f"{TRIAL}.new"
+            new.write_text(encode(trial), encoding="utf-8")
+            new.rename(self.folder / TRIAL)
 
 
 def diagnosed(

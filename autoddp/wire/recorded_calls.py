@@ -34,6 +34,8 @@ CALLS_FROM = HEADER + PLACES * OF_A_PLACE
 _SIZE = 8 * (CALLS_FROM + CALLS * OF_A_CALL)
 WATCH = "watch"
 """Name of a file in the folder. Once it is there, processes look for some steps where results are first used."""
+TRIAL = "threads.json"
+"""Name of a file in the folder with a `ThreadsTrial`."""
 VARIABLE = "AUTODDP_RECORDS_CALLS"
 """Environment variable: "PORT:FOLDER", see `RecordingPlan`. `inject/sitecustomize.py` spells this name again."""
 
@@ -81,6 +83,30 @@ class RecordingPlan(Struct, frozen=True, forbid_unknown_fields=True):
         """The inverse of `text`."""
         port, _, folder = text.partition(":")
         return cls(folder, port)
+
+
+class ThreadsTrial(Struct, frozen=True, forbid_unknown_fields=True):
+    """Turns in which each rank has fewer threads than the script has given it, and turns as written: A B B A A B …"""
+
+    threads: int
+    begins: float
+    """By `time.perf_counter`, as the calls."""
+    turn: float
+    """Seconds of a turn."""
+    turns: int
+
+    @property
+    def ends(self) -> float:
+        """The end of the last turn."""
+        return self.begins + self.turns * self.turn
+
+    def turn_at(self, at: float) -> int:
+        """The number of the turn at this time; -1 before the first one, and from the end on it is `turns`."""
+        return min(self.turns, max(-1, int((at - self.begins) // self.turn)))
+
+    def has_fewer(self, turn: int) -> bool:
+        """Whether that is a turn with fewer threads."""
+        return 0 <= turn < self.turns and turn % 4 in (1, 2)
 
 
 class Named(Struct, frozen=True, forbid_unknown_fields=True, tag_field="is", tag=True):

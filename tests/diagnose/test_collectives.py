@@ -8,6 +8,7 @@ import pytest
 
 from autoddp.diagnose.collectives.cause import Job
 from autoddp.diagnose.collectives.causes import CAUSES
+from autoddp.diagnose.collectives.fewer_threads import found, planned
 from autoddp.diagnose.collectives.merging import merged, runs, side_by_side
 from autoddp.diagnose.collectives.program import script_of
 from autoddp.diagnose.collectives.recording import Call, Group, Look, Place, Process, Recording, Sums, Use
@@ -192,6 +193,27 @@ def test_groups_that_are_made_in_each_step() -> None:
         assert {act.call for act in once} == {"allreduce"}
         assert sum(act.computes for act in once) == pytest.approx(sum(act.computes for act in acts))
     assert len([ranks for ranks in script.program.groups if ranks]) == 2, "the first one was there before"
+
+
+def test_fewer_threads_are_tried_where_there_are_more_than_cores() -> None:
+    assert planned(loop(60), 2, now=1.0) is None
+    one, two = loop(60).processes
+    trial = planned(Recording((replace(one, threads=2), replace(two, threads=2))), 2, now=1.0)
+    assert trial is not None
+    assert (trial.threads, trial.turns) == (1, 12)
+    assert [trial.has_fewer(turn) for turn in range(5)] == [False, True, True, False, False]
+    # A step takes 20 ms as written, and 5 with one thread; the first two of each turn are left out.
+    tried: list[Call] = []
+    at = trial.begins
+    while at < trial.ends:
+        tried.append(call(place(10), 0, at, 1e-3))
+        at += 5e-3 if trial.has_fewer(trial.turn_at(at)) else 20e-3
+    turns = found(Recording((replace(one, tried=tried), two), trial))
+    assert turns is not None
+    assert [len(of_it) for of_it in turns] == [6, 6]
+    assert turns[0] == pytest.approx([20e-3] * 6)
+    assert turns[1] == pytest.approx([5e-3] * 6)
+    assert found(Recording((replace(one, tried=tried[:40]), two), trial)) is None, "too few turns"
 
 
 def test_each_cause_says_what_it_is() -> None:

@@ -12,9 +12,10 @@ import torch.distributed as dist
 from python_group import Call, PythonGroup, perform
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from autoddp import codec
 from autoddp.diagnose.collectives import recorded
 from autoddp.diagnose.collectives.table import table
-from autoddp.wire.recorded_calls import WATCH, RecordingPlan
+from autoddp.wire.recorded_calls import TRIAL, WATCH, RecordingPlan, ThreadsTrial
 from autoddp.worker.observe.call_recorder import CallRecorder
 from autoddp.worker.observe.collectives import collectives
 
@@ -98,11 +99,14 @@ def checks(rank: int) -> dict[str, Any]:
             time.sleep(LATE)
         dist.all_reduce(torch.ones(1000))
     _used_later(recorder, folder)
+    threads = _threads_in_turns(recorder, folder)
     recorder.on = False
     dist.barrier()
     (mine,) = (one for one in recorded(folder).processes if one.rank == rank)
     return {
         "uses": {place.line: (use.calls, round(use.share, 3), use.where) for place, use in mine.uses.items()},
+        "threads": threads,
+        "tried": len(mine.tried),
         "is_left": "tolist" in vars(torch.Tensor) or _get_current_dispatch_mode() is not None,
         "alike": [_plain(one) for one in as_written] == [_plain(one) for one in seen],
         "seen": [_plain(one) for one in seen],
@@ -116,6 +120,7 @@ def checks(rank: int) -> dict[str, Any]:
 def _used_later(recorder: CallRecorder, folder: Path) -> None:
     """Results that are used at once, later under another name, past torch's dispatcher, and never."""
     flat, counts, never = torch.ones(1000), torch.ones(4), torch.ones(5)
+    kept = []
     part = flat[:10]
     (folder / WATCH).touch()
     recorder._look_after = 0.0
@@ -131,6 +136,25 @@ def _used_later(recorder: CallRecorder, folder: Path) -> None:
         counts.tolist()
         time.sleep(LATE / 2)
         dist.all_reduce(never)
+        kept.append(never)  # no other tensor may get its memory
+        never = torch.ones(5)
+
+
+def _threads_in_turns(recorder: CallRecorder, folder: Path) -> list[int]:
+    """The threads of this rank after each call, as often as they change."""
+    dist.barrier()
+    trial = [ThreadsTrial(3, time.perf_counter() + LATE, LATE, 4)]
+    dist.broadcast_object_list(trial)
+    (folder / f"{TRIAL}.{dist.get_rank()}").write_text(codec.encode(trial[0]))
+    (folder / f"{TRIAL}.{dist.get_rank()}").rename(folder / TRIAL)
+    recorder._look_after = 0.0
+    seen = [torch.get_num_threads()]
+    while time.perf_counter() < trial[0].ends + LATE:
+        dist.all_reduce(torch.ones(1))
+        if torch.get_num_threads() != seen[-1]:
+            seen.append(torch.get_num_threads())
+        time.sleep(LATE / 20)
+    return seen
 
 
 def _plain(value: Any) -> Any:

@@ -5,6 +5,7 @@ table        each place with its calls, bytes, time, waiting, and the rank that 
 steps        where a step ends in a script that may have no optimizer
 program      the last steps in a form that can be done again
 merging      several calls as one, or side by side
+fewer_threads  whether ranks with fewer threads would be faster, tried while the script runs
 cause        what a cause is: when it is suspected, what is changed to price it
 causes/      every cause, one file each
 examination  suspicions, then replays
@@ -13,7 +14,8 @@ findings     what was found, as plain data
 
 from autoddp.diagnose.collectives.causes import CAUSES
 from autoddp.diagnose.collectives.examination import examined
+from autoddp.diagnose.collectives.fewer_threads import planned
 from autoddp.diagnose.collectives.findings import CommunicationDiagnosis
 from autoddp.diagnose.collectives.recording import calls_made, recorded
 
-__all__ = ["CAUSES", "CommunicationDiagnosis", "calls_made", "examined", "recorded"]
+__all__ = ["CAUSES", "CommunicationDiagnosis", "calls_made", "examined", "planned", "recorded"]

@@ -56,10 +56,8 @@ class Suspicion:
     """Seconds of a step that it takes at most, where it is not proved."""
     changed: Script | None = None
     """What is done again without the cause; None: nothing can be."""
-    as_written: Script | None = None
-    """What it is compared with; None: the script's own steps."""
-    threads: int = 0
-    """Threads of torch's operators in the changed one; 0: as in the script."""
+    measured: tuple[Sequence[float], Sequence[float]] | None = None
+    """Seconds of a step in the running script, as written and changed, in pairs; None where it was not tried there."""
     why_not: str = ""
     """Why there is nothing to try, as a sentence without a period."""
     tried: str = ""

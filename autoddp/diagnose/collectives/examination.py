@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from autoddp.diagnose.collectives.cause import Job, Suspicion
 from autoddp.diagnose.collectives.causes import suspicions
@@ -50,11 +51,11 @@ def examined(recording: Recording, cores: int, replay: Replays, say: Callable[[s
             say(f"doing the last {milliseconds(script.seconds)} ms of the calls again, as written and changed")
             rounds = replay(programs)
     if isinstance(rounds, str):
-        findings = [_suspected(one, job, one.why_not or rounds) for one in suspected]
-        replayed = ""
+        suspected = [replace(one, changed=None, why_not=one.why_not or rounds) for one in suspected]
+        rounds, replayed = {}, ""
     else:
-        findings = [finding for one in suspected if (finding := _judged(one, job, rounds)) is not None]
         replayed = _replayed(job, rounds)
+    findings = [finding for one in suspected if (finding := _judged(one, job, rounds)) is not None]
     findings.sort(key=lambda one: (one.status != "proved", -one.seconds))
     return CommunicationDiagnosis(
         steps=steps,
@@ -69,8 +70,6 @@ def examined(recording: Recording, cores: int, replay: Replays, say: Callable[[s
 
 def _programs(one: Suspicion) -> list[tuple[str, Script]]:
     found = [] if one.changed is None else [(one.cause, one.changed)]
-    if one.as_written is not None:
-        found.append((f"{one.cause} {_AS_WRITTEN}", one.as_written))
     return found + [(f"{one.cause}: {words}", script) for words, script in one.beside]
 
 
@@ -90,36 +89,49 @@ def _suspected(one: Suspicion, job: Job, why: str) -> Finding:
 
 def _judged(one: Suspicion, job: Job, rounds: Rounds) -> Finding | None:
     """What the replay says of a suspicion; None where it refutes it."""
-    script = job.script
-    assert script is not None
+    script, unit = job.script, job.steps.unit
+    if one.measured is not None:
+        return _priced(one, job, *one.measured, f"{one.seen}. In the running script, in turns, a {unit} takes")
     changed = rounds.get(one.cause)
-    base = rounds.get(f"{one.cause} {_AS_WRITTEN}", rounds[_AS_WRITTEN])
-    if changed is None:
+    if changed is None or script is None:
         return _suspected(one, job, one.why_not or "nothing of it can be done again")
-    price = difference(base, changed).times(1 / script.covers)
+    before, after = ([seconds / script.covers for seconds in of_it] for of_it in (rounds[_AS_WRITTEN], changed))
+    beside = [
+        (statistics.fmean(seconds) / script.covers, words)
+        for words, _ in one.beside
+        if (seconds := rounds.get(f"{one.cause}: {words}"))
+    ]
+    seen = f"{one.seen}. Done again by processes of autoddp's own, a {unit} takes"
+    found = _priced(one, job, before, after, seen, beside)
+    if found is not None and _apart(job, rounds[_AS_WRITTEN]) > _UNLIKE:
+        took = milliseconds(script.seconds / script.covers)
+        uncertain = f"{found.text}. The script itself took {took} ms, so the price is uncertain"
+        found = replace(found, status="suspected", text=uncertain)
+    return found
+
+
+def _priced(
+    one: Suspicion,
+    job: Job,
+    before: Sequence[float],
+    after: Sequence[float],
+    seen: str,
+    beside: Sequence[tuple[float, str]] = (),
+) -> Finding | None:
+    """What a suspicion costs, by seconds of a step as written and changed; None where it is not worth while."""
+    price = difference(before, after)
     if price.seconds < WORTHWHILE * job.step:
         return None
-    proved = price.sure
-    as_written, without = statistics.fmean(base) / script.covers, statistics.fmean(changed) / script.covers
-    text = (
-        f"{one.seen}. Done again by processes of autoddp's own, a {job.steps.unit} takes {milliseconds(as_written)} ms "
-        f"as written and {milliseconds(without)} ms with {one.tried}"
-    )
-    for words, _ in one.beside:
-        beside = rounds.get(f"{one.cause}: {words}")
-        if beside is not None:
-            text += f"; {milliseconds(statistics.fmean(beside) / script.covers)} ms with {words}"
-    if one.as_written is None and _apart(job, base) > _UNLIKE:
-        proved = False
-        text += f". The script itself took {milliseconds(script.seconds / script.covers)} ms, so the price is uncertain"
+    changed = [(statistics.fmean(after), one.tried), *beside]
+    others = "; ".join(f"{milliseconds(seconds)} ms with {words}" for seconds, words in changed)
     return Finding(
         one.cause,
         one.ranks,
         price.seconds,
         price.low,
         price.high,
-        "proved" if proved else "suspected",
-        text,
+        "proved" if price.sure else "suspected",
+        f"{seen} {milliseconds(statistics.fmean(before))} ms as written and {others}",
         one.fix,
         one.lines,
     )

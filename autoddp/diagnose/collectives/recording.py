@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from autoddp.codec import decode
 from autoddp.wire.recorded_calls import (
     CALL,
     CALLS,
@@ -25,11 +26,13 @@ from autoddp.wire.recorded_calls import (
     OF_A_PLACE,
     PLACES_FROM,
     SUMS,
+    TRIAL,
     GroupEventNamed,
     GroupNamed,
     Header,
     PlaceNamed,
     ProcessNamed,
+    ThreadsTrial,
     UsedNamed,
     WorldNamed,
     mapped,
@@ -171,6 +174,8 @@ class Process:
     calls: Sequence[Call] = field(repr=False)
     """The last ones, in their order."""
     sums: dict[Place, Sums] = field(repr=False)
+    tried: Sequence[Call] = field(default=(), repr=False)
+    """Calls during a trial of fewer threads, which are in none of the others."""
     made: int = 0
     """Calls so far, also those that were not kept."""
     group_events: dict[int, Group] = field(default_factory=dict)
@@ -184,6 +189,8 @@ class Recording:
     """What the ranks of one host have recorded."""
 
     processes: Sequence[Process] = ()
+    trial: ThreadsTrial | None = None
+    """Turns with fewer threads, if there were any."""
 
     @property
     def is_there(self) -> bool:
@@ -243,13 +250,49 @@ def calls_made(folder: Path) -> tuple[int, ...]:
 
 def recorded(folder: Path) -> Recording:
     """What lies in the folder. A process whose files cannot be read is left out."""
+    trial = None
+    with contextlib.suppress(OSError, ValueError):
+        trial = decode((folder / TRIAL).read_bytes(), ThreadsTrial)
     processes = []
     for path in sorted(folder.glob("*.calls")):
         with contextlib.suppress(OSError, ValueError):
             found = _process(path)
             if found is not None:
-                processes.append(found)
-    return Recording(tuple(processes))
+                processes.append(found if trial is None else _without_trial(found, trial))
+    return Recording(tuple(processes), trial)
+
+
+def _without_trial(process: Process, trial: ThreadsTrial) -> Process:
+    """The process as if the trial had taken no time: what came before it is moved to its end."""
+    moved = trial.ends - trial.begins
+    before = [
+        replace(
+            call,
+            began=call.began + moved,
+            returned=call.returned + moved,
+            wait_began=call.wait_began + moved if call.wait_began else 0.0,
+            wait_ended=call.wait_ended + moved if call.wait_ended else 0.0,
+        )
+        for call in process.calls
+        if call.began < trial.begins
+    ]
+    after = [call for call in process.calls if call.began >= trial.ends]
+    calls = [*before, *after]
+    return replace(
+        process,
+        calls=calls,
+        tried=[call for call in process.calls if trial.begins <= call.began < trial.ends],
+        sums=_sums(calls) if process.made <= CALLS else process.sums,
+        seconds=max((call.ended for call in calls), default=0.0) - min((call.began for call in calls), default=0.0),
+    )
+
+
+def _sums(calls: Sequence[Call]) -> dict[Place, Sums]:
+    sums: dict[Place, Sums] = {}
+    for call in calls:
+        before = sums.get(call.place, Sums(0, 0, 0.0))
+        sums[call.place] = Sums(before.count + 1, before.bytes + call.bytes, before.seconds + call.seconds)
+    return sums
 
 
 def _process(path: Path) -> Process | None:
@@ -288,11 +331,8 @@ def _process(path: Path) -> Process | None:
         return None
     made = int(numbers[Header.CALLS_MADE])
     calls = [call for number in range(max(0, made - CALLS), made) if (call := _call(numbers, number, places))]
-    sums: dict[Place, Sums] = {}
-    if made <= CALLS:  # all single calls are there, also those after the last look
-        for call in calls:
-            before = sums.get(call.place, Sums(0, 0, 0.0))
-            sums[call.place] = Sums(before.count + 1, before.bytes + call.bytes, before.seconds + call.seconds)
+    # If there are not too many, all single calls are there, also those after the last look.
+    sums = _sums(calls) if made <= CALLS else {}
     for number, place in places.items() if made > CALLS else ():
         count, size, in_calls, in_waits = numbers[(at := PLACES_FROM + number * OF_A_PLACE) : at + len(SUMS)]
         before = sums.get(place, Sums(0, 0, 0.0))

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autoddp import codec
 from autoddp.log import get_logger
 from autoddp.wire.recorded_calls import (
     CALLS,
@@ -37,6 +38,7 @@ from autoddp.wire.recorded_calls import (
     OF_A_PLACE,
     PLACES,
     PLACES_FROM,
+    TRIAL,
     WATCH,
     GroupEventNamed,
     GroupNamed,
@@ -45,6 +47,7 @@ from autoddp.wire.recorded_calls import (
     PlaceNamed,
     ProcessNamed,
     RecordingPlan,
+    ThreadsTrial,
     WorldNamed,
     line,
     made_file,
@@ -128,6 +131,8 @@ class CallRecorder:
         self._group_events = 0
         self._world: tuple[int, int, int] | None = None
         self._look_after, self._looks = 0.0, _FIRST_LOOKS
+        self._thread = self._threads_before = 0
+        self._trial: ThreadsTrial | None = None
         self._watch: FirstUses | None = None
         self._may_watch = True
 
@@ -384,6 +389,7 @@ class CallRecorder:
 
     def _open(self) -> None:
         name = os.path.join(self._plan.folder, f"{os.getpid()}-{time.monotonic_ns()}")
+        self._thread = threading.get_ident()
         self._shared, self._files = made_file(f"{name}.calls"), f"{name}.names"
         self._set(Header.BEGAN, time.perf_counter())
         rank = os.environ.get("RANK", "")
@@ -417,7 +423,25 @@ class CallRecorder:
             if watch.begin(now):
                 self._watch, self._may_watch = watch, False
         self._look_after = now + self._looks
+        if self._trial is None and os.path.exists(trial := os.path.join(self._plan.folder, TRIAL)):
+            with open(trial, encoding="utf-8") as file:
+                self._trial = codec.decode(file.read(), ThreadsTrial)
+        if self._trial is not None and now < self._trial.ends + _LOOKS:
+            self._take_turn(self._trial, now)
         self._looks = min(2 * self._looks, _LOOKS)
+
+    def _take_turn(self, trial: ThreadsTrial, now: float) -> None:
+        """Give this process the threads of the present turn. They are those of a thread, so only the first one does."""
+        turn = trial.turn_at(now)
+        self._look_after = min(self._look_after, trial.begins + (turn + 1) * trial.turn)
+        if threading.get_ident() != self._thread or trial.has_fewer(turn) == bool(self._threads_before):
+            return
+        if self._threads_before:
+            torch.set_num_threads(self._threads_before)
+            self._threads_before = 0
+        else:
+            self._threads_before = torch.get_num_threads()
+            torch.set_num_threads(trial.threads)
 
     def _note_look(self, at: int) -> None:
         waited = waited_for_cpu()

@@ -30,6 +30,7 @@ from autoddp.wire.recorded_calls import UsedNamed
 
 _SHORTEST, _LONGEST = 0.3, 3.0  # seconds of a watch
 _OFTEN = 3  # times that each place is seen, from which the shortest watch is long enough
+_MOST_BETWEEN = 16  # calls; a script with two buffers in turns uses the result after the next call of the same place
 _PAST_THE_DISPATCHER = ("tolist", "numpy", "data_ptr")
 """Methods that read a tensor, or let others read it. Its class inherits them: deleting another one restores them."""
 
@@ -121,10 +122,6 @@ class FirstUses:
             return
         self._gap_began = ended
         place, addresses = started
-        if any(one.place == place for one in self._open.values()):
-            # It was not used before it was called again: what uses it is not seen, or nothing does.
-            self._unknown.add(place)
-            self._open = {address: one for address, one in self._open.items() if one.place != place}
         call = _Open(place)
         self._open.update(dict.fromkeys(addresses, call))
 
@@ -139,6 +136,9 @@ class FirstUses:
         self._in_gap.clear()
         for call in {id(one): one for one in self._open.values()}.values():
             call.calls += 1
+            if call.calls > _MOST_BETWEEN:  # what uses it is not seen, or nothing does
+                self._unknown.add(call.place)
+                self._open = {address: one for address, one in self._open.items() if one is not call}
         self._gap_began = then
 
     def _touched(self, given: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
+from autoddp.diagnose.collectives.fewer_threads import found
 from autoddp.diagnose.collectives.program import Script
 from autoddp.units import percent
 
@@ -37,19 +39,17 @@ class OversubscribedCores(Cause):
         )
         guess = min(1.0, waited + helpers) * job.step
         alone = _as_many_as_cores(job.script, job.cores) if job.script is not None else None
-        if threads > 1 and job.cores >= ranks:
-            fewer = max(1, job.cores // ranks)
-            fix = f"OMP_NUM_THREADS={fewer} in the command, or torch.set_num_threads({fewer}) in the script"
+        fewer = max(1, job.cores // ranks)
+        fix = f"start at most {job.cores} ranks on this host, or give it {ranks} cores"
+        if threads > fewer:
+            of_threads = f"OMP_NUM_THREADS={fewer} in the command, or torch.set_num_threads({fewer}) in the script"
+            fix = of_threads if job.cores >= ranks else f"{of_threads}; then {fix}"
+        measured = _measured(job) if threads > fewer else None
+        if threads > fewer:
+            alone = None
+            why_not = "the script ended before it had run with fewer threads for long enough"
         else:
-            fix = f"start at most {job.cores} ranks on this host, or give it {ranks} cores"
-            if threads > 1:
-                fix += "; OMP_NUM_THREADS=1 meanwhile"
-        if alone:
-            why_not = ""
-        elif threads > 1:
-            why_not = "what a rank computes between its calls is done again by one thread"
-        else:
-            why_not = "all ranks are in one group, which cannot be tried with fewer of them"
+            why_not = "" if alone else "all ranks are in one group, which cannot be tried with fewer of them"
         yield Suspicion(
             self.name,
             seen,
@@ -57,9 +57,24 @@ class OversubscribedCores(Cause):
             ranks=tuple(sorted(job.recording.of_rank)),
             guess=guess,
             changed=alone,
-            tried=f"as many groups at a time as {job.cores} cores have room for",
+            measured=measured,
+            tried=f"as many groups at a time as {job.cores} cores have room for" if alone else _threads(fewer),
             why_not=why_not,
         )
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''} for each rank"
+
+
+def _measured(job: Job) -> tuple[list[float], list[float]] | None:
+    """Seconds of a step as written and with fewer threads, in pairs of turns of the running script."""
+    turns = found(job.recording)
+    if turns is None:
+        return None
+    before, after = turns
+    scale = job.step / statistics.fmean(before)  # a step may have several of the calls that were looked at
+    return [one * scale for one in before], [one * scale for one in after]
 
 
 def _as_many_as_cores(script: Script, cores: int) -> Script | None:
