@@ -54,7 +54,9 @@ def _calls(rank: int) -> list[Any]:
         dist.send(mean, 1)
     else:
         dist.recv(mean, 0)
-    found += [objects, *gathered, group.allreduce([mean]).wait()]
+    both = torch.zeros(6)
+    dist.all_gather_into_tensor(both, mean)
+    found += [both, objects, *gathered, group.allreduce([mean]).wait()]
     dist.destroy_process_group(group)
     try:
         dist.all_reduce("no tensor")  # type: ignore[arg-type]

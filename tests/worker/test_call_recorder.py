@@ -40,6 +40,7 @@ def test_each_place_has_its_calls(ranks: list[dict[str, Any]]) -> None:
     later = rows[_line_of("async_op=True"), "all_reduce"]
     assert (later["blocking"], later["waiting"], later["calls"]) == (False, None, 2)
     assert rows[_line_of("dist.all_gather_object"), "all_gather_object"]["calls"] == 2, "of two parts each"
+    assert rows[_line_of("dist.all_gather_into_tensor"), "all_gather_into_tensor"]["bytes_per_call"] == 12
     assert rows[_line_of("dist.send"), "send"]["ranks"] == [0]
     assert rows[_line_of("group.allreduce"), "allreduce"]["groups"] == [[0, 1]]
     assert rows[_line_of("dist.broadcast"), "broadcast"]["waiting"] is None

@@ -69,6 +69,8 @@ _NOT_THE_SCRIPT = tuple(
     for path in (torch.__file__, os.path.dirname(os.path.dirname(__file__)), os.__file__)
 )
 _INSTALLED = ("site-packages", "dist-packages")
+_DEPRECATES = getattr(sys.modules.get("typing_extensions"), "__file__", "")
+"""File of the decorator that torch puts around its functions that have a new name."""
 _TORCH, _AUTODDP = _NOT_THE_SCRIPT[:2]
 _C10D = dist.distributed_c10d.__file__
 _DECORATORS = dist.c10d_logger.__file__
@@ -452,7 +454,7 @@ def _is_the_scripts(file: str) -> bool:
     """Whether code in this file is neither torch's, nor autoddp's, nor Python's own."""
     if file.startswith("<frozen "):
         return False
-    if file.startswith(_NOT_THE_SCRIPT[:2]):
+    if file.startswith(_NOT_THE_SCRIPT[:2]) or file == _DEPRECATES:
         return False
     is_installed = any(f"{os.sep}{name}{os.sep}" in file for name in _INSTALLED)
     return is_installed or not file.startswith((_NOT_THE_SCRIPT[2], sysconfig.get_path("stdlib") + os.sep))
