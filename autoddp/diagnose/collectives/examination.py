@@ -55,14 +55,16 @@ def examined(recording: Recording, cores: int, replay: Replays, say: Callable[[s
         rounds, replayed = {}, ""
     else:
         replayed = _replayed(job, rounds)
-    findings = [finding for one in suspected if (finding := _judged(one, job, rounds)) is not None]
+    judged = [finding for one in suspected if (finding := _judged(one, job, rounds)) is not None]
+    findings = [one for one in judged if one.low is None or one.low > 0]
+    undecided = [one for one in judged if one not in findings]
     findings.sort(key=lambda one: (one.status != "proved", -one.seconds))
     return CommunicationDiagnosis(
         steps=steps,
         recording=recording,
         rows=rows,
         findings=findings,
-        not_measured=_not_measured(job, different),
+        not_measured=_not_measured(job, different, undecided),
         verdict=_verdict(job, findings),
         replayed=replayed,
     )
@@ -152,7 +154,7 @@ def _replayed(job: Job, rounds: Rounds) -> str:
     )
 
 
-def _not_measured(job: Job, different: str) -> list[str]:
+def _not_measured(job: Job, different: str, undecided: Sequence[Finding]) -> list[str]:
     recording = job.recording
     found = [different] if different else []
     missing = [rank for rank in range(recording.world) if rank not in recording.of_rank]
@@ -161,6 +163,12 @@ def _not_measured(job: Job, different: str) -> list[str]:
             f"{ranks_text(missing)}: not on this host, or {'it has' if len(missing) == 1 else 'they have'} called "
             "nothing"
         )
+    found += [
+        f"whether {one.cause} costs anything: {milliseconds(one.low)} to {milliseconds(one.high)} ms per "
+        f"{job.steps.unit} ({', '.join(one.lines)})"
+        for one in undecided
+        if one.low is not None and one.high is not None
+    ]
     if _on_device(recording):
         found.append("how long the GPU itself is in a call: the times are those of the lines of the script")
     later = sum(

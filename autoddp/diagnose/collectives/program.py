@@ -12,12 +12,13 @@ if ranks decided by themselves, they would no longer ask for the same calls.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autoddp.codec import replace as replace_struct
-from autoddp.diagnose.collectives.recording import Call, Group, Process, Recording
+from autoddp.diagnose.collectives.recording import Call, Group, Place, Process, Recording
 from autoddp.diagnose.collectives.steps import Steps
 from autoddp.wire.replayed_calls import CALLS, DESTROY_GROUP, MAKE_GROUP, OBJECTS, WAIT, Act, Program
 
@@ -27,6 +28,7 @@ _LONGEST = 0.4  # seconds of the script that are done again in one round; more w
 _LONGEST_STEP = 3.0
 _MOST = 3_000  # calls of one rank in one round
 _MAKES, _DESTROYS = "new_group", "destroy_process_group"
+_FEWEST_CALLS = 3  # of a place that is a part of the steps
 _FEWEST_SEEN = 0.3  # of the recording must lie between the looks at the kernel's accounts, to divide gaps by them
 
 
@@ -113,7 +115,12 @@ _SHARE = 0.3  # of a call, likewise: Python's own work between two calls takes l
 
 def script_of(recording: Recording, steps: Steps) -> Script | None:
     """The last steps of the script that can be done again; None if there are none."""
-    whole = {key: calls for key, calls in recording.whole.items() if _can_be_done(calls.values())}
+    often = _called_often(recording)
+    whole = {
+        key: calls
+        for key, calls in recording.whole.items()
+        if _can_be_done(calls.values()) and all(call.place.of_any_group in often for call in calls.values())
+    }
     if not whole:
         return None
     ends = sorted(max(call.ended for call in calls.values()) for calls in whole.values())
@@ -148,6 +155,17 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     seconds = max(spans)
     covers = seconds / steps.seconds if steps.seconds > 0 else 1.0
     return Script(groups, played, covers, seconds, max(recording.world, max(played) + 1))
+
+
+def _called_often(recording: Recording) -> set[Place]:
+    """The places that are called again and again: what a script does once, at its end for example, is no step of it."""
+    counts: Counter[Place] = Counter()
+    for process in recording.of_rank.values():
+        of_it: Counter[Place] = Counter()
+        for place, sums in process.sums.items():
+            of_it[place.of_any_group] += sums.count
+        counts |= of_it
+    return {place for place, count in counts.items() if count >= _FEWEST_CALLS}
 
 
 def _can_be_done(calls: Iterable[Call]) -> bool:

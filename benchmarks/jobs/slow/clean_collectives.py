@@ -78,6 +78,8 @@ class Trainer:
                 update[: turned.numel()] += turned.reshape(-1)
             everyone = torch.empty(self.world * update.numel())
             dist.all_gather_into_tensor(everyone, update)
+            for matrix, turned in zip(matrices, everyone.chunk(self.world), strict=False):
+                matrix.add_(turned[: matrix.numel()].view_as(matrix))
             self.optimizer.step()
 
         return step
