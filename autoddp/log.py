@@ -158,7 +158,7 @@ def get_logger(name: str) -> logging.Logger:
 
 
 class _Formatter(logging.Formatter):
-    """Names and texts of others are part of what is logged, and the log goes to a terminal."""
+    """Makes each message safe for a terminal: names and texts of others are part of what is logged."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable_lines(super().format(record))

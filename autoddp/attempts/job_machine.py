@@ -251,7 +251,7 @@ class TakenOver:
 
 @dataclass(frozen=True)
 class AttemptBegins:
-    """Another start is about to be made, with these variables. The reply: whether it makes sense."""
+    """The script is about to be started again, with these variables. The reply says whether that makes sense."""
 
     number: int
     heartbeats: Path

@@ -367,7 +367,7 @@ class Tuning:
         screening.follow(lambda: job.machine.over)
 
     def _examined(self, job: LiveJob, facts: JobFacts) -> Diagnosis:
-        """Why the job is slow, by experiments alone."""
+        """Find out by experiments why the job is slow. Nothing is tuned."""
         self.reporter.observer.ready(facts)
         budget = self.options.diagnose_budget or _DIAGNOSING
         return self._examination(functools.partial(job, anatomy=True), facts, budget).run()

@@ -46,7 +46,7 @@ class Sweep:
     stopped: str = ""
     """Why sizes are missing; "" if none are."""
     model: LinkModel | None = None
-    """None for a single size."""
+    """What was fitted to the points; None where there is a single size."""
 
 
 @dataclass(frozen=True)

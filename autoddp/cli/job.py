@@ -102,6 +102,6 @@ def _require_free_place(options: Options) -> None:
 
 
 def _name(script: str) -> str:
-    """The script's name as a name that a job may have."""
+    """Make a job's name of the script's: small letters, digits and hyphens."""
     name = re.sub("[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:50].strip("-")
     return name if _NAME.fullmatch(name) else f"job-{name}".strip("-")

@@ -42,7 +42,10 @@ class Mode:
     path: Path | None = None
     """The recipe's file."""
     chosen: tuple[Rung, int] | None = None
-    """The rung and the steps in one that are asked for of a saved recipe; None: what the recipe launches."""
+    """Which entry of a saved recipe's ladder is asked for: its rung, and how many steps it makes one.
+
+    None: the entry that the recipe launches.
+    """
     bypass: bool = False
     """A world of one: where DDP's process group has one rank too, it has nothing to reduce."""
     notes: bool = False

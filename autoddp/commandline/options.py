@@ -335,7 +335,7 @@ def help_text(whole: bool = False, of_diagnose: bool = False) -> str:
 
 
 def all_options() -> argparse.ArgumentParser:
-    """A parser that has all of autoddp's and torchrun's options, and no script: to be looked at, not to parse."""
+    """Make a parser with all options of autoddp and torchrun and no script. It lists them, and parses nothing."""
     return _parser_of(whole=True, of_diagnose=False)
 
 

@@ -80,7 +80,7 @@ class Evidence:
 
     @cached_property
     def buffers(self) -> list[float]:
-        """Seconds of each step in which buffers travel."""
+        """Seconds in each step for the broadcast of buffers, on the rank that spends least on it."""
         return [min(of_step) for of_step in zip(*self.stage("buffers"), strict=True)]
 
     @cached_property

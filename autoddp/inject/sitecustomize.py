@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FirstSight:
-    """A finder that waits for the first import of a module, finds none itself, and is gone after it."""
+    """An import finder that calls `then` at a module's first import. It finds no module, and removes itself then."""
 
     def __init__(self, module: str, then: "Callable[[str], None]", value: str) -> None:
         self.module = module

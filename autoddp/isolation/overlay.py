@@ -120,7 +120,7 @@ def enter(
 
 
 def _why_no_namespace(error: OSError) -> str:
-    """The kernel says "no space" where its limit for the number of namespaces is reached."""
+    """Why no namespace could be made. Where too many exist, the kernel says "no space", and this names its limits."""
     if error.errno != errno.ENOSPC:
         return error.strerror or str(error)
     limits = []

@@ -20,7 +20,7 @@ _OF_TRAINER = {
     "broadcast_buffers": "ddp_broadcast_buffers",
     "static_graph": "ddp_static_graph",
 }
-"""DDP's argument → that of TrainingArguments."""
+"""Argument of DDP → the argument of transformers' TrainingArguments that sets it."""
 _ALL = ("bucket_cap_mb", "bucket_cap_mb_list", "gradient_as_bucket_view", "batched_grad_copy", "static_graph",
         "broadcast_buffers")  # fmt: skip
 _OF_ACCELERATES_KWARGS = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "broadcast_buffers")
@@ -32,9 +32,9 @@ class Form:
 
     says: str
     lacks: str
-    """Why it does not set an argument of DDP that it cannot say."""
+    """Why an argument of DDP that is not in `takes` cannot be set in this form."""
     takes: Collection[str]
-    """Arguments of DDP's constructor that it can say."""
+    """Arguments of DDP's constructor that this form can set."""
     no_hook: Callable[[Recipe], str]
     """Why its lines register no communication hook in this recipe's job; "" if they do."""
     code: Callable[[Recipe, Said], Sequence[str]]

@@ -70,7 +70,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     reductions: int = 1
     """How many of these passes reduce all gradients, in the script as written."""
     buffer_bytes: int = 0
-    """Bytes of the buffers that DDP broadcasts before the pass that follows such a reduction; 0 if it does not."""
+    """Bytes of the buffers that DDP broadcasts before the first forward pass after a reduction; 0 if there are none."""
 
     @property
     def computing(self) -> float:

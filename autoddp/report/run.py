@@ -25,7 +25,7 @@ class Run:
 
     folder: Path
     summary: dict[str, Any]
-    """summary.json as it stands."""
+    """The content of summary.json."""
     trials: tuple[dict[str, Any], ...]
     """One flat record for each trial, in order: `number`, `rung`, `state`, `reason`, `seconds`, `predicted`, `speedup`
     (of the trial, which only ranks), and a key for each setting that any trial has; None where a trial leaves it."""

@@ -166,9 +166,10 @@ class _Log:
         return max(found.st_size, self.begin)
 
     def _starts_anew(self) -> bool:
-        """Whether text stands at the start of a log that was cut; zeros do where the writer went on at its position.
+        """Whether the writer appends to a log that was cut: its text then stands at the start.
 
-        The size does not tell: one who appends may have written as much again since the last look.
+        A writer that keeps its own position leaves zeros there. The size does not tell: one that appends may have
+        written as much again since the last look.
         """
         with self._opened() as file:
             return bool(os.pread(file, min(self.begin, 4096), 0).strip(b"\0"))

@@ -157,7 +157,10 @@ class Space:
 
     @property
     def _is_static_instead(self) -> bool:
-        """Whether a static graph also ends a search for unused parameters, without which DDP sorts its buckets."""
+        """Whether the script has find_unused_parameters, which a static graph makes needless.
+
+        Without that search DDP also sorts its buckets by when gradients come.
+        """
         return STATIC_GRAPH.name in self.choices and self.facts.ddp_arguments.get(FIND_UNUSED) == "True"
 
 

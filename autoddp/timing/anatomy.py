@@ -44,7 +44,7 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     waited_for_cpu: float = 0.0
     """Seconds of all steps together for which threads of the rank could have run and had no core."""
     helpers_waited_for_cpu: float = 0.0
-    """The part of it that threads beside the one that trains have waited, such as those that move gradients."""
+    """The part of `waited_for_cpu` of all threads but the one that trains, such as those that move gradients."""
     page_faults: int = 0
     """Page faults of all steps together: pages of memory that the system gave the rank's process anew."""
     in_page_faults: float = 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from autoddp.codec import Struct
 
 WAIT = "wait"
-"""`Act.call` for waiting for all calls that were not waited for."""
+"""`Act.call` of an act that makes no call: it waits until all calls before it are done."""
 MAKE_GROUP = "new_group"
 """`Act.call` for making a group, by all ranks together. It is used from then on in place of the one before."""
 DESTROY_GROUP = "destroy_process_group"

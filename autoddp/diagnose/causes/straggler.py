@@ -76,7 +76,7 @@ class _Reason:
     """Why a rank is slow."""
 
     seen: str
-    """The end of a sentence that says so; "" where it is not known."""
+    """The reason as the end of a sentence; "" where it is not known."""
     fix: str
     delays_gradients: bool = False
     """Whether the rank's threads that move gradients are late too."""

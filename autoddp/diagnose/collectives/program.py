@@ -52,7 +52,7 @@ class Script:
     covers: float
     """How many steps that is."""
     seconds: float
-    """What it took in the script, on the rank that needed longest."""
+    """Seconds that all this took in the script, on the slowest rank."""
     ranks: int
 
     @property

@@ -50,7 +50,7 @@ class Folder:
     """A folder as the script sees it."""
 
     place: Place
-    """The folder as an entry of its parent."""
+    """Parent of the folder, and its name there."""
     path: str
     """The folder's path as the script sees it, free of symbolic links."""
     upper: bool

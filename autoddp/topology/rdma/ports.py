@@ -95,7 +95,7 @@ class RdmaPorts:
         return "InfiniBand" if "InfiniBand" in spoken else "RoCE" if "RoCE" in spoken else None
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields in types of JSON."""
         return {
             "devices": [port.plain() for port in self.ports],
             "fabric": self.fabric,
@@ -125,7 +125,7 @@ class Gid:
         return None if mapped is None else str(mapped)
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields in types of JSON."""
         return vars(self) | {"ipv4": self.ipv4}
 
 

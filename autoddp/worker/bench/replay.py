@@ -81,7 +81,7 @@ def _end_with_parent() -> None:
 
 
 def _end_after(code: int, work: Callable[[], None]) -> None:
-    """Work, then end this process without anything that the parent has registered."""
+    """Call `work`, then end this process at once, without the functions that its parent has registered for the end."""
     try:
         work()
         code = 0

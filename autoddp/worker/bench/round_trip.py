@@ -58,7 +58,7 @@ def _address() -> str:
 
 
 def serve(server: socket.socket, secret: str) -> None:
-    """Accept the client that knows the secret, and send everything that it sends back to it; strangers are closed."""
+    """Accept the client that knows the secret and send back what it sends. Connections of others are closed."""
     until = time.monotonic() + _PATIENCE
     while (left := until - time.monotonic()) > 0:
         server.settimeout(left)

@@ -61,7 +61,7 @@ class Graphs(Effect, DdpEvents):
             self._watching.step()
 
     def stop_watching(self) -> None:
-        """Conclude, if anything was watched."""
+        """Decide by the watched steps what may be captured. Without any, nothing changes."""
         if self._watching is None:
             return
         self._watching.stop()

@@ -177,7 +177,7 @@ def prove(sample: Sample, found: Sequence[torch.Tensor], expected: Sequence[torc
 
 @contextlib.contextmanager
 def no_trace(samples: Sequence[Sample]) -> Iterator[None]:
-    """Warm-up passes move BatchNorm's statistics and draw random numbers."""
+    """Put buffers and random numbers back afterwards: warm-up passes move BatchNorm's statistics and draw numbers."""
     buffers = [buffer for sample in samples for buffer in sample.module.buffers()]
     before = [buffer.clone() for buffer in buffers]
     devices = {t.device for sample in samples for t in (*sample.module.parameters(), *buffers) if t.is_cuda}

@@ -67,7 +67,7 @@ class ReduceOverhead(DdpEvents):
         self._switch.set(self.on and ddp.gradient_as_bucket_view)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
-        """What the script gets for what the module has returned."""
+        """Return what the script gets: the module's result, or a copy of it where a graph would overwrite it."""
         self._switch.set(False)
         (args, kwargs), self._arguments = self._arguments, ((), {})
         if ddp in self._seen and torch.is_grad_enabled():

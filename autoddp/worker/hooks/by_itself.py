@@ -90,5 +90,5 @@ class _Done:
         """Return at once: nothing is under way."""
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A finished future of what was sent, as it was."""
+        """A finished future of the tensor that was to be sent, unchanged."""
         return self._future

@@ -69,7 +69,7 @@ class Level:
         self.learn_largest(largest_in(mean).float())
 
     def learn_anew(self, mean: torch.Tensor) -> None:
-        """The mean has arrived, but the power was wrong.
+        """A mean has arrived that was sent with a wrong power of two: learn the right one from it.
 
         If all of it is zero, the bucket is sent in full precision until it is not.
         """

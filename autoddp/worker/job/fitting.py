@@ -51,7 +51,7 @@ class Expected:
     note: str = ""
     """File in which to note that the next launch is to tune again; "" where that is left to the user."""
     noted: str = ""
-    """Beginning of the note's text."""
+    """First lines of that file."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the launcher has set because of the recipe."""
 

@@ -47,7 +47,7 @@ class LoaderEvents:
         """The script asks for a batch, or for a new iterator."""
 
     def wait_ends(self) -> None:
-        """The script has it."""
+        """The script has got what it asked for."""
 
     def gave(self, samples: int, elements: int) -> None:
         """A batch of so many samples, with so many numbers in its tensors, is about to be given to the script."""

@@ -78,7 +78,10 @@ def _measured(job: Job) -> tuple[list[float], list[float]] | None:
 
 
 def _as_many_as_cores(script: Script, cores: int) -> Script | None:
-    """Only so many groups that each of their ranks has a core; None where that leaves none out, or nothing."""
+    """Make a script with only so many of the groups that each of their ranks has a core of its own.
+
+    None where all groups fit, or none does.
+    """
     kept: set[int] = set()
     for group in script.groups:
         if len(kept | set(group.ranks)) <= cores:

@@ -72,7 +72,7 @@ def _gap(one: Played) -> float:
 
 
 def _gaps(script: Script, late: int) -> tuple[str, str, float, float] | None:
-    """The stretch of the script in which the late rank loses most: from where, to where, its seconds, the others'."""
+    """Find the two lines between which the late rank loses most, with its seconds there and the others' median."""
     lost: dict[tuple[str, str], list[tuple[float, float]]] = {}
     before = ""
     for one in script.played.get(late, ()):
