@@ -57,7 +57,7 @@ def wrapped(folder: Path, *command: str, options: tuple[str, ...] = WRAP, **env:
         whole(["torchrun", *TWO, REPORTER, "--trials", "7"]),  # the word's way is that of a job that fails, below
         whole([sys.executable, "-u", "-m", "torch.distributed.run", *TWO, REPORTER, "--trials", "7"]),
         ["bash", "-c", f'{sys.executable} -m torch.distributed.run "$@"', "--", *TWO, REPORTER, "--trials", "7"],
-        [sys.executable, "-c", CALLS_RUN.replace("{port}", "29544"), REPORTER, "--trials", "7"],
+        [sys.executable, "-c", CALLS_RUN, REPORTER, "--trials", "7"],
         whole([sys.executable, "-c", CALLS_MAIN, *TWO, REPORTER, "--trials", "7"]),
     ],
     ids=["torchrun", "module", "bash", "run", "main"],
@@ -80,7 +80,7 @@ def test_the_job_is_torchruns(command: list[str], tmp_path: Path) -> None:
 
 def test_a_program_may_start_several_jobs(tmp_path: Path) -> None:
     """Two by torchrun's function, and one by its command."""
-    command = [sys.executable, "-c", CALLS_RUN.replace("{port}", "29545"), REPORTER]
+    command = [sys.executable, "-c", CALLS_RUN, REPORTER]
     launch = wrapped(tmp_path / "job", *command, AGAIN="1")
     assert launch.returncode == 0, launch.stderr
     assert launch.stderr.count(SAID) == 3

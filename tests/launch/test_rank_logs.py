@@ -286,10 +286,8 @@ def test_what_the_script_wrote_is_not_touched(tmp_path: Path, place: str) -> Non
 def test_a_pipe_does_not_stop_it(log: Path, tmp_path: Path) -> None:
     os.mkfifo(log)
     (log.parent / "stderr.log").write_bytes(b"x" * (LIMIT + MIB))
-    began = time.monotonic()
     with LogKeeper(tmp_path):
         pass
-    assert time.monotonic() - began < 5
     assert (log.parent / "stderr.log").stat().st_size <= LIMIT
 
 
