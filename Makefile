@@ -6,7 +6,7 @@
 # make fuzz    a long run of the fuzz tests: 100,000 inputs for each reader in tests/security, and for tests/topology
 # make traces  158 ways of writing files and seven frameworks, each at every level of isolation (25 minutes)
 # make compat  46 scripts of frameworks and of plain torch, unmodified, beside torchrun: docs/compatibility.md (half an hour)
-# make clusters  every platform on two hosts, pods, and a real Slurm, as root (half an hour)
+# make clusters  every platform on two hosts, pods, and a real Slurm, as root (ten minutes)
 # make faults  faults of every kind at every moment of a tuning job, on one host and on two, as root (two hours)
 # make endurance  200 starts with an exception, 100 killed launchers, 30 broken outputs, 50 tunings in a row (an hour)
 # make mutations  60 random faults in autoddp, and how many of them the tests notice (half an hour)
@@ -30,7 +30,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 HAS = $(BIN)/python -c 'import sys, importlib.util as u; sys.exit(u.find_spec("$(1)") is None)'
 
-.PHONY: demo test test-whole costs equality fuzz traces compat clusters faults endurance mutations clean
+.PHONY: demo test types pytest test-whole costs equality fuzz traces compat clusters faults endurance mutations clean
 .DEFAULT_GOAL := test
 
 # demo/ ignores itself, so that no run of the demo shows up in git.
@@ -42,7 +42,13 @@ demo: .venv/.ready
 test: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory -j 2 types pytest
+
+# Side by side: the type checker uses one core, for half a minute in a fresh clone.
+types: .venv/.ready
 	$(BIN)/mypy
+
+pytest: .venv/.ready
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-whole: .venv/.ready
