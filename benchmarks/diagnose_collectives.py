@@ -4,8 +4,8 @@
     python benchmarks/diagnose_collectives.py --only blocking_collectives        # one cause, or one job of it
     python benchmarks/diagnose_collectives.py --rounds 0                         # without the real gains
 
-Each cause is planted in two scripts of jobs/slow/, which run on two to eight gloo ranks of this machine. Three things
-are measured for each:
+Each cause is planted in two scripts of jobs/slow/, which run on two to eight gloo ranks of this machine, or in a lab on
+two hosts (tests/lab.py, as root). Three things are measured for each:
 
 - the diagnosis, `autoddp diagnose --json`, `--runs` times: whether the right cause comes first, and how long it takes
 - the real gain: whole jobs under torchrun, as written and `--mended`, in pairs with alternating order (AB BA …)
@@ -17,18 +17,20 @@ the runs, prices within 15 % of the gains, no finding in clean jobs, each answer
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common import JOBS, Local, autoddp, gain, options, paired, say, table, torchrun, verdict, write_json
+from common import JOBS, Hosts, Lab, Local, autoddp, gain, options, paired, say, table, torchrun, verdict, write_json
+from lab import unavailable
 
 FIRST, PRICE, LIMIT = 0.95, 0.15, 60.0
 WARMUP = 0.2  # of the steps of a job, which do not count
@@ -44,6 +46,8 @@ class Case:
     ranks: int
     steps: int
     """For about eight seconds."""
+    hosts: int = 1
+    """Of a lab, with a slow network and a fast one, where there are several."""
 
     @property
     def name(self) -> str:
@@ -54,7 +58,8 @@ class Case:
     def command(self) -> list[str]:
         """torchrun's option, the script and its options."""
         script = JOBS / "slow" / f"{self.cause or 'clean_collectives'}.py"
-        return ["--nproc-per-node", str(self.ranks), str(script), "--kind", self.kind, "--steps", str(self.steps)]
+        each = str(self.ranks // self.hosts)
+        return ["--nproc-per-node", each, str(script), "--kind", self.kind, "--steps", str(self.steps)]
 
 
 CASES = [
@@ -64,7 +69,7 @@ CASES = [
     Case("blocking_collectives", "weights", 2, 100),
     Case("too_many_groups", "halves", 4, 100),
     Case("too_many_groups", "metrics", 2, 150),
-    Case("oversubscribed_cores", "threads", 2, 150),
+    Case("oversubscribed_cores", "threads", 2, 280),
     Case("oversubscribed_cores", "pairs", 8, 60),
     Case("waiting_for_rank", "work", 4, 200),
     Case("waiting_for_rank", "log", 2, 250),
@@ -72,6 +77,8 @@ CASES = [
     Case("object_collectives", "broadcast", 4, 1000),
     Case("scalar_collectives", "several", 2, 1000),
     Case("scalar_collectives", "loss", 4, 1000),
+    Case("wrong_interface", "gradients", 2, 50, hosts=2),
+    Case("wrong_interface", "pieces", 2, 50, hosts=2),
 ]
 CLEAN = [
     Case("", "zero", 2, 250),
@@ -153,7 +160,22 @@ def diagnosed(here: Local, case: Case, row: Row) -> None:
 
 def measured(case: Case, folder: Path, args: Namespace) -> list[Row]:
     """Every diagnosis of one job, and its real gain."""
-    here = Local(folder)
+    with place(case, folder) as here:
+        return measured_at(here, case, args)
+
+
+@contextlib.contextmanager
+def place(case: Case, folder: Path) -> Iterator[Local]:
+    """Where the job runs."""
+    if case.hosts == 1:
+        yield Local(folder)
+        return
+    with Lab(case.hosts, "100mbit", more={"eth1": "1gbit"}) as lab:
+        yield Hosts(folder, lab)
+
+
+def measured_at(here: Local, case: Case, args: Namespace) -> list[Row]:
+    """See `measured`."""
     rows = [Row(case.name, case.cause, run) for run in range(args.runs)]
     for row in rows:
         diagnosed(here, case, row)
@@ -227,9 +249,13 @@ def main() -> None:
         parser.error(f"no such job: {', '.join(unknown)}; there are {', '.join(case.name for case in every)}")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="collectives-") as name:
-        for place, case in enumerate(every):
-            if not wanted or case.name in wanted or (case.cause or "clean") in wanted:
-                rows += measured(case, Path(name) / str(place), args)
+        for place_number, case in enumerate(every):
+            if wanted and case.name not in wanted and (case.cause or "clean") not in wanted:
+                continue
+            if case.hosts > 1 and unavailable():
+                say(f"left out: {case.name}: {unavailable()}")
+                continue
+            rows += measured(case, Path(name) / str(place_number), args)
     sums = show(rows)
     write_json(args.json, {"sums": sums, "rows": [asdict(row) for row in rows]})
     sys.exit(not all(row.right for row in rows))

@@ -64,12 +64,17 @@ class Enough:
 
 
 def diagnosed(
-    folder: Path, place: Path, environment: Mapping[str, str], budget: float, say: Callable[[str], None]
+    folder: Path,
+    place: Path,
+    environment: Mapping[str, str],
+    budget: float,
+    say: Callable[[str], None],
+    rates: Mapping[str, float],
 ) -> CommunicationDiagnosis | None:
     """What the processes of an attempt have recorded in `folder`, and why it takes so long; None if they have nothing.
 
     The attempt has ended. `place`: a folder for the files of the replay, which is made. `budget`: seconds that the
-    rounds of the replay may take.
+    rounds of the replay may take. `rates`: interface → Gbit/s to the next host.
     """
     recording = recorded(folder)
     if not recording.is_there:
@@ -83,7 +88,7 @@ def diagnosed(
             return "not all ranks were recorded on this host"
         return replayed(Replay(programs, ranks, threads, backend, min(budget, _ROUNDS)), place, environment)
 
-    return examined(recording, len(os.sched_getaffinity(0)), replay, say)
+    return examined(recording, len(os.sched_getaffinity(0)), replay, say, rates)
 
 
 def replayed(plan: Replay, place: Path, environment: Mapping[str, str]) -> dict[str, tuple[float, ...]] | str:

@@ -211,6 +211,8 @@ class Tuning:
     reporter: Reporter
     interfaces: str = ""
     """See `WorkerConfig`."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """See `Network`."""
     began: float = field(default_factory=command_given)
     """When the command was given, by `time.monotonic()`."""
 
@@ -265,7 +267,8 @@ class Tuning:
             environment = {**os.environ, **self._own_network}
             replay = self._folder.path / "replay"
             budget = self.options.diagnose_budget or _DIAGNOSING
-            self.communication = diagnosed(self._place / CALLS, replay, environment, budget, self.reporter.say)
+            calls, say = self._place / CALLS, self.reporter.say
+            self.communication = diagnosed(calls, replay, environment, budget, say, self.rates)
         if self.options.diagnose_only and tuned.diagnosis is not None:
             self.own_collectives = table(recorded(self._place / CALLS))
         tuned = self._agreed(tuned, job.machine.leads is True)

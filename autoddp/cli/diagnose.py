@@ -77,9 +77,7 @@ def examine(options: Options, as_json: bool) -> None:
     communication, rows = tuning.communication, tuning.own_collectives
     if tuned.diagnosis is None and communication is not None:
         if as_json:
-            findings = {"findings": [one.plain() for one in communication.findings]}
-            said = {"not_measured": list(communication.not_measured), "verdict": list(communication.verdict)}
-            show_json(finite(NOTHING | findings | said | {"communication": communication.plain()}))
+            show_json(finite(communication.document()))
         else:
             show(text_of(communication_text.for_stdout(communication), width_of_stdout()))
     elif tuned.diagnosis is None:
@@ -106,11 +104,13 @@ def _examined(options: Options, mode: Mode) -> tuple[Tuning, Tuned, Path]:
         agreement = None
         if mode.several_nodes:
             require_rendezvous(options.torchrun)
-            agreement = agree(options.torchrun, mode.digest(options), mode.reads(options), mode.variables)
+            agreement = agree(
+                options.torchrun, mode.digest(options), mode.reads(options), mode.variables, measures=True
+            )
         network = agreement.network if agreement is not None else Network()
         hosts = agreement.hosts if agreement is not None else Hosts()
         with environment_with(network.variables), Results(options, preparation.folder, network) as results:
-            tuning = Tuning(options, preparation, hosts, results, network.together)
+            tuning = Tuning(options, preparation, hosts, results, network.together, network.rates)
             tuned = tuning.run()
-        results.keep_diagnosis(tuned)
+        results.keep_diagnosis(tuned, tuning.communication)
     return tuning, tuned, preparation.folder.path

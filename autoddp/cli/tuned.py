@@ -16,6 +16,7 @@ from autoddp.commandline.options import Options
 from autoddp.commandline.rank_count import set_one
 from autoddp.commandline.saved_recipes import arguments_digest, place_for, remove_notes, script_names
 from autoddp.commandline.secret_words import without_secrets
+from autoddp.diagnose.collectives import CommunicationDiagnosis
 from autoddp.errors import AutoddpError, NotTuned, RecipeError, first_line
 from autoddp.hosts.late_hosts import Plan, Running, differs
 from autoddp.knobs import Configuration
@@ -137,10 +138,16 @@ class Results:
             self._close(tuned.outcome, place, recipe.configuration)
         return replace(mode, recipe=recipe, path=place)
 
-    def keep_diagnosis(self, tuned: Tuned) -> None:
-        """Write a diagnosis that was all that was asked for to the run's folder, in place of a study's results."""
+    def keep_diagnosis(self, tuned: Tuned, communication: CommunicationDiagnosis | None) -> None:
+        """Write a diagnosis that was all that was asked for to the run's folder, in place of a study's results.
+
+        `communication`: that of a script without DDP. A page shows the stages of steps, which it has not: none is made.
+        """
+        if tuned.diagnosis is None and communication is not None:
+            found = summary_of_diagnosis(communication.document(), tuned.wall_seconds)
+            self._save(found | {"script": self._options.script, "run": self._folder.path.name})
         if tuned.diagnosis is not None:
-            found = summary_of_diagnosis(tuned.diagnosis, tuned.wall_seconds)
+            found = summary_of_diagnosis(tuned.diagnosis.plain(), tuned.wall_seconds)
             self._write_summary(found | ({"timelines": tuned.timelines} if tuned.timelines else {}))
 
     def _write_summary(self, results: dict[str, Any]) -> None:
@@ -155,15 +162,18 @@ class Results:
         }
         if self._commands and not self._options.diagnose_only:
             content["commands"] = self._commands
-        try:
-            write_summary(self._folder.summary, content)
-        except OSError as error:  # a full disk must not cost the launch
-            say(f"warning: {self._folder.summary} could not be written: {error.strerror}")
+        self._save(content)
         for finding in found.get("findings", ()):
             say(finding)
         self._write_report(content)
         if self._options.trace or self._options.diagnose_only:
             self._write_trace(content.get("timelines", ()))
+
+    def _save(self, content: dict[str, Any]) -> None:
+        try:
+            write_summary(self._folder.summary, content)
+        except OSError as error:  # a full disk must not cost the launch
+            say(f"warning: {self._folder.summary} could not be written: {error.strerror}")
 
     def _write_trace(self, timelines: Sequence[Timeline]) -> None:
         if not timelines:

@@ -193,13 +193,19 @@ class _Meeting:
 
 @awaiting("the launchers of the other hosts", soon=_SILENT - 2)
 def agree(
-    torchrun: argparse.Namespace, plan: str, reads: str, variables: Collection[str] = (), job: bool = False
+    torchrun: argparse.Namespace,
+    plan: str,
+    reads: str,
+    variables: Collection[str] = (),
+    job: bool = False,
+    measures: bool = False,
 ) -> Agreement:
     """Meet the other nodes' launchers: `plan` must be the same on all, and the network is chosen unless the user did.
 
     `reads` is the plan for people, `variables` are the names of what the plan sets. `torchrun` is given the address by
     which the others reach this host, unless the user named one. UsageError, with all errors in one line and the same
-    on all nodes. `job`: a job follows, which a host that comes later may join.
+    on all nodes. `job`: a job follows, which a host that comes later may join. `measures`, the same on all nodes too:
+    all interfaces are measured, also where the user has chosen one.
     """
     ours = {address for nic in interfaces() for address in nic.addresses}
     options.host_endpoint_if_ours(torchrun, ours)
@@ -264,9 +270,8 @@ def agree(
         if notices is not None and rank == 0:
             # A late host finds the meeting closed, and then reads this. No host closes it before `choose` ends.
             notices.plan(Plan(plan, reads, job and not errors))
-        found = choose(
-            meeting.exchange, rank, labels(all_), places_here(torchrun.local_addr, may_have_gpus(os.environ))
-        )
+        here = places_here(torchrun.local_addr, may_have_gpus(os.environ))
+        found = choose(meeting.exchange, rank, labels(all_), here, measures)
         handler.shutdown()
         meeting.say(f"read/{rank}", "1")
         if has_store:  # it ends with this process, and the others still have to read

@@ -119,10 +119,11 @@ def with_rdma(network: Network, taken: Collection[str]) -> Network:
     return replace(network, says="; ".join(says), rdma={name: value for name, (value, _) in settings.items()})
 
 
-def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places) -> Found:
+def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places, measures: bool = False) -> Found:
     """Let all nodes try each other's addresses, and choose the one by which this node is reached.
 
-    `exchange` is the same on all nodes. `labels` has each node's name for people, such as "node 1 (host1)".
+    `exchange` is the same on all nodes. `labels` has each node's name for people, such as "node 1 (host1)". With
+    `measures`, which is the same on all nodes too, the rates are known also where the user has made the choice.
     """
     with Listener(places.to_try) as listener:
         mine = _Listening(listener.port, listener.secret, places)
@@ -138,13 +139,17 @@ def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places)
         faults, doubts = ([text for sure, text in complaints if sure is wanted] for wanted in (True, False))
         following = (node + 1) % len(nodes)
         next_ = nodes[following]
-        open_ = {} if faults or _is_taken(next_.places, next_.usable) else next_.usable
+        is_taken = _is_taken(next_.places, next_.usable) and not measures
+        open_ = {} if faults or is_taken else next_.usable
         lasting = min(_MEASURED, _ALL_MEASURED / (_TRIES * len(open_) or 1))
         rates = {name: _rate(all_[following].door(address), lasting) for name, address in open_.items()}
         rates_of_all = exchange("network/rate", rates)
         exchange("network/done", True)  # nobody stops listening before all have measured
     if faults:
         return Found(Network(), faults, doubts)
+    if measures and _is_taken(places, nodes[node].usable):
+        named = _as_named(places, nodes[node].usable)
+        return Found(replace(named, rates=rates_of_all[node - 1]), [], doubts)
     return Found(_chosen(places, nodes[node].usable, rates_of_all[node - 1]), [], doubts)
 
 

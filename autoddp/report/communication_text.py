@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from autoddp.diagnose.collectives import CommunicationDiagnosis
 from autoddp.diagnose.collectives.table import Row
-from autoddp.tables import grid
 from autoddp.units import milliseconds, percent
 
-_MOST_ROWS = 20
+_MOST_ROWS = 12
+_LEAST_SHARE = 0.005  # of the time, from which a row is shown
 
 
 def for_stdout(diagnosis: CommunicationDiagnosis) -> list[RenderableType]:
     """All of it, for `autoddp diagnose` of a script without DDP."""
     found: list[RenderableType] = [*(Text(line) for line in diagnosis.verdict), rows(diagnosis.rows)]
-    if diagnosis.findings:
-        found.append(_findings(diagnosis))
+    found += _findings(diagnosis)
     if diagnosis.replayed:
         found.append(Text(f"how true prices are: {diagnosis.replayed}"))
     found += [Text(f"not measured: {sentence}") for sentence in diagnosis.not_measured]
@@ -40,7 +40,8 @@ def rows(of_script: Sequence[Row]) -> RenderableType:
         table.add_column(name, overflow="fold")
     for name in ("calls/s", "KiB", "time", "waiting", "transfer", "last"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in of_script[:_MOST_ROWS]:
+    shown = [row for row in of_script if row.share >= _LEAST_SHARE][:_MOST_ROWS] or of_script[:_MOST_ROWS]
+    for row in shown:
         last = "-" if row.last is None else f"{row.last} ({percent(row.last_in)})"
         table.add_row(
             Text(row.where),
@@ -53,17 +54,20 @@ def rows(of_script: Sequence[Row]) -> RenderableType:
             "-" if row.transfer is None else percent(row.transfer),
             last,
         )
-    if len(of_script) > _MOST_ROWS:
-        table.caption = f"and {len(of_script) - _MOST_ROWS} more, see --json"
+    if len(of_script) > len(shown):
+        table.caption = f"and {len(of_script) - len(shown)} that take less, see --json"
+        table.caption_justify = "left"
     return table
 
 
-def _findings(diagnosis: CommunicationDiagnosis) -> RenderableType:
-    lines = [("cause", f"ms per {diagnosis.steps.unit} (99 %)", "", "what was seen, and what to change")]
-    for one in diagnosis.findings:
+def _findings(diagnosis: CommunicationDiagnosis) -> Iterator[RenderableType]:
+    """Each finding in a few lines. What to change for the first one stands in the answer."""
+    for number, one in enumerate(diagnosis.findings):
         price = milliseconds(one.seconds)
         if one.low is not None and one.high is not None:
             price += f" ({milliseconds(one.low)} to {milliseconds(one.high)})"
-        lines.append((one.cause, price, one.status, one.text))
-        lines.append(("", "", "fix", one.fix))
-    return grid(lines)
+        head = f"{one.cause}, {one.status}: {price} of {milliseconds(diagnosis.steps.seconds)} ms per "
+        yield Text(f"{head}{diagnosis.steps.unit}", style="bold")
+        yield Padding(Text(f"{one.text}."), (0, 0, 0, 2))
+        if number:
+            yield Padding(Text(f"Fix: {one.fix}"), (0, 0, 0, 2))

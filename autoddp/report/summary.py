@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from autoddp.codec import encode, finite, plain
-from autoddp.diagnose import Diagnosis
 from autoddp.files import write_whole
 from autoddp.knobs import AS_WRITTEN
 from autoddp.predict import what_if
@@ -52,9 +51,9 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
     }
 
 
-def summary_of_diagnosis(diagnosis: Diagnosis, wall_seconds: dict[str, float]) -> dict[str, Any]:
-    """The summary where nothing was studied but why the job is slow."""
-    return {"schema": SUMMARY_SCHEMA, "diagnosis": diagnosis.plain(), "wall_seconds": wall_seconds}
+def summary_of_diagnosis(diagnosis: dict[str, Any], wall_seconds: dict[str, float]) -> dict[str, Any]:
+    """The summary where nothing was studied but why the job is slow; `diagnosis` as it is printed for programs."""
+    return {"schema": SUMMARY_SCHEMA, "diagnosis": diagnosis, "wall_seconds": wall_seconds}
 
 
 def summary_without_study(why: str, wall_seconds: dict[str, float]) -> dict[str, Any]:

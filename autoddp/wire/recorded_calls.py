@@ -36,6 +36,8 @@ WATCH = "watch"
 """Name of a file in the folder. Once it is there, processes look for some steps where results are first used."""
 TRIAL = "threads.json"
 """Name of a file in the folder with a `ThreadsTrial`."""
+WITH_GROUPS = ("init_process_group", "new_group", "split_group", "destroy_process_group")
+"""Functions of torch.distributed that make or destroy a process group. Their calls are noted as calls of no group."""
 VARIABLE = "AUTODDP_RECORDS_CALLS"
 """Environment variable: "PORT:FOLDER", see `RecordingPlan`. `inject/sitecustomize.py` spells this name again."""
 
@@ -134,6 +136,8 @@ class WorldNamed(Named, frozen=True):
     ranks: int
     threads: int
     """Threads of torch's operators."""
+    interface: str = ""
+    """The network interface that the backend was told to go over, by its variable; "" where it was told none."""
 
 
 class GroupNamed(Named, frozen=True):
@@ -179,7 +183,7 @@ class GroupEventNamed(Named, frozen=True):
 
 
 class UsedNamed(Named, frozen=True):
-    """The first use of what calls from a place have changed, of those for which the script has waited at once."""
+    """The first use of what calls from a place have changed, after the script has waited for them."""
 
     place: int
     calls: int

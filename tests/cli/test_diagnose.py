@@ -244,3 +244,6 @@ def test_a_script_that_communicates_without_ddp(tmp_path: Path, spawns: bool) ->
     assert small, found["verdict"]
     assert small[0]["ms"] > 0
     assert f"small_calls.py:{row['line']}" in small[0]["fix"]
+    assert found["communication"]["step_ms"] > 0
+    (summary,) = tmp_path.glob(".autoddp/2*/summary.json")
+    assert json.loads(summary.read_text())["diagnosis"] == found, "the same for programs that read the run's folder"

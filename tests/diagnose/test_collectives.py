@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autoddp.diagnose.collectives import CommunicationDiagnosis, examined
 from autoddp.diagnose.collectives.cause import Job
 from autoddp.diagnose.collectives.causes import CAUSES
 from autoddp.diagnose.collectives.fewer_threads import found, planned
@@ -14,7 +15,9 @@ from autoddp.diagnose.collectives.program import script_of
 from autoddp.diagnose.collectives.recording import Call, Group, Look, Place, Process, Recording, Sums, Use
 from autoddp.diagnose.collectives.steps import period_of, steps_of
 from autoddp.diagnose.collectives.table import calls_of, different_calls, table
-from autoddp.wire.replayed_calls import MAKE_GROUP, WAIT
+from autoddp.report import communication_text
+from autoddp.tables import text_of
+from autoddp.wire.replayed_calls import MAKE_GROUP, WAIT, Program
 
 PAIR = Group((0, 1), "pair", "gloo")
 
@@ -163,6 +166,28 @@ def test_a_result_that_is_used_later(of_ranks: tuple[Use | None, ...], found: bo
         assert acts[number + 2].computes == pytest.approx(acts[number + 3].computes)
 
 
+def test_a_wait_that_comes_long_before_the_first_use() -> None:
+    """The script has started the call itself, and waits for it at once. The wait moves, and what is computed stays."""
+    one, two = loop(60, gap=2e-3).processes
+    ranks = []
+    for rank in (one, two):
+        calls = [
+            replace(made, is_blocking=False, wait_began=made.returned + 1e-5) if made.place.line == 11 else made
+            for made in rank.calls
+        ]
+        ranks.append(replace(rank, calls=calls, uses={place(11): USE}))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    script = script_of(recording, steps)
+    assert script is not None
+    (suspected,) = CAUSES["blocking_collectives"].suspect(Job(recording, steps, [], script, 2))
+    assert suspected.changed is not None
+    before, after = ([one.act for one in of.played[0]] for of in (script, suspected.changed))
+    number = next(number for number, act in enumerate(before) if act.call == WAIT)
+    assert [act.call for act in after[number - 1 : number + 3]] == ["allreduce", "allreduce", WAIT, "allreduce"]
+    assert sum(act.computes for act in after) == pytest.approx(sum(act.computes for act in before))
+
+
 def test_groups_that_are_made_in_each_step() -> None:
     """They are made again in the replay, one after another in one place; without the cause the first one stays."""
     new, members = place(20, "new_group", "new_group", None), (0, 1)
@@ -216,8 +241,69 @@ def test_fewer_threads_are_tried_where_there_are_more_than_cores() -> None:
     assert found(Recording((replace(one, tried=tried[:40]), two), trial)) is None, "too few turns"
 
 
+@pytest.mark.parametrize(
+    ("interface", "rates", "is_found"),
+    [
+        ("eth0", {"eth0": 0.1, "eth1": 1.0}, True),
+        ("eth1", {"eth0": 0.1, "eth1": 1.0}, False),  # the fast one
+        ("eth0", {"eth0": 0.8, "eth1": 1.0}, False),  # about as fast
+        ("", {"eth0": 0.1, "eth1": 1.0}, False),  # told none
+        ("eth0", {}, False),  # not measured
+    ],
+)
+def test_an_interface_that_is_not_the_fastest(interface: str, rates: dict[str, float], is_found: bool) -> None:
+    """Rank 0 alone is on this host. Its calls take 1 ms each: as long as 10 kB on 0.1 Gbit/s, with a little more."""
+    one = loop(30, late=0.0).processes[0]
+    sizes = {where: replace(sums, bytes=sums.count * 10_000) for where, sums in one.sums.items()}
+    recording = Recording((replace(one, interface=interface, sums=sizes),))
+    steps = steps_of(recording)
+    job = Job(recording, steps, [], script_of(recording, steps), 2, rates)
+    suspected = list(CAUSES["wrong_interface"].suspect(job))
+    assert bool(suspected) is is_found
+    if is_found:
+        assert suspected[0].guess == pytest.approx(3 * 0.8e-3 * 0.9, rel=0.1)
+        assert "GLOO_SOCKET_IFNAME=eth1" in suspected[0].fix
+    here = Recording(tuple(replace(process, interface=interface) for process in loop(30).processes))
+    assert not list(CAUSES["wrong_interface"].suspect(Job(here, steps, [], None, 2, rates))), "all on one host"
+
+
+def answered(changed: tuple[float, ...]) -> CommunicationDiagnosis:
+    """The diagnosis of a loop in which rank 1 is late; whatever is changed takes so many seconds in each round."""
+    recording = loop(60, late=6e-3)
+
+    def replay(programs: dict[str, Program]) -> dict[str, tuple[float, ...]]:
+        assert "waiting_for_rank" in programs
+        script = script_of(recording, steps_of(recording))
+        assert script is not None
+        as_written = (script.seconds, script.seconds * 1.01, script.seconds * 0.99, script.seconds)
+        return {name: as_written if name == "as written" else changed for name in programs}
+
+    return examined(recording, 2, replay, lambda line: None)
+
+
+def test_an_answer_on_a_terminal_of_80_columns() -> None:
+    """The answer comes first, and what to change for it; then the table, then how it was found."""
+    said = answered((0.2, 0.201, 0.199, 0.2))
+    lines = text_of(communication_text.for_stdout(said), 80).splitlines()
+    assert lines[0].startswith("Mending ")
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 40, lines
+    (first, *_) = said.findings
+    assert " ".join(" ".join(lines).split()).count(first.fix[:40]) == 1, "it is told once"
+    plain = said.document()
+    assert plain["findings"][0] == first.plain()
+    assert plain["communication"]["step_ms"] == pytest.approx(said.steps.seconds * 1e3)
+
+
+def test_an_interval_around_zero_is_no_finding() -> None:
+    said = answered((0.1, 0.6, 0.1, 0.6))
+    assert said.findings == []
+    assert any(line.startswith("whether waiting_for_rank costs anything") for line in said.not_measured)
+    assert said.verdict[0].startswith("Nothing found")
+
+
 def test_each_cause_says_what_it_is() -> None:
     """The names are promised by --json."""
     assert {"small_collectives", "scalar_collectives", "object_collectives", "waiting_for_rank"} <= CAUSES.keys()
-    assert {"too_many_groups", "oversubscribed_cores", "blocking_collectives"} <= CAUSES.keys()
+    assert {"too_many_groups", "oversubscribed_cores", "blocking_collectives", "wrong_interface"} <= CAUSES.keys()
     assert all(cause.in_words and cause.name == name for name, cause in CAUSES.items())

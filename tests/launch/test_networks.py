@@ -56,6 +56,20 @@ def test_the_fast_network_is_found_and_used(lab, tmp_path):
 
 
 @pytest.mark.lab
+def test_a_diagnosis_names_the_faster_network(lab, tmp_path):
+    """The lab sets GLOO_SOCKET_IFNAME to the slow one, as a user may; the rates are measured all the same."""
+    hosts = lab(hosts=2, rate="100mbit", more={"eth1": "1gbit"})
+    words = [str(SCRIPTS / "small_calls.py"), "--numbers", "25000", "--calls", "60"]
+    launches = [launch.wait() for launch in on_all(hosts, [*AUTODDP, "diagnose", "--json"], tmp_path, *words)]
+    assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
+    for launch in launches:
+        (found,) = json.loads(launch.stdout)["findings"]
+        assert (found["cause"], found["status"]) == ("wrong_interface", "suspected")
+        assert "GLOO_SOCKET_IFNAME=eth1" in found["fix"]
+        assert found["ms"] > 1
+
+
+@pytest.mark.lab
 @pytest.mark.whole
 def test_torchrun_does_not_get_through_there(lab, tmp_path):
     hosts = lab(hosts=2, rate="100mbit", more={"eth1": "1gbit"}, trap=True)

@@ -1,4 +1,7 @@
-"""Sends many small tensors, without DDP. With --spawns N it starts N ranks, which meet at a port of their own."""
+"""Sends many small tensors, without DDP, or larger ones with --numbers.
+
+With --spawns N it starts N ranks, which meet at a port of their own.
+"""
 
 import argparse
 import os
@@ -8,36 +11,36 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-CALLS = 600
 
-
-def work() -> None:
+def work(numbers: int, calls: int) -> None:
     torch.set_num_threads(1)
-    small = torch.ones(10, 10)
-    for _ in range(CALLS):
+    small = torch.ones(numbers)
+    for _ in range(calls):
         dist.all_reduce(small)
         small /= dist.get_world_size()
-    assert small.tolist() == torch.ones(10, 10).tolist()
+    assert small.tolist() == torch.ones(numbers).tolist()
     dist.destroy_process_group()
 
 
-def rank(number: int, world: int, port: int) -> None:
+def rank(number: int, world: int, port: int, numbers: int, calls: int) -> None:
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(port)
     dist.init_process_group("gloo", rank=number, world_size=world)
-    work()
+    work(numbers, calls)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--spawns", type=int, default=0)
+    parser.add_argument("--numbers", type=int, default=100)
+    parser.add_argument("--calls", type=int, default=600)
     options = parser.parse_args()
     if options.spawns:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
-        mp.spawn(rank, (options.spawns, port), nprocs=options.spawns)
+        mp.spawn(rank, (options.spawns, port, options.numbers, options.calls), nprocs=options.spawns)
     else:
         dist.init_process_group("gloo")
-        work()
+        work(options.numbers, options.calls)
 
 
 if __name__ == "__main__":

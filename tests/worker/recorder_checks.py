@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,9 @@ def checks(rank: int) -> dict[str, Any]:
     folder = Path(os.environ["RECORDED"])
     as_written = _calls(rank)
     recorder = CallRecorder(RecordingPlan(str(folder)), is_launched=True)
-    collectives.record(recorder)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        collectives.record(recorder)
     seen = _calls(rank)
     child = os.fork()
     if child == 0:
@@ -107,7 +110,13 @@ def checks(rank: int) -> dict[str, Any]:
     (mine,) = (one for one in recorded(folder).processes if one.rank == rank)
     return {
         "uses": {place.line: (use.calls, round(use.share, 3), use.where) for place, use in mine.uses.items()},
+        "said": [str(one.message) for one in said],
         "threads": threads,
+        "wholes": [
+            (one.place.line, one.began, one.ended, [c.began for c in mine.calls if _is_part(c, one)])
+            for one in mine.calls
+            if one.place.is_for_objects
+        ],
         "tried": len(mine.tried),
         "is_left": "tolist" in vars(torch.Tensor) or _get_current_dispatch_mode() is not None,
         "alike": [_plain(one) for one in as_written] == [_plain(one) for one in seen],
@@ -117,6 +126,10 @@ def checks(rank: int) -> dict[str, Any]:
         "rows": [row.plain() for row in table(recorded(folder))],
         "ranks": recorded(folder).ranks,
     }
+
+
+def _is_part(call: Any, whole: Any) -> bool:
+    return call.place.group is not None and call.place.line == whole.place.line
 
 
 def _used_later(recorder: CallRecorder, folder: Path) -> None:

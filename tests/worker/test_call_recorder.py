@@ -30,6 +30,7 @@ def test_the_script_is_given_what_it_is_given_without_it(ranks: list[dict[str, A
     for rank in ranks:
         assert rank["alike"], rank["seen"]
         assert rank["forked"] == 0
+        assert rank["said"] == []
         assert rank["seen"][0] == pytest.approx([2.4] * 3)
 
 
@@ -47,6 +48,15 @@ def test_each_place_has_its_calls(ranks: list[dict[str, Any]]) -> None:
     assert Path(several["file"]).name == "recorder_checks.py"
     paused = _line_of("dist.all_reduce(torch.ones(1))")
     assert (paused, "all_reduce") not in rows
+
+
+def test_a_function_for_objects_is_seen_as_a_whole(ranks: list[dict[str, Any]]) -> None:
+    """It pickles before its calls, and afterwards."""
+    for rank in ranks:
+        (whole,) = [one for one in rank["wholes"] if one[0] == _line_of("dist.all_gather_object")]
+        _, began, ended, parts = whole
+        assert len(parts) == 2
+        assert all(began < at < ended for at in parts)
 
 
 def test_who_is_late_and_who_waits(ranks: list[dict[str, Any]]) -> None:

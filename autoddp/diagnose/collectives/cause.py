@@ -14,7 +14,7 @@ Such a file in `causes/` is a cause; nothing else has to know it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -35,6 +35,8 @@ class Job:
     """What can be done again; None if nothing can."""
     cores: int
     """CPU cores that the ranks of this host share."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Interface → Gbit/s to the next host, of those that reach all hosts; empty on one host."""
 
     @cached_property
     def step(self) -> float:

@@ -9,7 +9,7 @@ by then, so nothing of it is touched, and nothing of it can be.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autoddp.diagnose.collectives.cause import Job, Suspicion
@@ -31,15 +31,21 @@ _AS_WRITTEN = "as written"
 _UNLIKE = 0.35  # share by which the steps as written may differ when they are done again
 
 
-def examined(recording: Recording, cores: int, replay: Replays, say: Callable[[str], None]) -> CommunicationDiagnosis:
-    """Why the communication of a recorded script takes as long as it does. `cores`: those that its ranks share."""
+def examined(
+    recording: Recording,
+    cores: int,
+    replay: Replays,
+    say: Callable[[str], None],
+    rates: Mapping[str, float] | None = None,
+) -> CommunicationDiagnosis:
+    """Why the communication of a recorded script takes as long as it does. `cores`, `rates`: see `Job`."""
     from autoddp.diagnose.collectives.program import script_of
 
     steps = steps_of(recording)
     rows = table(recording)
     different = different_calls(recording)
     script = script_of(recording, steps) if not different else None
-    job = Job(recording, steps, rows, script, cores)
+    job = Job(recording, steps, rows, script, cores, rates or {})
     suspected = [one for one in suspicions(job) if one.guess >= WORTHWHILE * job.step]
     rounds: Rounds | str = "nothing that all ranks do together was recorded"
     if script is not None:

@@ -62,7 +62,7 @@ def found(recording: Recording) -> tuple[list[float], list[float]] | None:
 def _marks(calls: Sequence[Call]) -> list[float]:
     """When the steps of the optimizer ended; else when the place was called that is called most often."""
     steps = [call for call in calls if call.place.is_step] or calls
-    counts = Counter(call.place.of_any_group for call in steps if not call.place.is_about_groups)
+    counts = Counter(call.place.of_any_group for call in steps if call.place.repeats_in_steps)
     most = counts.most_common(1)[0][0] if counts else None
     return [call.began for call in steps if call.place.of_any_group == most]
 

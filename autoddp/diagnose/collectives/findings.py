@@ -9,7 +9,7 @@ from typing import Any
 from autoddp.diagnose.collectives.recording import Recording
 from autoddp.diagnose.collectives.steps import Steps
 from autoddp.diagnose.collectives.table import Row
-from autoddp.diagnose.findings import Finding
+from autoddp.diagnose.findings import NOTHING, Finding
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,21 @@ class CommunicationDiagnosis:
     replayed: str = ""
     """How the steps as written compare when they are done again, as a sentence without a period."""
 
+    def document(self) -> dict[str, Any]:
+        """The whole answer for JSON, in the form of `Diagnosis.plain`."""
+        return {
+            **NOTHING,
+            "findings": [one.plain() for one in self.findings],
+            "not_measured": list(self.not_measured),
+            "verdict": list(self.verdict),
+            "communication": self.plain(),
+        }
+
     def plain(self) -> dict[str, Any]:
         """For JSON, under `communication`."""
         return {
             "unit": self.steps.unit,
+            "step_ms": round(self.steps.seconds * 1e3, 4),
             "steps_by": self.steps.how,
             "seconds": round(self.recording.seconds, 3),
             "world": self.recording.world,

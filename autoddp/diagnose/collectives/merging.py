@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from autoddp.diagnose.collectives.program import NO_CALL, Played, Script, with_
 from autoddp.wire.replayed_calls import WAIT, Act
 
-MERGEABLE = ("allreduce", "broadcast", "allgather", "_allgather_base", "all_gather_single", "reduce")
+MERGEABLE = ("allreduce", "broadcast", "allgather", "_allgather_base", "all_gather_single", "reduce", "gather")
 """Methods of a group of which one call of all bytes does what several calls do."""
 _LARGEST = 25 * 2**20  # bytes of a merged call, as DDP's buckets
 

@@ -12,6 +12,7 @@ if ranks decided by themselves, they would no longer ask for the same calls.
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -259,11 +260,20 @@ def _played(
     ]
     events += [(call.began, NO_CALL, call, act) for call, act in with_groups]
     events.sort(key=lambda one: one[0])
+    pickling = [call for call in process.calls if call.place.is_for_objects]
+    starts = [call.began for call in pickling]
     found: list[Played] = []
     free_since = events[0][0]
     for began, key, call, no_call in events:
-        gap = max(0.0, began - free_since)
+        whole = pickling[bisect_right(starts, began) - 1] if starts and "object" in call.place.collective else None
+        if whole is not None and whole.began <= began <= whole.ended:  # it pickles before its calls, and after them
+            began = whole.began
+        # When a group takes the place of another one, the other one is destroyed then, which the replay does by itself.
+        is_made = bool(found) and found[-1].act.call == MAKE_GROUP
+        gap = 0.0 if is_made else max(0.0, began - free_since)
         free_since = max(free_since, call.back if no_call is None else call.ended)
+        if whole is not None and whole.began <= began <= whole.ended:
+            free_since = max(free_since, whole.ended)
         if no_call is not None:
             found.append(Played(with_(no_call, computes=gap * computes, sleeps=gap * sleeps), key, call))
             continue

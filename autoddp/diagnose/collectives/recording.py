@@ -27,6 +27,7 @@ from autoddp.wire.recorded_calls import (
     PLACES_FROM,
     SUMS,
     TRIAL,
+    WITH_GROUPS,
     GroupEventNamed,
     GroupNamed,
     Header,
@@ -78,7 +79,17 @@ class Place:
     @property
     def is_about_groups(self) -> bool:
         """Whether this makes a process group, or destroys it."""
-        return self.group is None and not self.is_step
+        return self.group is None and self.method in WITH_GROUPS
+
+    @property
+    def is_for_objects(self) -> bool:
+        """Whether this is a function that pickles objects, as a whole; what it calls has places of its own."""
+        return self.group is None and self.method.endswith(("_object", "_object_list"))
+
+    @property
+    def repeats_in_steps(self) -> bool:
+        """Whether this is a call of a group, or a step of an optimizer."""
+        return self.group is not None or self.is_step
 
     @property
     def of_any_group(self) -> Place:
@@ -130,7 +141,7 @@ class Sums:
 
 @dataclass(frozen=True, order=True)
 class Use:
-    """The first use of what a place's calls have changed, of those for which the script has waited at once."""
+    """The first use of what a place's calls have changed, after the script has waited for them."""
 
     calls: int
     """Calls, and waits for later ends, that lie in between."""
@@ -174,6 +185,8 @@ class Process:
     calls: Sequence[Call] = field(repr=False)
     """The last ones, in their order."""
     sums: dict[Place, Sums] = field(repr=False)
+    interface: str = ""
+    """See `WorldNamed`."""
     tried: Sequence[Call] = field(default=(), repr=False)
     """Calls during a trial of fewer threads, which are in none of the others."""
     made: int = 0
@@ -346,6 +359,7 @@ def _process(path: Path) -> Process | None:
         host=said.host,
         cores=said.cores,
         threads=world.threads if world is not None else 1,
+        interface=world.interface if world is not None else "",
         began=began,
         seconds=max(0.0, last - began - numbers[Header.PAUSED]),
         look=_look(numbers),

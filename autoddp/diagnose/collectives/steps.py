@@ -35,7 +35,7 @@ def steps_of(recording: Recording) -> Steps:
         return by_optimizer
     period = period_of(longest.calls)
     if period:
-        calls = [call for call in longest.calls if not call.place.is_about_groups]
+        calls = [call for call in longest.calls if call.place.repeats_in_steps]
         seconds = (calls[-1].ended - calls[0].began) / len(calls) * period
         if period == 1:
             return Steps("call", "one call after another, and no optimizer", seconds, period)
@@ -62,7 +62,7 @@ def period_of(calls: Sequence[Call]) -> int:
     The last calls may be those behind the loop. So the end of the sequence may be left out, up to a fifth.
     """
     numbers: dict[Place, int] = {}
-    places = [call.place for call in calls[-_LOOKED_AT:] if not call.place.is_about_groups]
+    places = [call.place for call in calls[-_LOOKED_AT:] if call.place.repeats_in_steps]
     alike = {place: place.of_any_group for place in set(places)}
     made = [numbers.setdefault(alike[place], len(numbers)) for place in places]
     for cut in sorted({0, 1, 2, 4, 8, len(made) // 10, len(made) // 5}):

@@ -31,6 +31,7 @@ import torch.distributed as dist
 
 from autoddp import codec
 from autoddp.log import get_logger
+from autoddp.topology.nccl.interface_names import GLOO, NCCL
 from autoddp.wire.recorded_calls import (
     CALLS,
     CALLS_FROM,
@@ -52,6 +53,7 @@ from autoddp.wire.recorded_calls import (
     line,
     made_file,
 )
+from autoddp.worker.observe import collectives
 from autoddp.worker.observe.first_uses import FirstUses
 from autoddp.worker.observe.kernel_accounts import waited_for_cpu
 
@@ -73,6 +75,8 @@ _DEPRECATES = getattr(sys.modules.get("typing_extensions"), "__file__", "")
 """File of the decorator that torch puts around its functions that have a new name."""
 _TORCH, _AUTODDP = _NOT_THE_SCRIPT[:2]
 _C10D = dist.distributed_c10d.__file__
+_PATCHES = collectives.__file__
+"""File of the functions that stand around those of torch, called by the script."""
 _DECORATORS = dist.c10d_logger.__file__
 """File in which the decorators of the functions of torch.distributed are."""
 _ONE_TO_ONE = ("send", "recv")
@@ -131,7 +135,7 @@ class CallRecorder:
         self._shared: mmap.mmap | None = None
         self._made = itertools.count()
         self._group_events = 0
-        self._world: tuple[int, int, int] | None = None
+        self._world: tuple[int, int, int, str] | None = None
         self._look_after, self._looks = 0.0, _FIRST_LOOKS
         self._thread = self._threads_before = 0
         self._trial: ThreadsTrial | None = None
@@ -226,6 +230,13 @@ class CallRecorder:
         except Exception as error:
             self._fail(error)
 
+    def pickled(self, what: str, began: float, ended: float) -> None:
+        """See `Recorder`. It must be called by the patched function itself."""
+        try:
+            self._event(what, began, ended, sys._getframe(2))
+        except Exception as error:
+            self._fail(error)
+
     def _forget_group(self, group: Any) -> None:
         """Forget what is known by the memory of a group, or of all: a new one may have that of a destroyed one."""
         if group is None:
@@ -312,7 +323,7 @@ class CallRecorder:
         while not self._is_the_scripts(frame.f_code) and frame.f_back is not None:
             inside.append(frame)
             frame = frame.f_back
-        if any(one.f_code.co_filename.startswith(_AUTODDP) for one in inside):
+        if any(one.f_code.co_filename.startswith(_AUTODDP) and one.f_code.co_filename != _PATCHES for one in inside):
             group = None  # a hook of ours, or an experiment: no call of the script's
         key: tuple[Any, ...] = (id(group) if group is not None else of, id(frame.f_code), frame.f_lasti, method)
         if len(inside) > 1 + (len(inside) > 1 and inside[1].f_code.co_filename == _DECORATORS):
@@ -384,10 +395,14 @@ class CallRecorder:
 
     def _say_world(self) -> None:
         if dist.is_initialized():
-            world = (dist.get_rank(), dist.get_world_size(), torch.get_num_threads())
+            world = (dist.get_rank(), dist.get_world_size(), torch.get_num_threads(), self._interface())
             if world != self._world:
                 self._world = world
                 self._say(WorldNamed(*world))
+
+    def _interface(self) -> str:
+        """The interface that the backend was told."""
+        return os.environ.get(NCCL if "nccl" in _backend(None) else GLOO, "")
 
     def _open(self) -> None:
         name = os.path.join(self._plan.folder, f"{os.getpid()}-{time.monotonic_ns()}")

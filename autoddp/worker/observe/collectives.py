@@ -6,9 +6,9 @@
 Each function of torch.distributed that moves something calls a method of a `ProcessGroup`, and so do object
 collectives, batches of `P2POp`, coalesced calls, and scripts that use a group directly. A method that starts something
 returns a `Work`: torch's own signatures say which methods these are, so no list has to be complete. They are patched
-in the class, once, when torch is imported. The functions of torch.distributed stay what they are: torch.compile knows
-them by identity. torch waits for the end of a blocking call by `Work.wait`, as the script does for one with
-`async_op=True`.
+in the class, once, when torch is imported. The functions of torch.distributed stay what they are, because torch.compile
+knows them by identity; but for those that pickle objects or make groups, which it cannot compile. torch waits for the
+end of a blocking call by `Work.wait`, as the script does for one with `async_op=True`.
 
 What DDP reduces is called in C++ and never comes this way. Nor do functional collectives (`DTensor`), which go through
 torch's dispatcher, and methods that a subclass of `ProcessGroup` in Python overrides.
@@ -29,11 +29,13 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from autoddp.wire.recorded_calls import WITH_GROUPS
 from autoddp.worker.observe.training_thread import TrainingThread
 
 _RETURNS_WORK = re.compile(r"-> \S*\bWork$", re.MULTILINE)
 _WAITS_BY_ITSELF = "monitored_barrier"  # the only one that returns when all is done, and no `Work`
-_WITH_GROUPS = ("init_process_group", "new_group", "split_group", "destroy_process_group")
+_FOR_OBJECTS = ("_object", "_object_list")
+"""How the names of functions end that pickle what they send, in calls of their own."""
 
 
 class Recorder(Protocol):
@@ -62,6 +64,9 @@ class Recorder(Protocol):
 
     def made(self, what: str, group: Any, began: float, ended: float) -> None:
         """The script has made this process group, or destroyed it; None: all of them."""
+
+    def pickled(self, what: str, began: float, ended: float) -> None:
+        """The script has called a function for objects, whose own calls were noted before."""
 
 
 class Collectives:
@@ -100,9 +105,11 @@ class Collectives:
         if (barrier := getattr(dist.ProcessGroup, _WAITS_BY_ITSELF, None)) is not None:
             setattr(dist.ProcessGroup, _WAITS_BY_ITSELF, self._starting(_WAITS_BY_ITSELF, barrier, waits=True))
         dist.Work.wait = self._waiting(dist.Work.wait)  # type: ignore[method-assign]
-        for name in _WITH_GROUPS:
-            if (function := getattr(dist.distributed_c10d, name, None)) is not None:
-                patched = self._making(name, function)
+        for name, function in list(vars(dist.distributed_c10d).items()):
+            for_objects = name.endswith(_FOR_OBJECTS) and not name.startswith("_")
+            # By the name first: torch warns of some of its objects where they are looked at.
+            if (name in WITH_GROUPS or for_objects) and isinstance(function, FunctionType):
+                patched = self._pickling(name, function) if for_objects else self._making(name, function)
                 setattr(dist.distributed_c10d, name, patched)
                 setattr(dist, name, patched)
 
@@ -165,6 +172,19 @@ class Collectives:
             group = made if made is not None else args[0] if args else kwargs.get("group")
             recorder.made(name, group, began, time.perf_counter())
             return made
+
+        return patched
+
+    def _pickling(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            recorder = self.recorder
+            if recorder is None or not recorder.on:
+                return function(*args, **kwargs)
+            began = time.perf_counter()
+            result = function(*args, **kwargs)
+            recorder.pickled(name, began, time.perf_counter())
+            return result
 
         return patched
 

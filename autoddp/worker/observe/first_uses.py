@@ -37,7 +37,7 @@ _PAST_THE_DISPATCHER = ("tolist", "numpy", "data_ptr")
 
 @dataclass
 class _Open:
-    """A call that was waited for, and whose result nothing has used yet."""
+    """A call that was waited for, at once or later, and whose result nothing has used yet."""
 
     place: int
     calls: int = 0
@@ -119,7 +119,6 @@ class FirstUses:
             return
         if not is_blocking:
             self._gap_ends(began, ended)
-            return
         self._gap_began = ended
         place, addresses = started
         call = _Open(place)

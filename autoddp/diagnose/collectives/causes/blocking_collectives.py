@@ -53,38 +53,52 @@ def _first_uses(job: Job) -> dict[Place, Use]:
     return found
 
 
+def _waits(played: Sequence[Played]) -> Iterator[tuple[int, tuple[int, int], Call]]:
+    """Each wait of a rank, with its call: it is in the call itself, or comes later for one that was only started."""
+    keys = {id(one.call): one.key for one in played if one.key != NO_CALL}
+    for number, one in enumerate(played):
+        if (one.key != NO_CALL and one.act.waits) or one.act.call == WAIT:
+            yield number, keys.get(id(one.call), NO_CALL), one.call
+
+
 def _used_later(script: Script, uses: dict[Place, Use]) -> set[tuple[int, int]]:
-    """The calls after which every rank does something for a while that needs no result of them."""
-    found: dict[tuple[int, int], bool] = {}
+    """The calls for which every rank waits, and then does something for a while that needs no result of them."""
+    found: dict[tuple[int, int], list[bool]] = {}
     for of_rank in script.played.values():
-        for number, one in enumerate(of_rank):
-            use = uses.get(one.call.place)
-            if use is None or one.key == NO_CALL or not one.act.waits or "object" in one.act.call:
-                found[one.key] = False
+        for number, key, call in _waits(of_rank):
+            use = uses.get(call.place)
+            if use is None or "object" in call.place.collective:
                 continue
             meanwhile = of_rank[number + 1 : number + 1 + use.calls]
             free = sum(after.act.computes + after.act.sleeps + after.call.seconds for after in meanwhile)
             if number + 1 + use.calls < len(of_rank):
                 last = of_rank[number + 1 + use.calls].act
                 free += use.share * (last.computes + last.sleeps)
-            found[one.key] = found.get(one.key, True) and free >= _LONG * one.call.seconds
-    return {key for key, holds in found.items() if holds}
+            found.setdefault(key, []).append(free >= _LONG * call.seconds)
+    found.pop(NO_CALL, None)
+    return {key for key, holds in found.items() if all(holds) and len(holds) == len(script.of_key[key])}
 
 
 def _waited_for_later(script: Script, keys: set[tuple[int, int]], uses: dict[Place, Use]) -> Script:
     def change(played: Sequence[Played]) -> Iterator[Played]:
+        moved = {number: (call, uses[call.place]) for number, key, call in _waits(played) if key in keys}
         waits: dict[int, list[tuple[float, Call]]] = {}
+        computes = sleeps = 0.0
         for number, one in enumerate(played):
-            act, left = one.act, 1.0
+            computes, sleeps, left = computes + one.act.computes, sleeps + one.act.sleeps, 1.0
             for share, call in sorted(waits.pop(number, []), key=lambda wait: wait[0]):
                 part = share - (1.0 - left)
-                yield Played(Act(WAIT, computes=act.computes * part, sleeps=act.sleeps * part), NO_CALL, call)
+                yield Played(Act(WAIT, computes=computes * part, sleeps=sleeps * part), NO_CALL, call)
                 left -= part
-            act = with_(act, computes=act.computes * left, sleeps=act.sleeps * left)
-            if one.key in keys:
-                use = uses[one.call.place]
-                waits.setdefault(number + 1 + use.calls, []).append((use.share, one.call))
+            act = with_(one.act, computes=computes * left, sleeps=sleeps * left)
+            if number in moved:
+                call, use = moved[number]
+                waits.setdefault(number + 1 + use.calls, []).append((use.share, call))
+                if act.call == WAIT:  # what the rank does before it, it does before the next one
+                    computes, sleeps = act.computes, act.sleeps
+                    continue
                 act = with_(act, waits=False)
+            computes = sleeps = 0.0
             yield Played(act, one.key, one.call)
 
     return script.changed(change)

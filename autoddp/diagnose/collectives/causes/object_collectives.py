@@ -13,6 +13,15 @@ _AS_TENSORS = {
     "all_gather_object": "_allgather_base",
     "gather_object": "_allgather_base",
     "broadcast_object_list": "broadcast",
+    "scatter_object_list": "scatter",
+}
+_FIXES = {
+    "all_gather_object": "all_of_them = torch.empty(world_size, 2); dist.all_gather_into_tensor(all_of_them, "
+    "torch.tensor([[loss, correct]]))",
+    "gather_object": "all_of_them = torch.empty(world_size, 2); dist.all_gather_into_tensor(all_of_them, "
+    "torch.tensor([[loss, correct]]))",
+    "broadcast_object_list": "numbers = torch.tensor([rate, stop]); dist.broadcast(numbers, src)",
+    "scatter_object_list": "mine = torch.empty(2); dist.scatter(mine, list(numbers) if rank == src else None, src)",
 }
 _NUMBERS = 64  # bytes of the numbers that an object is taken to hold
 _SMALL = 16 * 1024  # bytes of an object that may be a few numbers
@@ -44,10 +53,7 @@ class ObjectCollectives(Cause):
             f"{lines[0]} sends Python objects by {what} ({data_size(first.act.bytes)} pickled): each call pickles "
             "them, sends their sizes first, and unpickles those of all ranks"
         )
-        fix = (
-            f"{lines[0]}: send numbers as a tensor: mine = torch.tensor([loss, correct]); all_of_them = "
-            "torch.empty(world_size, 2); dist.all_gather_into_tensor(all_of_them, mine)"
-        )
+        fix = f"{lines[0]}: send numbers as a tensor: {_FIXES[what]}"
         yield Suspicion(
             self.name,
             seen,

@@ -33,8 +33,7 @@ class SmallCollectives(Cause):
             "such a call takes as long as the ranks need to meet, whatever it moves"
         )
         fix = (
-            f"{lines[0]}: where no call needs the result of the one before, make one of them: "
-            "flat = torch.cat([t.reshape(-1) for t in tensors]); "
+            f"{lines[0]}: make one call of them: flat = torch.cat([t.reshape(-1) for t in tensors]); "
             f"dist.{what}(flat{_ARGUMENTS.get(what, ', …')}); "
             "for t, piece in zip(tensors, flat.split([t.numel() for t in tensors])): t.copy_(piece.view_as(t))"
         )

@@ -44,7 +44,6 @@ class WaitingForRank(Cause):
         if gaps is None:
             return
         before, after, own, others = gaps
-        group = next(group for group in script.groups if late in group.ranks)
         waits = max(waited.values()) / script.covers
         between = f"from {before} to {after}" if before != after else f"between two calls of {after}"
         seen = (
@@ -62,7 +61,7 @@ class WaitingForRank(Cause):
             ranks=(late,),
             guess=waits,
             changed=_in_time(script, late),
-            tried=f"rank {late} as quick between its calls as the {len(group.ranks) - 1} others",
+            tried=f"rank {late} as quick between its calls as the others",
             lines=(after,),
         )
 
