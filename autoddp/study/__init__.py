@@ -9,6 +9,7 @@ from autoddp.study.observer import Observer
 from autoddp.study.outcome import Decision, Outcome, Screened, Standing, TrialRecord
 from autoddp.study.search import Study
 from autoddp.study.semifinals import Semifinal
+from autoddp.study.starts import StartStudy
 
 __all__ = [
     "INTERRUPTED",
@@ -20,6 +21,7 @@ __all__ = [
     "Screened",
     "Semifinal",
     "Standing",
+    "StartStudy",
     "Study",
     "StudySettings",
     "TrialFailed",

@@ -14,13 +14,17 @@ from autoddp.study.outcome import Decision, Standing
 from autoddp.timing import Headroom
 
 
-def decide(ladder: Sequence[Standing], asked: StudySettings, headroom: Headroom) -> Decision:
-    """The decision on a ladder from `ladder_of`: what is launched, and why."""
+def decide(ladder: Sequence[Standing], asked: StudySettings, headroom: Headroom | None) -> Decision:
+    """The decision on a ladder from `ladder_of`: what is launched, and why.
+
+    `headroom`: what a DDP job could win at most; None where that is not known.
+    """
     chosen = best_allowed(ladder, asked.allow, asked.accumulate_up_to)
     allowed = [standing for standing in ladder if asked.allows(standing.configuration)]
     if chosen is None:
         configuration = AS_WRITTEN
-        why = f"no significant gain within what you allow ({asked.allowed}): your settings stay; headroom {headroom}"
+        why = f"no significant gain within what you allow ({asked.allowed}): your settings stay"
+        why += f"; headroom {headroom}" if headroom is not None else ""
     else:
         configuration = chosen.configuration
         why = f"the best of what you allow ({asked.allowed}): {chosen.speedup} against your settings"

@@ -2,12 +2,13 @@
 
 Trials only rank: of twenty configurations that are all alike, the best looks 4 to 14 % faster. Here each round measures
 every contender and the script as written once, in a new order, within one start of the script. What is not allowed
-rides along for the first rounds only.
+rides along for the first rounds only. Where each of them needs a start of its own, see `starts`.
 """
 
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -44,37 +45,47 @@ class Paired:
         return replace(self, finalists=tuple(one for one in self.finalists if one.configuration != configuration))
 
 
-class Finals:
-    """Measures final rounds; `paired` is what they have shown so far.
+class Rounds(ABC):
+    """Final rounds, however they are measured; `paired` is what they have shown so far.
 
-    `errors`: hook with its own knobs → error of its gradients. `turns_are_dear`: whether each turn may cost a
-    compilation.
+    `errors`: hook with its own knobs → error of its gradients. `most`: rounds after which they end, whatever they have
+    shown.
     """
 
     def __init__(
         self,
-        cost: Cost,
-        budget: StepBudget,
-        reserve: Reserve,
         asked: StudySettings,
         observer: Observer,
-        shuffle: random.Random,
         errors: Mapping[Configuration, GradientError],
-        turns_are_dear: bool = False,
+        most: int = MOST_ROUNDS,
     ) -> None:
-        self._cost = cost
-        self._budget = budget
-        self._reserve = reserve
         self._asked = asked
         self._observer = observer
-        self._random = shuffle
         self._errors = errors
-        self.most = _MOST_DEAR_ROUNDS if turns_are_dear else MOST_ROUNDS
-        """Rounds after which they end, whatever they have shown."""
+        self.most = most
         self._times = 0
         self.paired = Paired()
         self.failed: set[Configuration] = set()
         """What has failed in a round, though it ran in its trial; it must not be launched."""
+
+    @abstractmethod
+    def _that_fit(
+        self, finalists: Sequence[Configuration], expected: Mapping[Configuration, float]
+    ) -> list[Configuration]:
+        """Finalists for whose rounds there is room."""
+
+    @abstractmethod
+    def _affords(self, running: Sequence[Configuration], expected: Mapping[Configuration, float]) -> bool:
+        """Whether there is time for one more round of these."""
+
+    @abstractmethod
+    def _round(
+        self,
+        running: list[Configuration],
+        blocks: dict[Configuration, list[Block]],
+        expected: Mapping[Configuration, float],
+    ) -> bool:
+        """Measure each of `running` once, in random order; `_fails` for those that fail. Whether the round is whole."""
 
     def run(self, contenders: Sequence[Configuration], expected: Mapping[Configuration, float]) -> None:
         """Measure rounds of these and of the best so far, until the answer is clear or what was kept back is spent.
@@ -82,7 +93,6 @@ class Finals:
         `expected`: seconds per step of each of them and of the script as written. Rounds that are cut off leave what
         there was before, unless they have shown as much.
         """
-        self._cost.phase = "finals"
         before, was = self.paired, [standing.configuration for standing in ladder_of(self.paired.finalists)]
         finalists = self._that_fit(list(dict.fromkeys([*contenders, *was])), expected)
         allowed = sum(self._asked.allows(configuration) for configuration in finalists)
@@ -91,7 +101,7 @@ class Finals:
         blocks: dict[Configuration, list[Block]] = {c: [] for c in (AS_WRITTEN, *finalists)}
         running = list(blocks)
         for number in range(1, self.most + 1):
-            if number > FEWEST_ROUNDS and not self._reserve.affords([(c, expected[c]) for c in running]):
+            if number > FEWEST_ROUNDS and not self._affords(running, expected):
                 break
             if len(running) < 2 or not self._round(running, blocks, expected):
                 break
@@ -104,12 +114,18 @@ class Finals:
                 running = [AS_WRITTEN, *open_ones]
             self._observer.final(number, self.most)
 
-    def take(self, blocks: Mapping[Configuration, Sequence[Block]]) -> None:
-        """Take other rounds, whose number was fixed beforehand, if by them something else would be launched."""
-        found, before = self._paired_of(blocks), {standing.configuration for standing in self.paired.finalists}
-        chosen = self._chosen(ladder_of(found.finalists))
-        if chosen is not None and chosen.configuration not in before:
-            self.paired = found
+    def _fails(
+        self,
+        configuration: Configuration,
+        running: list[Configuration],
+        blocks: dict[Configuration, list[Block]],
+    ) -> None:
+        """A configuration has failed in a round; the script as written may fail in one, and stays."""
+        if configuration != AS_WRITTEN:
+            self.failed.add(configuration)
+            running.remove(configuration)
+            del blocks[configuration]
+            self.paired = self.paired.without(configuration)
 
     def _chosen(self, ladder: Sequence[Standing]) -> Standing | None:
         return best_allowed(ladder, self._asked.allow, self._asked.accumulate_up_to)
@@ -149,6 +165,45 @@ class Finals:
         together = min(len(one.rounds), len(chosen.rounds))
         before, after = ([block.median for block in side.rounds[:together]] for side in (chosen, one))
         return likely(before, after)[1] >= WORTH_A_CHANGE
+
+
+class Finals(Rounds):
+    """Final rounds of a running job: all blocks of a round come from one start of the script.
+
+    `turns_are_dear`: whether each turn may cost a compilation.
+    """
+
+    def __init__(
+        self,
+        cost: Cost,
+        budget: StepBudget,
+        reserve: Reserve,
+        asked: StudySettings,
+        observer: Observer,
+        shuffle: random.Random,
+        errors: Mapping[Configuration, GradientError],
+        turns_are_dear: bool = False,
+    ) -> None:
+        super().__init__(asked, observer, errors, _MOST_DEAR_ROUNDS if turns_are_dear else MOST_ROUNDS)
+        self._cost = cost
+        self._budget = budget
+        self._reserve = reserve
+        self._random = shuffle
+
+    def run(self, contenders: Sequence[Configuration], expected: Mapping[Configuration, float]) -> None:
+        """See `Rounds.run`."""
+        self._cost.phase = "finals"
+        super().run(contenders, expected)
+
+    def take(self, blocks: Mapping[Configuration, Sequence[Block]]) -> None:
+        """Take other rounds, whose number was fixed beforehand, if by them something else would be launched."""
+        found, before = self._paired_of(blocks), {standing.configuration for standing in self.paired.finalists}
+        chosen = self._chosen(ladder_of(found.finalists))
+        if chosen is not None and chosen.configuration not in before:
+            self.paired = found
+
+    def _affords(self, running: Sequence[Configuration], expected: Mapping[Configuration, float]) -> bool:
+        return self._reserve.affords([(c, expected[c]) for c in running])
 
     def _that_fit(
         self, finalists: Sequence[Configuration], expected: Mapping[Configuration, float]
@@ -194,11 +249,7 @@ class Finals:
                     found[configuration] = self._cost.start.number, block
                 except TrialFailed:
                     found.pop(configuration, None)
-                    if configuration != AS_WRITTEN:
-                        self.failed.add(configuration)
-                        running.remove(configuration)
-                        del blocks[configuration]
-                        self.paired = self.paired.without(configuration)
+                    self._fails(configuration, running, blocks)
             missing = [c for c in running if c not in found or found[c][0] != self._cost.start.number]
             if not missing:
                 for configuration, (_, block) in found.items():

@@ -23,6 +23,9 @@ class Observer:
     def baseline(self, record: TrialRecord, headroom: Headroom) -> None:
         """The baseline and the headroom have been measured."""
 
+    def started(self, record: TrialRecord, facts: JobFacts, seconds: float) -> None:
+        """A start of a script without DDP has been measured as written, which took so many `seconds`."""
+
     def diagnosed(self, diagnosis: Any) -> None:
         """It is known why the job is slow, as far as there was time to find out: a `diagnose.Diagnosis`."""
 

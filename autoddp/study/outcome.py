@@ -8,10 +8,12 @@ from typing import Literal
 
 from autoddp.knobs import Configuration, GradientError, Rung, Value
 from autoddp.predict import Profile
+from autoddp.settings import Objective
 from autoddp.study.measure import Diagnosis
 from autoddp.study.semifinals import Semifinal
 from autoddp.timing import Block, Speedup, median
 from autoddp.timing.timeline import Timeline
+from autoddp.units import milliseconds
 from autoddp.wire import JobFacts
 
 WORTHWHILE = 0.03
@@ -154,6 +156,8 @@ class Outcome:
     """Why nothing can be predicted, and what would mend that; "" where there is a profile."""
     timelines: tuple[Timeline, ...] = ()
     """Some steps as written, of each rank; empty where none were recorded."""
+    objective: Objective | None = None
+    """What was measured in place of a DDP job's steps; what is called seconds is then what its number costs."""
     ended: str = ""
     """Why tuning was over before the study was; "" if the study came to its end."""
 
@@ -168,3 +172,12 @@ class Outcome:
         """Seconds of a step as written: from the finals if there were any, else from the beginning."""
         rounds = [block.median for block in self.baseline_rounds]
         return median(rounds) if rounds else self.baseline.seconds
+
+    def figure(self, seconds: float) -> str:
+        """What was measured as a person reads it, without its `unit`."""
+        return milliseconds(seconds) if self.objective is None else self.objective.figure(seconds)
+
+    @property
+    def unit(self) -> str:
+        """What a figure is."""
+        return "ms per step" if self.objective is None else self.objective.unit
