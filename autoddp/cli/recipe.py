@@ -138,12 +138,18 @@ def _fits(fits: Fits) -> str:
 
 def _evidence(recipe: Recipe) -> str:
     found = recipe.evidence
+    headroom = "" if found.headroom is None else f"headroom {percent(found.headroom, '.1f')}{_interval(found)}, "
+    objective = f"tuned for {found.objective}, " if found.objective else ""
     return (
-        f"baseline {milliseconds(found.baseline_ms_per_step / 1e3)} ms per step, "
-        f"headroom {percent(found.headroom, '.1f')}{_interval(found)}, "
+        f"{objective}baseline {_measured(found.baseline_ms_per_step, found.baseline_value)}, {headroom}"
         f"{_count(found.trials, 'trial', 'trials')}, {_count(found.final_rounds, 'final round', 'final rounds')}, "
         f"{_count(found.steps, 'step', 'steps')} measured"
     )
+
+
+def _measured(ms_per_step: float | None, value: float | None) -> str:
+    """Milliseconds of a step, or the number that the script prints."""
+    return f"{milliseconds(ms_per_step / 1e3)} ms per step" if ms_per_step is not None else f"{value:.4g} as printed"
 
 
 def _interval(found: Evidence) -> str:
@@ -158,17 +164,16 @@ def _ladder(ladder: Sequence[LadderEntry]) -> str:
         (
             entry.rung.value,
             entry.configuration.changes,
-            milliseconds(entry.ms_per_step / 1e3),
+            milliseconds(entry.ms_per_step / 1e3) if entry.ms_per_step is not None else f"{entry.value:.4g}",
             str(Speedup(entry.speedup, entry.speedup_low, entry.speedup_high)),
             _error(entry),
             str(entry.configuration),
         )
         for entry in ladder
     ]
+    unit = "ms per step" if ladder[0].ms_per_step is not None else "as printed"
     # the configuration comes last because it is the one that can be long
-    return _aligned(
-        [("rung", "what changes", "ms per step", "speed-up (99 %)", "gradient error", "configuration"), *rows]
-    )
+    return _aligned([("rung", "what changes", unit, "speed-up (99 %)", "gradient error", "configuration"), *rows])
 
 
 def _error(entry: LadderEntry) -> str:

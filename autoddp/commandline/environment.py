@@ -82,7 +82,8 @@ def watch_plan(options: Options, recipe: Recipe, configuration: Configuration) -
     compared = _STEPS_WITH_FEEDBACK if rung.has_error_feedback else 1
     # A reduction that is compared costs one exact reduction more: at most what the baseline's step takes.
     entry = next((e for e in recipe.ladder if e.rung is rung), None)
-    ratio = recipe.evidence.baseline_ms_per_step / entry.ms_per_step if entry else 1.0
+    baseline, launched = recipe.evidence.baseline_ms_per_step, entry.ms_per_step if entry else None
+    ratio = baseline / launched if baseline and launched else 1.0
     every = options.watch or math.ceil(compared * max(1.0, ratio) / _COST)
     exact_first = 0
     if POWERSGD_RANK.of(configuration):

@@ -167,6 +167,11 @@ _TORCH_NCCL: dict[str, Rule] = {
 }
 
 
+_LAUNCHER: dict[str, Rule] = {
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": _word("1"),  # else ranks that a script starts by itself wait for torchrun's
+}
+
+
 def _of_knob(knob: AnyKnob) -> Rule:
     """The knob's own rule, for its value as text."""
 
@@ -187,5 +192,6 @@ ENV_ALLOWED: Mapping[str, Rule] = {
     **_NCCL_WITHIN_A_NODE,
     **_NCCL_BETWEEN_NODES,
     **_TORCH_NCCL,
+    **_LAUNCHER,
 }
 """Each variable, with the rule for its values."""

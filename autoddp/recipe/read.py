@@ -147,7 +147,8 @@ def _recipe(values: dict[str, Any], place: _Place) -> Recipe:
 def _known(kind: type, value: Any, place: _Place, **beside: Any) -> dict[str, Any]:
     """The fields of the dataclass `kind` that the table has, and the keys in `beside`, each as its type says."""
     hints = {**get_type_hints(kind, include_extras=True), **beside}
-    values, optional, known = _table(value, place, hints), defaults(kind), {}
+    values, optional = _table(value, place, hints), defaults(kind)
+    known = dict(optional)
     for name, hint in hints.items():
         if name in values:
             known[name] = _value(hint, values[name], place.at(name))
@@ -218,6 +219,21 @@ def _env(value: Any, place: _Place) -> dict[str, str]:
     return dict(value)
 
 
+def _evidence(value: Any, place: _Place) -> Evidence:
+    evidence = Evidence(**_known(Evidence, value, place))
+    required = [] if evidence.objective else ["headroom"]
+    required += ["baseline_ms_per_step"] if evidence.baseline_value is None else []
+    _require(required, evidence, place)
+    return evidence
+
+
+def _require(names: Iterable[str], part: Any, place: _Place) -> None:
+    """An error for one of these fields that the file must have, and has not."""
+    for name in names:
+        if getattr(part, name) is None:
+            raise place.at(name).error("missing; put it back, or tune again with --trials 20")
+
+
 def _ladder(value: Any, place: _Place) -> tuple[LadderEntry, ...]:
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         raise place.error(f"must be tables; write [[{place.key}]] above the keys of each", value)
@@ -233,6 +249,7 @@ def _ladder(value: Any, place: _Place) -> tuple[LadderEntry, ...]:
 
 def _ladder_entry(value: Any, place: _Place) -> LadderEntry:
     entry = LadderEntry(**_known(LadderEntry, value, place))
+    _require(["ms_per_step"] if entry.value is None else [], entry, place)
     low, high, rung = entry.speedup_low, entry.speedup_high, entry.configuration.rung
     if not low <= entry.speedup <= high:
         problem = f"must lie between speedup_low, {low:g}, and speedup_high, {high:g}"
@@ -255,7 +272,7 @@ _READERS: Mapping[Any, Callable[[Any, _Place], Any]] = {
     Fits: _fits,
     Configuration: _configuration,
     dict[str, str]: _env,
-    Evidence: lambda value, place: Evidence(**_known(Evidence, value, place)),
+    Evidence: _evidence,
     tuple[LadderEntry, ...]: _ladder,
     dict[Rung, Positive]: _low_over,
 }

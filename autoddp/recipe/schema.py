@@ -1,6 +1,6 @@
 """The recipe as data. Each field has its type and the rule for its values; what it means is said beside it in TOML.
 
-A field with a default may be absent from the file, and is left out of it where it has that default.
+A field with a default, and one that may be None, may be absent from the file, and is left out where it is that.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class LadderEntry:
 
     rung: OneRung
     configuration: Configuration
-    ms_per_step: Positive
+    ms_per_step: Positive | None
+    """None where `value` is what was measured."""
     speedup: Positive
     speedup_low: Positive
     speedup_high: Positive
@@ -90,14 +91,18 @@ class LadderEntry:
 
     A rung is absent where it is not on the ladder.
     """
+    value: Positive | None = None
+    """The number that the script prints under it, see `Evidence.objective`; None where steps were measured."""
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What was measured, so that a reader can doubt it."""
 
-    baseline_ms_per_step: Positive
-    headroom: Share
+    baseline_ms_per_step: Positive | None
+    """None where `baseline_value` is what was measured."""
+    headroom: Share | None
+    """None where the script builds no DDP model, so that there is no reduction to leave out."""
     trials: Count
     final_rounds: Count
     steps: Count
@@ -108,6 +113,10 @@ class Evidence:
     headroom_low: Share | None = None
     """99 % interval of the headroom, from here to `headroom_high`; None where a recipe does not say."""
     headroom_high: Share | None = None
+    objective: Text = ""
+    """What was made better in a script without DDP, as --objective says it; "" for the steps of a DDP job."""
+    baseline_value: Positive | None = None
+    """The number that the script prints as written."""
 
 
 @dataclass(frozen=True)
@@ -150,4 +159,5 @@ def table(part: MadeBy | Fits | Evidence | LadderEntry) -> dict[str, Any]:
 def defaults(kind: Any) -> dict[str, Any]:
     """Fields that may be absent: name → the value that they then have."""
     made = {one.name: one.default_factory() for one in fields(kind) if one.default_factory is not MISSING}
-    return {one.name: one.default for one in fields(kind) if one.default is not MISSING} | made
+    may_be_none = {one.name: None for one in fields(kind) if str(one.type).endswith("| None")}
+    return may_be_none | {one.name: one.default for one in fields(kind) if one.default is not MISSING} | made

@@ -42,6 +42,9 @@ _SAYS = {
     "final_rounds": "turns that each finalist took, side by side with the baseline",
     "steps": "training steps measured in all",
     "run": "the folder with every measurement, in the one that --output names; it is kept as long as this line is here",
+    "objective": "what was made better, as --objective says it",
+    "baseline_value": "the number that the script as written prints",
+    "value": "the number that the script prints",
     "headroom_low": "99 % interval, from",
     "headroom_high": "to",
     "speedup_low": "99 % interval, from",
@@ -56,9 +59,8 @@ def dump(recipe: Recipe) -> str:
     """The recipe as TOML with a comment beside each value that needs one; `parse(dump(recipe), "") == recipe`."""
     plain = recipe.plain()
     fits_says = {"gradient_bytes": f"{data_size(recipe.fits.gradient_bytes)} in each reduction of the whole model"}
-    evidence_says = {
-        "headroom": f"{percent(recipe.evidence.headroom, '.1f')} of a step would go if gradients travelled for nothing"
-    }
+    headroom = percent(recipe.evidence.headroom or 0.0, ".1f")
+    evidence_says = {"headroom": f"{headroom} of a step would go if gradients travelled for nothing"}
     env_says = {knob.variable: knob.says for knob in BY_NAME.values() if knob.variable}
     parts = [
         _HEAD,
