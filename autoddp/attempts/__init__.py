@@ -13,5 +13,7 @@ deadline       when tuning must be over
 rank_states    where the ranks are, and which of them wait
 hang_timeout   when they hang
 communication  scripts that communicate without DDP
+objective      tunes such a script for its rate, or for a number that it prints
+progress       what a start of it has shown so far
 bench_job      the job of `autoddp bench`
 """

@@ -439,16 +439,10 @@ class Tuning:
         written = self._where_writes_go(number, place)
         if not job.attempt_begins(number, place / "heartbeats", wanted):
             return ""
-        attempt = Attempt(
-            self._torchrun,
-            place,
-            number,
-            {**os.environ, **self._variables(place, written), **nccl_logs.variables(place, wanted), **wanted},
-            self._isolation.shelter(number, place, written),
-        )
+        attempt = self._attempt_with(number, place, written, wanted)
         limits = _Limits(
             job=job,
-            isolation=self._isolation,
+            written=Written(self._isolation, self.options.activity),
             hosts=self.hosts,
             number=number,
             waiting=Waiting(place / "heartbeats"),
@@ -458,6 +452,16 @@ class Tuning:
         )
         with LogKeeper(place), awaiting(limits.in_words):
             return self._keeper.run(attempt, lambda end: job.rank_ended(end.pid, end.how), limits.exceeded)
+
+    def _attempt_with(self, number: int, place: Path, written: Path, wanted: Mapping[str, str]) -> Attempt:
+        """An attempt with the variables that are `wanted`; `place` is its folder, `written`: see `_where_writes_go`."""
+        return Attempt(
+            self._torchrun,
+            place,
+            number,
+            {**os.environ, **self._variables(place, written), **nccl_logs.variables(place, wanted), **wanted},
+            self._isolation.shelter(number, place, written),
+        )
 
     def _where_writes_go(self, number: int, place: Path) -> Path:
         """Under guard, a folder for what the script writes: the first host's, where this one can reach it."""
@@ -500,6 +504,11 @@ class Tuning:
         if level is not self._isolation.level:
             self._isolation = self._isolation.under_guard(why) if level is Level.GUARD else Isolation.off(self._folder)
 
+    @property
+    def _records(self) -> bool:
+        """Whether a script without DDP runs on, and its collectives and steps are recorded."""
+        return self.options.diagnose_only
+
     def _variables(self, place: Path, written: Path) -> dict[str, str]:
         """What an attempt's processes get beside the launcher's own environment."""
         config = WorkerConfig(
@@ -512,11 +521,11 @@ class Tuning:
             cuda_graphs=self.options.cuda_graphs,
             recompiles=self.options.recompile,
             local_buffers=self.options.local_buffers,
-            diagnoses=self.options.diagnose_only,
+            diagnoses=self._records,
         )
         return {
             "AUTODDP_TUNING": "1",
-            **({RECORDS: RecordingPlan(str(place / CALLS)).text} if self.options.diagnose_only else {}),
+            **({RECORDS: RecordingPlan(str(place / CALLS)).text} if self._records else {}),
             **TRACKERS_OFF,
             **self._own_network,
             **self._isolation.variables(place, written, os.environ),
@@ -529,7 +538,7 @@ class _Limits:
     """Whether an attempt must be stopped: it is of no use any more, or it writes too much."""
 
     job: LiveJob
-    isolation: Isolation
+    written: Written
     hosts: Hosts
     number: int
     """The attempt's number."""
@@ -540,7 +549,6 @@ class _Limits:
     """Shows the user a line."""
     enough: Enough | None = None
     """Whether enough is recorded of a script without DDP; None where nothing is recorded."""
-    _looked: float = 0.0
 
     def in_words(self) -> str:
         """What is being waited for, and for how long at most."""
@@ -578,14 +586,28 @@ class _Limits:
         return bool(unmoved)
 
     def _look_at_what_is_written(self) -> None:
+        if not self.job.machine.over and (why := self.written.too_much()):
+            self.job.give_up(why)
+
+
+@dataclass
+class Written:
+    """How much the script has written in an attempt."""
+
+    isolation: Isolation
+    activity: str
+    """See `Options.activity`."""
+    _look_after: float = 0.0
+
+    def too_much(self) -> str:
+        """Why the attempt has to end; "" as long as it need not. Asked repeatedly, it looks now and then."""
         limit = self.isolation.limit
-        if not limit or self.job.machine.over or time.monotonic() - self._looked < _LOOKS:
-            return
+        if not limit or time.monotonic() - self._look_after < _LOOKS:
+            return ""
         began = time.monotonic()
         written = self.isolation.written()
-        self._looked = time.monotonic() + _EFFORT * (time.monotonic() - began)
-        if written > limit:
-            self.job.give_up(
-                f"the script has written {data_size(written)} during {self.activity}, more than --scratch-limit "
-                f"({data_size(limit)})"
-            )
+        self._look_after = time.monotonic() + _EFFORT * (time.monotonic() - began)
+        if written <= limit:
+            return ""
+        more = f"more than --scratch-limit ({data_size(limit)})"
+        return f"the script has written {data_size(written)} during {self.activity}, {more}"

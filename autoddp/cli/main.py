@@ -129,6 +129,7 @@ def prepare(options: Options) -> Job | None:
             says = f"{'tuning ends, ' if mode.tune else ''}no job is started"
             until_tuned.enter_context(signals_end_tuning(ending_signals(options.torchrun), says))
         if mode.tune:
+            from autoddp.attempts.objective import ObjectiveTuning
             from autoddp.attempts.tune import Tuning, prepared
             from autoddp.cli.tuned import Results  # they take a while
 
@@ -147,7 +148,8 @@ def prepare(options: Options) -> Job | None:
             hosts = agreement.hosts if agreement is not None else Hosts()
             with environment_with(network.variables):
                 with Results(options, preparation.folder, network) as results:
-                    tuned = Tuning(options, preparation, hosts, results, network.together).run()
+                    tuning = Tuning if options.study.objective is None else ObjectiveTuning
+                    tuned = tuning(options, preparation, hosts, results, network.together).run()
                 mode, builds_ddp = results.mode(mode, tuned), tuned.built_ddp
         elif agreement is not None:
             before, mode = mode, for_hosts(mode, options, agreement.hosts.nodes, agreement.ranks)

@@ -47,6 +47,7 @@ from autoddp.timing.timeline import Timeline
 from autoddp.topology import Node, verdicts
 from autoddp.topology.probe import probe
 from autoddp.torchrun.options import node_range
+from autoddp.torchrun.surroundings import FRESH_STORE
 from autoddp.trace import write_trace
 from autoddp.units import data_size
 from autoddp.version import __version__
@@ -70,10 +71,14 @@ class Results:
         self._folder = folder
         self._network = network
         what = "diagnosing" if options.diagnose_only else "tuning"
-        trials = "" if options.diagnose_only else f": {options.study.trials} trials"
+        objective = options.study.objective
+        aim = f" for {objective.text}" if objective is not None and not options.diagnose_only else ""
+        trials = "" if options.diagnose_only else f"{aim}: {options.study.trials} trials"
         logs = f"; logs in {folder.path}" if options.verbose or options.diagnose_only else " at most"
         say(f"{what} {options.script}{trials}{logs}")
-        self.observer = Terminal(options.study.allows, folder.log, not options.tune_only, options.verbose)
+        self.observer = Terminal(
+            options.study.allows, folder.log, not options.tune_only, options.verbose, options.study.objective
+        )
         self.progress = self.observer.progress
         self._outcome: Outcome | None = None
 
@@ -165,6 +170,8 @@ class Results:
         self._save(content)
         for finding in found.get("findings", ()):
             say(finding)
+        if content.get("objective") is not None:
+            return  # the page and the trace are about the steps of a DDP job
         self._write_report(content)
         if self._options.trace or self._options.diagnose_only:
             self._write_trace(content.get("timelines", ()))
@@ -222,6 +229,8 @@ class Results:
         here = self._commands
         undo = here.get("torchrun", "the same commands with --trials 0")
         next_start = f"autoddp {shlex.quote(self._options.script)}" if here else "start with the same commands"
+        if outcome.objective is not None and here and self._options.ranks_given:
+            next_start = here["autoddp"]  # without a DDP model nobody knows how many ranks the script needs
         report = str(_from_here(as_latest(self._folder.report))) if self._folder.report.exists() else ""
         ways = Ways(recipe, next_start if recipe else "", report, undo)
         self.observer.answer(answer(outcome, configuration, ways))
@@ -334,33 +343,47 @@ def recipe_of(outcome: Outcome, powersgd_start: int, run: str = "") -> Recipe:
         ),
         fits=Fits(**{name: getattr(outcome.facts, name) for name in parts if hasattr(outcome.facts, name)}),
         configuration=_explicit(launched.without_variables, powersgd_start),
-        env=launched.variables,
+        env=launched.variables | (FRESH_STORE if outcome.facts.own_ranks else {}),
         evidence=Evidence(
-            baseline_ms_per_step=outcome.baseline_seconds * 1e3,
-            headroom=outcome.headroom,
+            baseline_ms_per_step=_ms(outcome, outcome.baseline_seconds),
+            headroom=outcome.headroom if outcome.objective is None else None,
             trials=len(outcome.trials),
             final_rounds=len(outcome.baseline_rounds),
             steps=outcome.steps.get("measured", 0),
             why=outcome.decision.why,
             run=run,
-            headroom_low=outcome.headroom_interval[0],
-            headroom_high=outcome.headroom_interval[1],
+            headroom_low=outcome.headroom_interval[0] if outcome.objective is None else None,
+            headroom_high=outcome.headroom_interval[1] if outcome.objective is None else None,
+            objective=outcome.objective.text if outcome.objective is not None else "",
+            baseline_value=_value(outcome, outcome.baseline_seconds),
         ),
         ladder=tuple(
             LadderEntry(
                 rung=standing.rung,
                 configuration=_explicit(standing.configuration, powersgd_start),
-                ms_per_step=standing.seconds * 1e3,
+                ms_per_step=_ms(outcome, standing.seconds),
                 speedup=standing.speedup.ratio,
                 speedup_low=standing.speedup.low,
                 speedup_high=standing.speedup.high,
                 gradient_error=standing.error.relative if standing.error else None,
                 gradient_error_of_sum=standing.error.of_sum if standing.error else None,
                 speedup_low_over=dict(standing.speedup_low_over),
+                value=_value(outcome, standing.seconds),
             )
             for standing in outcome.ladder
         ),
     )
+
+
+def _ms(outcome: Outcome, seconds: float) -> float | None:
+    """Milliseconds of a step; None where a number that the script prints was measured."""
+    return seconds * 1e3 if outcome.objective is None or outcome.objective.of_steps else None
+
+
+def _value(outcome: Outcome, cost: float) -> float | None:
+    """The number that the script prints; None where steps were measured."""
+    is_printed = outcome.objective is not None and not outcome.objective.of_steps
+    return outcome.objective.number(cost) if outcome.objective is not None and is_printed else None
 
 
 def _explicit(configuration: Configuration, start: int) -> Configuration:

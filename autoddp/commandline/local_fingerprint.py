@@ -30,9 +30,16 @@ def known_here(fits: Fits) -> dict[str, object]:
         import torch
 
         known["cuda"] = torch.version.cuda
-        if torch.cuda.is_available():
-            known["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        if version := nccl_here():
+            known["nccl"] = ".".join(map(str, version))
     return known
+
+
+def nccl_here() -> tuple[int, ...]:
+    """The version of the NCCL that torch brings; empty where no GPU is visible."""
+    import torch
+
+    return tuple(torch.cuda.nccl.version()) if torch.cuda.is_available() else ()
 
 
 def visible_gpus() -> int:

@@ -18,6 +18,7 @@ from autoddp.commandline.saved_recipes import (
     found_recipes,
     recipe_may_be_anothers,
     script_names,
+    tuned_for_objective,
 )
 from autoddp.commandline.saved_rungs import of_ladder
 from autoddp.errors import NotTuned, RecipeError, UnfitRecipe, UsageError
@@ -113,6 +114,11 @@ def choose(options: Options) -> Mode:
     """
     ranks = "" if options.ranks_given else _settle_ranks(options)
     mode = replace(_chosen_mode(options), ranks=ranks)
+    if mode.tune and mode.several_nodes and options.objective is not None:
+        raise UsageError(
+            f"--objective {options.objective.text}: only jobs of one host can be tuned for it so far; start it with "
+            "--nnodes 1, or leave it out"
+        )
     if not mode.tune or not _is_read_once(options.torchrun):
         return mode
     why = f"{options.script} is no regular file, so it can be read only once"
@@ -177,7 +183,8 @@ def _is_read_once(torchrun: argparse.Namespace) -> bool:
 
 
 def _settle_ranks(options: Options) -> str:
-    if options.trials == 0:
+    without_ddp = options.objective is not None or tuned_for_objective(options)
+    if options.trials == 0 or without_ddp:
         return idle_gpus()
     return one_rank() if recipe_may_be_anothers(options) else set_ranks(options.torchrun)
 
@@ -195,12 +202,14 @@ def _chosen_mode(options: Options) -> Mode:
     if options.trials is None and options.recipe is not None:
         if os.path.isdir(options.recipe):
             return _the_one_that_fits([saved(path) for path in sorted(options.recipe.glob("*.toml"))], options.recipe)
+        _require_its_objective(saved(options.recipe), options)
         return _with_given_recipe(saved(options.recipe), options.force)
     if options.trials == 0:
         if options.tune_only:
             raise UsageError("--tune-only --trials 0: nothing would be done; allow trials, e.g. --trials 20")
         return replace(mode, tune=False)
-    if world == 1 and not mode.several_nodes:
+    without_ddp = options.objective is not None or tuned_for_objective(options)
+    if world == 1 and not mode.several_nodes and not without_ddp:
         if options.tune_only:
             raise NotTuned("nothing to tune in a world of one; start two ranks or more, e.g. --nproc-per-node 2")
         says = (
@@ -209,7 +218,19 @@ def _chosen_mode(options: Options) -> Mode:
         )
         return replace(mode, tune=False, bypass=True, says=says)
     found = [saved(path) for path in found_recipes(options)] if options.trials is None else []
+    if options.objective is not None:  # a recipe of another objective, or of none, may be right for that one alone
+        found = [one for one in found if one.recipe.evidence.objective == options.objective.text]
     return _with_found_recipe(found, mode, options) if found else mode
+
+
+def _require_its_objective(saved: _Saved, options: Options) -> None:
+    """UsageError where the named recipe was not made for the objective that is asked for."""
+    made_for = saved.recipe.evidence.objective
+    if options.objective is not None and options.objective.text != made_for:
+        raise UsageError(
+            f"--objective {options.objective.text}: {saved.path} was tuned for {made_for or 'the steps of a DDP job'}, "
+            "and would be launched as it is: leave the option out, or tune again with --trials 20"
+        )
 
 
 def _size(options: Options) -> tuple[int, int, int]:
@@ -251,7 +272,9 @@ class _Saved:
         chosen = (allow or launched.gradient_rung, steps or launched.steps_per_update) if asked else None
         mode = Mode(False, self.several_nodes, self.recipe, self.path, chosen)
         means = larger_batch(mode.configuration.steps_per_update)
-        return replace(mode, says=f"recipe {self.path}: launching {mode.configuration}{means}")
+        set_to = " ".join(f"{name}={value}" for name, value in sorted(mode.variables.items()))
+        settings = str(mode.configuration) if mode.configuration or not set_to else f"with {set_to}"
+        return replace(mode, says=f"recipe {self.path}: launching {settings}{means}")
 
     @cached_property
     def elsewhere(self) -> list[str]:

@@ -30,7 +30,7 @@ from autoddp.isolation import Level
 from autoddp.knobs import GRADIENT_RUNGS, LIMITS, Rung
 from autoddp.log import show_exactly
 from autoddp.runs.usual_folders import OUTPUT, Folders, usual_folders
-from autoddp.settings import StudySettings
+from autoddp.settings import Objective, StudySettings
 from autoddp.torchrun.options import torchrun_parser
 from autoddp.units import Allowance, seconds
 
@@ -109,6 +109,16 @@ _RUNG = _Kind(str, "exact, near or lossy")
 _LEVEL = _Kind(Level, "overlay, guard or off")
 _ROOM = _Kind(Allowance.parse, "a size such as 20G, or a share such as 20%")
 _PATH = _Kind(Path)
+
+
+def _objective(text: str) -> Objective:
+    try:
+        return Objective.parse(text)
+    except ValueError as error:
+        raise UsageError(f"--objective {text!r}: {error}") from None
+
+
+_OBJECTIVE = _Kind(_objective, "steps, or regex:min:PATTERN, or regex:max:PATTERN")
 
 
 def _option(says: str, metavar: str | None, kind: _Kind, example: str = "", default: Any = None, **more: Any) -> Any:
@@ -192,6 +202,14 @@ class Options:
         "reductions between two looks at the gradient error in the job", "N|off", _INTERVAL, "1000"
     )
     """0: the error is not measured. None: as often as half a percent of the job's time allows."""
+    objective: Objective | None = _option(
+        "for a script without DDP: what its start settings are to make better: steps (per second), or a number that it "
+        "prints, as regex:max:PATTERN or regex:min:PATTERN",
+        "WHAT",
+        _OBJECTIVE,
+        "steps",
+    )
+    """None: not given; DDP's settings are tuned, for the seconds of a step."""
     trace: bool = _switch("write trace.json: some steps of all ranks, for ui.perfetto.dev or chrome://tracing")
     tune_only: bool = _switch("write the recipe and stop")
     seed: int = _option("seed of the search (0)", "N", _SEED, "0", StudySettings.seed)
@@ -222,6 +240,7 @@ class Options:
         limits = {**LIMITS, Rung.NEAR: self.near_limit, Rung.LOSSY: self.lossy_limit}
         given = {"trials": self.usual_trials, **given}
         given |= {"all_trials": self.all_trials, "diagnose_budget": self.diagnose_budget}
+        given |= {"objective": self.objective}
         object.__setattr__(self, "study", StudySettings(seed=self.seed, limits=limits, **given))
 
     @property

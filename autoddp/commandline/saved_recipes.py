@@ -77,6 +77,18 @@ def recipe_may_be_anothers(options: Options) -> bool:
     return bool(others) and all(others)
 
 
+def tuned_for_objective(options: Options) -> bool:
+    """Whether a recipe of this script was made for an objective, so that the script builds no DDP model."""
+    if options.trials is not None:
+        return False
+    for path in found_recipes(options) if options.recipe is None else [options.recipe]:
+        with contextlib.suppress(RecipeError):  # said when it is used
+            found = load(path)
+            if found.evidence.objective and not differences(found.fits, script=script_names(options)):
+                return True
+    return False
+
+
 def place_for(options: Options, recipe: Recipe, say: Callable[[str], None]) -> Path:
     """The path for a recipe that was just made: over one of the same job, else where nothing stands.
 

@@ -66,18 +66,19 @@ def answer(outcome: Outcome, configuration: Configuration, ways: Ways) -> list[R
 def _result(outcome: Outcome, configuration: Configuration) -> Iterator[Row]:
     launched = outcome.decision.configuration
     standing = next((one for one in outcome.ladder if one.configuration == launched), None)
-    before = milliseconds(outcome.baseline_seconds)
+    before, unit = outcome.figure(outcome.baseline_seconds), outcome.unit
     if not launched or standing is None:
         why = outcome.decision.why.replace(": your settings stay", "", 1)
         is_open = outcome.decision.is_open or why.startswith("undecided: ")
         why = why.removeprefix("undecided: ")
-        yield Row("undecided" if is_open else "no gain", f"your settings stay: {before} ms per step")
+        yield Row("undecided" if is_open else "no gain", f"your settings stay: {before} {unit}")
         yield Row("  because", why.partition("; --allow ")[0])
         return
     gain = standing.speedup
     low, high = f"{gain.low:.3g}", f"{gain.high:.3g}"
-    moved = f"{before} → {milliseconds(standing.seconds)} ms per step (99 % interval: ×{low} to ×{high})"
-    yield Row(f"×{gain.ratio:.3g} faster", moved, good=True)
+    moved = f"{before} → {outcome.figure(standing.seconds)} {unit} (99 % interval: ×{low} to ×{high})"
+    better = "faster" if outcome.objective is None else outcome.objective.better
+    yield Row(f"×{gain.ratio:.3g} {better}", moved, good=True)
     yield Row("  by", "; ".join(configuration.in_words))
     yield Row("  training", _changes(standing, configuration))
 
@@ -113,14 +114,14 @@ def _ways(outcome: Outcome, ways: Ways) -> Iterator[Row]:
         gain = f"--allow {further.value} would give ×{best.speedup.ratio:.3g}"
         yield Row("more", f"{gain}: {best.configuration.changes}")
     if outcome.drifted:
-        began, ended = milliseconds(outcome.baseline.seconds), milliseconds(outcome.baseline_seconds)
+        began, ended = (outcome.figure(seconds) for seconds in (outcome.baseline.seconds, outcome.baseline_seconds))
         yield Row(
             "noise",
-            f"your settings took {began} ms per step at first and {ended} in the end: other programs were at work, or "
-            "the script changes its pace",
+            f"your settings took {began} {outcome.unit} at first and {ended} in the end: other programs were at work, "
+            "or the script changes its pace",
         )
     yield Row("saved", f"{ways.recipe}, used by the next {ways.next_start}" if ways.next_start else ways.recipe)
-    if ways.recipe and outcome.decision.configuration:
+    if ways.recipe and outcome.decision.configuration and outcome.objective is None:
         yield Row("in your code", f"autoddp recipe code {shlex.quote(ways.recipe)} prints the lines")
     yield Row("report", ways.report)
     yield Row("undo", ways.undo if outcome.decision.configuration else "")

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from autoddp.knobs.configuration import BY_NAME
 from autoddp.study import Outcome
-from autoddp.units import milliseconds
 
 
 def what_was_won(outcome: Outcome) -> list[str]:
@@ -17,8 +16,8 @@ def what_was_won(outcome: Outcome) -> list[str]:
     standing = next((one for one in outcome.ladder if one.configuration == launched), None)
     if not launched or standing is None:
         return []
-    before, after = milliseconds(outcome.baseline_seconds), milliseconds(standing.seconds)
-    gain = f"won: a step takes {after} ms in place of {before} (×{standing.speedup.ratio:.2f}), because of"
+    before, after = outcome.figure(outcome.baseline_seconds), outcome.figure(standing.seconds)
+    gain = f"won: {after} {outcome.unit} in place of {before} (×{standing.speedup.ratio:.2f}), because of"
     settings = launched.plain().items()
     return [gain, *(f"  {name}={json.dumps(value)}: {BY_NAME[name].says}" for name, value in settings)]
 

@@ -10,6 +10,7 @@ from autoddp.codec import encode, finite, plain
 from autoddp.files import write_whole
 from autoddp.knobs import AS_WRITTEN
 from autoddp.predict import what_if
+from autoddp.settings import Objective
 from autoddp.study import Outcome, Semifinal, Standing, TrialRecord
 from autoddp.timing import Block
 from autoddp.version import SUMMARY_SCHEMA
@@ -17,6 +18,8 @@ from autoddp.version import SUMMARY_SCHEMA
 
 def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> dict[str, Any]:
     """The results of a study, for `write_summary`. Times are seconds per step unless the name says otherwise."""
+    if outcome.objective is not None:
+        return _of_objective(outcome, outcome.objective, wall_seconds, recipe)
     return {
         "schema": SUMMARY_SCHEMA,
         "recipe": recipe,
@@ -47,6 +50,47 @@ def summary(outcome: Outcome, wall_seconds: dict[str, float], recipe: str) -> di
         "why_no_profile": outcome.why_no_profile,
         "what_if": what_if(outcome.profile, outcome.decision.configuration) if outcome.profile else [],
         "timelines": outcome.timelines,
+        "wall_seconds": {**outcome.wall_seconds, **wall_seconds},
+    }
+
+
+def _of_objective(
+    outcome: Outcome, objective: Objective, wall_seconds: dict[str, float], recipe: str
+) -> dict[str, Any]:
+    """The summary of a script without DDP: seconds of a step, or numbers as the script prints them; one for a start."""
+
+    def numbers(blocks: Sequence[Block]) -> list[float]:
+        return [objective.number(block.median) for block in blocks]
+
+    launched = next((one for one in outcome.ladder if one.configuration == outcome.decision.configuration), None)
+    return {
+        "schema": SUMMARY_SCHEMA,
+        "recipe": recipe,
+        "job": outcome.facts,
+        "objective": {
+            "text": objective.text,
+            "unit": "seconds per step" if objective.of_steps else objective.unit,
+            "as_written": objective.number(outcome.baseline_seconds),
+            "tuned": objective.number(launched.seconds) if launched else None,
+            "gain": launched.speedup if launched else None,
+            "starts": [
+                {
+                    "configuration": one.configuration,
+                    "state": one.state,
+                    "reason": one.reason,
+                    "numbers": numbers(one.blocks),
+                }
+                for one in (outcome.baseline, *outcome.trials)
+            ],
+            "rounds": {
+                "as_written": numbers(outcome.baseline_rounds),
+                "finalists": [
+                    {"configuration": one.configuration, "gain": one.speedup, "numbers": numbers(one.rounds)}
+                    for one in outcome.finalists
+                ],
+            },
+        },
+        "decision": {"configuration": outcome.decision.configuration, "why": outcome.decision.why},
         "wall_seconds": {**outcome.wall_seconds, **wall_seconds},
     }
 

@@ -26,6 +26,7 @@ from autoddp.knobs.job import OWN_MODELS, PARTED
 from autoddp.log import UnfailingStderr, cursor_is_in_a_drawing, line_is_shown, printable, printable_lines
 from autoddp.report.answer import Row
 from autoddp.report.diagnosis_text import parts
+from autoddp.settings import Objective
 from autoddp.study import Observer, Outcome, Screened, TrialRecord
 from autoddp.tables import LITERAL, Harmless, text_of
 from autoddp.timing import Headroom
@@ -73,12 +74,18 @@ class Terminal(Observer):
 
     `allows`: whether the user allows a configuration to be launched. `log`: a file that gets every line, those that are
     shown and those that are not. `launches`: whether the job is launched with the chosen configuration; only the last
-    line depends on it. `verbose`: whether details are shown too.
+    line depends on it. `verbose`: whether details are shown too. `objective`: what is measured of a script without DDP.
     """
 
     def __init__(
-        self, allows: Callable[[Configuration], bool], log: Path, launches: bool = True, verbose: bool = False
+        self,
+        allows: Callable[[Configuration], bool],
+        log: Path,
+        launches: bool = True,
+        verbose: bool = False,
+        objective: Objective | None = None,
     ) -> None:
+        self._objective = objective
         self._launches = launches
         self._verbose = verbose
         self._console = _console()
@@ -126,6 +133,20 @@ class Terminal(Observer):
                 f"{milliseconds(self._baseline)} ms per step as written; gradients take {' to '.join(ends)} of it"
             )
         self._progress_shown = time.monotonic()
+
+    def started(self, record: TrialRecord, facts: JobFacts, seconds: float) -> None:
+        """See `Observer`."""
+        self._waiting.close()
+        self._baseline = record.seconds
+        assert self._objective is not None
+        count = len(facts.start_settings)
+        tried = f"{count} setting{'s' if count > 1 else ''} to try" if count else "no setting to try"
+        figure = f"{self._figure(record.seconds)} {self._objective.unit}"
+        self._line(f"{figure} as written; each trial is a start of the script, {duration(seconds)}; {tried}")
+        self._progress_shown = time.monotonic()
+
+    def _figure(self, seconds: float) -> str:
+        return milliseconds(seconds) if self._objective is None else self._objective.figure(seconds)
 
     def progress(self, cause: str, number: int, of: int) -> None:
         """Experiment `number` of a diagnosis begins."""
@@ -176,12 +197,13 @@ class Terminal(Observer):
         allowed = self._allows(record.configuration)
         if allowed:
             self._best = min(self._best, record.seconds)
-        so_far = f"best {milliseconds(self._best)}  " if self._best < float("inf") else ""
+        so_far = f"best {self._figure(self._best)}  " if self._best < float("inf") else ""
         rung = (
             f"{record.configuration.rung.value:<5}" if allowed else f"{record.configuration.rung.value} (not allowed)"
         )
+        unit = "ms" if self._objective is None else self._objective.unit
         return (
-            f"{milliseconds(record.seconds):>5} ms  ×{self._baseline / record.seconds:.2f}  {so_far}"
+            f"{self._figure(record.seconds):>5} {unit}  ×{self._baseline / record.seconds:.2f}  {so_far}"
             f"{duration(seconds_left)} left  {rung}  {record.configuration}"
             f"{'  cut short' if record.state == 'cut short' else ''}"
         )
@@ -221,9 +243,9 @@ class Terminal(Observer):
             if record.state == "refused":
                 self.detail(f"not on the ladder: {record.configuration.hook}: {record.reason}")
         if outcome.drifted:
-            began, ended = milliseconds(outcome.baseline.seconds), milliseconds(outcome.baseline_seconds)
+            began, ended = map(outcome.figure, (outcome.baseline.seconds, outcome.baseline_seconds))
             self.detail(
-                f"your settings took {began} ms per step at the beginning, then {ended} in the final rounds: other "
+                f"your settings took {began} {outcome.unit} at the beginning, then {ended} in the final rounds: other "
                 "programs were at work, or the script itself changes its pace"
             )
         known = outcome.profile
@@ -339,11 +361,11 @@ def _ladder(outcome: Outcome, allows: Callable[[Configuration], bool], boxed: bo
     table.add_column("rung")
     table.add_column("what it changes in training", max_width=30)
     table.add_column("configuration", overflow="fold")
-    table.add_column("ms per step", justify="right", no_wrap=True)
+    table.add_column(outcome.unit, justify="right", no_wrap=True)
     table.add_column("speed-up (99 %)", no_wrap=True)
     table.add_column("gradient error", justify="right", no_wrap=True)
     baseline = outcome.baseline_seconds
-    table.add_row("as written", "nothing", "your settings", milliseconds(baseline), "×1", "0")
+    table.add_row("as written", "nothing", "your settings", outcome.figure(baseline), "×1", "0")
     for standing in outcome.ladder:
         chosen = standing.configuration == outcome.decision.configuration
         mark = " ←" if chosen else "" if allows(standing.configuration) else " (not allowed)"
@@ -352,7 +374,7 @@ def _ladder(outcome: Outcome, allows: Callable[[Configuration], bool], boxed: bo
             Text(standing.rung.value + mark, style="bold" if chosen else ""),
             standing.configuration.changes,
             str(standing.configuration),
-            milliseconds(standing.seconds),
+            outcome.figure(standing.seconds),
             gain,
             gradient_error(standing.error.relative, standing.error.of_sum) if standing.error else "0",
         )

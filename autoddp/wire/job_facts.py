@@ -60,5 +60,7 @@ class JobFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """CPU cores that a rank's process may use, on the host that has the fewest for each of its ranks."""
     ranks_per_host: int = 1
     """Ranks on the host of `cores`."""
+    own_ranks: bool = False
+    """Whether the one rank that is launched starts the ranks that communicate; in a script without DDP."""
     ranks_per_group: int = 0
     """Ranks in the largest process group over which a model is reduced, if that is a part of the world; else 0."""

@@ -12,6 +12,7 @@ from autoddp.knobs import AS_WRITTEN, Configuration, Rung
 from autoddp.report import try_next, what_was_won
 from autoddp.study.outcome import Decision, Standing
 from autoddp.timing import Block, speedup
+from autoddp.units import milliseconds
 
 BEFORE, AFTER = [0.0180, 0.0182, 0.0181], [0.0100, 0.0101, 0.0102]
 
@@ -20,12 +21,18 @@ def outcome(configuration: Configuration, further: Rung | None = None) -> Simple
     """What the two functions read of an outcome."""
     blocks = tuple(Block((seconds,)) for seconds in AFTER)
     ladder = [Standing(configuration, 0.0101, speedup(BEFORE, AFTER), blocks)] if configuration else []
-    return SimpleNamespace(ladder=ladder, decision=Decision(configuration, "", further), baseline_seconds=0.0181)
+    return SimpleNamespace(
+        ladder=ladder,
+        decision=Decision(configuration, "", further),
+        baseline_seconds=0.0181,
+        figure=milliseconds,
+        unit="ms per step",
+    )
 
 
 def test_what_was_won_and_what_each_setting_does() -> None:
     gain, *settings = what_was_won(outcome(Configuration({"defer_reductions": 6, "bucket_cap_mb_list": [5.0, 1.0]})))
-    assert gain == "won: a step takes 10.1 ms in place of 18.1 (×1.79), because of"
+    assert gain == "won: 10.1 ms per step in place of 18.1 (×1.79), because of"
     assert len(settings) == 2
     assert settings[0].startswith("  bucket_cap_mb_list=[5.0, 1.0]: MiB of each bucket")
     assert settings[1].startswith("  defer_reductions=6: backward passes of a step, of which only the last one reduces")

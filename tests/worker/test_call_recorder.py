@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 import recorder_checks
+import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
 
+from autoddp.diagnose.collectives.ends import StepEnds
+from autoddp.wire.recorded_calls import RecordingPlan
+from autoddp.worker.observe.call_recorder import CallRecorder
 from autoddp.worker.observe.collectives import methods_that_start_something
 
 
@@ -96,3 +100,13 @@ def test_the_methods_are_found_by_their_signatures() -> None:
     assert {"allreduce", "broadcast", "allgather", "send", "recv", "barrier", "_end_coalescing"} <= found
     assert not {"rank", "size", "monitored_barrier", "_start_coalescing", "set_timeout"} & found
     assert all(callable(getattr(dist.ProcessGroup, name)) for name in found)
+
+
+def test_steps_are_seen_in_a_process_that_calls_no_collective(tmp_path: Path) -> None:
+    recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    for _ in range(3):
+        recorder.stepped(sgd)
+    made = StepEnds(tmp_path)
+    made.look()
+    assert [len(ends) for ends in made.of_optimizers().values()] == [3]

@@ -2,6 +2,7 @@
 
 recording    what the ranks have recorded, as plain data
 table        each place with its calls, bytes, time, waiting, and the rank that comes last
+ends         when steps end, while the script runs
 steps        where a step ends in a script that may have no optimizer
 program      the last steps in a form that can be done again
 merging      several calls as one, or side by side

@@ -251,7 +251,7 @@ class CallRecorder:
 
     def stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has stepped: for `register_optimizer_step_post_hook`."""
-        if self.on and self._shared is not None:
+        if self.on:
             try:
                 now = time.perf_counter()
                 self._event(f"step of {type(optimizer).__name__}", now, now, sys._getframe(1), id(optimizer))

@@ -1,4 +1,4 @@
-"""What the kernel has noted of this process: page faults, and how long its threads have waited for a core.
+"""What the kernel has noted of a process: page faults, and how long its threads have waited for a core.
 
 A page fault fills a page of memory that the process touches first. glibc returns what a step has freed to the system,
 or keeps it, by rules that depend on the order of the first steps. So two ranks of one script may differ in how often
@@ -19,42 +19,47 @@ _FAULTS, _IN_KERNEL = 7, 12  # numbers behind the name in /proc/self/stat, see p
 
 @dataclass(frozen=True)
 class PageFaults:
-    """Page faults of all threads of this process."""
+    """Page faults of all threads of a process."""
 
     count: int
     seconds: float
-    """Seconds that they took, at most: the kernel's time for this process, if page faults can have taken all of it."""
+    """Seconds that they took, at most: the kernel's time for the process, if page faults can have taken all of it."""
 
 
 class PageFaultCount:
-    """`PageFaultCount().taken()`: the page faults since it was created; none where the system does not tell."""
+    """`PageFaultCount().taken()`: the page faults since it was created; none where the system does not tell.
 
-    def __init__(self) -> None:
-        self._before = _now()
+    Of this process, or of the one with the number `pid`, as long as it runs.
+    """
+
+    def __init__(self, pid: int | None = None) -> None:
+        self._process = "self" if pid is None else str(pid)
+        self._before = _now(self._process)
 
     def taken(self) -> PageFaults:
         """The page faults until now. The kernel counts its time in hundredths of a second."""
-        (faults, seconds), before = _now(), self._before
+        (faults, seconds), before = _now(self._process), self._before
         count = faults - before[0]
-        return PageFaults(count, min(seconds - before[1], count * _LONGEST))
+        return PageFaults(max(0, count), max(0.0, min(seconds - before[1], count * _LONGEST)))
 
 
-def _now() -> tuple[int, float]:
-    """Page faults of this process so far, and seconds that the kernel has worked for it.
+def _now(process: str) -> tuple[int, float]:
+    """Page faults of a process so far, and seconds that the kernel has worked for it.
 
     Not by `resource`, which torch does not import: a file of that name beside the script would be imported instead.
     """
     try:
-        numbers = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        numbers = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
         return int(numbers[_FAULTS]), int(numbers[_IN_KERNEL]) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):  # no Linux
         return 0, 0.0
 
 
-def peak_memory() -> int:
-    """Bytes of memory that this process has had at most; 0 where the system does not tell."""
+def peak_memory(pid: int | None = None) -> int:
+    """Bytes of memory that this process, or that one, has had at most; 0 where the system does not tell."""
     try:
-        found = re.search(r"VmHWM:\s+(\d{1,15}) kB", Path("/proc/self/status").read_text())
+        status = Path(f"/proc/{'self' if pid is None else pid}/status").read_text()
+        found = re.search(r"VmHWM:\s+(\d{1,15}) kB", status)
     except OSError:
         return 0
     return int(found.group(1)) * 1024 if found else 0

@@ -1,0 +1,193 @@
+"""`--objective` as a user calls it: scripts without DDP, whose settings are tuned start by start.
+
+Most scripts here import no torch: what they print is what counts, and a start of them costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launchers import AUTODDP, SCRIPTS, Launch, start
+
+from autoddp.commandline.mode import choose
+from autoddp.commandline.options import parse
+from autoddp.errors import UsageError
+from autoddp.recipe import load
+from autoddp.settings import Objective
+
+RATE = "regex:max:rate ([0-9.]+)"
+ONE = ["--nproc-per-node", "1"]
+BY_THREADS = "import os\nrate = 20.5 if os.environ.get('OMP_NUM_THREADS') == '1' else 10.25\n"
+"""The one setting that is tried on any machine with two cores helps by construction."""
+needs_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one core there is no number to try")
+
+
+def tuned(folder: Path, code: str, *words: str) -> Launch:
+    folder.mkdir(exist_ok=True)
+    (folder / "job.py").write_text(code)
+    return start(AUTODDP, folder, [*words, "job.py"]).wait()
+
+
+def summary(launch: Launch) -> Any:
+    (place,) = launch.folder.glob(".autoddp/2*/summary.json")
+    return json.loads(place.read_text())
+
+
+@needs_cores
+def test_real_ranks_get_the_setting_that_helps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    script = str(SCRIPTS / "own_ranks_by_fork.py")
+    launch = start(AUTODDP, folder, ["--objective", "steps", *ONE, "--trials", "1", script]).wait()
+    assert launch.returncode == 0, launch.stderr[-3000:]
+    assert sorted((folder / "runs").read_text().splitlines()) == ["0 1", "1 1"], "files of trials, or another setting"
+    (place,) = folder.glob("*.toml")
+    recipe = load(place)
+    assert recipe.env == {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    assert recipe.evidence.objective == "steps"
+    assert recipe.evidence.baseline_ms_per_step is not None
+    assert recipe.evidence.baseline_ms_per_step >= 60
+    found = summary(launch)["objective"]
+    assert found["gain"]["low"] > 1
+    assert found["as_written"] >= 0.06 > found["tuned"]
+    pairs = found["rounds"]
+    assert len(pairs["as_written"]) == len(pairs["finalists"][0]["numbers"]) >= 3
+    assert "Traceback" not in launch.stderr
+    monkeypatch.chdir(folder)
+    again = choose(parse([script]))
+    assert (again.tune, again.variables) == (False, recipe.env)
+    assert again.says.endswith("launching with OMP_NUM_THREADS=1 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
+
+
+@needs_cores
+def test_a_number_that_is_printed_once_at_the_end(tmp_path: Path) -> None:
+    """No start leaves anything, whatever the script appends to or removes; without a job the files stay as they are."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "log").write_text("mine\n")
+    (folder / "best.pt").write_text("weeks of training")
+    code = f"{BY_THREADS}open('log', 'a').write('theirs')\nos.remove('best.pt')\nprint('rate', rate, end='')\n"
+    launch = tuned(folder, code, "--objective", RATE, *ONE, "--tune-only")
+    assert launch.returncode == 0, launch.stderr[-3000:]
+    assert (folder / "log").read_text() == "mine\n"
+    assert (folder / "best.pt").read_text() == "weeks of training"
+    (place,) = folder.glob("*.toml")
+    recipe = load(place)
+    assert recipe.configuration == {}
+    assert recipe.env == {"OMP_NUM_THREADS": "1"}
+    assert (recipe.evidence.objective, recipe.evidence.baseline_value) == (RATE, 10.25)
+    assert [(entry.value, entry.ms_per_step) for entry in recipe.ladder] == [(20.5, None)]
+    assert "×2 better" in launch.stderr
+    assert "10.25 → 20.5 as printed" in launch.stderr
+    assert (summary(launch)["objective"]["as_written"], summary(launch)["objective"]["tuned"]) == (10.25, 20.5)
+    shown = start((*AUTODDP, "recipe", "show"), folder, [place.name]).wait()
+    assert shown.returncode == 0, shown.stderr
+    assert f"tuned for {RATE}, baseline 10.25 as printed" in shown.stdout
+
+
+def test_a_script_that_never_ends_is_ended(tmp_path: Path) -> None:
+    """The time is too short for finals, so nothing is decided, and no recipe is written."""
+    code = "import time\nwhile True:\n    print('rate 3', flush=True)\n    time.sleep(0.2)\n"
+    launch = tuned(tmp_path / "run", code, "--objective", RATE, *ONE, "--tune-only", "--budget", "7s")
+    assert launch.returncode == 1
+    assert launch.processes() == []
+    last = launch.stderr.strip().splitlines()[-1]
+    assert last.startswith("autoddp: error: no recipe was written: ")
+    assert "--budget" in last or "no setting" in last
+    assert not list(launch.folder.glob("*.toml"))
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("print('loss 3')", f"the script has ended, and has printed nothing that {RATE} finds"),
+        ("import time\nwhile True:\n    time.sleep(1)\n", f"the script has printed nothing that {RATE} finds within"),
+        ("print('rate 0.0')", "rank 0 prints 0: gains are ratios, so the number must be above 0 and finite"),
+        ("raise ValueError('planted')", "rank 0: ValueError: planted; see "),
+    ],
+)
+def test_a_script_that_shows_no_number_is_told_in_one_line(tmp_path: Path, code: str, why: str) -> None:
+    launch = tuned(tmp_path / "run", code, "--objective", RATE, *ONE, "--tune-only", "--budget", "2s")
+    assert launch.returncode == 1
+    last = launch.stderr.strip().splitlines()[-1]
+    assert last.startswith("autoddp: error: no recipe was written: ")
+    assert why in last
+    assert launch.processes() == []
+    assert "Traceback" not in launch.stderr
+
+
+def test_a_ddp_job_is_sent_to_the_usual_way(tmp_path: Path) -> None:
+    words = ["--objective", "steps", "--nproc-per-node", "2", str(SCRIPTS / "plain.py")]
+    launch = start(AUTODDP, tmp_path / "run", words).wait()
+    assert launch.returncode == 2
+    last = launch.stderr.strip().splitlines()[-1]
+    assert last.startswith("autoddp: error: --objective steps: ")
+    assert last.endswith(
+        "builds a DistributedDataParallel model, whose settings are tuned without this option: leave it out"
+    )
+    assert not list(launch.folder.glob("*.pt")), "a job was launched, or a trial's file is left"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("step", "must be steps, or regex:min:PATTERN"),
+        ("", "must be steps, or regex:min:PATTERN"),
+        ("regex", "which is better, a lower number or a higher one?"),
+        ("regex:loss ([0-9.]+)", "which is better, a lower number or a higher one?"),
+        ("regex:least:loss ([0-9.]+)", "which is better, a lower number or a higher one?"),
+        ("regex:min:", "no group, and it must have exactly one"),
+        ("regex:min:loss [0-9.]+", "no group, and it must have exactly one"),
+        ("regex:min:loss (?:[0-9.]+)", "no group, and it must have exactly one"),
+        ("regex:min:(loss|cost) ([0-9.]+)", "2 groups, and it must have exactly one"),
+        ("regex:min:loss ([0-9.]+", "no regular expression (missing ), unterminated subpattern at position 5)"),
+        (f"regex:min:({'9' * 30})" + "{" + "9" * 30 + "}", "no regular expression"),
+        ("regex:min:loss\t([0-9.]+)", "only printable characters"),
+    ],
+)
+def test_a_bad_objective_is_one_line(text: str, why: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse(["--objective", text, "train.py"])
+    assert why in str(error.value)
+    assert str(error.value).startswith("--objective ")
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_the_colons_of_a_pattern_stay() -> None:
+    found = Objective.parse("regex:min:time: ([0-9:]+) (?:s|ms)")
+    assert found.pattern.pattern == "time: ([0-9:]+) (?:s|ms)"
+    assert (found.cost(4.0), found.number(4.0)) == (4.0, 4.0)
+    higher = Objective.parse("regex:max:(.)")
+    assert (higher.cost(4.0), higher.number(0.25)) == (0.25, 4.0)
+
+
+def test_what_it_is_not_for_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    with pytest.raises(UsageError, match=r"^--objective steps: only jobs of one host can be tuned for it so far"):
+        choose(parse(["--objective", "steps", "--nnodes", "2", "--rdzv-endpoint", "host0:29400", "train.py"]))
+    assert choose(parse(["--objective", "steps", "train.py"])).tune
+    assert not choose(parse(["--objective", "steps", "--trials", "0", "train.py"])).tune
+
+
+def test_a_recipe_belongs_to_its_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the option the saved recipe is launched, with as many ranks as torchrun starts; with another, tuned."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    code = "print('rate 1')\n"
+    launch = tuned(folder, code, "--objective", RATE, *ONE, "--tune-only")
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    (place,) = folder.glob("*.toml")
+    monkeypatch.chdir(folder)
+    for words in ([], ["--objective", RATE], ["--objective", RATE, "--recipe", place.name]):
+        mode = choose(parse([*words, "job.py"]))
+        assert mode.recipe is not None, words
+        assert not mode.tune
+    assert choose(parse(["--objective", "steps", "job.py"])).tune
+    assert choose(parse(["--objective", RATE, "--trials", "2", "job.py"])).tune
+    with pytest.raises(UsageError, match=r"was tuned for regex:max:rate .* and would be launched as it is: leave"):
+        choose(parse(["--objective", "steps", "--recipe", place.name, "job.py"]))
