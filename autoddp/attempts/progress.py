@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autoddp.attempts.communication import Enough
 from autoddp.diagnose.collectives import recorded
 from autoddp.diagnose.collectives.ends import StepEnds
 from autoddp.diagnose.collectives.steps import steps_of
@@ -36,6 +35,8 @@ _LONGEST_LINE = 2**16  # characters; of a longer line only the end is searched
 _LINE_ENDS = re.compile("[\r\n]+")  # a progress bar writes over its own line
 _SHOWN = 40  # characters of what a pattern has found
 _WARM_UP = 4  # the first of so many parts of the steps is not measured
+_WITHOUT_OPTIMIZER = 20.0  # seconds from the first call in which an optimizer has not stepped: there may be none
+_IN_MOST_LOOKS = 20  # looks in which calls were made meanwhile; there are two in a second
 _RANKS_THAT_STEP = 0.5  # share of the most steps of a rank that another one must have to be measured at all
 
 
@@ -202,10 +203,11 @@ class StepsMade(Progress):
 
     fewest, least, what = 8, 4, "steps"
 
-    def __init__(self, place: Path, period: int | None = None) -> None:
+    def __init__(self, place: Path, period: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = place / CALLS
         self._recorded = StepEnds(self._folder)
-        self._long_enough = Enough(self._folder)
+        self._clock = clock
+        self._calls, self._active = 0, 0
         self.period = period
         self.how = ""
         """How the steps were found, where there is no optimizer."""
@@ -215,8 +217,21 @@ class StepsMade(Progress):
         self._recorded.look()
         if self.period is None and self._recorded.of_optimizers():
             self.period = 0
-        if self.period is None and self._long_enough():
+        if self.period is None and self._has_no_optimizer():
             self._find_period()
+
+    def _has_no_optimizer(self) -> bool:
+        """Whether so many calls were made without a step that none is to be expected.
+
+        A script that builds its model only after some minutes may meet at a barrier before.
+        """
+        calls = self._recorded.of_calls(1)
+        made = sum(map(len, calls.values()))
+        self._active += made > self._calls
+        self._calls = made
+        if self._active < _IN_MOST_LOOKS:
+            return False
+        return self._clock() - min(ends[0] for ends in calls.values()) >= _WITHOUT_OPTIMIZER
 
     def ends(self) -> None:
         """See `Progress`."""

@@ -202,6 +202,25 @@ def test_without_an_optimizer_steps_are_where_the_calls_repeat(tmp_path: Path) -
     assert again.counts == {0: 40}
 
 
+def test_an_optimizer_is_waited_for_as_long_as_a_script_may_only_prepare(tmp_path: Path) -> None:
+    rank, now = Recorded(tmp_path, 0), [100.0]
+    made = StepsMade(tmp_path, clock=lambda: now[0])
+    for half in range(60):
+        now[0] = 100 + half / 2
+        rank.call(1, now[0])
+        made.look()
+        assert (made.period is None) == (now[0] < 120), now
+    assert made.counts == {0: 60}
+    seldom, now = Recorded(tmp_path, 1), [100.0]
+    made = StepsMade(tmp_path, clock=lambda: now[0])
+    for second in range(60):
+        now[0] = 200.0 + second
+        if second % 4 == 0:
+            seldom.call(1, now[0])
+        made.look()
+    assert made.period is None
+
+
 @pytest.mark.parametrize("calls", [(), (1, 2), (1, 1, 2, 1, 2, 2, 2, 1, 1, 1, 2)])
 def test_where_nothing_repeats_that_is_said(tmp_path: Path, calls: tuple[int, ...]) -> None:
     rank = Recorded(tmp_path, 0)
