@@ -30,6 +30,7 @@ from autoddp.errors import AutoddpError, UsageError
 from autoddp.isolation import Level
 from autoddp.isolation.trackers import why_not
 from autoddp.knobs import AS_WRITTEN, BY_NAME, Configuration
+from autoddp.knobs.base import Setting
 from autoddp.knobs.computing import THREADS, thread_counts
 from autoddp.knobs.env import NodeAndJob, start_settings
 from autoddp.log import get_logger, printable
@@ -95,6 +96,7 @@ class _Start:
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
+        self._so_far = f"no {self.progress.what} yet"
         longest = (self.deadline.left or _FIRST_NUMBER) / _SHARE_OF_A_START
         self._first = FirstStart(self.progress, longest) if self.needed is None else None
 
@@ -119,10 +121,8 @@ class _Start:
                 self.builds_ddp = True
 
     def in_words(self) -> str:
-        """What is being waited for."""
-        counts = self.progress.counts
-        so_far = f"{min(counts.values())} {self.progress.what} so far" if counts else f"no {self.progress.what} yet"
-        return f"the script runs {self.words}: {so_far}, {duration(time.monotonic() - self._began)}"
+        """What is being waited for. Called by another thread."""
+        return f"the script runs {self.words}: {self._so_far}, {duration(time.monotonic() - self._began)}"
 
     def is_over(self) -> bool:
         """Whether the start has to be ended, because enough was seen or for another reason."""
@@ -140,6 +140,8 @@ class _Start:
             return True
         try:
             self.progress.look()
+            if counts := self.progress.counts:
+                self._so_far = f"{min(counts.values())} {self.progress.what} so far"
             return self._has_shown_enough()
         except Unusable as why:
             self.failed = str(why)
@@ -315,7 +317,10 @@ class ObjectiveTuning(Tuning):
         on_gpus = any(place.device == "cuda" for one in recording.processes for place in one.sums)
         machine = fingerprint() if on_gpus else None
         nccl = nccl_here() if on_gpus and "nccl" in backend else ()
-        settings = tuple(map(Configuration, self._settings(recording, started, nccl)))
+        assert self._first is not None
+        has_room = free_memory() > self._first.memory
+        faults = has_room * self._first.in_page_faults
+        settings = tuple(map(Configuration, _settings(recording, started, nccl, faults, os.environ)))
         return JobFacts(
             world_size=started,
             nodes=1,
@@ -334,21 +339,25 @@ class ObjectiveTuning(Tuning):
             own_ranks=started == 1 and any(not one.is_launched for one in recording.processes),
         )
 
-    def _settings(self, recording: Recording, started: int, nccl: tuple[int, ...]) -> list[Mapping[str, object]]:
-        """Settings that are worth a start, the most promising first."""
-        assert self._first is not None
-        threads: list[Mapping[str, object]] = []
-        if THREADS.variable not in os.environ:
-            cpus, ranks = len(os.sched_getaffinity(0)), max(len(recording.processes), started)
-            now = max((one.threads for one in recording.processes), default=1 if started > 1 else cpus)
-            threads = [THREADS.setting(count) for count in thread_counts(cpus, ranks, now)]
-        has_room = free_memory() > self._first.memory
-        around = NodeAndJob(
-            node=probe() if nccl else None,
-            nodes=1,
-            environment=os.environ,
-            nccl=nccl,
-            tuner=nccl_tuner(os.environ) if nccl else "",
-            in_page_faults=has_room * self._first.in_page_faults,
-        )
-        return [*threads, *start_settings(around)]
+
+def _settings(
+    recording: Recording, started: int, nccl: tuple[int, ...], in_page_faults: float, environment: Mapping[str, str]
+) -> list[Setting]:
+    """Settings that are worth a start, the most promising first; none that the user has set.
+
+    `started`: ranks that were launched; `nccl`: its version, if the script uses it.
+    """
+    threads: list[Setting] = []
+    if THREADS.variable not in environment:
+        cpus, ranks = len(os.sched_getaffinity(0)), max(len(recording.processes), started)
+        now = max((one.threads for one in recording.processes), default=1 if started > 1 else cpus)
+        threads = [THREADS.setting(count) for count in thread_counts(cpus, ranks, now)]
+    around = NodeAndJob(
+        node=probe() if nccl else None,
+        nodes=1,
+        environment=environment,
+        nccl=nccl,
+        tuner=nccl_tuner(environment) if nccl else "",
+        in_page_faults=in_page_faults,
+    )
+    return [*threads, *start_settings(around)]

@@ -79,7 +79,7 @@ def _result(outcome: Outcome, configuration: Configuration) -> Iterator[Row]:
     moved = f"{before} → {outcome.figure(standing.seconds)} {unit} (99 % interval: ×{low} to ×{high})"
     better = "faster" if outcome.objective is None else outcome.objective.better
     yield Row(f"×{gain.ratio:.3g} {better}", moved, good=True)
-    yield Row("  by", "; ".join(configuration.in_words))
+    yield Row("  by", "; ".join(launched.with_values(**configuration).in_words))  # what has a variable, too
     yield Row("  training", _changes(standing, configuration))
 
 

@@ -288,6 +288,8 @@ def page_content(summary: Any) -> PageContent:
 
     A summary needs its schema, and its trials or its diagnosis.
     """
+    if isinstance(summary, Mapping) and summary.get("objective") is not None:
+        raise ValueError("a run for --objective, of which there is no page yet; its summary.json has everything")
     if not isinstance(summary, Mapping) or not {"trials", "diagnosis"} & summary.keys():
         raise ValueError("not the summary of a run: it has neither trials nor a diagnosis")
     schema = summary.get("schema")

@@ -142,7 +142,7 @@ class Terminal(Observer):
         count = len(facts.start_settings)
         tried = f"{count} setting{'s' if count > 1 else ''} to try" if count else "no setting to try"
         figure = f"{self._figure(record.seconds)} {self._objective.unit}"
-        self._line(f"{figure} as written; each trial is a start of the script, {duration(seconds)}; {tried}")
+        self._line(f"as written: {figure}; each trial is a start of the script, {duration(seconds)}; {tried}")
         self._progress_shown = time.monotonic()
 
     def _figure(self, seconds: float) -> str:

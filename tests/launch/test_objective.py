@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from launchers import AUTODDP, SCRIPTS, Launch, start
 
+from autoddp.attempts.objective import _settings
 from autoddp.commandline.mode import choose
 from autoddp.commandline.options import parse
+from autoddp.diagnose.collectives.recording import Recording
 from autoddp.errors import UsageError
 from autoddp.recipe import load
 from autoddp.settings import Objective
@@ -82,7 +84,11 @@ def test_a_number_that_is_printed_once_at_the_end(tmp_path: Path) -> None:
     assert [(entry.value, entry.ms_per_step) for entry in recipe.ladder] == [(20.5, None)]
     assert "×2 better" in launch.stderr
     assert "10.25 → 20.5 as printed" in launch.stderr
+    assert "  by            OMP_NUM_THREADS=1\n" in launch.stderr or "1 CPU thread per rank\n" in launch.stderr
     assert (summary(launch)["objective"]["as_written"], summary(launch)["objective"]["tuned"]) == (10.25, 20.5)
+    report = start((*AUTODDP, "report"), folder, []).wait()
+    assert report.returncode == 2
+    assert report.stderr.endswith("there is no page yet; its summary.json has everything\n")
     shown = start((*AUTODDP, "recipe", "show"), folder, [place.name]).wait()
     assert shown.returncode == 0, shown.stderr
     assert f"tuned for {RATE}, baseline 10.25 as printed" in shown.stdout
@@ -162,6 +168,16 @@ def test_the_colons_of_a_pattern_stay() -> None:
     assert (found.cost(4.0), found.number(4.0)) == (4.0, 4.0)
     higher = Objective.parse("regex:max:(.)")
     assert (higher.cost(4.0), higher.number(0.25)) == (0.25, 4.0)
+
+
+@needs_cores
+def test_what_the_user_has_set_is_not_tried() -> None:
+    free = _settings(Recording(), 1, (), in_page_faults=0.5, environment={})
+    assert [list(setting) for setting in free][-1] == ["malloc"]
+    assert {"threads": 1} in free
+    mine = {"OMP_NUM_THREADS": "3", "MALLOC_TRIM_THRESHOLD_": "0"}
+    assert _settings(Recording(), 1, (), in_page_faults=0.5, environment=mine) == []
+    assert _settings(Recording(), len(os.sched_getaffinity(0)), (), in_page_faults=0.0, environment={}) == []
 
 
 def test_what_it_is_not_for_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
