@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import AUTODDP, SCRIPTS, Launch, start
+from launchers import AUTODDP, PATIENCE, SCRIPTS, Launch, start, wait_for
 
 from autoddp.attempts.objective import _settings
 from autoddp.commandline.mode import choose
@@ -104,6 +105,24 @@ def test_a_script_that_never_ends_is_ended(tmp_path: Path) -> None:
     assert last.startswith("autoddp: error: no recipe was written: ")
     assert "--budget" in last or "no setting" in last
     assert not list(launch.folder.glob("*.toml"))
+
+
+def test_a_signal_ends_it_without_a_job(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "job.py").write_text("import time\nopen('log', 'a').write('x')\nprint('here')\ntime.sleep(600)\n")
+    launch = start(AUTODDP, folder, ["--objective", RATE, *ONE, "job.py"])
+    try:
+        logs = ".autoddp/2*/attempt0/*/attempt_0/0/stdout.log"
+        wait_for(lambda: any("here" in log.read_text() for log in folder.glob(logs)), "the first start")
+        launch.process.send_signal(signal.SIGINT)
+        launch.process.wait(PATIENCE)
+        wait_for(lambda: not launch.processes(), "the end of every process")
+    finally:
+        launch.kill()
+    assert launch.returncode == 130
+    assert "SIGINT: tuning ends, no job is started" in launch.stderr
+    assert not (folder / "log").exists()
 
 
 @pytest.mark.parametrize(
