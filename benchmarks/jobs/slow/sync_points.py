@@ -33,7 +33,7 @@ class Watched(nn.Module):
         """Of the same shape as the inputs."""
         self.passes += 1
         for _ in range(self.parts):
-            gain = self.gain
+            gain: Tensor = self.gain
             for _ in range(SHORT):
                 gain = torch.tanh(gain)
             inputs = torch.relu(self.layer(inputs * gain))
