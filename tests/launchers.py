@@ -220,9 +220,9 @@ def list_numa_nodes(folder: Path, *nodes: str) -> Path:
     return folder
 
 
-def wait_for(condition: Any, what: str) -> None:
-    """Until `condition()` is true."""
+def wait_for(condition: Any, what: str, pause: float = 0.05) -> None:
+    """Until `condition()` is true; `pause`: seconds between two looks, more where a look starts a process."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, f"waited {PATIENCE} s for {what}"
-        time.sleep(0.05)
+        time.sleep(pause)

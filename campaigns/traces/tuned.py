@@ -91,13 +91,15 @@ def autoddp_words(level: Level, room: Room, *more: str) -> list[str]:
     return [*AUTODDP, *RANKS, "--trials", "2", "--isolation", level.isolation, *own, *more]
 
 
-def tune(level: Level, traces: Sequence[Trace], tune_only: bool = False, patience: float = 120) -> Outcome:
-    """All these traces in one tuned run."""
+def tune(
+    level: Level, traces: Sequence[Trace], tune_only: bool = False, patience: float = 120, more: Sequence[str] = ()
+) -> Outcome:
+    """All these traces in one tuned run; `more` are further options of autoddp."""
     with Room(level.user) as room:
         room.prepare(traces)
         names = [trace.name for trace in traces]
         options = ["--tune-only"] if tune_only else []
-        command = [*autoddp_words(level, room, *options), *job_words(room, names)]
+        command = [*autoddp_words(level, room, *options, *more), *job_words(room, names)]
         return _judged(room, names, lambda: room.run(command, level.env, patience), tune_only)
 
 

@@ -41,7 +41,7 @@ def test_overlay_changes_nothing() -> None:
 
 
 def test_guard_changes_nothing() -> None:
-    outcome = tune(LEVELS["guard"], usable(set(COVERED)), patience=200)
+    outcome = tune(LEVELS["guard"], usable(set(COVERED)), patience=200, more=["--diagnose-budget", "0"])
     assert not outcome.ended, complain(outcome)
     assert {one.kind for one in outcome.verdicts.values()} == {"unchanged"}, complain(outcome)
     assert not outcome.elsewhere, complain(outcome)

@@ -25,6 +25,7 @@ QUICK = {"OMP_NUM_THREADS": "1", "TUNED_TIMES_LONGER": "12", "GLOO_SOCKET_IFNAME
 ENDLESS = {**QUICK, "TIMES_LONGER": "100000"}
 """The real job goes on until somebody ends it."""
 ENDLESS_TRIALS = ("--trials", "500", "--all-trials")
+ASKING = 0.3  # seconds between two questions to Slurm, each of which is a process
 SIGNALS = {"scancel": (), "scancel --signal=USR1": ("--signal=USR1",)}
 
 
@@ -121,9 +122,9 @@ def test_the_next_job_uses_the_recipe_and_leaves_nothing(
     job = submit(cluster, folder, script, env=QUICK if ends == "nobody" else ENDLESS, TMPDIR=str(scratch))
     queue = ("squeue", "--noheader", "--name=next")
     if ends != "nobody":
-        wait_for(lambda: len(job.training(PLAIN)) == 2 or not cluster.run(*queue), "the real job")
+        wait_for(lambda: len(job.training(PLAIN)) == 2 or not cluster.run(*queue), "the real job", ASKING)
         cluster.run("scancel", *SIGNALS[ends], "--name=next")
-    wait_for(lambda: not cluster.run(*queue), "the job's end")
+    wait_for(lambda: not cluster.run(*queue), "the job's end", ASKING)
     found = printed(folder)
     assert found.count(f"recipe {RECIPE}: launching") == 2, found[-3000:]
     assert "tuning" not in found
@@ -149,6 +150,7 @@ def test_a_job_that_is_ended_in_its_trials_leaves_nothing(cluster: Slurm, tmp_pa
 
 
 @pytest.mark.lab
+@pytest.mark.whole  # test_place.py has it on the recorded environment of a batch script
 def test_a_batch_script_without_srun_is_refused(cluster: Slurm, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     submit(cluster, folder, f"#!/bin/sh\n{' '.join([*AUTODDP, PLAIN])}\necho ended with $?\n", "-N2")
@@ -181,7 +183,7 @@ def test_the_recipe_as_a_batch_script_trains_without_autoddp(cluster: Slurm, rec
     found = replace(load(recipe / RECIPE), configuration=settings, env={"OMP_NUM_THREADS": "1"})
     script = lines_for(found, RECIPE, "slurm").text
     submit(cluster, folder, script, "--job-name=own", f"--chdir={folder}", OUT=str(folder))
-    wait_for(lambda: not cluster.run("squeue", "--noheader", "--name=own"), "the job's end")
+    wait_for(lambda: not cluster.run("squeue", "--noheader", "--name=own"), "the job's end", ASKING)
     said = printed(folder)
     assert said.count(" trained 120 steps") == 2, said[-3000:]
     assert sorted(path.name for path in folder.glob("rank*.pt")) == ["rank0.pt", "rank1.pt"]
@@ -198,7 +200,7 @@ def test_a_time_limit_leaves_nothing_and_the_next_job_goes_on(
     scratch.mkdir()
     script = file_of(capsys, "--name", "limited", "--time", "1", *ENDLESS_TRIALS, "--budget", "1h")
     job = submit(cluster, folder, script, TMPDIR=str(scratch))
-    wait_for(lambda: not cluster.run("squeue", "--noheader", "--name=limited"), "the time limit")
+    wait_for(lambda: not cluster.run("squeue", "--noheader", "--name=limited"), "the time limit", ASKING)
     assert "DUE TO TIME LIMIT" in printed(folder)
     assert "autoddp: trial " in printed(folder)
     require_nothing_left(cluster, job, scratch, mounts)

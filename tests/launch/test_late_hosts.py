@@ -31,7 +31,7 @@ done
 """
 # Without it torch 2.13's own agents fail: the one that stays the first gives its store's address to no host that joins.
 STORE_OF_ITS_OWN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-LAST_CALL = "last_call_timeout=6"  # seconds; a host that joins looks once a second whether it may
+LAST_CALL = 6  # seconds; a host that joins looks once a second whether it may
 
 
 def test_a_host_that_waits_for_the_end_of_tuning_says_so() -> None:
@@ -56,6 +56,7 @@ def host(
     address: str = "127.0.0.1",
     force: bool = True,
     popen: Any = None,
+    last_call: int = LAST_CALL,
 ) -> Launch:
     folder = parent / name
     folder.mkdir(exist_ok=True)
@@ -65,7 +66,8 @@ def host(
         (folder / "own.toml").write_text(dump(recipe))
         own = ["--recipe", "own.toml"]
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{address}:{port}", "--rdzv-id", "j"]
-    options = ["--nnodes", nodes, "--nproc-per-node", "1", "--rdzv-conf", LAST_CALL, "--max-restarts", "3"]
+    options = ["--nnodes", nodes, "--nproc-per-node", "1", "--max-restarts", "3"]
+    options += ["--rdzv-conf", f"last_call_timeout={last_call}"]
     all_ = [*meeting, *options, *own, *(["--force"] if force else []), "--no-python", "sh", "train.sh"]
     return start(AUTODDP, folder, all_, STORE_OF_ITS_OWN, popen=popen)
 
@@ -157,7 +159,7 @@ def test_a_recipe_for_another_number_of_hosts(tmp_path, hook, says, runs):
     """With a range as --nnodes the number of hosts is known when they have met."""
     fits = replace(RECIPE.fits, devices=("cpu",), backend="gloo", torch=torch_version())
     recipe = replace(RECIPE, configuration=Configuration(hook), fits=fits)
-    one = host(tmp_path, "host0", free_port(), "1:2", recipe=recipe, force=False)
+    one = host(tmp_path, "host0", free_port(), "1:2", recipe=recipe, force=False, last_call=1)
     try:
         wait_for(lambda: starts(one), "the first rank")
     finally:

@@ -1,6 +1,7 @@
 """A configuration that fails costs only itself: it is marked with its reason, the study ends, the job is launched."""
 
 import re
+import sys
 
 import pytest
 from launchers import AUTODDP, whole
@@ -9,14 +10,19 @@ from test_tuned_scripts import run, summary
 REASONS = {
     "abort": "killed by SIGABRT",
     "raise": "rank 1: RuntimeError: planted: rank 1 cannot train with gradient_as_bucket_view",
-    "hang": "hung: for 20 s every rank has waited for another one; rank",
+    "hang": "hung: for 8 s every rank has waited for another one; rank",
 }
+SOONER = (
+    "import sys; from autoddp.attempts import hang_timeout; hang_timeout._LEAST = 8.0; "
+    "from autoddp.cli.main import main; sys.argv[0] = 'autoddp'; main()"
+)
+"""A launcher that takes a trial for hung after 8 s, not after 20."""
 
 
 @pytest.mark.parametrize("kind", [whole("abort"), whole("raise"), "hang"])
 def test_planted_failure(kind, tmp_path):
     launch = run(
-        AUTODDP,
+        (sys.executable, "-c", SOONER),
         tmp_path / "run",
         f"planted_failure.py --kind {kind}",
         *("--trials", "4", "--diagnose-budget", "0"),
