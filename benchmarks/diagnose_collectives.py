@@ -187,7 +187,18 @@ def measured_at(here: Local, case: Case, args: Namespace) -> list[Row]:
         ends = [1e3 * before * (1 - 1 / one) if one else None for one in (found.ratio, found.low, found.high)]
         row.seconds, row.step_ms = seconds, before * 1e3
         row.real, row.real_low, row.real_high = ends
+        in_steps(row)
     return rows
+
+
+def in_steps(row: Row) -> None:
+    """Make the price one of a step of the job, where the diagnosis could tell only single calls or seconds."""
+    found = row.diagnosis.get("communication", {})
+    if row.ms is None or row.low is None or row.high is None or found.get("unit") == "step":
+        return
+    assert row.step_ms is not None
+    steps = row.step_ms / found["step_ms"]
+    row.ms, row.low, row.high = row.ms * steps, row.low * steps, row.high * steps
 
 
 def number(value: float | None, low: float | None = None, high: float | None = None) -> str:

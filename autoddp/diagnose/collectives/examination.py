@@ -28,7 +28,7 @@ Rounds = dict[str, tuple[float, ...]]
 Replays = Callable[[dict[str, Program]], Rounds | str]
 """Does programs again; the seconds of each round of each, or why it could not."""
 _AS_WRITTEN = "as written"
-_UNLIKE = 0.35  # share by which the steps as written may differ when they are done again
+_UNLIKE = 0.25  # share by which the steps as written may differ when they are done again
 
 
 def examined(
