@@ -182,6 +182,12 @@ class GroupEventNamed(Named, frozen=True):
     ranks: tuple[int, ...]
 
 
+class WaitsNamed(Named, frozen=True):
+    """How much of its waits for calls the thread computed, while first uses were looked at: from 0 to 1."""
+
+    computes: float
+
+
 class UsedNamed(Named, frozen=True):
     """The first use of what calls from a place have changed, after the script has waited for them."""
 
@@ -229,4 +235,4 @@ def names(text: str) -> Iterator[Named]:
         yield codec.decode(one, _LINES)
 
 
-_LINES: Any = ProcessNamed | WorldNamed | GroupNamed | PlaceNamed | GroupEventNamed | UsedNamed
+_LINES: Any = ProcessNamed | WorldNamed | GroupNamed | PlaceNamed | GroupEventNamed | UsedNamed | WaitsNamed

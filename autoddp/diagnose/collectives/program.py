@@ -305,5 +305,7 @@ def _of_gaps(process: Process) -> tuple[float, float]:
         return 1.0, 0.0
     in_calls = sum(sums.seconds for place, sums in process.sums.items() if place.group is not None)
     gaps = max(1e-9, look.seconds * (1 - min(1.0, in_calls / process.seconds)))
-    computes = min(1.0, look.cpu_of_thread / gaps)
+    # Backends copy in the thread that waits: that is no part of the gaps.
+    in_waits = process.computes_in_waits * in_calls * look.seconds / process.seconds
+    computes = min(1.0, max(0.0, look.cpu_of_thread - in_waits) / gaps)
     return computes, max(0.0, 1.0 - computes - look.waited_of_thread / gaps)

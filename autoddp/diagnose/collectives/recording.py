@@ -35,6 +35,7 @@ from autoddp.wire.recorded_calls import (
     ProcessNamed,
     ThreadsTrial,
     UsedNamed,
+    WaitsNamed,
     WorldNamed,
     mapped,
     names,
@@ -187,6 +188,8 @@ class Process:
     sums: dict[Place, Sums] = field(repr=False)
     interface: str = ""
     """See `WorldNamed`."""
+    computes_in_waits: float = 0.0
+    """See `WaitsNamed`."""
     tried: Sequence[Call] = field(default=(), repr=False)
     """Calls during a trial of fewer threads, which are in none of the others."""
     made: int = 0
@@ -315,6 +318,7 @@ def _process(path: Path) -> Process | None:
     said: ProcessNamed | None = None
     world: WorldNamed | None = None
     uses: dict[Place, Use] = {}
+    computes_in_waits = 0.0
     events: dict[int, Group] = {}
     for one in names(path.with_suffix(".names").read_text(encoding="utf-8", errors="surrogateescape")):
         match one:
@@ -324,6 +328,8 @@ def _process(path: Path) -> Process | None:
                 world = one
             case GroupNamed():
                 groups[one.group] = Group(one.ranks, one.name, one.backend)
+            case WaitsNamed():
+                computes_in_waits = one.computes
             case GroupEventNamed():
                 events[one.event] = Group(one.ranks, one.name)
             case UsedNamed() if one.place in places:
@@ -368,6 +374,7 @@ def _process(path: Path) -> Process | None:
         made=made,
         group_events=events,
         uses=uses,
+        computes_in_waits=computes_in_waits,
     )
 
 

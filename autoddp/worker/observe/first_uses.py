@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from autoddp.wire.recorded_calls import UsedNamed
+from autoddp.wire.recorded_calls import UsedNamed, WaitsNamed
 
 _SHORTEST, _LONGEST = 0.3, 3.0  # seconds of a watch
 _OFTEN = 3  # times that each place is seen, from which the shortest watch is long enough
@@ -62,14 +63,15 @@ class FirstUses:
         self,
         clock: Callable[[], float],
         script_frame: Callable[[], FrameType | None],
-        say: Callable[[UsedNamed], None],
+        say: Callable[[UsedNamed | WaitsNamed], None],
     ) -> None:
         self._clock, self._script_frame, self._say = clock, script_frame, say
         self._operations = _Operations(self._touched)
         self._thread = 0
         self._began = 0.0
         self._gap_began = 0.0
-        self._started: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._started: dict[int, tuple[int, tuple[int, ...], float]] = {}
+        self._waited = self._cpu_of_waits = 0.0
         self._open: dict[int, _Open] = {}  # by the address of the memory
         self._in_gap: list[_Use] = []
         self._seen: dict[int, int] = {}
@@ -103,13 +105,15 @@ class FirstUses:
         for place, found in self._found.items():
             if place not in self._unknown:
                 self._say(found)
+        if self._waited:
+            self._say(WaitsNamed(min(1.0, self._cpu_of_waits / self._waited)))
 
     def called(self, work: int, place: int, given: Any, began: float, returned: float) -> None:
         """The script has made a call from this place; `work` tells it apart until it was waited for."""
         if threading.get_ident() != self._thread:
             return
         self._gap_ends(began, returned)
-        self._started[work] = (place, tuple(_addresses(given)))
+        self._started[work] = (place, tuple(_addresses(given)), time.thread_time())
         self._seen[place] = self._seen.get(place, 0) + 1
 
     def waited(self, work: int, began: float, ended: float, is_blocking: bool) -> None:
@@ -117,10 +121,13 @@ class FirstUses:
         started = self._started.pop(work, None)
         if started is None or threading.get_ident() != self._thread:
             return
-        if not is_blocking:
+        if is_blocking:
+            self._waited += ended - began
+            self._cpu_of_waits += time.thread_time() - started[2]
+        else:
             self._gap_ends(began, ended)
         self._gap_began = ended
-        place, addresses = started
+        place, addresses, _ = started
         call = _Open(place)
         self._open.update(dict.fromkeys(addresses, call))
 
