@@ -331,6 +331,8 @@ class _Attempt:
     ordered_at: float = 0.0
     """When the order was given, by the clock of the hang timeout."""
     failures: list[str | Worker] = field(default_factory=list)
+    complaints: dict[str, float] = field(default_factory=dict)
+    """What ranks gave as the reason of their end, and when they ended, see `Goodbye`."""
     """Failures in the order in which they came: a rank's reason, or a rank that has gone without one."""
     hung: str = ""
     tried: str = ""
@@ -665,7 +667,7 @@ class JobMachine:
                 self._builders -= not message.built_ddp
                 attempt.steps = max(attempt.steps, message.steps)
                 if message.reason:
-                    self._failed(f"rank {message.rank}: {message.reason}")
+                    self._failed(f"rank {message.rank}: {message.reason}", message.at)
                 elif self.state in (State.STARTING, State.READY):
                     self._leave()
                 elif self.state is State.MEASURING and worker is attempt.leader:
@@ -713,11 +715,16 @@ class JobMachine:
         if not worker.said_goodbye and not self._attempt.told_to_leave:
             self._failed(worker)
 
-    def _failed(self, why: str | Worker) -> None:
-        """The first failure in time is the cause; the others are ranks that lost a peer, or that were killed for it."""
+    def _failed(self, why: str | Worker, at: float = 0.0) -> None:
+        """The first failure in time is the cause; the others are ranks that lost a peer, or that were killed for it.
+
+        `at`: when a rank ended, if it said that.
+        """
         if self.state not in (*_RUNNING, State.LEAVING) or self.attempt_must_end:
             return
         self._attempt.failures.append(why)
+        if isinstance(why, str) and at:
+            self._attempt.complaints[why] = at
         if self.state is State.MEASURING:
             self._lose()
         elif self.state is not State.LOST:
@@ -825,6 +832,8 @@ class JobMachine:
             all_well = attempt.ended is not None and not attempt.ended.failure
             failures = [one for one in failures if not (isinstance(one, Worker) and one.has_ended_well(all_well))]
         first = next(iter(failures), "")
+        if first in attempt.complaints:
+            first = min(attempt.complaints, key=attempt.complaints.__getitem__)
         return f"rank {first.hello.rank} {first.end or 'vanished'}" if isinstance(first, Worker) else first
 
     # The end of an attempt, and of tuning

@@ -82,8 +82,8 @@ class _Start:
     tuning_over: str = ""
     failed: str = ""
     """Why the start is of no use."""
-    failures: list[str] = field(default_factory=list)
-    """What ranks say of their ends."""
+    failures: list[tuple[float, str]] = field(default_factory=list)
+    """What ranks say of their ends, and when they ended."""
     in_page_faults: float = 0.0
     """Share of the measured time that page faults took at most on a rank."""
     seconds: float = 0.0
@@ -116,7 +116,7 @@ class _Start:
                     worker.send(Welcome(True))
             case Goodbye(built_ddp=False):
                 self._spoke_at = None
-                self.failures.append(f"rank {message.rank}: {message.reason}")
+                self.failures.append((message.at, f"rank {message.rank}: {message.reason}"))
             case Message():
                 self.builds_ddp = True
 
@@ -189,7 +189,7 @@ class _Start:
         """
         if self.tuning_over:
             raise TuningOver(self.tuning_over)
-        if not self.ended_by_us and (why := failure and next(iter(self.failures), failure)):
+        if not self.ended_by_us and (why := failure and min(self.failures, default=(0.0, failure))[1]):
             raise TrialFailed(why)
         if self.failed:
             raise TrialFailed(self.failed)

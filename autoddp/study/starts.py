@@ -24,7 +24,7 @@ from autoddp.study.observer import Observer
 from autoddp.study.outcome import WORTHWHILE, Decision, Outcome, Standing, TrialRecord
 from autoddp.study.reserve import FEWEST_ROUNDS
 from autoddp.timing import LOOKS, Block, median
-from autoddp.units import duration
+from autoddp.units import duration, percent
 from autoddp.wire import JobFacts
 
 _TIMES = 3  # starts as written that may fail in one round, although the first one did not
@@ -202,7 +202,7 @@ class StartStudy:
             many = f"{missing} of {missing + len(self._records)} settings were not tried"
             return Decision(AS_WRITTEN, f"undecided: {many}: {stays}{self._more(ended)}", is_open=True)
         tried = "the one setting that was tried" if len(self._records) == 1 else f"any of {len(self._records)} settings"
-        return Decision(AS_WRITTEN, f"no gain of {WORTHWHILE:.0%} by {tried}: {stays}")
+        return Decision(AS_WRITTEN, f"no gain of {percent(WORTHWHILE)} by {tried}: {stays}")
 
     def _more(self, ended: str) -> str:
         """A clause that tells what tuning lacked."""

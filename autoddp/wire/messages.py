@@ -17,6 +17,7 @@ import contextlib
 import functools
 import operator
 import os
+import time
 from multiprocessing.connection import Client, Connection
 from typing import Annotated, Any
 
@@ -176,6 +177,8 @@ class Goodbye(Message, frozen=True):
     """Whether the worker has built a DDP model."""
     steps: _Count = 0
     """Steps of the script that the worker has seen."""
+    at: float = 0.0
+    """When it left, by a clock that all processes of a host share: messages may be read in another order."""
 
 
 class StopTuning(Message, frozen=True):
@@ -266,4 +269,4 @@ class LauncherClient:
         self._said_goodbye = True
         with contextlib.suppress(OSError):  # the launcher has ended first
             if self.hello():
-                self.send(Goodbye(self.rank, reason, built_ddp, self.steps))
+                self.send(Goodbye(self.rank, reason, built_ddp, self.steps, time.monotonic()))

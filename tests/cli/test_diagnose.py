@@ -241,9 +241,13 @@ def test_a_script_that_communicates_without_ddp(tmp_path: Path, spawns: bool) ->
     started_by = {one["started_by"] for one in found["communication"]["processes"]}
     assert started_by == {"the script" if spawns else "autoddp"}
     small = [one for one in found["findings"] if one["cause"] == "small_collectives"]
-    assert small, found["verdict"]
-    assert small[0]["ms"] > 0
-    assert f"small_calls.py:{row['line']}" in small[0]["fix"]
+    place = f"small_calls.py:{row['line']}"
+    if small:
+        assert small[0]["ms"] > 0
+        assert place in small[0]["fix"]
+    else:  # beside other programs, rounds may differ too much to say whether it gains
+        (unsure,) = (one for one in found["not_measured"] if "whether small_collectives costs anything" in one)
+        assert place in unsure
     assert found["communication"]["step_ms"] > 0
     (summary,) = tmp_path.glob(".autoddp/2*/summary.json")
     assert json.loads(summary.read_text())["diagnosis"] == found, "the same for programs that read the run's folder"

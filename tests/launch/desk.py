@@ -146,8 +146,8 @@ class Desk:
         order = Measure(index, {}, 1, 3)
         self.says(rank, BlockDone(index, (0.05,) * 3, 0.05, 0.001, order))
 
-    def goodbye(self, rank: int, reason: str = "", steps: int = 0) -> None:
-        self.says(rank, Goodbye(rank, reason, steps=steps))
+    def goodbye(self, rank: int, reason: str = "", steps: int = 0, at: float = 0.0) -> None:
+        self.says(rank, Goodbye(rank, reason, steps=steps, at=at))
 
     def finish(self, again: bool = False) -> None:
         self.says(1, Finish(again))

@@ -146,6 +146,18 @@ def test_the_first_failure_is_the_cause(desk: Desk) -> None:
         block.result(0)
 
 
+def test_the_first_failure_may_be_heard_of_later(desk: Desk) -> None:
+    desk.reach(State.READY)
+    block = desk.asks()
+    desk.goodbye(0, "RuntimeError: Connection closed by peer", at=2.5)
+    desk.goodbye(1, "RuntimeError: of rank 1", at=2.4)
+    desk.process_ended(0, "exit code 1")
+    desk.process_ended(1, "exit code 1")
+    desk.passes(6)
+    with pytest.raises(TrialFailed, match=r"^rank 1: RuntimeError: of rank 1$"):
+        block.result(0)
+
+
 def test_a_rank_without_a_word_vanishes(desk: Desk) -> None:
     desk.reach(State.READY)
     block = desk.asks()

@@ -51,6 +51,7 @@ IN_A_SETTING_OF_THEIR_OWN = {
     "learners.py",
     "needs_a_file.py",
     "own_ranks.py",
+    "own_ranks_by_fork.py",
     "stateful.py",
 }
 

@@ -84,7 +84,7 @@ def test_a_trace_that_cannot_be_written_costs_one_line(tmp_path: Path) -> None:
         "import plain\nplain.main()\nplain.stop()\nsys.stdout.write('trained\\n')\n"
     )
     broken = (
-        "import autoddp.trace\ndef fails(*_):\n    raise OSError(28, 'planted')\nautoddp.trace.write_trace = fails\n"
+        "from autoddp.cli import tuned\ndef fails(*_):\n    raise OSError(28, 'planted')\ntuned.write_trace = fails\n"
     )
     launcher = tmp_path / "launcher.py"
     launcher.write_text(broken + "from autoddp.cli.main import main\nmain()\n")
