@@ -104,7 +104,7 @@ def checks(rank: int) -> dict[str, Any]:
             time.sleep(LATE)
         dist.all_reduce(torch.ones(1000))
     _used_later(recorder, folder)
-    threads = _threads_in_turns(recorder, folder)
+    threads, made = _threads_in_turns(recorder, folder)
     recorder.on = False
     dist.barrier()
     (mine,) = (one for one in recorded(folder).processes if one.rank == rank)
@@ -112,6 +112,7 @@ def checks(rank: int) -> dict[str, Any]:
         "uses": {place.line: (use.calls, round(use.share, 3), use.where) for place, use in mine.uses.items()},
         "said": [str(one.message) for one in said],
         "threads": threads,
+        "made": made,
         "wholes": [
             (one.place.line, one.began, one.ended, [c.began for c in mine.calls if _is_part(c, one)])
             for one in mine.calls
@@ -155,21 +156,23 @@ def _used_later(recorder: CallRecorder, folder: Path) -> None:
         never = torch.ones(5)
 
 
-def _threads_in_turns(recorder: CallRecorder, folder: Path) -> list[int]:
-    """The threads of this rank after each call, as often as they change."""
+def _threads_in_turns(recorder: CallRecorder, folder: Path) -> tuple[list[int], int]:
+    """The threads of this rank after each call, as often as they change; and how many calls there were."""
     dist.barrier()
     trial = [ThreadsTrial(3, time.perf_counter() + LATE, LATE, 4)]
     dist.broadcast_object_list(trial)
     (folder / f"{TRIAL}.{dist.get_rank()}").write_text(codec.encode(trial[0]))
     (folder / f"{TRIAL}.{dist.get_rank()}").rename(folder / TRIAL)
     recorder._look_after = 0.0
-    seen = [torch.get_num_threads()]
-    while time.perf_counter() < trial[0].ends + LATE:
-        dist.all_reduce(torch.ones(1))
+    seen, made, goes_on = [torch.get_num_threads()], 0, torch.ones(1)
+    while goes_on:  # until one of the ranks has seen enough
+        goes_on = torch.ones(1) if time.perf_counter() < trial[0].ends + LATE else torch.zeros(1)
+        dist.all_reduce(goes_on, op=dist.ReduceOp.MIN)
+        made += 1
         if torch.get_num_threads() != seen[-1]:
             seen.append(torch.get_num_threads())
         time.sleep(LATE / 20)
-    return seen
+    return seen, made
 
 
 def _plain(value: Any) -> Any:

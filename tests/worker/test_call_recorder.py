@@ -91,8 +91,9 @@ def test_turns_with_other_threads(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert rank["threads"] == [1, 3, 1]
         assert rank["tried"] > 8
-    (row,) = (row for row in ranks[0]["rows"] if row["line"] == _line_of("dist.all_reduce(torch.ones(1))", 1))
-    assert row["calls"] < 2 * ranks[0]["tried"]
+    (row,) = (row for row in ranks[0]["rows"] if row["line"] == _line_of("dist.all_reduce(goes_on"))
+    # The calls at either end of the turns may be on either side.
+    assert row["calls"] <= sum(rank["made"] - rank["tried"] for rank in ranks) + 4
 
 
 def test_the_methods_are_found_by_their_signatures() -> None:
