@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,7 +57,8 @@ def run(
     start = f"import os, sys; from guarded import guard; guard({str(scratch)!r}, {landlock}, {writable})\n"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
     environment.pop("AUTODDP_ISOLATION", None)
-    script = scratch.parent / f"script{scratch.name}.py"
+    # A file of its own: an interpreter that starts slowly must not read the next script in the place of its own.
+    script = Path(tempfile.mkdtemp(dir=scratch.parent), "script.py")
     script.write_text(start + code)
     words = [sys.executable, str(script)]
     process = subprocess.Popen(
