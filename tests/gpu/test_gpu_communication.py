@@ -14,7 +14,7 @@ def test_a_job_that_communicates_by_itself(gpu, tmp_path, figure, ranks):
     """Its calls are done again by NCCL too, by as many ranks as there are GPUs."""
     diagnosis = of_script(tmp_path, [str(HERE / "all_reduces_on_one_gpu.py")], ranks=ranks)
     figure("said", diagnosis["verdict"])
-    assert "the GPU's is not seen" in diagnosis["verdict"][-1]
+    assert "how long the GPU is in them is not seen" in diagnosis["verdict"][-1]
     rows = [row for row in diagnosis["communication"]["rows"] if row["collective"] == "all_reduce"]
     assert [row["backend"] for row in rows] == ["nccl"]
     assert any("how long the GPU itself" in line for line in diagnosis["not_measured"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import torch.distributed as dist
 from on_ranks import on_ranks
 
 from autoddp.diagnose.collectives.ends import StepEnds
-from autoddp.wire.recorded_calls import RecordingPlan
+from autoddp.wire.recorded_calls import RecordingPlan, UsedNamed
 from autoddp.worker.observe.call_recorder import CallRecorder
 from autoddp.worker.observe.collectives import methods_that_start_something
+from autoddp.worker.observe.first_uses import FirstUses
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +87,36 @@ def test_where_results_are_used_first(ranks: list[dict[str, Any]]) -> None:
         assert not rank["is_left"]
     row = next(row for row in ranks[0]["rows"] if row["line"] == _line_of("dist.all_reduce(flat)"))
     assert (row["calls"], row["groups"]) == (30, [[0, 1]]), "a watch changes nothing of what is recorded"
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.untyped_storage, torch.Tensor.__dlpack__, torch.Tensor.numpy])
+def test_what_reads_past_the_dispatcher_is_seen(read: Callable[[torch.Tensor], Any]) -> None:
+    assert _first_uses(lambda tensor: getattr(tensor, read.__name__)()) == [7]
+
+
+def test_nothing_is_said_of_first_uses_where_functions_are_compiled() -> None:
+    """What a compiled function reads does not pass the dispatcher."""
+    add = torch.compile(torch.add, backend="eager")
+    try:
+        assert _first_uses(lambda tensor: add(tensor, 1)) == []
+    finally:
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+
+
+def _first_uses(use: Callable[[torch.Tensor], Any]) -> list[int]:
+    """The places of which a first use is told, of one call of place 7 whose result is used so."""
+    said: list[Any] = []
+    methods, result = dict(vars(torch.Tensor)), torch.ones(4)
+    watch = FirstUses(time.perf_counter, lambda: None, said.append)
+    assert watch.begin(0.0)
+    watch.called(1, 7, [result], 1.0, 2.0)
+    watch.waited(1, 2.0, 3.0, is_blocking=True)
+    use(result)
+    watch.called(2, 7, [result], 4.0, 5.0)
+    watch.end()
+    assert dict(vars(torch.Tensor)) == methods, "the class is as it was"
+    return [one.place for one in said if isinstance(one, UsedNamed)]
 
 
 def test_turns_with_other_threads(ranks: list[dict[str, Any]]) -> None:

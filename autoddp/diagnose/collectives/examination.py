@@ -212,6 +212,6 @@ def _verdict(job: Job, findings: Sequence[Finding]) -> list[str]:
     most = f"up to {percent(min(1.0, share))}"
     of_time = f"{most} of the time of a rank is communication"
     if _on_device(recording):
-        of_time = f"lines that communicate take {most} of a rank's time; the GPU's is not seen"
+        of_time = f"lines that communicate take {most} of a rank's time; how long the GPU is in them is not seen"
     lines.append(f"{of_time}; a {steps.unit} takes {milliseconds(job.step)} ms ({steps.how})")
     return lines

@@ -11,12 +11,14 @@ methods that read a tensor past it, such as `tolist`. They all stay what they ar
 meanwhile. (A mode for functions would stand between the script and the functions of torch.distributed.)
 
 Whatever touches the memory counts, except for making a view. Memory that was freed and given to another tensor counts
-as touched too early, so nothing is promised that could not be done.
+as touched too early, so nothing is promised that could not be done. What a compiled function reads is not seen: where
+torch has compiled one in this process, nothing is said.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,8 +34,9 @@ from autoddp.wire.recorded_calls import UsedNamed, WaitsNamed
 _SHORTEST, _LONGEST = 0.3, 3.0  # seconds of a watch
 _OFTEN = 3  # times that each place is seen, from which the shortest watch is long enough
 _MOST_BETWEEN = 16  # calls; a script with two buffers in turns uses the result after the next call of the same place
-_PAST_THE_DISPATCHER = ("tolist", "numpy", "data_ptr")
-"""Methods that read a tensor, or let others read it. Its class inherits them: deleting another one restores them."""
+_PAST_THE_DISPATCHER = ("tolist", "numpy", "data_ptr", "untyped_storage", "__dlpack__")
+"""Methods that read a tensor, or let others read it. Pickling takes the storage, and `__array__` is `numpy`."""
+_storage_of = torch.Tensor.untyped_storage
 
 
 @dataclass
@@ -67,6 +70,7 @@ class FirstUses:
     ) -> None:
         self._clock, self._script_frame, self._say = clock, script_frame, say
         self._operations = _Operations(self._touched)
+        self._before: dict[str, Any] = {}
         self._thread = 0
         self._began = 0.0
         self._gap_began = 0.0
@@ -85,6 +89,7 @@ class FirstUses:
             return False
         self._thread, self._began = threading.get_ident(), now
         self._operations.__enter__()  # type: ignore[no-untyped-call]
+        self._before = {name: vars(torch.Tensor).get(name) for name in _PAST_THE_DISPATCHER}
         for name in _PAST_THE_DISPATCHER:
             setattr(torch.Tensor, name, _telling(name, self._touched))
         return True
@@ -99,10 +104,13 @@ class FirstUses:
 
     def end(self) -> None:
         """Look at nothing any more, and say what was seen."""
-        for name in _PAST_THE_DISPATCHER:
-            delattr(torch.Tensor, name)
+        for name, before in self._before.items():
+            if before is None:  # its class inherits the method
+                delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, before)
         self._operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        for place, found in self._found.items():
+        for place, found in () if _runs_compiled_functions() else self._found.items():
             if place not in self._unknown:
                 self._say(found)
         if self._waited:
@@ -180,6 +188,12 @@ class _Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def _runs_compiled_functions() -> bool:
+    """Whether torch has compiled a function in this process, by torch's own count."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and dynamo.counters["frames"]["ok"] > 0
+
+
 def _telling(name: str, tell: Callable[[Any], None]) -> Any:
     """The method of tensors, which tells first that it reads one."""
     original = getattr(torch.Tensor, name)
@@ -195,7 +209,7 @@ def _addresses(given: Any) -> Iterator[int]:
     """The memory of each tensor in there."""
     if isinstance(given, torch.Tensor):
         try:
-            yield given.untyped_storage().data_ptr()
+            yield _storage_of(given).data_ptr()
         except (RuntimeError, NotImplementedError):  # it has none of its own
             return
     elif isinstance(given, (list, tuple)):
