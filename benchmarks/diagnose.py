@@ -38,10 +38,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import JOBS, Hosts, Lab, Local, autoddp, gain, options, paired, say, table, torchrun, verdict, write_json
+from common import JOBS, Hosts, Lab, Local, autoddp, options, paired, say, table, torchrun, verdict, write_json
 from lab import SHAPE, unavailable
+from prices import FIRST, PRICE, Priced, number
 
-FIRST, PRICE = 0.95, 0.15
 SIZES = ("small", "large")
 ENDLESS = ["--steps", "1000000"]  # the diagnosis ends the job
 WARMUP, STEPS = 32, 160  # whole epochs and whole periods of every job
@@ -110,36 +110,14 @@ UNPRICED = {"small_batch"}
 
 
 @dataclass
-class Row:
-    """One diagnosis beside the truth. Times are in milliseconds of a step."""
+class Row(Priced):
+    """One diagnosis beside the truth."""
 
-    case: str
-    size: str
-    cause: str
-    run: int
-    first: str | None = None
-    """The cause that the diagnosis names first."""
+    size: str = ""
     right: bool = False
     right_ranks: bool = False
-    status: str | None = None
-    ms: float | None = None
-    low: float | None = None
-    high: float | None = None
-    real: float | None = None
-    real_low: float | None = None
-    real_high: float | None = None
-    step_ms: float | None = None
     proved: list[str] = field(default_factory=list)
     """All causes that the diagnosis calls proved."""
-    error: str | None = None
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    """Of a step, in the rounds of whole jobs."""
-    diagnosis: dict[str, Any] | None = None
-
-    @property
-    def ratio(self) -> float | None:
-        """The price in the diagnosis, as a multiple of the real gain."""
-        return self.ms / self.real if self.ms is not None and self.real else None
 
 
 class SlowDisk(Local):
@@ -277,10 +255,10 @@ def measured(case: Case, size: str, folder: Path, args: Namespace) -> list[Row]:
             here.run([*torchrun(*local_ranks(here)), *job, "--steps", "1"])
         most = args.rounds if case.cause in UNPRICED else max(args.rounds, args.most_rounds)
         seconds = {} if case in CLEAN or not args.rounds else real_gain(here, job, args.rounds, most)
-        rows = [Row(str(case), size, case.cause, run, seconds=seconds) for run in range(args.runs)]
+        rows = [Row(str(case), case.cause, run, size=size) for run in range(args.runs)]
         for row in rows:
             if seconds:
-                price(row, seconds)
+                row.take_seconds(seconds)
             if args.gains_only:
                 continue
             try:
@@ -319,33 +297,13 @@ class Rows:
         return self._kept[name]
 
 
-def price(row: Row, seconds: dict[str, list[float]]) -> None:
-    """Fill in the real gain."""
-    before = statistics.fmean(seconds["as written"])
-    ratio = gain(seconds["as written"], seconds["mended"])
-    row.step_ms = before * 1e3
-    ends = [1e3 * before * (1 - 1 / one) if one else None for one in (ratio.ratio, ratio.low, ratio.high)]
-    row.real, row.real_low, row.real_high = ends
-
-
 def judge(row: Row, case: Case, diagnosis: dict[str, Any]) -> None:
     """Fill in what the diagnosis says."""
-    findings = diagnosis["findings"]
-    row.diagnosis, row.step_ms = diagnosis, diagnosis["step_ms"]
-    row.proved = [one["cause"] for one in findings if one["status"] == "proved"]
-    row.first = findings[0]["cause"] if findings else None
+    ours = row.take_diagnosis(diagnosis)
+    row.step_ms = diagnosis["step_ms"]
+    row.proved = [one["cause"] for one in diagnosis["findings"] if one["status"] == "proved"]
     row.right = row.first == case.cause
-    ours = next((one for one in findings if one["cause"] == case.cause), None)
-    if ours is not None:
-        row.right_ranks = tuple(ours["ranks"]) == case.ranks
-        row.status, row.ms, row.low, row.high = (ours[name] for name in ("status", "ms", "low", "high"))
-
-
-def number(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """Milliseconds, with their interval."""
-    if value is None:
-        return ""
-    return f"{value:.1f}" + (f" ({low:.1f} to {high:.1f})" if low is not None and high is not None else "")
+    row.right_ranks = ours is not None and tuple(ours["ranks"]) == case.ranks
 
 
 def show(rows: Sequence[Row], clean: Sequence[Row]) -> dict[str, float]:
@@ -356,11 +314,9 @@ def show(rows: Sequence[Row], clean: Sequence[Row]) -> dict[str, float]:
             row.size,
             "error" if row.error else row.first,
             verdict(row.right and row.right_ranks),
-            row.status or "",
+            row.status,
             number(row.step_ms),
-            number(row.ms, row.low, row.high),
-            number(row.real, row.real_low, row.real_high),
-            "" if row.ratio is None else f"{row.ratio:.2f}",
+            *row.cells,
         )
         for row in rows
     ]
@@ -375,7 +331,7 @@ def show(rows: Sequence[Row], clean: Sequence[Row]) -> dict[str, float]:
     }
     print(f"right cause first, on the right ranks: {sums['right_first']:.0%} of {len(rows)} runs (target {FIRST:.0%})")
     print(f"price within {PRICE:.0%} of the gain: {sums['price_within']:.0%} of {len(priced)} priced findings")
-    failed = sum(row.error is not None for row in clean)
+    failed = sum(bool(row.error) for row in clean)
     done = f"{len(clean) - failed} clean runs ({failed} failed)"
     print(f"proved findings in {done}: {sums['proved_in_clean']:.0f} (target 0)")
     for row in clean:

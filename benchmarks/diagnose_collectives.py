@@ -25,14 +25,14 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from common import JOBS, Hosts, Lab, Local, autoddp, gain, options, paired, say, table, torchrun, verdict, write_json
+from common import JOBS, Hosts, Lab, Local, autoddp, options, paired, say, table, torchrun, verdict, write_json
 from lab import unavailable
+from prices import FIRST, PRICE, Priced, number
 
-FIRST, PRICE, LIMIT = 0.95, 0.15, 60.0
+LIMIT = 60.0  # seconds in which an answer has to be there
 WARMUP = 0.2  # of the steps of a job, which do not count
 
 
@@ -95,40 +95,16 @@ CLEAN = [
 
 
 @dataclass
-class Row:
-    """One diagnosis beside the truth. Times are in milliseconds of a step."""
+class Row(Priced):
+    """One diagnosis beside the truth."""
 
-    case: str
-    cause: str
-    run: int
-    first: str = ""
-    """The cause that the diagnosis names first."""
-    status: str = ""
-    """Of the right cause, wherever it stands."""
-    ms: float | None = None
-    low: float | None = None
-    high: float | None = None
-    real: float | None = None
-    real_low: float | None = None
-    real_high: float | None = None
-    step_ms: float | None = None
-    """As written, under torchrun."""
     took: float = 0.0
     """Seconds from the command to the answer."""
-    error: str = ""
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    """Of a step, in the rounds of whole jobs."""
-    diagnosis: dict[str, Any] = field(default_factory=dict)
 
     @property
     def right(self) -> bool:
         """Whether the right cause comes first, or nothing was found in a clean job."""
         return not self.error and self.first == self.cause
-
-    @property
-    def ratio(self) -> float | None:
-        """The price in the diagnosis, as a multiple of the real gain."""
-        return self.ms / self.real if self.ms is not None and self.real else None
 
 
 def real_gain(here: Local, case: Case, rounds: int) -> dict[str, list[float]]:
@@ -146,16 +122,11 @@ def diagnosed(here: Local, case: Case, row: Row) -> None:
     """Fill in what `autoddp diagnose --json` says."""
     began = time.monotonic()
     try:
-        row.diagnosis = json.loads(here.printed([*autoddp("diagnose", "--json"), *case.command]))
+        row.take_diagnosis(json.loads(here.printed([*autoddp("diagnose", "--json"), *case.command])))
     except (RuntimeError, ValueError) as error:
         row.error = str(error)
         return
     row.took = time.monotonic() - began
-    findings = row.diagnosis["findings"]
-    row.first = findings[0]["cause"] if findings else ""
-    ours = next((one for one in findings if one["cause"] == case.cause), None)
-    if ours is not None:
-        row.status, row.ms, row.low, row.high = (ours[name] for name in ("status", "ms", "low", "high"))
 
 
 def measured(case: Case, folder: Path, args: Namespace) -> list[Row]:
@@ -182,11 +153,7 @@ def measured_at(here: Local, case: Case, args: Namespace) -> list[Row]:
         say(f"{case.name}: {row.error or f'first {row.first or None}; of the cause {row.status}, {row.ms} ms'}")
     seconds = real_gain(here, case, args.rounds) if case.cause and args.rounds else {}
     for row in rows if seconds else ():
-        before = statistics.fmean(seconds["as written"])
-        found = gain(seconds["as written"], seconds["mended"])
-        ends = [1e3 * before * (1 - 1 / one) if one else None for one in (found.ratio, found.low, found.high)]
-        row.seconds, row.step_ms = seconds, before * 1e3
-        row.real, row.real_low, row.real_high = ends
+        row.take_seconds(seconds)
         in_steps(row)
     return rows
 
@@ -201,13 +168,6 @@ def in_steps(row: Row) -> None:
     row.ms, row.low, row.high = row.ms * steps, row.low * steps, row.high * steps
 
 
-def number(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """Milliseconds, with their interval."""
-    if value is None:
-        return ""
-    return f"{value:.2f}" + (f" ({low:.2f} to {high:.2f})" if low is not None and high is not None else "")
-
-
 def show(rows: Sequence[Row]) -> dict[str, float]:
     """Print the tables, and give the figures beside the targets."""
     planted, clean = [row for row in rows if row.cause], [row for row in rows if not row.cause]
@@ -216,16 +176,14 @@ def show(rows: Sequence[Row]) -> dict[str, float]:
             row.case,
             row.first or "nothing",
             row.status,
-            number(row.ms, row.low, row.high),
-            number(row.real, row.real_low, row.real_high),
             number(row.step_ms),
-            "" if row.ratio is None else f"{row.ratio:.2f}",
+            *row.cells,
             f"{row.took:.0f}",
             verdict(row.right),
         )
         for row in rows
     ]
-    head = ("planted", "first finding", "status", "price ms", "gain ms", "step ms", "ratio", "seconds", "right")
+    head = ("planted", "first finding", "status", "step ms", "price ms", "gain ms", "ratio", "seconds", "right")
     table(head, cells)
     ratios = [row.ratio for row in planted if row.ratio is not None]
     sums = {
