@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = f"{ROOT / 'autoddp'}{os.sep}"
 ALLOWED = "lossy"  # not the default, so that no other call is mistaken for one that gets it
 KNOB = "bucket_cap_mb"
-# Each of 200 tensors is a bucket, so a step makes 200 reductions where one would do. Only another bucket cap gains
+# Each of 60 tensors is a bucket, so a step makes 60 reductions where one would do. Only another bucket cap gains
 # much, and so it is in each configuration that may be launched.
 SCRIPT = """\
 import torch
@@ -37,7 +37,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
-model = DistributedDataParallel(nn.Sequential(*(nn.Linear(64, 64) for _ in range(100))), bucket_cap_mb=0.0001)
+model = DistributedDataParallel(nn.Sequential(*(nn.Linear(64, 64) for _ in range(30))), bucket_cap_mb=0.0001)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 for _ in range(100_000):
     optimizer.zero_grad()
