@@ -27,6 +27,7 @@ _FIRST_SHARE = 0.2
 _FEWEST_FIRST, _MOST_FIRST = 6, 150
 """Steps of the first record: enough to see what happens every tenth step, where steps are short."""
 _MOST_RECORDS = 4  # as long as the first one: events that have been seen too seldom are waited for
+_NOT_PROVED = "; not proved: "
 _ROUGH = 0.1  # of a price: an interval that reaches further to either side is made smaller by more rounds
 
 
@@ -167,11 +168,11 @@ class Examination:
         if price is None:
             if suspicion.guess == math.inf:
                 return None  # how much it costs is not even guessed
-            text = f"{suspicion.seen}; not proved: {proof.text}"
+            text = f"{suspicion.seen}{_NOT_PROVED}{proof.text}"
             return suspected(suspicion.guess, text)
         if not price.sure and self._prover.is_open(price) and price.seconds >= WORTHWHILE * self._rounds.step:
             low, high = (f"{milliseconds(end)}" for end in (price.low, price.high))
-            text = f"{suspicion.seen}; not proved: the rounds differed too much ({low} to {high} ms)"
+            text = f"{suspicion.seen}{_NOT_PROVED}the rounds differed too much ({low} to {high} ms)"
             return suspected(price.seconds, text)
         if not self._prover.is_finding(price):
             return None
@@ -237,29 +238,45 @@ class Examination:
 
 
 def told_apart(findings: Sequence[Finding], least: float) -> list[Finding]:
-    """Findings in their order. `exposed_communication` keeps only the part that no more special cause explains."""
+    """Findings in their order. `exposed_communication` keeps only the part that no more special cause explains.
+
+    A cause that explains the whole of it takes its place, with the price of what remains.
+    """
     exposed = next((one for one in findings if one.cause == "exposed_communication"), None)
     parts = [one for one in findings if CAUSES[one.cause].explains == "part" and one.status == "proved"]
     beside = [one for one in findings if CAUSES[one.cause].explains == "beside" and one.status == "proved"]
     special = [one for one in findings if one in parts or one in beside]
     found = [one for one in findings if one is not exposed]
     whole = next((one for one in findings if CAUSES[one.cause].explains == "all"), None)
+    general = exposed
     if exposed is not None and whole is not None:
-        found[found.index(whole)] = replace(whole, seconds=max(whole.seconds, exposed.seconds))
-    elif exposed is not None and special:
+        found.remove(whole)
+        general = _priced_as(whole, exposed)
+    if general is not None and exposed is not None and special:
         rest = exposed.seconds - sum(one.seconds for one in beside)
         rest -= max((one.seconds for one in parts), default=0)  # they may explain the same part
         if rest >= least and exposed.low is not None and exposed.high is not None:
             share = rest / exposed.seconds
-            text = f"{exposed.text}; this is what {special[0].cause} leaves of it"
+            text = f"{general.text}; this is what {special[0].cause} leaves of it"
             low, high = exposed.low * share, exposed.high * share
-            found.append(replace(exposed, seconds=rest, low=low, high=high, text=text))
-    elif exposed is not None:
-        found.append(exposed)
-    after = min((one.seconds for one in special), default=math.inf)
+            found.append(replace(general, seconds=rest, low=low, high=high, text=text))
+    elif general is not None:
+        found.append(general)
+    # A whole that names what to change may stand before what is beside it.
+    after = min((one.seconds for one in (special if general is exposed else parts)), default=math.inf)
 
     def place(one: Finding) -> tuple[bool, float, bool]:
-        is_whole = one.cause == "exposed_communication"  # what can be mended stands before what it is a part of
+        # What can be mended stands before what it is a part of.
+        is_whole = general is not None and one.cause == general.cause
         return one.status != "proved", -(min(one.seconds, after) if is_whole else one.seconds), is_whole
 
     return sorted(found, key=place)
+
+
+def _priced_as(whole: Finding, exposed: Finding) -> Finding:
+    """The cause of all waiting for gradients, with what steps without reduction save: it can cost no more."""
+    if exposed.status != "proved":
+        return replace(whole, seconds=max(whole.seconds, exposed.seconds))
+    seen = whole.text.partition(_NOT_PROVED)[0]
+    text = f"{seen}; proved: that much is saved without the reduction; a larger batch is another training, not tried"
+    return replace(exposed, cause=whole.cause, text=text, fix=whole.fix)

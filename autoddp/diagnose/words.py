@@ -88,7 +88,9 @@ def verdict(evidence: Evidence, findings: Sequence[Finding], waterfall: Sequence
                 f"turns: {first.fix}"
             )
         else:
-            lines.append(f"Mending {first.cause} saves {saved} of {whole} ms per step ({share}): {first.fix}")
+            # With a larger batch a step is no shorter: what there is to save is shared by more samples.
+            says = f"{first.cause} costs" if CAUSES[first.cause].explains == "all" else f"Mending {first.cause} saves"
+            lines.append(f"{says} {saved} of {whole} ms per step ({share}): {first.fix}")
         others = [f"{one.cause} ({milliseconds(one.seconds)} ms)" for one in proved[1:]]
         if others and len(lines) < 2:
             end = f"; all mended: {milliseconds(waterfall[-1].seconds)} ms per step" if len(waterfall) > 2 else ""

@@ -153,6 +153,25 @@ def test_what_is_proved_stands_first_and_a_part_before_its_whole() -> None:
         ("exposed_communication", 12.3),
         ("straggler", 15.6),
     ]
+    found = told_apart([*findings, finding("small_batch", 16.0, proved=False)], least=1.0)
+    assert [(one.cause, round(one.seconds, 1), one.status) for one in found[1:3]] == [
+        ("find_unused_parameters", 4.7, "proved"),
+        ("small_batch", 12.3, "proved"),
+    ]
+
+
+def test_small_batches_stand_before_the_little_that_ranks_wait_for_each_other() -> None:
+    findings = [
+        Finding("small_batch", (0, 1), 5.9, None, None, "suspected", "seen; not proved: not tried", "more rows"),
+        Finding("uneven_work", (0, 1), 0.7, 0.6, 0.8, "proved", "seen", "mend it"),
+        Finding("exposed_communication", (0, 1), 5.0, 4.0, 6.0, "proved", "seen", "tune"),
+    ]
+    first, second = told_apart(findings, least=0.1)
+    assert (first.cause, first.status, second.cause) == ("small_batch", "proved", "uneven_work")
+    assert first.seconds == pytest.approx(4.3)
+    assert "not tried" in first.text
+    assert "not proved" not in first.text
+    assert first.fix == "more rows"
 
 
 def test_no_more_than_the_backward_pass_can_be_hidden_behind_it() -> None:
@@ -166,11 +185,14 @@ def test_steps_without_reduction_are_counted_as_short() -> None:
     assert (first.cause, first.status) == ("exposed_communication", "proved")
 
 
-def test_small_batches_are_suspected_and_not_priced() -> None:
+def test_small_batches_cost_what_steps_without_reduction_save() -> None:
     job = SlowJob(forward=0.3, backward=0.5, optimizer=0.1, other=0.1, transfer=3.0, more={"gradient_bytes": 4096})
-    first, *others = examined(job).findings
-    assert (first.cause, first.status, first.low) == ("small_batch", "suspected", None)
+    found = examined(job)
+    first, *others = found.findings
+    assert (first.cause, first.status) == ("small_batch", "proved")
+    assert first.seconds == pytest.approx(3e-3, rel=0.15)
     assert not others
+    assert found.verdict[0].startswith("small_batch costs 3")
 
 
 @pytest.mark.parametrize(("stage", "cause"), [("forward", "straggler"), ("other", "rank0_work")])
