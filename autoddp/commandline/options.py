@@ -65,7 +65,7 @@ commands, each with a --help of its own:
   probe       what this machine is made of, and what to expect of it
   bench       how fast gradients travel here
   predict     how fast a tuned job would be elsewhere
-  recipe      show, compare and set up recipes
+  recipe      show, check and compare recipes; their settings as code
   job         the file that submits a job to Slurm or Kubeflow
   report      write the report of a run anew, or compare two runs
   wrap        for a command that starts torchrun itself (accelerate launch)
@@ -178,7 +178,7 @@ class Options:
     local_buffers: bool = _switch("try that each rank keeps its own BatchNorm statistics; rank 0's stay as they were")
     """What ranks other than rank 0 evaluate or save then differs, so it has to be asked for."""
     job_steps: int | None = _option(
-        "how long the job is: PowerSGD begins after a tenth of it (1000)", "N", _whole(1), "90000"
+        "steps of the whole job: PowerSGD begins after a tenth of them (else after 1000)", "N", _whole(1), "90000"
     )
     """Optimizer steps of the real job, if the user knows."""
     budget: float | None = _option(
@@ -203,8 +203,8 @@ class Options:
     )
     """0: the error is not measured. None: as often as half a percent of the job's time allows."""
     objective: Objective | None = _option(
-        "for a script without DDP: what its start settings are to make better: steps (per second), or a number that it "
-        "prints, as regex:max:PATTERN or regex:min:PATTERN",
+        "tune a script without DDP for more steps per second (steps), or for a number that it prints "
+        "(regex:max:PATTERN, regex:min:PATTERN)",
         "WHAT",
         _OBJECTIVE,
         "steps",
@@ -489,7 +489,7 @@ def of_words(words: Sequence[str]) -> dict[str, Any]:
     return found | ({"allow": Rung(found["allow"])} if "allow" in found else {})
 
 
-RESERVED = ("AUTODDP_ISOLATION", "AUTODDP_LOG", "AUTODDP_TUNING", "AUTODDP_WRAP")
+RESERVED = ("AUTODDP_LOG", "AUTODDP_TUNING", "AUTODDP_WRAP")
 """Variables of autoddp that are no options."""
 _INTERNAL = re.compile("AUTODDP_(WORKER_.*|USERS_PYTHONPATH|NAMES_ERRORS_FOR|CLOCK_AHEAD|NO_LANDLOCK)")
 _ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")

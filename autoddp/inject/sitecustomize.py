@@ -37,13 +37,13 @@ class FirstSight:
         return find_spec(name)
 
 
-def arm(config: str) -> None:
-    """Hand over to the package; a failure is a warning."""
+def arm(config: str, began: "dict[str, str]") -> None:
+    """Hand over to the package; a failure is a warning. `began`: the environment when this process began."""
     try:
         _package()
         from autoddp.worker.process.bootstrap import arm
 
-        arm(config)
+        arm(config, began)
     except Exception as error:
         print(f"autoddp: warning: the script runs as written, the worker could not start: {error!r}", file=sys.stderr)
 
@@ -181,7 +181,7 @@ def _name_the_error_at_exit() -> None:
     register(at_exit)
 
 
-isolation = os.environ.get("AUTODDP_ISOLATION")
+isolation = os.environ.get("AUTODDP_WORKER_ISOLATION")
 if isolation is not None:
     # Both variables stay, so that Python processes which the script starts are isolated too.
     isolate(isolation)
@@ -200,15 +200,17 @@ if tune is not None or apply is not None or launcher is not None:
     _end_with_gloo_at_rest()
 if launcher is not None:
     _name_the_error_at_exit()
+# Now, and not where torch is imported: many scripts set LOCAL_RANK, or other variables of torchrun's, before that.
+environment = dict(os.environ)
 if records is not None:
     record(records, tune is not None)
 if tune is not None:
-    arm(tune)
+    arm(tune, environment)
 elif apply is not None or launcher is not None:
     if "torch" in sys.modules:  # a .pth file may import it
-        arm(apply or "")
+        arm(apply or "", environment)
     else:
-        sys.meta_path.insert(0, FirstSight("torch", arm, apply or ""))
+        sys.meta_path.insert(0, FirstSight("torch", lambda order: arm(order, environment), apply or ""))
 options = os.environ.get("AUTODDP_WRAP")
 if options is not None:  # it stays, with PYTHONPATH, until one of the processes imports torchrun
     sys.meta_path.insert(0, FirstSight("torch.distributed.run", replace_torchrun, options))

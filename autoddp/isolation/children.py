@@ -17,7 +17,7 @@ from typing import Any
 
 from autoddp.isolation.hooks import rebind
 
-VARIABLE = "AUTODDP_ISOLATION"
+VARIABLE = "AUTODDP_WORKER_ISOLATION"
 """The plan's variable. `inject/sitecustomize.py` spells this name again: it imports nothing."""
 INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inject")
 """The folder whose sitecustomize starts the checks in a Python process."""

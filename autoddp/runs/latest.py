@@ -57,7 +57,12 @@ def newest(output: Path, file: str) -> Path | None:
 def _is_hidden_from_git(folder: Path) -> bool:
     ignore = folder / ".gitignore"
     with contextlib.suppress(FileExistsError), open(ignore, "x", encoding="utf-8") as file:
-        file.write(_IGNORE)
+        try:
+            file.write(_IGNORE)
+            file.flush()
+        except OSError:
+            ignore.unlink()  # the disk is full: an empty one would be taken for one that is being written
+            raise
     return read_at_most(ignore, len(_IGNORE) + 1).decode(errors="replace") in ("", _IGNORE)  # "": being written now
 
 

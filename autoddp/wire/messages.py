@@ -28,7 +28,7 @@ from autoddp.timing.anatomy import RankSteps
 from autoddp.timing.timeline import Timeline
 from autoddp.wire.experiment import AS_IT_IS, Experiment
 from autoddp.wire.job_facts import JobFacts
-from autoddp.wire.started_with import started_with
+from autoddp.wire.started_with import local_rank, started_with
 
 _Count = Annotated[int, Meta(ge=0)]
 _Process = Annotated[int, Meta(gt=0)]
@@ -234,7 +234,7 @@ class LauncherClient:
     @property
     def local_rank(self) -> int:
         """Rank of this process among those of its node."""
-        return int(started_with("LOCAL_RANK"))
+        return local_rank()
 
     def hello(self) -> bool:
         """Introduce this process, once. Whether the launcher wants tuning to go on."""

@@ -305,9 +305,11 @@ def test_a_command_line_that_cannot_be(words: str, line: str) -> None:
 
 
 def test_options_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"ALLOW": "exact", "TRIALS": "7", "VERBOSE": "1", "DRY_RUN": "0"}.items():
+    given = {"ALLOW": "exact", "TRIALS": "7", "VERBOSE": "1", "DRY_RUN": "0", "ISOLATION": "guard"}
+    for name, value in given.items():
         monkeypatch.setenv(f"AUTODDP_{name}", value)
     found = parse(SCRIPT)
+    assert found.isolation is Level.GUARD
     assert (found.allow, found.trials, found.verbose, found.dry_run) == (Rung.EXACT, 7, True, False)
     assert found.given == frozenset()  # so that no command refuses what was not meant for it
     overruled = parse(["--allow", "near", *SCRIPT])

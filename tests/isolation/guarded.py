@@ -30,7 +30,7 @@ def guard(scratch: str, landlock: bool = False, writable: tuple[str, ...] = ()) 
         os.makedirs(scratch, exist_ok=True)
         restrict_writes([scratch, "/dev", "/proc", *writable])
     plan = IsolationPlan(Level.GUARD, f"{scratch}/socket", scratch=scratch, writable=writable, landlock=landlock)
-    os.environ["AUTODDP_ISOLATION"] = plan.text()
+    os.environ["AUTODDP_WORKER_ISOLATION"] = plan.text()
     _start(plan)
 
 
@@ -56,7 +56,7 @@ def run(
         path.insert(0, str(inject))
     start = f"import os, sys; from guarded import guard; guard({str(scratch)!r}, {landlock}, {writable})\n"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment.pop("AUTODDP_ISOLATION", None)
+    environment.pop("AUTODDP_WORKER_ISOLATION", None)
     # A file of its own: an interpreter that starts slowly must not read the next script in the place of its own.
     script = Path(tempfile.mkdtemp(dir=scratch.parent), "script.py")
     script.write_text(start + code)
@@ -105,8 +105,8 @@ def plant(tree: Path) -> None:
 
 def guard_as_told() -> None:
     """In a Python process that the script has started."""
-    if "AUTODDP_ISOLATION" in os.environ:
-        _start(IsolationPlan.parse(os.environ["AUTODDP_ISOLATION"]))
+    if "AUTODDP_WORKER_ISOLATION" in os.environ:
+        _start(IsolationPlan.parse(os.environ["AUTODDP_WORKER_ISOLATION"]))
 
 
 def _start(plan: IsolationPlan) -> None:

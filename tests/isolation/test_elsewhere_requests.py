@@ -138,7 +138,7 @@ def post(port, method="POST"):
         return "nobody answers"
 """
 CLIENT = """
-os.environ["AUTODDP_ISOLATION"] = "the plan"
+os.environ["AUTODDP_WORKER_ISOLATION"] = "the plan"
 watch_clients(stop, Pipes(0))
 outside, said, children = int(sys.argv[2]), {}, []
 said["outside"], said["read"] = post(outside), post(outside, "GET")
@@ -150,8 +150,8 @@ def own(*start, **options):
 path = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ["PYTHONPATH"]}
 own()
 own(env=path)  # known as a child
-own("setsid", "-f", env={**path, "AUTODDP_ISOLATION": "the plan"})  # known by its variable alone
-own("setsid", "-f", env={**path, "AUTODDP_ISOLATION": "another plan"})
+own("setsid", "-f", env={**path, "AUTODDP_WORKER_ISOLATION": "the plan"})  # known by its variable alone
+own("setsid", "-f", env={**path, "AUTODDP_WORKER_ISOLATION": "another plan"})
 server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 said["thread"] = post(server.server_port)

@@ -110,7 +110,7 @@ class Data(torch.utils.data.Dataset):
 if __name__ == "__main__":
     loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2)
     assert [batch.sum().item() for batch in loader] == [2, 10] and len(list(Path(".").glob("item*"))) == 4
-    own = os.path.dirname(json.loads(os.environ["AUTODDP_ISOLATION"])["socket"])
+    own = os.path.dirname(json.loads(os.environ["AUTODDP_WORKER_ISOLATION"])["socket"])
     os.environ["TMPDIR"] = os.path.relpath(own)  # short, as the launcher's: torch makes a socket there
     torch.multiprocessing.set_sharing_strategy("file_system")  # what is left of it, the keeper has to remove
     shared = [torch.ones(3).share_memory_(), *torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2)]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from launchers import AUTODDP, SCRIPTS, Launch, free_port, start, whole
 from scripts.several import folder_of
+from torch.distributed.launcher.api import LaunchConfig
 
 from autoddp.recipe import load
 from autoddp.topology import numa_nodes
@@ -80,6 +81,14 @@ def test_tuned_and_launched(script, by_torchrun, tmp_path):
 
 def test_the_plainest_script_is_tuned_and_launched(by_torchrun, tuned_plain):
     check_tuned_and_launched("plain.py", tuned_plain, by_torchrun)
+
+
+@pytest.mark.skipif(not hasattr(LaunchConfig, "virtual_local_rank"), reason="this torchrun has no such option")
+def test_ranks_are_tuned_that_torchrun_itself_has_told_that_each_is_local_rank_0(tmp_path):
+    tuned = run(AUTODDP, tmp_path / "tuned", "plain.py", "--virtual-local-rank", "--trials", "1", env=LONG)
+    assert tuned.returncode == 0, tuned.stderr[-2000:]
+    assert "not tuned" not in tuned.stderr
+    assert summary(tuned)["baseline"]["seconds"] > 0
 
 
 def check_tuned_and_launched(script, folder, by_torchrun):

@@ -69,3 +69,35 @@ def test_what_needs_its_reduction_keeps_it(tmp_path):
     own = [torch.load(launch.folder / "own_ranks" / f"rank{rank}.pt") for rank in (0, 1)]
     assert all(torch.equal(own[0][name], own[1][name]) for name in own[0])
     assert launch.stderr.count(REPORT) == 2
+
+
+OWN_GROUP = """
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+store = dist.HashStore()
+group = dist.ProcessGroup(store, 0, 1)
+group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+gloo = dist.ProcessGroupGloo(store, 0, 1, timedelta(seconds=60))
+group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+model = DDP(nn.Linear(4, 4), process_group=group)
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    sgd.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    sgd.step()
+print("trained")
+del model
+"""
+
+
+def test_a_group_that_the_script_has_made_by_its_class(tmp_path):
+    """As torchft's does: none of torch's functions has made it, so torch does not know its ranks."""
+    script = tmp_path / "own_group.py"
+    script.write_text(OWN_GROUP)
+    launch = start(AUTODDP, tmp_path / "out", [*ONE, str(script)], PASSIVE).wait()
+    assert (launch.returncode, launch.stdout) == (0, "trained\n"), launch.stderr[-2000:]

@@ -111,6 +111,25 @@ def test_an_order_that_cannot_be_read_stops_nothing(folder: Path, text: str) -> 
     assert found.stderr.count("\n") == 1
 
 
+SAYS_OTHERWISE = """
+import os
+os.environ["LOCAL_RANK"] = "0"
+del os.environ["WORLD_SIZE"]
+import torch
+from autoddp.wire.started_with import started_with
+print(started_with("LOCAL_RANK"), started_with("WORLD_SIZE"))
+"""
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_torchrun_told_is_known_though_the_script_says_otherwise_before_it_imports_torch(
+    folder: Path, order: str
+) -> None:
+    env = bare(folder, None) | {"LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    found = run(folder, {**env, **ORDERS[order].environment(env)}, "-c", SAYS_OTHERWISE)
+    assert (found.returncode, found.stdout) == (0, "1 2\n"), found.stderr
+
+
 def test_a_process_without_torch_imports_nothing_for_it(folder: Path) -> None:
     """Only atexit, which is built into the interpreter."""
     env = bare(folder, None)

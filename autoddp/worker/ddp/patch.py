@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN
@@ -21,7 +20,7 @@ from autoddp.worker.ddp import private
 from autoddp.worker.ddp.arguments import as_arguments, bind, why_untouchable, without_self
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.model import Model
-from autoddp.worker.ddp.private import device_of, has_hook, module_parameters
+from autoddp.worker.ddp.private import device_of, has_hook, module_parameters, ranks_of
 from autoddp.worker.ddp.rebuild import construct as construct_of_torch
 from autoddp.worker.ddp.rebuild import gradients_stay
 from autoddp.worker.ddp.wrapped import Around, Wrapped, model_of, register_by_torch
@@ -68,7 +67,7 @@ class Patch:
         return held
 
     def _name_of(self, ddp: DDP) -> str:
-        group = f"{zlib.crc32(repr(dist.get_process_group_ranks(ddp.process_group)).encode()):08x}"
+        group = f"{zlib.crc32(repr(ranks_of(ddp)).encode()):08x}"
         number = self._built.get(group, 0)
         self._built[group] = number + 1
         return _name(group, number)

@@ -171,6 +171,17 @@ def has_final_buckets(ddp: DDP) -> bool:
     return bool(getattr(ddp, "_has_rebuilt_buckets", False))
 
 
+def ranks_of(ddp: DDP) -> list[int]:
+    """The ranks of the object's process group, counted in the whole job.
+
+    Of a group that a script has made by its class alone torch knows none: then they are counted in the group itself.
+    """
+    try:
+        return list(dist.get_process_group_ranks(ddp.process_group))
+    except KeyError:
+        return list(range(ddp.process_group.size()))
+
+
 def store_of(ddp: DDP) -> Any:
     """The store of the object's process group; None if torch does not give it."""
     try:

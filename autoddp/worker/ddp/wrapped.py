@@ -17,7 +17,7 @@ from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS, OF_BUCKETS
 from autoddp.worker.ddp import private
 from autoddp.worker.ddp.arguments import as_arguments, why_untouchable, without_self
 from autoddp.worker.ddp.model import Model, parameters_digest
-from autoddp.worker.ddp.private import module_parameters
+from autoddp.worker.ddp.private import module_parameters, ranks_of
 from autoddp.worker.ddp.rebuild import attributes_made_of, construct_again
 from autoddp.worker.hooks import Hook, hook_for
 from autoddp.worker.hooks.exact import exact_mean
@@ -290,8 +290,7 @@ def model_of(ddp: DDP) -> Model:
     """The model of an object that was just built."""
     reduced = {id(p): p for p in module_parameters(ddp) if p.requires_grad}
     names = {id(p): name for name, p in ddp.module.named_parameters()}
-    ranks = dist.get_process_group_ranks(ddp.process_group)
-    return Model({names.get(place, str(place)): p for place, p in reduced.items()}, ranks)
+    return Model({names.get(place, str(place)): p for place, p in reduced.items()}, ranks_of(ddp))
 
 
 def why_another_world(ddp: DDP, started: int) -> str:

@@ -18,7 +18,7 @@ from autoddp.knobs import Configuration
 from autoddp.knobs.computing import NUMA_BINDING
 from autoddp.topology.system.files import number
 from autoddp.topology.system.machine import cpus, numa_nodes
-from autoddp.wire.started_with import started_with
+from autoddp.wire.started_with import local_rank, started_with
 from autoddp.worker.effects.base import Effect
 from autoddp.worker.process.device import pci_address
 
@@ -72,7 +72,7 @@ def _near(device: torch.device, allowed: Collection[int]) -> tuple[str, set[int]
     if device.type == "cuda":
         near = dict(usable).get(_node_of_gpu(device))
         return ("", near) if near else ("the GPU's NUMA node is not known", set())
-    rank, ranks = int(started_with("LOCAL_RANK", "0")), int(started_with("LOCAL_WORLD_SIZE", "1"))
+    rank, ranks = local_rank(), int(started_with("LOCAL_WORLD_SIZE", "1"))
     if ranks < len(usable):
         return "fewer ranks than NUMA nodes: binding would leave CPUs idle", set()
     return "", usable[rank * len(usable) // ranks][1]

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.optimizer import Optimizer
 
@@ -116,10 +115,10 @@ class ParameterCheck(DdpEvents, GradientHandler):
 
     def _look(self, one: _Object, wrapped: Wrapped, ddp: DDP) -> None:
         # A rank that is ahead asks until rank 0 has written: where a fault leaves out all reductions, no rank waits.
-        asks = one.hears or (one.mine and dist.get_rank(ddp.process_group) != 0)
+        asks = one.hears or (one.mine and ddp.process_group.rank() != 0)
         if not asks and one.steps < one.looks[0]:
             return
-        store, rank = store_of(ddp), dist.get_rank(ddp.process_group)
+        store, rank = store_of(ddp), ddp.process_group.rank()
         if store is None:
             one.is_off = True
             if rank == 0 and not self._has_said_that_it_is_off:

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS
@@ -41,7 +40,7 @@ class Norms:
             store, size = store_of(ddp), ddp.process_group.size()
             if store is not None and size > 1:
                 key = f"autoddp/norm/{which}"
-                if dist.get_rank(ddp.process_group) == 0:
+                if ddp.process_group.rank() == 0:
                     store.set(key, repr(float(norm)))
                 if waited(lambda: store.check([key]), _PATIENCE):
                     norm = torch.full_like(norm, float(store.get(key)))

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.files import write_whole
 from autoddp.recipe import input_differences, of_model
-from autoddp.wire.started_with import started_with
+from autoddp.wire.started_with import local_rank, started_with
 from autoddp.worker.ddp.backward import after_this_backward, when_backward_begins
 from autoddp.worker.ddp.handlers import DdpEvents
 from autoddp.worker.ddp.inputs import compares, device_of, inputs_of
@@ -130,7 +130,7 @@ class Fitting(DdpEvents):
         elif store is None:
             one.answer = ""  # ranks that cannot agree must not decide
         else:
-            _say(store, one.key, dist.get_rank(ddp.process_group), one.mine)
+            _say(store, one.key, ddp.process_group.rank(), one.mine)
 
     def returned(self, ddp: DDP, what: Any) -> Any:
         """What the module has returned: a backward pass from it may be the first that reduces."""
@@ -197,7 +197,7 @@ class Fitting(DdpEvents):
             self._has_fit = True
             return
         noted = not one.is_late and self._note(one.answer)
-        if dist.get_rank(ddp.process_group) == 0:
+        if ddp.process_group.rank() == 0:
             self._warn(self._says(one, noted))
         all_differ = not self._has_fit and all(o.answer for o in self._objects if o.wrapped.ddp is not None)
         self._refused(one.wrapped, all_differ)
@@ -217,7 +217,7 @@ class Fitting(DdpEvents):
         """Whether the next launch will know. One rank of each host writes: hosts may have recipes of their own."""
         if not self._expected.note:
             return False
-        if started_with("LOCAL_RANK", "0") != "0":
+        if local_rank():
             return True
         try:
             write_whole(Path(self._expected.note), f"{self._expected.noted}{why}\n")

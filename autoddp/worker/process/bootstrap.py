@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 
 import wrapt
@@ -15,9 +15,12 @@ from autoddp.wire.started_with import keep, started_with
 from autoddp.worker.process.gloo_threads import destroy_groups_at_rest
 
 
-def arm(text: str) -> None:
-    """`text` is that of a `WorkerConfig`, or "" in a job that runs as written. Imports no torch itself."""
-    keep()
+def arm(text: str, began: Mapping[str, str]) -> None:
+    """`text` is that of a `WorkerConfig`, or "" in a job that runs as written. Imports no torch itself.
+
+    `began`: the environment when this process began, which the script may have changed since.
+    """
+    keep(began)
     config = WorkerConfig.parse(text or "{}")
     if not config.socket:
         _when_torch_is_imported(destroy_groups_at_rest)

@@ -23,7 +23,7 @@ from autoddp.topology import Fingerprint, fingerprint, free_memory
 from autoddp.topology.nccl.tuner import nccl_tuner
 from autoddp.topology.probe import probe
 from autoddp.wire import JobFacts, Ready, WorkerConfig
-from autoddp.wire.started_with import started_with
+from autoddp.wire.started_with import local_rank, started_with
 from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
 from autoddp.worker.ddp.private import backend_of
 from autoddp.worker.ddp.wrapped import Wrapped
@@ -56,7 +56,7 @@ def gather_facts(
     shares = thread_counts(usable_cpus(), local, threads.as_written)
     most = most_at_start()
     counts = [count for count in shares if count <= most]
-    looks = started_with("LOCAL_RANK", "0") == "0"  # one rank of a node looks at the machine for all of them
+    looks = not local_rank()  # one rank of a node looks at the machine for all of them
     machine = fingerprint() if looks else Fingerprint()
     free = [threads.pinned(), counts, binding.why_not]
     backend = backend_of(_ddp(wrapped[0]))
