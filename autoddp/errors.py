@@ -7,7 +7,7 @@ AutoddpError            exit code 2, printed as `autoddp: error: …`, never wit
 ├── NothingReadable     nothing in an input file could be understood
 ├── JobFailed           a job that autoddp started for itself ended early; exit code 1
 ├── HostLost            a host that the job needs disappeared before the job began; exit code 1
-└── NotTuned            `--tune-only` was given, and no recipe was made; exit code 1
+└── NotTuned            only a recipe or a diagnosis was asked for, and none was made; exit code 1
 
 Bugs of autoddp are `assert`s and ordinary exceptions: they show a traceback on purpose.
 """
@@ -57,7 +57,7 @@ class HostLost(AutoddpError):
 
 
 class NotTuned(AutoddpError):
-    """`--tune-only` was given, and no recipe was made."""
+    """Only a recipe (`--tune-only`) or a diagnosis was asked for, and none was made."""
 
     exit_code = 1
 

@@ -331,9 +331,9 @@ class _Attempt:
     ordered_at: float = 0.0
     """When the order was given, by the clock of the hang timeout."""
     failures: list[str | Worker] = field(default_factory=list)
+    """Failures in the order in which they came: a rank's reason, or a rank that has gone without one."""
     complaints: dict[str, float] = field(default_factory=dict)
     """What ranks gave as the reason of their end, and when they ended, see `Goodbye`."""
-    """Failures in the order in which they came: a rank's reason, or a rank that has gone without one."""
     hung: str = ""
     tried: str = ""
     """What the last order that was not the script as written has changed."""
@@ -587,7 +587,10 @@ class JobMachine:
         self.state = State.MEASURING
 
     def _order_for(self, asked: Measure) -> Measure:
-        """What is asked, cut to a short script; after a start nothing is in effect that was turned on before."""
+        """The order for what is asked, with no more steps than a short script has.
+
+        A new start of the script has its own settings, so there the order also applies those that are asked for.
+        """
         again = self._fresh_start and not asked.apply
         before = self._journal.entries[self._known_to_all : asked.index] if self._fresh_start else []
         self._fresh_start = False

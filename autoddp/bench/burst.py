@@ -22,7 +22,7 @@ class Burst:
 
     @classmethod
     def of_step(cls, gradient_bytes: int, backend: str) -> Burst:
-        """Like a step with so many bytes of gradients, scaled down if they are many.
+        """The burst that stands for a step with so many bytes of gradients; a smaller one if they are many.
 
         >>> Burst.of_step(40_000_000, "gloo")
         Burst(backend='gloo', buckets=4, bucket_bytes=10000000)

@@ -130,7 +130,10 @@ def _of_hook(asked: Configuration, known: _Known) -> list[str]:
 
 
 def _row(name: str, configuration: Configuration, profile: Profile, measured: _Known | None) -> dict[str, Any]:
-    """One configuration. `measured`: what was measured, where the job is not elsewhere."""
+    """A row of the answer: the step that is predicted with this configuration, and the measured one beside it.
+
+    `measured`: what the study has measured; None where the prediction is for another job or place than the study's.
+    """
     computing = computing_seconds(profile, configuration)
     predicted = step_seconds(profile, configuration) if profile.world_size > 1 else computing
     was = measured.measured.get(configuration) if measured else None

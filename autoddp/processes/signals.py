@@ -95,7 +95,7 @@ def _ending_if_unheeded(numbers: Collection[int], heeded: Callable[[], int], say
 
 
 def _end_now(number: int) -> NoReturn:
-    """The keeper ends the attempt and removes its folders."""
+    """End this process at once. The keeper, which is another process, ends the attempt and removes its folders."""
     with contextlib.suppress(OSError):
         if os.isatty(2):
             os.write(2, _SHOW_THE_CURSOR)

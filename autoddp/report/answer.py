@@ -89,7 +89,7 @@ def _changes(standing: Standing, configuration: Configuration) -> str:
     if standing.error is not None:
         changes += f"; gradients are off by {gradient_error(standing.error.relative, standing.error.of_sum)}"
     start = POWERSGD_START_STEP.of(configuration)
-    return f"{changes}; only from step {start} on" if start else changes
+    return f"{changes}; only after {start} reductions" if start else changes
 
 
 def _why_slow(diagnosis: object) -> Iterator[Row]:

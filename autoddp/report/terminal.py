@@ -215,7 +215,8 @@ class Terminal(Observer):
             if one.promising:
                 self.detail(f"{Configuration(one.setting)}: {gain}up to {trials} trials with it")
                 if not self._verbose:
-                    self._line(f"starting again with {'; '.join(Configuration(one.setting).in_words)}"[:_WIDTH])
+                    words = "; ".join(Configuration(one.setting).in_words)
+                    self._line(f"to try last, by a new start: {words}"[:_WIDTH])  # after the first final rounds
             else:
                 self._note(f"{Configuration(one.setting)}: {gain}left as it is")
 

@@ -121,7 +121,7 @@ def test_a_hook_that_begins_later_says_so(tmp_path: Path) -> None:
     of = outcome(lossy, decision=Decision(lossy.configuration, "the best of what you allow"))
     text = " ".join(shown(of, lossy.configuration.with_values(powersgd_start_step=1000), tmp_path).split())
     assert "after 1000 exact reductions" in text
-    assert "only from step 1000 on" in text
+    assert "only after 1000 reductions" in text
 
 
 def test_no_gain(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def recorded(folder: Path) -> Recording:
 
 
 def _without_trial(process: Process, trial: ThreadsTrial) -> Process:
-    """The process as if the trial had taken no time: what came before it is moved to its end."""
+    """The process without the calls made during the trial; earlier calls are moved later, so that no gap is left."""
     moved = trial.ends - trial.begins
     before = [
         replace(

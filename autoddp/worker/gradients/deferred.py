@@ -50,7 +50,7 @@ class ImplicitNoSync(Effect, DdpEvents, GradientHandler):
         """Called before an optimizer or another function of torch reads gradients, and before they are reduced here;
         with what that function was given: parameters or gradients, and nothing by an optimizer."""
         self.has_read: Callable[[], None] = lambda: None
-        """Called when such a function has ended, which may have changed the gradients; not after an optimizer."""
+        """Called after a function of torch that may have changed gradients (clipping does); not after an optimizer."""
 
     def apply(self, configuration: Configuration) -> None:
         """See `Effect`."""

@@ -72,7 +72,7 @@ _NOT_THE_SCRIPT = tuple(
 )
 _INSTALLED = ("site-packages", "dist-packages")
 _DEPRECATES = getattr(sys.modules.get("typing_extensions"), "__file__", "")
-"""File of the decorator that torch puts around its functions that have a new name."""
+"""File of the decorator `deprecated`, which torch puts around functions that it has renamed."""
 _TORCH, _AUTODDP = _NOT_THE_SCRIPT[:2]
 _C10D = dist.distributed_c10d.__file__
 _PATCHES = collectives.__file__
@@ -401,7 +401,7 @@ class CallRecorder:
                 self._say(WorldNamed(*world))
 
     def _interface(self) -> str:
-        """The interface that the backend was told."""
+        """The value of the backend's variable for interfaces (GLOO_SOCKET_IFNAME or NCCL's); "" where it is not set."""
         return os.environ.get(NCCL if "nccl" in _backend(None) else GLOO, "")
 
     def _open(self) -> None:

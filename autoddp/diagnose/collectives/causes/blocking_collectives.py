@@ -44,7 +44,7 @@ class BlockingCollectives(Cause):
 
 
 def _first_uses(job: Job) -> dict[Place, Use]:
-    """The earliest of all ranks. A place of which one rank has seen nothing is left out."""
+    """Place → the first use of its result, the earliest over all ranks that call it. All of them must have seen one."""
     found: dict[Place, Use] = {}
     for place in {place for one in job.recording.processes for place in one.uses}:
         callers = [one for one in job.recording.of_rank.values() if place in one.sums]
