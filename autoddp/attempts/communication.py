@@ -15,7 +15,9 @@ from pathlib import Path
 from autoddp.codec import decode, encode
 from autoddp.diagnose.collectives import CommunicationDiagnosis, calls_made, examined, planned, recorded
 from autoddp.files import append
+from autoddp.processes.silence import awaiting
 from autoddp.torchrun.surroundings import for_own_workers
+from autoddp.units import duration
 from autoddp.wire.recorded_calls import TRIAL, WATCH
 from autoddp.wire.replayed_calls import Program, Replay, Replayed
 
@@ -54,6 +56,13 @@ class Enough:
             if self._active == _TRIED_AFTER:
                 self._try_fewer_threads()
         return self._began is not None and self.clock() - self._began >= _LONG_ENOUGH and self._active >= _IN_MOST_LOOKS
+
+    @property
+    def in_words(self) -> str:
+        """What goes on since the first call; "" before it."""
+        if self._began is None:
+            return ""
+        return f"recording what the script communicates, {duration(self.clock() - self._began)} so far"
 
     def _try_fewer_threads(self) -> None:
         trial = planned(recorded(self.folder), len(os.sched_getaffinity(0)), time.perf_counter())
@@ -109,7 +118,8 @@ def replayed(plan: Replay, place: Path, environment: Mapping[str, str]) -> dict[
             start_new_session=True,
         )
         try:
-            running.wait(_PATIENCE)
+            with awaiting("the end of the calls that are done again"):
+                running.wait(_PATIENCE)
         except BaseException as error:
             _end(running)
             if not isinstance(error, subprocess.TimeoutExpired):

@@ -553,6 +553,8 @@ class _Limits:
     def in_words(self) -> str:
         """What is being waited for, and for how long at most."""
         machine = self.job.machine
+        if self.enough is not None and machine.is_starting and (recording := self.enough.in_words):
+            return f"{recording}{self._at_most}"
         where = "" if machine.over else f": {self.waiting.where()}"
         return f"{machine.in_words}{where}{self._at_most}"
 

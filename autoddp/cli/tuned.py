@@ -73,7 +73,8 @@ class Results:
         what = "diagnosing" if options.diagnose_only else "tuning"
         objective = options.study.objective
         aim = f" for {objective.text}" if objective is not None and not options.diagnose_only else ""
-        trials = "" if options.diagnose_only else f"{aim}: {options.study.trials} trials"
+        most = options.study.trials
+        trials = "" if options.diagnose_only else f"{aim}: {most} trial{'s' * (most != 1)}"
         logs = f"; logs in {folder.path}" if options.verbose or options.diagnose_only else " at most"
         say(f"{what} {options.script}{trials}{logs}")
         self.observer = Terminal(
@@ -105,6 +106,8 @@ class Results:
         """The mode to launch in. Whatever went wrong, the job can still run as written."""
         options, folder = self._options, self._folder
         self._outcome = tuned.outcome  # a host that follows learns it only now
+        if tuned.outcome is not None and tuned.outcome.facts.own_ranks:
+            mode = replace(mode, own_ranks=True)
         place = None
         if tuned.recipe:
             try:

@@ -29,6 +29,8 @@ def job_environment(options: Options, mode: Mode, network: Network) -> dict[str,
         found |= WorkerConfig(bypass=True).environment(os.environ)
     elif mode.recipe is not None:
         found |= _of_recipe(options, mode, mode.recipe, network)
+    elif mode.own_ranks:  # without it they mostly wait for a store that nobody makes
+        found |= _not_set_here(mode.variables)
     return found if options.trials == 0 else found | naming_errors(os.environ)
 
 

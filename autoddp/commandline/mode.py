@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from autoddp.commandline.saved_recipes import (
     Note,
     arguments_digest,
     found_recipes,
+    preference,
     recipe_may_be_anothers,
     script_names,
     tuned_for_objective,
@@ -26,6 +28,7 @@ from autoddp.knobs import AS_WRITTEN, KNOBS, Configuration, Rung
 from autoddp.knobs.micro_batches import larger_batch
 from autoddp.recipe import Recipe, differences, load, require_fit
 from autoddp.torchrun.options import node_range, processes_per_node, torchrun_parser
+from autoddp.torchrun.surroundings import FRESH_STORE
 
 _OF_A_JOB = ("log_dir", "redirects", "tee", "local_ranks_filter", "max_restarts")
 """Fields of torchrun's options that have no effect on what `torchrun.jobs.run_tuning_job` starts."""
@@ -53,6 +56,8 @@ class Mode:
     """Whether a job that turns out not to be the recipe's is noted, so that the next launch tunes again."""
     says: str = ""
     """One line for the user."""
+    own_ranks: bool = False
+    """Whether tuning has seen that the script starts its ranks by itself, without DDP."""
     ranks: str = ""
     """Another about the number of ranks, where the user has given none."""
 
@@ -77,7 +82,7 @@ class Mode:
     def variables(self) -> dict[str, str]:
         """What the workers' environment gets: the recipe's, or another rung's in the place of what was launched."""
         if self.recipe is None:
-            return {}
+            return dict(FRESH_STORE) if self.own_ranks else {}
         if self.configuration == self.recipe.configuration:
             return self.recipe.env | self.configuration.variables
         knobs = {knob.variable for knob in KNOBS}
@@ -96,7 +101,8 @@ class Mode:
             return f"launch {self.configuration!r} {sorted(self.variables.items())} {watched}{decides}"
         study = options.study
         more = f"{study.diagnose_budget} {options.cuda_graphs} {options.recompile} {options.local_buffers}"
-        return f"tune {study.trials} {study.allowed} {more} {watched}"
+        aim = study.objective.text if study.objective is not None else ""
+        return f"tune {study.trials} {study.allowed} {more} {watched} {aim}"
 
     def reads(self, options: Options) -> str:
         """What is about to be done, in a few words for people."""
@@ -114,11 +120,6 @@ def choose(options: Options) -> Mode:
     """
     ranks = "" if options.ranks_given else _settle_ranks(options)
     mode = replace(_chosen_mode(options), ranks=ranks)
-    if mode.tune and mode.several_nodes and options.objective is not None:
-        raise UsageError(
-            f"--objective {options.objective.text}: only jobs of one host can be tuned for it so far; start it with "
-            "--nnodes 1, or leave it out"
-        )
     if not mode.tune or not _is_read_once(options.torchrun):
         return mode
     why = f"{options.script} is no regular file, so it can be read only once"
@@ -340,7 +341,7 @@ def _with_found_recipe(recipes: Sequence[_Saved], mode: Mode, options: Options) 
     usable = [saved for saved in of_script if not saved.unlike] or (of_script if options.force else [])
     if not usable:
         others = [f"{saved.path} does not fit ({'; '.join(saved.elsewhere + saved.unlike)})" for saved in recipes]
-        return replace(mode, says=f"{'; '.join(others)}: tuning again")
+        return _again(mode, "; ".join(others), of_script or recipes, options)
     best = _preferred(usable, arguments_digest(options))
     why = Note(best.path, options).why(best.recipe, options)
     if options.force:
@@ -348,7 +349,25 @@ def _with_found_recipe(recipes: Sequence[_Saved], mode: Mode, options: Options) 
         return replace(best.launching, says=_overruled(best.launching.says, unlike) if unlike else best.launching.says)
     if why:
         return replace(mode, says=f"the last launch with {best.path} was of another job ({why}): tuning again")
-    return replace(best.launching, notes=True)
+    return replace(best.launching, notes=True, says=best.launching.says + _of_others(best.recipe, options))
+
+
+def _of_others(recipe: Recipe, options: Options) -> str:
+    """A clause for a recipe of which neither model nor inputs tell that this is another job; "" where it is not."""
+    unlike = recipe.made_by.arguments != arguments_digest(options)
+    return ", tuned with other arguments of the script" if recipe.evidence.objective and unlike else ""
+
+
+def _again(mode: Mode, why: str, recipes: Sequence[_Saved], options: Options) -> Mode:
+    """Tuning again, as no recipe fits. What was tuned for an objective has no DDP settings and needs its option."""
+    objective = recipes[0].recipe.evidence.objective
+    if options.objective is not None or not objective or not tuned_for_objective(options):
+        return replace(mode, says=f"{why}: tuning again")
+    fix = f"--objective {shlex.quote(objective)} tunes again"
+    if options.tune_only:
+        raise NotTuned(f"{why}: {fix}")
+    own_ranks = FRESH_STORE.items() <= recipes[0].recipe.env.items()
+    return replace(mode, tune=False, own_ranks=own_ranks, says=f"{why}: launching as written; {fix}")
 
 
 def _overruled(says: str, unlike: Sequence[str]) -> str:
@@ -357,13 +376,8 @@ def _overruled(says: str, unlike: Sequence[str]) -> str:
 
 
 def _preferred(usable: Sequence[_Saved], arguments: str) -> _Saved:
-    """The best of several recipes that fit, as far as the launcher can know: same arguments first, then the newest."""
-
-    def rank(saved: _Saved) -> tuple[bool, str]:
-        made_by = saved.recipe.made_by
-        return made_by.arguments == arguments, made_by.date
-
-    return max(usable, key=rank)
+    """The best of several recipes that fit, as far as the launcher can know."""
+    return max(usable, key=lambda saved: preference(saved.recipe, arguments))
 
 
 def torch_version() -> str:

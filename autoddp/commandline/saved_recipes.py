@@ -21,7 +21,7 @@ from autoddp.commandline.options import Options
 from autoddp.commandline.secret_words import without_secrets
 from autoddp.errors import RecipeError
 from autoddp.log import printable
-from autoddp.recipe import Fits, Recipe, differences, load, require_replaceable
+from autoddp.recipe import Recipe, differences, load, require_replaceable
 
 _SUFFIX = ".autoddp.toml"
 _MOST = 100  # recipes of one name: each start reads them
@@ -78,15 +78,25 @@ def recipe_may_be_anothers(options: Options) -> bool:
 
 
 def tuned_for_objective(options: Options) -> bool:
-    """Whether a recipe of this script was made for an objective, so that the script builds no DDP model."""
+    """Whether this launch is likely that of a recipe made for an objective, so that the script builds no DDP model.
+
+    A script may train in several ways, and by DDP in one of them: the recipe that was made with these arguments tells
+    which, or else the newest.
+    """
     if options.trials is not None:
         return False
+    found = []
     for path in found_recipes(options) if options.recipe is None else [options.recipe]:
         with contextlib.suppress(RecipeError):  # said when it is used
-            found = load(path)
-            if found.evidence.objective and not differences(found.fits, script=script_names(options)):
-                return True
-    return False
+            found.append(load(path))
+    of_script = [one for one in found if not differences(one.fits, script=script_names(options))]
+    likely = max(of_script, key=lambda one: preference(one, arguments_digest(options)), default=None)
+    return likely is not None and bool(likely.evidence.objective)
+
+
+def preference(recipe: Recipe, arguments: str) -> tuple[bool, str]:
+    """The higher, the likelier it is that of a launch with these arguments: their own comes first, then the newest."""
+    return recipe.made_by.arguments == arguments, recipe.made_by.date
 
 
 def place_for(options: Options, recipe: Recipe, say: Callable[[str], None]) -> Path:
@@ -108,16 +118,23 @@ def place_for(options: Options, recipe: Recipe, say: Callable[[str], None]) -> P
             stands = load(place)
         except RecipeError:
             return place
-        if same_job(stands.fits, recipe.fits):
+        if same_job(stands, recipe):
             return place
         say(f"{place} is another job's recipe and stays")
     return options.recipe_path.with_name(f"{options.recipe_path.name}.{os.getpid()}.toml")
 
 
-def same_job(one: Fits, other: Fits) -> bool:
-    """Whether a recipe of the one is another measurement of the other. Versions of what was measured do not matter."""
+def same_job(one: Recipe, other: Recipe) -> bool:
+    """Whether the one is another measurement of the other. Versions of what was measured do not matter.
+
+    Of a job without DDP neither model nor inputs are known, only what it was started with and tuned for.
+    """
     parts = ("script", "world_size", "nodes", "devices", "parameters_digest", "inputs")
-    return all(getattr(one, part) == getattr(other, part) for part in parts)
+    if any(getattr(one.fits, part) != getattr(other.fits, part) for part in parts):
+        return False
+    if one.evidence.objective != other.evidence.objective:
+        return False
+    return not one.evidence.objective or one.made_by.arguments == other.made_by.arguments
 
 
 class Note:

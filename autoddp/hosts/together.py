@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -133,7 +133,7 @@ class Hosts:
 
     def worst(self, level: Level, say: Callable[[str], None]) -> Level:
         """The best level that all hosts allow."""
-        return max(self._exchange("level", level, Level, say), key=list(Level).index)
+        return max(self.exchange("level", level, Level, say), key=list(Level).index)
 
     def attempt_ended(self, number: int, failure: str) -> None:
         """Tell the others that this host's part of attempt `number` is over."""
@@ -159,7 +159,7 @@ class Hosts:
     def agree(self, number: int, wanted: Next, say: Callable[[str], None]) -> Next:
         """What all do after attempt `number`: another one only if all want it."""
         try:
-            all_ = self._exchange(f"attempt{number}/next", wanted, Next, say)
+            all_ = self.exchange(f"attempt{number}/next", wanted, Next, say)
         except HostsGone as gone:
             return Next(False, str(gone), wanted.level)
         except (RuntimeError, TimeoutError) as error:
@@ -187,9 +187,43 @@ class Hosts:
     def of_the_first(self, key: str, mine: str, say: Callable[[str], None]) -> str:
         """What the first host says under a key; "" if the hosts do not answer."""
         try:
-            return self._exchange(key, mine, str, say)[0]
+            return self.exchange(key, mine, str, say)[0]
         except (RuntimeError, TimeoutError):
             return ""
+
+    def count_me(self, key: str) -> None:
+        """Count this host among those that have come to a point, which the key names."""
+        if self.store is not None:
+            with contextlib.suppress(RuntimeError):  # the store is gone, which `why_over` tells
+                self._presence.ask(lambda store: store.add(key, 1))
+
+    def counted(self, key: str) -> int:
+        """How many hosts have come to that point; of one host nobody asks."""
+        with contextlib.suppress(RuntimeError):
+            return self._presence.ask(lambda store: int(store.add(key, 0)))
+        return 0
+
+    def exchange(self, key: str, mine: T, kind: type[T], say: Callable[[str], None]) -> list[T]:
+        """What every launcher says under a key.
+
+        HostsGone if one is gone, TimeoutError if one says nothing, RuntimeError if the store cannot be asked.
+        """
+        if self.store is None:
+            return [mine]
+        self._set(f"{key}/{self.rank}", mine)
+        keys, told = [f"{key}/{rank}" for rank in range(self.nodes)], False
+        with awaiting(_OTHERS):
+            for waited in polls(_PATIENCE):
+                if self._are_there(keys):
+                    return [self._get(name, kind) for name in keys]
+                if self._presence.why_over:
+                    raise HostsGone(self._presence.why_over)
+                if waited > _SILENT and not told:
+                    told = True
+                    say(f"waiting for {_OTHERS} (up to {_PATIENCE:.0f} s)")
+        why = f"waited {_PATIENCE:.0f} s for the launchers of {self.nodes} hosts"
+        self._presence.end(why)
+        raise TimeoutError(why)
 
     def one_answer(self, mine: str, built_ddp: bool, say: Callable[[str], None], leads: bool) -> tuple[str, bool]:
         """What came of tuning, as a text, and whether the script has built a DDP model on any host.
@@ -211,7 +245,7 @@ class Hosts:
                 answer = mine if decided.leader == self.rank else self._answer_of(decided.leader)
         except (RuntimeError, TimeoutError) as error:
             raise HostLost(f"{self._presence.why_over or first_line(error)}; no job is started") from None
-        self._until_all_have_read(decided.without)
+        self.until_all_have_read(decided.without)
         if self.rank in decided.without:
             raise HostLost("the other hosts had not heard of this one for too long, and go on without it")
         needed = self.fewest or self.nodes
@@ -220,6 +254,17 @@ class Hosts:
         if decided.why:
             say(f"warning: the recipe is not used: {decided.why}")
         return answer, decided.built_ddp
+
+    def until_all_have_read(self, without: Collection[int] = ()) -> None:
+        """Wait, for some seconds, until the others have read what was decided: the store may end with this launcher."""
+        if self.store is None:
+            return
+        keys = [f"answer/read/{rank}" for rank in range(self.nodes) if rank not in without]
+        with contextlib.suppress(RuntimeError):  # it has left, because this host was the last to read
+            self._set(f"answer/read/{self.rank}", True)
+            for _ in polls(_READING):
+                if self._are_there(keys):
+                    return
 
     def _answer_of(self, leader: int | None) -> str:
         if leader is None:
@@ -262,37 +307,6 @@ class Hosts:
             if self._are_there(["answer/decided"]):
                 return self._get("answer/decided", _Decision)
         raise TimeoutError("the launcher that was to decide for all hosts does not answer")
-
-    def _until_all_have_read(self, without: list[int]) -> None:
-        """The launcher that keeps the store leaves last, because the others still have to read."""
-        keys = [f"answer/read/{rank}" for rank in range(self.nodes) if rank not in without]
-        with contextlib.suppress(RuntimeError):  # it has left, because this host was the last to read
-            self._set(f"answer/read/{self.rank}", True)
-            for _ in polls(_READING):
-                if self._are_there(keys):
-                    return
-
-    def _exchange(self, key: str, mine: T, kind: type[T], say: Callable[[str], None]) -> list[T]:
-        """What every launcher says under a key.
-
-        HostsGone if one is gone, TimeoutError if one says nothing, RuntimeError if the store cannot be asked.
-        """
-        if self.store is None:
-            return [mine]
-        self._set(f"{key}/{self.rank}", mine)
-        keys, told = [f"{key}/{rank}" for rank in range(self.nodes)], False
-        with awaiting(_OTHERS):
-            for waited in polls(_PATIENCE):
-                if self._are_there(keys):
-                    return [self._get(name, kind) for name in keys]
-                if self._presence.why_over:
-                    raise HostsGone(self._presence.why_over)
-                if waited > _SILENT and not told:
-                    told = True
-                    say(f"waiting for {_OTHERS} (up to {_PATIENCE:.0f} s)")
-        why = f"waited {_PATIENCE:.0f} s for the launchers of {self.nodes} hosts"
-        self._presence.end(why)
-        raise TimeoutError(why)
 
     def _set(self, key: str, value: Any) -> None:
         self._presence.ask(lambda store: store.set(key, encode(value)))

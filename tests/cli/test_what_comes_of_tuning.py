@@ -10,8 +10,10 @@ import pytest
 from test_one_decision import NEAR, outcome, standing
 
 import autoddp
+from autoddp import codec
 from autoddp.attempts.tune import Tuned
 from autoddp.cli.tuned import Results
+from autoddp.commandline.environment import job_environment
 from autoddp.commandline.mode import Mode
 from autoddp.commandline.options import parse
 from autoddp.errors import NothingReadable, NotTuned
@@ -21,6 +23,7 @@ from autoddp.recipe import load
 from autoddp.runs.folder import RunFolder
 from autoddp.study import INTERRUPTED, Decision, Outcome, StudySettings, TrialRecord
 from autoddp.timing import Block
+from autoddp.torchrun.surroundings import FRESH_STORE
 
 BASELINE = [1.0] * 6
 DECIDED = outcome((standing(NEAR[0], BASELINE, [0.5, 0.51] * 3),), BASELINE, StudySettings(allow=Rung.NEAR))
@@ -90,6 +93,15 @@ def test_a_study_without_final_rounds_replaces_no_recipe_that_has_them(found: Ou
     named = ["--recipe", str(written), "--trials", "20"]
     assert comes_of(found, folder, *named).configuration == AS_WRITTEN
     assert written.read_text() == before
+
+
+@pytest.mark.parametrize("own_ranks", [False, True])
+def test_ranks_that_the_script_starts_are_launched_as_they_were_measured(own_ranks: bool, folder: RunFolder) -> None:
+    """Without a decision there is no recipe, and under torchrun they wait for a store that nobody makes."""
+    found = replace(UNDECIDED, facts=codec.replace(UNDECIDED.facts, own_ranks=own_ranks))
+    mode = comes_of(found, folder)
+    assert mode.recipe is None
+    assert (job_environment(parse(WORDS), mode, Network()).get(*FRESH_STORE) is not None) == own_ranks
 
 
 def test_where_nothing_can_be_won_that_is_a_recipe(folder: RunFolder) -> None:

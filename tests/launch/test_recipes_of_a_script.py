@@ -22,7 +22,7 @@ from autoddp.commandline.saved_recipes import (
     remove_notes,
     script_names,
 )
-from autoddp.errors import UnfitRecipe
+from autoddp.errors import NotTuned, UnfitRecipe
 from autoddp.knobs import Configuration
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, load, save
 from autoddp.worker.ddp.model import parameters_digest
@@ -115,6 +115,24 @@ def test_no_recipe_of_another_job_is_overwritten(other: dict[str, object]) -> No
     assert found_recipes(request) == [request.recipe_path, place]
 
 
+def test_without_ddp_other_arguments_and_other_objectives_are_other_jobs() -> None:
+    """Nothing else tells their recipes apart: no model and no inputs are known of them."""
+    small, large = ["train.py", "--model", "small"], ["train.py", "--model", "large"]
+
+    def without_ddp(words: list[str], objective: str) -> Recipe:
+        found = recipe(words, parameters_digest="no DDP model", inputs=())
+        return replace(found, evidence=replace(EVIDENCE, objective=objective))
+
+    request = parse([*TWO, *small])
+    save(without_ddp(small, "steps"), request.recipe_path)
+    for words, objective, name in (
+        (small, "steps", "proj.train.autoddp.toml"),
+        (large, "steps", "proj.train.2.autoddp.toml"),
+        (small, "regex:min:loss (.*)", "proj.train.2.autoddp.toml"),
+    ):
+        assert place_for(request, without_ddp(words, objective), lambda line: None) == Path(name)
+
+
 def test_a_name_given_is_the_users_own() -> None:
     request = parse([*TWO, "--recipe", "mine.toml", "--trials", "3", "train.py"])
     save(recipe(), "mine.toml")
@@ -128,6 +146,36 @@ def test_of_several_the_one_made_with_these_arguments_goes_first() -> None:
     assert plan(*small).path == Path("proj.train.autoddp.toml")
     assert plan(*large).path == Path("proj.train.2.autoddp.toml")
     assert plan("train.py", "--seed", "1").path == Path("proj.train.2.autoddp.toml")  # the newest
+
+
+def test_an_objective_of_other_arguments_takes_no_ranks_from_a_ddp_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job was launched with one rank on all GPUs of the host, once the script was tuned without DDP as well."""
+    monkeypatch.setattr("autoddp.commandline.rank_count.visible_gpus", lambda: 2)
+    ddp, own = ["train.py", "--parallel", "ddp"], ["train.py", "--parallel", "own"]
+    save(recipe(ddp), "proj.train.autoddp.toml")
+    alone = recipe(own, "2026-02-01T00:00:00Z", world_size=1, parameters_digest="no DDP model", inputs=())
+    save(replace(alone, evidence=replace(EVIDENCE, objective="steps")), "proj.train.2.autoddp.toml")
+    for words, number in ((ddp, "2"), (own, "1")):
+        asked = parse(words)
+        mode = choose(asked)
+        assert mode.recipe is not None
+        assert mode.recipe.made_by.arguments == arguments_digest(asked)
+        assert asked.torchrun.nproc_per_node == number
+        assert "other arguments" not in mode.says
+    assert choose(parse([*own, "--seed", "1"])).says.endswith(", tuned with other arguments of the script")
+
+
+def test_without_ddp_a_recipe_that_does_not_fit_is_no_reason_to_tune_for_ddp() -> None:
+    """Ranks that such a script starts by itself would wait for ever in an attempt that expects a DDP model."""
+    old = recipe(["train.py"], world_size=1, torch="1.0.0", parameters_digest="no DDP model", inputs=())
+    old = replace(old, env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, evidence=replace(EVIDENCE, objective="steps"))
+    save(old, "proj.train.autoddp.toml")
+    mode = choose(parse(["train.py"]))
+    assert (mode.tune, mode.recipe, mode.variables) == (False, None, old.env)
+    assert mode.says.endswith(": launching as written; --objective steps tunes again")
+    assert choose(parse(["--objective", "steps", "train.py"])).tune
+    with pytest.raises(NotTuned, match="--objective steps tunes again"):
+        choose(parse(["--tune-only", "train.py"]))
 
 
 def test_of_several_only_those_that_fit() -> None:

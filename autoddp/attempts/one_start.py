@@ -1,0 +1,293 @@
+"""One start of a script without DDP, watched by the launcher of each host until it has shown enough on all of them.
+
+start = OneStart(objective, progress, needed=None, …)
+while not start.is_over(): …                   # asked every half second, while the ranks run
+cost = cost_of_all(hosts.exchange(key, start.seen(failure), Seen, say))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from autoddp.attempts.deadline import Deadline
+from autoddp.attempts.job_machine import Closed, Said, StopAsked, Worker
+from autoddp.attempts.progress import FirstStart, Progress, Unusable, is_reached
+from autoddp.attempts.tune import Written
+from autoddp.hosts.together import Hosts
+from autoddp.runs.folder import CALLS
+from autoddp.settings import Objective
+from autoddp.study import TrialFailed, TuningOver
+from autoddp.units import duration
+from autoddp.wire import Goodbye, Hello, Message, StopTuning, Welcome
+from autoddp.worker.observe.kernel_accounts import PageFaultCount, peak_memory
+
+_FIRST_NUMBER = 300.0  # seconds that the first start has for its first number, where no --budget is given
+_SHARE_OF_A_START = 8  # the first start takes one part in so many of the time, where it is not known how long it is
+_LEAST_SHARE = 0.5  # of what the first start has shown: a script that trains for a fixed time may show fewer in another
+_GOES_ON = 1.0  # seconds after a rank's first word in which it says that it ends, or it trains a DDP model
+_LATER = 3.0  # seconds that a host may be behind another one in what it shows
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one host has seen of a start. The hosts tell each other, so all do the same afterwards."""
+
+    cost: float | None = None
+    """What the start amounts to; None where it failed, or where no rank of this host shows anything."""
+    failed: str = ""
+    """Why the start is of no use."""
+    failed_at: float = 0.0
+    """When, by the wall clock; 0 where this host's part ended only because another host's had."""
+    nothing: str = ""
+    """What no rank of this host shows."""
+    tuning_over: str = ""
+    builds_ddp: bool = False
+    stopped: str = ""
+    """What the script must not do while it is tuned, if it was about to do that."""
+    overlay_is_to_blame: bool = False
+
+    @property
+    def is_useless(self) -> bool:
+        """Whether the start cannot be counted, because of what this host has seen."""
+        return bool(self.failed or self.tuning_over or self.builds_ddp or self.stopped)
+
+
+def cost_of_all(seen: Sequence[Seen]) -> float:
+    """What a start amounts to, by what each host has seen: of all ranks the highest cost counts.
+
+    TrialFailed, or TuningOver. A part that fails makes the others fail, so the first failure is the one that is told.
+    """
+    if over := next((one.tuning_over for one in seen if one.tuning_over), ""):
+        raise TuningOver(over)
+    if failures := [(one.failed_at or math.inf, one.failed) for one in seen if one.failed]:
+        raise TrialFailed(min(failures)[1])
+    costs = [one.cost for one in seen if one.cost is not None]
+    if not costs:
+        raise TrialFailed(seen[0].nothing)
+    return max(costs)
+
+
+@dataclass
+class OneStart:
+    """This host's part of a start. `is_over` is asked every half second, in the main thread."""
+
+    objective: Objective
+    progress: Progress
+    needed: Mapping[int, int] | None
+    """What it has to show; None in the first start, which finds out."""
+    deadline: Deadline
+    written: Written
+    patience: float
+    """Seconds that a later start has."""
+    folder: Path
+    """The attempt's."""
+    words: str
+    """What is measured."""
+    hosts: Hosts
+    number: int
+    """The attempt's."""
+    ended_by_us: bool = False
+    builds_ddp: bool = False
+    stopped: StopTuning | None = None
+    """What the script must not do while it is tuned, if it was about to do that."""
+    tuning_over: str = ""
+    failed: str = ""
+    """Why the start is of no use."""
+    failures: list[tuple[float, str]] = field(default_factory=list)
+    """What ranks say of their ends, and when they ended."""
+    in_page_faults: float = 0.0
+    """Share of the measured time that page faults took at most on a rank."""
+    seconds: float = 0.0
+    """For which it ran."""
+    memory: int = 0
+    """Bytes that its ranks have had together at most."""
+    _is_counted: bool = False
+    """Whether this host is counted among those that have seen enough, or whose part has ended well."""
+    _is_silent: bool = False
+    """Whether the ranks of this host had shown nothing until the other hosts had seen enough."""
+    _ended_elsewhere: str | None = None
+    """Why the start has ended on another host, if it had before it ended here."""
+    _others_enough_at: float = 0.0
+    _spoke_at: float | None = None
+    _faults: dict[int, PageFaultCount] = field(default_factory=dict)
+    _faults_since: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._began = time.monotonic()
+        self._so_far = f"no {self.progress.what} yet"
+        longest = (self.deadline.left or _FIRST_NUMBER) / _SHARE_OF_A_START
+        self._first = FirstStart(self.progress, longest) if self.needed is None else None
+
+    def heard(self, event: Said | Closed | StopAsked) -> None:
+        """Called by the threads of the socket."""
+        if isinstance(event, StopAsked):
+            self.stopped = self.stopped or event.message
+        elif isinstance(event, Closed):  # a rank that has gone trains nothing: another rank that fails has ended it
+            self._spoke_at = None
+        elif isinstance(event, Said):
+            self._said(event.worker, event.message)
+
+    def _said(self, worker: Worker, message: object) -> None:
+        """A rank connects when it has built a DDP model, or to say with which exception it ends."""
+        match message:
+            case Hello():
+                self._spoke_at = time.monotonic()
+                with contextlib.suppress(OSError):  # gone already
+                    worker.send(Welcome(True))
+            case Goodbye(built_ddp=False):
+                self._spoke_at = None
+                self.failures.append((message.at, f"rank {message.rank}: {message.reason}"))
+            case Message():
+                self.builds_ddp = True
+
+    def in_words(self) -> str:
+        """What is being waited for. Called by another thread."""
+        return f"the script runs {self.words}: {self._so_far}, {duration(time.monotonic() - self._began)}"
+
+    def is_over(self) -> bool:
+        """Whether the start has to be ended, because enough was seen or for another reason."""
+        self.ended_by_us = self.ended_by_us or self._must_end()
+        return self.ended_by_us
+
+    def _must_end(self) -> bool:
+        now = time.monotonic()
+        if self._spoke_at is not None and now - self._spoke_at > _GOES_ON:
+            self.builds_ddp = True
+        if self.builds_ddp or self.stopped is not None:
+            return True
+        self.tuning_over = self.hosts.why_over or self.written.too_much() or self._why_too_late(now - self._began)
+        if self.tuning_over or self.failed:
+            return True
+        try:
+            self.progress.look()
+            if counts := self.progress.counts:
+                self._so_far = f"{min(counts.values())} {self.progress.what} so far"
+            if self._is_enough_everywhere(self._has_shown_enough()):
+                return True
+        except Unusable as why:
+            self.failed = str(why)
+            return True
+        self._ended_elsewhere = self.hosts.ended_elsewhere(self.number)
+        return self._ended_elsewhere is not None
+
+    def _is_enough_everywhere(self, here: bool) -> bool:
+        """Whether all hosts have seen enough. Where the ranks of a host show nothing, it is enough for the others."""
+        if not self.hosts.several:
+            return here
+        if self.needed is None and not self.progress.counts and self.hosts.counted(self._enough):
+            self._others_enough_at = self._others_enough_at or time.monotonic()
+            self._is_silent = time.monotonic() - self._others_enough_at > _LATER
+        if here or self._is_silent:
+            self.is_enough()
+        return self._is_counted and self.hosts.counted(self._enough) == self.hosts.nodes
+
+    def is_enough(self) -> None:
+        """Tell the other hosts, once, that this one has seen enough, or that its part has ended well."""
+        if not self._is_counted:
+            self._is_counted = True
+            self.hosts.count_me(self._enough)
+
+    def _has_shown_enough(self) -> bool:
+        if self._first is None:
+            assert self.needed is not None
+            return is_reached(self.needed, self.progress.counts)
+        had_begun, over = self._first.has_begun, self._first.is_over()
+        if self._first.has_begun and not had_begun:
+            self.hosts.count_me(self._begun)
+        if self._first.has_begun:
+            self.deadline.stepped()
+            self._watch_memory()
+        return over
+
+    def _why_too_late(self, passed: float) -> str:
+        """Why tuning has to end for want of time; a later start that takes too long has merely failed."""
+        if self._first is not None and not self._first.has_begun:
+            late = self.deadline.why_over or (passed > _FIRST_NUMBER and self.deadline.left is None)
+            if not late or (self.hosts.several and self.hosts.counted(self._begun)):
+                return self.deadline.why_over
+            return f"{self._nothing} within {duration(passed)}; --budget allows more"
+        if self._first is None and passed > self.patience:
+            self.failed = f"after {duration(passed)} it has not come as far as the script as written"
+        return self.deadline.why_over
+
+    @property
+    def _enough(self) -> str:
+        """Under which the hosts are counted that have seen enough."""
+        return f"attempt{self.number}/enough"
+
+    @property
+    def _begun(self) -> str:
+        """Under which the hosts are counted that have seen a first number."""
+        return f"attempt{self.number}/begun"
+
+    @property
+    def _nothing(self) -> str:
+        if self.objective.of_steps:
+            return "no step of an optimizer, and no collectives that repeat, were seen"
+        return f"the script has printed nothing that {self.objective.text} finds"
+
+    def _watch_memory(self) -> None:
+        """How much of the time the ranks that call torch.distributed are in page faults, since the first number."""
+        pids = {int(path.name.partition("-")[0]) for path in (self.folder / CALLS).glob("*.calls")}
+        if not self._faults:
+            self._faults, self._faults_since = {pid: PageFaultCount(pid) for pid in pids}, time.monotonic()
+            return
+        took = max((count.taken().seconds for count in self._faults.values()), default=0.0)
+        self.in_page_faults = took / max(time.monotonic() - self._faults_since, 1e-3)
+        self.memory = max(self.memory, sum(map(peak_memory, pids)))
+
+    def seen(self, failure: str) -> Seen:
+        """What this host has seen, once its part has ended. `failure`: why the attempt has failed; "" if it has not."""
+        if self.stopped is not None:
+            return Seen(stopped=self.stopped.reason, overlay_is_to_blame=self.stopped.overlay_is_to_blame)
+        if self.builds_ddp:
+            return Seen(builds_ddp=True)
+        if self.tuning_over:
+            return Seen(tuning_over=self.tuning_over)
+        # Where all hosts have seen enough, one ends its ranks first, and the others' fail for want of them.
+        if not (self.ended_by_us or self._is_counted) and failure:
+            at, why = min(self.failures, default=(time.monotonic(), failure))
+            return Seen(failed=why, failed_at=time.time() - (time.monotonic() - at))
+        if self._ended_elsewhere is not None and not self._is_counted:
+            return Seen(failed=self._ended_elsewhere)
+        try:
+            return self._with_cost()
+        except Unusable as why:
+            return Seen(failed=str(why), failed_at=time.time())
+
+    def _with_cost(self) -> Seen:
+        if self.failed:
+            raise Unusable(self.failed)
+        if not self.ended_by_us:  # it has ended by itself, and well
+            self.progress.look()
+            try:
+                self.progress.ends()
+            except Unusable:
+                if self.progress.counts or not self.hosts.several:
+                    raise
+            self._require_as_much()
+        return Seen(self.progress.cost(self.shown)) if self.shown else Seen(nothing=self._nothing)
+
+    def _require_as_much(self) -> None:
+        """Unusable where the script has given up: its first numbers are no measure of what the others show later."""
+        for rank, count in self.shown.items():
+            shown = self.progress.counts.get(rank, 0)
+            if shown < count * _LEAST_SHARE:
+                what = f"{shown} {self.progress.what} of rank {rank}"
+                raise Unusable(f"the script has ended after {what}, and as written it shows {count}")
+
+    @cached_property
+    def shown(self) -> Mapping[int, int]:
+        """What each start has to show."""
+        if self._first is None:
+            assert self.needed is not None
+            return self.needed
+        if self._is_silent:
+            return {}
+        return self._first.needed if self._first.has_begun else self.progress.counts
