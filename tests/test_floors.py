@@ -92,6 +92,8 @@ PRIVATE_TO_OTHERS = {
     ("commandline/options.py", "_option_string_actions"),
     # Work of a known length for a GPU, without a kernel of ours: torch's own tests use it, and nothing public does it.
     ("worker/process/device.py", "_sleep"),
+    # Whether this thread is in a backward pass: modes that begin or end there are undone behind it.
+    ("worker/observe/first_uses.py", "_current_graph_task_id"),
     # What an iterator of torch's DataLoader is of: none of it has a public name.
     ("worker/observe/loader.py", "_num_workers"),
     ("worker/observe/loader.py", "_prefetch_factor"),

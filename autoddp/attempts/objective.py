@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from autoddp.attempts.deadline import Deadline
 from autoddp.attempts.live_job import WorkerServer
@@ -144,12 +143,11 @@ class ObjectiveTuning(Tuning):
     def _records(self) -> bool:
         return True
 
-    def _variables(self, place: Path, written: Path) -> dict[str, str]:
-        """See `Tuning`. Python keeps what is printed into a log until it has 8 KiB of it, which may be for an hour."""
-        found = super()._variables(place, written)
-        if self._objective.of_steps or os.environ.get("PYTHONUNBUFFERED"):
-            return found
-        return {**found, "PYTHONUNBUFFERED": "1"}
+    @property
+    def _more_variables(self) -> dict[str, str]:
+        # Python keeps what is printed into a log until it has 8 KiB of it, which may be for an hour.
+        is_read = not self._objective.of_steps and "PYTHONUNBUFFERED" not in os.environ
+        return {"PYTHONUNBUFFERED": "1"} if is_read else {}
 
     def _left(self) -> float:
         left = self._until.left

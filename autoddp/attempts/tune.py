@@ -509,6 +509,11 @@ class Tuning:
         """Whether a script without DDP runs on, and its collectives and steps are recorded."""
         return self.options.diagnose_only
 
+    @property
+    def _more_variables(self) -> dict[str, str]:
+        """What else the script must have so that it can be measured."""
+        return {}
+
     def _variables(self, place: Path, written: Path) -> dict[str, str]:
         """What an attempt's processes get beside the launcher's own environment."""
         config = WorkerConfig(
@@ -527,6 +532,7 @@ class Tuning:
             "AUTODDP_TUNING": "1",
             **({RECORDS: RecordingPlan(str(place / CALLS)).text} if self._records else {}),
             **TRACKERS_OFF,
+            **self._more_variables,
             **self._own_network,
             **self._isolation.variables(place, written, os.environ),
             **config.environment(os.environ),

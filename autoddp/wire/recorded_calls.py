@@ -28,7 +28,9 @@ CALLS = 32_768
 """Single calls that are kept. Sums go on beyond them."""
 PLACES = 8_192
 """Places that are told apart; what comes later is counted under the last one. Each group that is made has its own."""
-HEADER, OF_A_PLACE, OF_A_CALL = 24, 4, 8
+HEADER, OF_A_PLACE, OF_A_CALL = 24, 4, 10
+SHORT_GAP = 5e-5
+"""Seconds between two calls, below which the CPU time is not looked at."""
 PLACES_FROM = HEADER
 CALLS_FROM = HEADER + PLACES * OF_A_PLACE
 _SIZE = 8 * (CALLS_FROM + CALLS * OF_A_CALL)
@@ -52,19 +54,27 @@ class Header:
     PAUSED = 2
     """Seconds for which nothing was recorded."""
     FIRST_LOOK, LAST_LOOK = 8, 16
-    """Numbers at which what the kernel says begins, see `LOOK`: at the first look, and at the last."""
+    """Numbers at which what the kernel says begins, see `LOOK`: after a third of the time, and at the last look."""
 
 
 LOOK = ("at", "cpu_of_thread", "cpu_of_process", "waited_of_thread", "waited_of_helpers")
 """What each look at the kernel's accounts notes, in seconds: CPU time, and time without a core."""
 SUMS = ("count", "bytes", "in_calls", "in_waits")
 """The sums of each place: calls, their bytes, seconds in the calls themselves, and in waits for their ends."""
-CALL = ("place", "number", "bytes", "began", "returned", "wait_began", "wait_ended", "is_blocking")
+CALL = (
+    *("place", "number", "bytes", "began", "returned", "wait_began", "wait_ended", "is_blocking"),
+    *("cpu_returned", "cpu_waited"),
+)
 """The numbers of each call. `number` counts the calls of its group, in which all of its ranks take part; -1 for others.
 Of what is done with groups it is that of `GroupEventNamed`.
 
 `wait_ended` is 0 for a call for whose end nothing has waited. `is_blocking` is 1 where torch itself has waited, before
 the function that the script has called returned.
+
+`cpu_returned` is the CPU time of the thread when the call has returned, and `cpu_waited` when the script itself has
+waited for its end: so what it computes between two calls is told from what it sleeps there. They are 0 in another
+thread than that of the first call. `cpu_waited` is 0 where `is_blocking` is 1, and `cpu_returned` is 0 behind a gap of
+less than `SHORT_GAP`, in which a thread hardly sleeps.
 """
 
 

@@ -9,6 +9,8 @@ from autoddp.codec import Struct
 
 WAIT = "wait"
 """`Act.call` of an act that makes no call: it waits until all calls before it are done."""
+REST = "rest"
+"""`Act.call` of an act that makes no call: only its gap is done."""
 MAKE_GROUP = "new_group"
 """`Act.call` for making a group, by all ranks together. It is used from then on in place of the one before."""
 DESTROY_GROUP = "destroy_process_group"

@@ -17,7 +17,7 @@ from autoddp.diagnose.collectives.steps import period_of, steps_of
 from autoddp.diagnose.collectives.table import calls_of, different_calls, table
 from autoddp.report import communication_text
 from autoddp.tables import text_of
-from autoddp.wire.replayed_calls import MAKE_GROUP, WAIT, Program
+from autoddp.wire.replayed_calls import MAKE_GROUP, REST, WAIT, Program
 
 PAIR = Group((0, 1), "pair", "gloo")
 
@@ -108,6 +108,27 @@ def test_a_group_that_ended_before_all_have_called_is_left_out() -> None:
     assert {key for key, of_ranks in script.of_key.items() if len(of_ranks) != 2} == set()
 
 
+def test_a_gap_computes_as_much_as_its_thread_did() -> None:
+    """Not as much as all gaps on average: what runs beside a gap in which a rank sleeps has the core for itself."""
+    ranks = []
+    for rank in loop(40, where=(10, 11), gap=4e-3).processes:
+        cpu, calls = 1.0, []
+        for made in rank.calls:
+            cpu += 3e-3 if made.place.line == 11 else 0.0
+            calls.append(replace(made, cpu_returned=cpu))
+        # On average it would be a fifth.
+        look = Look(seconds=rank.seconds, cpu_of_thread=rank.seconds / 5)
+        ranks.append(replace(rank, calls=calls, look=look))
+    recording = Recording(tuple(ranks))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    for one in script.played[0][1:]:
+        if one.key[1] % 2:  # line 11
+            assert (one.act.computes, one.act.sleeps) == pytest.approx((3e-3, 1e-3), abs=2e-6)
+        else:
+            assert (one.act.computes, one.act.sleeps) == (0.0, pytest.approx(9e-3))
+
+
 def test_small_calls_in_a_row_become_one_on_all_ranks() -> None:
     recording = loop(40)
     script = script_of(recording, steps_of(recording))
@@ -127,6 +148,26 @@ def test_calls_with_work_between_them_stay_apart() -> None:
     script = script_of(recording, steps_of(recording))
     assert script is not None
     assert runs(script, range(65, 1000)) == {}
+
+
+def test_calls_that_are_left_out_leave_what_is_computed_between_them() -> None:
+    """Also behind the last one that stays: else a step without them would be shorter than it is."""
+    ranks = []
+    for rank in loop(97, where=(10,)).processes:
+        ranks.append(replace(rank, calls=[replace(made, bytes=8) for made in rank.calls]))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    script = script_of(recording, steps)
+    assert script is not None
+    (suspected,) = CAUSES["scalar_collectives"].suspect(Job(recording, steps, [], script, 2))
+    assert suspected.changed is not None
+    for rank in (0, 1):
+        before, after = ([one.act for one in of.played[rank]] for of in (script, suspected.changed))
+        assert sum(act.computes > 0 for act in before) == sum(act.call != REST for act in before), "as many gaps"
+        assert before[-1].call == REST
+        assert after[-1].call == REST
+        assert sum(act.computes for act in after) == pytest.approx(sum(act.computes for act in before))
+    assert script.covers == pytest.approx(sum(one.act.call != REST for one in script.played[0]), rel=0.02)
 
 
 def test_the_rank_that_is_late_is_told_with_its_place() -> None:
@@ -188,6 +229,27 @@ def test_a_wait_that_comes_long_before_the_first_use() -> None:
     assert sum(act.computes for act in after) == pytest.approx(sum(act.computes for act in before))
 
 
+def test_fewer_groups_at_a_time_keep_what_their_ranks_do() -> None:
+    """Also what lies before the wait for a call that was only started."""
+    ranks = []
+    for rank in range(4):
+        pair = Group((0, 1) if rank < 2 else (2, 3), str(rank // 2), "gloo")
+        calls = []
+        for number in range(40):
+            made = call(place(10, group=pair), number, 1.0 + number * 0.02, 0.015, blocking=False)
+            calls.append(replace(made, wait_began=made.began + 0.01))
+        look = Look(seconds=1.0, cpu_of_thread=1.0, cpu_of_process=1.0, waited_of_thread=0.5)
+        ranks.append(replace(process(rank, calls), ranks=4, look=look))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    script = script_of(recording, steps)
+    assert script is not None
+    (suspected,) = CAUSES["oversubscribed_cores"].suspect(Job(recording, steps, [], script, 2))
+    assert suspected.changed is not None
+    assert suspected.changed.played == {rank: script.played[rank] for rank in (0, 1)}
+    assert WAIT in {one.act.call for one in suspected.changed.played[0]}
+
+
 def test_groups_that_are_made_in_each_step() -> None:
     """They are made again in the replay, one after another in one place; without the cause the first one stays."""
     new, members = place(20, "new_group", "new_group", None), (0, 1)
@@ -215,7 +277,8 @@ def test_groups_that_are_made_in_each_step() -> None:
         assert [act.call for act in acts[:4]] == ["allreduce", MAKE_GROUP, "allreduce", MAKE_GROUP]
         assert len({act.group for act in acts[1:]}) == 1
         once = [one.act for one in found.changed.played[rank]]
-        assert {act.call for act in once} == {"allreduce"}
+        assert {act.call for act in once[:-1]} == {"allreduce"}
+        assert once[-1].call == REST
         assert sum(act.computes for act in once) == pytest.approx(sum(act.computes for act in acts))
     assert len([ranks for ranks in script.program.groups if ranks]) == 2, "the first one was there before"
 

@@ -72,6 +72,7 @@ def test_a_number_that_only_the_second_host_prints(lab: Any, tmp_path: Path, mon
     assert (again.tune, again.variables) == (False, recipe.env)
 
 
+@pytest.mark.whole
 def test_steps_of_real_ranks_over_the_link(lab: Any, tmp_path: Path) -> None:
     """The setting helps the rank of one host, and all steps wait for it."""
     code = """
@@ -129,6 +130,7 @@ def test_a_signal_on_one_host_ends_both(lab: Any, tmp_path: Path) -> None:
         assert "Traceback" not in launch.stderr
 
 
+@pytest.mark.whole
 def test_a_ddp_job_is_sent_to_the_usual_way_on_all_hosts(lab: Any, tmp_path: Path) -> None:
     code = """
 import torch

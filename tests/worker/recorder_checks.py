@@ -38,6 +38,9 @@ def _calls(rank: int) -> list[Any]:
     mean, many = torch.full((3,), rank + 0.1), [torch.full((2,), float(rank + n)) for n in range(3)]
     found: list[Any] = [mean, *many]
     found.append(dist.all_reduce(mean))
+    sparse = torch.ones(3).to_sparse()
+    dist.all_reduce(sparse)
+    found.append(sparse.to_dense())
     work = dist.all_reduce(many[0], async_op=True)
     found += [type(work).__name__, work.wait(), work.is_completed()]
     for tensor in many[1:]:

@@ -12,9 +12,11 @@ import recorder_checks
 import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from autoddp import codec
 from autoddp.diagnose.collectives.ends import StepEnds
-from autoddp.wire.recorded_calls import RecordingPlan, UsedNamed
+from autoddp.wire.recorded_calls import TRIAL, WATCH, RecordingPlan, ThreadsTrial, UsedNamed
 from autoddp.worker.observe.call_recorder import CallRecorder
 from autoddp.worker.observe.collectives import methods_that_start_something
 from autoddp.worker.observe.first_uses import FirstUses
@@ -94,6 +96,40 @@ def test_what_reads_past_the_dispatcher_is_seen(read: Callable[[torch.Tensor], A
     assert _first_uses(lambda tensor: getattr(tensor, read.__name__)()) == [7]
 
 
+class Holding(torch.Tensor):
+    """Holds another tensor, and does operations on that one, as DTensor does."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        one = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+        one.inner = inner
+        return one
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*(one.inner if isinstance(one, Holding) else one for one in args), **(kwargs or {}))
+
+
+class Telling(Holding):
+    """Says what it holds."""
+
+    def __tensor_flatten__(self) -> Any:
+        return ["inner"], None
+
+
+@pytest.mark.parametrize(("kind", "seen"), [(Telling, [7]), (Holding, [])])
+def test_what_another_tensor_holds_is_seen_or_nothing_is_said(kind: Any, seen: list[int]) -> None:
+    """Below such a tensor no mode sees what is done. It would seem to be used only where it is used directly."""
+
+    def use(result: torch.Tensor) -> None:
+        torch.add(kind(result), 1)
+        result.add_(1)
+
+    assert _first_uses(use) == seen
+
+
 def test_nothing_is_said_of_first_uses_where_functions_are_compiled() -> None:
     """What a compiled function reads does not pass the dispatcher."""
     add = torch.compile(torch.add, backend="eager")
@@ -144,3 +180,36 @@ def test_steps_are_seen_in_a_process_that_calls_no_collective(tmp_path: Path) ->
     made = StepEnds(tmp_path)
     made.look()
     assert [len(ends) for ends in made.of_optimizers().values()] == [3]
+
+
+def test_a_watch_neither_begins_nor_ends_in_a_backward_pass() -> None:
+    """Behind each function of it torch brings back the modes from before: it would be lost, or come back for good."""
+    said: list[Any] = []
+    watch, parameter = FirstUses(time.perf_counter, lambda: None, said.append), torch.ones(2, requires_grad=True)
+    parameter.register_hook(lambda _: said.append(watch.begin(0.0)))
+    (parameter * 2).sum().backward()
+    assert said == [False]
+    assert watch.begin(0.0)
+    other = torch.ones(2, requires_grad=True)
+    other.register_hook(lambda _: said.append(watch.is_over(10.0)))
+    (other * 2).sum().backward()
+    assert said == [False, False]
+    assert watch.is_over(10.0)
+    watch.end()
+    assert _get_current_dispatch_mode() is None
+
+
+def test_what_is_tried_ends_where_the_recording_begins_anew(tmp_path: Path) -> None:
+    """A script may communicate before it builds a DDP model: from there on it is measured as it is written."""
+    recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    threads = torch.get_num_threads()
+    (tmp_path / WATCH).touch()
+    trial = ThreadsTrial(threads + 1, time.perf_counter() - 6.0, 5.0, 4)
+    (tmp_path / TRIAL).write_text(codec.encode(trial), encoding="utf-8")
+    recorder.stepped(sgd)
+    assert (_get_current_dispatch_mode() is not None, torch.get_num_threads()) == (True, threads + 1)
+    recorder.begin_anew()
+    recorder.stepped(sgd)
+    assert (_get_current_dispatch_mode(), torch.get_num_threads()) == (None, threads)
+    assert "tolist" not in vars(torch.Tensor)

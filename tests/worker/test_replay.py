@@ -11,7 +11,18 @@ import psutil
 from launchers import environment
 
 from autoddp import codec
-from autoddp.wire.replayed_calls import CALLS, DESTROY_GROUP, MAKE_GROUP, OBJECTS, WAIT, Act, Program, Replay, Replayed
+from autoddp.wire.replayed_calls import (
+    CALLS,
+    DESTROY_GROUP,
+    MAKE_GROUP,
+    OBJECTS,
+    REST,
+    WAIT,
+    Act,
+    Program,
+    Replay,
+    Replayed,
+)
 
 LAUNCHER = """
 import subprocess, sys, time
@@ -54,7 +65,8 @@ def test_each_call_can_be_done_again(tmp_path: Path) -> None:
     """Two ranks do all of them in turns; one of the programs makes and destroys groups meanwhile."""
     calls = [Act(call, bytes=400) for call in sorted(CALLS | OBJECTS)]
     in_turns = [Act("allreduce", 1, 400), Act(MAKE_GROUP, 1), Act("allreduce", 1, 400, waits=False), Act(WAIT)]
-    of_rank = (*calls, *in_turns, Act(DESTROY_GROUP, 1), Act(MAKE_GROUP, 1))
+    several = Act("allreduce", bytes=400, tensors=3)  # beside one of as many bytes in one tensor
+    of_rank = (*calls, several, *in_turns, Act(DESTROY_GROUP, 1), Act(MAKE_GROUP, 1), Act(REST, computes=1e-4))
     programs = {
         "as written": Program(((0, 1), (0, 1), ()), (of_rank, of_rank)),
         "changed": Program(((0, 1), (0, 1)), ((*calls, *in_turns[:1]), (*calls, *in_turns[:1]))),

@@ -79,7 +79,7 @@ class _Process:
         made = int(self._numbers[Header.CALLS_MADE])
         for number in range(max(self._seen, made - CALLS), made):
             at = CALLS_FROM + number % CALLS * OF_A_CALL
-            place, _, _, _, returned, _, wait_ended, _ = self._numbers[at : at + len(CALL)]
+            place, _, _, _, returned, _, wait_ended, *_ = self._numbers[at : at + len(CALL)]
             kind = self._kind(int(place))
             ends = self.steps if kind == _STEP else self.calls
             if kind != _NEITHER and len(ends) < _MOST:

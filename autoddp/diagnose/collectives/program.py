@@ -14,14 +14,15 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autoddp.codec import replace as replace_struct
 from autoddp.diagnose.collectives.recording import Call, Group, Place, Process, Recording
 from autoddp.diagnose.collectives.steps import Steps
-from autoddp.wire.replayed_calls import CALLS, DESTROY_GROUP, MAKE_GROUP, OBJECTS, WAIT, Act, Program
+from autoddp.wire.recorded_calls import SHORT_GAP
+from autoddp.wire.replayed_calls import CALLS, DESTROY_GROUP, MAKE_GROUP, OBJECTS, REST, WAIT, Act, Program
 
 NO_CALL = (-1, 0)
 """`Played.key` of what is no call of a group."""
@@ -31,6 +32,9 @@ _MOST = 3_000  # calls of one rank in one round
 _MAKES, _DESTROYS = "new_group", "destroy_process_group"
 _FEWEST_CALLS = 3  # of a place that is a part of the steps
 _FEWEST_SEEN = 0.3  # of the recording must lie between the looks at the kernel's accounts, to divide gaps by them
+_A_CALL = 1e-4  # seconds that a thread computes in a call that returns at once, at most
+_UNKNOWN = -1.0
+_AS_LONG = 1.5  # times the longest gap between two calls may be the one behind the last call
 
 
 @dataclass(frozen=True)
@@ -152,10 +156,15 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
         for rank, of_rank in taken.items()
         if of_rank or made.calls.get(rank)
     }
-    spans = [of_rank[-1].call.ended - of_rank[0].call.began for of_rank in played.values()]
+    spans = [_until(of_rank[-1]) - of_rank[0].call.began for of_rank in played.values()]
     seconds = max(spans)
     covers = seconds / steps.seconds if steps.seconds > 0 else 1.0
     return Script(groups, played, covers, seconds, max(recording.world, max(played) + 1))
+
+
+def _until(last: Played) -> float:
+    """When that is over; `rest` has the call behind it."""
+    return last.call.began if last.act.call == REST else last.call.ended
 
 
 def _called_often(recording: Recording) -> set[Place]:
@@ -253,7 +262,7 @@ def _played(
 
     `acts_in`: group as in `Played.key` → the group in which the call is done again.
     """
-    computes, sleeps = _of_gaps(process)
+    gaps = _of_gaps(process)
     events: list[tuple[float, tuple[int, int], Call, Act | None]] = [(*one, None) for one in taken]
     events += [
         (call.wait_began, NO_CALL, call, Act(WAIT)) for _, _, call in taken if call.wait_ended and not call.is_blocking
@@ -263,7 +272,7 @@ def _played(
     pickling = [call for call in process.calls if call.place.is_for_objects]
     starts = [call.began for call in pickling]
     found: list[Played] = []
-    free_since = events[0][0]
+    free_since, free_cpu, longest = events[0][0], 0.0, 0.0
     for began, key, call, no_call in events:
         whole = pickling[bisect_right(starts, began) - 1] if starts and "object" in call.place.collective else None
         if whole is not None and whole.began <= began <= whole.ended:  # it pickles before its calls, and after them
@@ -271,11 +280,24 @@ def _played(
         # When a group takes the place of another one, the other one is destroyed then, which the replay does by itself.
         is_made = bool(found) and found[-1].act.call == MAKE_GROUP
         gap = 0.0 if is_made else max(0.0, began - free_since)
-        free_since = max(free_since, call.back if no_call is None else call.ended)
+        longest = max(longest, gap)
+        # What a call that makes a group computes is not known.
+        known = no_call is None or no_call.call == WAIT
+        cpu = gaps.cpu_before(call, began, no_call is not None) if known and free_cpu else 0.0
+        computes, sleeps = gaps.divided(gap, cpu - free_cpu if cpu else _UNKNOWN)
+        before = free_cpu + computes if free_cpu and (gap <= SHORT_GAP or call.cpu_returned) else 0.0
+        starts_only = no_call is None and not call.is_blocking
+        back, cpu = (
+            (call.returned, gaps.cpu_returned(call, before))
+            if starts_only
+            else (call.ended, gaps.cpu_behind(call, before))
+        )
         if whole is not None and whole.began <= began <= whole.ended:
-            free_since = max(free_since, whole.ended)
+            back, cpu = whole.ended, gaps.cpu_behind(whole, 0.0)
+        if back >= free_since:
+            free_since, free_cpu = back, cpu
         if no_call is not None:
-            found.append(Played(with_(no_call, computes=gap * computes, sleeps=gap * sleeps), key, call))
+            found.append(Played(with_(no_call, computes=computes, sleeps=sleeps), key, call))
             continue
         objects = "object" in call.place.collective
         if objects and call.place.part and found and found[-1].call.place.line == call.place.line:
@@ -285,12 +307,31 @@ def _played(
             call=call.place.collective if objects else call.place.method,
             group=acts_in[key[0]],
             bytes=call.bytes,
-            computes=gap * computes,
-            sleeps=gap * sleeps,
+            computes=computes,
+            sleeps=sleeps,
             waits=call.is_blocking,
         )
         found.append(Played(act, key, call))
+    # As many gaps as calls: what a change lets run beside the gap behind the last call has to have that gap. But no
+    # pause that comes once.
+    later = [call for call in process.calls if call.began >= free_since and _ends_a_gap(call.place)]
+    behind = min(later, key=lambda call: call.began, default=None)
+    gap = 0.0 if behind is None else behind.began - free_since
+    if behind is not None and found[-1].act.call != MAKE_GROUP and gap <= _AS_LONG * longest:
+        cpu = gaps.cpu_before(behind, behind.began, is_wait=False) if free_cpu and behind.place.group else 0.0
+        computes, sleeps = gaps.divided(gap, cpu - free_cpu if cpu else _UNKNOWN)
+        found += rest(computes, sleeps, replace(found[-1], call=behind))
     return tuple(found)
+
+
+def _ends_a_gap(place: Place) -> bool:
+    return place.group is not None or place.is_about_groups or place.is_for_objects
+
+
+def rest(computes: float, sleeps: float, last: Played) -> Iterator[Played]:
+    """A gap behind which nothing is called any more, if there is one: it is done all the same."""
+    if computes or sleeps:
+        yield Played(Act(REST, last.act.group, computes=computes, sleeps=sleeps), NO_CALL, last.call)
 
 
 def with_(act: Act, **changes: object) -> Act:
@@ -298,14 +339,54 @@ def with_(act: Act, **changes: object) -> Act:
     return replace_struct(act, **changes)
 
 
-def _of_gaps(process: Process) -> tuple[float, float]:
-    """Which share of a gap the rank computes, and which it sleeps; the rest it waits for a core."""
+@dataclass(frozen=True)
+class _Gaps:
+    """What a rank does between its calls."""
+
+    computes: float
+    """Share of all gaps for which it computes: for those of which it is not known."""
+    idle: float
+    """Share of the time for which it does not compute that it sleeps; the rest it waits for a core."""
+    in_waits: float
+    """See `Process.computes_in_waits`."""
+
+    def divided(self, gap: float, cpu: float) -> tuple[float, float]:
+        """Seconds for which it computes in a gap, and for which it sleeps. `cpu`: its CPU time there; -1: unknown."""
+        if cpu == _UNKNOWN:
+            cpu = gap if gap <= SHORT_GAP else gap * self.computes
+        computes = min(gap, max(0.0, cpu))
+        return computes, (gap - computes) * self.idle
+
+    @staticmethod
+    def cpu_returned(call: Call, before: float) -> float:
+        """The thread's CPU time when a call has returned; 0 where it is not known. `before`: when the call began."""
+        return call.cpu_returned or (before + call.returned - call.began if before else 0.0)
+
+    def cpu_behind(self, call: Call, before: float) -> float:
+        """The thread's CPU time when it has waited for the end of a call; 0 where it is not known."""
+        if call.cpu_waited or not (returned := self.cpu_returned(call, before)):
+            return call.cpu_waited
+        return returned + self.in_waits * (call.wait_ended - call.wait_began)
+
+    def cpu_before(self, call: Call, began: float, is_wait: bool) -> float:
+        """The thread's CPU time when a call, or the wait for its end, began; 0 where it is not known."""
+        if is_wait:
+            return max(0.0, call.cpu_waited - self.in_waits * (call.wait_ended - call.wait_began))
+        if not call.cpu_returned:
+            return 0.0
+        # Before its calls a function for objects pickles. A call that takes long until it returns waits in there.
+        return max(0.0, call.cpu_returned - (call.began - began) - min(call.returned - call.began, _A_CALL))
+
+
+def _of_gaps(process: Process) -> _Gaps:
+    """Of the process as a whole."""
     look = process.look
     if look.seconds < _FEWEST_SEEN * process.seconds or not look.cpu_of_thread:
-        return 1.0, 0.0
+        return _Gaps(1.0, 1.0, process.computes_in_waits)
     in_calls = sum(sums.seconds for place, sums in process.sums.items() if place.group is not None)
     gaps = max(1e-9, look.seconds * (1 - min(1.0, in_calls / process.seconds)))
     # Backends copy in the thread that waits: that is no part of the gaps.
     in_waits = process.computes_in_waits * in_calls * look.seconds / process.seconds
     computes = min(1.0, max(0.0, look.cpu_of_thread - in_waits) / gaps)
-    return computes, max(0.0, 1.0 - computes - look.waited_of_thread / gaps)
+    idle = max(0.0, 1.0 - look.waited_of_thread / max(1e-9, gaps * (1.0 - computes)))
+    return _Gaps(computes, idle, process.computes_in_waits)

@@ -113,6 +113,10 @@ class Call:
     """0 if nothing has waited for its end."""
     is_blocking: bool
     """Whether the script could not go on before the end."""
+    cpu_returned: float = 0.0
+    """CPU time of the thread when the call has returned; 0 where it is not known."""
+    cpu_waited: float = 0.0
+    """CPU time of the thread when the script itself has waited for the end; 0 where it has not, or it is not known."""
 
     @property
     def ended(self) -> float:
@@ -381,11 +385,11 @@ def _process(path: Path) -> Process | None:
 def _call(numbers: memoryview, number: int, places: dict[int, Place]) -> Call | None:
     """One call of the ring; None for one that is just being written."""
     at = CALLS_FROM + number % CALLS * OF_A_CALL
-    place, count, size, began, returned, wait_began, wait_ended, is_blocking = numbers[at : at + len(CALL)]
+    place, count, size, began, returned, wait_began, wait_ended, blocking, *cpu = numbers[at : at + len(CALL)]
     known = places.get(int(place))
     if known is None or not returned >= began > 0:
         return None
-    return Call(known, int(count), int(size), began, returned, wait_began, wait_ended, is_blocking=bool(is_blocking))
+    return Call(known, int(count), int(size), began, returned, wait_began, wait_ended, bool(blocking), *cpu)
 
 
 def _look(numbers: memoryview) -> Look:

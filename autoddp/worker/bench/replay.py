@@ -24,7 +24,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from autoddp import codec
 from autoddp.network.loopback import ADDRESS, store_on_loopback
-from autoddp.wire.replayed_calls import DESTROY_GROUP, MAKE_GROUP, OBJECTS, WAIT, Act, Program, Replay, Replayed
+from autoddp.wire.replayed_calls import DESTROY_GROUP, MAKE_GROUP, OBJECTS, REST, WAIT, Act, Program, Replay, Replayed
 
 _PATIENCE = timedelta(seconds=20)  # for one call
 _FEWEST, _MOST = 3, 24  # rounds
@@ -131,7 +131,7 @@ class _Run:
         self._rank, self._ranks, self._device = rank, program.groups, device
         self._groups: list[Any] = [self._new_group(ranks) for ranks in program.groups]
         self._acts = program.acts[rank]
-        self._data: dict[tuple[str, int, int], Any] = {}
+        self._data: dict[tuple[str, int, int, int], Any] = {}
         self._pending: list[Any] = []
         self._left: list[Any] = []
         for act in self._acts:
@@ -154,7 +154,7 @@ class _Run:
             elif act.call == DESTROY_GROUP:
                 dist.destroy_process_group(self._groups[act.group])
                 self._groups[act.group] = None
-            else:
+            elif act.call != REST:
                 self._call(act)
         self._wait()
         if self._device.type == "cuda":
@@ -201,7 +201,7 @@ class _Run:
 
     def _tensors(self, act: Act) -> Any:
         """The data of an act, made once. They are zeros: the time does not depend on the values."""
-        key = (act.call, act.bytes, act.group)
+        key = (act.call, act.bytes, act.group, act.tensors)
         if key not in self._data:
             self._data[key] = self._made(act)
         return self._data[key]

@@ -39,6 +39,7 @@ from autoddp.wire.recorded_calls import (
     OF_A_PLACE,
     PLACES,
     PLACES_FROM,
+    SHORT_GAP,
     TRIAL,
     WATCH,
     GroupEventNamed,
@@ -62,8 +63,8 @@ logger = get_logger(__name__)
 _FIRST_LOOKS = 0.1  # seconds between the first two looks at the process as a whole; a script may end within a second
 _LOOKS = 2.0  # seconds between later ones: a look takes some milliseconds
 _WAITED_FOR = 4_096  # calls whose end something may still wait for; a script that waits for none must not fill memory
-_NUMBERS, _COUNT, _WAIT = struct.Struct("8d"), struct.Struct("d"), struct.Struct("3d")
-_CALLS_AT, _BYTES_OF_A_CALL, _WAIT_AT = 8 * CALLS_FROM, 8 * OF_A_CALL, 8 * 5
+_NUMBERS, _COUNT, _WAIT = struct.Struct("10d"), struct.Struct("d"), struct.Struct("3d")
+_CALLS_AT, _BYTES_OF_A_CALL, _WAIT_AT, _CPU_WAITED_AT = 8 * CALLS_FROM, 8 * OF_A_CALL, 8 * 5, 8 * 9
 _GIVEN_ONE = ("allreduce", "broadcast", "reduce", "send", "recv", "recv_anysource", "allreduce_coalesced")
 """Methods that are given one list of tensors, which they read and write. What is not named here is only slower."""
 _NOT_THE_SCRIPT = tuple(
@@ -116,6 +117,8 @@ class CallRecorder:
         self.on = True
         self._plan, self._is_launched = plan, is_launched
         self._paused_at = self._paused = 0.0
+        self._may_try = True
+        self._watch: FirstUses | None = None
         self._opening = threading.RLock()
         self._codes: dict[int, tuple[CodeType, bool]] = {}
         self._depths: dict[int, int] = {}
@@ -137,14 +140,19 @@ class CallRecorder:
         self._group_events = 0
         self._world: tuple[int, int, int, str] | None = None
         self._look_after, self._looks = 0.0, _FIRST_LOOKS
+        self._opened = 0.0
+        self._looked: list[tuple[float, ...]] = []
         self._thread = self._threads_before = 0
+        self._back = 0.0
         self._trial: ThreadsTrial | None = None
-        self._watch: FirstUses | None = None
-        self._may_watch = True
+        self._watch = None
+        self._knows_watch = self._wants_watch = False
 
     def _forked(self) -> None:
         self._is_launched = False
         self._opening = threading.RLock()
+        if self._watch is not None:
+            self._watch.stop()
         self._forget()
 
     # Called from the patched functions
@@ -159,6 +167,7 @@ class CallRecorder:
         frame, depths, places, pending = sys._getframe, self._depths, self._places, self._pending
         pack, counts = _NUMBERS.pack_into, not method.startswith(_ONE_TO_ONE)
         is_scatter = method == "scatter"  # its root gives as much as all get: what a rank gets is told
+        thread_time, this_thread = time.thread_time, threading.get_ident
 
         def note(group: Any, args: Any, work: Any, began: float, returned: float) -> None:
             try:
@@ -169,17 +178,23 @@ class CallRecorder:
                     place = self._place(method, group, args, frame(2), counts)
                 shared = self._shared
                 assert shared is not None
+                is_known = began - self._back > SHORT_GAP and this_thread() == self._thread
+                cpu = thread_time() if is_known else 0.0  # that takes longer than all the rest
+                self._back = returned
                 number, counted = -1, place.counted
                 if counted is not None:
                     number = counted.calls
                     counted.calls = number + 1
-                size = args[0][0].nbytes if place.gives_one else _bytes(args[:1] if is_scatter else args)
+                try:
+                    size = args[0][0].nbytes if place.gives_one else _bytes(args[:1] if is_scatter else args)
+                except RuntimeError:  # a sparse tensor has no bytes of its own
+                    size = 0
                 made = next(self._made)
                 at = _CALLS_AT + made % CALLS * _BYTES_OF_A_CALL
                 if work is None:
-                    pack(shared, at, place.number, number, size, began, returned, returned, returned, 1)
+                    pack(shared, at, place.number, number, size, began, returned, returned, returned, 1, cpu, 0)
                 else:
-                    pack(shared, at, place.number, number, size, began, returned, 0, 0, 0)
+                    pack(shared, at, place.number, number, size, began, returned, 0, 0, 0, cpu, 0)
                     pending[id(work)] = (at, place, direct)
                 _COUNT.pack_into(shared, 0, made + 1)
                 place.count += 1
@@ -201,22 +216,33 @@ class CallRecorder:
         if found is None or shared is None:
             return
         at, place, direct = found
-        # torch's function that has asked for the call waits for it: so the script could not go on.
-        code = sys._getframe(2).f_code
-        is_blocking = code is direct and code.co_filename.startswith(_TORCH)
-        _WAIT.pack_into(shared, at + _WAIT_AT, began, ended, is_blocking)
-        place.in_waits += ended - began
-        if self._watch is not None:
-            try:
-                self._watched(self._watch, work, began, ended, is_blocking)
-            except Exception as error:
-                self._fail(error)
+        try:
+            # torch's function that has asked for the call waits for it: so the script could not go on.
+            code = sys._getframe(2).f_code
+            is_blocking = code is direct and code.co_filename.startswith(_TORCH)
+            _WAIT.pack_into(shared, at + _WAIT_AT, began, ended, is_blocking)
+            if not is_blocking:  # else it has computed next to nothing since the call has returned
+                _COUNT.pack_into(shared, at + _CPU_WAITED_AT, self._cpu())
+            place.in_waits += ended - began
+            self._back = ended
+            if self._watch is not None:
+                self._watch.waited(id(work), began, ended, is_blocking)
+                self._begin_or_end_watch(ended)
+            elif self._wants_watch:
+                self._begin_or_end_watch(ended)
+        except Exception as error:
+            self._fail(error)
 
-    def _watched(self, watch: FirstUses, work: Any, began: float, ended: float, is_blocking: bool) -> None:
-        watch.waited(id(work), began, ended, is_blocking)
-        if watch.is_over(ended):
-            self._watch = None
-            watch.end()
+    def _begin_or_end_watch(self, now: float) -> None:
+        """Look where results are first used, or end it, where that can be done at this moment: see `FirstUses`."""
+        if self._watch is not None:
+            if self._watch.is_over(now):
+                watch, self._watch = self._watch, None
+                watch.end()
+        elif self._wants_watch:
+            watch = FirstUses(time.perf_counter, self._script_frame, self._say)
+            if watch.begin(now):
+                self._watch, self._wants_watch = watch, False
 
     def made(self, what: str, group: Any, began: float, ended: float) -> None:
         """See `Recorder`. It must be called by the patched function itself."""
@@ -234,6 +260,7 @@ class CallRecorder:
         """See `Recorder`. It must be called by the patched function itself."""
         try:
             self._event(what, began, ended, sys._getframe(2))
+            self._back = ended
         except Exception as error:
             self._fail(error)
 
@@ -265,19 +292,31 @@ class CallRecorder:
         assert shared is not None
         made = next(self._made)
         at = _CALLS_AT + made % CALLS * _BYTES_OF_A_CALL
-        _NUMBERS.pack_into(shared, at, place.number, number, 0, began, ended, ended, ended, 1)
+        cpu = self._cpu()
+        _NUMBERS.pack_into(shared, at, place.number, number, 0, began, ended, ended, ended, 1, cpu, 0)
         _COUNT.pack_into(shared, 0, made + 1)
         place.count += 1
         place.in_calls += ended - began
         if ended > self._look_after:
             self._look(ended)
+        self._begin_or_end_watch(ended)
 
     # Pauses
 
     def begin_anew(self) -> None:
-        """Forget the calls so far: those that come are noted in another file."""
+        """Forget the calls so far: those that come are noted in another file. Nothing is tried any more."""
+        self._end_trials()
         self._forget()
-        self._paused = 0.0
+        self._paused, self._may_try = 0.0, False
+
+    def _end_trials(self) -> None:
+        """Let the script run as it is written, from here on: nobody would end later what is tried in it."""
+        if self._watch is not None:
+            self._watch.stop()
+        self._watch, self._wants_watch = None, False
+        if self._threads_before and threading.get_ident() == self._thread:
+            torch.set_num_threads(self._threads_before)
+            self._threads_before = 0
 
     def pause(self) -> None:
         """Note nothing until `resume`."""
@@ -294,6 +333,7 @@ class CallRecorder:
 
     def _fail(self, error: Exception) -> None:
         self.on, self._paused_at = False, 0.0
+        self._end_trials()
         logger.warning("the script's collectives are no longer recorded: %r", error)
 
     # The files
@@ -408,7 +448,8 @@ class CallRecorder:
         name = os.path.join(self._plan.folder, f"{os.getpid()}-{time.monotonic_ns()}")
         self._thread = threading.get_ident()
         self._shared, self._files = made_file(f"{name}.calls"), f"{name}.names"
-        self._set(Header.BEGAN, time.perf_counter())
+        self._opened = time.perf_counter()
+        self._set(Header.BEGAN, self._opened)
         rank = os.environ.get("RANK", "")
         self._say(
             ProcessNamed(
@@ -420,8 +461,7 @@ class CallRecorder:
                 cores=len(os.sched_getaffinity(0)),
             )
         )
-        self._note_look(Header.FIRST_LOOK)
-        self._note_look(Header.LAST_LOOK)
+        self._note_look()
 
     def _say(self, named: Named) -> None:
         with open(self._files, "a", encoding="utf-8", errors="surrogateescape") as file:
@@ -429,23 +469,28 @@ class CallRecorder:
 
     def _look(self, now: float) -> None:
         """Write what is known of the process as a whole: sums of places, and the kernel's accounts."""
-        self._note_look(Header.LAST_LOOK)
+        self._note_look()
         for place in self._all[:PLACES]:
             at = PLACES_FROM + int(place.number) * OF_A_PLACE
             self._set(at, place.count, place.bytes, place.in_calls, place.in_waits)
         if len(self._pending) > _WAITED_FOR:
             self._pending.clear()
-        if self._may_watch and os.path.exists(os.path.join(self._plan.folder, WATCH)):
-            watch = FirstUses(time.perf_counter, self._script_frame, self._say)
-            if watch.begin(now):
-                self._watch, self._may_watch = watch, False
         self._look_after = now + self._looks
+        if self._may_try:
+            self._look_for_trials(now)
+        self._looks = min(2 * self._looks, _LOOKS)
+
+    def _look_for_trials(self, now: float) -> None:
+        """Do what the launcher wants to be tried in the processes of a script without DDP."""
+        if not self._knows_watch and os.path.exists(os.path.join(self._plan.folder, WATCH)):
+            self._knows_watch = self._wants_watch = True
         if self._trial is None and os.path.exists(trial := os.path.join(self._plan.folder, TRIAL)):
             with open(trial, encoding="utf-8") as file:
                 self._trial = codec.decode(file.read(), ThreadsTrial)
-        if self._trial is not None and now < self._trial.ends + _LOOKS:
+        # A rank that was long away from its calls, in an evaluation, has yet to leave its last turn.
+        in_a_turn = self._threads_before and threading.get_ident() == self._thread
+        if self._trial is not None and (in_a_turn or now < self._trial.ends + _LOOKS):
             self._take_turn(self._trial, now)
-        self._looks = min(2 * self._looks, _LOOKS)
 
     def _take_turn(self, trial: ThreadsTrial, now: float) -> None:
         """Give this process the threads of the present turn. They are those of a thread, so only the first one does."""
@@ -460,9 +505,20 @@ class CallRecorder:
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(trial.threads)
 
-    def _note_look(self, at: int) -> None:
+    def _note_look(self) -> None:
         waited = waited_for_cpu()
-        self._set(at, time.perf_counter(), time.thread_time(), time.process_time(), waited.trains, waited.helpers)
+        now = time.perf_counter()
+        self._looked.append((now, time.thread_time(), time.process_time(), waited.trains, waited.helpers))
+        # What a script does before its steps is no part of them, and may be a long wait.
+        third = self._opened + (now - self._opened) / 3
+        while len(self._looked) > 1 and self._looked[1][0] <= third:
+            del self._looked[0]
+        self._set(Header.FIRST_LOOK, *self._looked[0])
+        self._set(Header.LAST_LOOK, *self._looked[-1])
+
+    def _cpu(self) -> float:
+        """CPU time of this thread; 0 in another one than the first, because two of them cannot be compared."""
+        return time.thread_time() if threading.get_ident() == self._thread else 0.0
 
 
 def _is_the_scripts(file: str) -> bool:

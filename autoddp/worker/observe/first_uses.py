@@ -83,9 +83,9 @@ class FirstUses:
         self._unknown: set[int] = set()
 
     def begin(self, now: float) -> bool:
-        """Look at this thread's operations from here on; False where the script has a mode of its own there."""
+        """Look at this thread's operations from here on; False where that cannot begin at this moment."""
         # The mode that has begun last ends first, and the script may end its own before this one.
-        if _get_current_dispatch_mode() is not None:
+        if _get_current_dispatch_mode() is not None or _in_backward():
             return False
         self._thread, self._began = threading.get_ident(), now
         self._operations.__enter__()  # type: ignore[no-untyped-call]
@@ -100,21 +100,32 @@ class FirstUses:
         long = now - self._began > _LONGEST
         if not (enough or long) or threading.get_ident() != self._thread:
             return False
-        return _get_current_dispatch_mode() is self._operations
+        return self._may_end
+
+    @property
+    def _may_end(self) -> bool:
+        return _get_current_dispatch_mode() is self._operations and not _in_backward()
 
     def end(self) -> None:
         """Look at nothing any more, and say what was seen."""
-        for name, before in self._before.items():
-            if before is None:  # its class inherits the method
-                delattr(torch.Tensor, name)
-            else:
-                setattr(torch.Tensor, name, before)
-        self._operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.stop()
         for place, found in () if _runs_compiled_functions() else self._found.items():
             if place not in self._unknown:
                 self._say(found)
         if self._waited:
             self._say(WaitsNamed(min(1.0, self._cpu_of_waits / self._waited)))
+
+    def stop(self) -> None:
+        """Look at nothing any more, at any moment, and in a fork. A mode that has to stay hears of nothing."""
+        for name, before in self._before.items():
+            if before is None:  # its class inherits the method
+                delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, before)
+        self._before.clear()
+        self._open.clear()
+        if threading.get_ident() == self._thread and self._may_end:
+            self._operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def called(self, work: int, place: int, given: Any, began: float, returned: float) -> None:
         """The script has made a call from this place; `work` tells it apart until it was waited for."""
@@ -155,10 +166,20 @@ class FirstUses:
                 self._open = {address: one for address, one in self._open.items() if one is not call}
         self._gap_began = then
 
-    def _touched(self, given: Any) -> None:
+    def _touched(self, given: Any, types: Any = ()) -> None:
+        """An operation is given this. `types`: classes of tensors in there that do operations in their own way."""
         if not self._open:
             return
-        for address in _addresses(given):
+        try:
+            addresses = list(_addresses(given))
+            is_hidden = any(not hasattr(one, "__tensor_flatten__") for one in types)
+        except Exception:  # such a class may be the script's
+            is_hidden = True
+        if is_hidden:  # nothing is promised of what they may hold
+            self._unknown.update(call.place for call in self._open.values())
+            self._open.clear()
+            return
+        for address in addresses:
             call = self._open.get(address)
             if call is None:
                 continue
@@ -178,14 +199,19 @@ class _Operations(TorchDispatchMode):
         """Compiled functions run as they are: torch would leave them uncompiled in a mode that does not say so."""
         return True
 
-    def __init__(self, touched: Callable[[Any], None]) -> None:
+    def __init__(self, touched: Callable[[Any, Any], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._tell = touched
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not getattr(func, "is_view", False):
-            self._tell((args, kwargs))
+            self._tell((args, kwargs), types)
         return func(*args, **(kwargs or {}))
+
+
+def _in_backward() -> bool:
+    """Whether a backward pass calls this. Behind each of its functions torch brings back the modes from before it."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _runs_compiled_functions() -> bool:
@@ -206,12 +232,18 @@ def _telling(name: str, tell: Callable[[Any], None]) -> Any:
 
 
 def _addresses(given: Any) -> Iterator[int]:
-    """The memory of each tensor in there."""
+    """The memory of each tensor in there, and of those that a tensor of another class holds, such as `DTensor`."""
     if isinstance(given, torch.Tensor):
+        if hasattr(type(given), "__tensor_flatten__"):
+            for name in given.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+                yield from _addresses(getattr(given, name))
+            return
         try:
-            yield _storage_of(given).data_ptr()
+            with torch._C.DisableTorchFunctionSubclass():  # a class of the script's is not asked
+                address = _storage_of(given).data_ptr()
         except (RuntimeError, NotImplementedError):  # it has none of its own
             return
+        yield address
     elif isinstance(given, (list, tuple)):
         for one in given:
             yield from _addresses(one)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.merging import places_of, seconds_in
-from autoddp.diagnose.collectives.program import NO_CALL, Played, Script, with_
+from autoddp.diagnose.collectives.program import NO_CALL, Played, Script, rest, with_
 from autoddp.diagnose.collectives.recording import Call, Place, Use
 from autoddp.units import milliseconds
 from autoddp.wire.replayed_calls import WAIT, Act
@@ -100,6 +100,8 @@ def _waited_for_later(script: Script, keys: set[tuple[int, int]], uses: dict[Pla
                 act = with_(act, waits=False)
             computes = sleeps = 0.0
             yield Played(act, one.key, one.call)
+        if played:
+            yield from rest(computes, sleeps, played[-1])
 
     return script.changed(change)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.fewer_threads import found
-from autoddp.diagnose.collectives.program import Script
+from autoddp.diagnose.collectives.program import Played, Script, rest, with_
 from autoddp.units import percent
+from autoddp.wire.replayed_calls import REST, WAIT
 
 _MUCH = 0.1  # of their time ranks wait for a core
 _BUSY = 0.6  # of the cores that they keep busy: where it is less, it is other programs that they wait for
@@ -89,12 +90,22 @@ def _as_many_as_cores(script: Script, cores: int) -> Script | None:
     fits = {place for place, group in enumerate(script.groups) if set(group.ranks) <= kept}
     if not kept or len(fits) == len(script.groups):
         return None
-    played = {
-        rank: tuple(one for one in of_rank if one.key[0] in fits)
-        for rank, of_rank in script.played.items()
-        if rank in kept
-    }
-    return replace(script, played=played) if any(played.values()) else None
+    if not any(one.key[0] in fits for of_rank in script.played.values() for one in of_rank):
+        return None
+
+    def alone(played: Sequence[Played]) -> Iterator[Played]:
+        # Whatever a rank does before what is left out, it still does. A wait is for all that it has started.
+        computes = sleeps = 0.0
+        for one in played:
+            computes, sleeps = computes + one.act.computes, sleeps + one.act.sleeps
+            if one.key[0] in fits or one.act.call in (WAIT, REST):
+                yield replace(one, act=with_(one.act, computes=computes, sleeps=sleeps))
+                computes = sleeps = 0.0
+        if played:
+            yield from rest(computes, sleeps, played[-1])
+
+    changed = script.changed(alone)
+    return replace(changed, played={rank: of_rank for rank, of_rank in changed.played.items() if rank in kept})
 
 
 CAUSE = OversubscribedCores()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.merging import MERGEABLE, merged, places_of, runs, seconds_in
-from autoddp.diagnose.collectives.program import Played, with_
+from autoddp.diagnose.collectives.program import Played, rest, with_
 
 _SIZES = range(1, 65)  # bytes
 _EVERY = 10  # steps
@@ -44,6 +44,8 @@ class ScalarCollectives(Cause):
                         continue
                     computes = sleeps = 0.0
                     yield Played(act, one.key, one.call)
+                if played:
+                    yield from rest(computes, sleeps, played[-1])
 
             changed, tried = script.changed(rarely), f"the call in every {_EVERY}th step only"
             fix = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
-from autoddp.diagnose.collectives.program import Played, Script, with_
+from autoddp.diagnose.collectives.program import Played, Script, rest, with_
 from autoddp.units import milliseconds
 from autoddp.wire.replayed_calls import DESTROY_GROUP, MAKE_GROUP
 
@@ -65,6 +65,8 @@ def _made_once(script: Script) -> Script | None:
             if one.act.call not in acts:
                 yield replace(one, act=with_(one.act, computes=computes, sleeps=sleeps))
                 computes = sleeps = 0.0
+        if played:
+            yield from rest(computes, sleeps, played[-1])
 
     return script.changed(change)
 

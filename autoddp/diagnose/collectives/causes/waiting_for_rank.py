@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.program import Played, Script, with_
 from autoddp.diagnose.collectives.table import may_be_compared
 from autoddp.units import milliseconds
+from autoddp.wire.replayed_calls import REST
 
 _MOST_CALLS = 0.6  # of the waiting is for that rank
 _LONGER = 1.05  # times as long as the others; whether that matters, the replay says
@@ -94,15 +95,21 @@ def _in_time(script: Script, late: int) -> Script:
         for key, of_ranks in script.of_key.items()
         if len(of_ranks) > 1
     }
+    rests = [_gap(of_rank[-1]) for rank, of_rank in script.played.items() if rank != late and _rests(of_rank)]
 
     def in_time(one: Played) -> Played:
         gap = _gap(one)
-        if not gap or gap <= usual.get(one.key, gap):
+        shorter = statistics.median(rests) if rests and one.act.call == REST else usual.get(one.key, gap)
+        if not gap or gap <= shorter:
             return one
-        factor = usual[one.key] / gap
+        factor = shorter / gap
         return replace(one, act=with_(one.act, computes=one.act.computes * factor, sleeps=one.act.sleeps * factor))
 
     return replace(script, played={**script.played, late: tuple(map(in_time, script.played[late]))})
+
+
+def _rests(of_rank: Sequence[Played]) -> bool:
+    return bool(of_rank) and of_rank[-1].act.call == REST
 
 
 CAUSE = WaitingForRank()
