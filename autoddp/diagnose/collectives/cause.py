@@ -56,6 +56,8 @@ class Suspicion:
     ranks: tuple[int, ...] = ()
     guess: float = 0.0
     """Seconds of a step that it takes at most, where it is not proved."""
+    is_bounded: bool = True
+    """Whether mending it can give no more than `guess`; not where the ranks compute faster then, too."""
     changed: Script | None = None
     """What is done again without the cause; None: nothing can be."""
     measured: tuple[Sequence[float], Sequence[float]] | None = None

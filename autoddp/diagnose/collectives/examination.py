@@ -64,7 +64,8 @@ def examined(
     judged = [finding for one in suspected if (finding := _judged(one, job, rounds)) is not None]
     findings = [one for one in judged if one.low is None or one.low > 0]
     undecided = [one for one in judged if one not in findings]
-    findings.sort(key=lambda one: (one.status != "proved", -one.seconds))
+    tried = {*rounds, *(one.cause for one in suspected if one.measured is not None)}
+    findings.sort(key=lambda one: (one.status != "proved", one.cause not in tried, -one.seconds))
     return CommunicationDiagnosis(
         steps=steps,
         recording=recording,
@@ -115,6 +116,10 @@ def _judged(one: Suspicion, job: Job, rounds: Rounds) -> Finding | None:
         took = milliseconds(script.seconds / script.covers)
         uncertain = f"{found.text}. The script itself took {took} ms, so the price is uncertain"
         found = replace(found, status="suspected", text=uncertain)
+    if found is not None and found.low is not None and one.is_bounded and found.low > one.guess:
+        # Where ranks have to share cores, what they do again at once may hold them up more than in the script.
+        most = f"{found.text}. In the script it takes {milliseconds(one.guess)} ms at most, so the price is uncertain"
+        found = replace(found, seconds=one.guess, low=None, high=None, status="suspected", text=most)
     return found
 
 

@@ -57,6 +57,7 @@ class OversubscribedCores(Cause):
             fix,
             ranks=tuple(sorted(job.recording.of_rank)),
             guess=guess,
+            is_bounded=False,
             changed=alone,
             measured=measured,
             tried=f"as many groups at a time as {job.cores} cores have room for" if alone else _threads(fewer),
