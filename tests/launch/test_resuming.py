@@ -149,7 +149,7 @@ def test_a_package_in_a_folder_and_a_pipe(job: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_killed_launchers_study_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = ["--nproc-per-node", "2", "--trials", "6", "--tune-only", "--diagnose-budget", "0", PLAIN]
+    words = ["--nproc-per-node", "2", "--trials", "6", "--all-trials", "--tune-only", "--diagnose-budget", "0", PLAIN]
     first = start(AUTODDP, folder, words, {"TUNED_TIMES_LONGER": "1000"})
     wait_for(lambda: "trial 4/6" in first.stderr, "the fourth trial")
     first.process.kill()

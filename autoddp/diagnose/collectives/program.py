@@ -379,7 +379,7 @@ class _Gaps:
 
 
 def _of_gaps(process: Process) -> _Gaps:
-    """Of the process as a whole."""
+    """What a rank does between its calls, by the accounts of its whole process."""
     look = process.look
     if look.seconds < _FEWEST_SEEN * process.seconds or not look.cpu_of_thread:
         return _Gaps(1.0, 1.0, process.computes_in_waits)
