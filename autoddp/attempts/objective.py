@@ -170,7 +170,7 @@ class ObjectiveTuning(Tuning):
         number = self._number
         start, failure = self._made(order)
         seen = start.seen(failure)
-        if seen.failed:
+        if seen.is_useless:
             self.hosts.attempt_ended(number, seen.failed)
         with _heard():
             together = self.hosts.exchange(f"attempt{number}/seen", seen, Seen, self.reporter.say)
