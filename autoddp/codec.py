@@ -43,7 +43,7 @@ __all__ = [
 T = TypeVar("T")
 
 WHOLE = Meta(extra={"whole": True})
-"""For `sound_parts`: a list whose type is annotated with it is left out as a whole if one of its elements is wrong."""
+"""Marks a type of lists for `sound_parts`: if one element is wrong, the whole list is left out."""
 
 # msgspec looks through a type when it converts to it for the first time. If a second thread meets a type of which only
 # a part is known, the process ends by a segmentation fault (0.22). So would a process that is forked meanwhile.

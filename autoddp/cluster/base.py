@@ -116,7 +116,7 @@ class Platform:
         return self._number(variable, "--node-rank")
 
     def _processes(self, variable: str) -> Told | None:
-        """The value of a variable with a number of GPUs: None where there is none, because a rank needs no GPU."""
+        """The number of ranks, from a variable that counts GPUs; None where that is 0, because a rank needs no GPU."""
         told = self._number(variable, "--nproc-per-node")
         return None if told is None or told.value == "0" else told
 

@@ -274,7 +274,7 @@ def told_apart(findings: Sequence[Finding], least: float) -> list[Finding]:
 
 
 def _priced_as(whole: Finding, exposed: Finding) -> Finding:
-    """The cause of all waiting for gradients, with what steps without reduction save: it can cost no more."""
+    """`whole` with the price of `exposed`: it cannot cost more than steps without reduction save."""
     if exposed.status != "proved":
         return replace(whole, seconds=max(whole.seconds, exposed.seconds))
     seen = whole.text.partition(_NOT_PROVED)[0]

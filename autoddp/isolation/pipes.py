@@ -58,7 +58,7 @@ def watch_pipes(pipes: Pipes, stop: Stop) -> None:
 
 
 def _made(path: Any, found: os.stat_result) -> float:
-    """When a file was made; where the file system does not keep that, its oldest time."""
+    """When a file was made; where the file system does not record that, the oldest of its times."""
     made = getattr(found, "st_birthtime", None)
     if made is None and sys.platform == "linux":
         from autoddp.isolation.syscalls import birth_time

@@ -39,7 +39,7 @@ class JobFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """Gbit/s that the network devices of the slowest node say they carry; 0 on one node, and where one says nothing."""
     cuda: str = ""
     nccl: str = ""
-    """Versions, where NCCL carries the gradients."""
+    """Versions of CUDA and NCCL; "" where NCCL does not carry the gradients."""
     start_settings: tuple[Configuration, ...] = ()
     """Settings that need another start of the script and may gain here, the most promising first."""
     cuda_graphs: tuple[str, ...] = ()

@@ -82,7 +82,7 @@ def _signal_by_descriptor(pidfd: int, number: int, *_more: Any) -> str:
 
 
 def _limits(pid: int, _resource: int, limits: Any = None) -> str:
-    """What resource.prlimit changes; without limits it only asks."""
+    """Whose limits resource.prlimit would change; "" for those of this process, or where it only reads."""
     return "" if limits is None or not pid or is_own_process(pid) else f"resource.prlimit changes {_whose(pid)}"
 
 
