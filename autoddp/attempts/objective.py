@@ -180,7 +180,7 @@ class ObjectiveTuning(Tuning):
         return together
 
     def _settled(self, seen: Sequence[Seen]) -> bool:
-        """Whether a start needs not be made again under guard. All hosts come to the same.
+        """Whether a start stands; else it has to be made again, under guard. All hosts come to the same.
 
         UsageError for a script with DDP, TuningOver where it does what cannot be tuned.
         """

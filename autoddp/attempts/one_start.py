@@ -218,12 +218,12 @@ class OneStart:
 
     @property
     def _enough(self) -> str:
-        """Under which the hosts are counted that have seen enough."""
+        """The key under which hosts are counted that have seen enough."""
         return f"attempt{self.number}/enough"
 
     @property
     def _begun(self) -> str:
-        """Under which the hosts are counted that have seen a first number."""
+        """The key under which hosts are counted that have seen a first number."""
         return f"attempt{self.number}/begun"
 
     @property
@@ -279,8 +279,8 @@ class OneStart:
         for rank, count in self.shown.items():
             shown = self.progress.counts.get(rank, 0)
             if shown < count * _LEAST_SHARE:
-                what = f"{shown} {self.progress.what} of rank {rank}"
-                raise Unusable(f"the script has ended after {what}, and as written it shows {count}")
+                of_it = f"{shown} of the {count} {self.progress.what} that rank {rank} shows as written"
+                raise Unusable(f"the script has ended after {of_it}")
 
     @cached_property
     def shown(self) -> Mapping[int, int]:

@@ -277,6 +277,6 @@ def _priced_as(whole: Finding, exposed: Finding) -> Finding:
     """`whole` with the price of `exposed`: it cannot cost more than steps without reduction save."""
     if exposed.status != "proved":
         return replace(whole, seconds=max(whole.seconds, exposed.seconds))
-    seen = whole.text.partition(_NOT_PROVED)[0]
-    text = f"{seen}; proved: that much is saved without the reduction; a larger batch is another training, not tried"
+    seen, _, why_not = whole.text.partition(_NOT_PROVED)
+    text = f"{seen}; proved by steps without the reduction; {why_not}"
     return replace(exposed, cause=whole.cause, text=text, fix=whole.fix)

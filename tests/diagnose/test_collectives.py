@@ -11,7 +11,7 @@ from autoddp.diagnose.collectives.cause import Job
 from autoddp.diagnose.collectives.causes import CAUSES
 from autoddp.diagnose.collectives.fewer_threads import found, planned
 from autoddp.diagnose.collectives.merging import merged, runs, side_by_side
-from autoddp.diagnose.collectives.program import script_of
+from autoddp.diagnose.collectives.program import Script, script_of
 from autoddp.diagnose.collectives.recording import Call, Group, Look, Place, Process, Recording, Sums, Use
 from autoddp.diagnose.collectives.steps import period_of, steps_of
 from autoddp.diagnose.collectives.table import calls_of, different_calls, table
@@ -53,6 +53,16 @@ def loop(steps: int, late: float = 0.0, where: tuple[int, ...] = (10, 11, 12), g
                 of_ranks[rank].append(call(place(line), number, began, end - began))
             now, number = end + gap, number + 1
     return Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks)))
+
+
+def changed_by(cause: str, recording: Recording) -> tuple[Script, Script]:
+    """What is done again as written, and without a cause that is the only suspicion of its kind."""
+    steps = steps_of(recording)
+    script = script_of(recording, steps)
+    assert script is not None
+    (suspected,) = CAUSES[cause].suspect(Job(recording, steps, [], script, 2))
+    assert suspected.changed is not None
+    return script, suspected.changed
 
 
 @pytest.mark.parametrize(("lines", "period"), [((1, 2, 3), 3), ((1,), 1), ((1, 1, 1, 1, 1, 2), 6)])
@@ -155,14 +165,9 @@ def test_calls_that_are_left_out_leave_what_is_computed_between_them() -> None:
     ranks = []
     for rank in loop(97, where=(10,)).processes:
         ranks.append(replace(rank, calls=[replace(made, bytes=8) for made in rank.calls]))
-    recording = Recording(tuple(ranks))
-    steps = steps_of(recording)
-    script = script_of(recording, steps)
-    assert script is not None
-    (suspected,) = CAUSES["scalar_collectives"].suspect(Job(recording, steps, [], script, 2))
-    assert suspected.changed is not None
+    script, changed = changed_by("scalar_collectives", Recording(tuple(ranks)))
     for rank in (0, 1):
-        before, after = ([one.act for one in of.played[rank]] for of in (script, suspected.changed))
+        before, after = ([one.act for one in of.played[rank]] for of in (script, changed))
         assert sum(act.computes > 0 for act in before) == sum(act.call != REST for act in before), "as many gaps"
         assert before[-1].call == REST
         assert after[-1].call == REST
@@ -217,13 +222,8 @@ def test_a_wait_that_comes_long_before_the_first_use() -> None:
             for made in rank.calls
         ]
         ranks.append(replace(rank, calls=calls, uses={place(11): USE}))
-    recording = Recording(tuple(ranks))
-    steps = steps_of(recording)
-    script = script_of(recording, steps)
-    assert script is not None
-    (suspected,) = CAUSES["blocking_collectives"].suspect(Job(recording, steps, [], script, 2))
-    assert suspected.changed is not None
-    before, after = ([one.act for one in of.played[0]] for of in (script, suspected.changed))
+    script, changed = changed_by("blocking_collectives", Recording(tuple(ranks)))
+    before, after = ([one.act for one in of.played[0]] for of in (script, changed))
     number = next(number for number, act in enumerate(before) if act.call == WAIT)
     assert [act.call for act in after[number - 1 : number + 3]] == ["allreduce", "allreduce", WAIT, "allreduce"]
     assert sum(act.computes for act in after) == pytest.approx(sum(act.computes for act in before))
@@ -240,14 +240,9 @@ def test_fewer_groups_at_a_time_keep_what_their_ranks_do() -> None:
             calls.append(replace(made, wait_began=made.began + 0.01))
         look = Look(seconds=1.0, cpu_of_thread=1.0, cpu_of_process=1.0, waited_of_thread=0.5)
         ranks.append(replace(process(rank, calls), ranks=4, look=look))
-    recording = Recording(tuple(ranks))
-    steps = steps_of(recording)
-    script = script_of(recording, steps)
-    assert script is not None
-    (suspected,) = CAUSES["oversubscribed_cores"].suspect(Job(recording, steps, [], script, 2))
-    assert suspected.changed is not None
-    assert suspected.changed.played == {rank: script.played[rank] for rank in (0, 1)}
-    assert WAIT in {one.act.call for one in suspected.changed.played[0]}
+    script, changed = changed_by("oversubscribed_cores", Recording(tuple(ranks)))
+    assert changed.played == {rank: script.played[rank] for rank in (0, 1)}
+    assert WAIT in {one.act.call for one in changed.played[0]}
 
 
 def test_groups_that_are_made_in_each_step() -> None:

@@ -8,20 +8,31 @@ from __future__ import annotations
 import json
 import os
 import signal
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from launchers import AUTODDP, PATIENCE, SCRIPTS, Launch, start, wait_for
 
+from autoddp.attempts.deadline import Deadline
+from autoddp.attempts.isolating import Isolation
+from autoddp.attempts.job_machine import Closed, Said, Worker
 from autoddp.attempts.objective import _settings
+from autoddp.attempts.one_start import OneStart, Seen, cost_of_all
+from autoddp.attempts.progress import StepsMade
+from autoddp.attempts.tune import Written
 from autoddp.commandline.mode import choose
 from autoddp.commandline.options import parse
 from autoddp.diagnose.collectives.recording import Recording
 from autoddp.errors import UsageError
+from autoddp.hosts.together import Hosts
 from autoddp.knobs.env import NodeAndJob
 from autoddp.recipe import load
 from autoddp.settings import Objective
+from autoddp.study import TrialFailed, TuningOver
+from autoddp.wire import Hello
 
 RATE = "regex:max:rate ([0-9.]+)"
 ONE = ["--nproc-per-node", "1"]
@@ -108,7 +119,7 @@ def test_a_setting_under_which_the_script_gives_up_has_failed(tmp_path: Path) ->
     _, trial = summary(launch)["objective"]["starts"]
     assert (trial["state"], trial["reason"]) == (
         "failed",
-        "the script has ended after 1 numbers of rank 0, and as written it shows 10",
+        "the script has ended after 1 of the 10 numbers that rank 0 shows as written",
     )
 
 
@@ -252,3 +263,43 @@ def test_a_recipe_belongs_to_its_objective(tmp_path: Path, monkeypatch: pytest.M
     assert choose(parse(["--objective", RATE, "--trials", "2", "job.py"])).tune
     with pytest.raises(UsageError, match=r"was tuned for regex:max:rate .* and would be launched as it is: leave"):
         choose(parse(["--objective", "steps", "--recipe", place.name, "job.py"]))
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_rank_that_is_killed_while_it_says_that_it_ends_builds_no_ddp_model(
+    is_killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that goes on after its first word has built one."""
+    monkeypatch.setattr("autoddp.attempts.one_start._GOES_ON", -1.0)
+    start = OneStart(
+        objective=Objective.parse("steps"),
+        progress=StepsMade(tmp_path),
+        needed=None,
+        deadline=Deadline(None, by_length=False),
+        written=Written(Isolation.off(SimpleNamespace(path=tmp_path)), "tuning"),  # type: ignore[arg-type]
+        patience=60.0,
+        folder=tmp_path,
+        words="as written",
+        hosts=Hosts(),
+        number=0,
+    )
+    hello = Hello(version=1, rank=0, local_rank=0, pid=1, restart=0)
+    ours, theirs = Pipe()
+    with ours, theirs:
+        worker = Worker(ours, hello)
+        start.heard(Said(0, worker, hello))
+        if is_killed:
+            start.heard(Closed(0, worker))
+        assert start.is_over() is not is_killed
+    assert start.builds_ddp is not is_killed
+
+
+def test_of_several_hosts_the_first_failure_is_told_and_the_slowest_rank_counts() -> None:
+    echo, first, later = Seen(failed="it ended elsewhere"), Seen(failed="no memory", failed_at=7), Seen(0.5)
+    with pytest.raises(TrialFailed, match=r"^no memory$"):
+        cost_of_all([echo, later, first, Seen(failed="connection lost", failed_at=8)])
+    with pytest.raises(TuningOver, match=r"^--budget is over$"):
+        cost_of_all([first, Seen(tuning_over="--budget is over")])
+    assert cost_of_all([Seen(0.25), later, Seen(nothing="no numbers")]) == 0.5
+    with pytest.raises(TrialFailed, match=r"^no numbers$"):
+        cost_of_all([Seen(nothing="no numbers")] * 2)

@@ -262,7 +262,6 @@ def _played(
 
     `acts_in`: group as in `Played.key` → the group in which the call is done again.
     """
-    gaps = _of_gaps(process)
     events: list[tuple[float, tuple[int, int], Call, Act | None]] = [(*one, None) for one in taken]
     events += [
         (call.wait_began, NO_CALL, call, Act(WAIT)) for _, _, call in taken if call.wait_ended and not call.is_blocking
@@ -272,34 +271,20 @@ def _played(
     pickling = [call for call in process.calls if call.place.is_for_objects]
     starts = [call.began for call in pickling]
     found: list[Played] = []
-    free_since, free_cpu, longest = events[0][0], 0.0, 0.0
+    rank = _Rank(_of_gaps(process), events[0][0])
     for began, key, call, no_call in events:
-        whole = pickling[bisect_right(starts, began) - 1] if starts and "object" in call.place.collective else None
-        if whole is not None and whole.began <= began <= whole.ended:  # it pickles before its calls, and after them
-            began = whole.began
+        objects = "object" in call.place.collective
+        whole = pickling[bisect_right(starts, began) - 1] if starts and objects else None
+        if whole is not None and not whole.began <= began <= whole.ended:
+            whole = None
         # When a group takes the place of another one, the other one is destroyed then, which the replay does by itself.
         is_made = bool(found) and found[-1].act.call == MAKE_GROUP
-        gap = 0.0 if is_made else max(0.0, began - free_since)
-        longest = max(longest, gap)
-        # What a call that makes a group computes is not known.
-        known = no_call is None or no_call.call == WAIT
-        cpu = gaps.cpu_before(call, began, no_call is not None) if known and free_cpu else 0.0
-        computes, sleeps = gaps.divided(gap, cpu - free_cpu if cpu else _UNKNOWN)
-        before = free_cpu + computes if free_cpu and (gap <= SHORT_GAP or call.cpu_returned) else 0.0
-        starts_only = no_call is None and not call.is_blocking
-        back, cpu = (
-            (call.returned, gaps.cpu_returned(call, before))
-            if starts_only
-            else (call.ended, gaps.cpu_behind(call, before))
-        )
-        if whole is not None and whole.began <= began <= whole.ended:
-            back, cpu = whole.ended, gaps.cpu_behind(whole, 0.0)
-        if back >= free_since:
-            free_since, free_cpu = back, cpu
+        free_until = rank.back if is_made else began if whole is None else whole.began
+        computes, sleeps = rank.gap_before(call, free_until, no_call)
+        rank.does(call, whole, starts_only=no_call is None and not call.is_blocking)
         if no_call is not None:
             found.append(Played(with_(no_call, computes=computes, sleeps=sleeps), key, call))
             continue
-        objects = "object" in call.place.collective
         if objects and call.place.part and found and found[-1].call.place.line == call.place.line:
             found[-1] = replace(found[-1], act=with_(found[-1].act, bytes=call.bytes))
             continue
@@ -314,12 +299,12 @@ def _played(
         found.append(Played(act, key, call))
     # As many gaps as calls: what a change lets run beside the gap behind the last call has to have that gap. But no
     # pause that comes once.
-    later = [call for call in process.calls if call.began >= free_since and _ends_a_gap(call.place)]
+    later = [call for call in process.calls if call.began >= rank.back and _ends_a_gap(call.place)]
     behind = min(later, key=lambda call: call.began, default=None)
-    gap = 0.0 if behind is None else behind.began - free_since
-    if behind is not None and found[-1].act.call != MAKE_GROUP and gap <= _AS_LONG * longest:
-        cpu = gaps.cpu_before(behind, behind.began, is_wait=False) if free_cpu and behind.place.group else 0.0
-        computes, sleeps = gaps.divided(gap, cpu - free_cpu if cpu else _UNKNOWN)
+    is_made = found[-1].act.call == MAKE_GROUP
+    if behind is not None and not is_made and behind.began - rank.back <= _AS_LONG * rank.longest_gap:
+        about_groups = None if behind.place.group else Act(MAKE_GROUP)
+        computes, sleeps = rank.gap_before(behind, behind.began, about_groups)
         found += rest(computes, sleeps, replace(found[-1], call=behind))
     return tuple(found)
 
@@ -376,6 +361,46 @@ class _Gaps:
             return 0.0
         # Before its calls a function for objects pickles. A call that takes long until it returns waits in there.
         return max(0.0, call.cpu_returned - (call.began - began) - min(call.returned - call.began, _A_CALL))
+
+
+@dataclass
+class _Rank:
+    """A rank on its way through its calls."""
+
+    gaps: _Gaps
+    back: float
+    """Until when it was busy with a call."""
+    cpu: float = 0.0
+    """Its thread's CPU time then; 0 where that is not known."""
+    longest_gap: float = 0.0
+    _cpu_at_call: float = 0.0
+    """The CPU time when the call behind the gap began; 0 where that is not known."""
+
+    def gap_before(self, call: Call, began: float, act: Act | None) -> tuple[float, float]:
+        """Seconds for which it computes, and for which it sleeps, until `began`.
+
+        `act`: what begins then, if it is not the call itself: the wait for its end, or something with groups.
+        """
+        gap = max(0.0, began - self.back)
+        self.longest_gap = max(self.longest_gap, gap)
+        # What a call that makes a group computes is not known.
+        is_known = self.cpu and (act is None or act.call == WAIT)
+        cpu = self.gaps.cpu_before(call, began, is_wait=act is not None) if is_known else 0.0
+        computes, sleeps = self.gaps.divided(gap, cpu - self.cpu if cpu else _UNKNOWN)
+        was_looked_at = gap <= SHORT_GAP or call.cpu_returned
+        self._cpu_at_call = self.cpu + computes if self.cpu and was_looked_at else 0.0
+        return computes, sleeps
+
+    def does(self, call: Call, whole: Call | None, starts_only: bool) -> None:
+        """It makes the call, or waits for its end. `whole`: the function for objects of which the call is a part."""
+        if whole is not None:
+            back, cpu = whole.ended, self.gaps.cpu_behind(whole, 0.0)
+        elif starts_only:
+            back, cpu = call.returned, self.gaps.cpu_returned(call, self._cpu_at_call)
+        else:
+            back, cpu = call.ended, self.gaps.cpu_behind(call, self._cpu_at_call)
+        if back >= self.back:
+            self.back, self.cpu = back, cpu
 
 
 def _of_gaps(process: Process) -> _Gaps:
