@@ -159,7 +159,7 @@ def test_turns_with_other_threads(ranks: list[dict[str, Any]]) -> None:
     """As written, twice three, as written; what is called meanwhile is in no row."""
     for rank in ranks:
         assert rank["threads"] == [1, 3, 1]
-        assert rank["tried"] > 8
+        assert rank["tried"] > 3
     (row,) = (row for row in ranks[0]["rows"] if row["line"] == _line_of("dist.all_reduce(goes_on"))
     # The calls at either end of the turns may be on either side.
     assert row["calls"] <= sum(rank["made"] - rank["tried"] for rank in ranks) + 4

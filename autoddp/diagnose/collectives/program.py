@@ -371,7 +371,7 @@ class _Rank:
     back: float
     """Until when it was busy with a call."""
     cpu: float = 0.0
-    """Its thread's CPU time then; 0 where that is not known."""
+    """CPU time of its thread then; 0 where that is not known."""
     longest_gap: float = 0.0
     _cpu_at_call: float = 0.0
     """The CPU time when the call behind the gap began; 0 where that is not known."""
