@@ -88,6 +88,7 @@ PRIVATE_TO_OTHERS = {
     # argparse has no public list of a parser's options.
     ("commandline/options.py", "_actions"),
     ("cli/completion.py", "_actions"),
+    ("cli/parser.py", "_option_string_actions"),
     ("commandline/options.py", "_add_action"),
     ("commandline/options.py", "_option_string_actions"),
     # Work of a known length for a GPU, without a kernel of ours: torch's own tests use it, and nothing public does it.
@@ -104,6 +105,9 @@ PRIVATE_TO_OTHERS = {
     ("worker/observe/loader.py", "_next_index"),
     ("worker/observe/loader.py", "_auto_collation"),
     ("worker/observe/loader.py", "_num_yielded"),
+    ("worker/observe/loader.py", "_data_queue"),
+    ("worker/observe/loader.py", "_task_info"),
+    ("worker/observe/loader.py", "_rcvd_idx"),
     ("worker/observe/loader.py", "_pin_memory"),
     ("worker/observe/loader.py", "_worker_init_fn"),
     # Where torch.compile's settings are, which its documentation names: whether it cuts at buckets, and replays.

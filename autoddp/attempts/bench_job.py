@@ -14,9 +14,9 @@ from typing import Any, NoReturn, TypeVar
 
 from autoddp.attempts.keeper import Keeper
 from autoddp.bench import BenchResult, Settings, sizes
-from autoddp.commandline.options import given_to_torchrun, option_names
+from autoddp.commandline.options import given_to_torchrun, meant_by, option_names
 from autoddp.commandline.place import require_master, settle
-from autoddp.errors import JobFailed, UsageError, did_you_mean
+from autoddp.errors import JobFailed, UsageError
 from autoddp.hosts.agreement import agree
 from autoddp.log import show_exactly
 from autoddp.network.own_network import Network
@@ -147,8 +147,9 @@ def _checked(name: str, rule: str, convert: Callable[[str], T], is_right: Callab
 def _refuse(message: str) -> NoReturn:
     _, _, words = message.partition("unrecognized arguments: ")
     if words:
-        known = option_names(torchrun_parser(), own_parser())
-        raise UsageError(f"bench: unknown option {words.split()[0]}{did_you_mean(words.split()[0], known)}")
+        unknown = words.split()[0]
+        meant = meant_by(unknown, option_names(torchrun_parser(), own_parser()))
+        raise UsageError(f"bench: unknown option {unknown}{meant}; autoddp bench --help")
     raise UsageError(f"bench: {message.replace('argument ', '', 1)}; autoddp bench --help")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from autoddp.errors import UsageError
+from autoddp.errors import UsageError, did_you_mean
 from autoddp.log import show_exactly
 
 
@@ -17,7 +17,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse for words that it does not understand."""
-        raise UsageError(f"{self.prog.split()[1]}: {message}; see {self.prog} --help")
+        _, _, words = message.partition("unrecognized arguments: ")
+        unknown = next((word.partition("=")[0] for word in words.split() if word.startswith("-")), "")
+        meant = did_you_mean(unknown, self._known()) if unknown else ""
+        raise UsageError(f"{self.prog.split()[1]}: {message}{meant}; see {self.prog} --help")
+
+    def _known(self) -> list[str]:
+        """Every option, also those of words such as `check`: their parsers leave unknown words to this one."""
+        below = [action.choices for action in self._actions if isinstance(action.choices, dict)]
+        parsers = [self, *(parser for choices in below for parser in choices.values())]
+        return [option for parser in parsers for option in parser._option_string_actions]
 
     def print_help(self, file: Any = None) -> None:
         """Called by argparse for --help. Its own method ignores that the help cannot be written; OutputLost here."""

@@ -526,6 +526,13 @@ _OF_OTHER_LAUNCHERS = {
 """Our option → what mpirun, accelerate, deepspeed, srun and Lightning call it."""
 
 
+def meant_by(unknown: str, known: Collection[str]) -> str:
+    """` (did you mean '--nproc-per-node'?)`: what another launcher calls so, else the nearest option; "" if none."""
+    named = unknown.partition("=")[0].lstrip("-").replace("_", "-").rstrip("0123456789")
+    ours = next((ours for ours, others in _OF_OTHER_LAUNCHERS.items() if named in others.split()), "")
+    return f" (did you mean {ours!r}?)" if ours else did_you_mean(unknown, known)
+
+
 def _refuse(message: str) -> NoReturn:
     known = option_names(torchrun_parser(), own_parser())
     prefix, _, words = message.partition("unrecognized arguments: ")
@@ -536,10 +543,7 @@ def _refuse(message: str) -> NoReturn:
                 f"{unknown}: an option of torch.distributed.launch. Under autoddp, as under torchrun, each process "
                 "always finds its local rank in the environment variable LOCAL_RANK: leave the option out"
             )
-        named = unknown.partition("=")[0].lstrip("-").replace("_", "-").rstrip("0123456789")
-        ours = next((ours for ours, others in _OF_OTHER_LAUNCHERS.items() if named in others.split()), "")
-        meant = f" (did you mean {ours!r}?)" if ours else did_you_mean(unknown, known)
-        raise UsageError(f"unknown option {unknown}{meant}; autoddp --help-all lists all")
+        raise UsageError(f"unknown option {unknown}{meant_by(unknown, known)}; autoddp --help-all lists all")
     if "training_script" in message:
         raise UsageError("no script given: autoddp [options] train.py [its arguments]; autoddp --help-all lists all")
     if message.startswith("ambiguous option: "):  # argparse looks at every word, also at those behind the script

@@ -54,6 +54,8 @@ def _of_the_library(node: Node) -> Iterator[Point]:
         yield Point("NCCL", "mend", "none", expected, "install the build of torch that is made for CUDA or ROCm")
     elif node.gpus:
         yield Point("NCCL", "not looked at", "these outputs do not tell its version", expected, "see --nccl-log")
+    elif not node.host:  # of another machine's files
+        yield Point("NCCL", "not looked at", "these outputs tell of no GPU", expected, "see --gpu-list")
     else:
         yield Point("NCCL", "not needed", version or _no_gpu(node), "an NCCL where there are GPUs; Gloo serves CPUs")
 
@@ -97,7 +99,7 @@ def _ports(node: Node) -> Point:
     found = ", ".join(map(_port, node.rdma))
     if all(port.active for port in node.rdma):
         return Point(what, "good", found, expected)
-    unclear = all(port.active is None for port in node.rdma)
+    unclear = not any(port.active is False for port in node.rdma)
     if unclear:
         return Point(what, "not looked at", f"{found}: nothing tells their state", expected, "see --ibv-devinfo")
     return Point(what, "mend", found, expected, "see why with ibstat, if a cable is in those that are not active")
@@ -140,10 +142,12 @@ def _variables(node: Node, usable: list[RdmaPort], environment: Mapping[str, str
 
 def _peer_memory(node: Node) -> Point:
     what, expected = "peer memory", "nvidia_peermem or dma-buf, so that a NIC reads a GPU's memory by itself"
-    if not node.gpus:
+    if not node.gpus and node.host:
         return Point(what, "not needed", _no_gpu(node), expected)
     if node.gpudirect:
         return Point(what, "good", node.gpudirect, expected)
+    if "gpudirect" in node.unknown:
+        return Point(what, "not looked at", node.unknown["gpudirect"], expected)
     mends = "modprobe nvidia_peermem, or take NVIDIA's open kernel module, which has dma-buf"
     return Point(what, "mend", "neither", expected, mends)
 

@@ -25,8 +25,10 @@ _LONGEST_WARNING = 500  # characters; NCCL's own buffer has 1024
 # Every repetition is bounded or ends the pattern, and no two can match the same text: linear for any bytes.
 _BEGINNING = re.compile(r"[NR]CCL (INFO|WARN|version) ")
 _PROCESS = re.compile(r":[0-9]{1,10}:[0-9]{1,10} \[")
-# With CUDA's version: PyTorch's errors mention one without it, and old ones a wrong one. RCCL adds `HEAD:`.
-_VERSION = re.compile(r"([0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}\+(?:cuda|hip)[A-Za-z0-9_.]{0,32})(?: HEAD:.*)?")
+# With CUDA's version: PyTorch's errors mention one without it, and old ones a wrong one. RCCL adds `HEAD:`, and writes
+# `RCCL version : 2.26.6-HEAD:f224e2c` since 2.21, with HIP's version in a line of its own.
+_NUMBERS = r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}"
+_VERSION = re.compile(rf"({_NUMBERS}\+(?:cuda|hip)[A-Za-z0-9_.]{{0,32}})(?: HEAD:.*)?|: ({_NUMBERS})-.*")
 _NAME = r"[A-Za-z][A-Za-z0-9_.+-]{0,31}(?: [A-Za-z0-9_.+-]{1,31}){0,3}"
 _NETWORK = re.compile(rf"Using network ({_NAME})")
 _INITIALISED = re.compile(r"NET/([A-Za-z0-9_]{1,32}) : Using .*")
@@ -185,7 +187,7 @@ class _Said:
                 self.warnings[_without_next_process(whole)[:_LONGEST_WARNING]] = None
             elif found := _VERSION.fullmatch(whole):
                 self.anything = True
-                self.versions[found[1]] = None
+                self.versions[found[1] or found[2]] = None
         if read < len(_VIA.findall(line)):
             self.unread.append(number)
 

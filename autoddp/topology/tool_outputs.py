@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from autoddp.errors import NothingReadable
-from autoddp.topology.facts import GpuPair, Node
-from autoddp.topology.nccl_log import read_nccl_log
+from autoddp.topology.facts import Gpu, GpuPair, Node
+from autoddp.topology.nccl_log import NcclLog, read_nccl_log
 from autoddp.topology.nvidia.matrix import read_matrix
 from autoddp.topology.nvidia.smi_texts import (
     GpuList,
@@ -21,6 +21,7 @@ from autoddp.topology.nvidia.smi_texts import (
     read_p2p_status,
 )
 from autoddp.topology.probe import machine, node_of_matrix
+from autoddp.topology.rdma.ports import RdmaPort, RdmaPorts
 from autoddp.topology.rdma.texts import read_rdma_ports, read_show_gids
 
 
@@ -43,10 +44,17 @@ class Source:
     """Adds what was read to a node that another output describes."""
 
 
+_PEER_MEMORY = ("sys/module", "proc/driver/nvidia/version", "proc/sys/kernel/osrelease")
+"""What tells that a NIC cannot read a GPU's memory: no module for it, and no open driver on a recent kernel."""
+_NO_PEER_MEMORY = f"it takes a copy of {', '.join(_PEER_MEMORY)}, see --sysfs"
+
+
 def _machine(root: Path) -> Node:
     node = machine(root)
     if not (node.nics or node.rdma or node.numa):
         raise NothingReadable(f"{root}: no sys/class/net, sys/class/infiniband or sys/devices/system/node below it")
+    if node.gpudirect is None and not all((root / name).exists() for name in _PEER_MEMORY):
+        node.unknown["gpudirect"] = _NO_PEER_MEMORY
     return node
 
 
@@ -74,20 +82,38 @@ def _with_names(node: Node, listed: GpuList) -> Node:
     for gpu in listed.gpus:
         words = {"name": gpu.name, "uuid": gpu.uuid, "mig": True if gpu.mig else None}
         told[gpu.index] = {name: word for name, word in words.items() if word}
-    return replace(node, gpus=tuple(replace(gpu, **told.get(gpu.index, {})) for gpu in node.gpus))
+    more = told.keys() - {gpu.index for gpu in node.gpus}  # a matrix may be cut, and a copy of /sys tells of no GPU
+    gpus = [*node.gpus, *(Gpu(index) for index in sorted(more))]
+    return replace(node, gpus=tuple(replace(gpu, **told.get(gpu.index, {})) for gpu in gpus))
+
+
+def _with_nccl(node: Node, log: NcclLog) -> Node:
+    """NCCL's version, on which it depends how far peer access reaches."""
+    return replace(node, versions={**node.versions, "nccl": log.nccl_version}) if log.nccl_version else node
+
+
+def _with_ports(node: Node, told: RdmaPorts) -> Node:
+    """What the tool says of each port, and what only others say: ibv_devinfo tells no rate and no NUMA node."""
+    seen = {(port.device, port.port): port for port in node.rdma}
+    found = {key: _filled(port, seen.get(key)) for port in told.ports for key in [(port.device, port.port)]}
+    return replace(node, rdma=tuple({**seen, **found}.values()))
+
+
+def _filled(port: RdmaPort, other: RdmaPort | None) -> RdmaPort:
+    """The port, with the other's values where it has none."""
+    lacks = {name: value for name, value in vars(other or port).items() if getattr(port, name) in (None, "")}
+    return replace(port, **lacks)
 
 
 SOURCES: Mapping[str, Source] = {
     "topo_matrix": Source("output of nvidia-smi topo -m, or of rocm-smi --showtopo", read_matrix),
     "p2p_status": Source("output of nvidia-smi topo -p2p r", read_p2p_status, _with_peer_access),
     "gpu_list": Source("output of nvidia-smi -L", read_gpu_list, _with_names),
-    "nccl_log": Source("a log written under NCCL_DEBUG=INFO", read_nccl_log),
-    "ibv_devinfo": Source(
-        "output of ibv_devinfo, ibstat or ibstatus",
-        read_rdma_ports,
-        lambda node, found: replace(node, rdma=found.ports),
+    "nccl_log": Source("a log written under NCCL_DEBUG=INFO", read_nccl_log, _with_nccl),
+    "ibv_devinfo": Source("output of ibv_devinfo, ibstat or ibstatus", read_rdma_ports, _with_ports),
+    "show_gids": Source(
+        "output of show_gids", read_show_gids, lambda node, table: replace(node, gids=table.gids or node.gids)
     ),
-    "show_gids": Source("output of show_gids", read_show_gids, lambda node, table: replace(node, gids=table.gids)),
     "nvlink_status": Source("output of nvidia-smi nvlink -s", read_nvlink_status, _with_rates),
     "sysfs": Source("a folder that holds a copy of another machine's /sys, as sys/", _machine),
 }
@@ -116,7 +142,8 @@ def node_of(read: Mapping[str, Output]) -> Node | None:
     node: Any = read.get("sysfs")
     if matrix is not None:
         seen = node_of_matrix(matrix)
-        node = seen if node is None else _with_matrix(node, seen)
+        alone = replace(seen, unknown={**seen.unknown, "gpudirect": _NO_PEER_MEMORY})
+        node = alone if node is None else _with_matrix(node, seen)
     if node is None:
         return None
     for name, output in read.items():

@@ -18,6 +18,7 @@ from itertools import combinations
 
 from autoddp.topology.facts import P2P_REFUSED, Gpu, GpuPair, Node, fastest
 from autoddp.topology.rdma.ports import RdmaPort
+from autoddp.topology.text import some
 
 PCIE_GBS_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 """GB/s of one lane in one direction, by PCIe generation, after line coding."""
@@ -37,12 +38,15 @@ _NVLINK_GBS = {1: 20, 2: 25, 3: 25, 4: 25, 5: 50}
 _NVLINK_OF = {
     1: re.compile(r"\bP100\b"),
     2: re.compile(r"\bV100"),
-    3: re.compile(r"\bA(30|40|100|800|6000)\b|\bRTX 30\d\d"),
+    3: re.compile(r"\bA(30|40|100|800|4500|5000|5500|6000)\b|\bRTX 30\d\d"),
     4: re.compile(r"\bG?H(20|100|200|800)\b"),
     5: re.compile(r"\bG?B[123]00\b"),
 }
 """NVLink's version by the name of the GPU. A name that is not here is of no known version."""
 _USUAL_NVLINK_GBS = 25
+_BRIDGED = re.compile(r"\bA(40|4500|5000|5500|6000)\b|\bRTX 30\d\d")
+_BRIDGED_GBS = 14.0625
+"""GB/s of a link of these, whose version is 3 all the same: 56.25 GB/s over the four links of a bridge."""
 
 _LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
 """Values of NCCL_P2P_LEVEL, nearest first. What nvidia-smi calls NODE is PHB to NCCL: its CPUs are NUMA nodes."""
@@ -51,6 +55,7 @@ _NEARER_SINCE = (2, 23, 4)
 """NCCL's version from which on PXB is the default on every CPU, except for two GPUs on AMD's (src/graph/paths.cc)."""
 _GEFORCE = re.compile(r"\bGeForce\b")
 _NO_GPUDIRECT = "no GPUDirect: load nvidia_peermem, or use the open kernel module for dma-buf"
+_OF_PLUGINS = "unspecified"  # transport of EFA's ports, which NCCL's own InfiniBand code passes over
 _FLAPS = 2  # times that a link is lost before it counts: one may be a switch that was restarted
 
 _CROSSING = {
@@ -69,7 +74,7 @@ class Verdict:
     between: str
     """`GPU0-GPU4`, or `nodes`."""
     transport: str
-    """P2P/NVLink, P2P/xGMI, P2P/PCIe, SHM, P2P/PCIe or SHM, NET/IB/GDRDMA, NET/IB, NET/Socket, Gloo/TCP; or empty."""
+    """P2P/NVLink, P2P/xGMI, P2P/PCIe, SHM, NET/IB/GDRDMA, NET/IB, NET/Socket, Gloo/TCP; two with `or`; or empty."""
     low: float | None
     high: float | None
     """Expected bus bandwidth, GB/s; None if a rate is not known."""
@@ -137,8 +142,9 @@ def _by_nvlink(name: str, pair: GpuPair, gpus: list[Gpu]) -> Verdict:
     else:
         of_names = {version for version, names in _NVLINK_OF.items() for gpu in gpus if names.search(gpu.name)}
         versions = {pair.nvlink_version} if pair.nvlink_version in _NVLINK_GBS else of_names
-        each = min((_NVLINK_GBS[version] for version in versions if version), default=_USUAL_NVLINK_GBS)
-        raw, rate = float(pair.nvlinks * each), f"at {each} GB/s a link"
+        each: float = min((_NVLINK_GBS[version] for version in versions if version), default=_USUAL_NVLINK_GBS)
+        each = min(each, _BRIDGED_GBS) if any(_BRIDGED.search(gpu.name) for gpu in gpus) else each
+        raw, rate = float(pair.nvlinks * each), f"at {each:g} GB/s a link"
         rate += "" if versions else ", which is assumed: NVLink 5 has 50"
     return Verdict(name, "P2P/NVLink", *_range(raw, _OF_NVLINK), f"{links}, {rate}")
 
@@ -156,7 +162,7 @@ def _peer_levels(node: Node, environment: Mapping[str, str]) -> dict[str, str]:
     if asked in _LEVELS:
         return {"": asked}
     vendor, version = node.cpu.vendor, node.versions.get("nccl", "")
-    numbers = tuple(int(part) for part in version.split(".") if part.isdecimal())
+    numbers = tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdecimal())
     on_amd = "SYS" if len(node.gpus) <= 2 else "PXB"
     old = {"on Intel and ARM": "PXB", "on others than Intel and ARM": "SYS"}
     new = {"on AMD": on_amd, "on others than AMD": "PXB"}
@@ -191,13 +197,15 @@ def _slow_slot(gpus: list[Gpu]) -> str:
 
 def between_nodes(node: Node) -> Verdict:
     """The connection to another node like this one, over all active RDMA ports together."""
-    ports = [port for port in node.rdma if port.active]
+    ports = [port for port in node.rdma if port.active and port.transport != _OF_PLUGINS]
+    if why := _not_told(node, ports):
+        return Verdict("nodes", "", None, None, why)
     if ports and (node.gpus or not node.nics):
         return _by_rdma(node, ports)
     idle = "an RDMA device is there and not active" if any(port.active is False for port in node.rdma) else ""
     if not node.nics and not idle:
         return Verdict("nodes", "", None, None, "what joins nodes is not known")
-    transport = "NET/Socket" if node.gpus else "Gloo/TCP"
+    transport = "NET/Socket" if node.gpus else "Gloo/TCP" if _tells_of_gpus(node) else "NET/Socket or Gloo/TCP"
     up = [nic for nic in node.nics if nic.up]
     if not up:
         return Verdict("nodes", transport if node.nics else "", None, None, "no interface is up", idle)
@@ -208,14 +216,40 @@ def between_nodes(node: Node) -> Verdict:
     return Verdict("nodes", transport, *_range(raw, _OF_SOCKET), why, idle)
 
 
+def _tells_of_gpus(node: Node) -> bool:
+    """Whether GPUs would be known. A node of another machine's files has no name, and a copy of /sys tells of none."""
+    return bool(node.gpus or node.host)
+
+
+def _not_told(node: Node, ports: list[RdmaPort]) -> str:
+    """Why it cannot be said what joins nodes; "" where it can. `ports`: active ones that NCCL takes by itself."""
+    unsure = [port.device for port in node.rdma if port.active is None]
+    others = [port.device for port in node.rdma if port.active]
+    if ports:
+        if node.nics and not _tells_of_gpus(node):
+            return f"GPUs take RDMA over {some(others)}, CPUs TCP; nothing tells of GPUs: see --topo-matrix"
+        return ""
+    if node.gpus and others:
+        return f"NCCL takes {some(others)} by a plugin only (AWS: aws-ofi-nccl), else TCP, and nothing tells of one"
+    if node.gpus and node.nics and unsure:
+        return f"NCCL takes {some(unsure)} if active, else TCP, and nothing tells whether they are: --ibv-devinfo"
+    return ""
+
+
 def _by_rdma(node: Node, ports: list[RdmaPort]) -> Verdict:
-    fabric = "InfiniBand" if any(port.link_layer == "InfiniBand" for port in ports) else "RoCE"
+    layers = {port.link_layer for port in ports}
+    fabric = "InfiniBand" if "InfiniBand" in layers else "RoCE" if "Ethernet" in layers else "RDMA"
     rates = [port.rate_gbps for port in ports if port.rate_gbps is not None]
     raw = sum(rates) / 8 if len(rates) == len(ports) else None
     direct = node.gpudirect is not None
     why = f"{fabric} over {', '.join(port.device for port in ports)}"
     why += f", GPUDirect by {node.gpudirect}" if direct else ""
-    back = "; ".join(filter(None, ["" if direct else _NO_GPUDIRECT, *map(_flapping, ports)]))
+    flaps = [*map(_flapping, ports)]
+    if not direct and "gpudirect" in node.unknown:
+        why += "; whether NICs read a GPU's memory by themselves is not known"
+        either = _OF_RDMA_BY_HOST[0], _OF_RDMA[1]
+        return Verdict("nodes", "NET/IB/GDRDMA or NET/IB", *_range(raw, either), why, "; ".join(filter(None, flaps)))
+    back = "; ".join(filter(None, ["" if direct else _NO_GPUDIRECT, *flaps]))
     transport, share = ("NET/IB/GDRDMA", _OF_RDMA) if direct else ("NET/IB", _OF_RDMA_BY_HOST)
     return Verdict("nodes", transport, *_range(raw, share), why, back)
 

@@ -2,9 +2,9 @@
 
     unwrapped('{"log":"host:1:2 [0] NCCL INFO Using network IB\\n","stream":"stdout","time":"…"}')
 
-Only wrappers of which public samples exist are known: Docker's json-file driver, `> ` of mail and issues, `|` of a
-markdown table (GitHub's, or copied from its page), `[repeated 7x across cluster]` with which Ray ends a line, and lines
-that a terminal has broken at its last column.
+Only wrappers of which public samples exist are known: Docker's json-file driver, what CRI, kubectl and Ray write before
+a line, `> ` of mail and issues, `|` of a markdown table (GitHub's, or copied from its page), `[repeated 7x across
+cluster]` with which Ray ends a line, and lines that a terminal has broken at its last column.
 """
 
 from __future__ import annotations
@@ -15,6 +15,13 @@ import re
 from itertools import pairwise
 
 _QUOTE = re.compile(r"(?:> ?){1,8}")
+_COLOUR = r"(?:\x1b\[[0-9;]{0,8}m)?"
+_WHOSE = re.compile(
+    r"(?:\[pod/[^\]\s]{1,300}\] )?"  # kubectl logs --prefix
+    r"(?:[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,20}(?:Z|[+-][0-9]{2}:[0-9]{2}) (?:std(?:out|err) [FP] )?)?"  # CRI
+    rf"(?:{_COLOUR}\([A-Za-z_][A-Za-z0-9_.:-]{{0,99}} pid=[0-9]{{1,10}}(?:, ip=[0-9a-f.:]{{2,45}})?\){_COLOUR} ){{0,3}}"
+)
+"""What containers and Ray write before a line. NCCL's lines are found behind anything; those of other tools are not."""
 _REPEATED = re.compile(r" ?\[repeated [0-9]{1,9}x across cluster\].{0,400}$")
 _DOCKERS = '{"log":"'
 _ROW = r"[ \t]*(?:GPU|NIC|mlx5_)[0-9]|Legend|[ \t]{0,8}[A-Z]+ += "
@@ -71,6 +78,8 @@ def _unwrapped_line(line: str) -> str:
         line = inside.removesuffix("\n") if isinstance(inside, str) else line
     if quoted := _QUOTE.match(line):
         line = line[quoted.end() :]
+    if whose := _WHOSE.match(line):
+        line = line[whose.end() :]
     return _REPEATED.sub("", line) if "[repeated " in line else line
 
 

@@ -103,6 +103,7 @@ MISTYPED = {
     "a script": ([*TWO, "train.py"], "takes no script, but got 'train.py'"),
     "a script after --": ([*TWO, "--", "train.py"], "takes no script"),
     "unknown": ([*TWO, "--max-sise", "1M"], "unknown option --max-sise (did you mean '--max-size'?)"),
+    "another launcher's": ([*TWO, "--gpus", "2"], "unknown option --gpus (did you mean '--nproc-per-node'?)"),
     "budget": ([*TWO, "--budget", "soon"], "--budget 'soon': must be a duration above 0, e.g. --budget 20s"),
     "no budget": ([*TWO, "--budget", "0"], "--budget '0': must be a duration above 0"),
     "size": ([*TWO, "--max-size", "1X"], "--max-size '1X': must be a size of 1K or more, e.g. --max-size 64M"),

@@ -13,7 +13,7 @@ import pytest
 from launchers import environment
 
 from autoddp.cli.probe import run
-from autoddp.errors import UsageError
+from autoddp.errors import AutoddpError, UsageError
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 TOPO = DATA / "topo" / "h200_8gpu_ansi_10nic.txt"
@@ -117,9 +117,10 @@ def test_peer_access_and_mig_change_the_verdict(tmp_path: Path) -> None:
         ("--gpu-list", "rdma/nvidia_smi_L_a100_mig_7x1g.txt"),
     ],
 )
-def test_every_kind_of_file(tmp_path: Path, option: str, file: str) -> None:
-    code, out, err = typed(tmp_path, option, DATA / file)
-    assert (code, err) == (0, "")
+def test_every_kind_of_file(capsys: pytest.CaptureFixture[str], option: str, file: str) -> None:
+    assert run([option, str(DATA / file)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
     assert len(out.splitlines()) > 1
 
 
@@ -131,25 +132,39 @@ def test_every_kind_of_file(tmp_path: Path, option: str, file: str) -> None:
         (("--topo-matrix", "."), "--topo-matrix .: Is a directory"),
         (("--topo-matrix", "pipe"), "--topo-matrix pipe: no GPU matrix in the text"),
         (("--topo-matrix", "/dev/zero"), "--topo-matrix /dev/zero: larger than 256 MiB"),
-        (("--nccl-log", "rubbish"), "autoddp: error: "),
-        (("--ibv-devinfo", "rubbish"), "autoddp: error: "),
-        (("--show-gids", "rubbish"), "autoddp: error: "),
-        (("--nvlink-status", "rubbish"), "autoddp: error: "),
-        (("--p2p-status", "rubbish"), "autoddp: error: "),
-        (("--gpu-list", "rubbish"), "autoddp: error: "),
+        (("--nccl-log", "rubbish"), ""),
+        (("--ibv-devinfo", "rubbish"), ""),
+        (("--show-gids", "rubbish"), ""),
+        (("--nvlink-status", "rubbish"), ""),
+        (("--p2p-status", "rubbish"), ""),
+        (("--gpu-list", "rubbish"), ""),
         (("--sysfs", "rubbish"), "--sysfs rubbish: not a folder"),
-        (("--sysfs", "empty"), "autoddp: error: "),
+        (("--sysfs", "empty"), ""),
         (("--svg", "nowhere/x.svg"), "--svg nowhere/x.svg: No such file or directory"),
-        (("--topo-matrx", "rubbish"), "autoddp: error: probe: "),
-        (("surplus",), "autoddp: error: probe: "),
+        (("--topo-matrx", "rubbish"), "--topo-matrx rubbish (did you mean '--topo-matrix'?); see autoddp probe"),
+        (("surplus",), "probe: "),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+def test_bad_input_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    says: str,
+) -> None:
     (tmp_path / "rubbish").write_bytes(bytes(range(256)) * 40)
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe")  # into which nobody writes
-    code, out, err = typed(tmp_path, *words)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AutoddpError) as error:
+        run(list(words))
+    assert (error.value.exit_code, capsys.readouterr().out) == (2, "")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_it_is_shown_as_one_line(tmp_path: Path) -> None:
+    code, out, err = typed(tmp_path, "--topo-matrix", "absent.txt")
     assert (code, out) == (2, "")
-    assert says in err
-    assert err.startswith("autoddp: error: ")
+    assert err.startswith("autoddp: error: probe: --topo-matrix absent.txt: ")
     assert err.count("\n") == 1

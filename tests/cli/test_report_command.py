@@ -107,7 +107,7 @@ BAD = {
     "over the summary": (["good.json", "--output", "good.json"], "good.json: not a report of autoddp, so it is not"),
     "to a folder": (["good.json", "--output", "empty"], "empty: no regular file, so no report is written there"),
     "to nowhere": (["good.json", "--output", "no/x.html"], "report: no/x.html: cannot be written: No such file or"),
-    "unknown option": (["--outptu", "x"], "report: unrecognized arguments: --outptu"),
+    "unknown option": (["--outptu", "x"], "report: unrecognized arguments: --outptu (did you mean '--output'?); see"),
     "three runs": (["a", "b", "c"], "report: 3 runs; name one, or two to compare"),
 }
 

@@ -125,3 +125,12 @@ def test_another_machines_files_do_not_tell_its_jobs_variables() -> None:
     names = ("NCCL", "RDMA ports", "NCCL_IB_HCA", "NCCL_ALGO", "memlock")
     assert {found[name].state for name in names} == {"not looked at"}
     assert all(point.found for point in found.values())
+
+
+def test_what_files_do_not_tell_is_not_to_be_mended() -> None:
+    node = replace(GOOD, host="", gpudirect=None, unknown={"gpudirect": "no file tells it"})
+    assert points(node, None)["peer memory"] == Point(
+        "peer memory", "not looked at", "no file tells it", points(GOOD, {})["peer memory"].expected
+    )
+    found = points(replace(node, gpus=(), versions={}), None)
+    assert {found[name].state for name in ("NCCL", "peer memory")} == {"not looked at"}

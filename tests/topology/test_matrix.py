@@ -74,6 +74,7 @@ def test_a_real_output_is_read_exactly(name: str) -> None:
     path = Path(__file__).parents[1] / f"data/topo/{name}.json"
     expected = json.loads(path.read_text()) | CORRECTIONS.get(name, {})
     plain = read_matrix(TEXTS[name]).plain()
+    assert bool(plain.pop("missing")) is not plain["complete"]
     assert plain == {key: expected[key] for key in plain}
     assert {"gpus", "gpu_links", "nics", "nic_names", "cpu_affinity", "numa_affinity", "complete"} <= plain.keys()
 

@@ -156,6 +156,10 @@ def test_pytorch_s_mention_of_a_version_is_not_nccl_s() -> None:
 
 def test_rccl() -> None:
     assert read_nccl_log("RCCL version 2.18.3+hip6.0 HEAD:2f6d59e+\n").nccl_version == "2.18.3+hip6.0"
+    for begins in ("", A):  # since 2.21; of the process's own lines since 2.26
+        log = read_nccl_log(f"{begins}RCCL version : 2.26.6-HEAD:f224e2c\nHIP version  : 7.0.51831-a3e329ad8\n")
+        assert log.nccl_version == "2.26.6"
+        assert not any("version" in sentence for sentence in log.missing)
 
 
 def test_warnings_are_counted_and_kept_once() -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autoddp.topology import Gpu, GpuPair, Node, fingerprint, interfaces, switches
 from autoddp.topology.facts import Nic
 from autoddp.topology.fingerprint import links_of, network_of
+from autoddp.topology.nccl_log import read_nccl_log
 from autoddp.topology.nvidia.matrix import read_matrix
 from autoddp.topology.nvidia.smi import ask
 from autoddp.topology.nvidia.smi_texts import read_gpu_list, read_p2p_status
 from autoddp.topology.probe import machine, node_of_matrix, probe
 from autoddp.topology.rdma.ports import RdmaPort
-from autoddp.topology.tool_outputs import node_of
+from autoddp.topology.rdma.texts import read_rdma_ports
+from autoddp.topology.tool_outputs import SOURCES, node_of
 
 MATRIX = """\
 \tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity
@@ -137,6 +140,40 @@ def test_no_source_denies_what_another_one_tells(tmp_path: Path) -> None:
     ]
     assert ([gpu.name for gpu in node.gpus], node.gpus[2].numa) == (["NVIDIA A40", "", ""], 1)
     assert any("GPU links could not be read" in text for text in node.unknown.values())
+
+
+def test_every_output_counts_whatever_others_are_there(tmp_path: Path) -> None:
+    """ibv_devinfo tells no rates, a copy of /sys no GPUs, a matrix neither NCCL's version nor its ports' states."""
+    folder = put(
+        tmp_path,
+        {
+            "sys/class/net/eth0/type": "1\n",
+            "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
+            "sys/class/infiniband/mlx5_0/ports/1/link_layer": "InfiniBand\n",
+            "sys/class/infiniband/mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)\n",
+            "sys/class/infiniband/mlx5_1/ports/1/state": "1: DOWN\n",
+        },
+    )
+    ports = read_rdma_ports(
+        "hca_id:\tmlx5_0\n\tfw_ver:\t28.43.2566\n\tphys_port_cnt:\t1\n"
+        "\t\tport:\t1\n\t\t\tstate:\tPORT_ACTIVE (4)\n\t\t\tlink_layer:\tInfiniBand\n"
+    )
+    listed = read_gpu_list("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-00000000-1111-2222-3333-444444444444)\n")
+    log = read_nccl_log("h:1:2 [0] NCCL INFO NCCL version 2.27.7+cuda13.0\n")
+    read_folder: Any = SOURCES["sysfs"].read
+    node = node_of({"sysfs": read_folder(folder), "ibv_devinfo": ports, "gpu_list": listed, "nccl_log": log})
+    assert node is not None
+    assert [(port.device, port.rate_gbps, port.firmware) for port in node.rdma] == [
+        ("mlx5_0", 400.0, "28.43.2566"),
+        ("mlx5_1", None, None),
+    ]
+    assert [gpu.name for gpu in node.gpus] == ["NVIDIA H100 80GB HBM3"]
+    assert node.versions["nccl"] == "2.27.7+cuda13.0"
+    assert "gpudirect" in node.unknown
+    put(folder, dict.fromkeys(("proc/driver/nvidia/version", "proc/sys/kernel/osrelease"), "5.15.0\n"))
+    put(folder, {"sys/module/nvidia/version": "550.54\n"})
+    assert "gpudirect" not in read_folder(folder).unknown
+    assert "gpudirect" in (node_of({"topo_matrix": read_matrix(MATRIX)}) or Node("")).unknown
 
 
 def test_an_empty_folder_is_an_empty_node(tmp_path: Path) -> None:

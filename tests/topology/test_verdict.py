@@ -70,6 +70,7 @@ def test_across_sockets_without_peer_access() -> None:
     [
         (2, AMD, "2.27.7", "P2P/PCIe"),
         (8, AMD, "2.27.7", "SHM"),
+        (8, AMD, "2.23.4+cuda12.2", "SHM"),  # as a log has it
         (8, AMD, "2.21.5", "P2P/PCIe"),
         (8, AMD, "", "P2P/PCIe or SHM"),
         (8, UNKNOWN, "2.27.7", "SHM"),
@@ -109,6 +110,10 @@ def test_geforce_cards_have_no_peers_unless_the_driver_says_so(name: str, p2p: s
         ("NVIDIA GB300", None, "at 50 GB/s a link"),
         ("NVIDIA H100 80GB HBM3", None, "at 25 GB/s a link"),
         ("NVIDIA H20", None, "at 25 GB/s a link"),
+        ("NVIDIA RTX A6000", None, "at 14.0625 GB/s a link"),
+        ("NVIDIA GeForce RTX 3090", None, "at 14.0625 GB/s a link"),
+        ("NVIDIA A40", None, "at 14.0625 GB/s a link"),
+        ("NVIDIA A30", None, "at 25 GB/s a link"),
         ("Tesla P100-SXM2-16GB", None, "at 20 GB/s a link"),
         ("", 5, "at 50 GB/s a link"),
         ("", None, "at 25 GB/s a link, which is assumed: NVLink 5 has 50"),
@@ -198,3 +203,38 @@ def test_a_link_that_comes_and_goes_is_told_with_what_outlasts_it(lost: int | No
     assert ("NCCL_IB_TIMEOUT=22" in verdict.holds_back) is told
     assert ("NCCL_IB_RETRY_CNT=7" in verdict.holds_back) is told
     assert verdict.holds_back.startswith(f"mlx5_0 has lost its link {lost} times") is told
+
+
+def test_whether_a_nic_reads_a_gpus_memory_is_not_guessed() -> None:
+    node = Node("", gpus=(card(0),), rdma=RAILS, unknown={"gpudirect": "no file tells it"})
+    found = between_nodes(node)
+    assert (found.transport, found.holds_back) == ("NET/IB/GDRDMA or NET/IB", "")
+    assert found.low == pytest.approx(0.4 * 400)
+    assert found.high == pytest.approx(0.97 * 400)
+    assert "is not known" in found.why
+
+
+def test_a_copy_of_sys_does_not_tell_whether_gpus_send() -> None:
+    assert between_nodes(Node("", nics=(SLOW,))).transport == "NET/Socket or Gloo/TCP"
+    found = between_nodes(Node("", nics=(SLOW,), rdma=RAILS))
+    assert (found.transport, found.low) == ("", None)
+    assert "GPUs take RDMA over mlx5_0" in found.why
+
+
+def test_a_port_of_unknown_state_does_not_make_it_tcp() -> None:
+    found = between_nodes(Node("", gpus=(card(0),), nics=(SLOW,), rdma=(RdmaPort("mlx5_0", 1),)))
+    assert (found.transport, found.low) == ("", None)
+    assert "mlx5_0 if active, else TCP" in found.why
+
+
+def test_efa_is_no_roce_and_takes_a_plugin() -> None:
+    efa = RdmaPort("rdmap16s27", 1, "ACTIVE", transport="unspecified", rate_gbps=100.0)
+    found = between_nodes(Node("h", gpus=(card(0),), nics=(SLOW,), rdma=(efa,)))
+    assert (found.transport, found.low) == ("", None)
+    assert "rdmap16s27 by a plugin only" in found.why
+    assert between_nodes(Node("h", nics=(SLOW,), rdma=(efa,))).transport == "Gloo/TCP"
+
+
+def test_a_fabric_that_nobody_names_is_not_called_roce() -> None:
+    unnamed = replace(RAILS[0], link_layer=None)
+    assert between_nodes(Node("h", gpus=(card(0),), rdma=(unnamed,), gpudirect="dma-buf")).why.startswith("RDMA over")

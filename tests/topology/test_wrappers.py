@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from autoddp.errors import NothingReadable
 from autoddp.topology.nccl_log import read_nccl_log
 from autoddp.topology.nvidia.matrix import read_matrix
 from autoddp.topology.nvidia.smi_texts import read_gpu_list, read_p2p_status
+from autoddp.topology.rdma.texts import read_ibstat
 from autoddp.topology.wrappers import decoded, unwrapped
 
 DATA = Path(__file__).parents[1] / "data"
@@ -41,6 +43,8 @@ LOGS = {
     "quoted docker": lambda line: docker(f"> {line}"),
     "cri": lambda line: f"2026-01-01T00:00:00.1Z stderr F {line}",
     "ray": lambda line: f"(Worker pid=7, ip=10.0.0.1) {line} [repeated 7x across cluster]",
+    "coloured ray": lambda line: f"\x1b[36m(Engine_DP0 pid=742)\x1b[0m (Worker pid=7) {line}",
+    "kubectl": lambda line: f"[pod/train-0/main] 2026-01-01T00:00:00.123456789Z {line}",
 }
 
 
@@ -48,6 +52,19 @@ LOGS = {
 def test_a_log_in_a_wrapper_says_the_same(name: str) -> None:
     text = "".join(LOGS[name](line) + "\n" for line in LOG.splitlines())
     assert read_nccl_log(unwrapped(text)) == read_nccl_log(LOG)
+
+
+LISTED = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-00000000-1111-2222-3333-444444444444)\n"
+PORT = "CA 'mlx5_0'\n\tNumber of ports: 1\n\tPort 1:\n\t\tState: Active\n\t\tRate: 400\n\t\tLink layer: InfiniBand\n"
+
+
+@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize(
+    ("read", "text"), [(read_matrix, MATRIX), (read_p2p_status, PEERS), (read_gpu_list, LISTED), (read_ibstat, PORT)]
+)
+def test_a_tools_output_in_a_wrapper_says_the_same(name: str, read: Callable[[str], Any], text: str) -> None:
+    wrapped = "".join(LOGS[name](line) + "\n" for line in text.splitlines())
+    assert read(unwrapped(wrapped)) == read(text)
 
 
 def markdown(text: str, edges: bool, quote: str = "") -> str:

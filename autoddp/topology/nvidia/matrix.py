@@ -74,6 +74,7 @@ class TopologyMatrix:
             "gpu_links": dict(self.links),
             "cpu_affinity": {str(gpu): cpus for gpu, cpus in self.cpu_affinity.items()},
             "numa_affinity": {str(gpu): nodes for gpu, nodes in self.numa_affinity.items()},
+            "missing": list(self.missing),
         }
 
 
