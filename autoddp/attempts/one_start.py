@@ -208,13 +208,18 @@ class OneStart:
     def _why_too_late(self, passed: float) -> str:
         """Why tuning has to end for want of time; a later start that takes too long has merely failed."""
         if self._first is not None and not self._first.has_begun:
-            late = self.deadline.why_over or (passed > _FIRST_NUMBER and self.deadline.left is None)
+            late = self._time_is_over or (passed > _FIRST_NUMBER and self.deadline.left is None)
             if not late or (self.hosts.several and self.hosts.counted(self._begun)):
-                return self.deadline.why_over
+                return self._time_is_over
             return f"{self._nothing} within {duration(passed)}; --budget allows more"
         if self._first is None and passed > self.patience:
             self.failed = f"after {duration(passed)} it has not come as far as the script as written"
-        return self.deadline.why_over
+        return self._time_is_over
+
+    @property
+    def _time_is_over(self) -> str:
+        """Why the time is over, on the host that leads: its clock counts. Another one may have waited long for it."""
+        return self.deadline.why_over if self.hosts.rank == 0 else ""
 
     @property
     def _enough(self) -> str:

@@ -12,6 +12,7 @@ from autoddp.cli.tuned import Results
 from autoddp.codec import finite
 from autoddp.commandline.mode import Mode, choose_to_diagnose
 from autoddp.commandline.options import Options, help_text, parse_with_switch
+from autoddp.commandline.place import require_master
 from autoddp.commandline.script import require_script
 from autoddp.commandline.secret_words import without_secrets
 from autoddp.diagnose import NOTHING
@@ -104,6 +105,7 @@ def _examined(options: Options, mode: Mode) -> tuple[Tuning, Tuned, Path]:
         agreement = None
         if mode.several_nodes:
             require_rendezvous(options.torchrun)
+            require_master(options.torchrun)
             agreement = agree(
                 options.torchrun, mode.digest(options), mode.reads(options), mode.variables, measures=True
             )

@@ -15,6 +15,7 @@ from autoddp.knobs.hook import DEFAULT_START_STEP, POWERSGD_RANK, POWERSGD_START
 from autoddp.log import tell
 from autoddp.network.own_network import VARIABLES, Network
 from autoddp.recipe import Recipe
+from autoddp.topology.nccl.interface_names import GLOO
 from autoddp.wire import WatchPlan, WorkerConfig, naming_errors
 
 _COST = 0.005  # share of the job's time that measuring the gradient error may take
@@ -59,6 +60,8 @@ def _reachable(variables: dict[str, str], network: Network) -> dict[str, str]:
     """A recipe's variables without a choice of network devices that leads nowhere on this host."""
     unreached = [name for name in variables if name in VARIABLES and not network.has(variables[name])]
     absent = dict.fromkeys(unreached, "not all of these reach all hosts here") | not_here(variables)
+    if network.is_named and GLOO in variables and GLOO not in os.environ:  # what the user has set there stays
+        absent[GLOO] = "it is set on a host of the job, and Gloo wants as many interfaces on every one"
     for name, why in absent.items():
         tell(f"the recipe's {name}={variables[name]} is left out: {why}")
     return {name: value for name, value in variables.items() if name not in absent}

@@ -58,13 +58,15 @@ class Mode:
     """One line for the user."""
     own_ranks: bool = False
     """Whether tuning has seen that the script starts its ranks by itself, without DDP."""
+    is_unfit: bool = False
+    """On several hosts: whether the job is launched as written because no recipe fits here; one may fit elsewhere."""
     ranks: str = ""
     """Another about the number of ranks, where the user has given none."""
 
     @property
     def as_torchrun(self) -> bool:
         """Whether autoddp does only what torchrun would do."""
-        return not self.tune and self.recipe is None and not self.bypass
+        return not self.tune and self.recipe is None and not self.bypass and not self.is_unfit
 
     @property
     def as_written(self) -> Mode:
@@ -91,7 +93,8 @@ class Mode:
 
     def digest(self, options: Options) -> str:
         """Equal on two nodes if they are about to do the same. Not for a launch as torchrun's."""
-        watched = f"{options.watch} {options.near_limit} {options.lossy_limit}"  # what ranks do must be the same on all
+        # What ranks do must be the same on all, and so must be whether there will be a job.
+        watched = f"{options.watch} {options.near_limit} {options.lossy_limit} {options.tune_only}"
         if options.diagnose_only:
             return f"diagnose {options.diagnose_budget}"
         if self.recipe is not None:
@@ -99,6 +102,8 @@ class Mode:
             # What is decided by the number of hosts that come must be decided alike on all, see `for_hosts`.
             decides = "" if fewest == most else f" {fits.world_size} {fits.nodes} {options.force}"
             return f"launch {self.configuration!r} {sorted(self.variables.items())} {watched}{decides}"
+        if not self.tune:
+            return f"as written {sorted(self.variables.items())}"
         study = options.study
         more = f"{study.diagnose_budget} {options.cuda_graphs} {options.recompile} {options.local_buffers}"
         aim = study.objective.text if study.objective is not None else ""
@@ -108,9 +113,12 @@ class Mode:
         """What is about to be done, in a few words for people."""
         if options.diagnose_only:
             return "diagnosing"
+        if self.recipe is None and not self.tune:
+            return "no recipe that fits there, launching as written"
         found = f"no recipe, tuning with {options.study.trials} trials, up to rung {options.study.allowed}"
         watched = "" if options.watch is None else f", --watch {options.watch or 'off'}"
-        return f"{found if self.recipe is None else f'a recipe with {self.configuration}'}{watched}"
+        only = ", --tune-only" if options.tune_only else ""
+        return f"{found if self.recipe is None else f'a recipe with {self.configuration}'}{watched}{only}"
 
 
 def choose(options: Options) -> Mode:
@@ -367,7 +375,8 @@ def _again(mode: Mode, why: str, recipes: Sequence[_Saved], options: Options) ->
     if options.tune_only:
         raise NotTuned(f"{why}: {fix}")
     own_ranks = FRESH_STORE.items() <= recipes[0].recipe.env.items()
-    return replace(mode, tune=False, own_ranks=own_ranks, says=f"{why}: launching as written; {fix}")
+    says = f"{why}: launching as written; {fix}"  # the hosts meet nevertheless: it may fit another one
+    return replace(mode, tune=False, own_ranks=own_ranks, is_unfit=mode.several_nodes, says=says)
 
 
 def _overruled(says: str, unlike: Sequence[str]) -> str:

@@ -131,6 +131,7 @@ class Presence:
         self._line = _Line(endpoint)
         self._number = 0
         self._over = self._left = self._broken = ""
+        self._is_stopped = False
         self.waited = 0.0
         """Seconds for which all ranks of this host have only waited, see `_Beat`; whoever knows it writes it."""
         self._beats: dict[int, _Beat] = {}
@@ -153,6 +154,8 @@ class Presence:
             try:
                 return reply.result(_BEAT / 2)
             except NoAnswerYet:
+                if self._is_stopped:  # another thread, such as the study's, may ask once more
+                    raise HostsGone("this launcher has left the others") from None
                 if self.store_is_gone:
                     raise HostsGone(self.store_is_gone) from None
 
@@ -223,7 +226,8 @@ class Presence:
         self.stop()
 
     def stop(self) -> None:
-        """Write no more beats. Nothing may be asked from here on."""
+        """Write no more beats. Whoever asks from here on gets HostsGone."""
+        self._is_stopped = True
         self._questions.put(None)
         self._thread.join(_BEAT)  # it may wait for an answer that does not come
 

@@ -147,10 +147,11 @@ def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places,
         exchange("network/done", True)  # nobody stops listening before all have measured
     if faults:
         return Found(Network(), faults, doubts)
+    network = _chosen(places, nodes[node].usable, rates_of_all[node - 1])
     if measures and _is_taken(places, nodes[node].usable):
-        named = _as_named(places, nodes[node].usable)
-        return Found(replace(named, rates=rates_of_all[node - 1]), [], doubts)
-    return Found(_chosen(places, nodes[node].usable, rates_of_all[node - 1]), [], doubts)
+        network = replace(network, rates=rates_of_all[node - 1])
+    is_named = any(GLOO in one.places.named for one in nodes)
+    return Found(replace(network, is_named=is_named), [], doubts)
 
 
 def towards(address: str, places: Places) -> Network:

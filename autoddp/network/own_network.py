@@ -35,6 +35,8 @@ class Network:
     """NCCL's variables for RDMA: name → value."""
     told: tuple[str, ...] = ()
     """The variables that are set to `interface` for the workers."""
+    is_named: bool = False
+    """Whether the user has named Gloo's interfaces on some host: Gloo wants as many of them on every rank."""
 
     def has(self, interfaces: str) -> bool:
         """Whether all of these, with commas between them, reach all hosts; True where nothing was measured."""
@@ -43,6 +45,8 @@ class Network:
     @property
     def together(self) -> str:
         """Interfaces, with commas, that are worth using at once: all that reach all hosts at a similar rate."""
+        if self.is_named:
+            return ""
         best = max(self.rates.values(), default=0.0)
         like = sorted(name for name, rate in self.rates.items() if rate >= _LIKE * best)
         return ",".join(like) if len(like) > 1 else ""

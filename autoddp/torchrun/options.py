@@ -163,7 +163,7 @@ def host_endpoint_if_ours(torchrun: argparse.Namespace, addresses: set[str]) -> 
         host, _ = parse_rendezvous_endpoint(torchrun.rdzv_endpoint, _C10D_PORT)
     try:
         ours = bool({found[4][0] for found in socket.getaddrinfo(host, None)} & addresses)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for what can be no name, such as .cluster.local
         ours = False  # the meeting will report it
     try:
         told = "is_host=1" if not _matches_machine_hostname(host) and ours else ""

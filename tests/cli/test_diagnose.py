@@ -14,11 +14,11 @@ import pytest
 from lab import Lab, unavailable
 from launchers import AUTODDP, PATIENCE, SCRIPTS, start, wait_for, whole
 
-from autoddp.cli.diagnose import _HELP
+from autoddp.cli.diagnose import _HELP, run
 from autoddp.commandline.mode import choose_to_diagnose
 from autoddp.commandline.options import _DECLARED, help_text, parse
 from autoddp.diagnose import CAUSES
-from autoddp.errors import UsageError
+from autoddp.errors import AutoddpError, UsageError
 
 STAGES = ("data", "copy", "buffers", "forward", "backward", "exposed", "optimizer", "other")
 
@@ -34,7 +34,7 @@ def test_a_loader_that_is_slow_on_one_rank(tmp_path: Path) -> None:
         "--nproc-per-node",
         "2",
         "--diagnose-budget",
-        "10s",
+        "30s",  # it goes on until the rounds agree
         str(SCRIPTS / "slow_loader.py"),
         "--slow",
         "1",
@@ -46,11 +46,14 @@ def test_a_loader_that_is_slow_on_one_rank(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     first = found["findings"][0]
     assert (first["cause"], first["ranks"], first["status"]) == ("data_loader", [1], "proved"), found["findings"]
-    assert 48 <= first["ms"] <= 112
+    slow = found["ranks"][1]["data_ms"]  # of this job on this machine: a sleep may take longer than asked for
+    assert first["low"] <= 1.4 * slow
+    assert first["high"] >= 0.6 * slow
     assert first["low"] <= first["ms"] <= first["high"]
     assert "DataLoader(num_workers=" in first["fix"]
     assert {one["cause"] for one in found["findings"]} <= set(CAUSES)
-    assert [one["ms"] for one in found["findings"]] == sorted((one["ms"] for one in found["findings"]), reverse=True)
+    known = [one["status"] for one in found["findings"]]
+    assert known == sorted(known), "what is proved comes first; tests/diagnose has the order by cost"
     for rank in found["ranks"]:
         assert sum(rank[f"{stage}_ms"] for stage in STAGES) == pytest.approx(rank["step_ms"], rel=0.05)
     assert found["ranks"][1]["data_ms"] >= 80 > found["ranks"][0]["data_ms"]
@@ -64,7 +67,7 @@ def test_a_loader_of_a_script_without_optimizer(tmp_path: Path) -> None:
     """Kept batches go on as long as steps do: epochs must not come to an end meanwhile, and the script with them."""
     script = str(SCRIPTS / "slow_loader.py")
     done = diagnose(
-        tmp_path, "--json", "--nproc-per-node", "2", "--diagnose-budget", "12s", script, "--by-hand", "--ms", "40"
+        tmp_path, "--json", "--nproc-per-node", "2", "--diagnose-budget", "30s", script, "--by-hand", "--ms", "80"
     )
     assert done.returncode == 0, done.stderr
     first = json.loads(done.stdout)["findings"][0]
@@ -210,12 +213,30 @@ def test_no_option_is_ignored_in_silence(tmp_path: Path, monkeypatch: pytest.Mon
         (["--jsno", "plain.py"], "unknown option --jsno"),
     ],
 )
-def test_bad_words_are_one_line(tmp_path: Path, words: list[str], says: str) -> None:
+def test_bad_words_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], says: str) -> None:
     (tmp_path / "plain.py").write_text("")
-    done = diagnose(tmp_path, *words)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AutoddpError) as error:
+        run(words)
+    assert error.value.exit_code == 2
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_such_a_line_is_all_that_is_said(tmp_path: Path) -> None:
+    done = diagnose(tmp_path, "--jsno", "plain.py")
     assert done.returncode == 2
-    assert says in done.stderr.strip().splitlines()[-1]
+    assert "unknown option --jsno" in done.stderr.strip().splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_a_master_whose_name_nobody_knows_ends_it_at_once(tmp_path: Path) -> None:
+    """As it ends a launch: where all names are known before the job starts, waiting for this one is in vain."""
+    (tmp_path / "train.py").write_text("")
+    told = {"SM_HOSTS": '["no-host.invalid", "other.invalid"]', "SM_CURRENT_HOST": "other.invalid", "SM_NUM_GPUS": "1"}
+    done = start((*AUTODDP, "diagnose"), tmp_path, ["train.py"], told).wait()
+    assert done.returncode == 2
+    assert "SM_HOSTS names the master no-host.invalid" in done.stderr.strip().splitlines()[-1]
 
 
 def test_a_word_of_the_script_stays_its_own(tmp_path: Path) -> None:

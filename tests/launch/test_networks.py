@@ -9,10 +9,12 @@ import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from launchers import AUTODDP, ROOT, SCRIPTS, TORCHRUN, start
 
+from autoddp.commandline import environment
 from autoddp.network import interface_probe, interface_selection
 from autoddp.network.interface_probe import Door, Listener, send_rate, tried
 from autoddp.network.interface_selection import Places
@@ -63,8 +65,9 @@ def test_a_diagnosis_names_the_faster_network(lab, tmp_path):
     launches = [launch.wait() for launch in on_all(hosts, [*AUTODDP, "diagnose", "--json"], tmp_path, *words)]
     assert [launch.returncode for launch in launches] == [0, 0], launches[0].stderr[-2000:]
     for launch in launches:
-        (found,) = json.loads(launch.stdout)["findings"]
-        assert (found["cause"], found["status"]) == ("wrong_interface", "suspected")
+        # A busy machine may give further suspicions.
+        (found,) = [one for one in json.loads(launch.stdout)["findings"] if one["cause"] == "wrong_interface"]
+        assert found["status"] == "suspected"
         assert "GLOO_SOCKET_IFNAME=eth1" in found["fix"]
         assert found["ms"] > 1
 
@@ -130,6 +133,7 @@ def test_a_listener_gives_up_a_silent_stranger(monkeypatch):
         for each in silent:
             with each:
                 assert each.recv(1) == b""
+        monkeypatch.undo()  # one who knows the secret is no stranger, however slow the machine is
         assert tried([Door("127.0.0.1", listener.port, listener.secret)]) == [""]
 
 
@@ -166,6 +170,26 @@ def test_hosts_that_cannot_reach_each_other_are_told_so_on_all(monkeypatch):
             first, second = node.result(30).faults
             assert "node 0 (a) has no address that all others can connect to (eth0 192.0.2.77: from node 1 (b)" in first
             assert "node 1 (b) has no address" in second
+
+
+def test_no_networks_are_used_at_once_where_the_user_has_named_one_on_some_host(monkeypatch):
+    """Gloo waits in vain where a rank has more interfaces than another one, and what the user has set stays."""
+    both = Places({"a": "127.0.0.1", "b": "127.0.0.2"})
+    one = replace(both, named={"GLOO_SOCKET_IFNAME": ["a"]}, missing={"GLOO_SOCKET_IFNAME": []})
+    several, labels = {"GLOO_SOCKET_IFNAME": "a,b"}, ["node 0 (x)", "node 1 (y)"]
+    monkeypatch.setattr(environment, "not_here", lambda variables: {})
+    for second, together in ((both, "a,b"), (one, "")):
+        board = Board()
+        with ThreadPoolExecutor(2) as pool:
+            choices = [
+                pool.submit(interface_selection.choose, board.exchange(node, 2), node, labels, here)
+                for node, here in enumerate((both, second))
+            ]
+            first = choices[0].result(30)
+            assert choices[1].result(30).faults == first.faults == []
+        assert first.network.together == together
+        kept = environment._reachable(several, first.network)
+        assert kept == (several if together else {})
 
 
 @pytest.mark.lab

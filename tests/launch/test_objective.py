@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,16 +164,17 @@ def test_a_signal_ends_it_without_a_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "why"),
+    ("code", "why", "budget"),
     [
-        ("print('loss 3')", f"the script has ended, and has printed nothing that {RATE} finds"),
-        ("import time\nwhile True:\n    time.sleep(1)\n", f"the script has printed nothing that {RATE} finds within"),
-        ("print('rate 0.0')", "rank 0 prints 0: gains are ratios, so the number must be above 0 and finite"),
-        ("raise ValueError('planted')", "rank 0: ValueError: planted; see "),
+        ("print('loss 3')", f"the script has ended, and has printed nothing that {RATE} finds", "10m"),
+        ("import time\nwhile True: time.sleep(1)\n", f"the script has printed nothing that {RATE} finds within", "2s"),
+        ("print('rate 0.0')", "rank 0 prints 0: gains are ratios, so the number must be above 0 and finite", "10m"),
+        ("raise ValueError('planted')", "rank 0: ValueError: planted; see ", "10m"),
     ],
 )
-def test_a_script_that_shows_no_number_is_told_in_one_line(tmp_path: Path, code: str, why: str) -> None:
-    launch = tuned(tmp_path / "run", code, "--objective", RATE, *ONE, "--tune-only", "--budget", "2s")
+def test_a_script_that_shows_no_number_is_told_in_one_line(tmp_path: Path, code: str, why: str, budget: str) -> None:
+    """A script that ends, or prints what cannot be used, ends tuning by that, however long its start takes."""
+    launch = tuned(tmp_path / "run", code, "--objective", RATE, *ONE, "--tune-only", "--budget", budget)
     assert launch.returncode == 1
     last = launch.stderr.strip().splitlines()[-1]
     assert last.startswith("autoddp: error: no recipe was written: ")
@@ -292,6 +294,25 @@ def test_a_rank_that_is_killed_while_it_says_that_it_ends_builds_no_ddp_model(
             start.heard(Closed(0, worker))
         assert start.is_over() is not is_killed
     assert start.builds_ddp is not is_killed
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_the_clock_of_the_host_that_leads_counts(leads: bool, tmp_path: Path) -> None:
+    """Another host may have waited for it for longer than the budget."""
+    start = OneStart(
+        objective=Objective.parse("steps"),
+        progress=StepsMade(tmp_path),
+        needed={0: 8},
+        deadline=Deadline(60.0, time.monotonic() - 600, by_length=False),
+        written=Written(Isolation.off(SimpleNamespace(path=tmp_path)), "tuning"),  # type: ignore[arg-type]
+        patience=60.0,
+        folder=tmp_path,
+        words="as written",
+        hosts=Hosts(rank=0 if leads else 1),
+        number=1,
+    )
+    assert start.is_over() is leads
+    assert start.tuning_over == ("--budget 1 min 0 s is over" if leads else "")
 
 
 def test_of_several_hosts_the_first_failure_is_told_and_the_slowest_rank_counts() -> None:

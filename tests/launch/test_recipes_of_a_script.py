@@ -178,6 +178,32 @@ def test_without_ddp_a_recipe_that_does_not_fit_is_no_reason_to_tune_for_ddp() -
         choose(parse(["--tune-only", "train.py"]))
 
 
+def test_hosts_of_which_one_alone_has_a_recipe_that_fits_meet_and_are_told_so() -> None:
+    """The other one was launched as torchrun would, and both waited in vain for a quarter of an hour."""
+    two = ["--nnodes", "2", "--nproc-per-node", "1", "train.py"]
+    fits = recipe(["train.py"], world_size=2, nodes=2, parameters_digest="no DDP model", inputs=())
+    modes = []
+    for version in (VERSION, "1.0.0"):
+        made = replace(fits, fits=replace(fits.fits, torch=version), evidence=replace(EVIDENCE, objective="steps"))
+        save(made, "proj.train.autoddp.toml", previous=Path("older.toml"))
+        modes.append(choose(parse(two)))
+    assert [mode.recipe is None for mode in modes] == [False, True]
+    assert [(mode.tune, mode.as_torchrun) for mode in modes] == [(False, False)] * 2
+    assert len({mode.digest(parse(two)) for mode in modes}) == 2
+    assert modes[1].reads(parse(two)) == "no recipe that fits there, launching as written"
+
+
+def test_hosts_of_which_one_starts_no_job_are_not_about_to_do_the_same() -> None:
+    """As where AUTODDP_TUNE_ONLY is left in one shell: the other host would wait for this one's ranks."""
+    save(recipe(world_size=4, nodes=2), "proj.train.autoddp.toml")
+    for words in (["--trials", "3"], []):  # tuning, and launching with a recipe
+        both = [parse(["--nnodes", "2", *TWO, *words, *only, "train.py"]) for only in ([], ["--tune-only"])]
+        modes = [choose(one) for one in both]
+        assert len({mode.digest(one) for mode, one in zip(modes, both, strict=True)}) == 2
+        says = [mode.reads(one) for mode, one in zip(modes, both, strict=True)]
+        assert says[1] == f"{says[0]}, --tune-only"
+
+
 def test_of_several_only_those_that_fit() -> None:
     save(recipe(world_size=8), "proj.train.autoddp.toml")
     save(recipe(), "proj.train.2.autoddp.toml")

@@ -142,3 +142,13 @@ def test_the_place_where_hosts_meet_is_torchruns(backend: str) -> None:
         assert ours == theirs, vars(given)
         seen.add(ours)
     assert len(seen) > 5
+
+
+@pytest.mark.parametrize("host", [".cluster.local", "a..b", f"{'x' * 64}.b"])
+def test_what_can_be_no_name_is_no_name_of_this_host(host: str) -> None:
+    """As where `$NODE.cluster.local` is given and NODE is not set; the meeting says that it does not resolve."""
+    given = arguments("2", "c10d", f"{host}:29400", "", (None, None))
+    options.host_endpoint_if_ours(given, {"10.0.0.1"})
+    found = options.endpoint(given)
+    assert found is not None
+    assert (found[0].host, found[1]) == (host, False)
