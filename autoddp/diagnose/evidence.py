@@ -205,10 +205,29 @@ class Evidence:
         return sum(found) if len(found) == len(self.ranks) and all(found) else None
 
     @cached_property
+    def late_data(self) -> Table:
+        """Seconds that each rank waits for data. A batch that worker processes have ready is only taken over."""
+        return [
+            [seconds if _is_late(one, n) else 0.0 for n, seconds in enumerate(of_rank)]
+            for of_rank, one in zip(self.stage("data"), self.ranks, strict=True)
+        ]
+
+    @cached_property
+    def taken_over(self) -> float:
+        """Seconds of a usual step for which a rank takes over batches that lay ready, on the rank with the most."""
+        data, late = self.means(self.stage("data")), self.means(self.late_data)
+        return max(whole - waits for whole, waits in zip(data, late, strict=True))
+
+    @cached_property
     def readers(self) -> tuple[int, ...]:
         """Ranks that read a loader of torch's. How many samples a batch has is not always known."""
         data = self.stage("data")
         return tuple(rank for rank, one in enumerate(self.ranks) if any(one.samples) or any(data[rank]))
+
+
+def _is_late(of: RankSteps, step: int) -> bool:
+    """Whether a batch of that step was not ready, or its loader began anew."""
+    return not of.late or of.late[step] > 0 or bool(of.begun and of.begun[step])
 
 
 def _sums(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -236,6 +255,7 @@ def joined(blocks: Sequence[Evidence]) -> Evidence:
                 begun=tuple(s for one in same for s in one.begun),
                 collecting=tuple(s for one in same for s in one.collecting),
                 meeting=tuple(s for one in same for s in one.meeting),
+                late=tuple(s for one in same for s in one.late),
                 waited_for_cpu=sum(one.waited_for_cpu for one in same),
                 helpers_waited_for_cpu=sum(one.helpers_waited_for_cpu for one in same),
                 page_faults=sum(one.page_faults for one in same),

@@ -74,7 +74,7 @@ class Examination:
         each = [(self._finding(suspicion, proof), proof) for suspicion, proof in proofs]
         findings = [finding for finding, _ in each if finding is not None]
         proved = {one.cause: proof for one, proof in each if one is not None and one.status == "proved"}
-        findings = told_apart(findings, WORTHWHILE * self._seconds(evidence))
+        findings = told_apart(findings, WORTHWHILE * self._seconds(evidence), evidence.mean(evidence.transfer))
         waterfall = self._waterfall(findings, proved, evidence)
         scaling = words.scaling(evidence, self._prover.alone)
         return Diagnosis(
@@ -237,10 +237,11 @@ class Examination:
         return levels
 
 
-def told_apart(findings: Sequence[Finding], least: float) -> list[Finding]:
+def told_apart(findings: Sequence[Finding], least: float, transfer: float = 0.0) -> list[Finding]:
     """Findings in their order. `exposed_communication` keeps only the part that no more special cause explains.
 
-    A cause that explains the whole of it takes its place, with the price of what remains.
+    A cause that explains the whole of it takes its place, with the price of what remains. `transfer`: seconds for which
+    all ranks were seen to wait for gradients; what is beside it cannot have been taken from it.
     """
     exposed = next((one for one in findings if one.cause == "exposed_communication"), None)
     parts = [one for one in findings if CAUSES[one.cause].explains == "part" and one.status == "proved"]
@@ -253,12 +254,13 @@ def told_apart(findings: Sequence[Finding], least: float) -> list[Finding]:
         found.remove(whole)
         general = _priced_as(whole, exposed)
     if general is not None and exposed is not None and special:
-        rest = exposed.seconds - sum(one.seconds for one in beside)
+        # Ranks that are late because of their data are so without the reduction too: then nothing is beside it.
+        rest = max(exposed.seconds - sum(one.seconds for one in beside), min(exposed.seconds, transfer))
         rest -= max((one.seconds for one in parts), default=0)  # they may explain the same part
-        if rest >= least and exposed.low is not None and exposed.high is not None:
+        if rest >= least:
             share = rest / exposed.seconds
             text = f"{general.text}; this is what {special[0].cause} leaves of it"
-            low, high = exposed.low * share, exposed.high * share
+            low, high = (None if end is None else end * share for end in (exposed.low, exposed.high))
             found.append(replace(general, seconds=rest, low=low, high=high, text=text))
     elif general is not None:
         found.append(general)

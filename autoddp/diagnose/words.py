@@ -46,6 +46,11 @@ def not_measured(evidence: Evidence, job: JobFacts, findings: Sequence[Finding])
             "the data loader: the script reads no torch DataLoader in its training loop, so waiting for data is part "
             "of `other`"
         )
+    if evidence.taken_over >= WORTHWHILE * evidence.seconds:
+        found.append(
+            f"what taking batches over costs that worker processes have ready ({milliseconds(evidence.taken_over)} ms "
+            "of `data`): fewer tensors in a batch make it less, and so does num_workers=0 where loading is quicker"
+        )
     if own := between_steps(evidence):
         found.append(
             f"what takes the script {milliseconds(own)} of {milliseconds(evidence.seconds)} ms between two steps on "

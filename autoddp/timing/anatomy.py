@@ -41,6 +41,8 @@ class RankSteps(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of each step that Python's garbage collector took."""
     meeting: tuple[float, ...] = ()
     """Seconds of each step in collectives of the script's own, such as a barrier: a part of `exposed`."""
+    late: tuple[int, ...] = ()
+    """Batches of each step that no worker process of a loader had ready when the script asked; empty if not known."""
     waited_for_cpu: float = 0.0
     """Seconds of all steps together for which threads of the rank could have run and had no core."""
     helpers_waited_for_cpu: float = 0.0

@@ -83,6 +83,8 @@ class SlowJob:
     prefetched: int = 0
     workers: int = 0
     persistent: bool = False
+    ready: bool = False
+    """Whether workers have each batch ready, and what `data` takes is to take it over."""
     absorbs: bool = False
     """Whether a delay is time in which a thread of the script loads batches, for which the rank waits in `other`."""
     readers: tuple[int, ...] | None = None
@@ -148,6 +150,7 @@ class SlowJob:
                     prefetched=self.prefetched,
                     loader_workers=self.workers,
                     persistent=self.persistent,
+                    late=tuple(int(not self.ready or begun) for _, _, begun in mine),
                     stored=tuple(self.sizes(rank, n) for n in range(20)),
                     kept=steps if rank in experiment.kept_batches and experiment.memory not in self.no_room else 0,
                     queued=() if self.queued is None else (self.queued * MS,) * steps,

@@ -12,11 +12,22 @@ from autoddp.diagnose.collectives.causes import CAUSES
 from autoddp.diagnose.collectives.fewer_threads import found, planned
 from autoddp.diagnose.collectives.merging import merged, runs, side_by_side
 from autoddp.diagnose.collectives.program import Script, script_of
-from autoddp.diagnose.collectives.recording import Call, Group, Look, Place, Process, Recording, Sums, Use
+from autoddp.diagnose.collectives.recording import (
+    Call,
+    Group,
+    Look,
+    Place,
+    Process,
+    Recording,
+    Sums,
+    Use,
+    _without_trial,
+)
 from autoddp.diagnose.collectives.steps import period_of, steps_of
 from autoddp.diagnose.collectives.table import calls_of, different_calls, table
 from autoddp.report import communication_text
 from autoddp.tables import text_of
+from autoddp.wire.recorded_calls import CALLS, ThreadsTrial
 from autoddp.wire.replayed_calls import MAKE_GROUP, REST, WAIT, Program
 
 PAIR = Group((0, 1), "pair", "gloo")
@@ -40,12 +51,14 @@ def process(rank: int, calls: list[Call], **facts: object) -> Process:
     return Process(rank=rank, ranks=2, began=calls[0].began, seconds=seconds, calls=calls, sums=sums, **known)  # type: ignore[arg-type]
 
 
-def loop(steps: int, late: float = 0.0, where: tuple[int, ...] = (10, 11, 12), gap: float = 1e-5) -> Recording:
+def loop(
+    steps: int, late: float = 0.0, where: tuple[int, ...] = (10, 11, 12), gap: float = 1e-5, between: float = 5e-3
+) -> Recording:
     """Two ranks with a call in each of these lines in every step, 1 ms each; rank 1 is late in the first."""
     of_ranks: list[list[Call]] = [[], []]
     now, number = 1.0, 0
     for _ in range(steps):
-        now += 5e-3
+        now += between
         for nth, line in enumerate(where):
             begins = [now, now + (late if nth == 0 else 0.0)]
             end = max(begins) + 1e-3
@@ -173,6 +186,82 @@ def test_calls_that_are_left_out_leave_what_is_computed_between_them() -> None:
         assert after[-1].call == REST
         assert sum(act.computes for act in after) == pytest.approx(sum(act.computes for act in before))
     assert script.covers == pytest.approx(sum(one.act.call != REST for one in script.played[0]), rel=0.02)
+
+
+@pytest.mark.parametrize("others", [4, 5, 9])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_tenth_of_the_numbers_is_sent_whatever_lies_between_them(others: int, first: int) -> None:
+    """Where a step has ten calls, the number of each single number's call ends in the same digit."""
+    ranks = []
+    for rank in loop(100, where=tuple(range(10, 11 + others)), gap=1e-3).processes:
+        sizes = [8 if one.place.line == 10 else 4000 for one in rank.calls]
+        calls = [
+            replace(one, number=one.number + first, bytes=size) for one, size in zip(rank.calls, sizes, strict=True)
+        ]
+        ranks.append(replace(rank, calls=calls))
+    script, changed = changed_by("scalar_collectives", Recording(tuple(ranks)))
+    before, after = (sum(one.act.bytes == 8 for one in of.played[0]) for of in (script, changed))
+    assert before > 10
+    assert after / before == pytest.approx(0.1, abs=0.05)
+
+
+@pytest.mark.parametrize("steps", [30, 33, 37, 39])
+def test_calls_and_gaps_are_those_of_whole_steps(steps: int) -> None:
+    """The last calls are left out, wherever in a step that ends: a price is of as many calls as a step has."""
+    recording = loop(steps, where=tuple(range(10, 40)), between=0.97)
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    calls = sum(one.act.call != REST for one in script.played[0])
+    assert calls / script.covers == pytest.approx(30, rel=0.05)
+
+
+def test_a_call_to_which_ranks_give_more_or_less_is_done_again_with_one_size() -> None:
+    """Of experts, for example. Pieces of different sizes end the ranks of the replay."""
+    ranks = []
+    for rank in loop(60, where=(10,)).processes:
+        shared = place(10, "all_to_all_single", "alltoall_base")
+        calls = [replace(one, place=shared, bytes=4000 + 4000 * rank.rank) for one in rank.calls]
+        ranks.append(process(rank.rank, calls))
+    recording = Recording(tuple(ranks))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    assert {act.bytes for of_rank in script.program.acts for act in of_rank if act.call != REST} == {8000}
+
+
+def test_objects_take_as_long_as_all_of_their_function() -> None:
+    """Pickling and the second call are a part of it. The sizes may travel last."""
+    parts = [
+        replace(place(10, "scatter_object_list", method), part=part)
+        for part, method in enumerate(("broadcast", "scatter", "scatter"))
+    ]
+    whole = place(10, "scatter_object_list", "scatter_object_list", None)
+    ranks = []
+    for rank in (0, 1):
+        calls, now, number = [], 1.0, 0
+        for _ in range(100):
+            began = now
+            for part, size in zip(parts, (8, 9000, 8), strict=True):
+                calls.append(call(part, number, now + 1e-3, 1e-4, size))
+                now, number = now + 1.1e-3, number + 1
+            calls.append(replace(call(whole, -1, began, now - began, 0), returned=now, wait_began=now))
+            now += 5e-3
+        ranks.append(process(rank, calls))
+    recording = Recording(tuple(ranks))
+    steps = steps_of(recording)
+    job = Job(recording, steps, [], script_of(recording, steps), 2)
+    (found,) = CAUSES["object_collectives"].suspect(job)
+    assert job.script is not None
+    assert {one.act.bytes for one in job.script.played[0] if one.act.call != REST} == {9000}
+    assert found.guess * job.script.covers == pytest.approx(len(job.script.of_key) * 3.3e-3, rel=0.05)
+
+
+def test_where_calls_were_lost_all_of_the_time_counts() -> None:
+    """The sums are of all calls then, and not of those that were kept."""
+    one, _ = loop(60).processes
+    trial = ThreadsTrial(1, one.calls[30].began, 0.005, 4)
+    lost = replace(one, made=CALLS + 1, seconds=10.0)
+    assert _without_trial(lost, trial).seconds == 10.0
+    assert _without_trial(replace(lost, made=len(one.calls)), trial).seconds < one.seconds
 
 
 def test_the_rank_that_is_late_is_told_with_its_place() -> None:

@@ -492,6 +492,32 @@ def test_whichever_rank_is_given_the_longer_batch_again_and_again(late: int) -> 
     assert "they hardly wait when each rank is given one batch again and again, so it is in the data" in first.text
 
 
+def test_a_batch_that_is_ready_is_not_waited_for() -> None:
+    """Taking it over takes some milliseconds on a slow machine; no worker and no other data make that shorter."""
+    found = examined(SlowJob(data=1.2, workers=1, ready=True))
+    assert not found.findings
+    assert any("taking batches over" in sentence for sentence in found.not_measured)
+    late = examined(SlowJob(data=1.2, workers=1)).findings[0]
+    assert (late.cause, late.status) == ("data_loader", "proved")
+
+
+def test_ranks_that_are_late_by_their_data_do_not_make_the_gradients_cheaper() -> None:
+    """Steps without the reduction take as long as the longest batch too, so what they save is the transfer alone."""
+    found = examined(SlowJob(hidden=lambda rank, batch: 10.0 * ((rank + batch) % 2), transfer=12.0)).findings
+    prices = {one.cause: one.seconds * 1e3 for one in found}
+    assert prices == pytest.approx({"uneven_work": 5.0, "exposed_communication": 12.0}, rel=0.15)
+
+
+def test_what_was_not_tried_stays_suspected_beside_a_part_of_it_that_was() -> None:
+    findings = [
+        Finding("buffer_broadcast", (0, 1), 2.0, 1.8, 2.2, "proved", "seen", "mend it"),
+        Finding("exposed_communication", (0, 1), 9.0, None, None, "suspected", "seen; not proved: no time", "tune"),
+    ]
+    first, second = told_apart(findings, least=1.0, transfer=9.0)
+    assert (first.cause, second.cause) == ("buffer_broadcast", "exposed_communication")
+    assert (second.status, second.seconds, second.low, second.high) == ("suspected", 9.0, None, None)
+
+
 def test_nobody_who_tunes_is_told_to_tune() -> None:
     job = SlowJob(transfer=12.0)
     alone, tuned = (

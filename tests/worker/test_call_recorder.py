@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from autoddp import codec
 from autoddp.diagnose.collectives.ends import StepEnds
+from autoddp.diagnose.collectives.recording import recorded
 from autoddp.wire.recorded_calls import TRIAL, WATCH, RecordingPlan, ThreadsTrial, UsedNamed
 from autoddp.worker.observe.call_recorder import CallRecorder
 from autoddp.worker.observe.collectives import methods_that_start_something
@@ -81,14 +82,14 @@ def test_where_results_are_used_first(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         calls, share, where = rank["uses"][_line_of("dist.all_reduce(flat)")]
         assert (calls, where) == (1, f"recorder_checks.py:{_line_of('part.mul_')}"), "behind the barrier"
-        assert 0.3 < share < 0.7
+        assert 0.05 < share < 0.7  # the least of several, of which a standstill makes one smaller
         calls, share, where = rank["uses"][_line_of("dist.all_reduce(counts)")]
         assert (calls, where) == (0, f"recorder_checks.py:{_line_of('counts.tolist')}")
-        assert share < 0.2
+        assert share < 0.05
         assert _line_of("dist.all_reduce(never)") not in rank["uses"]
         assert not rank["is_left"]
     row = next(row for row in ranks[0]["rows"] if row["line"] == _line_of("dist.all_reduce(flat)"))
-    assert (row["calls"], row["groups"]) == (30, [[0, 1]]), "a watch changes nothing of what is recorded"
+    assert (row["calls"], row["groups"]) == (16, [[0, 1]]), "a watch changes nothing of what is recorded"
 
 
 @pytest.mark.parametrize("read", [torch.Tensor.untyped_storage, torch.Tensor.__dlpack__, torch.Tensor.numpy])
@@ -170,6 +171,24 @@ def test_the_methods_are_found_by_their_signatures() -> None:
     assert {"allreduce", "broadcast", "allgather", "send", "recv", "barrier", "_end_coalescing"} <= found
     assert not {"rank", "size", "monitored_barrier", "_start_coalescing", "set_timeout"} & found
     assert all(callable(getattr(dist.ProcessGroup, name)) for name in found)
+
+
+def test_a_batch_of_sends_is_no_call_of_all_ranks(tmp_path: Path) -> None:
+    """NCCL ends each of them by a call: the last rank of a pipeline makes fewer than the others."""
+    recorder = CallRecorder(RecordingPlan(str(tmp_path)), is_launched=True)
+
+    def call_of(method: str) -> None:
+        recorder.noting(method)(group, (), None, 1.0, 2.0)
+
+    group = object()
+    for method in ("allreduce", "_end_coalescing", "allreduce"):
+        call_of(method)
+    (process,) = recorded(tmp_path).processes
+    assert [(one.place.method, one.number) for one in process.calls] == [
+        ("allreduce", 0),
+        ("_end_coalescing", -1),
+        ("allreduce", 1),
+    ]
 
 
 def test_steps_are_seen_in_a_process_that_calls_no_collective(tmp_path: Path) -> None:

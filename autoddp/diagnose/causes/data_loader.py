@@ -21,7 +21,9 @@ class DataLoader(Cause):
     in_words = "waiting for data"
 
     def suspect(self, evidence: Evidence, around: Surroundings) -> Iterator[Suspicion]:
-        data = evidence.stage("data")
+        # Where a worker has the batch ready, nothing is late: what is left, to take it over, neither more workers nor
+        # data that are prepared make shorter.
+        data = evidence.late_data
         means = evidence.means(data)
         ranks = tuple(r for r, mean in enumerate(means) if mean >= max(WORTHWHILE * evidence.seconds, max(means) / 3))
         if not ranks:

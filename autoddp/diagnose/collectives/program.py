@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 from autoddp.codec import replace as replace_struct
 from autoddp.diagnose.collectives.recording import Call, Group, Place, Process, Recording
@@ -34,7 +35,7 @@ _FEWEST_CALLS = 3  # of a place that is a part of the steps
 _FEWEST_SEEN = 0.3  # of the recording must lie between the looks at the kernel's accounts, to divide gaps by them
 _A_CALL = 1e-4  # seconds that a thread computes in a call that returns at once, at most
 _UNKNOWN = -1.0
-_AS_LONG = 1.5  # times the longest gap between two calls may be the one behind the last call
+_AS_LONG = 1.5  # times the longest gap between two calls, or a step, may be the gap behind the last call
 
 
 @dataclass(frozen=True)
@@ -132,15 +133,18 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     length = min(max(_LONGEST, 1.2 * steps.seconds if steps.unit != "second" else 0.0), _LONGEST_STEP)
     # The last calls may be those behind the loop.
     end = min(ends[-1] if len(ends) < 10 else ends[-1 - len(ends) // 20], _all_are_there_until(whole.values()))
-    begin = end - length
+    begin, end = _whole_steps(recording, steps, whole.values(), end - length, end)
     called = sorted({group for group, _ in whole})
     place = {group: number for number, group in enumerate(called)}
     taken: _Taken = {rank: [] for rank in recording.of_rank}
     for (group, number), calls in whole.items():
         began = min(call.began for call in calls.values())
         if began >= begin and max(call.ended for call in calls.values()) <= end:
+            # Ranks may give more or less, as in an all-to-all of experts. It takes as long as the most of it; and what
+            # is done again has pieces of one size, which must be the same on all ranks.
+            most = max(call.bytes for call in calls.values())
             for rank, call in calls.items():
-                taken[rank].append((call.began, (place[group], number), call))
+                taken[rank].append((call.began, (place[group], number), replace(call, bytes=most)))
     if max(map(len, taken.values())) > _MOST:
         taken = _shorter(taken)
     if not any(taken.values()):
@@ -151,8 +155,9 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     groups = (*called, *slots)
     slot_of = {group.name: len(called) + slots.index(Group(group.ranks)) for group in made.groups}
     acts_in = [slot_of.get(group.name, number) for number, group in enumerate(called)]
+    usual = steps.seconds if steps.unit != "second" else 0.0
     played = {
-        rank: _played(recording.of_rank[rank], sorted(of_rank), acts_in, made.acts(rank, slot_of))
+        rank: _played(recording.of_rank[rank], sorted(of_rank), acts_in, made.acts(rank, slot_of), usual)
         for rank, of_rank in taken.items()
         if of_rank or made.calls.get(rank)
     }
@@ -160,6 +165,43 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     seconds = max(spans)
     covers = seconds / steps.seconds if steps.seconds > 0 else 1.0
     return Script(groups, played, covers, seconds, max(recording.world, max(played) + 1))
+
+
+def _whole_steps(
+    recording: Recording, steps: Steps, whole: Iterable[dict[int, Call]], begin: float, end: float
+) -> tuple[float, float]:
+    """The stretch from the end of a step to that of another; as it is, where nothing is called between such two.
+
+    A stretch of few steps that ends in the middle of their calls has more of them, for the gaps that it has, than the
+    steps have.
+    """
+    longest = max(recording.of_rank.values(), key=lambda one: one.seconds)
+    marks = [at for at in _ends_of_steps(longest, steps) if at <= end]
+    inside = [at for at in marks if at >= begin]
+    chosen = inside if len(inside) > 1 else marks[-2:]
+    if len(chosen) < 2:
+        return begin, end
+    first, last = chosen[0], chosen[-1]
+    is_called = any(
+        min(one.began for one in calls.values()) >= first and max(one.ended for one in calls.values()) <= last
+        for calls in whole
+    )
+    return (first, last) if is_called and last - first <= _LONGEST_STEP else (begin, end)
+
+
+def _ends_of_steps(process: Process, steps: Steps) -> list[float]:
+    """When steps of a rank end: where its optimizer steps, else in the longest gap between calls that repeat."""
+    by_optimizer = Counter(call.place for call in process.calls if call.place.is_step)
+    if not steps.period and by_optimizer:
+        place = by_optimizer.most_common(1)[0][0]
+        return [call.began for call in process.calls if call.place == place]
+    calls = [call for call in process.calls if call.place.repeats_in_steps]
+    if not steps.period or len(calls) < 2:
+        return []
+    gaps = [(before.back + after.began) / 2 for before, after in pairwise(calls)]
+    lengths = [max(0.0, after.began - before.back) for before, after in pairwise(calls)]
+    longest = max(range(min(steps.period, len(gaps))), key=lambda first: sum(lengths[first :: steps.period]))
+    return gaps[longest :: steps.period]
 
 
 def _until(last: Played) -> float:
@@ -257,10 +299,12 @@ def _played(
     taken: Sequence[tuple[float, tuple[int, int], Call]],
     acts_in: Sequence[int],
     with_groups: Sequence[tuple[Call, Act]],
+    usual: float,
 ) -> tuple[Played, ...]:
     """A rank's calls with the gaps before them. A function for objects, which makes several calls, is one call.
 
-    `acts_in`: group as in `Played.key` → the group in which the call is done again.
+    `acts_in`: group as in `Played.key` → the group in which the call is done again. `usual`: seconds of a step; 0 where
+    there are none.
     """
     events: list[tuple[float, tuple[int, int], Call, Act | None]] = [(*one, None) for one in taken]
     events += [
@@ -286,7 +330,8 @@ def _played(
             found.append(Played(with_(no_call, computes=computes, sleeps=sleeps), key, call))
             continue
         if objects and call.place.part and found and found[-1].call.place.line == call.place.line:
-            found[-1] = replace(found[-1], act=with_(found[-1].act, bytes=call.bytes))
+            # The sizes may come last, as those of `scatter_object_list`.
+            found[-1] = replace(found[-1], act=with_(found[-1].act, bytes=max(found[-1].act.bytes, call.bytes)))
             continue
         act = Act(
             call=call.place.collective if objects else call.place.method,
@@ -296,17 +341,22 @@ def _played(
             sleeps=sleeps,
             waits=call.is_blocking,
         )
-        found.append(Played(act, key, call))
+        found.append(Played(act, key, call if whole is None else _as_a_whole(call, whole)))
     # As many gaps as calls: what a change lets run beside the gap behind the last call has to have that gap. But no
     # pause that comes once.
     later = [call for call in process.calls if call.began >= rank.back and _ends_a_gap(call.place)]
     behind = min(later, key=lambda call: call.began, default=None)
     is_made = found[-1].act.call == MAKE_GROUP
-    if behind is not None and not is_made and behind.began - rank.back <= _AS_LONG * rank.longest_gap:
+    if behind is not None and not is_made and behind.began - rank.back <= _AS_LONG * max(rank.longest_gap, usual):
         about_groups = None if behind.place.group else Act(MAKE_GROUP)
         computes, sleeps = rank.gap_before(behind, behind.began, about_groups)
         found += rest(computes, sleeps, replace(found[-1], call=behind))
     return tuple(found)
+
+
+def _as_a_whole(part: Call, whole: Call) -> Call:
+    """The first call of a function for objects, for as long as all of the function takes: it pickles, too."""
+    return replace(part, began=whole.began, returned=whole.ended, wait_began=whole.ended, wait_ended=whole.ended)
 
 
 def _ends_a_gap(place: Place) -> bool:

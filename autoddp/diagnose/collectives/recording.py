@@ -298,12 +298,15 @@ def _without_trial(process: Process, trial: ThreadsTrial) -> Process:
     ]
     after = [call for call in process.calls if call.began >= trial.ends]
     calls = [*before, *after]
+    first, last = min((call.began for call in calls), default=0.0), max((call.ended for call in calls), default=0.0)
+    # Where the ring has lost calls, the sums are of all of them, those of the trial too: so is the time.
+    is_whole = process.made <= CALLS
     return replace(
         process,
         calls=calls,
         tried=[call for call in process.calls if trial.begins <= call.began < trial.ends],
-        sums=_sums(calls) if process.made <= CALLS else process.sums,
-        seconds=max((call.ended for call in calls), default=0.0) - min((call.began for call in calls), default=0.0),
+        sums=_sums(calls) if is_whole else process.sums,
+        seconds=last - first if is_whole else process.seconds,
     )
 
 

@@ -80,8 +80,9 @@ _PATCHES = collectives.__file__
 """File of the functions that stand around those of torch, called by the script."""
 _DECORATORS = dist.c10d_logger.__file__
 """File in which the decorators of the functions of torch.distributed are."""
-_ONE_TO_ONE = ("send", "recv")
-"""How the names of methods begin in which not all ranks of the group take part."""
+_ONE_TO_ONE = ("send", "recv", "_end_coalescing")
+"""How the names of methods begin in which not all ranks of the group take part. NCCL ends each batch of sends and
+receives by `_end_coalescing`: the ranks of a pipeline have more or fewer of them."""
 
 
 @dataclass(slots=True)

@@ -49,8 +49,11 @@ class LoaderEvents:
     def wait_ends(self) -> None:
         """The script has got what it asked for."""
 
-    def gave(self, samples: int, elements: int) -> None:
-        """A batch of so many samples, with so many numbers in its tensors, is about to be given to the script."""
+    def gave(self, samples: int, elements: int, was_ready: bool = False) -> None:
+        """A batch of so many samples, with so many numbers in its tensors, is about to be given to the script.
+
+        `was_ready`: whether worker processes had it ready when the script asked.
+        """
 
     def iterator_made(self) -> None:
         """The script has asked for a new iterator: it begins an epoch."""
@@ -327,11 +330,15 @@ class Loaders:
         # A validation goes on with its own batches.
         instead = self._gives_kept and bool(kept.batches) and torch.is_grad_enabled()
         self._end_pass_as_written(iterator, instead)
+        was_ready = False
         if instead:
             batch = self._instead(kept, iterator)
             iterator._num_yielded += 1
         else:
+            waiting_before, is_there = _in_hand(iterator), _has_come(iterator)
             batch = following(iterator)
+            # One that came out of its turn was taken first, and kept: then the one that was asked for came later.
+            was_ready = is_there and _in_hand(iterator) <= waiting_before
         samples, elements, size = _measures(batch)
         if self.keep and not self._gives_kept and not kept.full:
             kept.add(batch, elements, size)
@@ -340,7 +347,7 @@ class Loaders:
         self.persistent |= iterator._persistent_workers
         self.indexed &= not isinstance(iterator._dataset, IterableDataset)
         self.prefetched = max(self.prefetched, iterator._num_workers * waiting)
-        self._events.gave(samples, elements)
+        self._events.gave(samples, elements, was_ready)
         return batch
 
     def _end_pass_as_written(self, iterator: Any, instead: bool) -> None:
@@ -393,6 +400,24 @@ class Loaders:
                 self._kept.append(found)
             found.data_set = _reference(data_set)
         return found
+
+
+def _in_hand(iterator: Any) -> int:
+    """Batches of worker processes that were taken before their turn."""
+    return sum(len(one) == 2 for one in getattr(iterator, "_task_info", {}).values())
+
+
+def _has_come(iterator: Any) -> bool:
+    """Whether a batch of worker processes can be taken without waiting: what is left to do is to take it over."""
+    if not iterator._num_workers:
+        return False
+    queue, tasks = getattr(iterator, "_data_queue", None), getattr(iterator, "_task_info", {})
+    if len(tasks.get(getattr(iterator, "_rcvd_idx", -1), ())) == 2:
+        return True
+    try:
+        return queue is not None and not queue.empty()
+    except (OSError, ValueError):  # it is closed: the workers have ended
+        return False
 
 
 def _length(iterator: Any) -> int | None:

@@ -41,7 +41,9 @@ from autoddp.worker.observe.loader import LoaderEvents
 from autoddp.worker.process.device import current_stream, is_gpu, keep_busy, mark, synchronize
 
 _END_OF_STEP = "end of step"
-_COUNTS = 5  # of a step: samples, elements, iterators, seconds of the collector, and those in the script's collectives
+_COUNTS = 6
+"""Counts of a step: samples, elements, iterators, seconds of the collector, those in the script's collectives, and
+batches that were not ready."""
 _DIGITS = 8  # of seconds: further ones only make messages longer
 
 
@@ -69,6 +71,8 @@ class Recorded:
     """The part of `waited_for_cpu` that threads beside the one that trains have waited."""
     page_faults: PageFaults
     """Page faults of all steps together."""
+    late: tuple[int, ...] = ()
+    """Batches of each step that no worker process had ready when the script asked."""
     queued: tuple[float, ...] = ()
     """Seconds that the device was behind the host at most, in each step; empty on a CPU."""
     waits: dict[str, float] = field(default_factory=dict)
@@ -316,11 +320,12 @@ class Stages(DdpEvents, GradientHandler, LoaderEvents):
         if self._awake:
             self.enter(self._between)
 
-    def gave(self, samples: int, elements: int) -> None:
+    def gave(self, samples: int, elements: int, was_ready: bool = False) -> None:
         """See `LoaderEvents`."""
         if self.on:
             self._counts[-1][0] += samples
             self._counts[-1][1] += elements
+            self._counts[-1][5] += not was_ready
 
     def iterator_made(self) -> None:
         """See `LoaderEvents`."""
@@ -347,7 +352,7 @@ def _recorded(
             steps.append(dict.fromkeys(STAGES, 0.0))
         else:
             stage = following
-    samples, elements, begun, collecting, meeting = zip(*counts, strict=True) if counts else ((),) * _COUNTS
+    samples, elements, begun, collecting, meeting, late = zip(*counts, strict=True) if counts else ((),) * _COUNTS
     return Recorded(
         stages=tuple(tuple(round(s, _DIGITS) for s in of_step.values()) for of_step in steps[: len(ends)]),
         spans=tuple(span for span in spans if span.end > span.begin and span.end <= (ends or [0.0])[-1]),
@@ -357,6 +362,7 @@ def _recorded(
         begun=tuple(map(int, begun)),
         collecting=tuple(collecting),
         meeting=tuple(meeting),
+        late=tuple(map(int, late)),
         waited_for_cpu=waited.trains + waited.helpers,
         helpers_waited_for_cpu=waited.helpers,
         page_faults=page_faults,

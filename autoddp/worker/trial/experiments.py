@@ -136,6 +136,7 @@ class Experiments:
             begun=found.begun,
             collecting=found.collecting,
             meeting=found.meeting,
+            late=found.late,
             waited_for_cpu=found.waited_for_cpu,
             helpers_waited_for_cpu=found.helpers_waited_for_cpu,
             page_faults=found.page_faults.count,
