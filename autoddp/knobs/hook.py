@@ -159,9 +159,14 @@ def start_step(job_steps: int | None) -> int:
     return DEFAULT_START_STEP if job_steps is None else max(1, job_steps // 10)
 
 
+DIVIDES_BY_THOSE_LEFT = "the script uses join() with divide_by_initial_world_size=False, and hooks divide by all ranks"
+
+
 def _why_no_hook(look: FirstLook) -> str:
     if look.script_hook:
         return OWN_HOOK
+    if any(one.divides_by_those_left for one in look.steps):
+        return DIVIDES_BY_THOSE_LEFT
     return SPARSE if look.sparse else ""
 
 

@@ -40,6 +40,8 @@ class ObservedSteps:
     """An optimizer steps parameters that no DDP object reduces."""
     joins: bool = False
     """The script trains inside `join()`."""
+    divides_by_those_left: bool = False
+    """Inside `join()`, DDP divides gradients by the number of ranks that still have inputs."""
     compiled: bool = False
     """torch.compile compiles a model, a part of one, or a function around it."""
     uses_all: bool = False

@@ -34,6 +34,7 @@ TUNED = [
 ]
 RANKS = torch.cuda.device_count() or max(2, len(numa_nodes()))  # of a host, where nobody says how many
 LONG = {"TUNED_TIMES_LONGER": "12"}
+UNDIAGNOSED = ("--diagnose-budget", "0")
 
 
 def run(
@@ -74,7 +75,7 @@ BY_TORCHRUN = {
 
 @pytest.mark.parametrize("script", TUNED)
 def test_tuned_and_launched(script, by_torchrun, tmp_path):
-    tuned = run(AUTODDP, tmp_path / "tuned", script, "--trials", "2", "--allow", "exact", env=LONG)
+    tuned = run(AUTODDP, tmp_path / "tuned", script, "--trials", "2", "--allow", "exact", *UNDIAGNOSED, env=LONG)
     assert tuned.returncode == 0, tuned.stderr[-2000:]
     check_tuned_and_launched(script, tuned.folder, by_torchrun)
 
@@ -85,7 +86,8 @@ def test_the_plainest_script_is_tuned_and_launched(by_torchrun, tuned_plain):
 
 @pytest.mark.skipif(not hasattr(LaunchConfig, "virtual_local_rank"), reason="this torchrun has no such option")
 def test_ranks_are_tuned_that_torchrun_itself_has_told_that_each_is_local_rank_0(tmp_path):
-    tuned = run(AUTODDP, tmp_path / "tuned", "plain.py", "--virtual-local-rank", "--trials", "1", env=LONG)
+    words = ["--virtual-local-rank", "--trials", "1", *UNDIAGNOSED]
+    tuned = run(AUTODDP, tmp_path / "tuned", "plain.py", *words, env=LONG)
     assert tuned.returncode == 0, tuned.stderr[-2000:]
     assert "not tuned" not in tuned.stderr
     assert summary(tuned)["baseline"]["seconds"] > 0
@@ -165,6 +167,43 @@ def test_a_script_without_ddp_is_not_run_several_times_over_its_own_files(tmp_pa
     assert "the script built no DistributedDataParallel model" in launch.stderr
     assert launch.stderr.count("autoddp: launching 1 rank, as torchrun does: ") == 1
     assert (launch.folder / "counted").read_text() == "1 False\n"
+
+
+MEETS_BEFORE = """
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+store, rank, size = next(rendezvous("env://"))
+dist.init_process_group("gloo", store=dist.PrefixStore("before", store), rank=rank, world_size=size)
+dist.barrier()  # until rank 0 has prepared the data
+dist.destroy_process_group()
+dist.init_process_group("gloo")
+torch.manual_seed(7)
+model = DDP(torch.nn.Linear(16, 16))
+sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(400):
+    sgd.zero_grad()
+    model(torch.ones(4, 16)).sum().backward()
+    sgd.step()
+if rank == 0:
+    print("trained by", size)
+del model
+dist.destroy_process_group()
+"""
+
+
+def test_a_group_that_is_destroyed_before_training_does_not_end_tuning(tmp_path):
+    """Else the script would count as one without DDP, and be launched with one rank."""
+    script = tmp_path / "meets_before.py"
+    script.write_text(MEETS_BEFORE)
+    words = ["--trials", "1", "--allow", "exact", "--diagnose-budget", "0", str(script)]
+    launch = start(AUTODDP, tmp_path / "run", words).wait()
+    assert launch.returncode == 0, launch.stderr[-2000:]
+    assert "built no DistributedDataParallel model" not in launch.stderr
+    assert launch.stdout == f"trained by {RANKS}\n"
+    assert summary(launch)["baseline"]["seconds"] > 0
 
 
 TAKES_A_PORT = """

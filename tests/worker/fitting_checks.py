@@ -61,6 +61,8 @@ class Case:
     """The script trains what it has unpickled from its DDP objects."""
     late: bool = False
     """A second model is built and trained when the first has been."""
+    joins: bool = False
+    """Rank 1 has inputs for half of the steps, and DDP divides by the ranks that still have some."""
 
 
 BF16 = {"hook": "bf16"}
@@ -73,7 +75,9 @@ CASES = {
     "plain, clips": Case(None, clips=True),
     "plain, micro-batches": Case(None, micro_batches=2),
     "plain, two": Case(None, models=2),
+    "plain, joins": Case(None, joins=True),
     "hook fits": Case(BF16),
+    "hook, joins": Case(BF16, joins=True),
     "hook, free batch": Case(BF16, inputs=FREE, odd_rank=1),
     "hook, nothing known": Case(BF16, inputs=[]),
     "hook refused": Case(BF16, inputs=OTHERS),
@@ -126,6 +130,11 @@ def train(case: Case, rank: int) -> dict[str, Any]:
     if case.restored:
         models = [pickle.loads(pickle.dumps(model)) for model in built]  # the first ones stay alive
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
+    if case.joins:
+        with models[0].join(divide_by_initial_world_size=False):
+            for step in range(STEPS if rank == 0 else STEPS // 2):
+                one_step(case, rank, step, models[0], optimizers[0])
+        return {"steps": [[p.detach().clone() for p in models[0].parameters()]], **how_built(models)}
     steps: list[list[torch.Tensor]] = []
     if case.alone and rank == 0:
         models[0](torch.zeros(1, FEATURES))

@@ -139,3 +139,12 @@ def test_a_model_that_tuning_could_not_see_does_not_ask_for_another(folder: Path
     assert "parameter shapes and types are others" in line
     assert "tune it with --trials 20" in line
     assert not note(folder, "a later model")
+
+
+def test_no_hook_divides_by_ranks_that_have_no_inputs_any_more(folder: Path) -> None:
+    """Inside `join()` DDP divides by the others, if the script wants that; it tells no hook how many these are."""
+    found, plain = ranks(folder, "hook, joins")[0], ranks(folder, "plain, joins")[0]
+    assert far(found, plain) < 1e-6
+    assert found["hooks"] == [0]
+    (line,) = found["told"]
+    assert line.startswith("warning: the recipe's hook is left out from here on: the script uses join()")

@@ -10,6 +10,7 @@ from on_ranks import on_ranks
 from unreduced_checks import WORLD, checks
 
 from autoddp.knobs import FirstLook, ObservedSteps, knobs_of, why_left_out
+from autoddp.knobs.hook import DIVIDES_BY_THOSE_LEFT
 from autoddp.knobs.job import NEVER_REDUCES, OWN_MODELS
 
 
@@ -48,3 +49,10 @@ def test_no_knob_of_the_reduction_is_tuned_where_there_is_none() -> None:
     for alike in (look((0,) * 20, ("1 cpu", "2 cpu"), ("3 cpu", "2 cpu")), look((0,) * 20, ("1 a",), ("2 b",))):
         assert why_left_out(alike)["hook"] == NEVER_REDUCES
     assert {"bucket_cap_mb", "hook"} <= set(knobs_of(look((0, 0, 0, 1), (), ())))
+
+
+def test_no_hook_is_tuned_where_ddp_divides_by_the_ranks_that_have_inputs() -> None:
+    seen = look((1, 1), ())
+    joins = replace(seen, steps=[replace(one, joins=True, divides_by_those_left=True) for one in seen.steps])
+    assert "hook" in knobs_of(seen)
+    assert why_left_out(joins)["hook"] == why_left_out(joins)["powersgd_rank"] == DIVIDES_BY_THOSE_LEFT

@@ -262,6 +262,22 @@ def watch_uneven_inputs(found: Callable[[], None]) -> None:
     DDP.join_hook = watched  # type: ignore[method-assign, assignment]
 
 
+def watch_joins(begins: Callable[[DDP], None]) -> None:
+    """Call `begins` where a script enters a `join()` that divides gradients by the ranks that still have inputs.
+
+    All ranks enter it at the same place, also one that has no input at all.
+    """
+    join_hook: Callable[..., Any] = DDP.join_hook
+
+    @functools.wraps(join_hook)
+    def watched(ddp: DDP, **kwargs: Any) -> Any:
+        if not kwargs.get("divide_by_initial_world_size", True):
+            begins(ddp)
+        return join_hook(ddp, **kwargs)
+
+    DDP.join_hook = watched  # type: ignore[method-assign, assignment]
+
+
 def _sees_buckets(given: tuple[Any, ...]) -> bool:
     """Whether these are the arguments of a hook whose result may depend on how gradients are put together in buckets.
 

@@ -156,6 +156,14 @@ def is_joining(ddp: DDP) -> bool:
     return bool(ddp._join_config.enable)
 
 
+def divides_by_those_left(ddp: DDP) -> bool:
+    """Whether, inside `join()`, DDP divides gradients by the number of ranks that still have inputs.
+
+    Only DDP itself knows that number: a communication hook divides by all ranks.
+    """
+    return is_joining(ddp) and not getattr(ddp, "_divide_by_initial_world_size", True)
+
+
 def has_buffer_hook(ddp: DDP) -> bool:
     """Whether the script has registered a hook that DDP calls in place of its broadcast of buffers."""
     return hasattr(ddp, "buffer_hook")

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from autoddp.knobs import AS_WRITTEN, Configuration
 from autoddp.knobs.ddp_arguments import BROADCAST_BUFFERS, OF_BUCKETS
+from autoddp.knobs.hook import HOOK
 from autoddp.worker.ddp import private
 from autoddp.worker.ddp.arguments import as_arguments, why_untouchable, without_self
 from autoddp.worker.ddp.model import Model, parameters_digest
@@ -191,6 +192,17 @@ class Wrapped:
         if found is not None:
             state, hook = found
             self._register_own(ddp, state, around(hook, ddp.process_group, self.model) if around else hook)
+
+    def leave_out_hook(self) -> bool:
+        """Reduce without the hook of the configuration from the next pass on; whether there was one.
+
+        All ranks must call this between the same two steps.
+        """
+        configuration, start_step, around = self._present
+        if self.script_hook is not None or HOOK.name not in configuration:
+            return False
+        self.rebuild(configuration.without({HOOK.name}), start_step, around)
+        return True
 
     def register_exact_hook(self, around: Callable[[Hook, dist.ProcessGroup], Hook]) -> bool:
         """Register `around` DDP's own mean, on a reducer without a hook; False, and nothing is done, if it has one.

@@ -17,7 +17,7 @@ from autoddp.knobs.ddp_arguments import (
     OWN_HOOK_SEES_BUCKETS,
     STATIC_GRAPH,
 )
-from autoddp.knobs.hook import HOOK
+from autoddp.knobs.hook import DIVIDES_BY_THOSE_LEFT, HOOK
 from autoddp.knobs.job import SPARSE
 from autoddp.knobs.micro_batches import ACCUMULATE_STEPS, DEFER_REDUCTIONS
 from autoddp.log import tell
@@ -26,7 +26,7 @@ from autoddp.wire.started_with import started_with
 from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
 from autoddp.worker.ddp.handlers import CAPTURES, UNPICKLED, DdpHandlers
 from autoddp.worker.ddp.model import parameters_digest
-from autoddp.worker.ddp.patch import Patch
+from autoddp.worker.ddp.patch import Patch, watch_joins
 from autoddp.worker.ddp.unreduced import Unreduced, compare
 from autoddp.worker.ddp.used_parameters import UsedParameters
 from autoddp.worker.ddp.wrapped import Around, Wrapped
@@ -108,6 +108,8 @@ class _Applied(DdpHandlers):
             add_handler(self._implicit_no_sync)
         if ACCUMULATE_STEPS.name in configuration:
             add_handler(self._accumulation)
+        if HOOK.name in configuration:
+            watch_joins(self._joins)
         mode = CUDA_GRAPHS.of(configuration)
         if mode and mode != REDUCE_OVERHEAD:
             self._graphs_in_the_job = GraphsInTheJob(self._graphs, self._with_graphs, self._switch, configuration, _say)
@@ -195,6 +197,12 @@ class _Applied(DdpHandlers):
         if not self._has_unpickled:
             self._has_unpickled = True
             _warn(f"{UNPICKLED}: that one runs as written, without the recipe")
+
+    def _joins(self, ddp: DDP) -> None:
+        """The script enters `join()`, and from some step on DDP is to divide by fewer ranks than a hook does."""
+        wrapped = self._patch.of(ddp)
+        if wrapped is not None and wrapped.leave_out_hook():
+            _warn(f"the recipe's {HOOK.name} is left out from here on: {DIVIDES_BY_THOSE_LEFT}")
 
     def script_captures(self, ddp: DDP) -> None:
         """See `DdpEvents`."""

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from autoddp.wire import LauncherClient
+from autoddp.worker.process.gloo_threads import wait_for_rest
 
 PATIENCE = 8.0  # seconds for the device; twice that is within what the launcher gives to ranks that leave
 
@@ -27,8 +28,10 @@ def watch_the_end(launcher: LauncherClient) -> None:
     atexit.register(launcher.goodbye, "")
 
 
-def leave_at_the_end_of_training(launcher: LauncherClient, trains: Callable[[], bool] = lambda: True) -> None:
-    """A script that destroys its process group trains no more, so this process leaves then, if `trains()`.
+def leave_at_the_end_of_training(launcher: LauncherClient, has_trained: Callable[[], bool]) -> None:
+    """A script that destroys its process group trains no more, so this process leaves then, if `has_trained()`.
+
+    Before that a script may destroy a group in which its ranks have only met, to prepare data, and make another one.
 
     Staying is a risk: where the DDP object outlives the group, its destructor can deadlock with gloo's thread over the
     GIL (torch 2.13), and that would look like a hung trial.
@@ -36,9 +39,10 @@ def leave_at_the_end_of_training(launcher: LauncherClient, trains: Callable[[], 
     from torch import distributed
 
     def destroy_process_group(group: Any = None) -> None:
-        if trains() and (group is None or group is distributed.GroupMember.WORLD):
+        if has_trained() and (group is None or group is distributed.GroupMember.WORLD):
             launcher.goodbye("")
             leave()
+        wait_for_rest()  # as in the launched job
         before(group)
 
     before = distributed.destroy_process_group

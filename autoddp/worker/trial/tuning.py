@@ -19,7 +19,7 @@ from autoddp.worker.ddp.handlers import CAPTURES, UNPICKLED, DdpHandlers
 from autoddp.worker.ddp.inputs import InputsSeen
 from autoddp.worker.ddp.model import parameters_digest
 from autoddp.worker.ddp.patch import Patch, watch_uneven_inputs
-from autoddp.worker.ddp.private import is_joining
+from autoddp.worker.ddp.private import divides_by_those_left, is_joining
 from autoddp.worker.ddp.unreduced import STEPS as UNREDUCED_STEPS
 from autoddp.worker.ddp.unreduced import Unreduced
 from autoddp.worker.ddp.wrapped import Wrapped, why_another_world
@@ -67,7 +67,7 @@ def start_tuning(config: WorkerConfig, launcher: LauncherClient, threads_given: 
     add_handler(job.experiments.stages)
     if config.accumulates:
         add_handler(job.accumulation)
-    leave_at_the_end_of_training(launcher, lambda: job.wrapped_any or not config.diagnoses)
+    leave_at_the_end_of_training(launcher, lambda: job.wrapped_any)
 
 
 class _TuningJob(DdpHandlers):
@@ -241,6 +241,7 @@ class _TuningJob(DdpHandlers):
             changes_gradients_later=self._by_hand.found_later,
             steps_others=self.accumulation.steps_others,
             joins=any(is_joining(w.ddp) for w in wrapped if w.ddp is not None),
+            divides_by_those_left=any(divides_by_those_left(w.ddp) for w in wrapped if w.ddp is not None),
             compiled=compiled,
             uses_all=self._ready_order.uses_all,
             discards_gradients=self._by_hand.discards or self._reads_gradients.between,
