@@ -34,7 +34,7 @@ def complain(outcome: Outcome) -> str:
 
 @pytest.mark.skipif(not may_have_own_tmp(), reason="needs the right to mount, and a checkout outside of /tmp")
 def test_overlay_changes_nothing() -> None:
-    outcome = tune(LEVELS["overlay"], usable(set(load()) - LONG - UNWATCHED), tune_only=True, patience=200)
+    outcome = tune(LEVELS["overlay"], usable(set(load()) - LONG - UNWATCHED), True, 200, ["--diagnose-budget", "0"])
     assert not outcome.ended, complain(outcome)
     assert {one.kind for one in outcome.verdicts.values()} == {"unchanged"}, complain(outcome)
     assert not outcome.elsewhere, complain(outcome)

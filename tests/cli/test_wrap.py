@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launchers import AUTODDP, REPORTER, ROOT, SCRIPTS, environment, side_by_side, start, whole
+from launchers import AUTODDP, REPORTER, ROOT, SCRIPTS, TORCHRUN, environment, start, whole
 
 from autoddp.commandline.options import leading_own, parse_apart
 
@@ -26,7 +26,7 @@ torchrun.run(arguments)
 print("went on")
 import os, subprocess
 if os.environ.pop("AGAIN", ""):
-    arguments.training_script_args = ["again"]
+    arguments.training_script_args = [*arguments.training_script_args, "again"]
     torchrun.run(arguments)
     subprocess.run(["torchrun", "--nproc-per-node", "1", *sys.argv[1:]], check=True)
 """
@@ -57,7 +57,7 @@ def wrapped(folder: Path, *command: str, options: tuple[str, ...] = WRAP, **env:
         whole(["torchrun", *TWO, REPORTER, "--trials", "7"]),  # the word's way is that of a job that fails, below
         whole([sys.executable, "-u", "-m", "torch.distributed.run", *TWO, REPORTER, "--trials", "7"]),
         ["bash", "-c", f'{sys.executable} -m torch.distributed.run "$@"', "--", *TWO, REPORTER, "--trials", "7"],
-        [sys.executable, "-c", CALLS_RUN, REPORTER, "--trials", "7"],
+        whole([sys.executable, "-c", CALLS_RUN, REPORTER, "--trials", "7"]),  # its way is that of several jobs, below
         whole([sys.executable, "-c", CALLS_MAIN, *TWO, REPORTER, "--trials", "7"]),
     ],
     ids=["torchrun", "module", "bash", "run", "main"],
@@ -80,16 +80,22 @@ def test_the_job_is_torchruns(command: list[str], tmp_path: Path) -> None:
 
 def test_a_program_may_start_several_jobs(tmp_path: Path) -> None:
     """Two by torchrun's function, and one by its command."""
-    command = [sys.executable, "-c", CALLS_RUN, REPORTER]
+    command = [sys.executable, "-c", CALLS_RUN, REPORTER, "--trials", "7"]
     launch = wrapped(tmp_path / "job", *command, AGAIN="1")
     assert launch.returncode == 0, launch.stderr
     assert launch.stderr.count(SAID) == 3
+    assert "went on" in launch.stdout
+    reports = launch.reports()  # of the last job, which has one rank, and of the second one
+    words = [reports[f"report{rank}.0.json"]["argv"][1:] for rank in (0, 1)]
+    assert words == [["--trials", "7"], ["--trials", "7", "again"]]
+    for report in reports.values():
+        assert not [name for name in report["environ"] if name.startswith("AUTODDP") and name != "AUTODDP_VERBOSE"]
 
 
 def test_environment_and_exit_code_are_torchruns(tmp_path: Path) -> None:
     """Side by side with torchrun itself: a job that fails."""
     words = [*TWO, REPORTER, "--exit", "7"]
-    plain = side_by_side(tmp_path, words)["torchrun"]
+    plain = start(TORCHRUN, tmp_path / "torchrun", words).wait()
     launch = wrapped(tmp_path / "wrapped", "torchrun", *words)
     assert launch.returncode == plain.returncode
     ours, theirs = launch.reports(), plain.reports()

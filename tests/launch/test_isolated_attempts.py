@@ -162,7 +162,8 @@ def test_what_a_script_prints_fills_no_disk(tmp_path: Path) -> None:
 def killed(tmp_path: Path, temporary: Path, kill: Callable[[Launch], None]) -> Launch:
     """A tuning run that is killed in the middle of its trials."""
     folder = folder_with_state(tmp_path)
-    words = ["--nproc-per-node", "2", "--trials", "20", "--tune-only", str(SCRIPTS / "plain.py")]
+    words = ["--nproc-per-node", "2", "--trials", "20", "--tune-only", "--diagnose-budget", "0"]
+    words += [str(SCRIPTS / "plain.py")]
     launch = start(AUTODDP, folder, words, {"TUNED_TIMES_LONGER": "1000000", "TMPDIR": str(temporary)})
     wait_for(lambda: "trial " in launch.stderr, "the first trial")
     assert len(launch.processes()) >= 5  # launcher, keeper, agent, two ranks

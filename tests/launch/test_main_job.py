@@ -41,12 +41,12 @@ def step_seconds(hosts, command, parent, *words):
 @pytest.mark.lab
 def test_a_script_of_sixty_steps_gets_its_gain(lab, tmp_path):
     """The study needs more steps than the script has: it is started again, and a round that it cuts is made again."""
-    hosts = lab(hosts=2, rate="200mbit")
+    hosts = lab(hosts=2, rate="100mbit")  # 2 MiB take 170 ms, far more than a busy machine adds
     options = ["--trials", "2", "--diagnose-budget", "0"]
     launched, said = step_seconds(hosts, AUTODDP, tmp_path / "autoddp", *options, MLP, *SIZE)
     as_written, _ = step_seconds(hosts, TORCHRUN, tmp_path / "torchrun", MLP, *SIZE)
     assert "the best of what you allow (near): ×" in said
-    assert as_written / launched >= 1.5
+    assert as_written / launched >= 1.3  # half as many bytes
     assert (tmp_path / "autoddp/host0/jobs.mlp.autoddp.toml").exists()
 
 

@@ -317,14 +317,21 @@ def test_a_full_disk_loses_neither_head_nor_log(log: Path, tmp_path: Path, monke
     assert os.listdir(log.parent) == ["stdout.log"]
 
 
-def test_looking_costs_next_to_nothing(tmp_path: Path) -> None:
+def test_looking_costs_next_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where little is written it looks four times a second at most, at sizes alone."""
     for rank in range(16):
         folder = tmp_path / "1f2e.tune0_x7k2" / "attempt_0" / str(rank)
         folder.mkdir(parents=True)
         for name in ("stdout.log", "stderr.log"):
             (folder / name).write_text("a few lines")
+    looks: list[int] = []
+    opened: list[Path] = []
+    look = LogKeeper.look
+    monkeypatch.setattr(LogKeeper, "look", lambda keeper: looks.append(look(keeper)) or looks[-1])
+    monkeypatch.setattr(rank_logs._Log, "_opened", lambda log: opened.append(log.path))
+    began = time.monotonic()
     with LogKeeper(tmp_path):
-        before = time.process_time()
         time.sleep(2)
-        used = time.process_time() - before
-    assert used < 0.1  # seconds of a processor, in two
+    assert 1 <= len(looks) <= (time.monotonic() - began) / rank_logs._SLOW + 2
+    assert set(looks) == {32 * len("a few lines")}
+    assert opened == []

@@ -36,7 +36,7 @@ def tuning(moment, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     signals = ["--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1,SIGNONSENSE"]
-    words = ["--nproc-per-node", "2", "--trials", "1000", *signals, str(script), moment]
+    words = ["--nproc-per-node", "2", "--trials", "1000", "--diagnose-budget", "0", *signals, str(script), moment]
     launch = start(AUTODDP, tmp_path / "run", words)
     if moment == "start-up":
         logs = ".autoddp/2*/attempt0/*/*/*/stdout.log"

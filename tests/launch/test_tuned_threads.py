@@ -9,7 +9,11 @@ import pytest
 import torch
 from launchers import AUTODDP, REPORTER, SCRIPTS, start
 
+from autoddp.commandline.environment import job_environment
+from autoddp.commandline.mode import choose
+from autoddp.commandline.options import parse
 from autoddp.knobs import Configuration
+from autoddp.network.own_network import Network
 from autoddp.recipe import Evidence, Fits, MadeBy, Recipe, load, save
 
 PLAIN = str(SCRIPTS / "plain.py")
@@ -61,18 +65,30 @@ def test_a_number_that_the_user_set_is_pinned(tmp_path):
     assert all("threads" not in trial["configuration"] for trial in study["trials"])
 
 
-@pytest.mark.parametrize(("own", "expected"), [(None, "3"), ("2", "2")])
-def test_the_launched_job_gets_it_unless_the_user_says_otherwise(tmp_path, monkeypatch, own, expected):
+@pytest.fixture
+def words(tmp_path, monkeypatch):
+    """A launch by a recipe with three threads, where the user has set none."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     version = torch.__version__.split("+")[0]
     fits = Fits(2, 1, "gloo", ("cpu",), version, 288, "0123456789abcdef")
     made_by = MadeBy("0.1.0", version, "3.11.7", "2026-01-01T00:00:00Z")
     evidence = Evidence(31.0, 0.1, 20, 6, 100, "for a test")
     save(Recipe(made_by, fits, Configuration(), evidence, env={"OMP_NUM_THREADS": "3"}), tmp_path / "recipe.toml")
-    variables = {} if own is None else {"OMP_NUM_THREADS": own}
-    words = ["--nproc-per-node", "2", "--recipe", str(tmp_path / "recipe.toml"), REPORTER]
-    launch = start(AUTODDP, tmp_path / "job", words, variables).wait()
+    return ["--nproc-per-node", "2", "--recipe", str(tmp_path / "recipe.toml"), REPORTER]
+
+
+def test_the_launched_job_gets_it(tmp_path, words):
+    launch = start(AUTODDP, tmp_path / "job", words, {}).wait()
     assert launch.returncode == 0, launch.stderr[-2000:]
     reports = [json.loads(path.read_text()) for path in launch.folder.glob("report*.json")]
-    assert [report["environ"]["OMP_NUM_THREADS"] for report in reports] == [expected] * 2
-    assert ("OMP_NUM_THREADS=2 is set here and stays" in launch.stderr) is (own is not None)
+    assert [report["environ"]["OMP_NUM_THREADS"] for report in reports] == ["3"] * 2
+    assert "is set here and stays" not in launch.stderr
+
+
+def test_a_users_own_number_stays(words, monkeypatch, capsys):
+    """The job inherits it: the launch adds no variable of that name."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    options = parse(words)
+    assert "OMP_NUM_THREADS" not in job_environment(options, choose(options), Network())
+    assert "OMP_NUM_THREADS=2 is set here and stays" in capsys.readouterr().err

@@ -16,6 +16,15 @@ import pathlib
 pathlib.Path(__file__).with_name("imported").touch()
 raise ImportError("this jinja2 is broken")
 """
+NO_TRACE = """
+from autoddp.cli import tuned
+
+def fails(*_):
+    raise OSError(28, "planted")
+
+tuned.write_trace = fails
+"""
+RUNS = "from autoddp.cli.main import main; main()"
 
 
 def launched(command: tuple[str, ...], folder: Path, *options: str) -> Launch:
@@ -40,19 +49,20 @@ def test_a_run_leaves_its_page(tuned_plain: Path) -> None:
     assert "NUMA" in summary["topology"]
 
 
-def test_a_page_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
+def test_a_page_and_a_trace_that_cannot_be_written_cost_a_line_each(tmp_path: Path) -> None:
     """Nor does a launch with the recipe import what makes pages."""
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "jinja2.py").write_text(BROKEN)
-    finds_it = f"import sys; sys.path.insert(0, {str(broken)!r}); from autoddp.cli.main import main; main()"
-    command = (sys.executable, "-c", finds_it)
-    launch = launched(command, tmp_path / "run", "--trials", "1", "--allow", "exact", "--diagnose-budget", "0")
+    finds_it = f"import sys; sys.path.insert(0, {str(broken)!r})\n"
+    options = ["--trials", "1", "--allow", "exact", "--diagnose-budget", "0", "--trace"]
+    launch = launched((sys.executable, "-c", finds_it + NO_TRACE + RUNS), tmp_path / "run", *options)
     (warning,) = [line for line in launch.stderr.splitlines() if "report.html" in line]  # nor does the answer name it
     assert warning.startswith("autoddp: warning: ")
     assert warning.endswith("report.html could not be written: this jinja2 is broken")
+    assert sum("planted" in line for line in launch.stderr.splitlines()) == 1
     assert len(list(launch.folder.glob(".autoddp/2*/summary.json"))) == 1
     (broken / "imported").unlink()
-    launched(command, tmp_path / "run")
+    launched((sys.executable, "-c", finds_it + RUNS), tmp_path / "run")
     assert "autoddp: recipe scripts.plain.autoddp.toml: launching " in launch.stderr
     assert not (broken / "imported").exists()

@@ -44,11 +44,21 @@ def job_on(link: str, seed: int = 0, **more: object) -> SimulatedJob:
     return SimulatedJob(*LINKS[link], seed=seed, **more)
 
 
+def tuned_with(link: str, seed: int) -> tuple[SimulatedJob, Outcome]:
+    job = job_on(link, seed)
+    return job, run(job, trials=20, all_trials=True, seed=seed)
+
+
+@functools.cache
+def unhurried(link: str) -> tuple[SimulatedJob, Outcome]:
+    """A study that has time for all of its trials. Several tests look at it."""
+    return tuned_with(link, 0)
+
+
 @pytest.mark.parametrize("seed", [0, *map(whole, range(1, 6))])
 @pytest.mark.parametrize("link", LINKS)
 def test_the_best_of_each_rung_is_found(link: str, seed: int) -> None:
-    job = job_on(link, seed)
-    outcome = run(job, trials=20, all_trials=True, seed=seed)
+    job, outcome = unhurried(link) if seed == 0 else tuned_with(link, seed)
     assert [standing.rung for standing in outcome.ladder] == list(GRADIENT_RUNGS)
     for standing in outcome.ladder:
         assert job.cost(standing.configuration) <= 1.03 * job.best(standing.rung)
@@ -239,8 +249,9 @@ def test_over_is_over_in_a_trial_too() -> None:
 
 
 def test_a_seed_and_its_measurements_decide_everything() -> None:
-    jobs = [job_on("medium") for _ in range(3)]
-    outcomes = [run(job, trials=20, all_trials=True, seed=seed) for job, seed in zip(jobs, (0, 0, 1), strict=True)]
+    jobs = [unhurried("medium")[0], job_on("medium"), job_on("medium")]
+    others = [run(job, trials=20, all_trials=True, seed=seed) for job, seed in zip(jobs[1:], (0, 1), strict=True)]
+    outcomes = [unhurried("medium")[1], *others]
     assert jobs[0].asked == jobs[1].asked
     assert [t.configuration for t in outcomes[0].trials] == [t.configuration for t in outcomes[1].trials]
     assert jobs[0].asked != jobs[2].asked
@@ -260,7 +271,7 @@ def test_finals_measure_all_in_turn_in_changing_order() -> None:
 
 
 def test_rungs_take_turns() -> None:
-    outcome = run(job_on("medium"), trials=20, all_trials=True)
+    _, outcome = unhurried("medium")
     assert [record.number for record in outcome.trials] == list(range(1, 21))
     assert [r.configuration.rung.value for r in outcome.trials[:4]] == ["exact", "near", "lossy", "exact"]
     only_buckets = run(job_on("medium"), BUCKETS_ONLY, trials=5)
@@ -268,7 +279,7 @@ def test_rungs_take_turns() -> None:
 
 
 def test_a_clear_loser_is_cut_short() -> None:
-    outcome = run(job_on("slow"), trials=20, all_trials=True)
+    _, outcome = unhurried("slow")
     cut = [record for record in outcome.trials if record.state == "cut short"]
     assert cut
     assert all(len(record.blocks) == 1 and "times the best of its rung" in record.reason for record in cut)
@@ -296,12 +307,6 @@ def test_few_trials(trials: int) -> None:
     assert outcome.decision.configuration in {AS_WRITTEN, *(record.configuration for record in outcome.trials)}
 
 
-@functools.cache
-def unhurried(link: str) -> int:
-    """The trials of a study that has time for all of them."""
-    return len(run(job_on(link), trials=20, all_trials=True).trials)
-
-
 IN_SHORT = {("slow", 2.0), ("fast", 2.0), ("medium", 8.0), ("latency", 8.0), ("slow", 32.0), ("fast", 32.0)}
 TIMES = itertools.product(LINKS, (2.0, 4.0, 8.0, 16.0, 32.0))
 
@@ -315,7 +320,7 @@ def test_the_study_is_over_in_time(link: str, time: float) -> None:
     assert job.clock < 1.1 * time or not outcome.trials
     assert bool(outcome.ladder) is bool(outcome.trials)
     assert all(len(standing.rounds) >= 3 for standing in outcome.ladder)
-    assert len(outcome.trials) <= unhurried(link)
+    assert len(outcome.trials) <= len(unhurried(link)[1].trials)
 
 
 def test_no_time_at_all_is_said() -> None:

@@ -88,4 +88,4 @@ UNPLEASANT = [
 def test_time_is_linear(text: str) -> None:
     began = time.process_time()
     transports(text)
-    assert time.process_time() - began < 1.5
+    assert time.process_time() - began < 15  # a hundredth of it is normal; quadratic would be minutes

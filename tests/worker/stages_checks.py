@@ -158,12 +158,16 @@ class _Script(DdpEvents, GradientHandler):
             self.steps(1)
             seconds.append(time.perf_counter() - began)
         found = self.experiments.recorded()
-        medians = [statistics.median(step[place] for step in found.stages) for place in range(len(STAGES))]
+        places = range(len(STAGES))
+        medians = [statistics.median(step[place] for step in found.stages) for place in places]
+        least = [min(step[place] for step in found.stages) for place in places]
         sums = [sum(step[: len(STAGES)]) for step in found.stages]
         return {
             "seconds": statistics.median(seconds),
             "of it in stages": statistics.median(a / b for a, b in zip(sums, seconds, strict=True)),
             **dict(zip(STAGES, medians, strict=True)),
+            # What must be short is judged by its shortest step: a busy machine makes any of them longer.
+            **{f"least {stage}": one for stage, one in zip(STAGES, least, strict=True)},
             "kept": found.kept,
             "samples": found.samples,
         }
@@ -385,11 +389,13 @@ def parameters_as_written(rank: int) -> dict[str, Any]:
 
 
 def _cost_of_a_stamp(script: _Script) -> float:
-    stages, count = script.experiments.stages, 20_000
+    """Of the fastest of ten rounds: a machine that stands still is no stamp."""
+    stages, rounds, count = script.experiments.stages, list[float](), 2_000
     stages.start(torch.device("cpu"))
-    began = time.perf_counter()
-    for _ in range(count):
-        stages.enter("other")
-    seconds = (time.perf_counter() - began) / count
+    for _ in range(10):
+        began = time.perf_counter()
+        for _ in range(count):
+            stages.enter("other")
+        rounds.append((time.perf_counter() - began) / count)
     stages.stop()
-    return seconds
+    return min(rounds)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import psutil
-from launchers import environment
+from launchers import PATIENCE, environment
 
 from autoddp import codec
 from autoddp.wire.replayed_calls import (
@@ -42,7 +42,7 @@ def with_result(result: Path) -> set[int]:
 
 
 def wait_for(count: int, result: Path) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE  # several of them import torch first
     while len(with_result(result)) != count:
         assert time.monotonic() < until
         time.sleep(0.1)
