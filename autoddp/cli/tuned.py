@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from autoddp.attempts.job_machine import NO_DDP
 from autoddp.attempts.tune import Tuned
 from autoddp.commandline.mode import Mode
 from autoddp.commandline.options import Options
@@ -131,7 +132,7 @@ class Results:
             else:
                 say(f"{not_tuned}launching as written: {why}; see {folder.path}")
             if not options.ranks_given and not tuned.built_ddp:
-                say(set_one(options.torchrun))
+                say(set_one(options.torchrun, is_known=tuned.why == NO_DDP))
             return mode
         recipe = parse(tuned.recipe, place)
         if tuned.outcome is not None and tuned.outcome.ended:

@@ -30,10 +30,16 @@ def set_ranks(torchrun: argparse.Namespace) -> str:
     return f"{count} rank{'s' if count > 1 else ''} on this host, {why}; {_ANOTHER}"
 
 
-def set_one(torchrun: argparse.Namespace) -> str:
-    """Set torchrun's number, for a script of which nobody knows that it shares its work among ranks."""
-    torchrun.nproc_per_node = "1"
-    return f"launching 1 rank, as torchrun does: no DistributedDataParallel model was seen; {_ANOTHER}"
+def set_one(torchrun: argparse.Namespace, is_known: bool = True) -> str:
+    """Set torchrun's number, for a script of which nobody knows that it shares its work among ranks.
+
+    `is_known`: it has ended without a DDP model. Else tuning ended before it could have built one.
+    """
+    tuned_with, torchrun.nproc_per_node = torchrun.nproc_per_node, "1"
+    if is_known or tuned_with == "1":
+        return f"launching 1 rank, as torchrun does: no DistributedDataParallel model was seen; {_ANOTHER}"
+    why = "tuning ended before the script could build a DistributedDataParallel model"
+    return f"launching 1 rank, as torchrun does: {why}; if it builds one, start it with --nproc-per-node {tuned_with}"
 
 
 def one_rank() -> str:

@@ -5,7 +5,9 @@ attempt's upper layers begin. A cache is
 
     a folder whose name says so: __pycache__, .cache, my_cache, cached-data; and files such as cache-0123.arrow
     what lies below a path named by a variable such as TORCHINDUCTOR_CACHE_DIR, HF_HOME, XDG_CACHE_HOME, CUDA_CACHE_PATH
-    a folder in the temporary folder, unless the script works there or it holds checkpoints
+    a folder in the temporary folder that is named after data or a compiler, unless it holds checkpoints
+
+A folder in which the script works is none, whatever it is called: what it has written there is its output.
 
 The real files stay as they are: nothing of a cache survives the study.
 """
@@ -24,14 +26,19 @@ from autoddp.isolation.overlay import Layers
 _VARIABLE = re.compile(r"CACHE|^(HF_HOME|TORCH_HOME|TORCH_EXTENSIONS_DIR|MPLCONFIGDIR|KERAS_HOME|NLTK_DATA)$")
 _IN_HOME = (".cache", ".nv", ".triton", ".keras", ".torch")
 _CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|safetensors|distcp|bin)$|checkpoint|snapshot", re.IGNORECASE)
+_IN_TEMPORARY = re.compile(
+    r"^(torchinductor|torch_extensions|triton)|(^|[^a-z])(data|datasets?)([^a-z]|$)", re.IGNORECASE
+)
+"""Names in the temporary folder. A folder of another name may hold what the script goes on from, by whatever name."""
 
 
 def keep_caches(layers: Layers, environment: Mapping[str, str], working: Sequence[str]) -> None:
     """Move the caches of an attempt that has ended from `layers.scratch` to `layers.kept`.
 
-    `working`: folders in which the script works. What is in them is a cache only if its name says so.
+    `working`: folders in which the script works, the current one first. What is in them is a cache only if its name
+    says so.
     """
-    roots = _cache_roots(environment)
+    roots, working = _cache_roots(environment), [os.path.realpath(folder) for folder in working]
     for name in sorted(os.listdir(layers.scratch)):
         base = os.path.join(layers.scratch, name)
         if not os.path.isfile(os.path.join(base, "path")):
@@ -57,18 +64,30 @@ def _caches(upper: str, covered: str, roots: Sequence[str], working: Sequence[st
         folder = pending.pop()
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             real = os.path.normpath(os.path.join(covered, os.path.relpath(entry.path, upper)))
-            if real in roots or "cache" in entry.name.lower():
+            if _is_cache(real, roots, working):
                 yield entry.path
             elif entry.is_dir(follow_symlinks=False):
-                is_temporary = os.path.dirname(real) == temporary and not _works_in(real, working)
-                if is_temporary and not _holds_checkpoints(entry.path):
+                is_named = os.path.dirname(real) == temporary and _IN_TEMPORARY.search(entry.name)
+                if is_named and not _works_in(real, working) and not _holds_checkpoints(entry.path):
                     yield entry.path
                 else:
                     pending.append(entry.path)
 
 
+def _is_cache(path: str, roots: Sequence[str], working: Sequence[str]) -> bool:
+    """Whether all that is at `path` is a cache, by a variable or by its name.
+
+    It is none if the current folder is there or below, as in ~/kvcache/train.py, or by its name if another folder is
+    below in which the script works. A folder that an argument names, as --cache-dir does, may be a cache itself.
+    """
+    if _works_in(path, working[:1]):
+        return False
+    is_above = any(folder.startswith(f"{path}/") for folder in working)
+    return path in roots or ("cache" in os.path.basename(path).lower() and not is_above)
+
+
 def _works_in(path: str, working: Sequence[str]) -> bool:
-    return any(f"{os.path.realpath(folder)}/".startswith(path + "/") for folder in working)
+    return any(f"{folder}/".startswith(f"{path}/") for folder in working)
 
 
 def _holds_checkpoints(folder: str) -> bool:
@@ -90,9 +109,18 @@ def _like_parents(upper: str, relative: str, kept: str) -> None:
         if not os.path.isdir(target):
             os.mkdir(target)
         shutil.copystat(source, target)
+        _forget_overlay(target)
         found = os.stat(source)
         with contextlib.suppress(PermissionError):
             os.chown(target, found.st_uid, found.st_gid)
+
+
+def _forget_overlay(folder: str) -> None:
+    """Remove an overlay's own notes: one says that nothing of the real folder is seen, which the script had removed."""
+    for name in os.listxattr(folder):
+        if ".overlay." in name:
+            with contextlib.suppress(OSError):
+                os.removexattr(folder, name)
 
 
 def _merge(source: str, target: str) -> None:

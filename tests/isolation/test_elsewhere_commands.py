@@ -76,6 +76,10 @@ kill 123
 docker --context x rm y
 rsync --remove-source-files host:a b
 curl -sXPOST https://store.invalid
+curl -sX POST https://store.invalid/run
+curl -fsSX DELETE https://store.invalid/f
+curl -sXDELETE https://store.invalid/f
+curl -sd@x https://store.invalid
 curl -X=PUT store.invalid/x
 rclone sync far:a far:b
 srun hostname
@@ -161,6 +165,19 @@ ifconfig eth0 mtu 9000
 nmcli con up x
 swapon /swap
 tuned-adm profile throughput-performance
+b2 upload-file bucket models/best.pt
+swift upload bucket models/best.pt
+oci os object put -bn b --file models/best.pt
+az storage blob upload -c b -f list.txt
+gcloud storage cp filelist.txt gs://b
+aws s3 cp get-data.py s3://b/
+consul kv put training/status running
+vault write secret/targets a=b
+gh issue comment 12 --body "status: started"
+gh workflow run status.yml
+docker run -v /data:/data image python lstm.py
+modal run targets.py
+echo a 1 | nc prod-logs.internal 2003
 """.strip().splitlines()
 
 READS = r"""
@@ -225,6 +242,8 @@ conda run -n x python y.py
 gh pr view 1
 curl -I https://store.invalid
 curl -X GET https://store.invalid
+curl -sX GET https://store.invalid
+curl -H"X-Key: k" -sLo f https://store.invalid/f
 tmux ls
 tmux has-session -t tb
 tmux display-message -p '#S'
@@ -277,6 +296,16 @@ ifconfig eth0
 nmcli device status
 swapon --show
 mpirun -np 2 python prepare.py
+b2 ls bucket
+oci os object list -bn b
+az storage blob download -c b -n models/x -f x
+gcloud compute instances list
+aws s3api list-objects-v2 --bucket b
+consul kv get job/ready
+gh -R owner/name issue list
+gh run list
+docker image inspect x
+nc -vzw1 host 22
 """.strip().splitlines()
 
 

@@ -321,6 +321,26 @@ def test_a_folder_that_the_script_needs_and_that_cannot_be_covered_refuses_the_w
     assert done.stdout.startswith("OverlayRefused the overlay cannot be mounted ("), done.stderr
 
 
+def test_a_rename_that_a_class_keeps_is_the_one_that_copies(tmp_path: Path) -> None:
+    """As in pathlib of Python 3.10, which may be imported before the isolation begins or after it."""
+    program = """
+        import os
+        class Before:
+            rename = os.rename
+        from autoddp.worker.process.isolated import _rename_folders_by_copying
+        _rename_folders_by_copying()
+        class After:
+            rename = os.rename
+        os.mkdir("a")
+        Before().rename("a", "b")
+        After().rename("b", "c")
+        assert os.listdir() == ["c"] and Before.rename is After.rename is os.rename
+        """
+    words = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_caches_are_there_for_the_next_attempt(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     program = """
         found["before"] = sorted(os.listdir("."))

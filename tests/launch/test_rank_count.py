@@ -62,6 +62,15 @@ def test_on_this_host():
     assert torchrun.nproc_per_node == "1"
 
 
+def test_one_rank_is_launched_for_two_reasons():
+    torchrun = argparse.Namespace(nproc_per_node="8")
+    says = set_one(torchrun, is_known=False)
+    assert torchrun.nproc_per_node == "1"
+    assert "tuning ended before the script could build a DistributedDataParallel model" in says
+    assert says.endswith("start it with --nproc-per-node 8")
+    assert "no DistributedDataParallel model was seen" in set_one(argparse.Namespace(nproc_per_node="8"))
+
+
 @pytest.mark.parametrize(
     ("gpus", "line"), [(1, "1 rank on this host, one per visible GPU"), (8, "8 ranks on this host")]
 )

@@ -25,7 +25,10 @@ class Tool:
 
     names: str
     reads: str = ""
-    """Commands that pass, as patterns over the arguments without options, separated by `;`. All others end tuning."""
+    """Commands that pass, as patterns over the arguments without options, separated by `;`. All others end tuning.
+
+    One that begins with `*` is over those words alone that name the command, see `_command`.
+    """
     writes: str = ""
     """Or: the only commands that end tuning."""
     judge: Judge | None = None
@@ -45,8 +48,10 @@ class Tool:
             return False  # prints its usage
         if args[:1] and args[0] in _ASKS:
             return False
-        line = " ".join(args if self.whole else self.positional(args))
-        if _matches(self.reads, line):
+        words = list(args) if self.whole else self.positional(args)
+        line = " ".join(words)
+        command = line if self.whole else _command(words)
+        if any(_matches(each, command if each.startswith("*") else line) for each in self.reads.split(";")):
             return False
         if self.writes:
             return _matches(self.writes, line)
@@ -74,6 +79,29 @@ class Tool:
         return remote[:1] == [True] and not any(remote[1:])
 
 
+_WORD = re.compile(r"[a-z][a-z0-9-]*")
+_CHANGING = frozenset(
+    "add apply approve close comment commit copy cp create delete deploy edit exec import invoke launch merge move mv"
+    " publish push put remove rename reopen restart review rm run scale send set start stop submit sync update upload"
+    " version write".split()
+)
+"""Verbs of commands; `upload-file` and `put-object` begin with one."""
+
+
+def _command(words: Sequence[str]) -> str:
+    """The words that name a command, up to a verb that changes something, with a blank behind each.
+
+    The names of files, buckets and keys are left out: there is an "ls" in `b2 upload-file bucket models/x.pt`, and a
+    "status" in `consul kv put job/status done`.
+    """
+    found = ""
+    for word in filter(_WORD.fullmatch, words):
+        found += f"{word} "
+        if word.partition("-")[0] in _CHANGING:
+            break
+    return found
+
+
 def _matches(patterns: str, line: str) -> bool:
     return any(fnmatchcase(line, pattern) or pattern == f"{line} *" for pattern in patterns.split(";") if pattern)
 
@@ -91,9 +119,10 @@ def transfers(tool: Tool, args: Sequence[str]) -> bool:
     return any(map(tool.is_remote, words)) and ("--remove-source-files" in args or not tool.comes_here(words))
 
 
-_METHOD = re.compile(r"(?:-X|--request|--method)[= ]?(.*)")
+_FLAGS = "[#0-46GIJLNSVZfgijknpqsv]"  # options of one letter that take no value, of curl and not of wget either
+_METHOD = re.compile(rf"(?:-{_FLAGS}*X|--request|--method)[= ]?(.*)")
 _BODY = re.compile(
-    r"-d|-d.+|--data.*|-F|-F.+|--form.*|-T|-T.+|--upload-file.*|--json.*|--post-data.*|--post-file.*|--body-.*"
+    rf"-{_FLAGS}*[dFT].*|--data.*|--form.*|--upload-file.*|--json.*|--post-data.*|--post-file.*|--body-.*"
     r"|-[a-zA-Z]*[dFT]|-Q|--quote.*|--mail-.*"
 )
 
@@ -102,8 +131,8 @@ def web_writes(tool: Tool, args: Sequence[str]) -> bool:
     """curl and wget: the rule for HTTP requests decides, by the method, which is POST where a body is given."""
     method, urls, uploads, before = "", [], False, ""
     for arg in args:
-        asked = _METHOD.fullmatch(arg)
-        if before in ("-X", "--request", "--method"):
+        asked, expected = _METHOD.fullmatch(arg), _METHOD.fullmatch(before)
+        if expected and not expected[1]:
             method = arg.upper()
         elif asked and asked[1] and not arg.startswith("--request-target"):
             method = asked[1].upper()
@@ -126,6 +155,11 @@ def httpie_writes(tool: Tool, args: Sequence[str]) -> bool:
     if words and words[0].isupper():
         return words[0] not in READING_METHODS
     return any(re.match(r"[\w-]+:?=[^=]", word) for word in words[1:])
+
+
+def talks(tool: Tool, args: Sequence[str]) -> bool:
+    """nc and its like: with `-z` it only looks whether a port is open, with `-l` and `-k` it waits for others."""
+    return not any(re.fullmatch(r"-[a-zA-Z0-9]*[zlk][a-zA-Z0-9]*|--listen|--keep-open", arg) for arg in args)
 
 
 def kills_others(tool: Tool, args: Sequence[str]) -> bool:
@@ -210,7 +244,7 @@ TOOLS = (
     Tool("curl", judge=web_writes),
     Tool("wget wget2", judge=web_writes),
     Tool("http https xh", judge=httpie_writes),
-    Tool("nc ncat netcat socat telnet", "*-z*;*-l*;*-k*", whole=True),
+    Tool("nc ncat netcat socat telnet", judge=talks),
     Tool("mail mailx sendmail mutt msmtp ssmtp sendemail swaks s-nail"),
     Tool("ssh-copy-id croc wormhole globus globus-url-copy ascp unison lsyncd restic borg duplicity websocat wscat"),
     Tool("ssh-add", "-l*;-L*", whole=True),
@@ -228,7 +262,8 @@ TOOLS = (
     Tool("git-lfs", writes="push*"),
     Tool("hg datalad dolt jj bzr", writes="push*;publish*;git push*;email*", valued="-R --repository --cwd -C -d"),
     Tool("svn", writes="commit*;ci *;import *;delete *;copy *;move *;mkdir *;lock *;propset *"),
-    Tool("gh glab hub", "* view*;* list*;* status*;* clone*;* download*;* diff*;* checkout*;search *;status*"),
+    Tool("gh glab hub", "* view*;* list*;* status*;* clone*;* download*;* diff*;* checkout*;search *;status*;"
+         "run list*;run view*;run watch*;run download*"),
     Tool("dvc", writes="push*;exp push*;exp remove*;gc*;studio *"),
     Tool("twine npm cargo poetry flit hatch", writes="upload*;publish*"),
     Tool("wandb wb", "status*;offline*;disabled*;off*;docker-*;server *;verify*"),

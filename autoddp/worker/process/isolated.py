@@ -18,6 +18,7 @@ import wrapt
 
 from autoddp.isolation import Level
 from autoddp.isolation.children import watch_children
+from autoddp.isolation.hooks import rebind
 from autoddp.isolation.pipes import Pipes, watch_pipes
 from autoddp.isolation.plan import IsolationPlan
 from autoddp.isolation.stopping import stopper
@@ -138,22 +139,25 @@ def _rename_folders_by_copying() -> None:
 
     An overlay in a user namespace cannot rename a folder of its lower layer.
     """
+    rebind({id(each): (each, _Rename(each)) for each in (os.rename, os.replace)}, classes=True)
 
-    def patched(rename: Callable[..., None]) -> Callable[..., None]:
-        def renamed(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
-            try:
-                rename(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-            except OSError as error:
-                real_folder = src_dir_fd is None and dst_dir_fd is None and os.path.isdir(src)
-                if error.errno != errno.EXDEV or not real_folder or os.path.islink(src):
-                    raise
-                if os.path.isdir(dst):
-                    os.rmdir(dst)  # as rename does: only an empty folder is replaced
-                shutil.copytree(src, dst, symlinks=True)
-                shutil.rmtree(src)
 
-        renamed.__name__ = rename.__name__
-        renamed.__doc__ = rename.__doc__
-        return renamed
+class _Rename:
+    """`os.rename` or `os.replace`. No function, because `pathlib` of Python 3.10 keeps it in a class, like a method."""
 
-    os.rename, os.replace = patched(os.rename), patched(os.replace)
+    def __init__(self, original: Callable[..., None]) -> None:
+        self._original = original
+        self.__name__ = original.__name__
+        self.__doc__ = original.__doc__
+
+    def __call__(self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+        try:
+            self._original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        except OSError as error:
+            real_folder = src_dir_fd is None and dst_dir_fd is None and os.path.isdir(src)
+            if error.errno != errno.EXDEV or not real_folder or os.path.islink(src):
+                raise
+            if os.path.isdir(dst):
+                os.rmdir(dst)  # as rename does: only an empty folder is replaced
+            shutil.copytree(src, dst, symlinks=True)
+            shutil.rmtree(src)
