@@ -30,16 +30,21 @@ def suspected_events(
     is_event: Callable[[Evidence, int], bool],
     what: str,
     fix: str,
+    others: Callable[[Evidence, int], float] = lambda of, step: 0.0,
 ) -> Iterator[Suspicion]:
-    """The cause, if its steps come at similar distances. `what`: the first words of what was seen."""
+    """The cause, if its steps come at similar distances. `what`: the first words of what was seen.
+
+    `others`: see `Events`.
+    """
     events = [n for n in range(evidence.count) if is_event(evidence, n)]
     # What a script does comes at similar distances. What the machine does comes at random.
     if not events or irregularity(events) > _IRREGULAR:
         return
-    seconds = sum(evidence.steps[n] - evidence.seconds for n in events) / evidence.count
-    each = statistics.fmean(evidence.steps[n] - evidence.seconds for n in events)
+    longer = [evidence.steps[n] - others(evidence, n) - evidence.seconds for n in events]
+    seconds = sum(longer) / evidence.count
+    each = statistics.fmean(longer)
     seen = f"{what}: {len(events)} of {evidence.count} steps take {milliseconds(each)} ms longer than the others"
-    yield Suspicion(cause, ranks, seconds, seen, Events(is_event), fix=fix)
+    yield Suspicion(cause, ranks, seconds, seen, Events(is_event, others), fix=fix)
 
 
 def priced_by_events(evidence: Evidence, events: Events) -> Difference | None:
@@ -51,7 +56,7 @@ def priced_by_events(evidence: Evidence, events: Events) -> Difference | None:
             continue
         found.append(n)
         around = sorted(usual, key=lambda other: abs(other - n))[:4]
-        before.append(evidence.steps[n])
+        before.append(evidence.steps[n] - events.others(evidence, n))
         after.append(statistics.fmean(evidence.steps[other] for other in around))
     if len(before) < _FEWEST_EVENTS:
         return None

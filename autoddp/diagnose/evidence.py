@@ -105,6 +105,21 @@ class Evidence:
             for r, one in enumerate(self.ranks)
         ]
 
+    def of_the_scripts(self, step: int) -> float:
+        """Seconds of an event in that step, on the rank that it takes longest; 0 where there is none."""
+        return max(0.0, *self.more_of_the_scripts(step)) if step in self.events else 0.0
+
+    def late_batch(self, step: int) -> float:
+        """Seconds that the first batch of an epoch is later than others, on the rank that waits longest for it."""
+        if step not in self.epochs:
+            return 0.0
+        data = self.stage("data")
+        return max(0.0, *(of_rank[step] - usual for of_rank, usual in zip(data, self._usual_data, strict=True)))
+
+    @cached_property
+    def _usual_data(self) -> list[float]:
+        return self.means(self.stage("data"))
+
     @cached_property
     def _usual_other(self) -> list[float]:
         return self.means(self.stage("other"))
@@ -119,7 +134,8 @@ class Evidence:
         own = []
         for step in self.events:
             first, *others = self.more_of_the_scripts(step)
-            if others and first > (self.steps[step] - self.seconds) / 2 and max(others) < A_PART * first:
+            longer = self.steps[step] - self.seconds - self.late_batch(step)
+            if others and first > longer / 2 and max(others) < A_PART * first:
                 own.append(step)
         rest = [step for step in self.events if step not in own]
         by_turns = own and rest and irregularity(self.events) + _MORE_REGULAR < max(map(irregularity, (own, rest)))

@@ -85,3 +85,5 @@ class Events:
     """The cause is at work in some steps only: they are compared with their neighbours."""
 
     is_event: Callable[[Evidence, int], bool]
+    others: Callable[[Evidence, int], float] = lambda of, step: 0.0
+    """Seconds of such a step for which another cause is at work in it."""

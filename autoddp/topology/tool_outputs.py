@@ -107,8 +107,8 @@ def _filled(port: RdmaPort, other: RdmaPort | None) -> RdmaPort:
 
 SOURCES: Mapping[str, Source] = {
     "topo_matrix": Source("output of nvidia-smi topo -m, or of rocm-smi --showtopo", read_matrix),
-    "p2p_status": Source("output of nvidia-smi topo -p2p r", read_p2p_status, _with_peer_access),
     "gpu_list": Source("output of nvidia-smi -L", read_gpu_list, _with_names),
+    "p2p_status": Source("output of nvidia-smi topo -p2p r", read_p2p_status, _with_peer_access),
     "nccl_log": Source("a log written under NCCL_DEBUG=INFO", read_nccl_log, _with_nccl),
     "ibv_devinfo": Source("output of ibv_devinfo, ibstat or ibstatus", read_rdma_ports, _with_ports),
     "show_gids": Source(
@@ -117,7 +117,7 @@ SOURCES: Mapping[str, Source] = {
     "nvlink_status": Source("output of nvidia-smi nvlink -s", read_nvlink_status, _with_rates),
     "sysfs": Source("a folder that holds a copy of another machine's /sys, as sys/", _machine),
 }
-"""Option, with `_` for `-` → what it reads."""
+"""Option, with `_` for `-` → what it reads, in the order in which it is added: GPUs before what is told of them."""
 
 
 def _with_matrix(node: Node, seen: Node) -> Node:
@@ -146,6 +146,6 @@ def node_of(read: Mapping[str, Output]) -> Node | None:
         node = alone if node is None else _with_matrix(node, seen)
     if node is None:
         return None
-    for name, output in read.items():
-        node = SOURCES[name].add(node, output)
+    for name, source in SOURCES.items():
+        node = source.add(node, read[name]) if name in read else node
     return cast("Node", node)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from autoddp.codec import Struct
 
 WAIT = "wait"
-"""`Act.call` of an act that makes no call: it waits until all calls before it are done."""
+"""`Act.call` of an act that makes no call: it waits for the end of one call, or of all, see `Act.after`."""
 REST = "rest"
 """`Act.call` of an act that makes no call: only its gap is done."""
 MAKE_GROUP = "new_group"
@@ -44,6 +44,8 @@ class Act(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether it waits for the end at once."""
     tensors: int = 1
     """From how many tensors the data are gathered into one before the call, and put back after it."""
+    after: int = 0
+    """How many acts before a wait its call was started; 0 where it waits for all calls that are not over."""
 
 
 class Program(Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from autoddp.diagnose.collectives import CommunicationDiagnosis, examined
-from autoddp.diagnose.collectives.cause import Job
+from autoddp.diagnose.collectives.cause import Job, Suspicion
 from autoddp.diagnose.collectives.causes import CAUSES
+from autoddp.diagnose.collectives.examination import _programs_in_time
 from autoddp.diagnose.collectives.fewer_threads import found, planned
 from autoddp.diagnose.collectives.merging import merged, runs, side_by_side
 from autoddp.diagnose.collectives.program import Script, script_of
@@ -215,6 +216,52 @@ def test_calls_and_gaps_are_those_of_whole_steps(steps: int) -> None:
     assert calls / script.covers == pytest.approx(30, rel=0.05)
 
 
+@pytest.mark.parametrize("every", [1, 20, 100, 600])
+def test_calls_of_some_steps_only_count_for_all_of_them(every: int) -> None:
+    """Ranks that train by themselves, and average their weights now and then. A long pause is cut when it is done."""
+    of_ranks: list[list[Call]] = [[], []]
+    now, number = 1.0, 0
+    for step in range(12 * every if every > 1 else 200):
+        now += 10e-3
+        for calls in of_ranks:
+            calls.append(replace(call(place(30, "step of SGD", "step of SGD", None), -1, now, 0.0, 0), returned=now))
+        for line in range(10, 20) if step % every == every - 1 else ():
+            now += 1e-5
+            for calls in of_ranks:
+                calls.append(call(place(line), number, now, 1e-3))
+            now, number = now + 1e-3, number + 1
+    recording = Recording(tuple(process(rank, calls) for rank, calls in enumerate(of_ranks)))
+    steps = steps_of(recording)
+    assert steps.unit == "step"
+    script = script_of(recording, steps)
+    assert script is not None
+    calls_again = sum(one.act.call != REST for one in script.played[0])
+    assert calls_again / script.covers == pytest.approx(10 / every, rel=0.1)
+    assert script.seconds < 3.5
+    assert sum(one.act.computes for one in script.played[0]) == pytest.approx(
+        script.seconds - calls_again * 1e-3, rel=0.05
+    )
+
+
+def test_a_call_that_is_waited_for_much_later_is_a_part_of_its_step() -> None:
+    """A step ends where nothing is open, and not in the middle of what runs beside a call."""
+    ranks = []
+    for one in loop(20, where=(10, 11), between=0.97).processes:
+        calls = [
+            replace(made, is_blocking=False, wait_began=made.began + 0.6, wait_ended=made.began + 0.61)
+            if made.place.line == 11
+            else made
+            for made in one.calls
+        ]
+        ranks.append(process(one.rank, calls))
+    recording = Recording(tuple(ranks))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    calls_again = [one.act for one in script.played[0] if one.act.call not in (WAIT, REST)]
+    assert [act.waits for act in calls_again] == [True, False]
+    assert script.covers == pytest.approx(1.0, rel=0.05)
+
+
 def test_a_call_to_which_ranks_give_more_or_less_is_done_again_with_one_size() -> None:
     """Of experts, for example. Pieces of different sizes end the ranks of the replay."""
     ranks = []
@@ -301,6 +348,22 @@ def test_a_result_that_is_used_later(of_ranks: tuple[Use | None, ...], found: bo
         assert acts[number + 2].computes == pytest.approx(acts[number + 3].computes)
 
 
+def test_sends_between_a_call_and_its_first_use_move_the_wait_no_further() -> None:
+    """They are counted where first uses are seen, and are not done again."""
+    ranks = []
+    for one in loop(60, gap=2e-3).processes:
+        sends = [
+            call(place(50, "send", "send"), -1, made.ended + 1e-4, 1e-4) for made in one.calls if made.place.line == 11
+        ]
+        calls = sorted([*one.calls, *sends], key=lambda made: made.began)
+        ranks.append(replace(process(one.rank, calls), uses={place(11): Use(2, 0.5, "train.py:30")}))
+    script, changed = changed_by("blocking_collectives", Recording(tuple(ranks)))
+    assert "send" not in {one.act.call for one in script.played[0]}
+    acts = [one.act for one in changed.played[0]]
+    number = next(number for number, act in enumerate(acts) if not act.waits)
+    assert [act.call for act in acts[number : number + 4]] == ["allreduce", "allreduce", WAIT, "allreduce"]
+
+
 def test_a_wait_that_comes_long_before_the_first_use() -> None:
     """The script has started the call itself, and waits for it at once. The wait moves, and what is computed stays."""
     one, two = loop(60, gap=2e-3).processes
@@ -316,6 +379,23 @@ def test_a_wait_that_comes_long_before_the_first_use() -> None:
     number = next(number for number, act in enumerate(before) if act.call == WAIT)
     assert [act.call for act in after[number - 1 : number + 3]] == ["allreduce", "allreduce", WAIT, "allreduce"]
     assert sum(act.computes for act in after) == pytest.approx(sum(act.computes for act in before))
+
+
+def test_a_wait_is_for_its_own_call() -> None:
+    """A script that keeps handles waits for one call while another one runs."""
+    ranks = []
+    for one in loop(60, where=(10, 11), gap=2e-3).processes:
+        calls = []
+        for first, second in zip(one.calls[::2], one.calls[1::2], strict=True):  # both run when the first is over
+            begins = second.ended + 1e-3
+            calls.append(replace(first, is_blocking=False, wait_began=begins, wait_ended=begins + 1e-4))
+            calls.append(replace(second, is_blocking=False, wait_began=begins + 1e-3, wait_ended=begins + 1.5e-3))
+        ranks.append(process(one.rank, calls))
+    recording = Recording(tuple(ranks))
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    acts = [act for act in script.program.acts[0] if act.call != REST]
+    assert [(act.call, act.after) for act in acts[:4]] == [("allreduce", 0), ("allreduce", 0), (WAIT, 2), (WAIT, 2)]
 
 
 def test_fewer_groups_at_a_time_keep_what_their_ranks_do() -> None:
@@ -440,6 +520,21 @@ def test_an_answer_on_a_terminal_of_80_columns() -> None:
     plain = said.document()
     assert plain["findings"][0] == first.plain()
     assert plain["communication"]["step_ms"] == pytest.approx(said.steps.seconds * 1e3)
+
+
+def test_where_steps_are_long_only_the_dearest_changes_are_tried() -> None:
+    """Each is done three times at least, and nobody waits for minutes."""
+    recording = loop(60)
+    script = script_of(recording, steps_of(recording))
+    assert script is not None
+    suspected = [
+        Suspicion(name, "", "", guess=guess, changed=script, beside=(("otherwise", script),))
+        for name, guess in (("a", 1.0), ("b", 3.0), ("c", 2.0))
+    ]
+    tried = {seconds: [*_programs_in_time(suspected, replace(script, seconds=seconds))] for seconds in (0.4, 3.0, 20.0)}
+    assert tried[3.0] == ["as written", "b", "c", "a"]
+    assert tried[20.0] == ["as written", "b"]
+    assert len(tried[0.4]) == 7
 
 
 def test_an_interval_around_zero_is_no_finding() -> None:

@@ -302,6 +302,20 @@ def test_two_things_that_come_regularly_are_told_apart() -> None:
     assert "save" in found["periodic_stall"].fix
 
 
+@pytest.mark.parametrize(("ranks", "cause"), [((0, 1), "periodic_stall"), ((0,), "rank0_work")])
+def test_an_evaluation_and_a_late_batch_in_one_step_have_each_its_own_price(ranks: tuple[int, ...], cause: str) -> None:
+    """Most scripts evaluate where an epoch ends, so the next one begins in the same step."""
+
+    def event(rank: int, step: int) -> dict[str, float]:
+        return {"data": 150.0, "other": 100.0 if rank in ranks else 0.0} if step % 16 == 0 else {}
+
+    found = {one.cause: one for one in examined(SlowJob(event=event, epochs=lambda step: step % 16 == 0)).findings}
+    assert found.keys() == {"epoch_start", cause}
+    assert found["epoch_start"].seconds * 1e3 == pytest.approx(150 / 16, rel=0.1)
+    assert found[cause].seconds * 1e3 == pytest.approx(100 / 16, rel=0.1)
+    assert all(one.status == "proved" for one in found.values())
+
+
 def test_the_fix_of_collecting_is_not_that_of_saving() -> None:
     collector = {"event": lambda rank, step: {"other": 2000.0} if step % 12 == 5 else {}}
     first = examined(SlowJob(**collector, collects=True)).findings[0]

@@ -176,6 +176,16 @@ def test_every_output_counts_whatever_others_are_there(tmp_path: Path) -> None:
     assert "gpudirect" in (node_of({"topo_matrix": read_matrix(MATRIX)}) or Node("")).unknown
 
 
+def test_peer_access_counts_of_gpus_that_only_their_list_names(tmp_path: Path) -> None:
+    folder = put(tmp_path, {"sys/class/net/eth0/type": "1\n"})
+    peers = read_p2p_status(" \tGPU0\tGPU1\nGPU0\tX\tCNS\nGPU1\tCNS\tX\n")
+    uuid = "00000000-1111-2222-3333-44444444444"
+    listed = read_gpu_list("".join(f"GPU {n}: NVIDIA A40 (UUID: GPU-{uuid}{n})\n" for n in range(2)))
+    node = node_of({"sysfs": machine(folder), "p2p_status": peers, "gpu_list": listed})
+    assert node is not None
+    assert [(pair.a, pair.b, pair.p2p) for pair in node.pairs] == [(0, 1, "CNS")]
+
+
 def test_an_empty_folder_is_an_empty_node(tmp_path: Path) -> None:
     node = machine(tmp_path)
     assert (node.nics, node.rdma, node.numa) == ((), (), ())

@@ -65,8 +65,9 @@ def test_each_call_can_be_done_again(tmp_path: Path) -> None:
     """Two ranks do all of them in turns; one of the programs makes and destroys groups meanwhile."""
     calls = [Act(call, bytes=400) for call in sorted(CALLS | OBJECTS)]
     in_turns = [Act("allreduce", 1, 400), Act(MAKE_GROUP, 1), Act("allreduce", 1, 400, waits=False), Act(WAIT)]
+    kept = [Act("allreduce", bytes=400, waits=False)] * 2 + [Act(WAIT, after=1), Act(WAIT, after=3)]  # handles
     several = Act("allreduce", bytes=400, tensors=3)  # beside one of as many bytes in one tensor
-    of_rank = (*calls, several, *in_turns, Act(DESTROY_GROUP, 1), Act(MAKE_GROUP, 1), Act(REST, computes=1e-4))
+    of_rank = (*calls, several, *kept, *in_turns, Act(DESTROY_GROUP, 1), Act(MAKE_GROUP, 1), Act(REST, computes=1e-4))
     programs = {
         "as written": Program(((0, 1), (0, 1), ()), (of_rank, of_rank)),
         "changed": Program(((0, 1), (0, 1)), ((*calls, *in_turns[:1]), (*calls, *in_turns[:1]))),

@@ -27,15 +27,16 @@ class EpochStart(Cause):
         everyone = tuple(range(len(evidence.ranks)))
 
         def is_event(of: Evidence, n: int) -> bool:
-            data = of.stage("data")
-            return n in of.epochs and max(rank[n] for rank in data) > (of.steps[n] - of.seconds) / 2
+            # A script may evaluate where an epoch ends: that has a name of its own.
+            longer = of.steps[n] - of.seconds - of.of_the_scripts(n)
+            return n in of.epochs and of.late_batch(n) > longer / 2
 
         what = "a new epoch begins, and its first batch is late"
         if not any(one.loader_workers for one in evidence.ranks):
             fix = _WITHOUT_WORKERS
         else:
             fix = _WITH_LASTING_WORKERS if evidence.ranks[0].persistent else _WITH_WORKERS
-        yield from suspected_events(self.name, everyone, evidence, is_event, what, fix)
+        yield from suspected_events(self.name, everyone, evidence, is_event, what, fix, Evidence.of_the_scripts)
 
 
 CAUSE = EpochStart()

@@ -24,20 +24,21 @@ class PeriodicStall(Cause):
             if n not in of.events or n in of.events_of_rank_0:  # which have a name of their own
                 return False
             # What hits the other stages alone is the machine's doing, not the script's.
-            return max(of.more_of_the_scripts(n)) > (of.steps[n] - of.seconds) / 2
+            return max(of.more_of_the_scripts(n)) > (of.steps[n] - of.seconds - of.late_batch(n)) / 2
 
         what = "the script does something else, such as saving or evaluating, in some steps"
         fix = _SAVE_LESS
         events = [n for n in range(evidence.count) if is_event(evidence, n)]
         if events:
             collected = sum(max(one.collecting[n] for one in evidence.ranks) for n in events)
-            if collected > sum(evidence.steps[n] - evidence.seconds for n in events) / 2:
+            longer = sum(evidence.steps[n] - evidence.seconds - evidence.late_batch(n) for n in events)
+            if collected > longer / 2:
                 what, fix = "Python's garbage collector runs in some steps", _COLLECT_LESS
         # Where some ranks alone have these steps, the others wait for them.
         each = [evidence.more_of_the_scripts(n) for n in events]
         longest = [sum(of_rank) for of_rank in zip(*each, strict=True)]
         ranks = tuple(r for r, seconds in enumerate(longest) if seconds >= A_PART * max(longest))
-        yield from suspected_events(self.name, ranks, evidence, is_event, what, fix)
+        yield from suspected_events(self.name, ranks, evidence, is_event, what, fix, Evidence.late_batch)
 
     def not_measured(self, finding: Finding) -> str:
         return SAVING

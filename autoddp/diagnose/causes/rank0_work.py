@@ -32,7 +32,15 @@ class Rank0Work(Cause):
             return n in of.events_of_rank_0
 
         rare = list(
-            suspected_events(self.name, (0,), evidence, is_event, "rank 0 does other work between two steps", _FIX)
+            suspected_events(
+                self.name,
+                (0,),
+                evidence,
+                is_event,
+                "rank 0 does other work between two steps",
+                _FIX,
+                Evidence.late_batch,
+            )
         )
         if rare and rare[0].guess > usual:
             yield from rare

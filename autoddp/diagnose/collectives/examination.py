@@ -29,6 +29,7 @@ Replays = Callable[[dict[str, Program]], Rounds | str]
 """Does programs again; the seconds of each round of each, or why it could not."""
 _AS_WRITTEN = "as written"
 _UNLIKE = 0.25  # share by which the steps as written may differ when they are done again
+_A_ROUND = 12.0  # seconds of all programs together: three rounds, at least, have to come to their end within a minute
 
 
 def examined(
@@ -49,10 +50,7 @@ def examined(
     suspected = [one for one in suspicions(job) if one.guess >= WORTHWHILE * job.step]
     rounds: Rounds | str = "nothing that all ranks do together was recorded"
     if script is not None:
-        programs = {_AS_WRITTEN: script.program}
-        for one in suspected:
-            for name, changed in _programs(one):
-                programs[name] = changed.program
+        programs = _programs_in_time(suspected, script)
         if len(programs) > 1:
             say(f"doing the last {milliseconds(script.seconds)} ms of the calls again, as written and changed")
             rounds = replay(programs)
@@ -75,6 +73,14 @@ def examined(
         verdict=_verdict(job, findings),
         replayed=replayed,
     )
+
+
+def _programs_in_time(suspected: Sequence[Suspicion], script: Script) -> dict[str, Program]:
+    """The script as written, and changed: what may cost most first, and no more than there is time for."""
+    by_guess = [_programs(one) for one in sorted(suspected, key=lambda one: -one.guess)]
+    changes = [*(one for of_it in by_guess for one in of_it[:1]), *(one for of_it in by_guess for one in of_it[1:])]
+    room = max(2, int(_A_ROUND / max(script.seconds, 1e-9)))
+    return {name: one.program for name, one in [(_AS_WRITTEN, script), *changes][:room]}
 
 
 def _programs(one: Suspicion) -> list[tuple[str, Script]]:
@@ -103,7 +109,8 @@ def _judged(one: Suspicion, job: Job, rounds: Rounds) -> Finding | None:
         return _priced(one, job, *one.measured, f"{one.seen}. In the running script, in turns, a {unit} takes")
     changed = rounds.get(one.cause)
     if changed is None or script is None:
-        return _suspected(one, job, one.why_not or "nothing of it can be done again")
+        why_not = "nothing of it can be done again" if one.changed is None else "steps are too long to try all changes"
+        return _suspected(one, job, one.why_not or why_not)
     before, after = ([seconds / script.covers for seconds in of_it] for of_it in (rounds[_AS_WRITTEN], changed))
     beside = [
         (statistics.fmean(seconds) / script.covers, words)

@@ -64,7 +64,7 @@ class Script:
     @property
     def program(self) -> Program:
         """For the replay. A rank of the world that has made none of the calls does nothing."""
-        acts = tuple(tuple(one.act for one in self.played.get(rank, ())) for rank in range(self.ranks))
+        acts = tuple(tuple(_acts(self.played.get(rank, ()))) for rank in range(self.ranks))
         used = {act.group for of_rank in acts for act in of_rank}
         return Program(tuple(group.ranks if n in used else () for n, group in enumerate(self.groups)), acts)
 
@@ -115,6 +115,18 @@ class Script:
         return {key: min(one.act.computes for one in of_ranks.values()) for key, of_ranks in self.of_key.items()}
 
 
+def _acts(played: Sequence[Played]) -> Iterator[Act]:
+    """What a rank does, each wait for the call that it is for: a script that keeps handles has several calls open."""
+    started: dict[int, int] = {}
+    for number, one in enumerate(played):
+        if one.act.call == WAIT and id(one.call) in started:
+            yield with_(one.act, after=number - started.pop(id(one.call)))
+            continue
+        if one.key != NO_CALL and not one.act.waits:
+            started[id(one.call)] = number
+        yield one.act
+
+
 _LITTLE = 3e-5  # seconds between two calls, from which something is computed between them
 _SHARE = 0.3  # of a call, likewise: Python's own work between two calls takes longer where cores are short
 
@@ -156,14 +168,15 @@ def script_of(recording: Recording, steps: Steps) -> Script | None:
     slot_of = {group.name: len(called) + slots.index(Group(group.ranks)) for group in made.groups}
     acts_in = [slot_of.get(group.name, number) for number, group in enumerate(called)]
     usual = steps.seconds if steps.unit != "second" else 0.0
-    played = {
+    done = {
         rank: _played(recording.of_rank[rank], sorted(of_rank), acts_in, made.acts(rank, slot_of), usual)
         for rank, of_rank in taken.items()
         if of_rank or made.calls.get(rank)
     }
-    spans = [_until(of_rank[-1]) - of_rank[0].call.began for of_rank in played.values()]
-    seconds = max(spans)
-    covers = seconds / steps.seconds if steps.seconds > 0 else 1.0
+    played = {rank: of_rank for rank, (of_rank, _) in done.items()}
+    spans = [(_until(of_rank[-1]) - of_rank[0].call.began, cut) for of_rank, cut in done.values()]
+    seconds = max(span - cut for span, cut in spans)
+    covers = max(span for span, _ in spans) / steps.seconds if steps.seconds > 0 else 1.0
     return Script(groups, played, covers, seconds, max(recording.world, max(played) + 1))
 
 
@@ -182,11 +195,11 @@ def _whole_steps(
     if len(chosen) < 2:
         return begin, end
     first, last = chosen[0], chosen[-1]
-    is_called = any(
-        min(one.began for one in calls.values()) >= first and max(one.ended for one in calls.values()) <= last
-        for calls in whole
-    )
-    return (first, last) if is_called and last - first <= _LONGEST_STEP else (begin, end)
+    spans = [(min(one.began for one in calls.values()), max(one.ended for one in calls.values())) for calls in whole]
+    within = [(began, ended) for began, ended in spans if began >= first and ended <= last]
+    # A pause before and behind them may be longer: it is cut.
+    fits = within and max(ended for _, ended in within) - min(began for began, _ in within) <= _LONGEST_STEP
+    return (first, last) if fits else (begin, end)
 
 
 def _ends_of_steps(process: Process, steps: Steps) -> list[float]:
@@ -194,14 +207,31 @@ def _ends_of_steps(process: Process, steps: Steps) -> list[float]:
     by_optimizer = Counter(call.place for call in process.calls if call.place.is_step)
     if not steps.period and by_optimizer:
         place = by_optimizer.most_common(1)[0][0]
-        return [call.began for call in process.calls if call.place == place]
+        return _before_calls(process, place)
     calls = [call for call in process.calls if call.place.repeats_in_steps]
     if not steps.period or len(calls) < 2:
         return []
-    gaps = [(before.back + after.began) / 2 for before, after in pairwise(calls)]
-    lengths = [max(0.0, after.began - before.back) for before, after in pairwise(calls)]
+    # Where nothing is open: a call that is waited for behind such a place would be left out of all of its steps.
+    gaps = [(before.ended + after.began) / 2 for before, after in pairwise(calls)]
+    lengths = [max(0.0, after.began - before.ended) for before, after in pairwise(calls)]
     longest = max(range(min(steps.period, len(gaps))), key=lambda first: sum(lengths[first :: steps.period]))
     return gaps[longest :: steps.period]
+
+
+def _before_calls(process: Process, step: Place) -> list[float]:
+    """When steps of that optimizer end, of those behind which something is called before the next one ends.
+
+    A script may call only in every hundredth step: then a hundred of them are what its calls count for.
+    """
+    found: list[float] = []
+    at = 0.0
+    for call in process.calls:
+        if call.place == step:
+            at = call.began
+        elif at and call.place.group is not None:
+            found.append(at)
+            at = 0.0
+    return found
 
 
 def _until(last: Played) -> float:
@@ -300,11 +330,11 @@ def _played(
     acts_in: Sequence[int],
     with_groups: Sequence[tuple[Call, Act]],
     usual: float,
-) -> tuple[Played, ...]:
-    """A rank's calls with the gaps before them. A function for objects, which makes several calls, is one call.
+) -> tuple[tuple[Played, ...], float]:
+    """A rank's calls with the gaps before them, and seconds of the last gap that are not done again.
 
-    `acts_in`: group as in `Played.key` → the group in which the call is done again. `usual`: seconds of a step; 0 where
-    there are none.
+    A function for objects, which makes several calls, is one call. `acts_in`: group as in `Played.key` → the group in
+    which the call is done again. `usual`: seconds of a step; 0 where there are none.
     """
     events: list[tuple[float, tuple[int, int], Call, Act | None]] = [(*one, None) for one in taken]
     events += [
@@ -343,15 +373,27 @@ def _played(
         )
         found.append(Played(act, key, call if whole is None else _as_a_whole(call, whole)))
     # As many gaps as calls: what a change lets run beside the gap behind the last call has to have that gap. But no
-    # pause that comes once.
+    # pause that comes once: one that comes again and again lies before the first call, too.
     later = [call for call in process.calls if call.began >= rank.back and _ends_a_gap(call.place)]
     behind = min(later, key=lambda call: call.began, default=None)
     is_made = found[-1].act.call == MAKE_GROUP
-    if behind is not None and not is_made and behind.began - rank.back <= _AS_LONG * max(rank.longest_gap, usual):
+    longest = max(rank.longest_gap, usual, _gap_ahead(process, events[0][0]))
+    cut = 0.0
+    if behind is not None and not is_made and (gap := behind.began - rank.back) <= _AS_LONG * longest:
         about_groups = None if behind.place.group else Act(MAKE_GROUP)
         computes, sleeps = rank.gap_before(behind, behind.began, about_groups)
-        found += rest(computes, sleeps, replace(found[-1], call=behind))
-    return tuple(found)
+        # No call needs more of it to be hidden there, and a replay should not take minutes.
+        share = min(1.0, _LONGEST_STEP / max(gap, 1e-9))
+        made = [*rest(computes * share, sleeps * share, replace(found[-1], call=behind))]
+        found += made
+        cut = gap * (1.0 - share) if made else 0.0
+    return tuple(found), cut
+
+
+def _gap_ahead(process: Process, began: float) -> float:
+    """Seconds between what is called then and the call before it; 0 for the first call."""
+    before = (call.back for call in process.calls if call.back <= began and _ends_a_gap(call.place))
+    return began - max(before, default=began)
 
 
 def _as_a_whole(part: Call, whole: Call) -> Call:

@@ -102,8 +102,8 @@ def _rank(plan: Replay, rank: int, port: int, result: Path) -> None:
     dist.init_process_group(plan.backend, store=store, rank=rank, world_size=plan.ranks, timeout=_PATIENCE)
     device = torch.device("cuda", torch.cuda.current_device()) if plan.backend == "nccl" else torch.device("cpu")
     runs = {name: _Run(program, rank, device) for name, program in plan.programs.items()}
-    for run in runs.values():  # connects
-        run.once()
+    for run in runs.values():  # connects: for that no rank has to compute
+        run.once(with_gaps=False)
     names = list(runs)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     until, number = time.monotonic() + plan.seconds, 0
@@ -132,7 +132,7 @@ class _Run:
         self._groups: list[Any] = [self._new_group(ranks) for ranks in program.groups]
         self._acts = program.acts[rank]
         self._data: dict[tuple[str, int, int, int], Any] = {}
-        self._pending: list[Any] = []
+        self._pending: dict[int, Any] = {}  # by the place of the act that has started it
         self._left: list[Any] = []
         for act in self._acts:
             self._tensors(act)
@@ -141,13 +141,14 @@ class _Run:
         """A group, or None where it has no ranks; all ranks call this, as torch demands."""
         return dist.new_group(list(ranks), timeout=_PATIENCE) if ranks else None
 
-    def once(self) -> float:
+    def once(self, with_gaps: bool = True) -> float:
         """Do all acts; the seconds that they took."""
         began = time.perf_counter()
-        for act in self._acts:
-            self._gap(act)
+        for number, act in enumerate(self._acts):
+            if with_gaps:
+                self._gap(act)
             if act.call == WAIT:
-                self._wait()
+                self._wait(number - act.after if act.after else None)
             elif act.call == MAKE_GROUP:
                 self._left.append(self._groups[act.group])
                 self._groups[act.group] = self._new_group(self._ranks[act.group])
@@ -155,7 +156,7 @@ class _Run:
                 dist.destroy_process_group(self._groups[act.group])
                 self._groups[act.group] = None
             elif act.call != REST:
-                self._call(act)
+                self._call(act, number)
         self._wait()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -172,10 +173,11 @@ class _Run:
         if act.sleeps > _SLEEPS:
             time.sleep(act.sleeps)
 
-    def _wait(self) -> None:
-        for work in self._pending:
-            work.wait()
-        self._pending.clear()
+    def _wait(self, of: int | None = None) -> None:
+        """For the end of the call that the act at that place has started; without one, of all that are not over."""
+        for number in [*self._pending] if of is None else [of]:
+            if (work := self._pending.pop(number, None)) is not None:
+                work.wait()
 
     def _destroy_those_left(self) -> None:
         """Destroy the groups that others have taken the places of: rounds must not become slower by them."""
@@ -184,7 +186,7 @@ class _Run:
                 dist.destroy_process_group(group)
         self._left.clear()
 
-    def _call(self, act: Act) -> None:
+    def _call(self, act: Act, number: int) -> None:
         group = self._groups[act.group]
         if act.call in OBJECTS:
             _OBJECTS[act.call](self._tensors(act), len(self._ranks[act.group]), self._ranks[act.group][0], group)
@@ -194,7 +196,7 @@ class _Run:
             torch.cat(tensors["parts"], out=tensors["in"])
         work = _CALLS[act.call](tensors, self._ranks[act.group], group, not act.waits)
         if not act.waits and work is not None:
-            self._pending.append(work)
+            self._pending[number] = work
         if act.tensors > 1 and act.waits:
             for part, piece in zip(tensors["parts"], tensors["in"].split(tensors["sizes"]), strict=True):
                 part.copy_(piece)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from autoddp.diagnose.collectives.cause import Cause, Job, Suspicion
 from autoddp.diagnose.collectives.merging import places_of, seconds_in
 from autoddp.diagnose.collectives.program import NO_CALL, Played, Script, rest, with_
-from autoddp.diagnose.collectives.recording import Call, Place, Use
+from autoddp.diagnose.collectives.recording import Call, Place, Process, Use
 from autoddp.units import milliseconds
-from autoddp.wire.replayed_calls import WAIT, Act
+from autoddp.wire.replayed_calls import REST, WAIT, Act
 
 _LONG = 0.2  # of a call, from which what comes after it could hide a part of it
 
@@ -21,7 +24,10 @@ class BlockingCollectives(Cause):
         script, uses = job.script, _first_uses(job)
         if script is None or not uses:
             return
-        keys = _used_later(script, uses)
+        waits = {
+            rank: list(_waits(job.recording.of_rank[rank], of_rank, uses)) for rank, of_rank in script.played.items()
+        }
+        keys = _used_later(script, waits)
         if not keys:
             return
         lines = places_of(script, keys)
@@ -37,7 +43,7 @@ class BlockingCollectives(Cause):
             seen,
             f"{lines[0]}: let it run meanwhile: {later}",
             guess=took,
-            changed=_waited_for_later(script, keys, uses),
+            changed=_waited_for_later(script, keys, waits),
             tried="async_op=True, and the wait before the first use",
             lines=lines,
         )
@@ -53,47 +59,82 @@ def _first_uses(job: Job) -> dict[Place, Use]:
     return found
 
 
-def _waits(played: Sequence[Played]) -> Iterator[tuple[int, tuple[int, int], Call]]:
-    """Each wait of a rank, with its call: it is in the call itself, or comes later for one that was only started."""
+@dataclass(frozen=True)
+class _Wait:
+    """A wait of a rank: it is in the call itself, or comes later for one that was only started."""
+
+    number: int
+    """Place in what the rank does."""
+    key: tuple[int, int]
+    call: Call
+    used: int
+    """Place of what comes after the first use; as many as there are where nothing does."""
+    share: float
+    """See `Use.share`."""
+
+
+def _waits(process: Process, played: Sequence[Played], uses: dict[Place, Use]) -> Iterator[_Wait]:
+    """Each wait of a rank for a result of which the first use is known.
+
+    `Use.calls` counts what was recorded. Not all of that is done again: no sends, for example, and of a function for
+    objects only the whole. So the time tells which act comes after the use.
+    """
     keys = {id(one.call): one.key for one in played if one.key != NO_CALL}
+    counted = sorted(at for call in process.calls if call.place.group is not None for at in _counted(call))
+    over = [_over(one) for one in played]
     for number, one in enumerate(played):
-        if (one.key != NO_CALL and one.act.waits) or one.act.call == WAIT:
-            yield number, keys.get(id(one.call), NO_CALL), one.call
+        use = uses.get(one.call.place)
+        is_wait = (one.key != NO_CALL and one.act.waits) or one.act.call == WAIT
+        if use is None or not is_wait or "object" in one.call.place.collective:
+            continue
+        following = bisect_left(counted, one.call.ended) + use.calls
+        used = bisect_right(over, counted[following]) if following < len(counted) else len(played)
+        yield _Wait(number, keys.get(id(one.call), NO_CALL), one.call, used, use.share)
 
 
-def _used_later(script: Script, uses: dict[Place, Use]) -> set[tuple[int, int]]:
+def _counted(call: Call) -> Iterator[float]:
+    """When what `Use.calls` counts began: the call, and the wait for the end of one that was only started."""
+    yield call.began
+    if call.wait_ended and not call.is_blocking:
+        yield call.wait_began
+
+
+def _over(one: Played) -> float:
+    """When a rank is through with it. Behind a `rest` comes what its call is."""
+    if one.act.call == REST:
+        return math.nextafter(one.call.began, math.inf)
+    return one.call.ended if one.act.call == WAIT else one.call.back
+
+
+def _used_later(script: Script, waits: dict[int, list[_Wait]]) -> set[tuple[int, int]]:
     """The calls for which every rank waits, and then does something for a while that needs no result of them."""
     found: dict[tuple[int, int], list[bool]] = {}
-    for of_rank in script.played.values():
-        for number, key, call in _waits(of_rank):
-            use = uses.get(call.place)
-            if use is None or "object" in call.place.collective:
-                continue
-            meanwhile = of_rank[number + 1 : number + 1 + use.calls]
+    for rank, of_rank in script.played.items():
+        for wait in waits[rank]:
+            meanwhile = of_rank[wait.number + 1 : wait.used]
             free = sum(after.act.computes + after.act.sleeps + after.call.seconds for after in meanwhile)
-            if number + 1 + use.calls < len(of_rank):
-                last = of_rank[number + 1 + use.calls].act
-                free += use.share * (last.computes + last.sleeps)
-            found.setdefault(key, []).append(free >= _LONG * call.seconds)
+            if wait.used < len(of_rank):
+                last = of_rank[wait.used].act
+                free += wait.share * (last.computes + last.sleeps)
+            found.setdefault(wait.key, []).append(free >= _LONG * wait.call.seconds)
     found.pop(NO_CALL, None)
     return {key for key, holds in found.items() if all(holds) and len(holds) == len(script.of_key[key])}
 
 
-def _waited_for_later(script: Script, keys: set[tuple[int, int]], uses: dict[Place, Use]) -> Script:
-    def change(played: Sequence[Played]) -> Iterator[Played]:
-        moved = {number: (call, uses[call.place]) for number, key, call in _waits(played) if key in keys}
-        waits: dict[int, list[tuple[float, Call]]] = {}
+def _waited_for_later(script: Script, keys: set[tuple[int, int]], waits: dict[int, list[_Wait]]) -> Script:
+    def change(played: Sequence[Played], of_rank: Sequence[_Wait]) -> Iterator[Played]:
+        moved = {wait.number: wait for wait in of_rank if wait.key in keys}
+        later: dict[int, list[_Wait]] = {}
         computes = sleeps = 0.0
         for number, one in enumerate(played):
             computes, sleeps, left = computes + one.act.computes, sleeps + one.act.sleeps, 1.0
-            for share, call in sorted(waits.pop(number, []), key=lambda wait: wait[0]):
-                part = share - (1.0 - left)
-                yield Played(Act(WAIT, computes=computes * part, sleeps=sleeps * part), NO_CALL, call)
+            for wait in sorted(later.pop(number, []), key=lambda wait: wait.share):
+                part = wait.share - (1.0 - left)
+                yield Played(Act(WAIT, computes=computes * part, sleeps=sleeps * part), NO_CALL, wait.call)
                 left -= part
             act = with_(one.act, computes=computes * left, sleeps=sleeps * left)
             if number in moved:
-                call, use = moved[number]
-                waits.setdefault(number + 1 + use.calls, []).append((use.share, call))
+                later.setdefault(moved[number].used, []).append(moved[number])
                 if act.call == WAIT:  # what the rank does before it, it does before the next one
                     computes, sleeps = act.computes, act.sleeps
                     continue
@@ -103,7 +144,7 @@ def _waited_for_later(script: Script, keys: set[tuple[int, int]], uses: dict[Pla
         if played:
             yield from rest(computes, sleeps, played[-1])
 
-    return script.changed(change)
+    return replace(script, played={rank: tuple(change(played, waits[rank])) for rank, played in script.played.items()})
 
 
 CAUSE = BlockingCollectives()
