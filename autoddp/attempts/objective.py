@@ -46,6 +46,7 @@ from autoddp.topology.nccl.tuner import nccl_tuner
 from autoddp.topology.probe import probe
 from autoddp.torchrun.options import processes_per_node
 from autoddp.wire import JobFacts
+from autoddp.wire.job_facts import where_uneven
 
 logger = get_logger(__name__)
 
@@ -242,6 +243,7 @@ class ObjectiveTuning(Tuning):
         """What is known of the job after the first start, and the settings that it gives a reason for."""
         recording = recorded(self._place / CALLS)
         started = processes_per_node(self._torchrun)
+        of_each = self.hosts.ranks or (started,)
         backends = Counter(group.backend for group in recording.groups)
         backend = backends.most_common(1)[0][0] if backends else _NO_BACKEND
         on_gpus = any(place.device == "cuda" for one in recording.processes for place in one.sums)
@@ -261,7 +263,7 @@ class ObjectiveTuning(Tuning):
         )
         settings = tuple(map(Configuration, _settings(recording, started, around)))
         return JobFacts(
-            world_size=started * self.hosts.nodes,
+            world_size=sum(of_each),
             nodes=self.hosts.nodes,
             backend=backend or _NO_BACKEND,
             devices=(machine.devices if machine is not None else ()) or ("cpu",),
@@ -276,6 +278,7 @@ class ObjectiveTuning(Tuning):
             cores=len(os.sched_getaffinity(0)),
             ranks_per_host=started,
             own_ranks=started == 1 and any(not one.is_launched for one in recording.processes),
+            ranks_of_nodes=where_uneven(of_each),
         )
 
 

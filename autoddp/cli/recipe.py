@@ -129,8 +129,9 @@ _AS_WRITTEN = "the script's own settings, as written"
 
 def _fits(fits: Fits) -> str:
     devices = " and ".join(fits.devices)
+    each = f" ({' and '.join(map(str, fits.ranks_of_nodes))})" if fits.ranks_of_nodes else ""
     return (
-        f"{_count(fits.world_size, 'process', 'processes')} on {_count(fits.nodes, 'node', 'nodes')}, {devices}, "
+        f"{_count(fits.world_size, 'process', 'processes')} on {_count(fits.nodes, 'node', 'nodes')}{each}, {devices}, "
         f"{fits.backend}, torch {fits.torch}, {data_size(fits.gradient_bytes)} of gradients "
         f"(parameters {fits.parameters_digest})"
     )

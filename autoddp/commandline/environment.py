@@ -60,8 +60,12 @@ def _reachable(variables: dict[str, str], network: Network) -> dict[str, str]:
     """A recipe's variables without a choice of network devices that leads nowhere on this host."""
     unreached = [name for name in variables if name in VARIABLES and not network.has(variables[name])]
     absent = dict.fromkeys(unreached, "not all of these reach all hosts here") | not_here(variables)
-    if network.is_named and GLOO in variables and GLOO not in os.environ:  # what the user has set there stays
-        absent[GLOO] = "it is set on a host of the job, and Gloo wants as many interfaces on every one"
+    everywhere = None if network.everywhere is None else set(network.everywhere)
+    if GLOO in variables and GLOO not in os.environ:  # what the user has set there stays
+        if network.is_named:
+            absent[GLOO] = "it is set on a host of the job, and Gloo wants as many interfaces on every one"
+        elif everywhere is not None and not set(variables[GLOO].split(",")) <= everywhere:  # decided alike on all
+            absent[GLOO] = "not every host is reached by all of these, and Gloo wants as many interfaces on every one"
     for name, why in absent.items():
         tell(f"the recipe's {name}={variables[name]} is left out: {why}")
     return {name: value for name, value in variables.items() if name not in absent}

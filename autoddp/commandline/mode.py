@@ -91,6 +91,14 @@ class Mode:
         others = {name: value for name, value in self.recipe.env.items() if name not in knobs}
         return others | self.configuration.variables
 
+    def waits_for_hosts(self, options: Options) -> bool:
+        """Whether only the hosts that come tell if this is the recipe's world.
+
+        Under a range their number is open; and where hosts have different numbers of ranks, each knows its own alone.
+        """
+        fewest, most = node_range(options.torchrun)
+        return self.recipe is not None and (fewest != most or bool(self.recipe.fits.ranks_of_nodes))
+
     def digest(self, options: Options) -> str:
         """Equal on two nodes if they are about to do the same. Not for a launch as torchrun's."""
         # What ranks do must be the same on all, and so must be whether there will be a job.
@@ -98,9 +106,9 @@ class Mode:
         if options.diagnose_only:
             return f"diagnose {options.diagnose_budget}"
         if self.recipe is not None:
-            fits, (fewest, most) = self.recipe.fits, node_range(options.torchrun)
-            # What is decided by the number of hosts that come must be decided alike on all, see `for_hosts`.
-            decides = "" if fewest == most else f" {fits.world_size} {fits.nodes} {options.force}"
+            # What is decided by the hosts that come must be decided alike on all, see `for_hosts`.
+            fits, waits = self.recipe.fits, self.waits_for_hosts(options)
+            decides = f" {fits.world_size} {fits.nodes} {options.force}" if waits else ""
             return f"launch {self.configuration!r} {sorted(self.variables.items())} {watched}{decides}"
         if not self.tune:
             return f"as written {sorted(self.variables.items())}"
@@ -137,20 +145,31 @@ def choose(options: Options) -> Mode:
 
 
 def for_hosts(mode: Mode, options: Options, nodes: int, ranks: int) -> Mode:
-    """The mode with a recipe once all hosts have come; where --nnodes is a range, their number is known only then.
+    """The mode with a recipe once all hosts have come: how many they are, and what each starts, is known only then.
 
     Made for another number of nodes or ranks, a recipe that changes training is not used, except under --force.
     """
     unlike = differences(mode.recipe.fits, nodes=nodes, world_size=ranks) if mode.recipe is not None else []
-    if not unlike or node_range(options.torchrun)[0] == node_range(options.torchrun)[1]:
+    if not unlike:
         return mode
     what = f"{mode.path}: made for another job: {'; '.join(unlike)}"
-    rung = mode.configuration.rung
+    if not mode.waits_for_hosts(options):  # some host uses --force, or a recipe of its own with the same settings
+        why = "of --force" if options.force else "each host is about to do so"
+        return replace(mode, says=f"warning: {what}; it is used all the same, because {why}")
+    rung, again = mode.configuration.rung, _tunes_again(mode, options, "; ".join(unlike))
     if rung is Rung.EXACT or options.force:
         why = "" if rung is not Rung.EXACT else "; it changes no gradients, and is used all the same"
-        return replace(mode, says=f"{what}{why or '; it is used because of --force'}")
+        return replace(mode, says=f"{what}{why or '; it is used because of --force'}{again}")
     says = f"warning: {what}; it is on the {rung.value} rung: launching as written; --force launches it all the same"
-    return replace(mode.as_written, says=says)
+    return replace(mode.as_written, says=f"{says}{again}")
+
+
+def _tunes_again(mode: Mode, options: Options, unlike: str) -> str:
+    """A clause: where a recipe was found, and the number of hosts is fixed, the next launch tunes again."""
+    fewest, most = node_range(options.torchrun)
+    if fewest != most or not mode.notes or mode.recipe is None or mode.path is None or mode.recipe.evidence.objective:
+        return ""
+    return "; the next launch tunes again" if Note(mode.path, options).write(options, unlike) else ""
 
 
 def choose_to_diagnose(options: Options) -> Mode:
@@ -202,7 +221,7 @@ def _chosen_mode(options: Options) -> Mode:
     fewest, most, world = _size(options)
     here: dict[str, object] = {"torch": torch_version()}
     if fewest == most:
-        here |= {"world_size": world, "nodes": fewest}
+        here |= {"world_size": world, "nodes": fewest, "ranks_of_nodes": (world // fewest,)}
     mode = Mode(tune=True, several_nodes=most > 1)
 
     def saved(path: Path) -> _Saved:
@@ -293,7 +312,9 @@ class _Saved:
     @cached_property
     def known(self) -> dict[str, object]:
         """What is known of the job, and of this machine as far as the recipe depends on it."""
-        return {**self.here, **known_here(self.recipe.fits)}
+        known = {**self.here, **known_here(self.recipe.fits)}
+        # Where hosts have different numbers of ranks, this one knows no more than its own until they have met.
+        return known | {"world_size": None} if self.recipe.fits.ranks_of_nodes else known
 
     @property
     def absent(self) -> list[str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from autoddp.commandline.options import Options
 from autoddp.commandline.secret_words import without_secrets
 from autoddp.errors import RecipeError
+from autoddp.files import write_whole
 from autoddp.log import printable
 from autoddp.recipe import Recipe, differences, load, require_replaceable
 
@@ -129,7 +130,7 @@ def same_job(one: Recipe, other: Recipe) -> bool:
 
     Of a job without DDP neither model nor inputs are known, only what it was started with and tuned for.
     """
-    parts = ("script", "world_size", "nodes", "devices", "parameters_digest", "inputs")
+    parts = ("script", "world_size", "nodes", "ranks_of_nodes", "devices", "parameters_digest", "inputs")
     if any(getattr(one.fits, part) != getattr(other.fits, part) for part in parts):
         return False
     if one.evidence.objective != other.evidence.objective:
@@ -158,6 +159,15 @@ class Note:
             "# The digest of the script's arguments, and what differed:\n"
             f"{arguments_digest(options)}\n"
         )
+
+    def write(self, options: Options, why: str) -> bool:
+        """Write it, for what the launcher has seen before the job; whether that could be done."""
+        try:
+            options.folders.make()
+            write_whole(self.path, f"{self.begins(options)}{why}\n")
+        except OSError:
+            return False
+        return True
 
     def why(self, recipe: Recipe, options: Options) -> str:
         """What differed at the last launch; "" where there is no note, or it is of a launch that does not concern this.

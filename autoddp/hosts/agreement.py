@@ -83,9 +83,12 @@ def compared(hosts: Sequence[HostFacts]) -> tuple[list[str], list[str]]:
         return _told(hosts, values, shown or values) if len(set(values)) > 1 else ""
 
     if told := different([host.plan for host in hosts], [host.reads for host in hosts]):
+        # A recipe for as many ranks on each host fits those that start as many, and the others would tune.
+        are_uneven = len({host.processes for host in hosts}) > 1
+        tune = "; for hosts with different numbers of ranks, --trials 20 on all makes one" if are_uneven else ""
         errors.append(
             f"hosts differ: {told}; every host needs the same recipe, and the same .unfit note beside it or none: "
-            "copy both to all, or name the recipe by --recipe"
+            f"copy both to all, or name the recipe by --recipe{tune}"
         )
     ranks = [host.node_rank for host in hosts if host.node_rank is not None]
     if len(set(ranks)) < len(ranks):
@@ -290,8 +293,9 @@ def agree(
         raise UsageError("; ".join(errors + found.faults))
     network = with_rdma(found.network, {*os.environ, *variables})
     _set_local_address(torchrun, network)
-    hosts = Hosts(store, rank, nodes, fewest=fewest, name=labels(all_)[rank], endpoint=endpoint)
-    return Agreement(network, hosts, sum(host.processes for host in all_), handler, notices)
+    each, name = tuple(host.processes for host in all_), labels(all_)[rank]
+    hosts = Hosts(store, rank, nodes, fewest=fewest, name=name, endpoint=endpoint, ranks=each)
+    return Agreement(network, hosts, sum(each), handler, notices)
 
 
 def _set_local_address(torchrun: argparse.Namespace, network: Network) -> None:

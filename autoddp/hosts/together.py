@@ -80,6 +80,8 @@ class Hosts:
     """This host's, for the others' messages."""
     endpoint: Endpoint | None = None
     """The endpoint at which the hosts meet."""
+    ranks: tuple[int, ...] = ()
+    """How many ranks each host starts; empty where there is one host."""
     _ended_elsewhere_at: float = 0.0
 
     def __post_init__(self) -> None:

@@ -151,7 +151,8 @@ def choose(exchange: Exchange, node: int, labels: Sequence[str], places: Places,
     if measures and _is_taken(places, nodes[node].usable):
         network = replace(network, rates=rates_of_all[node - 1])
     is_named = any(GLOO in one.places.named for one in nodes)
-    return Found(replace(network, is_named=is_named), [], doubts)
+    everywhere = set.intersection(*(set(one.usable) for one in nodes))
+    return Found(replace(network, is_named=is_named, everywhere=tuple(sorted(everywhere))), [], doubts)
 
 
 def towards(address: str, places: Places) -> Network:

@@ -37,6 +37,8 @@ class Network:
     """The variables that are set to `interface` for the workers."""
     is_named: bool = False
     """Whether the user has named Gloo's interfaces on some host: Gloo wants as many of them on every rank."""
+    everywhere: tuple[str, ...] | None = None
+    """Names of interfaces by which each host is reached, alike on all; None where that was not tried."""
 
     def has(self, interfaces: str) -> bool:
         """Whether all of these, with commas between them, reach all hosts; True where nothing was measured."""

@@ -65,6 +65,11 @@ def lines_for(recipe: Recipe, file: str, form: str) -> Lines:
             f"recipe code: {file} was made for one rank: it launches the script without DDP's reduction, which no "
             "setting says; start that job without DDP, or give a recipe of several ranks"
         )
+    if form == "slurm" and recipe.fits.ranks_of_nodes:
+        raise AutoddpError(
+            f"recipe code: {file} was made for nodes with different numbers of ranks, and this script starts as many "
+            "on each: write it by hand with what --for env and --for ddp say"
+        )
     variables = {**recipe.env, **recipe.configuration.variables}
     if not recipe.configuration and not variables:
         raise AutoddpError(

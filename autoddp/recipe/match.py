@@ -47,7 +47,7 @@ def require_fit(recipe: Recipe, path: str | os.PathLike[str], **known: Any) -> N
     if found:
         where = printable(os.fspath(path))
         fix = "tune again with --trials 20, or launch it all the same with --force"
-        if any(part.startswith("world size") for part in found):
+        if any(part.startswith(("world size", _LABELS["ranks_of_nodes"])) for part in found):
             fix = f"start as many ranks (--nnodes, --nproc-per-node), {fix}"
         raise UnfitRecipe(f"{where}: made for another job: {'; '.join(found)}: {fix}")
 
@@ -64,12 +64,17 @@ def _without_build(version: Any) -> str:
     return str(version).partition("+")[0]
 
 
-_PLAIN: Mapping[str, Callable[[Any], Any]] = {"devices": _distinct, "torch": _without_build}
+_PLAIN: Mapping[str, Callable[[Any], Any]] = {
+    "devices": _distinct,
+    "torch": _without_build,
+    "ranks_of_nodes": _distinct,
+}
 """How a part is brought into the form to compare: 2.13.0+cpu → 2.13.0, eight equal devices → one."""
 
-_ANY_OF = ("devices", "links", "networks")
+_ANY_OF = ("devices", "links", "networks", "ranks_of_nodes")
 _LABELS = {
     "world_size": "world size",
+    "ranks_of_nodes": "ranks of a node",
     "parameters_digest": "parameter shapes and types",
     "links": "GPUs joined by",
     "networks": "network",
@@ -85,7 +90,7 @@ def _phrase(name: str, there: Any, here: Any) -> str:
         there, here = (data_size(size) if rough else f"{size} B" for size in (there, here))
         return f"{there} of gradients in the recipe, {here} here"
     if name in _ANY_OF:
-        there, here = " and ".join(there), " and ".join(here)
+        there, here = " and ".join(map(str, there)), " and ".join(map(str, here))
     return f"{_LABELS.get(name, name)} {there} in the recipe, {here} here"
 
 

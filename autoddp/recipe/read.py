@@ -179,8 +179,8 @@ def _value(hint: Any, value: Any, place: _Place) -> Any:
     except ValueError:
         too_large = hint.__origin__ is int and type(value) is int and value > LARGEST_WHOLE
         raise place.error("too large for a whole number of 64 bits" if too_large else rule, value) from None
-    texts = [found] if isinstance(found, str) else found if isinstance(found, tuple) else []
-    if not all(text.isprintable() and text.strip() for text in texts):
+    parts = found if isinstance(found, tuple) else (found,)
+    if not all(text.isprintable() and text.strip() for text in parts if isinstance(text, str)):
         raise place.error(rule, value)
     return found
 
@@ -191,6 +191,10 @@ def _fits(value: Any, place: _Place) -> Fits:
     fits = Fits(**known)
     if fits.nodes > fits.world_size:
         raise place.at("nodes").error(f"must not exceed world_size, {fits.world_size}", fits.nodes)
+    each = fits.ranks_of_nodes
+    if each and (len(each), sum(each)) != (fits.nodes, fits.world_size):
+        problem = f"must have nodes, {fits.nodes}, numbers, of which the sum is world_size, {fits.world_size}"
+        raise place.at("ranks_of_nodes").error(problem, value["ranks_of_nodes"])
     if not all(map(is_input, fits.inputs)):
         raise place.at("inputs").error('must be inputs, as ["0: float32[64, *]"]', value["inputs"])
     if digest != fits.digest:

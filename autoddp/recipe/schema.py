@@ -22,6 +22,9 @@ Text = Annotated[str, Meta(description="must be one line of text in quotes")]
 """Printable and not blank: what a recipe says is shown on terminals."""
 Texts = Annotated[tuple[Text, ...], Meta(min_length=1, description='must be a list of one or more texts, as ["cpu"]')]
 OneOrMore = Annotated[int, Meta(ge=1, le=LARGEST_WHOLE, description="must be a whole number, 1 or more")]
+Counts = Annotated[
+    tuple[OneOrMore, ...], Meta(min_length=2, description="must be a list of whole numbers, 1 or more, as [4, 8]")
+]
 Count = Annotated[int, Meta(ge=0, le=LARGEST_WHOLE, description="must be a whole number, 0 or more")]
 Share = Annotated[float, Meta(ge=0, le=1, description="must be a number from 0 to 1")]
 _FINITE = sys.float_info.max
@@ -55,6 +58,8 @@ class Fits:
     """Without the build suffix: 2.13.0, not 2.13.0+cpu."""
     gradient_bytes: Count
     parameters_digest: Text
+    ranks_of_nodes: Counts = ()
+    """Ranks of each node, ascending, where nodes have different numbers."""
     links: Texts = ()
     """Classes of link between the GPUs of a node; see `topology.Fingerprint`."""
     networks: Texts = ()

@@ -29,6 +29,7 @@ _SAYS = {
     "date": "UTC",
     "arguments": "digest of the script's arguments: of several recipes of a script, the one with the same goes first",
     "world_size": "processes in all",
+    "ranks_of_nodes": "processes of each node",
     "backend": "what carries the gradients",
     "devices": "each kind once",
     "parameters_digest": "over every parameter's shape and type",

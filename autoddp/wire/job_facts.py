@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autoddp.bench import LinkModel
 from autoddp.codec import Struct, field
 from autoddp.knobs import Configuration
@@ -64,3 +66,16 @@ class JobFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the one rank that is launched starts the ranks that communicate; in a script without DDP."""
     ranks_per_group: int = 0
     """Ranks in the largest process group over which a model is reduced, if that is a part of the world; else 0."""
+    ranks_of_nodes: tuple[int, ...] = ()
+    """See `where_uneven`."""
+
+
+def where_uneven(ranks: Sequence[int]) -> tuple[int, ...]:
+    """The ranks of each host, ascending, where hosts have different numbers; else nothing.
+
+    >>> where_uneven([8, 4])
+    (4, 8)
+    >>> where_uneven([8, 8])
+    ()
+    """
+    return tuple(sorted(ranks)) if len(set(ranks)) > 1 else ()

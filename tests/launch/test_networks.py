@@ -192,6 +192,22 @@ def test_no_networks_are_used_at_once_where_the_user_has_named_one_on_some_host(
         assert kept == (several if together else {})
 
 
+def test_networks_that_one_host_lacks_are_left_out_on_all(monkeypatch):
+    """The host that had them used both, the other one a single one: Gloo waits in vain then."""
+    both, one = Places({"a": "127.0.0.1", "b": "127.0.0.2"}), Places({"a": "127.0.0.3"})
+    labels, board = ["node 0 (x)", "node 1 (y)"], Board()
+    monkeypatch.setattr(environment, "not_here", lambda variables: {})
+    with ThreadPoolExecutor(2) as pool:
+        choices = [
+            pool.submit(interface_selection.choose, board.exchange(node, 2), node, labels, here)
+            for node, here in enumerate((both, one))
+        ]
+        for choice in choices:
+            network = choice.result(30).network
+            assert environment._reachable({"GLOO_SOCKET_IFNAME": "a,b"}, network) == {}
+            assert environment._reachable({"GLOO_SOCKET_IFNAME": "a"}, network) == {"GLOO_SOCKET_IFNAME": "a"}
+
+
 @pytest.mark.lab
 @pytest.mark.whole
 def test_two_networks_are_used_at_once(lab, tmp_path):

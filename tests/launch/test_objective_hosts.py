@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +25,19 @@ THREADS = "import os, sys, time\nrank, few = os.environ['RANK'], os.environ.get(
 """One CPU thread is the one setting that is tried on any machine with two cores."""
 
 
-def words_of(lab: Any, host: int, *words: str) -> list[str]:
+def words_of(lab: Any, host: int, *words: str, ranks: Sequence[int] = (1, 1)) -> list[str]:
     static = ["--node-rank", str(host), "--master-addr", lab.address(0), "--master-port", "29411"]
-    return ["--nnodes", "2", "--nproc-per-node", "1", *static, *words]
+    return ["--nnodes", "2", "--nproc-per-node", str(ranks[host]), *static, *words]
 
 
-def begun(lab: Any, parent: Path, code: str, *words: str) -> list[Launch]:
+def begun(lab: Any, parent: Path, code: str, *words: str, ranks: Sequence[int] = (1, 1)) -> list[Launch]:
     """The same command on both hosts."""
     (parent / "job.py").write_text(THREADS + code)
     return [
         start(
             AUTODDP,
             parent / f"host{host}",
-            words_of(lab, host, *words, str(parent / "job.py")),
+            words_of(lab, host, *words, str(parent / "job.py"), ranks=ranks),
             {"GLOO_SOCKET_IFNAME": "eth0"},
             popen=functools.partial(lab.fork, host),
         )
@@ -88,6 +89,20 @@ dist.barrier()
     first, second = done(begun(lab(hosts=2), tmp_path, code, "--objective", "steps", "--trials", "1"))
     assert first["objective"] == second["objective"]
     assert first["objective"]["as_written"] >= 0.1 > first["objective"]["tuned"]
+
+
+def test_hosts_with_different_numbers_of_ranks(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe was one for as many on each host as the first one has, which fitted none of them."""
+    code = "if rank == '0':\n    print('rate', 20 if few else 10, flush=True)\n"
+    hosts, ranks = lab(hosts=2), (1, 2)
+    launches = begun(hosts, tmp_path, code, "--objective", RATE, "--trials", "1", ranks=ranks)
+    done(launches)
+    for host, launch in enumerate(launches):
+        recipe = load(next(launch.folder.glob("*.toml")))
+        assert (recipe.fits.nodes, recipe.fits.world_size, recipe.fits.ranks_of_nodes) == (2, 3, (1, 2))
+        monkeypatch.chdir(launch.folder)
+        again = choose(parse(words_of(hosts, host, str(tmp_path / "job.py"), ranks=ranks)))
+        assert (again.tune, again.variables) == (False, {"OMP_NUM_THREADS": "1"})
 
 
 def test_a_setting_that_one_host_fails_with(lab: Any, tmp_path: Path) -> None:

@@ -413,3 +413,13 @@ def test_many_hosts_are_one_short_line():
     hosts = [HostFacts(name=f"h{n}", processes=8 if n else 4) for n in range(40)]
     told = "4 on node 0 (h0); 8 on node 1 (h1), node 2 (h2), node 3 (h3) and 36 more"
     assert compared(hosts) == ([], [f"the number of processes per node differs: {told}"])
+
+
+def test_a_recipe_for_as_many_ranks_on_each_host_is_no_recipe_where_one_host_has_fewer():
+    """It fits the host that has as many. No copy of it would fit the other one."""
+    hosts = [HostFacts(name="x", plan="a", reads="a recipe", processes=8)]
+    hosts.append(HostFacts(name="y", plan="b", reads="no recipe, tuning", processes=4))
+    (error,), _ = compared(hosts)
+    assert error.endswith("by --recipe; for hosts with different numbers of ranks, --trials 20 on all makes one")
+    (error,), _ = compared([msgspec.structs.replace(host, processes=8) for host in hosts])
+    assert error.endswith("name the recipe by --recipe")

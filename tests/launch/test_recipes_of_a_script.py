@@ -11,8 +11,8 @@ import torch
 from launchers import AUTODDP, SCRIPTS, start
 from torch import nn
 
-from autoddp.commandline.mode import Mode, choose
-from autoddp.commandline.options import parse
+from autoddp.commandline.mode import Mode, choose, for_hosts
+from autoddp.commandline.options import Options, parse
 from autoddp.commandline.saved_recipes import (
     Note,
     arguments_digest,
@@ -202,6 +202,73 @@ def test_hosts_of_which_one_starts_no_job_are_not_about_to_do_the_same() -> None
         assert len({mode.digest(one) for mode, one in zip(modes, both, strict=True)}) == 2
         says = [mode.reads(one) for mode, one in zip(modes, both, strict=True)]
         assert says[1] == f"{says[0]}, --tune-only"
+
+
+UNEVEN = {"world_size": 12, "nodes": 2, "ranks_of_nodes": (4, 8)}
+
+
+def of_two_hosts(ranks: int, *words: str) -> Options:
+    return parse(["--nnodes", "2", "--nproc-per-node", str(ranks), *words, "train.py"])
+
+
+def test_hosts_with_different_numbers_of_ranks_use_their_recipe() -> None:
+    """Each host knows its own number alone, and took the others for as many: 16 and 8 ranks in the place of 12."""
+    save(recipe(**UNEVEN), "proj.train.autoddp.toml")
+    for words in ([], ["--recipe", "proj.train.autoddp.toml"]):
+        asked = [of_two_hosts(ranks, *words) for ranks in (8, 4)]
+        modes = [choose(one) for one in asked]
+        assert [mode.recipe is not None for mode in modes] == [True, True]
+        assert len({mode.digest(one) for mode, one in zip(modes, asked, strict=True)}) == 1
+        assert [for_hosts(mode, one, 2, 12) for mode, one in zip(modes, asked, strict=True)] == modes
+    assert "ranks of a node 4 and 8 in the recipe, 3 here): tuning again" in choose(of_two_hosts(3)).says
+    with pytest.raises(UnfitRecipe, match="ranks of a node 4 and 8 in the recipe, 3 here: start as many ranks"):
+        choose(of_two_hosts(3, "--recipe", "proj.train.autoddp.toml"))
+    assert choose(parse(["--nnodes", "3", "--nproc-per-node", "8", "train.py"])).tune
+    assert choose(parse(["--nproc-per-node", "8", "train.py"])).tune
+    save(recipe(world_size=12, nodes=2), "proj.train.autoddp.toml", previous=Path("older.toml"))
+    assert [choose(of_two_hosts(ranks)).tune for ranks in (8, 6, 4)] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("launches", "says"),
+    [
+        ({"bucket_cap_mb": 50.0}, "it changes no gradients, and is used all the same"),
+        ({"hook": "bf16"}, "it is on the near rung: launching as written; --force launches it all the same"),
+    ],
+    ids=["exact", "near"],
+)
+def test_hosts_of_another_world_than_each_could_know(launches: dict[str, object], says: str) -> None:
+    """Two hosts of eight ranks each, where a recipe is for eight and four: all see it when they have met."""
+    made = replace(recipe(**UNEVEN), configuration=Configuration(launches))  # type: ignore[arg-type]
+    save(made, "proj.train.autoddp.toml")
+    asked = of_two_hosts(8)
+    mode = for_hosts(choose(asked), asked, 2, 16)
+    assert (mode.recipe is None) is ("as written" in says)
+    unlike = "made for another job: world size 12 in the recipe, 16 here"
+    assert mode.says.endswith(f"proj.train.autoddp.toml: {unlike}; {says}; the next launch tunes again")
+    assert choose(asked).tune
+    remove_notes(asked)
+    forced, named = of_two_hosts(8, "--force"), of_two_hosts(8, "--recipe", "proj.train.autoddp.toml")
+    assert for_hosts(choose(forced), forced, 2, 16).recipe is not None
+    assert len({choose(one).digest(one) for one in (asked, forced)}) == 2  # all must have it, or none
+    assert for_hosts(choose(named), named, 2, 16).says.endswith(says)
+    assert not choose(asked).tune
+
+
+def test_no_recipe_is_launched_in_another_world_without_a_word() -> None:
+    """One for eight ranks on each host, where the other host has four of them and uses --force."""
+    save(recipe(world_size=16, nodes=2), "proj.train.autoddp.toml")
+    asked = of_two_hosts(8)
+    mode = choose(asked)
+    assert for_hosts(mode, asked, 2, 16) == mode
+    says = for_hosts(mode, asked, 2, 12).says
+    assert says.startswith("warning: proj.train.autoddp.toml: made for another job: world size 16 in the recipe, 12")
+
+
+def test_a_recipe_for_other_numbers_of_ranks_is_another_job() -> None:
+    request = parse([*TWO, "train.py"])
+    save(recipe(world_size=12, nodes=2), request.recipe_path)
+    assert place_for(request, recipe(**UNEVEN), lambda line: None) == Path("proj.train.2.autoddp.toml")
 
 
 def test_of_several_only_those_that_fit() -> None:

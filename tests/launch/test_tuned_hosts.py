@@ -6,6 +6,8 @@ import json
 import pytest
 from launchers import AUTODDP, SCRIPTS, start, whole
 
+from autoddp.recipe import load
+
 PLAIN = str(SCRIPTS / "plain.py")
 
 
@@ -19,15 +21,16 @@ def rendezvous(lab, kind, host):
     return ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, *own, "--rdzv-id", "t"]
 
 
-def run_on_all(lab, kind, parent, *words, env=None):
-    """The same command on every host, to the end."""
+def run_on_all(lab, kind, parent, *words, env=None, ranks=None):
+    """The same command on every host, to the end; `ranks`: how many each host starts, else one."""
     variables = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TUNED_TIMES_LONGER": "12", **(env or {})}
     own = ["--diagnose-budget", "0", *words]
+    each = ranks or [1] * len(lab)
     launches = [
         start(
             AUTODDP,
             parent / f"host{host}",
-            ["--nnodes", str(len(lab)), "--nproc-per-node", "1", *rendezvous(lab, kind, host), *own],
+            ["--nnodes", str(len(lab)), "--nproc-per-node", str(each[host]), *rendezvous(lab, kind, host), *own],
             variables,
             popen=functools.partial(lab.fork, host),
         )
@@ -92,6 +95,42 @@ def test_hosts_with_different_recipes_start_nothing(lab, tmp_path):
             "autoddp: error: hosts differ: a recipe with" in launch.stderr or "hosts differ: no recipe" in launch.stderr
         )
         assert "Traceback" not in launch.stderr
+
+
+@pytest.mark.lab
+@pytest.mark.whole
+def test_hosts_with_different_numbers_of_ranks_use_their_recipe(lab, tmp_path):
+    """Each knows its own number alone. The recipe is not used for another world, and then they tune again."""
+    hosts, name = lab(hosts=2), "scripts.plain.autoddp.toml"
+
+    def run(ranks, *words):
+        before = [len(path.read_text()) for path in sorted(tmp_path.glob("host*.stderr"))] or [0, 0]
+        launches = run_on_all(hosts, "c10d", tmp_path, *words, PLAIN, ranks=ranks)
+        says = [launch.stderr[begins:] for launch, begins in zip(launches, before, strict=True)]
+        assert [launch.returncode for launch in launches] == [0, 0], says[0][-2000:]
+        return [launch.folder for launch in launches], says
+
+    folders, _ = run([2, 1], "--trials", "1", "--tune-only")
+    assert (folders[0] / name).read_text() == (folders[1] / name).read_text()
+    fits = load(folders[0] / name).fits
+    assert (fits.world_size, fits.nodes, fits.ranks_of_nodes) == (3, 2, (1, 2))
+    for words in ([], ["--recipe", name]):
+        _, says = run([2, 1], *words)
+        for one in says:
+            assert f"recipe {name}: launching" in one
+            assert "made for another job" not in one
+            assert "autoddp: tuning" not in one
+        trained = [path for folder in folders for path in folder.glob("rank*.pt")]
+        assert len(trained) == 3, "another number of ranks has trained"
+        for path in trained:
+            path.unlink()
+    _, says = run([2, 2])
+    for folder, one in zip(folders, says, strict=True):
+        assert "world size 3 in the recipe, 4 here; it " in one
+        assert "the next launch tunes again" in one
+        assert (folder / "scripts.plain.autoddp.unfit").exists()
+    _, says = run([2, 2], "--dry-run")
+    assert all("was of another job (world size 3 in the recipe, 4 here): tuning again" in one for one in says)
 
 
 @pytest.mark.lab

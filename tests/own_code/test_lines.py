@@ -159,3 +159,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "export OMP_NUM_THREADS=4" in capsys.readouterr().out.splitlines()
     assert run(["code", str(file), "--json"]) == 0
     assert '"form": "ddp"' in capsys.readouterr().out
+
+
+def test_no_batch_script_for_nodes_with_different_numbers_of_ranks() -> None:
+    """It would start 6 on each in the place of 8 and 4."""
+    uneven = replace(RECIPE, fits=replace(FITS, world_size=12, ranks_of_nodes=(4, 8)))
+    assert "for 12 ranks on 2 nodes" in lines_for(uneven, "train.autoddp.toml", "ddp").text
+    with pytest.raises(AutoddpError, match="nodes with different numbers of ranks"):
+        lines_for(uneven, "train.autoddp.toml", "slurm")

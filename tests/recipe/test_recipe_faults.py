@@ -18,6 +18,8 @@ CAP = ": must be a number from 0.5 to 100000 MiB"
 EXPORT = "; if the job needs it, export it"
 POSITIVE = ": must be a finite number above 0"
 LIST = ': must be a list of one or more texts, as ["cpu"]'
+COUNTS = ": must be a list of whole numbers, 1 or more, as [4, 8]"
+OF_ALL = ": must have nodes, 2, numbers, of which the sum is world_size, 8"
 
 BAD = [
     # what is replaced, by what, the exact line after "train.autoddp.toml: "
@@ -48,6 +50,9 @@ BAD = [
     ("world_size = 8", "world_size = 0x" + "f" * 5000, "fits.world_size = …: too large for a whole number of 64 bits"),
     ("nodes = 2", "nodes = 0", "fits.nodes = 0: must be a whole number, 1 or more"),
     ("nodes = 2", "nodes = 9", "fits.nodes = 9: must not exceed world_size, 8"),
+    ("nodes = 2", "nodes = 2\nranks_of_nodes = [8]", "fits.ranks_of_nodes = [8]" + COUNTS),
+    ("nodes = 2", "nodes = 2\nranks_of_nodes = [8, 0]", "fits.ranks_of_nodes = [8, 0]" + COUNTS),
+    ("nodes = 2", "nodes = 2\nranks_of_nodes = [4, 5]", "fits.ranks_of_nodes = [4, 5]" + OF_ALL),
     ("nodes = 2", "nodes = 1", 'fits.digest = "84095ccab6049765": [fits] was edited by hand' + BACK),
     ('["NVIDIA H100 80GB HBM3"]', "[]", "fits.devices = []" + LIST),
     ('["NVIDIA H100 80GB HBM3"]', "[1]", "fits.devices = [1]" + LIST),

@@ -68,6 +68,16 @@ def test_the_machine(known: dict[str, Any], phrases: list[str]) -> None:
     assert MACHINE.digest != FITS.digest
 
 
+@pytest.mark.parametrize(
+    ("here", "phrases"),
+    [((4,), []), ((8,), []), ((6,), ["ranks of a node 4 and 8 in the recipe, 6 here"])],
+)
+def test_a_node_has_one_of_the_numbers_of_ranks(here: tuple[int, ...], phrases: list[str]) -> None:
+    uneven = replace(FITS, world_size=16, nodes=3, ranks_of_nodes=(4, 4, 8))
+    assert differences(uneven, ranks_of_nodes=here, world_size=None, nodes=3) == phrases
+    assert differences(FITS, ranks_of_nodes=here) == []  # all its nodes have as many
+
+
 def test_the_refusal_names_them_all() -> None:
     with pytest.raises(UnfitRecipe) as caught:
         require_fit(RECIPE, "train.autoddp.toml", nodes=1, world_size=4)

@@ -46,9 +46,11 @@ variables = some.lists(some.sampled_from(sorted(GOOD)), max_size=4, unique=True)
 
 @some.composite
 def fits(draw: some.DrawFn) -> Fits:
-    world = draw(some.integers(1, 10**6))
+    each = tuple(draw(some.one_of(some.just([]), some.lists(some.integers(1, 99), min_size=2, max_size=5))))
+    world = sum(each) or draw(some.integers(1, 10**6))
     devices = tuple(draw(some.lists(words, min_size=1, max_size=3)))
-    base = Fits(world, draw(some.integers(1, world)), draw(words), devices, draw(words), draw(counts), draw(words))
+    nodes = len(each) or draw(some.integers(1, world))
+    base = Fits(world, nodes, draw(words), devices, draw(words), draw(counts), draw(words), each)
     several = some.lists(words, max_size=2).map(tuple)
     return replace(base, links=draw(several), networks=draw(several), cuda=draw(words), nccl=draw(words))
 

@@ -23,6 +23,7 @@ from autoddp.topology import Fingerprint, fingerprint, free_memory
 from autoddp.topology.nccl.tuner import nccl_tuner
 from autoddp.topology.probe import probe
 from autoddp.wire import JobFacts, Ready, WorkerConfig
+from autoddp.wire.job_facts import where_uneven
 from autoddp.wire.started_with import local_rank, started_with
 from autoddp.worker.ddp.arguments import AVAILABLE_ARGUMENTS
 from autoddp.worker.ddp.private import backend_of
@@ -107,6 +108,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
     settings = starts[0] if all(other in (None, starts[0]) for other in starts) else ()
     gradient_bytes = sum(p.numel() * p.element_size() for w in wrapped for p in w.parameters)
     fewest = min(cores, key=lambda one: one[0] / one[1])
+    of_nodes = [local for (_, local), told in zip(cores, starts, strict=True) if told is not None]  # one rank of each
     largest = max(_ddp(w).process_group.size() for w in wrapped)
     return JobFacts(
         world_size=ranks.world_size,
@@ -136,6 +138,7 @@ def _facts(wrapped: Sequence[Wrapped], ranks: RankStore, of_all: list[list[Any]]
         cores=fewest[0],
         ranks_per_host=fewest[1],
         ranks_per_group=largest if largest < ranks.world_size else 0,
+        ranks_of_nodes=where_uneven(of_nodes),
     )
 
 
