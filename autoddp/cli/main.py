@@ -195,6 +195,8 @@ def _running(options: Options, mode: Mode, network: Network, builds_ddp: bool) -
         chosen=mode.chosen,
         builds_ddp=builds_ddp,
         address=network.address,
+        everywhere=network.everywhere,
+        is_named=network.is_named,
     )
 
 

@@ -355,6 +355,7 @@ def _the_one_that_fits(recipes: Sequence[_Saved], folder: Path) -> Mode:
             others.append(f"{saved.path.name}: {'; '.join(unlike)}")
         else:
             fitting.append(saved)
+    fitting = _surest(fitting)
     if len(fitting) == 1:
         return replace(fitting[0].launching, says="; not ".join([fitting[0].launching.says, *others]))
     if fitting:
@@ -364,10 +365,18 @@ def _the_one_that_fits(recipes: Sequence[_Saved], folder: Path) -> Mode:
     raise UnfitRecipe(f"--recipe {folder}: {found}: name one file, or tune with --trials 20")
 
 
+def _surest(fitting: list[_Saved]) -> list[_Saved]:
+    """Leave only those of which this host knows that the world is theirs, if there are any.
+
+    One for hosts of 8 and 4 ranks may fit wherever 8 are started, and must not take the place of one for 8 and 8.
+    """
+    return [saved for saved in fitting if saved.known.get("world_size") is not None] or fitting
+
+
 def _with_found_recipe(recipes: Sequence[_Saved], mode: Mode, options: Options) -> Mode:
     """The one of the script's recipes that fits, as far as that can be known before the start; else tuning."""
     of_script = [saved for saved in recipes if not saved.elsewhere]
-    usable = [saved for saved in of_script if not saved.unlike] or (of_script if options.force else [])
+    usable = _surest([saved for saved in of_script if not saved.unlike]) or (of_script if options.force else [])
     if not usable:
         others = [f"{saved.path} does not fit ({'; '.join(saved.elsewhere + saved.unlike)})" for saved in recipes]
         return _again(mode, "; ".join(others), of_script or recipes, options)

@@ -17,7 +17,7 @@ import queue
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -249,7 +249,9 @@ def agree(
         joins = notices.awaited(tell)
         tell("the job runs already on other hosts: joining it")
         places = places_here(torchrun.local_addr, may_have_gpus(os.environ))
-        network = with_rdma(towards(joins[1].address or endpoint.host, places), {*os.environ, *variables})
+        way, running = towards(joins[1].address or endpoint.host, places), joins[1]
+        way = replace(way, everywhere=running.everywhere, is_named=running.is_named)  # decided alike on all
+        network = with_rdma(way, {*os.environ, *variables})
         _set_local_address(torchrun, network)
         return Agreement(network, Hosts(), 0, handler, notices, joins)
     store, rank, nodes = info.store, info.rank, info.world_size

@@ -46,6 +46,10 @@ class Running(Struct, frozen=True):
     """Whether the script builds a DDP model, as far as the hosts know."""
     address: str = ""
     """Address of a host of the job, on the network that the job uses; "" if that is not known."""
+    everywhere: tuple[str, ...] | None = None
+    """See `own_network.Network.everywhere`: by these the hosts that have met decide what they leave out."""
+    is_named: bool = False
+    """See `own_network.Network.is_named`."""
 
 
 class Notices:

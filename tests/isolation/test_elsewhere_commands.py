@@ -168,6 +168,10 @@ tuned-adm profile throughput-performance
 b2 upload-file bucket models/best.pt
 swift upload bucket models/best.pt
 oci os object put -bn b --file models/best.pt
+oci os object bulk-upload -bn b --src-dir models
+ibmcloud cos object-put --bucket models --key best.pt --body best.pt
+mcli mirror models s3/b
+swift post models
 az storage blob upload -c b -f list.txt
 gcloud storage cp filelist.txt gs://b
 aws s3 cp get-data.py s3://b/

@@ -14,10 +14,14 @@ from dataclasses import replace
 import pytest
 from launchers import AUTODDP, ROOT, SCRIPTS, TORCHRUN, start
 
+from autoddp.cli.main import _running
 from autoddp.commandline import environment
+from autoddp.commandline.mode import Mode
+from autoddp.commandline.options import parse
 from autoddp.network import interface_probe, interface_selection
 from autoddp.network.interface_probe import Door, Listener, send_rate, tried
 from autoddp.network.interface_selection import Places
+from autoddp.network.own_network import Network
 from autoddp.recipe import load
 
 PLAIN = str(SCRIPTS / "plain.py")
@@ -206,6 +210,13 @@ def test_networks_that_one_host_lacks_are_left_out_on_all(monkeypatch):
             network = choice.result(30).network
             assert environment._reachable({"GLOO_SOCKET_IFNAME": "a,b"}, network) == {}
             assert environment._reachable({"GLOO_SOCKET_IFNAME": "a"}, network) == {"GLOO_SOCKET_IFNAME": "a"}
+
+
+def test_late_hosts_are_told_by_which_networks_all_are_reached():
+    """A host that joins measures nothing, and kept what the others had left out."""
+    options, written = parse(["--nnodes", "2:3", "train.py"]), Mode(tune=False, several_nodes=True)
+    running = _running(options, written, Network(everywhere=("a",), is_named=True), True)
+    assert (running.everywhere, running.is_named) == (("a",), True)
 
 
 @pytest.mark.lab

@@ -271,6 +271,17 @@ def test_a_recipe_for_other_numbers_of_ranks_is_another_job() -> None:
     assert place_for(request, recipe(**UNEVEN), lambda line: None) == Path("proj.train.2.autoddp.toml")
 
 
+@pytest.mark.parametrize("words", [[], ["--recipe", "both"]], ids=["found", "folder"])
+def test_a_recipe_of_hosts_with_different_numbers_does_not_displace_that_of_equal_ones(words: list[str]) -> None:
+    """Also where it is the newer one: it may fit every host that starts as many ranks as one of its hosts."""
+    Path("both").mkdir()
+    for folder in (".", "both"):
+        save(recipe(date="2026-01-01T00:00:00Z", world_size=16, nodes=2), f"{folder}/proj.train.autoddp.toml")
+        save(recipe(date="2026-02-01T00:00:00Z", **UNEVEN), f"{folder}/proj.train.2.autoddp.toml")
+    found = [choose(of_two_hosts(ranks, *words)).recipe for ranks in (8, 4)]
+    assert [one.fits.world_size for one in found if one is not None] == [16, 12]
+
+
 def test_of_several_only_those_that_fit() -> None:
     save(recipe(world_size=8), "proj.train.autoddp.toml")
     save(recipe(), "proj.train.2.autoddp.toml")

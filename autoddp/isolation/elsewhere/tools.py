@@ -82,10 +82,10 @@ class Tool:
 _WORD = re.compile(r"[a-z][a-z0-9-]*")
 _CHANGING = frozenset(
     "add apply approve close comment commit copy cp create delete deploy edit exec import invoke launch merge move mv"
-    " publish push put remove rename reopen restart review rm run scale send set start stop submit sync update upload"
-    " version write".split()
+    " mirror post publish push put remove rename reopen restart review rm run scale send set start stop submit sync"
+    " update upload version write".split()
 )
-"""Verbs of commands; `upload-file` and `put-object` begin with one."""
+"""Verbs of commands; `upload-file` and `put-object` begin with one, `bulk-upload` and `object-put` end with one."""
 
 
 def _command(words: Sequence[str]) -> str:
@@ -97,7 +97,7 @@ def _command(words: Sequence[str]) -> str:
     found = ""
     for word in filter(_WORD.fullmatch, words):
         found += f"{word} "
-        if word.partition("-")[0] in _CHANGING:
+        if {word.partition("-")[0], word.rpartition("-")[2]} & _CHANGING:
             break
     return found
 
